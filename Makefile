@@ -1,0 +1,34 @@
+# Everything a newcomer needs: `make run`, `make test`. Both set up .venv first and skip what is already done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# one torch thread a process: more are slower for nets of this size, and results stay the same everywhere
+export OMP_NUM_THREADS := 1
+
+.PHONY: setup run test test-slow check clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+run: setup
+	$(BIN)/fedloom run
+
+test: setup
+	$(BIN)/pytest -n 2
+
+test-slow: setup
+	$(BIN)/pytest -n 2 -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist

@@ -1,0 +1,38 @@
+"""fedloom: federated learning for devices that cannot all run the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data import Dataset
+    from .experiment import Run
+    from .methods import Method
+    from .models import Family
+
+__version__ = "0.1.0"
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any],
+    *,
+    methods: Mapping[str, type[Method]] | None = None,
+    models: Mapping[str, Family] | None = None,
+    datasets: Mapping[str, Callable[..., Dataset]] | None = None,
+    sets: Sequence[str] = (),
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+) -> Run:
+    """Run a recipe, from a file or a mapping, and return the finished run. The tables add your own names to its."""
+    from .experiment import Run, Tables, assemble, load, recorded  # torch is heavy, and importing fedloom is not
+    from .experiment.places import data_folder, fresh_folder
+
+    tables = Tables().and_also(methods, models, datasets)
+    loaded = load(recipe, tables, sets)
+    experiment = assemble(loaded, tables, data_folder(data_dir))
+    folder = fresh_folder(out, loaded.recipe.method.name)
+    for _ in recorded(experiment, folder):
+        pass
+    return Run(folder)

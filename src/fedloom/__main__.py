@@ -1,0 +1,5 @@
+"""python -m fedloom"""
+
+from .cli import main
+
+main()

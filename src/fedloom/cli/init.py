@@ -1,0 +1,83 @@
+"""fedloom init: a commented recipe to start from, on the bundled data."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import OutputFormat, With, demo
+from .output import Format, exits, say, say_json
+
+if TYPE_CHECKING:
+    from ..experiment import Tables
+
+ONE_TIER = """# this method gives every device the same model
+[[tiers]]
+name = "all"
+share = 1.0
+width = 1.0
+"""
+
+
+def init(
+    method: Annotated[str, typer.Argument(help="A method; `fedloom list methods`.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; it must not be there yet.")] = Path("my.toml"),
+    files: With = [],  # noqa: B006 - typer reads it, nobody changes it
+    format: OutputFormat = Format.text,
+) -> None:
+    """Write a commented recipe that runs a method on the bundled data."""
+    with exits(format):
+        from ..experiment import Problem, RecipeError, Tables
+        from ..experiment.problems import nearest
+
+        tables = Tables()
+        for file in files:
+            tables = tables.with_file(file)
+        if method not in tables.methods:
+            hint = nearest(method, tables.methods)
+            raise RecipeError([Problem((), "METHOD_NAME", f"there is no method {method!r}", hint)], "init")
+        if out.exists():
+            raise RecipeError([Problem((), "OUT_EXISTS", f"{out} is there already", "say another --out")], "--out")
+        out.write_text(_recipe(method, out, tables), encoding="utf-8")
+        if format is Format.json:
+            say_json({"recipe": str(out)})
+        else:
+            say(f"{out}\nnext: fedloom run {out}")
+
+
+def _recipe(method: str, out: Path, tables: "Tables") -> str:
+    """The demonstration's recipe, with another method and as many tiers as it takes."""
+    text = demo().read_text(encoding="utf-8").replace("recipes/demo.toml", str(out))
+    text = re.sub(r"\[method\]\n(?:.+\n)+", lambda _: _method_section(method, tables.methods[method]), text)
+    if _refuses_tiers(method, tables, text):
+        text = re.sub(r"# a tier is .*\n(?:\[\[tiers\]\]\n(?:.+\n)+\n)+", lambda _: ONE_TIER + "\n", text)
+    return text
+
+
+def _method_section(name: str, method: Any) -> str:
+    from dataclasses import fields
+
+    from ..experiment.toml import dumps
+
+    lines = [f'[method]\nname = "{name}"  # {method.paper}\n']
+    for field in fields(method):
+        value = dumps({field.name: field.default}).strip()
+        lines.append(f"# {value}\n")
+    return "".join(lines)
+
+
+def _refuses_tiers(method: str, tables: "Tables", text: str) -> bool:
+    import tomllib
+
+    from ..experiment import RecipeError, load
+    from ..experiment.assemble import build_fleet, build_method, facts_of
+    from ..experiment.places import data_folder
+
+    loaded = load(tomllib.loads(text), tables)
+    facts = facts_of(loaded, tables, data_folder())
+    try:
+        build_method(loaded, tables, build_fleet(loaded, tables, facts.stored_shape, facts.classes))
+    except RecipeError:
+        return True
+    return False

@@ -1,0 +1,41 @@
+"""Options that several verbs share."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .output import Format
+
+if TYPE_CHECKING:
+    from ..experiment import Loaded, Tables
+
+Sets = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, e.g. training.epochs=2.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Beats the recipe's seed.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not be there yet.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where data sets lie (else FEDLOOM_DATA, else ./data).")
+]
+With = Annotated[list[Path], typer.Option("--with", metavar="FILE.py", help="Your own METHODS, MODELS or DATASETS.")]
+OutputFormat = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> "tuple[Loaded, Tables]":
+    """The recipe as the options change it, and the names it may use."""
+    from ..experiment import Tables, load
+
+    tables = Tables()
+    for file in files:
+        tables = tables.with_file(file)
+    changes = sets if seed is None else [*sets, f"seed={seed}"]
+    return load(recipe, tables, changes), tables
+
+
+def demo() -> Path:
+    """The bundled recipe."""
+    from .. import experiment
+
+    return Path(experiment.__file__).parent / "demo.toml"

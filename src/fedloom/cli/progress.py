@@ -1,0 +1,38 @@
+"""One line per round: accuracy per tier, votes, refusals, bytes."""
+
+from typing import TYPE_CHECKING
+
+from .output import note
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..experiment import Experiment, Round
+
+
+def follow(experiment: "Experiment", folder: "Path", name: str, quiet: bool) -> None:
+    """Run an experiment into its folder and say how it goes."""
+    from ..experiment import recorded
+
+    for done in recorded(experiment, folder):
+        note(line(name, done), quiet)
+
+
+def line(name: str, done: "Round") -> str:
+    judged = [row for row in done.rows if row.metric == "accuracy" and not row.device and row.test == "global"] or [
+        row for row in done.rows if row.metric == "accuracy" and not row.device
+    ]
+    marks = "  ".join(f"{row.tier} {row.value:5.1f} %" for row in judged)
+    moved = f"{_size(done.traffic.down)} down {_size(done.traffic.up)} up"
+    lost = f"  {done.refused} refused" if done.refused else ""
+    votes = f"{done.traffic.replied}/{done.traffic.asked} replies"
+    number = f"round {done.number:>{len(str(done.of))}}/{done.of}"
+    return f"{name}  {number}  {marks}  {votes}{lost}  {moved}  {done.seconds:.1f} s"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,74 @@
+"""fedloom run: train by a recipe; without one, the bundled demonstration."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, demo, read
+from .output import Format, columns, exits, say, say_json
+from .progress import follow
+
+if TYPE_CHECKING:
+    from ..experiment import Run
+
+DEMO_CONTROLS = ("small-for-all", "drop-the-small")
+NEXT = """next: fedloom list methods
+      fedloom init heterofl --out my.toml
+      fedloom compare my.toml --seeds 3"""
+
+
+def run(
+    recipe: Annotated[Path | None, typer.Argument(help="A recipe; none: the demonstration.")] = None,
+    sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
+    seed: Seed = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    files: With = [],  # noqa: B006
+    format: OutputFormat = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
+    with exits(format):
+        from ..experiment import Run, assemble
+        from ..experiment.places import data_folder, fresh_folder
+
+        loaded, tables = read(recipe or demo(), sets, seed, files)
+        if recipe is None:
+            from .compare import compare_arms
+
+            compared = compare_arms(loaded, tables, 1, DEMO_CONTROLS, "global", out, data_dir, quiet)
+            finished = Run(compared.folders[0][0])
+            if format is Format.text:
+                say(compared.text())
+        else:
+            experiment = assemble(loaded, tables, data_folder(data_dir))
+            folder = fresh_folder(out, loaded.recipe.method.name)
+            follow(experiment, folder, loaded.recipe.method.name, quiet)
+            finished = Run(folder)
+            if format is Format.text:
+                say(final_table(finished))
+        if format is Format.json:
+            final = [{key: getattr(one, key) for key in ("candidate", "tier", "test", "metric", "value", "best")}
+                     for one in finished.final]  # fmt: skip
+            say_json({"run": str(finished.folder), "final": final})
+            return
+        say(f"\nrun: {finished.folder}")
+        if recipe is None:
+            say(NEXT)
+
+
+def final_table(finished: "Run") -> str:
+    """The last and the best value of all that was judged."""
+    rows = [
+        (
+            f"{one.candidate} {one.tier}",
+            one.test,
+            one.metric,
+            f"{one.value:.2f}",
+            f"{one.best:.2f}",
+            str(one.best_round),
+        )
+        for one in finished.final
+    ]
+    return columns(("judged", "test", "metric", "last", "best", "in round"), rows)

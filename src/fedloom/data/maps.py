@@ -1,0 +1,101 @@
+"""A partition as data: which rows of a data set each device holds.
+
+A map is made before training from labels and a seed alone, so it can be saved, compared and taken elsewhere.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedloom.data.examples import DataBroken, DataMissing
+
+Rows = npt.NDArray[np.int64]
+
+_FORMAT = "fedloom partition 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What a partition may look at."""
+
+    train: Rows
+    test: Rows
+    classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which examples each device holds: row numbers into the training and the test set."""
+
+    train: tuple[Rows, ...]
+    test: tuple[Rows, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.train) != len(self.test):
+            raise ValueError(f"training rows for {len(self.train)} devices but test rows for {len(self.test)}")
+
+    def fingerprint(self) -> str:
+        """The sha256 of who holds what, in which order."""
+        digest = hashlib.sha256()
+        for rows in (*self.train, *self.test):
+            digest.update(f"{len(rows)}:".encode())
+            digest.update(rows.astype("<i8").data)
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the map as JSON with its own fingerprint."""
+        parts = {"train": [rows.tolist() for rows in self.train], "test": [rows.tolist() for rows in self.test]}
+        path.write_text(json.dumps({"format": _FORMAT, "sha256": self.fingerprint(), **parts}), encoding="utf-8")
+
+    @staticmethod
+    def load(path: Path) -> "Partition":
+        """Read a saved map; refuses a file that is not what `save` wrote."""
+        hint = "Write it with Partition.save, or make the partition anew."
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            partition = Partition(_rows(content["train"]), _rows(content["test"]))
+            whole = content["format"] == _FORMAT and content["sha256"] == partition.fingerprint()
+        except FileNotFoundError:
+            raise DataMissing(f"there is no partition at {path}", hint) from None
+        except (OSError, ValueError, TypeError, KeyError, OverflowError) as problem:
+            raise DataBroken(f"{path} is not a partition: {problem!r}", hint) from problem
+        if not whole:
+            raise DataBroken(f"{path} was changed after it was written", hint)
+        return partition
+
+
+def rows_by_label(labels: Rows, classes: int) -> list[Rows]:
+    """For every label, the rows that carry it, in their order."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+
+
+def deal(piles: Sequence[Rows], counts: Rows) -> tuple[Rows, ...]:
+    """For every device its count [devices, piles] from each pile, taken one device after the other."""
+    ends = np.cumsum(counts, axis=0)
+    starts = ends - counts
+    return tuple(
+        np.concatenate([pile[first:last] for pile, first, last in zip(piles, begin, end, strict=True)])
+        for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    )
+
+
+def check_devices(labels: Labels, devices: int) -> None:
+    """Refuse a number of devices that cannot each hold an example."""
+    if not 1 <= devices <= len(labels.train):
+        raise ValueError(
+            f"devices = {devices}, but it must lie between 1 and the {len(labels.train)} training examples; "
+            "set fewer devices or take a larger data set"
+        )
+
+
+def _rows(lists: Any) -> tuple[Rows, ...]:
+    if not all(type(row) is int for rows in lists for row in rows):
+        raise TypeError("rows are whole numbers")
+    return tuple(np.array(rows, dtype=np.int64) for rows in lists)

@@ -1,0 +1,149 @@
+"""How stored examples become a model's input, as plain data.
+
+What is random in training is drawn beforehand, so the step itself is a pure function of tensors and gives the
+same images on every engine. The named values are those of the papers whose results are repeated.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Stored examples -> a model's input; in training with random crops, flips and cut-outs drawn beforehand.
+
+    Order: scale to 0..1, resize, repeat grey, crop, flip, normalise, cut out. Crops reach into a black border, or,
+    with `pad_normalised`, into a border that is zero after normalisation. Integer tokens pass through unchanged.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    size: tuple[int, int] | None = None
+    channels: int | None = None
+    crop_padding: int = 0
+    crop_chance: float = 1.0
+    flip: bool = False
+    cutout: int = 0
+    pad_normalised: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or any(not spread > 0 for spread in self.std):
+            raise ValueError("mean and std need one number per channel each, every std above 0")
+        if not 0 <= self.crop_chance <= 1:
+            raise ValueError(f"crop_chance must lie between 0 and 1, not {self.crop_chance}")
+        if min(self.crop_padding, self.cutout) < 0:
+            raise ValueError("crop_padding and cutout count pixels and cannot be negative")
+
+    def draw(self, generator: np.random.Generator, count: int, height: int, width: int) -> dict[str, Tensor]:
+        """The random numbers for `count` stored images of this height and width: name -> [count, k]; {} if none."""
+        height, width = self.size or (height, width)
+        draws: dict[str, Tensor] = {}
+        if self.crop_padding:
+            offsets = generator.integers(0, 2 * self.crop_padding + 1, (count, 2))
+            moved = generator.random((count, 1)) < self.crop_chance
+            draws["crop"] = torch.from_numpy(np.where(moved, offsets, self.crop_padding))
+        if self.flip:
+            draws["flip"] = torch.from_numpy(generator.random((count, 1)) < 0.5)
+        if self.cutout:
+            draws["cutout"] = torch.from_numpy(generator.integers(0, (height, width), (count, 2)))
+        return draws
+
+    def __call__(
+        self, x: Tensor, draws: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Prepare x [..., channels, height, width]; `draws` [..., k] share its leading axes; none: no augmentation."""
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            return x
+        values = x.to(dtype or torch.get_default_dtype())
+        if x.dtype == torch.uint8:
+            values = values / 255
+        if x.dim() < 3 or self == _NOTHING:
+            return values
+        leading = x.shape[:-3]
+        count = math.prod(leading)
+        flat = {name: numbers.reshape(count, -1) for name, numbers in (draws or {}).items()}
+        images = self._prepare(values.reshape(count, *x.shape[-3:]), flat)
+        return images.reshape(*leading, *images.shape[1:])
+
+    def _prepare(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        if self.size and tuple(images.shape[-2:]) != self.size:
+            images = F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
+        if self.channels and images.shape[1] == 1:
+            images = images.expand(-1, self.channels, -1, -1)
+        if self.pad_normalised:
+            images = self._moved(self._normalised(images), draws)
+        else:
+            images = self._normalised(self._moved(images, draws))
+        return _cut_out(images, draws["cutout"], self.cutout) if "cutout" in draws else images
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        if not self.mean:
+            return images
+        mean, std = (images.new_tensor(numbers).view(-1, 1, 1) for numbers in (self.mean, self.std))
+        return (images - mean) / std
+
+    def _moved(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        if "crop" not in draws and "flip" not in draws:
+            return images
+        count, padding = len(images), self.crop_padding if "crop" in draws else 0
+        crop = draws.get("crop", torch.zeros(count, 2, dtype=torch.int64))
+        flip = draws.get("flip", torch.zeros(count, 1, dtype=torch.bool))
+        return _crop_and_flip(images, crop.to(images.device), flip.to(images.device), padding)
+
+
+def _crop_and_flip(images: Tensor, crop: Tensor, flip: Tensor, padding: int) -> Tensor:
+    """Every image cut out of its padded self at its own offset [count, 2], then mirrored where flip [count, 1]."""
+    height, width = images.shape[-2:]
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(flip, width - 1 - columns, columns) + crop[:, 1:]
+    rows = torch.arange(height, device=images.device) + crop[:, :1]
+    padded = F.pad(images, [padding] * 4)
+    places = (rows[:, :, None] * padded.shape[-1] + columns[:, None, :]).flatten(1)
+    picked = padded.flatten(2).gather(2, places[:, None].expand(-1, images.shape[1], -1))
+    return picked.view(images.shape)
+
+
+def _cut_out(images: Tensor, centre: Tensor, length: int) -> Tensor:
+    """A square of zeros around each centre [count, 2], clipped at the image's edge."""
+    height, width = images.shape[-2:]
+    centre, half = centre.to(images.device), length // 2
+    rows = torch.arange(height, device=images.device) - centre[:, :1]
+    columns = torch.arange(width, device=images.device) - centre[:, 1:]
+    in_rows, in_columns = ((-half <= steps) & (steps < half) for steps in (rows, columns))
+    return images.masked_fill((in_rows[:, :, None] & in_columns[:, None, :])[:, None], 0)
+
+
+_NOTHING = Preparation()
+
+PREPARATIONS: dict[str, Preparation] = {
+    "plain": _NOTHING,
+    "crop_flip": Preparation(crop_padding=4, flip=True),
+    "heterofl_mnist": Preparation((0.1307,), (0.3081,)),
+    "fashion": Preparation((0.2860,), (0.3530,)),
+    "fedsup_fashion": Preparation(size=(32, 32), channels=3, crop_padding=4, flip=True),
+    "fedin_fashion": Preparation(size=(32, 32)),
+    "heterofl_cifar10": Preparation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), crop_padding=4, flip=True),
+    "imagenet_cifar": Preparation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_padding=4, flip=True),
+    "fedml_cifar10": Preparation(
+        (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), crop_padding=4, flip=True, cutout=16
+    ),
+    "feddyn_cifar10": Preparation(
+        (0.491, 0.482, 0.447), (0.247, 0.243, 0.262), crop_padding=4, crop_chance=0.5, flip=True, pad_normalised=True
+    ),
+    "cifar100": Preparation((0.507, 0.487, 0.441), (0.267, 0.256, 0.276), crop_padding=4, flip=True),
+    "feddyn_cifar100": Preparation(
+        (0.5071, 0.4867, 0.4408),
+        (0.2675, 0.2565, 0.2761),
+        crop_padding=4,
+        crop_chance=0.5,
+        flip=True,
+        pad_normalised=True,
+    ),
+    "fedsup_pathmnist": Preparation(size=(32, 32), crop_padding=4, flip=True),
+}

@@ -1,0 +1,49 @@
+"""What each simulated device holds: its own rows of the data, reached by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data import Dataset, Partition
+from ..fleet import Device, Fleet
+from ..training import Holdings
+
+
+@dataclass(frozen=True)
+class Shelf:
+    dataset: Dataset
+    train: dict[str, Tensor]
+    test: dict[str, Tensor]
+
+    def rows(self, device: Device) -> Tensor:
+        """A device's training rows; a pseudo-device that gathers others holds theirs."""
+        if device.gathers:
+            return torch.cat([self.train[name] for name in device.gathers])
+        return self.train[device.name]
+
+    def seen_labels(self, device: Device) -> Tensor:
+        labels = self.dataset.train.y[self.rows(device)]
+        return torch.bincount(labels, minlength=self.dataset.classes) > 0
+
+    def tests(self, devices: Sequence[Device]) -> Holdings:
+        """The test rows of a block, the shorter lists padded with their own first row."""
+        held = [self.test.get(device.name, torch.zeros(0, dtype=torch.int64)) for device in devices]
+        longest = max(len(rows) for rows in held)
+        rows = torch.zeros(len(held), longest, dtype=torch.int64)
+        real = torch.zeros(len(held), longest, dtype=torch.bool)
+        for number, own in enumerate(held):
+            rows[number, : len(own)] = own
+            rows[number, len(own) :] = own[0] if len(own) else 0
+            real[number, : len(own)] = True
+        return Holdings(rows, real)
+
+
+def shelf(dataset: Dataset, partition: Partition, fleet: Fleet) -> Shelf:
+    names = [fleet.name(index) for index in range(fleet.size)]
+    return Shelf(
+        dataset,
+        {name: torch.from_numpy(rows) for name, rows in zip(names, partition.train, strict=True)},
+        {name: torch.from_numpy(rows) for name, rows in zip(names, partition.test, strict=True)},
+    )

@@ -1,0 +1,80 @@
+"""Simulate devices in this process: a task runs for one device after the other, or for many of a tier at once.
+
+The composition of blocks depends on the recipe and the replies asked for, never on time or on the machine.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..fleet import Device, Reply
+from ..seeds import generator
+from ..tensors import Parcel, join, split
+from ..training import Client, DevicePlan, Optimiser, Rates, Schedule, Task, at_round, plan_for, together
+from .admission import Refusal, refuse
+from .holdings import Shelf
+from .memory import Memory
+
+Listener = Callable[[int, Refusal], None]
+
+
+@dataclass
+class InProcess:
+    shelf: Shelf
+    memory: Memory
+    schedule: Schedule
+    optimiser: Optimiser
+    rates: Rates
+    seed: int
+    block: int = 16  # devices at once; 1: device by device
+    on_refusal: Listener = field(default=lambda round_number, refusal: None)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        plans = {device: self._plan(task, device, round_number, repeat) for device in inboxes}
+        for devices in self._blocks(inboxes, plans):
+            client = self._client(devices, plans, round_number)
+            outcome = task.run(client, join([inboxes[device] for device in devices]))
+            for number, device in enumerate(devices):
+                reply = Reply(device, len(self.shelf.rows(device)), split(outcome.send, number))
+                refusal = refuse(reply, task, inboxes[device])
+                if refusal:
+                    self.on_refusal(round_number, refusal)
+                    continue
+                if outcome.remember is not None:
+                    self.memory.remember(device, split(outcome.remember, number))
+                yield reply
+
+    def commit(self, round_number: int) -> None:
+        self.memory.commit()
+
+    def _plan(self, task: Task, device: Device, round_number: int, repeat: int) -> DevicePlan:
+        draw = generator(self.seed, "plan", round_number, task.name, repeat, device.name)
+        data = self.shelf.dataset
+        return plan_for(self.shelf.rows(device), task.schedule or self.schedule, data.train, data.preparation, draw)
+
+    def _blocks(self, inboxes: Mapping[Device, Parcel], plans: Mapping[Device, DevicePlan]) -> Iterator[list[Device]]:
+        """Devices that can run as one: same model, same bundles, same shape of plan; the longest plans together."""
+        alike: defaultdict[object, list[Device]] = defaultdict(list)
+        for device, inbox in inboxes.items():
+            names = tuple((bundle, *sorted(tensors)) for bundle, tensors in sorted(inbox.items()))
+            alike[device.model, device.tier, names, plans[device].shape].append(device)
+        for devices in alike.values():
+            devices.sort(key=lambda device: (-len(plans[device].sizes), device.name))
+            for start in range(0, len(devices), self.block):
+                yield devices[start : start + self.block]
+
+    def _client(self, devices: Sequence[Device], plans: Mapping[Device, DevicePlan], round_number: int) -> Client:
+        data = self.shelf.dataset
+        return Client(
+            model=devices[0].model,
+            optimiser=at_round(self.optimiser, self.rates, round_number),
+            examples=data.train,
+            tests=data.test,
+            test_holdings=self.shelf.tests(devices),
+            preparation=data.preparation,
+            plan=together([plans[device] for device in devices]),
+            seen_labels=torch.stack([self.shelf.seen_labels(device) for device in devices]),
+            memory=join([self.memory.recall(device) for device in devices]),
+        )

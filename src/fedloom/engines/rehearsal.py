@@ -1,0 +1,33 @@
+"""An engine without devices: it answers with what tasks declare to send, so a round can be costed before it is run."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..fleet import Device, Reply
+from ..tensors import Parcel, payload_bytes
+from ..training import Task
+
+
+@dataclass
+class Rehearsal:
+    """`down` and `up` hold, per tier, what one device of it receives and sends in the rounds rehearsed."""
+
+    down: dict[str, int] = field(default_factory=dict)
+    up: dict[str, int] = field(default_factory=dict)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        for device, inbox in inboxes.items():
+            sent = {bundle: _zeros(declared(device.model, inbox)) for bundle, declared in task.sends.items()}
+            self.down[device.tier] = self.down.get(device.tier, 0) + payload_bytes(inbox)
+            self.up[device.tier] = self.up.get(device.tier, 0) + payload_bytes(sent)
+            yield Reply(device, 1, sent)
+
+    def commit(self, round_number: int) -> None:
+        pass
+
+
+def _zeros(layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Tensor]:
+    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}

@@ -1,0 +1,138 @@
+"""Judge every candidate at every tier: on the whole test set, and where the devices' own test examples are."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..data import Dataset
+from ..fleet import Ask, Candidate, DeviceModel, Fleet, Reply, ServerModel, Tier
+from ..models import Model
+from ..tensors import Parcel, Tensors
+from ..training import Client, Layout, Outcome, Schedule, on_device
+from .metrics import hits, log_loss, per_group, percent, unseen_to
+from .rows import Row
+from .static_batchnorm import StaticBatchNorm, own_statistics
+
+
+@dataclass(frozen=True)
+class Judge:
+    dataset: Dataset
+    own_tests: Sequence[Tensor]  # device by device, rows of the test set
+    seen_labels: Tensor  # [devices, classes]
+    statistics: StaticBatchNorm
+    batch_size: int = 500
+    tests: tuple[str, ...] = ("global", "local")
+
+    def rows(
+        self, candidates: Mapping[str, Candidate], fleet: Fleet, ask: Ask, round_number: int, per_device: bool
+    ) -> list[Row]:
+        """Per tier, and per device where asked for."""
+        found: list[Row] = []
+        for name, candidate in candidates.items():
+            if isinstance(candidate, ServerModel):
+                judged = self._server_rows(name, candidate, fleet, ask, round_number)
+            else:
+                judged = self._device_rows(name, candidate, fleet, ask, round_number)
+            found += (row for row in judged if per_device or not row.device)
+        return found
+
+    def _server_rows(
+        self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int
+    ) -> Iterator[Row]:
+        for tier in fleet.tiers:
+            weights = self.statistics.fill(candidate.weights(tier), tier, fleet, ask, round_number)
+            logits = self.logits(tier.model, weights)
+
+            def row(test: str, metric: str, value: float, device: str = "", tier: Tier = tier) -> Row:
+                return Row(round_number, name, tier.name, device, test, metric, value)
+
+            labels = self.dataset.test.y
+            if "global" in self.tests:
+                yield row("global", "accuracy", percent(float(hits(logits, labels).sum()), len(labels)))
+                yield row("global", "loss", log_loss(logits, labels))
+            if "local" in self.tests:
+                correct, total = self._own_counts(logits, candidate.unseen_logit)
+                yield row("local", "accuracy", percent(float(correct.sum()), float(total.sum())))
+                for index in range(fleet.size):
+                    share = percent(float(correct[index]), float(total[index]))
+                    yield row("local", "accuracy", share, fleet.name(index))
+
+    @torch.inference_mode()
+    def logits(self, model: Model, weights: Tensors) -> Tensor:
+        """One model's logits for the whole test set, in large batches."""
+        block = {name: weight.unsqueeze(0) for name, weight in weights.items()}
+        parts = self.dataset.test.x.split(self.batch_size)
+        made = [model(block, self.dataset.preparation(x).unsqueeze(0)).logits[0] for x in parts]
+        return torch.cat(made)
+
+    def _own_counts(self, logits: Tensor, unseen_logit: float | None) -> tuple[Tensor, Tensor]:
+        """Per device, right answers and questions on its own test examples: [devices] each."""
+        devices = len(self.own_tests)
+        who = torch.repeat_interleave(torch.arange(devices), torch.tensor([len(own) for own in self.own_tests]))
+        what = torch.cat(list(self.own_tests))
+        judged = unseen_to(logits[what], self.seen_labels[who], unseen_logit)
+        right = hits(judged, self.dataset.test.y[what])
+        return per_group(right, who, devices), per_group(torch.ones_like(right), who, devices)
+
+    def _device_rows(
+        self, name: str, candidate: DeviceModel, fleet: Fleet, ask: Ask, round_number: int
+    ) -> Iterator[Row]:
+        whole = self.dataset.test.x, self.dataset.test.y
+        personal = Personal(candidate, whole if "global" in self.tests else None, self.batch_size)
+        task = replace(personal.measure, schedule=Schedule(self.statistics.batch_size))
+        inboxes = {device: candidate.inbox(device) for device in fleet.devices(round_number)}
+        replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name)
+        for test in self.tests:
+            for tier in fleet.tiers:
+                of_tier = [reply for reply in replies if reply.device.tier == tier.name]
+                if of_tier:
+                    yield Row(round_number, name, tier.name, "", test, "accuracy", _together(of_tier, test))
+            for reply in replies:
+                device = reply.device
+                yield Row(round_number, name, device.tier, device.name, test, "accuracy", _together([reply], test))
+
+
+def _together(replies: Sequence[Reply], test: str) -> float:
+    """All answers of these devices, counted alike."""
+    counts = [reply.sent[test] for reply in replies if test in reply.sent]
+    return percent(sum(float(c["correct"]) for c in counts), sum(float(c["total"]) for c in counts))
+
+
+def counts(model: Model, inbox: Parcel) -> Layout:
+    return {"correct": ((), torch.float64), "total": ((), torch.float64)}
+
+
+@dataclass(frozen=True)
+class Personal:
+    """Has every device judge a model of its own."""
+
+    candidate: DeviceModel
+    whole_test: tuple[Tensor, Tensor] | None
+    batch_size: int
+
+    @on_device(sends={"local": counts, "global": counts})
+    def measure(self, client: Client, inbox: Parcel) -> Outcome:
+        weights = own_statistics(client, self.candidate.weights(client, inbox))
+        with torch.no_grad():
+            return Outcome(send={"local": self._own(client, weights), "global": self._whole(client, weights)})
+
+    def _own(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
+        correct = total = torch.zeros(len(client.seen_labels), dtype=torch.float64)
+        for batch, real in client.test_batches(self.batch_size):
+            logits = unseen_to(
+                client.model(weights, batch.x).logits, client.seen_labels.unsqueeze(1), self.candidate.unseen_logit
+            )
+            correct = correct + (hits(logits, batch.y) & real).sum(1)
+            total = total + real.sum(1)
+        return {"correct": correct, "total": total}
+
+    def _whole(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
+        devices = len(client.seen_labels)
+        correct = total = torch.zeros(devices, dtype=torch.float64)
+        for x, y in zip(*(part.split(self.batch_size) for part in self.whole_test or ()), strict=True):
+            prepared = client.preparation(x)
+            logits = client.model(weights, prepared.expand(devices, *prepared.shape)).logits
+            correct, total = correct + hits(logits, y).sum(1), total + len(y)
+        return {"correct": correct, "total": total}

@@ -1,0 +1,29 @@
+"""Exact definitions of what is measured."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """[..., classes], [...] -> truth values; of equal logits the lowest class wins."""
+    return logits.argmax(-1) == labels
+
+
+def percent(correct: float, total: float) -> float:
+    return 100.0 * correct / total if total else float("nan")
+
+
+def log_loss(logits: Tensor, labels: Tensor) -> float:
+    """Mean cross entropy."""
+    return float(F.cross_entropy(logits.double(), labels))
+
+
+def unseen_to(logits: Tensor, seen: Tensor, fill: float | None) -> Tensor:
+    """The logits of classes a device has never seen, as the candidate wants them judged."""
+    return logits if fill is None else logits.masked_fill(~seen, fill)
+
+
+def per_group(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Sums of `values` by group number: [count]."""
+    return torch.zeros(count, dtype=torch.float64).index_add_(0, groups, values.double())

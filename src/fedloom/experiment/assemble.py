@@ -1,0 +1,145 @@
+"""From a recipe to the things it names. What cannot work is refused here, before anything is written."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data import FACTS, PARTITIONS, PREPARATIONS, Dataset, Facts, Labels, Partition, tie_to_labels
+from ..engines import InProcess, Memory, Refusal, shelf
+from ..evaluation import Judge, StaticBatchNorm
+from ..fleet import BadTier, Fleet, nested
+from ..methods import Method
+from ..models import Model, model
+from ..seeds import generator
+from ..training import OPTIMISERS, RATES, Schedule
+from .load import Loaded
+from .problems import Problem
+from .tables import Tables
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that a run needs."""
+
+    loaded: Loaded
+    dataset: Dataset
+    partition: Partition
+    fleet: Fleet
+    method: Method
+    engine: InProcess
+    judge: Judge
+    refusals: list[tuple[int, Refusal]]
+
+
+def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
+    data = loaded.recipe.data
+    reader = tables.datasets[data.dataset]
+    place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
+    dataset = reader(**place, **data.settings)
+    return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
+
+
+def facts_of(loaded: Loaded, tables: Tables, folder: Path) -> Facts:
+    """What a recipe's data looks like: from what is known of the set, or else from its files."""
+    data = loaded.recipe.data
+    if data.dataset in FACTS and tables.datasets[data.dataset] is Tables().datasets[data.dataset]:
+        known = FACTS[data.dataset]
+        prepare = PREPARATIONS[data.preparation] if data.preparation else None
+        stored = torch.zeros(1, *known.stored_shape, dtype=torch.uint8)
+        return replace(known, stored_shape=tuple(prepare(stored).shape[1:])) if prepare else known
+    dataset = read_data(loaded, tables, folder)
+    return Facts(dataset.input_shape, dataset.classes, len(dataset.train), len(dataset.test))
+
+
+def made_up_labels(facts: Facts) -> Labels:
+    """Balanced labels of the right number, to try a partition where the files are not."""
+    return Labels(np.arange(facts.train) % facts.classes, np.arange(facts.test) % facts.classes, facts.classes)
+
+
+def build_fleet(loaded: Loaded, tables: Tables, input_shape: tuple[int, ...], classes: int) -> Fleet:
+    recipe = loaded.recipe
+    family, build = recipe.model.family, tables.models[recipe.model.family]
+    sizes = [{**recipe.model.settings, **tier.settings} for tier in recipe.tiers]
+    widths = [size["width"] for size in sizes if "width" in size]
+    if widths and "widest" in inspect.signature(build).parameters:
+        sizes = [{**size, "widest": max(widths)} for size in sizes]
+    models: list[tuple[str, Model]] = []
+    for number, (tier, size) in enumerate(zip(recipe.tiers, sizes, strict=True)):
+        made = model(family, build, size, input_shape, classes)
+        try:
+            made.shapes()
+        except Exception as error:
+            said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
+            raise loaded.error(Problem(("tiers", number), "MODEL_BUILD", said)) from error
+        models.append((tier.name, made))
+    try:
+        tiers = nested(models)
+    except BadTier as error:
+        raise loaded.error(Problem(("tiers",), "TIER_SHAPE", str(error))) from error
+    shares, fleet = tuple(tier.share for tier in recipe.tiers), recipe.fleet
+    return Fleet(tiers, shares, recipe.data.devices, recipe.seed, fleet.assignment, fleet.eligible)
+
+
+def build_method(loaded: Loaded, tables: Tables, fleet: Fleet) -> Method:
+    part = loaded.recipe.method
+    made: Method = picked(tables.methods, {"name": part.name, **part.settings}, key="name")()
+    refusal = made.refuses(fleet)
+    if refusal:
+        raise loaded.error(Problem(("method", "name"), "METHOD_REFUSES", refusal, value=part.name))
+    return made
+
+
+def build_partition(loaded: Loaded, labels: Labels) -> Partition:
+    data, seed = loaded.recipe.data, loaded.recipe.seed
+    cut = picked(PARTITIONS, data.partition)
+    try:
+        made: Partition = cut(labels, data.devices, generator(seed, "partition"))
+    except ValueError as error:
+        raise loaded.error(Problem(("data", "partition"), "RECIPE_VALUE", str(error))) from error
+    if len(made.train) != data.devices:
+        said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
+        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
+    return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, "tier label tie"))
+
+
+def assemble(loaded: Loaded, tables: Tables, folder: Path) -> Experiment:
+    recipe = loaded.recipe
+    dataset = read_data(loaded, tables, folder)
+    partition = build_partition(loaded, Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes))
+    fleet = build_fleet(loaded, tables, dataset.input_shape, dataset.classes)
+    method = build_method(loaded, tables, fleet)
+    held = shelf(dataset, partition, fleet)
+    refusals: list[tuple[int, Refusal]] = []
+    engine = InProcess(
+        shelf=held,
+        memory=Memory(lambda device: method.prepare(device, recipe.seed)),
+        schedule=Schedule(recipe.training.batch_size, recipe.training.epochs, recipe.training.last_batch),
+        optimiser=picked(OPTIMISERS, recipe.training.optimiser)(),
+        rates=picked(RATES, recipe.training.rates)(),
+        seed=recipe.seed,
+        block=recipe.engine.block,
+        on_refusal=lambda round_number, refusal: refusals.append((round_number, refusal)),
+    )
+    judge = Judge(
+        dataset=dataset,
+        own_tests=[torch.from_numpy(rows) for rows in partition.test],
+        seen_labels=torch.stack([held.seen_labels(device) for device in fleet.devices(1)]),
+        statistics=StaticBatchNorm(**recipe.evaluation.statistics),
+        batch_size=recipe.evaluation.batch_size,
+        tests=recipe.evaluation.tests,
+    )
+    return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals)
+
+
+def picked(
+    table: Mapping[str, Callable[..., Any]], settings: Mapping[str, Any], key: str = "kind"
+) -> Callable[..., Any]:
+    """An entry of a table with its settings filled in; they were checked when the recipe was read."""
+    rest = {name: value for name, value in settings.items() if name != key}
+    return partial(table[settings[key]], **rest)

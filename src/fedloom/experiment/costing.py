@@ -1,0 +1,54 @@
+"""What a recipe costs per tier, before it is spent."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engines import Rehearsal
+from ..evaluation import cost
+from ..fleet import Fleet, Turn
+from ..methods import Method
+from .assemble import build_fleet, build_method, facts_of
+from .load import Loaded
+from .tables import Tables
+
+
+@dataclass(frozen=True)
+class TierCost:
+    """Of one device of a tier: its model, and what one round moves to and from it."""
+
+    name: str
+    parameters: int
+    macs: int
+    published_flops: int
+    bytes_down: int
+    bytes_up: int
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tier_costs(loaded: Loaded, tables: Tables, folder: Path) -> list[TierCost]:
+    """Found by rehearsing a round with one device of each tier; needs no data if the data set is a known one."""
+    facts = facts_of(loaded, tables, folder)
+    fleet = build_fleet(loaded, tables, facts.stored_shape, facts.classes)
+    method = build_method(loaded, tables, fleet)
+    moved = rehearse(method, fleet)
+    found = []
+    for tier in fleet.tiers:
+        spent = cost(tier.model)
+        found.append(
+            TierCost(
+                tier.name, spent.parameters, spent.macs, spent.published_flops,
+                moved.down.get(tier.name, 0), moved.up.get(tier.name, 0),
+            )
+        )  # fmt: skip
+    return found
+
+
+def rehearse(method: Method, fleet: Fleet) -> Rehearsal:
+    """One round with one device of each tier, without devices."""
+    engine = Rehearsal()
+    one_of_each = Fleet(fleet.tiers, tuple(1 / len(fleet.tiers) for _ in fleet.tiers), len(fleet.tiers), fleet.seed)
+    method.round(method.start(fleet, fleet.seed), Turn(1, one_of_each.devices(1), one_of_each, engine))
+    return engine

@@ -1,0 +1,148 @@
+"""The loop: draw a cohort, let the method have its round, judge when due, write it down."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from ..evaluation import Row
+from ..fleet import ServerModel, Traffic, Turn, draw_cohort
+from ..reporting import Final, Journal, read_rows, summarise
+from ..tensors import Parcel, Tensors, fingerprint
+from .assemble import Experiment
+from .problems import Problem
+from .toml import dumps
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did."""
+
+    number: int
+    of: int
+    traffic: Traffic
+    refused: int
+    rows: tuple[Row, ...]
+    seconds: float
+    server: Parcel
+
+
+def rounds(experiment: Experiment) -> Iterator[Round]:
+    """All rounds of an experiment, one after the other."""
+    recipe, method, fleet, engine = (
+        experiment.loaded.recipe, experiment.method, experiment.fleet, experiment.engine,
+    )  # fmt: skip
+    server = method.start(fleet, recipe.seed, warm_start(experiment))
+    for number in range(1, recipe.rounds + 1):
+        began, refused = time.perf_counter(), len(experiment.refusals)
+        last = number == recipe.rounds
+        turn = Turn(number, draw_cohort(fleet, recipe.fleet.participation, number), fleet, engine)
+        server = method.round(server, turn)
+        if last:
+            server = method.finish(server, turn)
+        engine.commit(number)
+        due = last or number % recipe.evaluation.every == 0
+        rows = judged(experiment, server, number, last) if due else []
+        rows += [Row(number, "", "", "", "", name, getattr(turn.traffic, name)) for name in ("down", "up")]
+        yield Round(
+            number, recipe.rounds, turn.traffic, len(experiment.refusals) - refused, tuple(rows),
+            time.perf_counter() - began, server,
+        )  # fmt: skip
+
+
+def judged(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:
+    """Judging asks devices too, but is no part of the round: it moves no state and its traffic is not counted."""
+    when = experiment.loaded.recipe.evaluation.per_device
+    per_device = when == "always" or (when == "last" and last)
+    engine, candidates = experiment.engine, experiment.method.candidates(server)
+    return experiment.judge.rows(
+        candidates, experiment.fleet, lambda task, inboxes: engine.ask(task, inboxes, number), number, per_device
+    )
+
+
+def warm_start(experiment: Experiment) -> Tensors | None:
+    """The weights of an earlier model, where the recipe names one."""
+    source = experiment.loaded.recipe.start.source
+    if source is None:
+        return None
+    path = Path(source)
+    if path.is_dir():
+        path = path / "models" / f"{experiment.fleet.largest.name}.safetensors"
+    if not path.is_file():
+        raise experiment.loaded.error(Problem(("start", "from"), "FILE_MISSING", f"there is no file {path}"))
+    held, wanted = load_file(path), experiment.fleet.whole.shapes()
+    for name, shape in wanted.items():
+        if name not in held or held[name].shape != shape:
+            said = f"{path} does not hold the global model of this recipe: {name} is missing or of another shape"
+            raise experiment.loaded.error(Problem(("start", "from"), "START_SHAPE", said))
+    return {name: held[name].to(torch.get_default_dtype()) for name in wanted}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read from its folder."""
+
+    folder: Path
+
+    def rows(self) -> list[Row]:
+        return list(read_rows(self.folder))
+
+    @property
+    def final(self) -> list[Final]:
+        return [one for one in summarise(self.rows()) if one.candidate]
+
+
+def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
+    """The rounds of an experiment, each written into the run's folder before it is handed on."""
+    journal, seen = Journal(folder), 0
+    with one_thread():
+        journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
+        experiment.partition.save(folder / "partition.json")
+        for done in rounds(experiment):
+            journal.rows(done.rows)
+            new, seen = experiment.refusals[seen:], len(experiment.refusals)
+            journal.events({"round": number, **asdict(refusal)} for number, refusal in new)
+            yield done
+        save_models(experiment, done.server, journal)
+        journal.update(status="finished", sha256=fingerprint(done.server))
+
+
+def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> None:
+    """Every tier's model with its normalisation statistics, ready to be used."""
+    fleet, engine, number = experiment.fleet, experiment.engine, experiment.loaded.recipe.rounds
+    for name, candidate in experiment.method.candidates(server).items():
+        if not isinstance(candidate, ServerModel):
+            continue
+        for tier in fleet.tiers:
+            weights = experiment.judge.statistics.fill(
+                candidate.weights(tier), tier, fleet, lambda task, inboxes: engine.ask(task, inboxes, number), number
+            )
+            about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
+            journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)
+
+
+def manifest(experiment: Experiment) -> Mapping[str, Any]:
+    return {
+        "seed": experiment.loaded.recipe.seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": experiment.dataset.fingerprint(),
+        "partition": experiment.partition.fingerprint(),
+        "test_examples": len(experiment.dataset.test),
+    }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: the same bits on every machine, and no slower for nets of this size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

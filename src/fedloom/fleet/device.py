@@ -1,0 +1,52 @@
+"""The devices as the server knows them, and the answers they give."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..footprints import Footprint
+from ..models import Model
+from ..tensors import Parcel
+from ..training import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Tier:
+    """A class of devices: the model they can carry, and where it lies in the global one."""
+
+    name: str
+    model: Model
+    footprint: Footprint
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """What the server may know of a device: never its data."""
+
+    name: str
+    tier: str
+    model: Model
+    footprint: Footprint
+    gathers: tuple[str, ...] = ()  # in simulation alone: a device that holds what these devices hold
+
+
+@dataclass(frozen=True)
+class Reply:
+    device: Device
+    examples: int
+    sent: Parcel
+
+
+Ask = Callable[[Task, Mapping[Device, Parcel]], Iterable[Reply]]
+"""Have these devices carry out this task. Replies come in any order, and maybe fewer than asked."""
+
+
+class Engine(Protocol):
+    """Whatever carries tasks to devices and replies back."""
+
+    def ask(
+        self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0
+    ) -> Iterable[Reply]: ...
+
+    def commit(self, round_number: int) -> None:
+        """The round counts: what devices chose to remember in it is theirs from now on."""

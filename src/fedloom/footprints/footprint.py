@@ -1,0 +1,97 @@
+"""Where a device's model lives inside the global model.
+
+Every kind of model heterogeneity is one footprint: a width slice, a window that rolls, a shorter net, a smaller
+kernel, shared ends around a private middle, the whole model, or nothing at all.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import EllipsisType
+
+import torch
+from torch import Tensor
+
+from ..models import Shapes
+from ..tensors import Tensors
+
+Axis = slice | Tensor
+"""The entries of one axis that are covered: a slice where possible, which costs no copy, else index numbers."""
+
+Place = Callable[[int, int, int], Axis]
+"""(axis, small size, large size) -> the entries of the large axis that the small one covers."""
+
+
+def leading(axis: int, small: int, large: int) -> Axis:
+    """The first channels (HeteroFL, FjORD)."""
+    return slice(0, small)
+
+
+def centred(axis: int, small: int, large: int) -> Axis:
+    """The first channels, the middle of the kernel (FedSup)."""
+    start = (large - small) // 2 if axis >= 2 else 0
+    return slice(start, start + small)
+
+
+def rolling(offset: int) -> Place:
+    """A window that starts at `offset` and wraps around (FedRolex)."""
+
+    def place(axis: int, small: int, large: int) -> Axis:
+        return slice(0, large) if small == large else torch.arange(offset, offset + small) % large
+
+    return place
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """Tensor name -> the entries it covers, axis by axis. A name that is absent is not covered at all."""
+
+    blocks: Mapping[str, tuple[Axis, ...]]
+
+    def read(self, whole: Tensors) -> dict[str, Tensor]:
+        """Carve the small model out of the large one: views where possible, and differentiable."""
+        return {name: carve(whole[name], block) for name, block in self.blocks.items()}
+
+    def restrict(self, name: str, axis: int, keep: Tensor) -> "Footprint":
+        """Cover only the entries marked by the truth values `keep`, e.g. the rows of labels a device has seen."""
+        if bool(keep.all()):
+            return self
+        block = list(self.blocks[name])
+        part = block[axis]
+        numbers = torch.arange(part.start or 0, part.stop) if isinstance(part, slice) else part
+        block[axis] = numbers[keep]
+        return Footprint({**self.blocks, name: tuple(block)})
+
+    def only(self, *prefixes: str) -> "Footprint":
+        """Share just the tensors under these names; the others stay private."""
+        return Footprint({name: block for name, block in self.blocks.items() if name.startswith(prefixes)})
+
+
+def between(small: Shapes, large: Shapes, place: Place = leading) -> Footprint:
+    """The footprint of one model in another, found from the shapes of their weights alone."""
+    return Footprint(
+        {
+            name: tuple(place(axis, size, large[name][axis]) for axis, size in enumerate(shape))
+            for name, shape in small.items()
+            if name in large and fits(shape, large[name])
+        }
+    )
+
+
+def fits(small: torch.Size, large: torch.Size) -> bool:
+    return len(small) == len(large) and all(mine <= theirs for mine, theirs in zip(small, large, strict=True))
+
+
+def carve(tensor: Tensor, block: tuple[Axis, ...]) -> Tensor:
+    """The covered part of a tensor; axes in front of the block's own, such as devices, are kept whole."""
+    tensor = box(tensor, block)
+    for axis, part in enumerate(block):
+        if isinstance(part, Tensor):
+            tensor = tensor.index_select(axis - len(block), part.to(tensor.device))
+    return tensor
+
+
+def box(tensor: Tensor, block: tuple[Axis, ...]) -> Tensor:
+    """A view of the part that slices alone describe; axes with index numbers are whole."""
+    slices = tuple(part if isinstance(part, slice) else slice(None) for part in block)
+    where: tuple[EllipsisType | slice, ...] = (..., *slices)
+    return tensor[where]

@@ -1,0 +1,43 @@
+"""Centralised training: one machine holds the data of all devices, or of a share of them. The papers' ceiling.
+
+A round is one pass of the recipe's schedule over the gathered data; only a simulation can do this.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..fleet import Candidate, Fleet, Turn, slices
+from ..footprints import Contribution
+from ..settings import Share
+from ..tensors import Parcel, Tensors
+from ..training import Client, Outcome, fit, label_loss, like, on_device
+from .method import Method, one_model
+
+
+@dataclass(frozen=True)
+class Centralised(Method):
+    """`data_share` is the share of devices, in index order, whose data is gathered."""
+
+    paper = "the ceiling every paper compares with"
+    leaves, keeps, gives = "all data (simulation only)", "nothing", "global"
+
+    data_share: Share = 1.0
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        return {"weights": warm or fleet.whole.initial(seed)}
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        pool = turn.fleet.pool(turn.fleet.largest, self.data_share)
+        replies = turn.ask(self.train, {pool: {"weights": server["weights"]}})
+        said = (Contribution(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
+        return {"weights": turn.merge(server["weights"], said)}
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"server": slices(server["weights"])}
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        return one_model("centralised", fleet)

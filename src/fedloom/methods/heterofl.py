@@ -1,0 +1,69 @@
+"""HeteroFL. Diao, Ding & Tarokh, ICLR 2021, Algorithm 1.
+
+Every device trains the first channels of the global model, as many as it can carry. The server averages each weight
+over the devices that hold it. The width scaler and static batch norm belong to the model, not to the method.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ..fleet import Candidate, Fleet, Reply, Turn, slices
+from ..footprints import Contribution
+from ..tensors import Parcel, Tensors
+from ..training import Batch, Client, Outcome, cross_entropy, fit, like, mask_logits, on_device, per_class
+from .method import Method
+
+
+@dataclass(frozen=True)
+class HeteroFL(Method):
+    """`unseen_logit` replaces the logits of labels a device does not have: 0 as published, -inf to rule them out."""
+
+    paper = "Diao, Ding & Tarokh, ICLR 2021"
+    leaves, keeps, gives = "weights of the device's slice, the set of its labels", "nothing", "global"
+
+    mask_unseen_labels: bool = True
+    unseen_logit: float = 0.0
+    weighting: Literal["uniform", "examples"] = "uniform"
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        return {"weights": warm or fleet.whole.initial(seed)}
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
+        replies = turn.ask(self.train, inboxes)
+        return {"weights": turn.merge(server["weights"], map(self._contribution, replies))}
+
+    @on_device(sends={"weights": like("weights"), "labels": per_class("seen")})
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        def loss(weights: Tensors, batch: Batch) -> Tensor:
+            logits = client.model(weights, batch.x, batch.draws).logits
+            if self.mask_unseen_labels:
+                logits = mask_logits(logits, client.seen_labels, self.unseen_logit)
+            return cross_entropy(logits, batch)
+
+        weights = fit(client, inbox["weights"], loss)
+        return Outcome(send={"weights": weights, "labels": {"seen": client.seen_labels}})
+
+    def _contribution(self, reply: Reply) -> Contribution:
+        """A device speaks only for its slice, and there only for the classifier rows of labels it has seen."""
+        footprint, weights = reply.device.footprint, dict(reply.sent["weights"])
+        if self.mask_unseen_labels:
+            seen = reply.sent["labels"]["seen"]
+            for name in reply.device.model.label_rows():
+                footprint = footprint.restrict(name, axis=0, keep=seen)
+                weights[name] = weights[name][seen]
+        return Contribution(footprint, weights, reply.examples if self.weighting == "examples" else 1.0)
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"server": slices(server["weights"], self.unseen_logit if self.mask_unseen_labels else None)}
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        if self.mask_unseen_labels and not fleet.whole.label_rows():
+            return (
+                f"heterofl masks the classifier's rows, and the last layer of {fleet.whole.family} has not one row per "
+                "class; name them in the module's attribute `label_rows`, or set method.mask_unseen_labels = false"
+            )
+        return None

@@ -1,0 +1,51 @@
+"""What a method is: a frozen dataclass of hyper-parameters with both halves of an algorithm, server's and device's."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+from ..fleet import Candidate, Device, Fleet, Turn
+from ..tensors import Parcel, Tensors
+
+
+class Method(Protocol):
+    """Tasks, marked `@on_device`, are the method's own functions (client, inbox) -> Outcome."""
+
+    paper: ClassVar[str]
+    leaves: ClassVar[str]  # what leaves a device
+    keeps: ClassVar[str]  # what stays on it from round to round
+    gives: ClassVar[str]  # "global" or "personalised" models
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        """The server's first state; `warm` is an earlier model to go on from."""
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        """One round: the server's state before it -> after it."""
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        """What is judged."""
+
+    def prepare(self, device: Device, seed: int) -> Parcel:
+        """A device's first memory."""
+        return {}
+
+    def finish(self, server: Parcel, turn: Turn) -> Parcel:
+        """A last exchange after the last round."""
+        return server
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        """Why this fleet cannot be trained by this method; None when it can."""
+        return None
+
+
+def one_model(method: str, fleet: Fleet) -> str | None:
+    """The reason of a method that trains one model on every device alike."""
+    if all(tier.model == fleet.whole for tier in fleet.tiers):
+        return None
+    return f"{method} gives every device the same model, but the tiers differ; use one tier, or a method with tiers"
+
+
+def lasting_tiers(method: str, fleet: Fleet) -> str | None:
+    """The reason of a method whose devices keep their model from round to round."""
+    if fleet.assignment == "fixed":
+        return None
+    return f"{method} keeps a model on each device, so a device's tier cannot be redrawn every round"

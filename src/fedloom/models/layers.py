@@ -1,0 +1,117 @@
+"""Layers that compute K devices at once: weights [K, ...], activations [batch, K * channels, ...].
+
+Pooling, ReLU, residual adds and flatten(1) need nothing. A layer with weights needs a rule, listed in RULES; every
+rule also takes the plain weights of one device, and then is the plain layer.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def fold(x: Tensor) -> Tensor:
+    """[K, batch, channels, ...] -> [batch, K * channels, ...]; images channels-last."""
+    x = x.transpose(0, 1).flatten(1, 2)
+    # .contiguous() would leave a single channel's strides alone, and the whole net in the slower layout
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x) if x.dim() == 4 else x
+
+
+def unfold(x: Tensor, devices: int) -> Tensor:
+    """[batch, K * channels, ...] -> [K, batch, channels, ...], a view."""
+    apart: Tensor = x.unflatten(1, (devices, -1))
+    return apart.transpose(0, 1)
+
+
+class Scaler(nn.Module):
+    """Makes a narrow layer as loud as the wide one it was cut from, while it trains (HeteroFL, section 3)."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.rate if self.training and self.rate != 1 else x
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+class _Conv(nn.modules.conv._ConvNd):
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.flatten(0, -(len(self.kernel_size) + 2))
+        padding: str | int | tuple[int, ...] = self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
+        groups = self.groups * len(weight) // self.out_channels
+        return convolve(x, weight, _flat(self.bias), self.stride, padding, self.dilation, groups)
+
+
+class Conv1d(_Conv, nn.Conv1d):
+    pass
+
+
+class Conv2d(_Conv, nn.Conv2d):
+    pass
+
+
+class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Static batch norm: training uses the batch and tracks nothing; judging uses statistics it is given.
+
+    `tracking` uses the batch too, and hands its mean and unbiased variance back in the place of the running ones.
+    """
+
+    tracking = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = _flat(self.weight), _flat(self.bias)
+        if self.track_running_stats and not self.training and not self.tracking:
+            return F.batch_norm(x, _flat(self.running_mean), _flat(self.running_var), weight, bias, eps=self.eps)
+        if not self.tracking:
+            return F.batch_norm(x, None, None, weight, bias, training=True, momentum=0.0, eps=self.eps)
+        # with momentum 1 torch's own kernel leaves the batch's statistics; twice as fast as asking for them apart
+        self.running_mean, self.running_var = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, True, 1.0, self.eps)
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    pass
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    pass
+
+
+class GroupNorm(nn.GroupNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        groups = self.num_groups * x.shape[1] // self.num_channels
+        return F.group_norm(x, groups, _flat(self.weight), _flat(self.bias), self.eps)
+
+
+class Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 2:
+            return F.linear(x, self.weight, self.bias)
+        x, weight = unfold(x, len(self.weight)), self.weight.mT
+        made = x @ weight if self.bias is None else torch.baddbmm(self.bias.unsqueeze(1), x, weight)
+        return made.transpose(0, 1).flatten(1)
+
+
+RULES: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: Conv1d,
+    nn.Conv2d: Conv2d,
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.GroupNorm: GroupNorm,
+    nn.Linear: Linear,
+}
+
+
+def give_rules(module: nn.Module) -> None:
+    """Let a module compute many devices at once, in place. Weight names do not change."""
+    for part in module.modules():
+        part.__class__ = RULES.get(type(part), type(part))
+
+
+def _flat(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.flatten()

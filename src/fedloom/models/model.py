@@ -1,0 +1,175 @@
+"""A model: a family and its settings, as a pure function of the weights of a block of devices.
+
+A family is any function from keyword settings to a plain `nn.Module`. How two models of a family relate is never
+written down: it is found by comparing the shapes of their weights.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..seeds import number
+from ..tensors import Tensors
+from .blocks import Block, Skeleton, is_random, many_at_once, one_by_one, seeded
+
+Family = Callable[..., nn.Module]
+Shapes = Mapping[str, torch.Size]
+
+STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+
+
+class Outputs(NamedTuple):
+    """What a module makes of a batch; a module that returns one tensor has one exit."""
+
+    exits: Mapping[str, Tensor]  # exit name -> logits [K, batch, classes], shallow to deep
+    taps: Mapping[str, Tensor]  # stage name -> features [K, batch, channels, ...]
+
+    @property
+    def logits(self) -> Tensor:
+        return list(self.exits.values())[-1]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Training mode, and where its randomness comes from: one seed per device, for this step alone."""
+
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    family: str
+    build: Family
+    settings: tuple[tuple[str, Any], ...]
+    input_shape: tuple[int, ...]
+    classes: int
+
+    def __call__(self, weights: Tensors, x: Tensor, draws: Draws | None = None) -> Outputs:
+        """[K, ...] weights and [K, batch, ...] inputs -> outputs with the devices in front."""
+        if draws is None:
+            self._require_statistics(weights)
+            block = _block(self, len(x), training=False)
+        elif _is_random(self):
+            block = seeded(_block(self, 1, training=True), draws.seeds)
+        else:
+            block = _block(self, len(x), training=True)
+        made, _ = block(weights, x)
+        return made if isinstance(made, Outputs) else Outputs({"logits": made}, {})
+
+    def batch_statistics(self, weights: Tensors, x: Tensor) -> dict[str, Tensor]:
+        """What every batch norm sees in this batch: its mean and unbiased variance, [K, channels] each.
+
+        As the model is judged, not as it trains: statistics taken with the width scaler on would be of other numbers.
+        """
+        return _block(self, len(x), training=False, tracking=True)(weights, x)[1]
+
+    def shapes(self) -> Shapes:
+        """Of the weights, which are trained and sent."""
+        return _shapes(self)[0]
+
+    def statistics(self) -> Shapes:
+        """Of the normalisation statistics, which are neither; empty for most normalisations."""
+        return _shapes(self)[1]
+
+    def initial(self, seed: int) -> dict[str, Tensor]:
+        """The weights as the family draws them."""
+        module = self.module(number(seed, "initial weights"))
+        return {name: weight.detach().clone() for name, weight in module.named_parameters()}
+
+    def module(self, seed: int = 0) -> nn.Module:
+        """The plain module, drawn from a seed without touching anybody else's randomness."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.build(**dict(self.settings)).to(torch.get_default_dtype())
+
+    def resized(self, **changes: Any) -> "Model":
+        """Another size of the same family."""
+        return replace(self, settings=tuple(sorted({**dict(self.settings), **changes}.items())))
+
+    def label_rows(self) -> tuple[str, ...]:
+        """The weights that have one row per class: those of the last layer, or what the module names itself."""
+        return _label_rows(self)
+
+    def unsliceable(self) -> tuple[str, ...]:
+        """Weights of layers that stack several things on one axis, so that its first part means nothing."""
+        return _unsliceable(self)
+
+    def _require_statistics(self, weights: Tensors) -> None:
+        missing = [name for name in self.statistics() if name not in weights]
+        if missing:
+            raise ValueError(f"{self.family} is judged with batch-norm statistics; {missing[0]} was not given")
+
+
+def model(family: str, build: Family, settings: Mapping[str, Any], input_shape: tuple[int, ...], classes: int) -> Model:
+    """A model of a family; what the data decides is passed on if the family names it."""
+    facts = {"input_shape": input_shape, "classes": classes}
+    named = inspect.signature(build).parameters
+    known = {name: fact for name, fact in facts.items() if name in named}
+    return Model(family, build, tuple(sorted({**known, **settings}.items())), input_shape, classes)
+
+
+@lru_cache(maxsize=256)
+def _skeleton(model: Model, training: bool, tracking: bool) -> Skeleton:
+    return Skeleton(model.module(), training, tracking)
+
+
+@lru_cache(maxsize=256)
+def _many(model: Model, training: bool, tracking: bool) -> Block:
+    trained, statistics = _shapes(model)
+    return many_at_once(_skeleton(model, training, tracking), {**trained, **statistics}, _sample(model))
+
+
+def _block(model: Model, devices: int, training: bool, tracking: bool = False) -> Block:
+    if devices == 1:
+        return one_by_one(_skeleton(model, training, tracking))
+    return _many(model, training, tracking)
+
+
+@lru_cache(maxsize=256)
+def _is_random(model: Model) -> bool:
+    return is_random(_skeleton(model, True, False), _shapes(model)[0], _sample(model))
+
+
+def _sample(model: Model) -> Tensor:
+    """Two made-up examples for trials."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(2, *model.input_shape, generator=draw)
+
+
+@lru_cache(maxsize=1024)
+def _shapes(model: Model) -> tuple[Shapes, Shapes]:
+    module = model.module()
+    weights = {name: weight.shape for name, weight in module.named_parameters()}
+    statistics = {
+        name: buffer.shape
+        for name, buffer in module.named_buffers()
+        if name.endswith((".running_mean", ".running_var"))
+    }
+    return weights, statistics
+
+
+@lru_cache(maxsize=1024)
+def _label_rows(model: Model) -> tuple[str, ...]:
+    module = model.module()
+    declared = getattr(module, "label_rows", None)
+    if declared is not None:
+        return tuple(declared)
+    owners = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
+    last, part = owners[-1]
+    rows = [(key, weight) for key, weight in part.named_parameters(recurse=False) if weight.shape[0] == model.classes]
+    return tuple(f"{last}.{key}".lstrip(".") for key, _ in rows)
+
+
+@lru_cache(maxsize=1024)
+def _unsliceable(model: Model) -> tuple[str, ...]:
+    return tuple(
+        f"{owner}.{name}".lstrip(".")
+        for owner, part in model.module().named_modules()
+        if isinstance(part, STACKING)
+        for name, _ in part.named_parameters()
+    )

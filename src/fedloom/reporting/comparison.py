@@ -1,0 +1,118 @@
+"""Arms side by side: what the devices of each tier get from each, and whether a difference is more than noise."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..evaluation import Row
+from .summary import summarise
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The model that a device of a tier ends up with."""
+
+    tier: str
+    can_carry: bool
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to treat the fleet, over all its seeds."""
+
+    name: str
+    serving: Mapping[str, Serving]
+    runs: Sequence[Sequence[Row]]  # rows, seed by seed
+
+    def accuracies(self, tier: str, test: str) -> list[float]:
+        """What a device of this tier gets, seed by seed: the last value, not the best."""
+        served = self.serving[tier].tier
+        return [_last(rows, served, test) for rows in self.runs]
+
+    def bytes_per_round(self) -> float:
+        moved = [row.value for rows in self.runs for row in rows if row.metric in ("down", "up")]
+        rounds = sum(row.metric == "down" for rows in self.runs for row in rows)
+        return sum(moved) / rounds if rounds else 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`better` minus `worse` for the devices of one tier, paired by seed."""
+
+    tier: str
+    this: str
+    other: str
+    this_mean: float
+    other_mean: float
+    mean: float
+    noise: float
+    beyond_noise: bool
+
+    def __str__(self) -> str:
+        verdict = "beyond noise" if self.beyond_noise else f"within noise (± {self.noise:.1f})"
+        return (
+            f"{self.tier} devices: {self.this} {self.this_mean:.1f} %, {self.other} {self.other_mean:.1f} %: "
+            f"{self.mean:+.1f} points, {verdict}"
+        )
+
+
+def difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Difference:
+    """Beyond noise: every seed has the same sign and, with fewer than five seeds, the mean is more than two standard
+    errors that the size of the test set alone would give."""
+    pairs = list(zip(this.accuracies(tier, test), other.accuracies(tier, test), strict=True))
+    gaps = [one - two for one, two in pairs]
+    mean = statistics.fmean(gaps)
+    level = statistics.fmean(value for pair in pairs for value in pair) / 100
+    noise = 200 * math.sqrt(2 * level * (1 - level) / (examples * len(pairs)))
+    one_sign = all(gap > 0 for gap in gaps) or all(gap < 0 for gap in gaps)
+    beyond = one_sign and (len(gaps) >= 5 or abs(mean) > noise)
+    left, right = (statistics.fmean(side) for side in zip(*pairs, strict=True))
+    return Difference(tier, this.name, other.name, left, right, mean, noise, beyond)
+
+
+def table(arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str) -> list[dict[str, object]]:
+    """One record per arm: accuracy per tier (mean and spread over seeds), who is served, what a round moves."""
+    return [
+        {
+            "arm": arm.name,
+            "accuracy": {tier: _spread(arm.accuracies(tier, test)) for tier in tiers},
+            "can_carry": {tier: arm.serving[tier].can_carry for tier in tiers},
+            "served_percent": 100 * sum(shares[tier] for tier in tiers if arm.serving[tier].can_carry),
+            "bytes_per_round": arm.bytes_per_round(),
+        }
+        for arm in arms
+    ]
+
+
+def verdict(
+    arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str, examples: int
+) -> list[str]:
+    """The first arm against the others, in words. `tiers` run from the largest to the smallest."""
+    first, by_name = arms[0], {arm.name: arm for arm in arms}
+    lines = []
+    for tier, control in ((tiers[0], "drop-the-small"), (tiers[-1], "small-for-all")):
+        if control in by_name and control != first.name:
+            lines.append(str(difference(first, by_name[control], tier, test, examples)))
+    if "standalone" in by_name and first.name != "standalone":
+        lines += [str(difference(first, by_name["standalone"], tier, test, examples)) for tier in tiers]
+    for record in table(arms, tiers, shares, test):
+        if record["arm"] in (first.name, "drop-the-small"):
+            lines.append(
+                f"{record['arm']} gives {record['served_percent']:.0f} % of the devices a model they can carry"
+            )
+    if "all-large" in by_name and first.bytes_per_round():
+        ratio = by_name["all-large"].bytes_per_round() / first.bytes_per_round()
+        lines.append(f"a round of {first.name} moves {ratio:.1f} times less than if every device had the largest model")
+    return lines
+
+
+def _last(rows: Sequence[Row], tier: str, test: str) -> float:
+    (value,) = [one.value for one in summarise(rows) if (one.tier, one.test, one.metric) == (tier, test, "accuracy")][
+        :1
+    ] or [float("nan")]
+    return value
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "std": statistics.pstdev(values) if len(values) > 1 else 0.0}

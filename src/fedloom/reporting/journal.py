@@ -1,0 +1,73 @@
+"""A run's folder: what was asked for, what happened, what came of it. Plain files, written as the run goes."""
+
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..evaluation import Row
+
+
+@dataclass(frozen=True)
+class Journal:
+    folder: Path
+
+    def open(self, recipe: str, manifest: Mapping[str, Any]) -> None:
+        """Make the folder; a run never writes into one that is there."""
+        self.folder.mkdir(parents=True, exist_ok=False)
+        (self.folder / "recipe.toml").write_text(recipe, encoding="utf-8")
+        self.manifest({**manifest, **versions(), "status": "running"})
+        for name in ("rows.jsonl", "events.jsonl"):
+            (self.folder / name).touch()
+
+    def manifest(self, content: Mapping[str, Any]) -> None:
+        written = self.folder / "manifest.json.new"
+        written.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        written.replace(self.folder / "manifest.json")
+
+    def update(self, **content: Any) -> None:
+        self.manifest({**read_manifest(self.folder), **content})
+
+    def rows(self, rows: Iterable[Row]) -> None:
+        self._append("rows.jsonl", (asdict(row) for row in rows))
+
+    def events(self, events: Iterable[Mapping[str, Any]]) -> None:
+        self._append("events.jsonl", events)
+
+    def model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+        (self.folder / "models").mkdir(exist_ok=True)
+        plain = {key: weight.detach().contiguous().clone() for key, weight in weights.items()}
+        save_file(plain, self.folder / "models" / f"{name}.safetensors", metadata=dict(about))
+
+    def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return content
+
+
+def read_rows(folder: Path) -> Iterator[Row]:
+    with (folder / "rows.jsonl").open(encoding="utf-8") as file:
+        for line in file:
+            yield Row(**json.loads(line))
+
+
+def versions() -> dict[str, Any]:
+    """What a result can depend on besides its recipe."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,71 @@
+"""Named bundles of tensors: the one shape of server state, of every message and of a device's memory.
+
+On a device every tensor carries one leading device axis: a block of K devices is [K, ...], one device is
+[1, ...]. `inner` and `beside` keep the devices apart; on the server there is no such axis.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+Parcel = Mapping[str, Tensors]
+
+
+def combine(function: Callable[..., Tensor], *bundles: Tensors) -> dict[str, Tensor]:
+    """Apply `function` tensor by tensor to bundles of the same names."""
+    return {name: function(*(bundle[name] for bundle in bundles)) for name in bundles[0]}
+
+
+def inner(left: Tensors, right: Tensors) -> Tensor:
+    """Per device, the inner product of two bundles seen as one long vector each: [K]."""
+    return torch.stack([(left[name] * right[name]).flatten(1).sum(1) for name in left]).sum(0)
+
+
+def beside(numbers: Tensor, tensor: Tensor) -> Tensor:
+    """One number per device, [K], shaped to multiply [K, ...]."""
+    return numbers.view(-1, *[1] * (tensor.dim() - 1))
+
+
+def join(parcels: Sequence[Parcel]) -> dict[str, dict[str, Tensor]]:
+    """One parcel for a block of devices. What all of them share is expanded, not copied."""
+    return {
+        bundle: {name: _stack([parcel[bundle][name] for parcel in parcels]) for name in tensors}
+        for bundle, tensors in parcels[0].items()
+    }
+
+
+def split(block: Parcel, device: int) -> dict[str, dict[str, Tensor]]:
+    """One device's parcel out of a block's, as its own memory: a view would keep the whole block alive."""
+    return {bundle: combine(lambda tensor: tensor[device].clone(), tensors) for bundle, tensors in block.items()}
+
+
+def payload_bytes(parcel: Parcel) -> int:
+    """What a parcel costs to send: numbers at their own size, truth values one bit each."""
+    return sum(_tensor_bytes(tensor) for tensors in parcel.values() for tensor in tensors.values())
+
+
+def fingerprint(parcel: Parcel) -> str:
+    """sha256 over names, shapes, dtypes and bytes: equal only for parcels equal to the bit."""
+    digest = hashlib.sha256()
+    for bundle, tensors in sorted(parcel.items()):
+        for name, tensor in sorted(tensors.items()):
+            digest.update(repr((bundle, name, tuple(tensor.shape), str(tensor.dtype))).encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
+
+
+def _stack(alike: Sequence[Tensor]) -> Tensor:
+    if all(tensor is alike[0] for tensor in alike):
+        return alike[0].expand(len(alike), *alike[0].shape)
+    return torch.stack(list(alike))
+
+
+def _tensor_bytes(tensor: Tensor) -> int:
+    return -(-tensor.numel() // 8) if tensor.dtype == torch.bool else tensor.numel() * tensor.element_size()

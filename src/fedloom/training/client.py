@@ -1,0 +1,113 @@
+"""What a device sees while it carries out a task, and what comes of it.
+
+Every tensor carries the devices in front: a task is written once and runs for one device or for a whole tier.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from ..data import Examples, Preparation
+from ..models import Draws, Model
+from ..tensors import Parcel
+from .optimisers import Optimiser
+from .plan import Schedule, Step
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: Tensor  # [K, batch, ...]
+    y: Tensor  # [K, batch]
+    draws: Draws | None = None  # given: training mode
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The test examples of a block of devices: ragged, so the shorter lists are padded."""
+
+    rows: Tensor  # [K, longest]
+    real: Tensor  # [K, longest] truth values: what is not padding
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a block of devices sees while it carries out a task."""
+
+    model: Model
+    optimiser: Optimiser
+    examples: Examples  # the whole store: reach it through `batch`, a plan names only a device's own rows
+    tests: Examples
+    test_holdings: Holdings
+    preparation: Preparation
+    plan: tuple[Step, ...]
+    seen_labels: Tensor  # [K, classes] truth values
+    memory: Parcel
+
+    def batch(self, step: Step) -> Batch:
+        x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
+        return Batch(x, self.examples.y[step.rows], step.draws)
+
+    def test_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
+        """The devices' own test examples in order, and which of them are real."""
+        for rows, real in zip(
+            self.test_holdings.rows.split(size, 1), self.test_holdings.real.split(size, 1), strict=True
+        ):
+            yield Batch(self.preparation(self.tests.x[rows]), self.tests.y[rows]), real
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a device sends back, and what it keeps for its next task."""
+
+    send: Parcel
+    remember: Parcel | None = None
+
+
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+Sent = Callable[[Model, Parcel], Layout]
+"""(device's model, its inbox) -> names, shapes and dtypes of a bundle. All that admission needs to know of a task."""
+
+
+def like(bundle: str) -> Sent:
+    """The same tensors as a bundle of the inbox, with other values."""
+    return lambda model, inbox: {name: (tuple(t.shape), t.dtype) for name, t in inbox[bundle].items()}
+
+
+def per_class(name: str, dtype: torch.dtype = torch.bool) -> Sent:
+    """One entry for each class."""
+    return lambda model, inbox: {name: ((model.classes,), dtype)}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of a method that runs on the devices."""
+
+    name: str
+    run: Callable[[Client, Parcel], Outcome]
+    sends: Mapping[str, Sent]
+    schedule: Schedule | None = None  # None: as the recipe trains
+
+
+class OnDevice:
+    """A method's function that, taken from an instance, is a `Task`."""
+
+    def __init__(self, function: Callable[[Any, Client, Parcel], Outcome], sends: Mapping[str, Sent]):
+        self.function, self.sends = function, sends
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "OnDevice": ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Task: ...
+    def __get__(self, instance: object | None, owner: type) -> "OnDevice | Task":
+        if instance is None:
+            return self
+        return Task(self.function.__name__, self.function.__get__(instance), self.sends)
+
+
+def on_device(sends: Mapping[str, Sent]) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
+    """Mark a part of a method that runs on the devices, and declare every bundle it sends back."""
+    return lambda function: OnDevice(function, sends)

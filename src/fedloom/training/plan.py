@@ -1,0 +1,107 @@
+"""Which examples form which batch, drawn before training starts.
+
+A device's plan depends on the seed, the round, the task and the device alone, so it is the same on every engine
+and whoever shares the device's block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Examples, Preparation
+from ..models import Draws
+from ..settings import Count
+from ..tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a device goes through its examples; `last` says what becomes of a last batch that is not full."""
+
+    batch_size: Count = 10
+    epochs: Count = 1
+    last: Literal["keep", "drop", "wrap"] = "keep"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch of a block of devices."""
+
+    rows: Tensor  # [K, batch] row numbers in the store of examples
+    working: Tensor  # [K], 1 while a device has steps left, then 0
+    augmentation: Tensors  # [K, batch, ...] random numbers for the preparation
+    draws: Draws
+    epoch: int
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """One device's way through its own examples."""
+
+    rows: Tensor  # [visits]
+    augmentation: Tensors  # [visits, ...]
+    sizes: tuple[int, ...]  # of the batches, step by step
+    steps_per_epoch: int
+    seed: int
+    ragged: bool  # batches of different size: only plans of the very same sizes can share a block
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Plans of one shape can share a block."""
+        return self.sizes if self.ragged else self.sizes[:1]
+
+
+def plan_for(
+    rows: Tensor, schedule: Schedule, examples: Examples, preparation: Preparation, draw: np.random.Generator
+) -> DevicePlan:
+    sizes = _sizes(len(rows), schedule)
+    order = [_visits(draw.permutation(len(rows)), sum(sizes)) for _ in range(schedule.epochs)]
+    visits = rows[torch.from_numpy(np.concatenate(order))]
+    height, width = examples.x.shape[-2:] if examples.x.dim() >= 4 else (1, 1)
+    return DevicePlan(
+        rows=visits,
+        augmentation=preparation.draw(draw, len(visits), height, width),
+        sizes=sizes * schedule.epochs,
+        steps_per_epoch=len(sizes),
+        seed=int(draw.integers(2**62)),
+        ragged=schedule.last == "keep",
+    )
+
+
+def together(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
+    """The plans of a block, step by step; a device that has finished looks at its own examples again, idle."""
+    longest = max(plans, key=lambda plan: len(plan.sizes))
+    steps, start = [], 0
+    for number, size in enumerate(longest.sizes):
+        at = [torch.arange(start, start + size) % len(plan.rows) for plan in plans]
+        steps.append(
+            Step(
+                rows=torch.stack([plan.rows[here] for plan, here in zip(plans, at, strict=True)]),
+                working=torch.tensor([float(number < len(plan.sizes)) for plan in plans]),
+                augmentation={
+                    name: torch.stack([plan.augmentation[name][here] for plan, here in zip(plans, at, strict=True)])
+                    for name in longest.augmentation
+                },
+                draws=Draws(tuple((plan.seed + number) % 2**62 for plan in plans)),
+                epoch=number // longest.steps_per_epoch,
+            )
+        )
+        start += size
+    return tuple(steps)
+
+
+def _sizes(examples: int, schedule: Schedule) -> tuple[int, ...]:
+    """Batch sizes of one epoch."""
+    size = schedule.batch_size
+    full, rest = divmod(examples, size)
+    if rest == 0 or (schedule.last == "drop" and full > 0):
+        return (size,) * full
+    return (size,) * full + (size if schedule.last == "wrap" else rest,)
+
+
+def _visits(order: np.ndarray, visits: int) -> np.ndarray:
+    return np.resize(order, visits)

@@ -1,0 +1,317 @@
+"""Partitions: hand-worked numbers, refusals, saved maps and the dial."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, tie_to_labels
+from fedloom.data.dirichlet import cuts, fill, open_proportions, proportions, top_up, with_minimum
+from fedloom.data.matching import matching_test
+from fedloom.seeds import generator
+
+
+def labels_of(train, test=None, classes=None):
+    train = np.array(train)
+    test = train if test is None else np.array(test)
+    return Labels(train, test, classes or int(train.max()) + 1)
+
+
+def repeated(*counts):
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def draw(seed=0):
+    return generator(seed, "partition")
+
+
+def test_label_shards_golden(even_labels):
+    for seed in range(20):
+        partition = PARTITIONS["label_shards"](even_labels, 4, draw(seed), labels_per_device=2, dedupe=False)
+        for train, test in zip(partition.train, partition.test, strict=True):
+            assert len(train) == 8 and len(np.unique(even_labels.train[train])) <= 2
+            held = np.bincount(even_labels.train[train], minlength=4)
+            assert set(held) <= {0, 4, 8} and (np.bincount(even_labels.test[test], minlength=4) * 2 == held).all()
+
+
+def test_label_shards_dedupe_gives_one_shard_of_a_label_drawn_twice(even_labels):
+    doubles = 0
+    for seed in range(20):
+        both = PARTITIONS["label_shards"](even_labels, 4, draw(seed), labels_per_device=2, dedupe=False)
+        once = PARTITIONS["label_shards"](even_labels, 4, draw(seed), labels_per_device=2)
+        for full, lean in zip(both.train, once.train, strict=True):
+            kinds = len(np.unique(even_labels.train[full]))
+            assert len(lean) == 4 * kinds and set(lean) <= set(full)
+            doubles += kinds == 1
+    assert doubles > 0
+
+
+def test_label_shards_remainder_golden():
+    labels = labels_of(repeated(11, 11))
+    partition = PARTITIONS["label_shards"](labels, 4, draw(), labels_per_device=2, dedupe=False)
+    pieces = [tuple(rows[labels.train[rows] == 0]) for rows in partition.train]
+    sizes = [3, 3, 3, 2]
+    shards = np.split(np.arange(11), np.cumsum(sizes)[:-1])
+    assert sorted(row for piece in pieces for row in piece) == list(range(11))
+    assert all(any(set(shard) <= set(piece) for piece in pieces) for shard in shards)
+
+
+def test_label_shards_are_as_large_as_published():
+    labels = labels_of(repeated(*[5000] * 10), repeated(*[1000] * 10))
+    partition = PARTITIONS["label_shards"](labels, 100, draw(), labels_per_device=2)
+    for train, test in zip(partition.train, partition.test, strict=True):
+        kinds = len(np.unique(labels.train[train]))
+        assert (len(train), len(test)) == (250 * kinds, 50 * kinds)
+
+
+def test_iid_golden():
+    partition = PARTITIONS["iid"](labels_of(np.zeros(11, int), np.zeros(7, int)), 3, draw())
+    assert [len(rows) for rows in partition.train] == [3] * 3 and [len(rows) for rows in partition.test] == [2] * 3
+
+
+def test_sorted_shards_may_span_two_labels():
+    labels = labels_of([1, 0, 1, 0, 0, 1, 0, 1, 1, 1])
+    partition = PARTITIONS["sorted_shards"](labels, 2, draw(), shards_per_device=1)
+    assert sorted(sorted(labels.train[rows]) for rows in partition.train) == [[0, 0, 0, 0, 1], [1] * 5]
+
+
+def test_cuts_golden():
+    assert cuts(np.array([0.25, 0.5, 0.25]), 10).tolist() == [2, 7]
+    assert np.diff([0, *cuts(np.array([0.25, 0.5, 0.25]), 10), 10]).tolist() == [2, 5, 3]
+
+
+def test_cuts_leave_nothing_for_a_device_without_a_share():
+    shares = np.array([0.1] * 10 + [0.0])
+    assert cuts(shares, 1000)[-1] == 1000
+    assert cuts(np.array([0.0, 1.0, 0.0]), 5).tolist() == [0, 5]
+
+
+def test_balance_golden():
+    shares = open_proportions(draw(), 0.5, np.array([10, 0]), 10)
+    assert shares.tolist() == [0, 1]
+    assert cuts(shares, 10).tolist() == [0]
+
+
+def test_full_devices_get_nothing_and_the_others_all():
+    shares = open_proportions(draw(), 0.5, np.array([5, 0, 9, 4]), 5)
+    assert shares[0] == shares[2] == 0 and shares[1] > 0 and shares[3] > 0 and abs(shares.sum() - 1) < 1e-12
+    assert abs(open_proportions(draw(), 0.5, np.array([5, 5]), 5).sum() - 1) < 1e-12
+
+
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-9, 0.01, 1, 100, 1e9, 1e300, 1.7e308])
+def test_proportions_at_the_ends_of_the_number_range(alpha):
+    for seed in range(5):
+        shares = proportions(draw(seed), alpha, 7)
+        assert shares.min() >= 0 and abs(shares.sum() - 1) < 1e-9
+        assert (shares.max() > 0.999) if alpha < 1e-8 else True
+        assert (shares.max() < 0.15) if alpha > 1e8 else True
+
+
+def test_retries_are_counted_and_then_rows_move():
+    calls = []
+
+    def attempt():
+        calls.append(1)
+        return [np.arange(12), np.arange(12, 12), np.arange(12, 15)]
+
+    assert [len(rows) for rows in with_minimum(attempt, 4)] == [7, 4, 4]
+    assert len(calls) == 50
+    assert [len(rows) for rows in with_minimum(attempt, 1)] == [11, 1, 3]
+
+
+def test_top_up_takes_from_the_largest():
+    parts = top_up([np.array([0, 1, 2, 3]), np.array([4]), np.array([5, 6, 7, 8, 9, 10])], 3)
+    assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 10, 9], [5, 6, 7, 8]]
+
+
+def test_fill_follows_wishes_then_falls_back():
+    counts = fill(np.array([[1.0, 0, 0], [1.0, 0, 0]]), np.array([2, 3, 1]), 3, draw())
+    assert counts.sum(axis=0).tolist() == [2, 3, 1] and counts.sum(axis=1).tolist() == [3, 3]
+    assert fill(np.eye(2), np.array([4, 4]), 4, draw()).tolist() == [[4, 0], [0, 4]]
+
+
+def test_fill_draws_by_the_wishes():
+    counts = fill(np.array([[0.2, 0.8, 0.0]]), np.array([9999] * 3), 5000, draw())
+    assert abs(counts[0, 0] / 5000 - 0.2) < 0.02 and counts[0, 2] == 0
+
+
+def test_a_small_alpha_is_skewed_and_a_large_one_is_not():
+    labels = labels_of(repeated(*[500] * 10))
+    for name in ("dirichlet_per_label", "dirichlet_per_device"):
+        share = []
+        for alpha in (0.05, 100.0):
+            partition = PARTITIONS[name](labels, 10, draw(), alpha=alpha)
+            share.append(np.mean([np.bincount(labels.train[rows]).max() / len(rows) for rows in partition.train]))
+        assert share[0] > 0.5 and share[1] < 0.2
+
+
+def test_quantity_varies_sizes_and_not_labels():
+    labels = labels_of(repeated(*[2000] * 4))
+    partition = PARTITIONS["quantity"](labels, 8, draw(), alpha=0.5)
+    sizes = [len(rows) for rows in partition.train]
+    assert max(sizes) > 3 * min(sizes) and min(sizes) >= 10 and sum(sizes) == 8000
+    largest = partition.train[int(np.argmax(sizes))]
+    assert abs(np.bincount(labels.train[largest]) / max(sizes) - 0.25).max() < 0.05
+
+
+def test_balance_bounds_the_devices_of_fedml():
+    labels = labels_of(repeated(*[100] * 50))
+    sizes = [len(rows) for rows in PARTITIONS["dirichlet_per_label"](labels, 10, draw(), alpha=0.5).train]
+    assert max(sizes) < 500 + 100
+
+
+def test_matching_test_golden():
+    labels = labels_of(repeated(6, 2, 0, 8), repeated(10, 10, 10, 10), 4)
+    test = matching_test(labels, [np.arange(8), np.arange(8, 16)], draw())
+    held = [np.bincount(labels.test[rows], minlength=4).tolist() for rows in test]
+    # n_test / devices = 20: the second wants 20 of label 3 and there are 10, the first 15 of label 0 and there are 10.
+    assert held == [[10, 3, 0, 0], [0, 0, 0, 10]]
+
+
+def test_matching_test_keeps_a_devices_total_when_shares_are_small():
+    labels = labels_of(np.tile(np.arange(10), 100), np.tile(np.arange(10), 10), 10)
+    train = PARTITIONS["iid"](labels, 20, draw()).train
+    assert {len(rows) for rows in matching_test(labels, train, draw())} <= {4, 5}
+
+
+def test_matching_test_without_test_examples_of_a_label():
+    labels = labels_of(repeated(4, 4), [0, 0], 2)
+    test = matching_test(labels, [np.arange(4), np.arange(4, 8)], draw())
+    assert len(test[0]) == 1 and len(test[1]) == 0
+
+
+IMPOSSIBLE = [
+    ("iid", 0, {}, "devices"),
+    ("iid", 33, {}, "devices"),
+    ("label_shards", 4, {"labels_per_device": 0}, "labels_per_device"),
+    ("label_shards", 4, {"labels_per_device": 5}, "labels_per_device"),
+    ("label_shards", 3, {"labels_per_device": 2}, "labels_per_device"),
+    ("label_shards", 2, {"labels_per_device": 1}, "labels_per_device"),
+    ("label_shards", 32, {"labels_per_device": 4}, "labels_per_device"),
+    ("sorted_shards", 4, {"shards_per_device": 0}, "shards_per_device"),
+    ("sorted_shards", 4, {"shards_per_device": 9}, "shards_per_device"),
+    ("dirichlet_per_label", 4, {"alpha": 0}, "alpha"),
+    ("dirichlet_per_label", 4, {"alpha": float("nan")}, "alpha"),
+    ("dirichlet_per_label", 4, {"alpha": float("inf")}, "alpha"),
+    ("dirichlet_per_label", 4, {"alpha": 1}, "min_examples"),
+    ("dirichlet_per_label", 4, {"alpha": 1, "min_examples": 0}, "min_examples"),
+    ("dirichlet_per_label", 40, {"alpha": 1, "min_examples": 1}, "devices"),
+    ("dirichlet_per_device", 4, {"alpha": -1}, "alpha"),
+    ("dirichlet_per_device", 33, {"alpha": 1}, "devices"),
+    ("quantity", 4, {"alpha": 0}, "alpha"),
+    ("quantity", 4, {"alpha": 1, "min_examples": 9}, "min_examples"),
+]
+
+
+@pytest.mark.parametrize(("name", "devices", "options", "named"), IMPOSSIBLE)
+def test_impossible_options_are_refused_by_name(even_labels, name, devices, options, named):
+    with pytest.raises(ValueError, match=named) as caught:
+        PARTITIONS[name](even_labels, devices, draw(), **options)
+    assert len(str(caught.value)) > 30
+
+
+def test_a_saved_map_comes_back(tmp_path, even_labels):
+    partition = PARTITIONS["iid"](even_labels, 3, draw())
+    partition.save(tmp_path / "map.json")
+    for back in (
+        Partition.load(tmp_path / "map.json"),
+        PARTITIONS["file"](even_labels, 3, draw(), path=str(tmp_path / "map.json")),
+    ):
+        assert back.fingerprint() == partition.fingerprint()
+        assert all(
+            np.array_equal(a, b) and b.dtype == np.int64 for a, b in zip(partition.train, back.train, strict=True)
+        )
+
+
+def test_the_fingerprint_sees_who_holds_what():
+    rows = np.arange(4)
+    one = Partition((rows[:2], rows[2:]), (rows[:1], rows[1:]))
+    others = [
+        Partition((rows[2:], rows[:2]), one.test),
+        Partition((rows[:1], rows[1:]), one.test),
+        Partition(one.test, one.train),
+        Partition((rows[[1, 0]], rows[2:]), one.test),
+    ]
+    assert len({part.fingerprint() for part in (one, *others)}) == 5
+    assert one.fingerprint() == Partition(tuple(rows.astype(np.int32) for rows in one.train), one.test).fingerprint()
+    with pytest.raises(ValueError, match="devices"):
+        Partition(one.train, one.test[:1])
+
+
+def test_broken_maps_are_refused(tmp_path, even_labels):
+    path = tmp_path / "map.json"
+    with pytest.raises(DataMissing):
+        Partition.load(path)
+    PARTITIONS["iid"](even_labels, 3, draw()).save(path)
+    text, content = path.read_text(), json.loads(path.read_text())
+    swapped = {**content, "train": content["train"][::-1]}
+    lacking = {key: value for key, value in content.items() if key != "sha256"}
+    broken = [swapped, lacking, {**content, "format": "other"}, [], 3, {**content, "test": content["test"][:1]}]
+    broken += [{**content, "train": [[0.5]]}, {**content, "train": [[True]]}, {**content, "train": [[2**70]]}]
+    for wrong in (
+        b"",
+        text[: len(text) // 2].encode(),
+        b"\xff\xfe\x00",
+        *(json.dumps(part).encode() for part in broken),
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(DataBroken):
+            Partition.load(path)
+
+
+def test_a_map_for_another_set_is_refused(tmp_path, even_labels):
+    path = str(tmp_path / "map.json")
+    PARTITIONS["iid"](even_labels, 3, draw()).save(tmp_path / "map.json")
+    with pytest.raises(ValueError, match="devices = 4"):
+        PARTITIONS["file"](even_labels, 4, draw(), path=path)
+    for small in (labels_of(repeated(5, 5), repeated(8, 8)), labels_of(repeated(16, 16), repeated(2, 2))):
+        with pytest.raises(ValueError, match="rows beyond"):
+            PARTITIONS["file"](small, 3, draw(), path=path)
+
+
+def shares_of_one_label(order):
+    labels = labels_of(repeated(*[4] * len(order)))
+    train = tuple(np.flatnonzero(labels.train == label) for label in order)
+    return labels, Partition(train, train)
+
+
+def test_the_dial_at_its_ends():
+    labels, partition = shares_of_one_label([3, 0, 2, 1, 4])
+    assert tie_to_labels(partition, labels, 0, draw()) is partition
+    tied = tie_to_labels(partition, labels, 1, draw())
+    assert [labels.train[rows[0]] for rows in tied.train] == [0, 1, 2, 3, 4]
+    assert all(np.array_equal(a, b) for a, b in zip(tied.train, tied.test, strict=True))
+
+
+def test_the_dial_ranks_by_main_label_then_mean_label_then_index():
+    labels = labels_of([0, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1])
+    shares = ([2, 3, 4], [0, 1, 7], [5, 6, 10], [8, 9], [])
+    partition = Partition(tuple(np.array(rows, dtype=np.int64) for rows in shares), tuple(np.arange(0) for _ in shares))
+    tied = tie_to_labels(partition, labels, 1, draw())
+    assert [rows.tolist() for rows in tied.train] == [[8, 9], [], [5, 6, 10], [0, 1, 7], [2, 3, 4]]
+
+
+def test_the_dial_in_between_follows_its_formula():
+    labels, partition = shares_of_one_label([3, 0, 2, 1, 4])
+    random_rank = draw(5).permutation(5)
+    score = {label: 0.5 * label + 0.5 * random_rank[place] for place, label in enumerate([3, 0, 2, 1, 4])}
+    tied = tie_to_labels(partition, labels, 0.5, draw(5))
+    wanted = sorted(range(5), key=lambda label: (score[label], label))
+    assert [labels.train[rows[0]] for rows in tied.train] == wanted
+
+
+def test_more_dial_more_correlation():
+    labels, partition = shares_of_one_label(list(draw().permutation(200)))
+
+    def correlation(dial):
+        main = [labels.train[rows[0]] for rows in tie_to_labels(partition, labels, dial, draw(1)).train]
+        return np.corrcoef(main, np.arange(200))[0, 1]
+
+    ladder = [correlation(dial) for dial in (0.0, 0.3, 0.5, 0.7, 1.0)]
+    assert ladder == sorted(ladder) and abs(ladder[0]) < 0.2 and ladder[-1] > 0.999
+
+
+@pytest.mark.parametrize("dial", [-0.1, 1.1, float("nan")])
+def test_a_dial_out_of_range_is_refused(even_labels, dial):
+    with pytest.raises(ValueError, match="dial"):
+        tie_to_labels(PARTITIONS["iid"](even_labels, 2, draw()), even_labels, dial, draw())

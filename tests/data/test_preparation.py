@@ -1,0 +1,198 @@
+"""Preparation against a slow oracle that treats one image at a time, as the papers' pipelines do."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedloom.data import PREPARATIONS, Preparation
+from fedloom.seeds import generator
+
+
+def bilinear(image, size):
+    """Plain bilinear enlarging with pixel centres at halves, for one [c, h, w] image."""
+
+    def weights(new, old):
+        place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+        low = np.floor(place).astype(int)
+        high = np.minimum(low + 1, old - 1)
+        matrix = np.zeros((new, old))
+        np.add.at(matrix, (np.arange(new), low), 1 - (place - low))
+        np.add.at(matrix, (np.arange(new), high), place - low)
+        return matrix
+
+    return np.einsum("yh,chw,xw->cyx", weights(size[0], image.shape[1]), image, weights(size[1], image.shape[2]))
+
+
+def crop_and_flip(preparation, image, draws):
+    if "crop" in draws:
+        border = preparation.crop_padding
+        padded = np.pad(image, ((0, 0), (border, border), (border, border)))
+        top, left = draws["crop"]
+        image = padded[:, top : top + image.shape[1], left : left + image.shape[2]]
+    if "flip" in draws and draws["flip"][0]:
+        image = image[:, :, ::-1]
+    return image
+
+
+def normalise(preparation, image):
+    if not preparation.mean:
+        return image
+    mean, std = np.array(preparation.mean), np.array(preparation.std)
+    return (image - mean[:, None, None]) / std[:, None, None]
+
+
+def oracle(preparation, image, draws):
+    image = image.numpy().astype(np.float64) / 255
+    if preparation.size:
+        image = bilinear(image, preparation.size)
+    if preparation.channels:
+        image = np.repeat(image, preparation.channels, axis=0)
+    if preparation.pad_normalised:
+        image = crop_and_flip(preparation, normalise(preparation, image), draws)
+    else:
+        image = normalise(preparation, crop_and_flip(preparation, image, draws))
+    if "cutout" in draws:
+        image, half = image.copy(), preparation.cutout // 2
+        row, column = draws["cutout"]
+        image[:, max(row - half, 0) : row + half, max(column - half, 0) : column + half] = 0
+    return image
+
+
+def images_for(preparation, count, seed=0):
+    channels = 3 if len(preparation.mean) == 3 else 1
+    return torch.from_numpy(generator(seed, "images").integers(0, 256, (count, channels, 20, 24), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("name", PREPARATIONS)
+def test_every_named_preparation_equals_the_oracle(name):
+    preparation = PREPARATIONS[name]
+    x = images_for(preparation, 24)
+    draws = preparation.draw(generator(1, "draws"), 24, 20, 24)
+    for given_draws in ({}, draws):
+        prepared = preparation(x, given_draws, torch.float64)
+        for place in range(24):
+            own = {key: numbers[place].numpy() for key, numbers in given_draws.items()}
+            np.testing.assert_allclose(prepared[place].numpy(), oracle(preparation, x[place], own), atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    padding=st.integers(0, 5),
+    chance=st.floats(0, 1),
+    flip=st.booleans(),
+    cutout=st.integers(0, 9),
+    normalised=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_augmentation_equals_the_oracle(padding, chance, flip, cutout, normalised, seed):
+    preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalised=normalised)
+    x = images_for(preparation, 4, seed)
+    draws = preparation.draw(generator(seed, "draws"), 4, 20, 24)
+    prepared = preparation(x, draws, torch.float64)
+    for place in range(4):
+        own = {key: numbers[place].numpy() for key, numbers in draws.items()}
+        np.testing.assert_allclose(prepared[place].numpy(), oracle(preparation, x[place], own), atol=1e-12)
+
+
+def test_leading_axes_change_nothing():
+    preparation = PREPARATIONS["fedml_cifar10"]
+    x = images_for(preparation, 12)
+    draws = preparation.draw(generator(1, "draws"), 12, 20, 24)
+    block = preparation(
+        x.view(2, 3, 2, 3, 20, 24), {name: numbers.view(2, 3, 2, -1) for name, numbers in draws.items()}
+    )
+    assert torch.equal(block.view(12, 3, 20, 24), preparation(x, draws))
+    one = preparation(x[0], {name: numbers[0] for name, numbers in draws.items()})
+    assert torch.equal(one, preparation(x, draws)[0])
+
+
+def test_a_crop_shows_black_and_the_other_kind_shows_zero():
+    x = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
+    corner = {"crop": torch.zeros(1, 2, dtype=torch.int64)}
+    assert Preparation((0.5,), (0.25,), crop_padding=2)(x, corner)[0, 0, 0, 0] == -2
+    assert Preparation((0.5,), (0.25,), crop_padding=2, pad_normalised=True)(x, corner)[0, 0, 0, 0] == 0
+
+
+def test_draws_are_in_range_and_of_the_wanted_shape():
+    preparation = Preparation(size=(32, 40), crop_padding=4, crop_chance=0.5, flip=True, cutout=6)
+    draws = preparation.draw(generator(0, "draws"), 4000, 8, 8)
+    assert {name: tuple(numbers.shape) for name, numbers in draws.items()} == {
+        "crop": (4000, 2),
+        "flip": (4000, 1),
+        "cutout": (4000, 2),
+    }
+    assert draws["crop"].min() == 0 and draws["crop"].max() == 8
+    unmoved = (draws["crop"] == 4).all(1).float().mean()
+    assert abs(unmoved - (0.5 + 0.5 / 81)) < 0.04
+    assert abs(draws["flip"].float().mean() - 0.5) < 0.04
+    assert draws["cutout"].amax(0).tolist() == [31, 39]
+
+
+def test_draws_come_from_the_generator_alone():
+    preparation = PREPARATIONS["fedml_cifar10"]
+    np.random.seed(1)
+    torch.manual_seed(1)
+    first = preparation.draw(generator(3, "a"), 10, 32, 32)
+    np.random.seed(2)
+    torch.manual_seed(2)
+    second = preparation.draw(generator(3, "a"), 10, 32, 32)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_no_augmentation_needs_no_draws():
+    assert PREPARATIONS["heterofl_mnist"].draw(generator(0), 5, 28, 28) == {}
+    x = images_for(PREPARATIONS["heterofl_cifar10"], 2)
+    assert torch.equal(PREPARATIONS["heterofl_cifar10"](x), PREPARATIONS["heterofl_cifar10"](x, {}))
+
+
+def test_what_is_no_image_passes_through():
+    tokens = torch.randint(0, 100, (3, 7))
+    assert PREPARATIONS["plain"](tokens) is tokens
+    rows = torch.rand(5, 6, dtype=torch.float64)
+    assert torch.equal(PREPARATIONS["plain"](rows), rows.float())
+    assert torch.equal(PREPARATIONS["heterofl_mnist"](rows, dtype=torch.float64), rows)
+    series = torch.rand(5, 6, 7)
+    assert torch.equal(PREPARATIONS["plain"](series), series)
+
+
+def test_floats_are_not_divided_and_grey_is_repeated():
+    x = torch.rand(2, 1, 4, 4)
+    assert torch.equal(Preparation()(x), x)
+    assert torch.equal(Preparation(channels=3)(x), x.repeat(1, 3, 1, 1))
+    colour = torch.rand(2, 3, 4, 4)
+    assert torch.equal(Preparation(channels=3)(colour), colour)
+
+
+def test_the_default_type_is_torchs():
+    x = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
+    assert PREPARATIONS["plain"](x).dtype == torch.float32
+    assert PREPARATIONS["plain"](x, dtype=torch.float64).dtype == torch.float64
+
+
+def test_nothing_is_changed_in_place():
+    x = images_for(PREPARATIONS["fedml_cifar10"], 3)
+    before = x.clone()
+    PREPARATIONS["fedml_cifar10"](x, PREPARATIONS["fedml_cifar10"].draw(generator(0), 3, 20, 24))
+    assert torch.equal(x, before)
+
+
+def test_no_images_are_no_problem():
+    empty = torch.zeros(0, 1, 28, 28, dtype=torch.uint8)
+    assert PREPARATIONS["fedsup_fashion"](empty).shape == (0, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mean": (0.5,)},
+        {"mean": (0.5,), "std": (0.0,)},
+        {"crop_chance": 1.5},
+        {"crop_padding": -1},
+        {"cutout": -2},
+    ],
+)
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValueError, match=r"mean|crop_chance|crop_padding"):
+        Preparation(**options)
