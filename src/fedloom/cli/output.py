@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -95,11 +96,12 @@ def exits(format: Format) -> Iterator[None]:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: the first column to the left, the others to the right."""
-    widths = [max(len(row[place]) for row in (header, *rows)) for place in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width)
-                  for place, (cell, width) in enumerate(zip(row, widths, strict=True)))
+    """A plain table: words to the left, columns of numbers to the right."""
+    places = range(len(header))
+    widths = [max(len(row[place]) for row in (header, *rows)) for place in places]
+    numbers = [all(re.fullmatch(r"[\d.,()%±+\s-]*", row[place]) for row in rows) for place in places]
+    lines = (
+        "  ".join(row[p].rjust(widths[p]) if numbers[p] else row[p].ljust(widths[p]) for p in places)
         for row in (header, *rows)
-    ]  # fmt: skip
+    )
     return "\n".join(line.rstrip() for line in lines)

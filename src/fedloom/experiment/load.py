@@ -27,9 +27,10 @@ class Loaded:
     recipe: Recipe
     source: str = "recipe"
     text: str = ""
+    sets: tuple[Place, ...] = ()
 
     def error(self, *problems: Problem) -> RecipeError:
-        return RecipeError(problems, self.source, self.text)
+        return RecipeError(problems, self.source, self.text, self.sets)
 
     def changed(self, document: Mapping[str, Any]) -> "Loaded":
         """Another recipe of the same source."""
@@ -39,12 +40,11 @@ class Loaded:
 def load(recipe: str | Path | Mapping[str, Any], tables: Tables, sets: Sequence[str] = ()) -> Loaded:
     """A recipe from a file or from a mapping; raises RecipeError with all that is wrong."""
     source, text, document = _read(recipe)
-    for assignment in sets:
-        _assign(document, assignment)
+    places = tuple(_assign(document, assignment) for assignment in sets)
     problems = _shape_problems(document) + wording_problems(document, tables)
     if problems:
-        raise RecipeError(_once_each(problems), source, text)
-    return Loaded(Recipe.model_validate(_as_python(document)), source, text)
+        raise RecipeError(_once_each(problems), source, text, places)
+    return Loaded(Recipe.model_validate(_as_python(document)), source, text, places)
 
 
 def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
@@ -62,7 +62,7 @@ def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str, dict[str, A
         raise RecipeError([Problem((), "RECIPE_TOML", str(error))], str(path), text) from error
 
 
-def _assign(document: dict[str, Any], assignment: str) -> None:
+def _assign(document: dict[str, Any], assignment: str) -> Place:
     """`a.b=c` on top of the document; c is a TOML value, or else a word."""
     path, equals, said = assignment.partition("=")
     keys = [int(key) if key.isdigit() else key for key in path.strip().replace("[", ".").replace("]", "").split(".")]
@@ -80,6 +80,7 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
         target[keys[-1]] = value
     except (IndexError, TypeError, ValueError, AttributeError):
         raise RecipeError([Problem((), "SET_PLACE", f"there is no place {path} in the recipe")], "--set") from None
+    return tuple(keys)
 
 
 def _shape_problems(document: Mapping[str, Any]) -> list[Problem]:

@@ -21,6 +21,17 @@ CODES = {
     "too_short": "RECIPE_RANGE",
     "value_error": "RECIPE_VALUE",
 }
+BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+KINDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "finite_number": "a finite number",
+}
 
 
 @dataclass(frozen=True)
@@ -35,13 +46,20 @@ class Problem:
 class RecipeError(Exception):
     """A recipe that cannot be run, with all that is wrong with it."""
 
-    def __init__(self, problems: Sequence[Problem], source: str = "recipe", text: str = ""):
-        self.problems, self.source, self.text = list(problems), source, text
+    def __init__(self, problems: Sequence[Problem], source: str = "recipe", text: str = "", sets: Sequence[Place] = ()):
+        self.problems, self.source, self.text, self.sets = list(problems), source, text, sets
         super().__init__("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
         found = lines_of(self.text)
-        return [line for problem in self.problems for line in _describe(problem, self.source, found)]
+        return [line for problem in self.problems for line in _describe(problem, self._where(problem.place, found))]
+
+    def _where(self, place: Place, found: dict[Place, int]) -> str:
+        if any(place[: len(said)] == said for said in self.sets):
+            return "--set"
+        while place and place not in found:
+            place = place[:-1]
+        return f"{self.source}:{found[place]}" if place else self.source
 
 
 def spell(place: Place) -> str:
@@ -58,19 +76,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def from_pydantic(error: ErrorDetails, known: Iterable[str] = (), above: Place = ()) -> Problem:
     """One of pydantic's findings in the project's words."""
-    place, value = (*above, *error["loc"]), error["input"]
-    code, said = CODES.get(error["type"], "RECIPE_TYPE"), error["msg"]
-    hint = ""
-    if code == "RECIPE_KEY":
-        said, hint = "there is no such key", nearest(str(place[-1]), known)
-    elif code == "RECIPE_MISSING":
-        said, value = f"{place[-1]} is required", None
-    elif code == "RECIPE_VALUE" and isinstance(value, str):
-        options = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
-        said, hint = f"{value!r} is not one of them", nearest(value, options) if options else ""
-    else:
-        said = f"{place[-1]}: {said[0].lower()}{said[1:]}"
-    return Problem(place, code, said, hint, value)
+    place, value, context = (*above, *error["loc"]), error["input"], error.get("ctx", {})
+    code, name = CODES.get(error["type"], "RECIPE_TYPE"), str(place[-1])
+    match code:
+        case "RECIPE_KEY":
+            return Problem(place, code, f"there is no key {name!r} here", nearest(name, known), value)
+        case "RECIPE_MISSING":
+            return Problem(place, code, f"{name} is required")
+        case "RECIPE_VALUE" if "expected" in context:
+            options = re.findall(r"'([^']*)'", context["expected"])
+            return Problem(
+                place, code, f"{name} must be one of {', '.join(options)}", nearest(str(value), options), value
+            )
+        case "RECIPE_RANGE" if context.keys() & BOUNDS.keys():
+            bound = " and ".join(f"{sign} {context[key]}" for key, sign in BOUNDS.items() if key in context)
+            return Problem(place, code, f"{name} must be {bound}", value=value)
+    if error["type"] == "too_short":
+        return Problem(place, code, f"{name} needs at least {context['min_length']}")
+    wanted = KINDS.get(error["type"])
+    said = f"{name} must be {wanted}" if wanted else f"{name}: {error['msg']}"
+    return Problem(place, code, said, value=value)
 
 
 def lines_of(text: str) -> dict[Place, int]:
@@ -83,6 +108,7 @@ def lines_of(text: str) -> dict[Place, int]:
         if header:
             table = tuple(part.strip('"') for part in header[2].split("."))
             if header[1] == "[[":
+                found.setdefault(table, number)
                 counts[table] = counts.get(table, -1) + 1
                 table = (*table, counts[table])
             found.setdefault(table, number)
@@ -91,11 +117,7 @@ def lines_of(text: str) -> dict[Place, int]:
     return found
 
 
-def _describe(problem: Problem, source: str, found: dict[Place, int]) -> list[str]:
-    place = problem.place
-    while place and place not in found:
-        place = place[:-1]
-    where = f"{source}:{found[place]}" if place else source
+def _describe(problem: Problem, where: str) -> list[str]:
     value = "" if problem.value is None or isinstance(problem.value, dict | list | tuple) else f" = {problem.value!r}"
     lines = [f"{where}  {spell(problem.place)}{value}".rstrip(), f"  error {problem.code}: {problem.message}"]
     return [*lines, f"  hint: {problem.hint}"] if problem.hint else lines

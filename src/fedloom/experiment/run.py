@@ -101,8 +101,8 @@ class Run:
 def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
     """The rounds of an experiment, each written into the run's folder before it is handed on."""
     journal, seen = Journal(folder), 0
-    with one_thread():
-        journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
+    journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
+    with one_thread(), journal.watched():
         experiment.partition.save(folder / "partition.json")
         for done in rounds(experiment):
             journal.rows(done.rows)

@@ -2,7 +2,9 @@
 
 import json
 import platform
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,18 @@ class Journal:
 
     def update(self, **content: Any) -> None:
         self.manifest({**read_manifest(self.folder), **content})
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Whatever ends a run early is said in its folder."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception):
+                (self.folder / "errors").mkdir(exist_ok=True)
+                (self.folder / "errors" / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            self.update(status="failed" if isinstance(error, Exception) else "interrupted")
+            raise
 
     def rows(self, rows: Iterable[Row]) -> None:
         self._append("rows.jsonl", (asdict(row) for row in rows))
