@@ -1,5 +1,7 @@
 # Everything a newcomer needs: `make run`, `make test`. Both set up .venv first and skip what is already done.
 PYTHON ?= python3
+# how pip gets torch; the README says how to ask for the CPU build
+TORCH ?= torch
 VENV := .venv
 BIN := $(VENV)/bin
 # one torch thread a process: more are slower for nets of this size, and results stay the same everywhere
@@ -11,7 +13,7 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 

@@ -32,6 +32,7 @@ def read(tmp_path, x, y=None, names=NAMES):
         ((4, 3, 6, 5), (3, 6, 5)),
         ((4, 1, 6, 5), (1, 6, 5)),
         ((4, 12, 20, 20), (12, 20, 20)),
+        ((4, 20, 20, 12), (12, 20, 20)),
     ],
 )
 @pytest.mark.parametrize("kind", [np.uint8, np.float64])

@@ -178,6 +178,14 @@ def test_matching_test_without_test_examples_of_a_label():
     labels = labels_of(repeated(4, 4), [0, 0], 2)
     test = matching_test(labels, [np.arange(4), np.arange(4, 8)], draw())
     assert len(test[0]) == 1 and len(test[1]) == 0
+    mixed = matching_test(labels, [np.array([0, 4]), np.array([1, 5])], draw())
+    assert [len(rows) for rows in mixed] == [1, 1]
+
+
+def test_matching_test_gives_one_each_while_there_are_some():
+    labels = labels_of(np.zeros(24, int), np.zeros(5, int))
+    test = matching_test(labels, np.split(np.arange(24), 12), draw())
+    assert sorted(len(rows) for rows in test) == [0] * 7 + [1] * 5
 
 
 IMPOSSIBLE = [
@@ -289,6 +297,12 @@ def test_the_dial_ranks_by_main_label_then_mean_label_then_index():
     partition = Partition(tuple(np.array(rows, dtype=np.int64) for rows in shares), tuple(np.arange(0) for _ in shares))
     tied = tie_to_labels(partition, labels, 1, draw())
     assert [rows.tolist() for rows in tied.train] == [[8, 9], [], [5, 6, 10], [0, 1, 7], [2, 3, 4]]
+
+
+def test_the_main_label_goes_before_the_mean():
+    labels = labels_of([1, 1, 0, 0, 5])
+    partition = Partition((np.array([0, 1]), np.array([2, 3, 4])), (np.arange(0), np.arange(0)))
+    assert [len(rows) for rows in tie_to_labels(partition, labels, 1, draw()).train] == [3, 2]
 
 
 def test_the_dial_in_between_follows_its_formula():

@@ -40,13 +40,13 @@ def check(
 
 
 def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> None:
-    from ..experiment.assemble import build_fleet, build_method, build_partition, facts_of, made_up_labels
+    from ..experiment.assemble import build, build_partition, outline
     from ..experiment.places import data_folder
 
     loaded, tables = read(recipe, sets, None, files)
-    facts = facts_of(loaded, tables, data_folder(data_dir))
-    build_method(loaded, tables, build_fleet(loaded, tables, facts.stored_shape, facts.classes))
-    build_partition(loaded, made_up_labels(facts))
+    seen = outline(loaded, tables, data_folder(data_dir))
+    build(loaded, tables, seen)
+    build_partition(loaded, seen.labels)
 
 
 def _report(wrong: "list[RecipeError]", format: Format) -> None:

@@ -64,13 +64,11 @@ def _data(data_dir: Path | None) -> list[Finding]:
 
 
 def _recipe(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> list[Finding]:
-    from ..experiment.assemble import build_fleet, build_method, facts_of
+    from ..experiment.assemble import build, outline
     from ..experiment.places import data_folder
 
     loaded, tables = read(recipe, sets, None, files)
-    facts = facts_of(loaded, tables, data_folder(data_dir))
-    fleet = build_fleet(loaded, tables, facts.stored_shape, facts.classes)
-    build_method(loaded, tables, fleet)
+    fleet, _ = build(loaded, tables, outline(loaded, tables, data_folder(data_dir)))
     return [
         ("recipe", "ok", str(recipe)),
         *_batch_norm(loaded.recipe, fleet),
@@ -93,17 +91,11 @@ def _batch_norm(recipe: Any, fleet: Any) -> list[Finding]:
 
 def _blocks(recipe: Any, fleet: Any) -> list[Finding]:
     """How many devices of a tier run at once, tried on made-up examples."""
-    import warnings
-
-    from ..models.model import _many
-
     found = []
     for tier in fleet.tiers if recipe.engine.block > 1 else ():
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            _many.__wrapped__(tier.model, True, False)
-        detail = "; ".join(str(one.message) for one in said) or "many devices run as one network"
-        found.append((f"tier {tier.name}", "warn" if said else "ok", detail))
+        reasons = tier.model.slow_reasons()
+        detail = "; ".join(reasons) or "many devices run as one network"
+        found.append((f"tier {tier.name}", "warn" if reasons else "ok", detail))
     return found
 
 

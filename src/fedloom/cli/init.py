@@ -71,13 +71,12 @@ def _refuses_tiers(method: str, tables: "Tables", text: str) -> bool:
     import tomllib
 
     from ..experiment import RecipeError, load
-    from ..experiment.assemble import build_fleet, build_method, facts_of
+    from ..experiment.assemble import build, outline
     from ..experiment.places import data_folder
 
     loaded = load(tomllib.loads(text), tables)
-    facts = facts_of(loaded, tables, data_folder())
     try:
-        build_method(loaded, tables, build_fleet(loaded, tables, facts.stored_shape, facts.classes))
+        build(loaded, tables, outline(loaded, tables, data_folder()))
     except RecipeError:
         return True
     return False

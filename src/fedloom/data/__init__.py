@@ -5,14 +5,14 @@ A reader is a function of keyword options that returns a `Dataset`; the data dir
 
 from collections.abc import Callable
 
-from fedloom.data.cifar import cifar10, cifar100
-from fedloom.data.examples import DataBroken, DataMissing, Dataset, Examples
-from fedloom.data.facts import FACTS, Facts
-from fedloom.data.idx import fashion_mnist, mnist
-from fedloom.data.npz import npz, pathmnist, pneumoniamnist
-from fedloom.data.partition import PARTITIONS, Labels, Partition, tie_to_labels
-from fedloom.data.preparation import PREPARATIONS, Preparation
-from fedloom.data.shipped import digits, fashion_mini
+from .cifar import cifar10, cifar100
+from .examples import DataBroken, DataMissing, Dataset, Examples
+from .facts import FACTS, Facts
+from .idx import fashion_mnist, mnist
+from .npz import npz, pathmnist, pneumoniamnist
+from .partition import PARTITIONS, Labels, Partition, tie_to_labels
+from .preparation import PREPARATIONS, Preparation
+from .shipped import digits, fashion_mini
 
 __all__ = [
     "DATASETS",

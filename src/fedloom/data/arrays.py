@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedloom.data.examples import DataBroken, Dataset, Examples
-from fedloom.data.preparation import Preparation
+from .examples import DataBroken, Dataset, Examples
+from .preparation import Preparation
 
 Array = npt.NDArray[Any]
 

@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedloom.data import hub
-from fedloom.data.arrays import Array, Arrays, as_dataset
-from fedloom.data.examples import DataBroken, DataMissing, Dataset
-from fedloom.data.npz import SPELLINGS, read_npz
-from fedloom.data.preparation import PREPARATIONS
+from . import hub
+from .arrays import Array, Arrays, as_dataset
+from .examples import DataBroken, DataMissing, Dataset
+from .npz import SPELLINGS, read_npz
+from .preparation import PREPARATIONS
 
 _PLANES = 3 * 32 * 32
 

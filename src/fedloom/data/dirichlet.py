@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.maps import Labels, Partition, Rows, check_devices, deal, rows_by_label
-from fedloom.data.matching import matching_test
+from .maps import Labels, Partition, Rows, check_devices, deal, rows_by_label
+from .matching import matching_test
 
 Numbers = npt.NDArray[np.float64]
 

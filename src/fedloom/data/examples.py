@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.data.preparation import Preparation
+from .preparation import Preparation
 
 
 class DataMissing(Exception):  # noqa: N818 - named for what is wrong

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.data.arrays import Array, Arrays
-from fedloom.data.examples import DataBroken, DataMissing
+from .arrays import Array, Arrays
+from .examples import DataBroken, DataMissing
 
 # The name on the hub and, where the set comes in several sizes, the one to take.
 HUB_NAMES: dict[str, tuple[str, ...]] = {

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.data import hub
-from fedloom.data.arrays import Array, Arrays, as_dataset
-from fedloom.data.examples import DataBroken, Dataset
-from fedloom.data.preparation import PREPARATIONS
+from . import hub
+from .arrays import Array, Arrays, as_dataset
+from .examples import DataBroken, Dataset
+from .preparation import PREPARATIONS
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.examples import DataBroken, DataMissing
+from .examples import DataBroken, DataMissing
 
 Rows = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.maps import Labels, Rows, deal, rows_by_label
+from .maps import Labels, Rows, deal, rows_by_label
 
 Numbers = npt.NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.data import hub
-from fedloom.data.arrays import Array, Arrays, as_dataset
-from fedloom.data.examples import DataBroken, DataMissing, Dataset
-from fedloom.data.preparation import PREPARATIONS
+from . import hub
+from .arrays import Array, Arrays, as_dataset
+from .examples import DataBroken, DataMissing, Dataset
+from .preparation import PREPARATIONS
 
 SPELLINGS = (
     ("x_train", "y_train", "x_test", "y_test"),

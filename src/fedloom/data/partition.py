@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.dirichlet import dirichlet_per_device, dirichlet_per_label, quantity
-from fedloom.data.maps import Labels, Partition, Rows
-from fedloom.data.shards import iid, label_shards, sorted_shards
+from .dirichlet import dirichlet_per_device, dirichlet_per_label, quantity
+from .maps import Labels, Partition, Rows
+from .shards import iid, label_shards, sorted_shards
 
 __all__ = ["PARTITIONS", "Labels", "Partition", "Rows", "from_file", "tie_to_labels"]
 

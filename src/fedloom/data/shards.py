@@ -5,8 +5,8 @@ Label shards are HeteroFL's and FedBABU's "s classes per client"; sorted shards 
 
 import numpy as np
 
-from fedloom.data.maps import Labels, Partition, Rows, check_devices, rows_by_label
-from fedloom.data.matching import matching_test
+from .maps import Labels, Partition, Rows, check_devices, rows_by_label
+from .matching import matching_test
 
 
 def iid(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:

@@ -5,10 +5,10 @@ Origin and licence of each are in bundled/LICENSES.txt; scripts/cut_*.py made th
 
 from pathlib import Path
 
-from fedloom.data.arrays import as_dataset
-from fedloom.data.examples import Dataset
-from fedloom.data.npz import read_npz
-from fedloom.data.preparation import PREPARATIONS
+from .arrays import as_dataset
+from .examples import Dataset
+from .npz import read_npz
+from .preparation import PREPARATIONS
 
 _BUNDLED = Path(__file__).parent / "bundled"
 

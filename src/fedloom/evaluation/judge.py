@@ -1,5 +1,6 @@
 """Judge every candidate at every tier: on the whole test set, and where the devices' own test examples are."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,14 +29,18 @@ class Judge:
     def rows(
         self, candidates: Mapping[str, Candidate], fleet: Fleet, ask: Ask, round_number: int, per_device: bool
     ) -> list[Row]:
-        """Per tier, and per device where asked for."""
+        """Per tier, and per device where asked for; who holds no test examples has no row."""
         found: list[Row] = []
         for name, candidate in candidates.items():
             if isinstance(candidate, ServerModel):
                 judged = self._server_rows(name, candidate, fleet, ask, round_number)
             else:
                 judged = self._device_rows(name, candidate, fleet, ask, round_number)
-            found += (row for row in judged if per_device or not row.device)
+            found += (
+                row
+                for row in judged
+                if (per_device or not row.device) and (row.metric != "accuracy" or not math.isnan(row.value))
+            )
         return found
 
     def _server_rows(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data import FACTS, PARTITIONS, PREPARATIONS, Dataset, Facts, Labels, Partition, tie_to_labels
+from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, tie_to_labels
 from ..engines import InProcess, Memory, Refusal, shelf
 from ..evaluation import Judge, StaticBatchNorm
 from ..fleet import BadTier, Fleet, nested
@@ -45,24 +45,33 @@ def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
     return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
 
 
-def facts_of(loaded: Loaded, tables: Tables, folder: Path) -> Facts:
-    """What a recipe's data looks like: from what is known of the set, or else from its files."""
+@dataclass(frozen=True)
+class Outline:
+    """A recipe's data as far as models and partitions can tell."""
+
+    input_shape: tuple[int, ...]
+    labels: Labels
+
+
+def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
+    """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
     data = loaded.recipe.data
-    if data.dataset in FACTS and tables.datasets[data.dataset] is Tables().datasets[data.dataset]:
-        known = FACTS[data.dataset]
-        prepare = PREPARATIONS[data.preparation] if data.preparation else None
-        stored = torch.zeros(1, *known.stored_shape, dtype=torch.uint8)
-        return replace(known, stored_shape=tuple(prepare(stored).shape[1:])) if prepare else known
-    dataset = read_data(loaded, tables, folder)
-    return Facts(dataset.input_shape, dataset.classes, len(dataset.train), len(dataset.test))
+    if data.dataset not in FACTS or tables.datasets[data.dataset] is not DATASETS[data.dataset]:
+        return outline_of(read_data(loaded, tables, folder))
+    facts = FACTS[data.dataset]
+    prepare = PREPARATIONS[data.preparation or facts.preparation]
+    made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8))
+    classes = 20 if data.settings.get("labels") == "coarse" else facts.classes
+    labels = Labels(np.arange(facts.train) % classes, np.arange(facts.test) % classes, classes)
+    return Outline(tuple(made_up.shape[1:]), labels)
 
 
-def made_up_labels(facts: Facts) -> Labels:
-    """Balanced labels of the right number, to try a partition where the files are not."""
-    return Labels(np.arange(facts.train) % facts.classes, np.arange(facts.test) % facts.classes, facts.classes)
+def outline_of(dataset: Dataset) -> Outline:
+    labels = Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes)
+    return Outline(dataset.input_shape, labels)
 
 
-def build_fleet(loaded: Loaded, tables: Tables, input_shape: tuple[int, ...], classes: int) -> Fleet:
+def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
     recipe = loaded.recipe
     family, build = recipe.model.family, tables.models[recipe.model.family]
     sizes = [{**recipe.model.settings, **tier.settings} for tier in recipe.tiers]
@@ -71,7 +80,7 @@ def build_fleet(loaded: Loaded, tables: Tables, input_shape: tuple[int, ...], cl
         sizes = [{**size, "widest": max(widths)} for size in sizes]
     models: list[tuple[str, Model]] = []
     for number, (tier, size) in enumerate(zip(recipe.tiers, sizes, strict=True)):
-        made = model(family, build, size, input_shape, classes)
+        made = model(family, build, size, seen.input_shape, seen.labels.classes)
         try:
             made.shapes()
         except Exception as error:
@@ -95,6 +104,12 @@ def build_method(loaded: Loaded, tables: Tables, fleet: Fleet) -> Method:
     return made
 
 
+def build(loaded: Loaded, tables: Tables, seen: Outline) -> tuple[Fleet, Method]:
+    """Who learns and how: all of a recipe that can be refused without its data."""
+    fleet = build_fleet(loaded, tables, seen)
+    return fleet, build_method(loaded, tables, fleet)
+
+
 def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
     cut = picked(PARTITIONS, data.partition)
@@ -111,9 +126,9 @@ def build_partition(loaded: Loaded, labels: Labels) -> Partition:
 def assemble(loaded: Loaded, tables: Tables, folder: Path) -> Experiment:
     recipe = loaded.recipe
     dataset = read_data(loaded, tables, folder)
-    partition = build_partition(loaded, Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes))
-    fleet = build_fleet(loaded, tables, dataset.input_shape, dataset.classes)
-    method = build_method(loaded, tables, fleet)
+    seen = outline_of(dataset)
+    partition = build_partition(loaded, seen.labels)
+    fleet, method = build(loaded, tables, seen)
     held = shelf(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
     engine = InProcess(

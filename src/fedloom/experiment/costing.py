@@ -8,7 +8,7 @@ from ..engines import Rehearsal
 from ..evaluation import cost
 from ..fleet import Fleet, Turn
 from ..methods import Method
-from .assemble import build_fleet, build_method, facts_of
+from .assemble import build, outline
 from .load import Loaded
 from .tables import Tables
 
@@ -30,9 +30,7 @@ class TierCost:
 
 def tier_costs(loaded: Loaded, tables: Tables, folder: Path) -> list[TierCost]:
     """Found by rehearsing a round with one device of each tier; needs no data if the data set is a known one."""
-    facts = facts_of(loaded, tables, folder)
-    fleet = build_fleet(loaded, tables, facts.stored_shape, facts.classes)
-    method = build_method(loaded, tables, fleet)
+    fleet, method = build(loaded, tables, outline(loaded, tables, folder))
     moved = rehearse(method, fleet)
     found = []
     for tier in fleet.tiers:

@@ -1,6 +1,5 @@
 """How a block of devices runs through one module: the fastest way that gives what each device gets alone."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -89,11 +88,25 @@ def vmapped(skeleton: Skeleton) -> Block:
 def one_by_one(skeleton: Skeleton) -> Block:
     def run(weights: Mapping[str, Tensor], x: Tensor) -> Made:
         made = [skeleton({name: weight[k] for name, weight in weights.items()}, x[k]) for k in range(len(x))]
-        if len(made) == 1:
-            return cast(Made, tree_map(lambda tensor: tensor.unsqueeze(0), made[0]))
         return cast(Made, tree_map(lambda *alike: torch.stack(alike), *made))
 
     return run
+
+
+def alone(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> Block:
+    """One device: images channels-last, which is faster, unless the module insists on the plain layout."""
+
+    def channels_last(weights: Mapping[str, Tensor], x: Tensor) -> Made:
+        made = skeleton({name: weight[0] for name, weight in weights.items()}, fold(x))
+        return cast(Made, tree_map(lambda tensor: tensor.unsqueeze(0), made))
+
+    weights, x = _trial(shapes, sample)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            channels_last({name: weight[:1] for name, weight in weights.items()}, x[:1])
+    except RuntimeError:  # such as a .view() of a map that is not contiguous
+        return one_by_one(skeleton)
+    return channels_last
 
 
 def seeded(block: Block, seeds: tuple[int, ...]) -> Block:
@@ -110,19 +123,22 @@ def seeded(block: Block, seeds: tuple[int, ...]) -> Block:
     return run
 
 
-def many_at_once(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> Block:
-    """Never trusted unseen: three devices with random weights must make of `sample` what each makes alone."""
+def many_at_once(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> tuple[Block, tuple[str, ...]]:
+    """The fastest way that is right, and why faster ones are not.
+
+    None is trusted unseen: three devices with random weights must make of `sample` what each makes alone.
+    """
+    reasons: list[str] = []
     for way in (folded, vmapped):
         try:
             block = way(skeleton)
             if _agree(block, one_by_one(skeleton), shapes, sample):
-                return block
+                return block, tuple(reasons)
             reason = "devices mix"
         except Exception as error:  # whatever a stranger's module raises, there is a slower way
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        name = type(skeleton.module).__name__
-        warnings.warn(f"{name} does not run {way.__name__} ({reason}); a slower way is used", SlowBlock, stacklevel=2)
-    return one_by_one(skeleton)
+        reasons.append(f"{type(skeleton.module).__name__} does not run {way.__name__}: {reason}")
+    return one_by_one(skeleton), tuple(reasons)
 
 
 def is_random(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> bool:

@@ -5,6 +5,7 @@ written down: it is found by comparing the shapes of their weights.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ..seeds import number
 from ..tensors import Tensors
-from .blocks import Block, Skeleton, is_random, many_at_once, one_by_one, seeded
+from .blocks import Block, Skeleton, SlowBlock, alone, is_random, many_at_once, seeded
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
@@ -95,6 +96,10 @@ class Model:
         """The weights that have one row per class: those of the last layer, or what the module names itself."""
         return _label_rows(self)
 
+    def slow_reasons(self) -> tuple[str, ...]:
+        """Why many devices cannot train as one network; empty when they can."""
+        return _proved(self, True, False)[1]
+
     def unsliceable(self) -> tuple[str, ...]:
         """Weights of layers that stack several things on one axis, so that its first part means nothing."""
         return _unsliceable(self)
@@ -119,15 +124,27 @@ def _skeleton(model: Model, training: bool, tracking: bool) -> Skeleton:
 
 
 @lru_cache(maxsize=256)
-def _many(model: Model, training: bool, tracking: bool) -> Block:
+def _alone(model: Model, training: bool, tracking: bool) -> Block:
+    trained, statistics = _shapes(model)
+    return alone(_skeleton(model, training, tracking), {**trained, **statistics}, _sample(model))
+
+
+@lru_cache(maxsize=256)
+def _proved(model: Model, training: bool, tracking: bool) -> tuple[Block, tuple[str, ...]]:
     trained, statistics = _shapes(model)
     return many_at_once(_skeleton(model, training, tracking), {**trained, **statistics}, _sample(model))
 
 
+@lru_cache(maxsize=256)
+def _many(model: Model, training: bool, tracking: bool) -> Block:
+    block, reasons = _proved(model, training, tracking)
+    if reasons:
+        warnings.warn(f"a slower way is used ({'; '.join(reasons)})", SlowBlock, stacklevel=2)
+    return block
+
+
 def _block(model: Model, devices: int, training: bool, tracking: bool = False) -> Block:
-    if devices == 1:
-        return one_by_one(_skeleton(model, training, tracking))
-    return _many(model, training, tracking)
+    return _alone(model, training, tracking) if devices == 1 else _many(model, training, tracking)
 
 
 @lru_cache(maxsize=256)

@@ -91,7 +91,8 @@ def verdict(
     """The first arm against the others, in words. `tiers` run from the largest to the smallest."""
     first, by_name = arms[0], {arm.name: arm for arm in arms}
     lines = []
-    for tier, control in ((tiers[0], "drop-the-small"), (tiers[-1], "small-for-all")):
+    pairs = ((tiers[0], "drop-the-small"), (tiers[0], "small-for-all"), (tiers[-1], "small-for-all"))
+    for tier, control in pairs:
         if control in by_name and control != first.name:
             lines.append(str(difference(first, by_name[control], tier, test, examples)))
     if "standalone" in by_name and first.name != "standalone":

@@ -1,6 +1,7 @@
 """A run's folder: what was asked for, what happened, what came of it. Plain files, written as the run goes."""
 
 import json
+import math
 import platform
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +63,7 @@ class Journal:
 
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.writelines(json.dumps(_plain(line), allow_nan=False) + "\n" for line in lines)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -73,7 +74,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def read_rows(folder: Path) -> Iterator[Row]:
     with (folder / "rows.jsonl").open(encoding="utf-8") as file:
         for line in file:
-            yield Row(**json.loads(line))
+            said = json.loads(line)
+            yield Row(**{**said, "value": math.nan if said["value"] is None else said["value"]})
+
+
+def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no word for a loss that is not a finite number; null is."""
+    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in line.items()}
 
 
 def versions() -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""Arguments that cannot work: exit 4, the option that is wrong, and nothing written."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "hint"),
+    [
+        (["bogus"], "bogus", "fedloom --help"),
+        (["run", "--bogus"], "--bogus", "fedloom run --help"),
+        (["run", "my.toml", "more.toml"], "more.toml", "fedloom run --help"),
+        (["run", "my.toml", "--seed", "one"], "--seed", "fedloom run --help"),
+        (["run", "my.toml", "--format", "yaml"], "--format", "fedloom run --help"),
+        (["run", "my.toml", "--set"], "--set", "fedloom run --help"),
+        (["plan"], "RECIPE", "fedloom plan --help"),
+        (["check"], "RECIPES", "fedloom check --help"),
+        (["init"], "METHOD", "fedloom init --help"),
+        (["list"], "WHAT", "fedloom list --help"),
+        (["list", "bogus"], "bogus", "fedloom list --help"),
+        (["compare", "my.toml", "--seeds", "0"], "--seeds", "fedloom compare --help"),
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(arguments, words, hint, fedloom, write, files):
+    write()
+    before = files()
+
+    said = fedloom(*arguments)
+    assert (said.code, said.out) == (4, "")
+    assert said.err.startswith("error ARGUMENTS: ")
+    assert words.lower() in said.err.lower()
+    assert said.err.endswith(f"  hint: {hint}\n")
+    assert files() == before
+
+
+@pytest.mark.parametrize("spelling", [["--format", "json"], ["--format=json"]], ids=["two words", "one word"])
+@pytest.mark.parametrize("arguments", [["bogus"], ["run", "--bogus"]], ids=" ".join)
+def test_usage_errors_in_json(arguments, spelling, fedloom):
+    said = fedloom(*arguments, *spelling)
+    assert (said.code, said.err) == (4, "")
+    assert said.failure["error_code"] == "ARGUMENTS"
+    assert "bogus" in said.failure["message"]
+    assert said.failure["hint"].endswith("--help")
+
+
+@pytest.mark.parametrize("said_by_user", ["rounds", "=3", "training..epochs=3", ".rounds=3", "rounds.=3", ""])
+def test_a_change_of_the_wrong_form(said_by_user, fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom("run", "my.toml", "--set", said_by_user)
+    (problem,) = said.problems
+    assert (said.code, problem.where, problem.code) == (4, "--set", "SET_FORM")
+    assert repr(said_by_user) in problem.message
+    assert "--set training.epochs=2" in problem.hint
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    "place", ["rounds.first", "tiers.7.width", "tiers.first.width", "tiers[2].width", "data.dataset.name", "tiers.2"]
+)
+def test_a_change_of_a_place_that_is_not_there(place, fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom("run", "my.toml", "--set", f"{place}=1")
+    (problem,) = said.problems
+    assert (said.code, problem.where, problem.code) == (4, "--set", "SET_PLACE")
+    assert place in problem.message
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "code", "hint"),
+    [
+        ("round=3", "round = 3", "RECIPE_KEY", "rounds"),
+        ("rounds=0", "rounds = 0", "RECIPE_RANGE", ""),
+        ("rounds=two", "rounds = 'two'", "RECIPE_TYPE", ""),
+        ("rounds=", "rounds = ''", "RECIPE_TYPE", ""),
+        ("data.dataset=digit", "data.dataset = 'digit'", "RECIPE_NAME", "digits"),
+        ("data.devces=3", "data.devces = 3", "RECIPE_KEY", "devices"),
+        ("tiers.1.width=1.5", "tiers[1].width = 1.5", "RECIPE_RANGE", ""),
+        ("tiers[1].width=1.5", "tiers[1].width = 1.5", "RECIPE_RANGE", ""),
+        ("tiers.1.name=large", "tiers[1].name = 'large'", "RECIPE_VALUE", ""),
+        ("tiers=3", "tiers = 3", "RECIPE_TYPE", ""),
+        ("data=3", "data = 3", "RECIPE_TYPE", ""),
+        ("method.name=fedavg", "method.name = 'fedavg'", "METHOD_REFUSES", ""),
+        ("data.partition={kind='idd'}", "data.partition.kind = 'idd'", "RECIPE_NAME", "iid"),
+        ("training.optimiser={kind='sgd',lr=1}", "training.optimiser.lr = 1", "RECIPE_KEY", "learning_rate"),
+    ],
+)
+def test_a_bad_change_is_said_to_come_from_the_command_line(change, what, code, hint, fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom("run", "my.toml", "--set", change)
+    (problem,) = said.problems
+    assert (said.code, problem.where, problem.what, problem.code) == (4, "--set", what, code)
+    assert hint in problem.hint
+    assert files() == before
+
+
+@pytest.mark.parametrize("place", ["3", "data.3", "training.0", "method.1", "data.²", "rounds²"])
+def test_a_number_is_no_key(place, fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom("run", "my.toml", "--set", f"{place}=1")
+    assert said.code == 4
+    assert [one.where for one in said.problems] == ["--set"]
+    assert files() == before
+
+
+def test_changes_and_the_file_are_told_apart(fedloom, write, line_of):
+    path = write(("devices = 4", "devices = 0"))
+    said = fedloom("run", "my.toml", "--set", "rounds=0")
+    assert said.code == 4
+    assert {(one.where, one.what) for one in said.problems} == {
+        ("--set", "rounds = 0"),
+        (f"my.toml:{line_of(path, 'devices')}", "data.devices = 0"),
+    }
+
+
+def test_a_negative_seed(fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom("run", "my.toml", "--seed", "-1")
+    (problem,) = said.problems
+    assert (said.code, problem.what, problem.code) == (4, "seed = -1", "RECIPE_RANGE")
+    assert files() == before
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_out_that_is_there_already(verb, kind, fedloom, write, files, tmp_path):
+    write()
+    taken = tmp_path / "taken"
+    taken.mkdir() if kind == "folder" else taken.write_text("mine")
+    before = files()
+    said = fedloom(verb, "my.toml", "--out", "taken")
+    (problem,) = said.problems
+    assert (said.code, said.out, problem.where, problem.code) == (4, "", "--out", "OUT_EXISTS")
+    assert "another --out" in problem.hint
+    assert files() == before
+    as_json = fedloom(verb, "my.toml", "--out", "taken", "--format", "json")
+    assert (as_json.code, as_json.failure["error_code"]) == (4, "OUT_EXISTS")
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        (None, "FILE_MISSING", "my.py"),
+        ("", "WITH_EMPTY", "my.py"),
+        ("METHODS = {}\n", "WITH_EMPTY", "my.py"),
+        ("methods = {'mine': 1}\n", "WITH_EMPTY", "my.py"),
+        ("raise ValueError('not today')\n", "WITH_FAILED", "ValueError while it was read: not today"),
+        ("import no_such_module\n", "WITH_FAILED", "no_such_module"),
+        ("def (\n", "WITH_FAILED", "SyntaxError"),
+    ],
+    ids=["missing", "empty", "no names", "lower case", "raises", "import", "no Python"],
+)
+def test_a_file_of_own_names_that_gives_none(content, code, words, fedloom, write, files, tmp_path):
+    write()
+    if content is not None:
+        (tmp_path / "my.py").write_text(content)
+    before = files()
+    said = fedloom("run", "my.toml", "--with", "my.py")
+    (problem,) = said.problems
+    assert (said.code, said.out, problem.where, problem.code) == (4, "", "my.py", code)
+    assert words in problem.message
+    assert ("METHODS, MODELS or DATASETS" in problem.hint) == (code == "WITH_EMPTY")
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("my.py", "METHODS = ['mine']\n"), ("my.py", "METHODS = {'mine': 3}\n"), ("my.txt", "METHODS = {}\n")],
+    ids=["a list", "no class", "no .py"],
+)
+def test_a_file_of_own_names_of_the_wrong_kind_is_the_users_mistake_not_ours(
+    name, content, fedloom, write, files, tmp_path
+):
+    write()
+    (tmp_path / name).write_text(content)
+    before = files()
+    said = fedloom("run", "my.toml", "--with", name, "--set", "method.name=mine")
+    assert said.code == 4
+    assert name in said.err
+    assert files() == before
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "check", "compare", "doctor"])
+def test_every_verb_refuses_a_missing_file_of_own_names(verb, fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom(verb, "my.toml", "--with", "my.py")
+    assert said.code == 4
+    assert [one.code for one in said.problems] == ["FILE_MISSING"]
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "hint"),
+    [
+        (["--controls", "small-for-al"], "CONTROL_NAME", "small-for-all"),
+        (["--test", "glbal"], "TEST_NAME", ""),
+        (["--test", "local", "--set", "evaluation.tests=['global']"], "TEST_NAME", ""),
+    ],
+    ids=["control", "test", "test that is not judged"],
+)
+def test_a_comparison_that_cannot_be_made(arguments, code, hint, fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom("compare", "my.toml", *arguments)
+    (problem,) = said.problems
+    assert (said.code, problem.code) == (4, code)
+    assert hint in problem.hint
+    assert files() == before

@@ -1,0 +1,82 @@
+"""fedloom check: is a recipe right? Nothing is run and nothing written."""
+
+import pytest
+
+
+def test_several_good_recipes(fedloom, write, files):
+    write()
+    write(('"digits"', '"cifar10"'), to="other.toml")
+    before = files()
+    said = fedloom("check", "my.toml", "other.toml")
+    assert (said.code, said.out, said.err) == (0, "my.toml  ok\nother.toml  ok\n", "")
+    assert files() == before
+
+
+def test_json_has_an_object_for_each(fedloom, write):
+    write()
+    write(to="other.toml")
+    said = fedloom("check", "my.toml", "other.toml", "--format", "json")
+    assert (said.code, said.err) == (0, "")
+    assert said.data == [{"recipe": "my.toml", "problems": []}, {"recipe": "other.toml", "problems": []}]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (("rounds = 2", "rounds = 0"), "RECIPE_RANGE"),
+        (("devices = 4", "devces = 4"), "RECIPE_KEY"),
+        (('"heterofl"', '"fedavg"'), "METHOD_REFUSES"),
+        (("width = 0.5", "width = 0.5\nhidden = [8, 1]"), "TIER_SHAPE"),
+        (("devices = 4", "devices = 4\npartition = { kind = 'sorted_shards', shards_per_device = 0 }"), "RECIPE_VALUE"),
+    ],
+    ids=["words", "keys", "method", "tiers", "partition"],
+)
+def test_a_bad_recipe(change, code, fedloom, write, files):
+    write(change)
+    before = files()
+    said = fedloom("check", "my.toml")
+    assert (said.code, said.out) == (4, "")
+    assert [one.code for one in said.problems] == [code]
+    assert said.problems[0].where.startswith("my.toml:")
+    assert "BUG" not in said.err
+    as_json = fedloom("check", "my.toml", "--format", "json")
+    assert (as_json.code, as_json.failure["error_code"]) == (4, code)
+    assert files() == before
+
+
+def test_one_bad_recipe_does_not_hide_another(fedloom, write):
+    write(("rounds = 2", "rounds = 0"), to="first.toml")
+    write(to="second.toml")
+    write(('"heterofl"', '"fedavg"'), to="third.toml")
+    said = fedloom("check", "first.toml", "second.toml", "third.toml", "fourth.toml")
+    assert said.code == 4
+    assert said.out == "second.toml  ok\n"
+    assert [(one.where.partition(":")[0], one.code) for one in said.problems] == [
+        ("first.toml", "RECIPE_RANGE"),
+        ("third.toml", "METHOD_REFUSES"),
+        ("fourth.toml", "FILE_MISSING"),
+    ]
+
+
+def test_missing_data_of_one_recipe_does_not_hide_another(fedloom, write):
+    write(('"digits"', '"npz"\nfile = "mine.npz"'), to="first.toml")
+    write(("rounds = 2", "rounds = 0"), to="second.toml")
+    said = fedloom("check", "first.toml", "second.toml")
+    assert said.code == 4
+    assert "DATA_MISSING" in said.err
+    assert "RECIPE_RANGE" in said.err
+
+
+def test_the_model_to_start_from_is_looked_at(fedloom, write):
+    write(("[method]", "[start]\nfrom = 'nothing.safetensors'\n\n[method]"))
+    said = fedloom("check", "my.toml")
+    assert said.code == 4
+    assert [one.code for one in said.problems] == ["FILE_MISSING"]
+
+
+def test_changes_are_checked_in_every_recipe(fedloom, write):
+    write()
+    write(to="other.toml")
+    said = fedloom("check", "my.toml", "other.toml", "--set", "rounds=0")
+    assert said.code == 4
+    assert [(one.where, one.code) for one in said.problems] == [("--set", "RECIPE_RANGE")] * 2

@@ -1,0 +1,80 @@
+"""fedloom doctor: what this machine has, and what of a recipe to watch out for."""
+
+import pytest
+
+
+def findings(said):
+    assert (said.code, said.err) == (0, "")
+    assert all(set(one) == {"name", "state", "detail"} for one in said.data)
+    assert {one["state"] for one in said.data} <= {"ok", "warn"}
+    return {one["name"]: (one["state"], one["detail"]) for one in said.data}
+
+
+def test_without_a_recipe(fedloom, files):
+    found = findings(fedloom("doctor", "--format", "json"))
+    assert list(found) == ["python", "torch", "cores", "folder for runs", "extras", "data"]
+    assert found["data"][1].startswith("bundled sets only: data is not there")
+    assert files() == {}
+
+
+def test_text_has_a_line_for_each_finding(fedloom):
+    said = fedloom("doctor")
+    assert (said.code, said.err) == (0, "")
+    assert [line.split()[0] for line in said.out.splitlines()[1:]] == [
+        "python", "torch", "cores", "folder", "extras", "data",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_data_sets_that_are_there(how, fedloom, tmp_path, monkeypatch):
+    (tmp_path / "sets" / "cifar-10-batches-bin").mkdir(parents=True)
+    (tmp_path / "sets" / "mine.npz").touch()
+    (tmp_path / "sets" / "notes.txt").touch()
+    monkeypatch.setenv("FEDLOOM_DATA", "elsewhere" if how == "option" else "sets")
+    arguments = ["--data-dir", "sets"] if how == "option" else []
+    found = findings(fedloom("doctor", *arguments, "--format", "json"))
+    assert found["data"] == ("ok", "sets: cifar-10-batches-bin, mine.npz")
+
+
+def test_a_recipe_with_its_traps(fedloom, write, files):
+    write()
+    before = files()
+    found = findings(fedloom("doctor", "my.toml", "--format", "json"))
+    assert found["recipe"] == ("ok", "my.toml")
+    assert found["batch norm"][0] == "warn"
+    assert "pooled" in found["batch norm"][1]
+    assert found["tier large"] == found["tier small"] == ("ok", "many devices run as one network")
+    assert "tiers" not in found
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("devices", "state", "words"), [(4, "warn", "fewer than 10 devices"), (20, "ok", "devices' own sums")]
+)
+def test_batch_norm_by_devices(devices, state, words, fedloom, write):
+    write(("[method]", "[evaluation]\nstatistics = { query = 'per_device' }\n\n[method]"))
+    found = findings(fedloom("doctor", "my.toml", "--set", f"data.devices={devices}", "--format", "json"))
+    assert found["batch norm"][0] == state
+    assert words in found["batch norm"][1]
+
+
+def test_no_word_of_what_does_not_concern_a_recipe(fedloom, write):
+    write(("hidden = [2, 4]", "hidden = [2, 4]\nnormalisation = 'group'"))
+    found = findings(fedloom("doctor", "my.toml", "--set", "engine.block=1", "--format", "json"))
+    assert not found.keys() & {"batch norm", "tier large", "tier small", "tiers"}
+
+
+def test_a_tier_without_devices(fedloom, write):
+    write(
+        ("share = 0.5\nwidth = 1.0", "share = 0.1\nwidth = 1.0"),
+        ("share = 0.5\nwidth = 0.5", "share = 0.9\nwidth = 0.5"),
+    )
+    found = findings(fedloom("doctor", "my.toml", "--format", "json"))
+    assert found["tiers"][0] == "warn"
+    assert "no device in large" in found["tiers"][1]
+
+
+def test_a_bad_recipe(fedloom, write):
+    write(("rounds = 2", "rounds = 0"))
+    said = fedloom("doctor", "my.toml", "--format", "json")
+    assert (said.code, said.failure["error_code"]) == (4, "RECIPE_RANGE")

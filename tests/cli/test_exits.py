@@ -1,0 +1,223 @@
+"""How a command ends: its exit code, what it says on which stream, and what a run that ended early leaves behind."""
+
+import contextlib
+import gc
+import json
+
+import pytest
+
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.reporting import Journal, read_manifest, read_rows
+
+RAISES_IN_ROUND_2 = """
+from dataclasses import dataclass
+
+from fedloom.fleet import slices
+from fedloom.methods import Method
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    def start(self, fleet, seed, warm=None):
+        return {"weights": fleet.whole.initial(seed)}
+
+    def round(self, server, turn):
+        if turn.number == 2:
+            raise ZeroDivisionError("my own mistake")
+        return server
+
+    def candidates(self, server):
+        return {"server": slices(server["weights"])}
+
+
+METHODS = {"mine": Mine}
+"""
+
+
+@pytest.fixture
+def raise_in_round_2(monkeypatch):
+    """Replace HeteroFL's round by one that works once and then raises."""
+    whole = HeteroFL.round
+
+    def patch(error):
+        def round(self, server, turn):
+            if turn.number == 2:
+                raise error
+            return whole(self, server, turn)
+
+        monkeypatch.setattr(HeteroFL, "round", round)
+
+    return patch
+
+
+def test_data_goes_to_stdout_and_progress_to_stderr(fedloom, write):
+    write()
+    said = fedloom("run", "my.toml", "--out", "run")
+    assert said.code == 0
+    assert [line.split("  ")[:2] for line in said.err.splitlines()] == [
+        ["heterofl", "round 1/2"],
+        ["heterofl", "round 2/2"],
+    ]
+    assert "round 1/2" not in said.out
+    assert said.out.startswith("judged ")
+    assert said.out.endswith("\nrun: run\n")
+
+
+def test_a_line_of_progress_says_accuracy_votes_bytes_and_time(fedloom, write):
+    write()
+    line = fedloom("run", "my.toml", "--set", "rounds=1").err
+    assert "large " in line
+    assert "small " in line
+    assert " %  " in line
+    assert "4/4 replies" in line
+    assert "1.79 kB down 1.8 kB up" in line
+    assert line.endswith(" s\n")
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_quiet_silences_progress(format, fedloom, write):
+    write()
+    said = fedloom("run", "my.toml", "--quiet", "--format", format)
+    assert (said.code, said.err) == (0, "")
+    assert said.out
+
+
+def test_json_is_one_object_beside_progress(fedloom, write):
+    write()
+    said = fedloom("run", "my.toml", "--format", "json")
+    assert said.code == 0
+    assert said.data["final"]
+    assert len(said.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_an_interrupted_run_says_so(format, fedloom, write, raise_in_round_2, tmp_path):
+    write()
+    raise_in_round_2(KeyboardInterrupt())
+    said = fedloom("run", "my.toml", "--out", "run", "--format", format)
+    assert said.code == 130
+    assert "Traceback" not in said.err
+    if format == "json":
+        assert said.failure["error_code"] == "INTERRUPTED"
+    else:
+        assert (said.out, said.err.splitlines()[1:]) == ("", ["error INTERRUPTED: interrupted"])
+    assert read_manifest(tmp_path / "run")["status"] == "interrupted"
+    assert {row.round for row in read_rows(tmp_path / "run")} == {1}
+    assert not (tmp_path / "run" / "errors").exists()
+
+
+def test_an_interrupt_between_two_rounds_is_written_down_too(fedloom, write, monkeypatch, tmp_path):
+    write()
+
+    def note(text, quiet):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedloom.cli.progress.note", note)
+    said = fedloom("run", "my.toml", "--out", "run")
+    gc.collect()
+    assert said.code == 130
+    assert read_manifest(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_an_interrupt_while_the_heavy_libraries_load(fedloom, write, files, monkeypatch):
+    write()
+    before = files()
+
+    @contextlib.contextmanager
+    def exits(format):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("fedloom.cli.run.exits", exits)
+    said = fedloom("run", "my.toml")
+    assert said.code == 130
+    assert "Traceback" not in said.err
+    assert files() == before
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_users_own_mistake_is_told_from_ours(format, fedloom, write, tmp_path):
+    write(('name = "heterofl"', 'name = "mine"'))
+    (tmp_path / "my.py").write_text(RAISES_IN_ROUND_2)
+    said = fedloom("run", "my.toml", "--with", "my.py", "--out", "run", "--format", format)
+    assert said.code == 1
+    assert f'{tmp_path / "my.py"}", line 15, in round' in said.err
+    if format == "json":
+        assert said.failure["error_code"] == "USER_CODE"
+        assert said.failure["message"] == "ZeroDivisionError: my own mistake"
+        assert "your own file" in said.failure["hint"]
+    else:
+        assert said.out == ""
+        assert "error USER_CODE: ZeroDivisionError: my own mistake\n" in said.err
+    run = tmp_path / "run"
+    assert read_manifest(run)["status"] == "failed"
+    assert "ZeroDivisionError: my own mistake" in (run / "errors" / "traceback.txt").read_text()
+    assert {row.round for row in read_rows(run)} == {1}
+    assert not (run / "models").exists()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_our_own_mistake_asks_for_a_report(format, fedloom, write, raise_in_round_2, tmp_path):
+    write()
+    raise_in_round_2(RuntimeError("this should never be"))
+    said = fedloom("run", "my.toml", "--out", "run", "--format", format)
+    assert said.code == 5
+    assert "Traceback (most recent call last)" in said.err
+    if format == "json":
+        assert said.failure["error_code"] == "BUG"
+        assert said.failure["message"] == "RuntimeError: this should never be"
+        assert said.failure["hint"] == "please report this"
+    else:
+        assert said.out == ""
+        assert said.err.endswith("error BUG: RuntimeError: this should never be\n  hint: please report this\n")
+    assert read_manifest(tmp_path / "run")["status"] == "failed"
+    assert "this should never be" in (tmp_path / "run" / "errors" / "traceback.txt").read_text()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_full_disk_fails_the_run(format, fedloom, write, monkeypatch, tmp_path):
+    write()
+
+    def full(self, rows):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "rows", full)
+    said = fedloom("run", "my.toml", "--out", "run", "--format", format)
+    assert said.code == 1
+    assert "Traceback" not in said.err
+    if format == "json":
+        assert said.failure["error_code"] == "SYSTEM"
+        assert "No space left on device" in said.failure["message"]
+    else:
+        assert "error SYSTEM: [Errno 28] No space left on device\n" in said.err
+    assert read_manifest(tmp_path / "run")["status"] == "failed"
+
+
+def test_training_that_diverges_is_not_our_mistake(fedloom, write, tmp_path):
+    """Weights so large that a batch's statistics overflow: a run may fail or finish, but there is no bug to report."""
+    write(("batch_size = 100", "optimiser = { kind = 'sgd', learning_rate = 1e20 }"))
+    said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
+    assert "Traceback" not in said.err
+    assert said.code in (0, 1)
+    assert read_manifest(tmp_path / "run")["status"] == ("finished" if said.code == 0 else "failed")
+
+
+def test_a_round_that_draws_no_large_device_does_not_end_a_run(fedloom, write, tmp_path):
+    write(
+        ("share = 0.5\nwidth = 1.0", "share = 0.001\nwidth = 1.0"),
+        ("share = 0.5\nwidth = 0.5", "share = 0.999\nwidth = 0.5"),
+        ("[method]", "[fleet]\nassignment = 'redrawn'\n[evaluation]\nstatistics.query = 'per_device'\n[method]"),
+    )
+    said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
+    assert (said.code, "Traceback" in said.err) == (0, False)
+    assert read_manifest(tmp_path / "run")["status"] == "finished"
+
+
+def test_devices_without_test_examples_do_not_break_json(fedloom, write, tmp_path):
+    """360 test images do not reach 400 devices, so there is no accuracy on their own ones; JSON has no NaN."""
+    write(("devices = 4", "devices = 400"), ("rounds = 2", "rounds = 1"))
+    said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
+    assert said.code == 0
+    assert {one["tier"] for one in said.data["final"]} == {"large", "small"}
+    for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines():
+        assert json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))

@@ -1,0 +1,135 @@
+"""fedloom init: a commented recipe that runs any method on the bundled data."""
+
+import re
+import tomllib
+
+import pytest
+
+from fedloom.experiment import Tables, load
+from fedloom.methods import METHODS
+from fedloom.reporting import read_manifest
+
+SHRINK = [
+    word
+    for change in ("rounds=1", "data.dataset=digits", "model.hidden=[2,4]", "training.epochs=1",
+                   "training.batch_size=100", "data.devices=8")
+    for word in ("--set", change)
+]  # fmt: skip
+
+WORDS = 'paper, leaves, keeps, gives = "of my own", "nothing", "nothing", "global"'
+OWN_METHOD = """
+from dataclasses import dataclass
+
+from fedloom.fleet import slices
+from fedloom.methods import Method
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    {words}
+    {settings}
+
+    def start(self, fleet, seed, warm=None):
+        return {{"weights": fleet.whole.initial(seed)}}
+
+    def round(self, server, turn):
+        return server
+
+    def candidates(self, server):
+        return {{"server": slices(server["weights"])}}
+
+
+METHODS = {{"mine": Mine}}
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_recipe_for_every_method(method, fedloom, tmp_path):
+    said = fedloom("init", method, "--out", "new.toml")
+    assert (said.code, said.out, said.err) == (0, "new.toml\nnext: fedloom run new.toml\n", "")
+    text = (tmp_path / "new.toml").read_text()
+    assert text.startswith("# fedloom run new.toml\n")
+    assert tomllib.loads(text)["method"]["name"] == method
+    assert tomllib.loads(text)["data"]["dataset"] == "fashion-mini"
+    assert METHODS[method].paper in text
+
+    assert fedloom("check", "new.toml").code == 0
+    ran = fedloom("run", "new.toml", *SHRINK, "--out", "run", "--format", "json")
+    assert ran.code == 0
+    assert read_manifest(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_commented_settings_are_the_methods_own_defaults(method, fedloom, tmp_path):
+    fedloom("init", method, "--out", "new.toml")
+    text = (tmp_path / "new.toml").read_text()
+    head, section, tail = re.split(r"(?<=\[method\]\n)|(?=\n\[evaluation\])", text)
+    spelled_out = head + re.sub(r"^# (?=\w+ = )", "", section, flags=re.MULTILINE) + tail
+    settings = load(tomllib.loads(spelled_out), Tables()).recipe.method.settings
+    assert METHODS[method](**settings) == METHODS[method]()
+    assert set(settings) == set(METHODS[method].__dataclass_fields__)
+
+
+def test_methods_with_one_model_get_one_tier(fedloom, tmp_path):
+    fedloom("init", "fedavg", "--out", "one.toml")
+    fedloom("init", "heterofl", "--out", "three.toml")
+    assert len(tomllib.loads((tmp_path / "one.toml").read_text())["tiers"]) == 1
+    assert len(tomllib.loads((tmp_path / "three.toml").read_text())["tiers"]) == 3
+
+
+def test_the_file_has_a_name_of_its_own_and_json_says_it(fedloom, tmp_path):
+    said = fedloom("init", "heterofl", "--format", "json")
+    assert (said.code, said.data) == (0, {"recipe": "my.toml"})
+    assert (tmp_path / "my.toml").is_file()
+
+
+def test_an_existing_file_is_left_alone(fedloom, files, tmp_path):
+    (tmp_path / "my.toml").write_text("mine")
+    before = files()
+    said = fedloom("init", "heterofl", "--out", "my.toml")
+    (problem,) = said.problems
+    assert (said.code, problem.where, problem.code) == (4, "--out", "OUT_EXISTS")
+    assert problem.hint
+    assert files() == before
+    as_json = fedloom("init", "heterofl", "--format", "json")
+    assert (as_json.code, as_json.failure["error_code"]) == (4, "OUT_EXISTS")
+
+
+def test_an_unknown_method(fedloom, files):
+    said = fedloom("init", "hetrofl")
+    (problem,) = said.problems
+    assert (said.code, problem.code) == (4, "METHOD_NAME")
+    assert problem.hint == "did you mean 'heterofl'?"
+    assert files() == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["strength: float = 0.5", "strength: float | None = None", "strength: tuple[int, ...] = (1, 2)", "pass"],
+    ids=["a number", "none", "a list", "no settings"],
+)
+def test_a_users_own_method(settings, fedloom, tmp_path):
+    (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings=settings))
+    said = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
+    assert said.code == 0
+    assert tomllib.loads((tmp_path / "new.toml").read_text())["method"] == {"name": "mine"}
+    assert fedloom("check", "new.toml", "--with", "my.py").code == 0
+
+
+def test_a_users_own_method_with_a_setting_that_must_be_given(fedloom, tmp_path):
+    """The recipe is written with the place to fill in, and says so when it is checked."""
+    (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings="strength: float"))
+    said = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
+    assert said.code == 0
+    assert "strength" in (tmp_path / "new.toml").read_text()
+    checked = fedloom("check", "new.toml", "--with", "my.py")
+    assert checked.code == 4
+    assert [one.what for one in checked.problems] == ["method.strength"]
+
+
+@pytest.mark.parametrize("arguments", [["init", "mine"], ["list", "methods"]], ids=" ".join)
+def test_a_users_own_method_that_does_not_describe_itself(arguments, fedloom, tmp_path):
+    """It runs, so it can be listed and started from; only the words about it are missing."""
+    (tmp_path / "my.py").write_text(OWN_METHOD.format(words="", settings="strength: float = 0.5"))
+    said = fedloom(*arguments, "--with", "my.py")
+    assert (said.code, said.err) == (0, "")

@@ -1,0 +1,120 @@
+"""fedloom plan: what each tier costs, found without data and without training."""
+
+import math
+
+import numpy as np
+import pytest
+
+KNOWN = {  # colours and classes
+    "digits": (1, 10),
+    "fashion-mini": (1, 10),
+    "mnist": (1, 10),
+    "fashion-mnist": (1, 10),
+    "cifar10": (3, 10),
+    "cifar100": (3, 100),
+    "pathmnist": (3, 9),
+    "pneumoniamnist": (1, 2),
+}
+KEYS = ["name", "parameters", "macs", "published_flops", "bytes_down", "bytes_up"]
+
+
+def convnet_parameters(inputs, first, second, classes):
+    """Two convolutions of 3 x 3 with bias, each under a batch norm, and a classifier."""
+    return (9 * inputs + 1) * first + 2 * first + (9 * first + 1) * second + 2 * second + (second + 1) * classes
+
+
+def convnet_macs(inputs, side, first, second, classes):
+    return side**2 * 9 * inputs * first + (side // 2) ** 2 * 9 * first * second + second * classes
+
+
+def test_heterofl_moves_a_slice_down_and_a_slice_and_its_labels_up(fedloom, write, files):
+    write()
+    before = files()
+    said = fedloom("plan", "my.toml", "--format", "json")
+    assert (said.code, said.err) == (0, "")
+    assert list(said.data) == ["tiers"]
+    large, small = said.data["tiers"]
+    assert list(large) == list(small) == KEYS
+    assert (large["name"], small["name"]) == ("large", "small")
+    assert large["parameters"] == convnet_parameters(1, 2, 4, 10)
+    assert small["parameters"] == convnet_parameters(1, 1, 2, 10)
+    assert large["macs"] == convnet_macs(1, 8, 2, 4, 10)
+    assert small["macs"] == convnet_macs(1, 8, 1, 2, 10)
+    for tier in (large, small):
+        assert tier["bytes_down"] == 4 * tier["parameters"]
+        assert tier["bytes_up"] == tier["bytes_down"] + math.ceil(10 / 8)
+    assert files() == before
+
+
+@pytest.mark.parametrize("dataset", KNOWN)
+def test_known_data_sets_need_no_files(dataset, fedloom, write):
+    write(('"digits"', f'"{dataset}"'))
+    said = fedloom("plan", "my.toml", "--format", "json")
+    assert said.code == 0
+    inputs, classes = KNOWN[dataset]
+    for tier, (first, second) in zip(said.data["tiers"], [(2, 4), (1, 2)], strict=True):
+        assert tier["parameters"] == convnet_parameters(inputs, first, second, classes)
+        assert tier["bytes_up"] - tier["bytes_down"] == math.ceil(classes / 8)
+
+
+def test_labels_of_twenty_kinds(fedloom, write):
+    write(('"digits"', '"cifar100"\nlabels = "coarse"'))
+    (large, _) = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
+    assert large["parameters"] == convnet_parameters(3, 2, 4, 20)
+    assert large["bytes_up"] - large["bytes_down"] == math.ceil(20 / 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "inputs", "side"),
+    [
+        (('"digits"', '"cifar10"'), 3, 32),
+        (('"digits"', '"fashion-mnist"'), 1, 28),
+        (('"digits"', '"fashion-mnist"\npreparation = "fedsup_fashion"'), 3, 32),
+        (('"digits"', '"pathmnist"'), 3, 32),
+    ],
+    ids=["cifar10", "fashion-mnist", "another preparation", "pathmnist, which is resized"],
+)
+def test_costs_are_of_the_images_a_model_gets_to_see(change, inputs, side, fedloom, write):
+    write(change)
+    said = fedloom("plan", "my.toml", "--format", "json")
+    classes = 9 if "pathmnist" in change[1] else 10
+    assert said.data["tiers"][0]["macs"] == convnet_macs(inputs, side, 2, 4, classes)
+
+
+@pytest.mark.parametrize(
+    ("method", "down", "up"), [("standalone", 0, 0), ("fedavg", 4, 4), ("centralised", 4, 4), ("heterofl", 4, 4)]
+)
+def test_what_other_methods_move(method, down, up, fedloom, write):
+    write(('name = "heterofl"', f'name = "{method}"'), ("width = 0.5", "width = 1.0"))
+    large, small = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
+    labels = 2 if method == "heterofl" else 0
+    assert (large["bytes_down"], large["bytes_up"]) == (down * large["parameters"], up * large["parameters"] + labels)
+    assert small["parameters"] == large["parameters"]
+
+
+def test_text_is_a_table_of_the_same_numbers(fedloom, write):
+    write()
+    said = fedloom("plan", "my.toml")
+    header, large, small = said.out.splitlines()
+    assert (said.code, said.err) == (0, "")
+    assert header.split() == ["tier", "parameters", "MACs", "published", "FLOPs", "bytes", "down", "bytes", "up"]
+    tiers = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
+    for line, tier in zip((large, small), tiers, strict=True):
+        assert line.replace(",", "").split() == [str(tier[key]) for key in KEYS]
+
+
+def test_changes_count(fedloom, write):
+    write()
+    (_, small) = fedloom("plan", "my.toml", "--set", "model.hidden=[4,8]", "--format", "json").data["tiers"]
+    assert small["parameters"] == convnet_parameters(1, 2, 4, 10)
+
+
+def test_a_set_that_is_not_known_is_read(fedloom, write, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    images, labels = np.zeros((6, 5, 5), dtype=np.uint8), np.arange(6) % 3
+    np.savez(tmp_path / "elsewhere" / "mine.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    write(('"digits"', '"npz"\nfile = "mine.npz"'))
+    assert fedloom("plan", "my.toml").code == 4
+    said = fedloom("plan", "my.toml", "--data-dir", "elsewhere", "--format", "json")
+    assert said.code == 0
+    assert said.data["tiers"][0]["parameters"] == convnet_parameters(1, 2, 4, 3)

@@ -1,0 +1,328 @@
+"""Tiny models, data, fleets and engines that the tests of many rooms share."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+from fedloom.data import Dataset, Examples, Partition, Preparation
+from fedloom.engines import InProcess, Memory, Refusal, shelf
+from fedloom.evaluation import Judge, StaticBatchNorm
+from fedloom.fleet import Device, Engine, Fleet, Reply, Turn, draw_cohort, nested
+from fedloom.methods import METHODS, Method
+from fedloom.models import MODELS, Draws, Model, model
+from fedloom.tensors import Parcel, Tensors
+from fedloom.training import Client, Constant, Holdings, Optimiser, Schedule, Sgd, Step, Task
+
+# every run tries the same cases, so a failure seen once is seen again
+settings.register_profile("fedloom", deadline=None, max_examples=40, derandomize=True, database=None)
+settings.load_profile("fedloom")
+
+TINY: dict[str, dict[str, Any]] = {
+    "convnet": {"hidden": (4, 6)},
+    "preresnet": {"hidden": (3, 4), "blocks": (1, 1)},
+}
+
+
+def build_tiny(
+    family: str, input_shape: tuple[int, ...] = (1, 6, 6), classes: int = 4, width: float = 1.0, **changes: Any
+) -> Model:
+    assert family in TINY, f"give {family} a tiny size in tests/conftest.py, so that every contract runs on it"
+    return model(family, MODELS[family], {**TINY[family], "width": width, **changes}, input_shape, classes)
+
+
+def spread_labels(sizes: Sequence[int], labels: Sequence[Sequence[int]]) -> Tensor:
+    """Device after device, its own labels in turn."""
+    return torch.cat([torch.tensor(own)[torch.arange(size) % len(own)] for size, own in zip(sizes, labels, strict=True)])
+
+
+def rows_in_turn(sizes: Sequence[int]) -> tuple[np.ndarray, ...]:
+    ends = np.cumsum([0, *sizes])
+    return tuple(np.arange(start, end) for start, end in zip(ends, ends[1:], strict=False))
+
+
+def noisy_images(labels: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
+    """A pattern for each label under noise, as bytes."""
+    draw = torch.Generator().manual_seed(seed)
+    patterns = torch.randint(0, 128, (int(labels.max()) + 1, *shape), generator=torch.Generator().manual_seed(99))
+    return (patterns[labels] + torch.randint(0, 128, (len(labels), *shape), generator=draw)).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class World:
+    """A fleet, its data and how it trains: all that a method needs to be played."""
+
+    fleet: Fleet
+    dataset: Dataset
+    partition: Partition
+    schedule: Schedule
+    optimiser: Optimiser
+    seed: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def engine(self, method: Method, block: int = 16, **changes: Any) -> InProcess:
+        made = InProcess(
+            shelf=shelf(self.dataset, self.partition, self.fleet),
+            memory=Memory(lambda device: method.prepare(device, self.seed)),
+            schedule=self.schedule,
+            optimiser=self.optimiser,
+            rates=Constant(),
+            seed=self.seed,
+            block=block,
+            on_refusal=lambda round_number, refusal: self.refusals.append(refusal),
+        )
+        return replace(made, **changes)
+
+    def turn(self, engine: Engine, number: int = 1, participation: float = 1.0) -> Turn:
+        return Turn(number, draw_cohort(self.fleet, participation, number), self.fleet, engine)
+
+    def play(self, method: Method, engine: Engine, rounds: int = 2, participation: float = 1.0) -> Parcel:
+        """The rounds of a run, without judging."""
+        server = method.start(self.fleet, self.seed)
+        for number in range(1, rounds + 1):
+            server = method.round(server, self.turn(engine, number, participation))
+            engine.commit(number)
+        return server
+
+    def judge(self, statistics: StaticBatchNorm | None = None, **changes: Any) -> Judge:
+        held = shelf(self.dataset, self.partition, self.fleet)
+        made = Judge(
+            dataset=self.dataset,
+            own_tests=[torch.from_numpy(rows) for rows in self.partition.test],
+            seen_labels=torch.stack([held.seen_labels(device) for device in self.fleet.devices(1)]),
+            statistics=statistics or StaticBatchNorm(batch_size=5),
+        )
+        return replace(made, **changes)
+
+
+def build_world(
+    family: str = "convnet",
+    widths: Sequence[float] = (1.0,),
+    sizes: Sequence[int] = (8, 8, 8),
+    labels: Sequence[Sequence[int]] | None = None,
+    test_sizes: Sequence[int] | None = None,
+    shares: Sequence[float] | None = None,
+    schedule: Schedule | None = None,
+    optimiser: Optimiser | None = None,
+    input_shape: tuple[int, ...] = (1, 6, 6),
+    classes: int = 4,
+    preparation: Preparation | None = None,
+    models: Sequence[tuple[str, Model]] | None = None,
+    **model_settings: Any,
+) -> World:
+    """Tiers are named a, b, … in the order of their widths; every device has all labels unless told otherwise."""
+    labels = labels or [range(classes)] * len(sizes)
+    test_sizes = test_sizes or [size // 2 + 1 for size in sizes]
+    models = models or [
+        (name, build_tiny(family, input_shape, classes, width, widest=max(widths), **model_settings))
+        for name, width in zip("abcdef", widths, strict=False)
+    ]
+    parts = [
+        Examples(noisy_images(answers, input_shape, seed), answers)
+        for seed, answers in enumerate((spread_labels(sizes, labels), spread_labels(test_sizes, labels)))
+    ]
+    return World(
+        fleet=Fleet(nested(models), tuple(shares or [1 / len(models)] * len(models)), len(sizes), seed=0),
+        dataset=Dataset("toy", *parts, classes, preparation or Preparation((0.4,), (0.3,))),
+        partition=Partition(rows_in_turn(sizes), rows_in_turn(test_sizes)),
+        schedule=schedule or Schedule(batch_size=4),
+        optimiser=optimiser or Sgd(0.1, momentum=0.9, weight_decay=5e-4, clip_norm=1.0),
+    )
+
+
+def build_world_for(method: Method, family: str, **changes: Any) -> World:
+    """Two tiers if the method takes them, else one."""
+    several = build_world(family, widths=(1.0, 0.5), **changes)
+    return several if method.refuses(several.fleet) is None else build_world(family, **changes)
+
+
+@dataclass
+class ScriptedEngine:
+    """Devices that answer what the test wrote for them; it keeps what they were asked."""
+
+    answer: Callable[[Device, Parcel], Reply | None]
+    asked: list[tuple[str, Mapping[Device, Parcel]]] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        self.asked.append((task.name, inboxes))
+        for device, inbox in inboxes.items():
+            reply = self.answer(device, inbox)
+            if reply is not None:
+                yield reply
+
+    def commit(self, round_number: int) -> None:
+        self.committed.append(round_number)
+
+
+@dataclass
+class MeddlingEngine:
+    """Another engine's replies, changed on their way to the server; it keeps what the server got."""
+
+    engine: Engine
+    meddle: Callable[[list[Reply]], Iterable[Reply]]
+    delivered: list[Reply] = field(default_factory=list)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> list[Reply]:
+        replies = list(self.meddle(list(self.engine.ask(task, inboxes, round_number, repeat))))
+        self.delivered += replies
+        return replies
+
+    def commit(self, round_number: int) -> None:
+        self.engine.commit(round_number)
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Equal as stored, so that a zero of the other sign differs and a NaN equals itself."""
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    bytes_of = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (left, right)]
+    return torch.equal(*bytes_of)
+
+
+def same_parcel(left: Parcel, right: Parcel) -> bool:
+    """Equal to the bit, bundle by bundle."""
+    return left.keys() == right.keys() and all(
+        left[bundle].keys() == right[bundle].keys()
+        and all(same_bits(tensor, right[bundle][name]) for name, tensor in tensors.items())
+        for bundle, tensors in left.items()
+    )
+
+
+def largest_difference(left: Parcel, right: Parcel) -> float:
+    """Over all numbers of two parcels of the same names."""
+    assert left.keys() == right.keys()
+    differences = [0.0]
+    for bundle, tensors in left.items():
+        assert tensors.keys() == right[bundle].keys()
+        differences += [float((t.double() - right[bundle][name].double()).abs().max()) for name, t in tensors.items()]
+    return max(differences)
+
+
+def random_block(model: Model, devices: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+    """Different random weights for every device of a block."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(devices, *shape, generator=draw, dtype=torch.float64).mul(0.5).to(dtype)
+        for name, shape in model.shapes().items()
+    }
+
+
+def just_rows(*sizes: int) -> tuple[Step, ...]:
+    """Steps of one device that walk through rows 0, 1, 2, … in batches of these sizes."""
+    ends = np.cumsum([0, *sizes])
+    return tuple(
+        Step(torch.arange(start, end)[None], torch.ones(1), {}, Draws((number,)), epoch=0)
+        for number, (start, end) in enumerate(zip(ends, ends[1:], strict=False))
+    )
+
+
+def build_client(
+    model: Model, examples: Examples, plan: Sequence[Step], optimiser: Optimiser | None = None, **changes: Any
+) -> Client:
+    """A block of devices that share a store of examples."""
+    devices = len(plan[0].rows)
+    made = Client(
+        model=model,
+        optimiser=optimiser or Sgd(0.1),
+        examples=examples,
+        tests=examples,
+        test_holdings=Holdings(torch.zeros(devices, 1, dtype=torch.int64), torch.ones(devices, 1, dtype=torch.bool)),
+        preparation=Preparation(),
+        plan=tuple(plan),
+        seen_labels=torch.ones(devices, model.classes, dtype=torch.bool),
+        memory={},
+    )
+    return replace(made, **changes)
+
+
+def device_of(block: Tensors, number: int) -> dict[str, Tensor]:
+    """One device of a block, as a block of one."""
+    return {name: tensor[number : number + 1] for name, tensor in block.items()}
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Everything is float64 by default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., Model]:
+    return build_tiny
+
+
+@pytest.fixture(scope="session")
+def world() -> Callable[..., World]:
+    return build_world
+
+
+@pytest.fixture(scope="session")
+def world_for() -> Callable[..., World]:
+    return build_world_for
+
+
+@pytest.fixture(scope="session")
+def scripted() -> type[ScriptedEngine]:
+    return ScriptedEngine
+
+
+@pytest.fixture(scope="session")
+def meddling() -> type[MeddlingEngine]:
+    return MeddlingEngine
+
+
+@pytest.fixture(scope="session")
+def bits_equal() -> Callable[[Tensor, Tensor], bool]:
+    return same_bits
+
+
+@pytest.fixture(scope="session")
+def parcels_equal() -> Callable[[Parcel, Parcel], bool]:
+    return same_parcel
+
+
+@pytest.fixture(scope="session")
+def difference() -> Callable[[Parcel, Parcel], float]:
+    return largest_difference
+
+
+@pytest.fixture(scope="session")
+def block_weights() -> Callable[..., dict[str, Tensor]]:
+    return random_block
+
+
+@pytest.fixture(scope="session")
+def walk() -> Callable[..., tuple[Step, ...]]:
+    return just_rows
+
+
+@pytest.fixture(scope="session")
+def client_for() -> Callable[..., Client]:
+    return build_client
+
+
+@pytest.fixture(scope="session")
+def pick_device() -> Callable[[Tensors, int], dict[str, Tensor]]:
+    return device_of
+
+
+@pytest.fixture(params=sorted(MODELS))
+def family(request: pytest.FixtureRequest) -> str:
+    """Every model family in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(params=sorted(METHODS))
+def method(request: pytest.FixtureRequest) -> Method:
+    """Every method in turn, as it is by default."""
+    made: Method = METHODS[str(request.param)]()
+    return made

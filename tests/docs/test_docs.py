@@ -1,0 +1,85 @@
+"""The documentation is true: its code runs, its commands work, its listings are the files they show."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedloom.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+RUN_BY_CI = ("make run", "make test")  # continuous integration and the fresh-clone check run these two
+
+
+def commands(page: Path) -> list[str]:
+    lines = [
+        line
+        for language, text in BLOCK.findall(page.read_text("utf-8"))
+        if language == "sh"
+        for line in text.splitlines()
+    ]
+    return [line.split(" #")[0].strip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_works_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that open with a file's name are written to it; Python blocks run; fedloom commands must exit 0."""
+    monkeypatch.chdir(tmp_path)
+    for language, text in BLOCK.findall(page.read_text("utf-8")):
+        named = re.match(r"# (\S+\.(?:py|toml))\n", text)
+        if named:
+            Path(named[1]).write_text(text, encoding="utf-8")
+        if (
+            language == "python" and "from ..fleet" not in text
+        ):  # listings of the package's own files are compared instead
+            exec(compile(text, f"{page.name} block", "exec"), {"__name__": "block"})
+        if language == "sh":
+            for command in [line.split(" #")[0].strip() for line in text.splitlines()]:
+                run_command(command)
+
+
+def run_command(command: str) -> None:
+    if not command.startswith("fedloom "):
+        assert command.startswith(RUN_BY_CI), f"no test runs {command!r}"
+        return
+    with pytest.raises(SystemExit) as done:
+        main(shlex.split(command)[1:])
+    assert done.value.code == 0, command
+
+
+def test_the_pages_show_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) >= 12
+
+
+def test_one_round_shows_heterofl_in_full() -> None:
+    code = (ROOT / "src/fedloom/methods/heterofl.py").read_text("utf-8").strip()
+    assert code in (ROOT / "docs/one_round.md").read_text("utf-8")
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_names_every_method() -> None:
+    from fedloom.methods import METHODS
+
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert all(f"`{name}`" in text for name in METHODS)
+
+
+def test_every_recipe_opens_with_its_command() -> None:
+    for recipe in sorted((ROOT / "recipes").rglob("*.toml")):
+        place = recipe.relative_to(ROOT).as_posix()
+        assert recipe.read_text("utf-8").startswith(f"# fedloom run {place}\n"), place
+
+
+def test_every_recipe_passes_its_check(capsys: pytest.CaptureFixture[str]) -> None:
+    recipes = [str(recipe) for recipe in sorted((ROOT / "recipes").rglob("*.toml"))]
+    with pytest.raises(SystemExit) as done:
+        main(["check", *recipes])
+    assert done.value.code == 0, capsys.readouterr().err

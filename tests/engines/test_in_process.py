@@ -1,0 +1,211 @@
+"""The simulating engine: what a task gets to see, and how devices share blocks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.engines import shelf
+from fedloom.fleet import Device, Reply
+from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.tensors import Parcel
+from fedloom.training import Client, Milestones, Outcome, Schedule, Task, like
+
+
+def watching(seen: list[Client]) -> Task:
+    """Sends back what it was given, and shows what it saw."""
+
+    def run(client: Client, inbox: Parcel) -> Outcome:
+        seen.append(client)
+        return Outcome(send={"weights": inbox["weights"]})
+
+    return Task("watch", run, {"weights": like("weights")})
+
+
+def inboxes(place: Any, devices: list[Device] | None = None) -> Mapping[Device, Parcel]:
+    weights = place.fleet.whole.initial(0)
+    return {one: {"weights": one.footprint.read(weights)} for one in devices or place.fleet.devices(1)}
+
+
+def ask(place: Any, task: Task, devices: list[Device] | None = None, **changes: Any) -> list[Reply]:
+    return list(place.engine(FedAvg(), **changes).ask(task, inboxes(place, devices), 1))
+
+
+@pytest.mark.parametrize(
+    ("last", "block", "expected"),
+    [
+        ("keep", 16, [1, 2, 2]),  # 8 and 8, 5 and 5, 9 alone
+        ("wrap", 16, [5]),
+        ("drop", 16, [5]),
+        ("wrap", 2, [1, 2, 2]),
+        ("keep", 1, [1, 1, 1, 1, 1]),
+    ],
+)
+def test_devices_share_a_block_where_their_batches_allow(
+    world: Callable[..., Any], last: Any, block: int, expected: list[int]
+) -> None:
+    place = world(sizes=(8, 5, 9, 8, 5), schedule=Schedule(4, 1, last))
+    seen: list[Client] = []
+    replies = ask(place, watching(seen), block=block)
+    assert sorted(len(client.seen_labels) for client in seen) == expected
+    assert sorted(reply.device.name for reply in replies) == ["0", "1", "2", "3", "4"]
+
+
+def test_tiers_do_not_share_blocks(world: Callable[..., Any]) -> None:
+    place = world(widths=(1.0, 0.5), sizes=(8,) * 6)
+    seen: list[Client] = []
+    ask(place, watching(seen))
+    assert sorted(len(client.seen_labels) for client in seen) == [3, 3]
+    assert len({client.model for client in seen}) == 2
+
+
+def test_the_longest_plans_share_a_block(world: Callable[..., Any]) -> None:
+    """A device that has finished still costs its computation."""
+    place = world(sizes=(4, 40, 8, 36), schedule=Schedule(4, 1, "wrap"))
+    seen: list[Client] = []
+    ask(place, watching(seen), block=2)
+    assert [len(client.plan) for client in seen] == [10, 2]
+
+
+def test_blocks_do_not_depend_on_the_order_of_asking(world: Callable[..., Any]) -> None:
+    place = world(sizes=(8, 4, 12, 8), schedule=Schedule(4, 1, "wrap"))
+    found = []
+    for devices in (place.fleet.devices(1), place.fleet.devices(1)[::-1]):
+        seen: list[Client] = []
+        ask(place, watching(seen), devices, block=2)
+        found.append([[step.rows.tolist() for step in client.plan] for client in seen])
+    assert found[0] == found[1]
+
+
+def test_a_device_sees_its_own_examples_and_labels_alone(world: Callable[..., Any]) -> None:
+    labels = [[0, 1], [2], [1, 3]]
+    place = world(sizes=(8, 4, 6), labels=labels)
+    seen: list[Client] = []
+    replies = ask(place, watching(seen), block=1)
+    for client, reply in zip(seen, replies, strict=True):
+        number = int(reply.device.name)
+        rows = {row for step in client.plan for row in step.rows.flatten().tolist()}
+        assert rows == set(place.partition.train[number].tolist())
+        assert client.seen_labels.tolist() == [[label in labels[number] for label in range(4)]]
+        assert reply.examples == len(place.partition.train[number])
+        assert client.test_holdings.rows[client.test_holdings.real].tolist() == place.partition.test[number].tolist()
+
+
+def test_shorter_test_lists_are_padded_and_marked(world: Callable[..., Any]) -> None:
+    place = world(sizes=(4, 4), test_sizes=(3, 1))
+    seen: list[Client] = []
+    ask(place, watching(seen))
+    (client,) = seen
+    assert client.test_holdings.rows.tolist() == [[0, 1, 2], [3, 3, 3]]
+    assert client.test_holdings.real.tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_a_pool_holds_what_its_devices_hold(world: Callable[..., Any]) -> None:
+    place = world(sizes=(3, 5, 4), labels=[[0], [1, 2], [3]])
+    held = shelf(place.dataset, place.partition, place.fleet)
+    pool = place.fleet.pool(place.fleet.largest, 0.67)
+    assert held.rows(pool).tolist() == list(range(8))
+    assert held.seen_labels(pool).tolist() == [True, True, True, False]
+
+
+def batches(place: Any, number: int = 1, repeat: int = 0, name: str = "watch", seed: int = 0) -> list[Any]:
+    seen: list[Client] = []
+    engine = place.engine(FedAvg(), seed=seed)
+    list(engine.ask(replace(watching(seen), name=name), inboxes(place), number, repeat))
+    return [[step.rows.tolist() for step in client.plan] for client in seen]
+
+
+def test_batches_depend_on_seed_round_task_and_repeat(world: Callable[..., Any]) -> None:
+    place = world(sizes=(12, 12))
+    first = batches(place)
+    assert batches(place) == first
+    others = [batches(place, number=2), batches(place, repeat=1), batches(place, name="other"), batches(place, seed=1)]
+    assert all(other != first for other in others)
+
+
+def test_a_task_may_bring_its_own_schedule(world: Callable[..., Any]) -> None:
+    place = world(sizes=(12, 12), schedule=Schedule(4, 3))
+    seen: list[Client] = []
+    ask(place, replace(watching(seen), schedule=Schedule(6)))
+    assert [tuple(step.rows.shape) for step in seen[0].plan] == [(2, 6), (2, 6)]
+
+
+def test_the_learning_rate_follows_the_round(world: Callable[..., Any]) -> None:
+    place = world(sizes=(4,))
+    engine = place.engine(FedAvg(), rates=Milestones((2,), 0.5))
+    rates = []
+    for number in (1, 2, 3):
+        seen: list[Client] = []
+        list(engine.ask(watching(seen), inboxes(place), number))
+        rates.append(seen[0].optimiser.learning_rate)
+    assert rates == [0.1, 0.1, 0.05]
+
+
+def test_what_all_devices_share_reaches_the_block_uncopied(world: Callable[..., Any]) -> None:
+    place = world(sizes=(4, 4, 4))
+    weights, found = place.fleet.whole.initial(0), []
+
+    def run(client: Client, inbox: Parcel) -> Outcome:
+        found.append(inbox["weights"]["classifier.weight"])
+        return Outcome({"weights": inbox["weights"]})
+
+    task = Task("watch", run, {"weights": like("weights")})
+    list(place.engine(FedAvg()).ask(task, {one: {"weights": weights} for one in place.fleet.devices(1)}, 1))
+    assert tuple(found[0].shape) == (3, *weights["classifier.weight"].shape)
+    assert found[0].untyped_storage().data_ptr() == weights["classifier.weight"].untyped_storage().data_ptr()
+
+
+def test_replies_are_their_own_memory(world: Callable[..., Any]) -> None:
+    """The server may keep a reply; a block's tensor behind it would be kept too."""
+    for reply in ask(world(sizes=(4, 4, 4)), watching([])):
+        for tensor in reply.sent["weights"].values():
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def as_floats(data: Any, broken_rows: Any = ()) -> Any:
+    """Bytes cannot hold what is not a number."""
+    x = data.train.x.float() / 255
+    x[torch.as_tensor(broken_rows, dtype=torch.int64)] = torch.nan
+    return replace(data, train=replace(data.train, x=x))
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_a_device_with_broken_data_is_left_out_and_harms_nobody(
+    block: int, world: Callable[..., Any], meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """To the bit what comes of a round in which that device trained well but its reply was lost."""
+    place, method = world(widths=(1.0, 0.5), sizes=(8,) * 6), HeteroFL()
+    broken = replace(place, dataset=as_floats(place.dataset, place.partition.train[1]), refusals=[])
+    place = replace(place, dataset=as_floats(place.dataset))
+    with_nan = broken.play(method, broken.engine(method, block=block))
+    lost = meddling(
+        place.engine(method, block=block), lambda replies: [one for one in replies if one.device.name != "1"]
+    )
+    assert parcels_equal(with_nan, place.play(method, lost))
+    assert [(one.device, one.code) for one in broken.refusals] == [("1", "NONFINITE")] * 2
+
+
+def test_a_device_without_examples_is_left_out(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+    place, method = world(sizes=(8, 0, 8), test_sizes=(2, 2, 2)), HeteroFL()
+    with_empty = place.play(method, place.engine(method), rounds=1)
+    assert [(refusal.device, refusal.code) for refusal in place.refusals] == [("1", "METRIC")]
+    turn = place.turn(place.engine(method))
+    without = replace(turn, cohort=[one for one in turn.cohort if one.name != "1"])
+    assert parcels_equal(with_empty, method.round(method.start(place.fleet, 0), without))
+
+
+def test_the_server_is_never_changed_by_devices(
+    method: Any, world_for: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    place = world_for(method, "convnet", sizes=(8, 8, 6))
+    server = method.start(place.fleet, 0)
+    kept: dict[str, dict[str, Tensor]] = {
+        bundle: {name: tensor.clone() for name, tensor in tensors.items()} for bundle, tensors in server.items()
+    }
+    method.round(server, place.turn(place.engine(method)))
+    for bundle, tensors in kept.items():
+        assert all(bits_equal(server[bundle][name], tensor) for name, tensor in tensors.items())

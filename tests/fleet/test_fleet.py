@@ -1,0 +1,230 @@
+"""Which device belongs to which tier, who takes part, and how tiers lie in the global model."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedloom.fleet import BadTier, Fleet, draw_cohort, nested
+from fedloom.footprints import rolling
+from fedloom.models import Model, model
+from fedloom.seeds import generator
+
+
+def sized(hidden: int, depth: int = 1) -> nn.Module:
+    made = nn.Module()
+    made.stem = nn.Linear(3, hidden)
+    made.body = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth - 1))
+    made.classifier = nn.Linear(hidden, 2)
+    return made
+
+
+def size(hidden: int, **more: Any) -> Model:
+    return model("sized", sized, {"hidden": hidden, **more}, (3,), 2)
+
+
+def fleet_of(shares: tuple[float, ...], devices: int, **changes: Any) -> Fleet:
+    """Tiers a, b, …, from large to small."""
+    models = [(name, size(8 - number)) for number, name in enumerate("abcdef"[: len(shares)])]
+    return replace(Fleet(nested(models), shares, devices, seed=3), **changes)
+
+
+def tiers_of(fleet: Fleet, round_number: int = 1) -> str:
+    return "".join(device.tier for device in fleet.devices(round_number))
+
+
+def test_half_and_half_of_a_hundred_in_index_order() -> None:
+    assert tiers_of(fleet_of((0.5, 0.5), 100)) == "a" * 50 + "b" * 50
+
+
+@pytest.mark.parametrize(
+    ("shares", "devices", "expected"),
+    [
+        ((0.5, 0.5), 5, "aabbb"),  # 2 each, and the one left over takes the last tier
+        ((1 / 3, 1 / 3, 1 / 3), 10, "aaabbbcccc"),
+        ((0.1, 0.9), 10, "a" + "b" * 9),
+        ((0.3, 0.7), 10, "aaabbbbbbb"),  # 0.7 * 10 is a little below 7 in floating point
+        ((0.29, 0.71), 100, "a" * 29 + "b" * 71),
+        ((1.0,), 3, "aaa"),
+        ((0.2, 0.2, 0.2, 0.2, 0.2), 100, "a" * 20 + "b" * 20 + "c" * 20 + "d" * 20 + "e" * 20),
+        ((0.05, 0.95), 10, "b" * 10),
+    ],
+)
+def test_fixed_assignment(shares: tuple[float, ...], devices: int, expected: str) -> None:
+    assert tiers_of(fleet_of(shares, devices)) == expected
+
+
+@given(devices=st.integers(1, 60), weights=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_fixed_assignment_gives_every_tier_its_share(devices: int, weights: list[int]) -> None:
+    shares = tuple(weight / sum(weights) for weight in weights)
+    found = tiers_of(fleet_of(shares, devices))
+    assert len(found) == devices
+    assert list(found) == sorted(found)
+    for name, weight in zip("abcdef", weights[:-1], strict=False):
+        assert found.count(name) == weight * devices // sum(weights)
+
+
+def test_fixed_tiers_last() -> None:
+    fleet = fleet_of((0.5, 0.5), 8)
+    assert tiers_of(fleet, 1) == tiers_of(fleet, 2) == tiers_of(fleet, 77)
+
+
+def test_redrawn_tiers_have_the_shares_asked_for() -> None:
+    """Within four standard deviations of 6000 draws, and independent from round to round."""
+    shares = (0.5, 0.3, 0.2)
+    fleet = fleet_of(shares, 300, assignment="redrawn")
+    rounds = [tiers_of(fleet, number) for number in range(1, 21)]
+    found = Counter("".join(rounds))
+    for name, share in zip("abc", shares, strict=True):
+        assert abs(found[name] - 6000 * share) < 4 * (6000 * share * (1 - share)) ** 0.5
+    assert len(set(rounds)) == 20
+    same = sum(before == after for before, after in zip(rounds[0], rounds[1], strict=True))
+    chance = sum(share**2 for share in shares)
+    assert abs(same - 300 * chance) < 4 * (300 * chance * (1 - chance)) ** 0.5
+
+
+def test_redrawn_tiers_are_the_same_whenever_they_are_asked_for() -> None:
+    fleet = fleet_of((0.5, 0.5), 30, assignment="redrawn")
+    later = fleet.device(7, 4).tier
+    assert tiers_of(fleet, 4)[7] == later
+    assert tiers_of(replace(fleet, seed=4), 4) != tiers_of(fleet, 4)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 10, 11, 100, 101, 1000])
+def test_names_sort_like_numbers(devices: int) -> None:
+    fleet = fleet_of((1.0,), devices)
+    names = [fleet.name(index) for index in range(devices)]
+    assert names == sorted(names)
+    assert len(set(names)) == devices
+    assert [int(name) for name in names] == list(range(devices))
+
+
+@pytest.mark.parametrize(
+    ("devices", "participation", "expected"),
+    [(100, 0.1, 10), (100, 0.101, 11), (10, 1.0, 10), (7, 0.5, 4), (10, 0.3, 3), (100, 0.07, 7), (3, 0.01, 1)],
+)
+def test_a_cohort_has_the_ceil_of_its_share(devices: int, participation: float, expected: int) -> None:
+    """0.07 * 100 is a little above 7 in floating point, and nobody means 8 devices."""
+    cohort = draw_cohort(fleet_of((1.0,), devices), participation, 1)
+    names = [device.name for device in cohort]
+    assert len(cohort) == expected
+    assert names == sorted(set(names))
+
+
+def test_cohorts_change_from_round_to_round_and_take_everybody_in_turn() -> None:
+    fleet = fleet_of((1.0,), 20)
+    found = Counter(device.name for number in range(1, 401) for device in draw_cohort(fleet, 0.25, number))
+    assert len(found) == 20
+    assert all(abs(count - 100) < 4 * (400 * 0.25 * 0.75) ** 0.5 for count in found.values())
+
+
+def cohort_names(fleet: Fleet, number: int = 5) -> list[str]:
+    return [device.name for device in draw_cohort(fleet, 0.4, number)]
+
+
+def test_a_cohort_does_not_depend_on_other_draws() -> None:
+    """The same devices whichever tiers there are, however they are assigned, and whatever was drawn before."""
+    plain = fleet_of((1.0,), 20)
+    first = cohort_names(plain)
+    generator(3, "cohort", 5).random(100)
+    torch.rand(3)
+    assert cohort_names(fleet_of((0.5, 0.5), 20)) == first
+    assert cohort_names(fleet_of((0.5, 0.5), 20, assignment="redrawn")) == first
+    assert cohort_names(replace(plain, seed=4)) != first
+
+
+def test_cohort_members_have_their_tier_of_the_round() -> None:
+    fleet = fleet_of((0.5, 0.5), 20, assignment="redrawn")
+    for number in (1, 2):
+        for device in draw_cohort(fleet, 0.5, number):
+            assert device.tier == fleet.device(int(device.name), number).tier
+
+
+@pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
+def test_only_eligible_tiers_take_part(assignment: Any) -> None:
+    fleet = fleet_of((0.5, 0.5), 20, assignment=assignment, eligible=("b",))
+    able = [device.name for device in fleet.devices(3) if device.tier == "b"]
+    assert [device.name for device in draw_cohort(fleet, 1.0, 3)] == able
+    half = draw_cohort(fleet, 0.5, 3)
+    assert len(half) == -(-len(able) // 2)
+    assert {device.tier for device in half} == {"b"}
+
+
+def test_a_fleet_with_nobody_eligible_has_an_empty_cohort() -> None:
+    assert draw_cohort(fleet_of((1.0,), 5, eligible=("z",)), 1.0, 1) == []
+
+
+def test_the_global_model_is_the_largest_tiers() -> None:
+    fleet = Fleet(nested([("small", size(2)), ("large", size(8)), ("middle", size(4))]), (0.3, 0.3, 0.4), 10, seed=0)
+    assert (fleet.largest.name, fleet.smallest.name) == ("large", "small")
+    assert fleet.whole == size(8)
+
+
+def test_a_pool_gathers_the_first_devices() -> None:
+    fleet = fleet_of((1.0,), 12)
+    assert fleet.pool(fleet.largest).gathers == tuple(f"{index:02d}" for index in range(12))
+    assert fleet.pool(fleet.largest, 0.25).gathers == ("00", "01", "02")
+    assert fleet.pool(fleet.largest, 0.001).gathers == ("00",)
+
+
+def test_nested_tiers_are_found_by_their_shapes() -> None:
+    small, large = nested([("s", size(2)), ("l", size(8))])
+    weights = size(8).initial(0)
+    assert {name: tensor.shape for name, tensor in small.footprint.read(weights).items()} == dict(size(2).shapes())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in large.footprint.read(weights).items())
+
+
+def test_a_shorter_net_covers_fewer_names() -> None:
+    short, _ = nested([("short", size(4, depth=2)), ("long", size(4, depth=3))])
+    assert set(short.footprint.blocks) == set(size(4, depth=3).shapes()) - {"body.1.weight", "body.1.bias"}
+
+
+def test_another_place_is_an_option() -> None:
+    small, _ = nested([("s", size(2)), ("l", size(4))], rolling(3))
+    assert small.footprint.blocks["stem.bias"][0].tolist() == [3, 0]  # type: ignore[union-attr]
+
+
+def uneven(left: int, right: int) -> nn.Module:
+    made = nn.Module()
+    made.left, made.right, made.classifier = nn.Linear(3, left), nn.Linear(3, right), nn.Linear(left, 2)
+    return made
+
+
+def test_a_tier_that_does_not_fit_is_refused_with_its_layer() -> None:
+    models = [
+        ("big", model("uneven", uneven, {"left": 9, "right": 2}, (3,), 2)),
+        ("odd", model("uneven", uneven, {"left": 2, "right": 4}, (3,), 2)),
+    ]
+    with pytest.raises(BadTier, match=r"tier 'odd': right\.weight has shape \(4, 3\).*\(2, 3\)"):
+        nested(models)
+
+
+def recurrent(hidden: int) -> nn.Module:
+    made = nn.Module()
+    made.lstm, made.classifier = nn.LSTM(4, hidden), nn.Linear(hidden, 2)
+    return made
+
+
+def attentive(width: int) -> nn.Module:
+    made = nn.Module()
+    made.attention, made.classifier = nn.MultiheadAttention(width, 2), nn.Linear(width, 2)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("build", "key", "layer"), [(recurrent, "hidden", "lstm.weight_ih_l0"), (attentive, "width", "attention.in_proj_weight")]
+)
+def test_layers_that_stack_several_things_are_not_sliced(
+    build: Callable[..., nn.Module], key: str, layer: str
+) -> None:
+    large, small = (model(build.__name__, build, {key: number}, (4,), 2) for number in (8, 4))
+    with pytest.raises(BadTier, match=rf"tier 'small': {layer} stacks several things"):
+        nested([("large", large), ("small", small)])
+    same = nested([("large", large), ("same", large)])
+    assert set(same[1].footprint.blocks) == set(large.shapes())

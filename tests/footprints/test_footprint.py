@@ -1,0 +1,178 @@
+"""Where a small model lies in a large one, and how it is carved out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedloom.footprints import Footprint, Place, between, carve, centred, leading, rolling
+from fedloom.models import Model
+
+
+def covered(footprint: Footprint, name: str, axis: int, size: int) -> list[int]:
+    """The entries of one axis that are covered, as plain numbers."""
+    part = footprint.blocks[name][axis]
+    return part.tolist() if isinstance(part, Tensor) else list(range(size))[part]
+
+
+def entry(place: str, offset: int, axis: int, small: int, large: int, number: int) -> int:
+    """Which entry of the large axis the small axis's entry lies on."""
+    if place == "centred" and axis >= 2:
+        return number + (large - small) // 2
+    if place == "rolling" and small != large:
+        return (offset + number) % large
+    return number
+
+
+PLACES: dict[str, Callable[[int], Place]] = {
+    "leading": lambda offset: leading,
+    "centred": lambda offset: centred,
+    "rolling": rolling,
+}
+sizes = st.integers(1, 5).flatmap(lambda large: st.tuples(st.integers(1, large), st.just(large)))
+
+
+@given(axes=st.lists(sizes, min_size=1, max_size=4), place=st.sampled_from(sorted(PLACES)), offset=st.integers(0, 9))
+def test_reading_is_entry_by_entry(axes: list[tuple[int, int]], place: str, offset: int) -> None:
+    small, large = (torch.Size(each) for each in zip(*axes, strict=True))
+    whole = torch.arange(large.numel()).view(large)
+    footprint = between({"w": small}, {"w": large}, PLACES[place](offset))
+    read = footprint.read({"w": whole})["w"]
+    assert read.shape == small
+    for index in torch.ones(small).nonzero().tolist():
+        at = tuple(entry(place, offset, axis, *axes[axis], number) for axis, number in enumerate(index))
+        assert read[tuple(index)] == whole[at]
+
+
+def test_leading_takes_the_first() -> None:
+    assert leading(0, 2, 5) == slice(0, 2)
+
+
+@pytest.mark.parametrize(("axis", "small", "large", "first"), [(0, 2, 6, 0), (1, 2, 6, 0), (2, 3, 7, 2), (3, 5, 7, 1)])
+def test_centred_moves_kernels_alone(axis: int, small: int, large: int, first: int) -> None:
+    assert centred(axis, small, large) == slice(first, first + small)
+
+
+def test_rolling_wraps_around() -> None:
+    footprint = between({"w": torch.Size([3, 4])}, {"w": torch.Size([5, 4])}, rolling(3))
+    assert covered(footprint, "w", 0, 5) == [3, 4, 0]
+    assert covered(footprint, "w", 1, 4) == [0, 1, 2, 3]
+
+
+def test_rolling_over_all_offsets_covers_every_entry_equally() -> None:
+    count = torch.zeros(5)
+    for offset in range(5):
+        part = rolling(offset)(0, 2, 5)
+        count[part] += 1
+    assert count.tolist() == [2.0] * 5
+
+
+def test_names_that_only_one_model_has_are_private() -> None:
+    small = {"shared": torch.Size([2]), "mine": torch.Size([2])}
+    large = {"shared": torch.Size([3]), "theirs": torch.Size([3])}
+    assert set(between(small, large).blocks) == {"shared"}
+
+
+@pytest.mark.parametrize("small", [(4, 2), (2, 4), (2,), (2, 2, 1)])
+def test_what_does_not_lie_inside_is_not_covered(small: tuple[int, ...]) -> None:
+    assert between({"w": torch.Size(small)}, {"w": torch.Size([3, 3])}).blocks == {}
+
+
+def test_slices_are_read_without_a_copy() -> None:
+    whole = torch.randn(4, 6)
+    read = between({"w": torch.Size([2, 3])}, {"w": whole.shape}).read({"w": whole})["w"]
+    assert read.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert read.stride() == whole.stride()
+
+
+@pytest.mark.parametrize("place", [leading, centred, rolling(2)])
+def test_reading_is_differentiable(place: Place) -> None:
+    whole = torch.randn(3, 4, 5, requires_grad=True)
+    footprint = between({"w": torch.Size([2, 4, 3])}, {"w": whole.shape}, place)
+    factors = torch.randn(2, 4, 3)
+    (footprint.read({"w": whole})["w"] * factors).sum().backward()
+    expected = torch.zeros(3, 4, 5)
+    rows, columns = covered(footprint, "w", 0, 3), covered(footprint, "w", 2, 5)
+    for i, row in enumerate(rows):
+        for k, column in enumerate(columns):
+            expected[row, :, column] = factors[i, :, k]
+    assert torch.equal(whole.grad, expected)
+
+
+@pytest.mark.parametrize("place", [leading, rolling(2)])
+def test_devices_in_front_are_kept_whole(place: Place) -> None:
+    block = torch.randn(3, 4, 5)
+    footprint = between({"w": torch.Size([2, 3])}, {"w": torch.Size([4, 5])}, place)
+    read = footprint.read({"w": block})["w"]
+    for device in range(3):
+        assert torch.equal(read[device], carve(block[device], footprint.blocks["w"]))
+
+
+@given(
+    keep=st.lists(st.booleans(), min_size=4, max_size=4),
+    again=st.lists(st.booleans(), min_size=4, max_size=4),
+    offset=st.none() | st.integers(0, 6),
+)
+def test_restricting_keeps_the_marked_entries(keep: list[bool], again: list[bool], offset: int | None) -> None:
+    """Once, and once more in what is left; in a slice and in a window that wraps."""
+    place = leading if offset is None else rolling(offset)
+    footprint = between({"w": torch.Size([4, 2])}, {"w": torch.Size([7, 3])}, place)
+    first = covered(footprint, "w", 0, 7)
+    once = footprint.restrict("w", 0, torch.tensor(keep))
+    left = [number for number, kept in zip(first, keep, strict=True) if kept]
+    assert covered(once, "w", 0, 7) == left
+    marks = again[: len(left)]
+    twice = once.restrict("w", 0, torch.tensor(marks, dtype=torch.bool))
+    assert covered(twice, "w", 0, 7) == [number for number, kept in zip(left, marks, strict=True) if kept]
+    whole = torch.arange(21).view(7, 3)
+    columns = covered(footprint, "w", 1, 3)
+    expected = [[int(whole[row, column]) for column in columns] for row in left]
+    assert once.read({"w": whole})["w"].tolist() == expected
+
+
+def test_restricting_another_axis_leaves_the_rest() -> None:
+    footprint = between({"w": torch.Size([2, 3]), "v": torch.Size([2])}, {"w": torch.Size([4, 3]), "v": torch.Size([4])})
+    less = footprint.restrict("w", 1, torch.tensor([True, False, True]))
+    assert covered(less, "w", 0, 4) == [0, 1]
+    assert covered(less, "w", 1, 3) == [0, 2]
+    assert covered(less, "v", 0, 4) == [0, 1]
+    assert covered(footprint, "w", 1, 3) == [0, 1, 2]  # the one it came from is unchanged
+
+
+def test_only_shares_what_is_named() -> None:
+    names = ["blocks.0.weight", "blocks.1.weight", "head.weight", "head.bias"]
+    footprint = Footprint({name: (slice(0, 1),) for name in names})
+    assert set(footprint.only("head").blocks) == {"head.weight", "head.bias"}
+    assert set(footprint.only("head.bias", "blocks.0").blocks) == {"head.bias", "blocks.0.weight"}
+    assert footprint.only().blocks == {}
+
+
+def test_only_does_not_take_a_longer_name_for_a_shorter_one() -> None:
+    footprint = Footprint({name: (slice(0, 1),) for name in ("stages.1.weight", "stages.10.weight", "stages.1")})
+    assert set(footprint.only("stages.1").blocks) == {"stages.1.weight", "stages.1"}
+
+
+def test_smaller_widths_nest_in_larger_ones(family: str, tiny_model: Callable[..., Model]) -> None:
+    """Carving the middle size and from it the smallest is carving the smallest."""
+    large, middle, small = (tiny_model(family, width=width) for width in (1.0, 0.5, 0.25))
+    weights = large.initial(0)
+    in_two_steps = between(small.shapes(), middle.shapes()).read(
+        between(middle.shapes(), large.shapes()).read(weights)
+    )
+    at_once = between(small.shapes(), large.shapes()).read(weights)
+    assert at_once.keys() == small.shapes().keys()
+    assert all(torch.equal(tensor, in_two_steps[name]) for name, tensor in at_once.items())
+
+
+def test_every_smaller_size_fits_the_larger(family: str, tiny_model: Callable[..., Model]) -> None:
+    """HeteroFL's slices: all inputs, all classes, the first ceil(rate · size) of everything between."""
+    large = tiny_model(family)
+    for width in (0.75, 0.5, 0.25, 0.1):
+        small = tiny_model(family, width=width)
+        blocks = between(small.shapes(), large.shapes()).blocks
+        assert blocks.keys() == large.shapes().keys()
+        for name in large.label_rows():
+            assert blocks[name][0] == slice(0, large.classes)

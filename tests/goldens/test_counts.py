@@ -1,0 +1,162 @@
+"""Parameters, multiply-adds, FLOPs and megabytes as HeteroFL's tables print them."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedloom.evaluation import Cost, cost
+from fedloom.models import MODELS, Model, model
+from fedloom.tensors import payload_bytes
+
+WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
+
+# level: parameters, published FLOPs, multiply-adds, megabytes
+CONVNET = {
+    "a": (1_556_874, 80_504_320, 39_974_912, 5.94),
+    "b": (391_370, 20_493_056, 10_107_904, 1.49),
+    "c": (98_922, 5_306_752, 2_584_064, 0.38),
+    "d": (25_274, 1_418_432, 674_560, 0.10),
+    "e": (6_594, 400_480, 182_912, 0.03),
+}
+PRERESNET = {
+    "a": (9_622_090, 330_246_144, 328_930_304, 36.71),
+    "b": (2_408_746, 83_334_144, 82_676_224, 9.19),
+    "c": (603_802, 21_219_840, 20_890_880, 2.30),
+    "d": (151_762, 5_498_112, 5_333_632, 0.58),
+    "e": (38_350, 1_471_104, 1_388_864, 0.15),
+}
+PRERESNET_TWO_BLOCKS_EACH = {"a": 11_172_170, "b": 2_796_714, "c": 701_018, "d": 176_178, "e": 44_510}
+
+# mode: mean parameters, mean FLOPs, mean megabytes over its letters
+MNIST_MODES = {
+    "a": ("1.6 M", "80.5 M", "5.94"),
+    "a-b": ("974.1 K", "50.5 M", "3.72"),
+    "a-c": ("827.9 K", "42.9 M", "3.16"),
+    "a-d": ("791.1 K", "41.0 M", "3.02"),
+    "a-e": ("781.7 K", "40.5 M", "2.98"),
+    "a-b-c": ("682.4 K", "35.4 M", "2.60"),
+    "a-b-d": ("657.8 K", "34.1 M", "2.51"),
+    "a-b-e": ("651.6 K", "33.8 M", "2.49"),
+    "a-c-d": ("560.4 K", "29.1 M", "2.14"),
+    "a-c-e": ("554.1 K", "28.7 M", "2.11"),
+    "a-d-e": ("529.6 K", "27.4 M", "2.02"),
+    "a-b-c-d": ("518.1 K", "26.9 M", "1.98"),
+    "a-b-c-e": ("513.4 K", "26.7 M", "1.96"),
+    "a-b-d-e": ("495.0 K", "25.7 M", "1.89"),
+    "a-c-d-e": ("421.9 K", "21.9 M", "1.61"),
+    "a-b-c-d-e": ("415.8 K", "21.6 M", "1.59"),
+    "b": ("391.4 K", "20.5 M", "1.49"),
+    "b-c": ("245.1 K", "12.9 M", "0.94"),
+    "b-d": ("208.3 K", "11.0 M", "0.79"),
+    "b-e": ("199.0 K", "10.4 M", "0.76"),
+    "b-c-d": ("171.9 K", "9.1 M", "0.66"),
+    "b-c-e": ("165.6 K", "8.7 M", "0.63"),
+    "b-d-e": ("141.1 K", "7.4 M", "0.54"),
+    "b-c-d-e": ("130.5 K", "6.9 M", "0.50"),
+    "c": ("98.9 K", "5.3 M", "0.38"),
+    "c-d": ("62.1 K", "3.4 M", "0.24"),
+    "c-e": ("52.8 K", "2.9 M", "0.20"),
+    "c-d-e": ("43.6 K", "2.4 M", "0.17"),
+    "d": ("25.3 K", "1.4 M", "0.10"),
+    "d-e": ("15.9 K", "909.5 K", "0.06"),
+    "e": ("6.6 K", "400.5 K", "0.03"),
+}
+CIFAR10_MODES = {
+    "a": ("9.6 M", "330.2 M", "36.71"),
+    "a-b": ("6.0 M", "206.8 M", "22.95"),
+    "a-c": ("5.1 M", "175.7 M", "19.50"),
+    "a-d": ("4.9 M", "167.9 M", "18.64"),
+    "a-e": ("4.8 M", "165.9 M", "18.43"),
+    "a-b-c": ("4.2 M", "144.9 M", "16.07"),
+    "a-b-d": ("4.1 M", "139.7 M", "15.49"),
+    "a-b-e": ("4.0 M", "138.4 M", "15.35"),
+    "a-c-d": ("3.5 M", "119.0 M", "13.20"),
+    "a-c-e": ("3.4 M", "117.6 M", "13.05"),
+    "a-d-e": ("3.3 M", "112.4 M", "12.48"),
+    "a-b-c-d": ("3.2 M", "110.1 M", "12.19"),
+    "a-b-c-e": ("3.2 M", "109.1 M", "12.09"),
+    "a-b-d-e": ("3.1 M", "105.1 M", "11.65"),
+    "a-c-d-e": ("2.6 M", "89.6 M", "9.93"),
+    "a-b-c-d-e": ("2.6 M", "88.4 M", "9.78"),
+    "b": ("2.4 M", "83.3 M", "9.19"),
+    "b-c": ("1.5 M", "52.3 M", "5.75"),
+    "b-d": ("1.3 M", "44.4 M", "4.88"),
+    "b-e": ("1.2 M", "42.4 M", "4.67"),
+    "b-c-d": ("1.1 M", "36.7 M", "4.02"),
+    "b-c-e": ("1.0 M", "35.3 M", "3.88"),
+    "b-d-e": ("866.3 K", "30.1 M", "3.30"),
+    "b-c-d-e": ("800.7 K", "27.9 M", "3.05"),
+    "c": ("603.8 K", "21.2 M", "2.30"),
+    "c-d": ("377.8 K", "13.4 M", "1.44"),
+    "c-e": ("321.1 K", "11.3 M", "1.22"),
+    "c-d-e": ("264.6 K", "9.4 M", "1.01"),
+    "d": ("151.8 K", "5.5 M", "0.58"),
+    "d-e": ("95.1 K", "3.5 M", "0.36"),
+    "e": ("38.4 K", "1.5 M", "0.15"),
+}
+
+
+def mnist_net(level: str, widest: str = "a") -> Model:
+    sizes = {"width": WIDTHS[level], "widest": WIDTHS[widest]}
+    return model("convnet", MODELS["convnet"], sizes, (1, 28, 28), 10)
+
+
+def cifar_net(level: str, blocks: tuple[int, ...] = (1, 1, 1, 2)) -> Model:
+    sizes = {"width": WIDTHS[level], "blocks": blocks}
+    return model("preresnet", MODELS["preresnet"], sizes, (3, 32, 32), 10)
+
+
+@lru_cache
+def cost_of(family: str, level: str) -> Cost:
+    return cost(mnist_net(level) if family == "convnet" else cifar_net(level))
+
+
+@pytest.mark.parametrize("level", WIDTHS)
+@pytest.mark.parametrize(("family", "published"), [("convnet", CONVNET), ("preresnet", PRERESNET)])
+def test_levels(family: str, published: dict[str, tuple[int, int, int, float]], level: str) -> None:
+    found = cost_of(family, level)
+    counted = (found.parameters, found.published_flops, found.macs, round(found.megabytes, 2))
+    assert counted == published[level]
+
+
+@pytest.mark.parametrize("level", WIDTHS)
+def test_resnet18_with_two_blocks_in_each_stage(level: str) -> None:
+    shapes = cifar_net(level, (2, 2, 2, 2)).shapes()
+    assert sum(shape.numel() for shape in shapes.values()) == PRERESNET_TWO_BLOCKS_EACH[level]
+
+
+def printed(number: float) -> str:
+    return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.1f} K"
+
+
+@pytest.mark.parametrize("mode", MNIST_MODES)
+@pytest.mark.parametrize(("family", "published"), [("convnet", MNIST_MODES), ("preresnet", CIFAR10_MODES)])
+def test_a_mode_costs_the_mean_of_its_letters(
+    family: str, published: dict[str, tuple[str, str, str]], mode: str
+) -> None:
+    costs = [cost_of(family, letter) for letter in mode.split("-")]
+    means = [sum(each) / len(costs) for each in zip(*((c.parameters, c.published_flops) for c in costs), strict=True)]
+    megabytes = sum(c.megabytes for c in costs) / len(costs)
+    assert (*map(printed, means), f"{megabytes:.2f}") == published[mode]
+
+
+@pytest.mark.parametrize("net", [mnist_net("d"), cifar_net("e")], ids=["convnet", "preresnet"])
+def test_macs_are_half_of_what_torch_counts(net: Model) -> None:
+    module = net.module().eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.zeros(1, *net.input_shape))
+    assert cost(net).macs * 2 == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("level", WIDTHS)
+def test_a_slice_of_a_narrower_global_model_has_the_same_size(level: str) -> None:
+    """Levels are shares of the full net; which of them is the global one does not change a level's own size."""
+    for widest in "abcde"[: "abcde".index(level) + 1]:
+        assert dict(mnist_net(level, widest).shapes()) == dict(mnist_net(level).shapes())
+
+
+@pytest.mark.parametrize(("level", "size"), [("a", 6_227_496), ("e", 26_376)])
+def test_bytes_of_one_message(level: str, size: int) -> None:
+    assert payload_bytes({"weights": mnist_net(level).initial(0)}) == size

@@ -1,0 +1,37 @@
+"""The hand-worked example of FedAvg."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.methods.fedavg import FedAvg
+from fedloom.models import model
+from fedloom.tensors import Parcel
+
+
+def one_number() -> nn.Module:
+    return nn.Linear(1, 1, bias=False)
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("examples", 5.0), ("uniform", 4.0)])
+def test_mean_of_two_devices(
+    weighting: Literal["examples", "uniform"], expected: float, scripted: Callable[..., Any]
+) -> None:
+    """n = (1, 3), w = (2, 6)."""
+    fleet = Fleet(nested([("a", model("one_number", one_number, {}, (1,), 1))]), (1.0,), 2, seed=0)
+
+    def answer(device: Device, inbox: Parcel) -> Reply:
+        examples, value = {"0": (1, 2.0), "1": (3, 6.0)}[device.name]
+        return Reply(device, examples, {"weights": {"weight": torch.tensor([[value]])}})
+
+    turn = Turn(1, fleet.devices(1), fleet, scripted(answer))
+    made = FedAvg(weighting=weighting).round({"weights": {"weight": torch.tensor([[-1.0]])}}, turn)
+    assert made["weights"]["weight"].tolist() == [[expected]]
+
+
+def test_default_weighs_by_examples() -> None:
+    assert FedAvg().weighting == "examples"

@@ -1,0 +1,317 @@
+"""A block of devices makes what each device makes alone, whichever way its module can run."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.models import Draws, Model, Outputs, model
+from fedloom.models.blocks import SlowBlock
+from fedloom.models.normalisation import Normalisation
+from fedloom.tensors import Tensors
+
+DEVICES = 3
+Pick = Callable[[Tensors, int], dict[str, Tensor]]
+
+
+def images(shape: tuple[int, ...], batch: int = 5, devices: int = DEVICES) -> Tensor:
+    draw = torch.Generator().manual_seed(7)
+    offsets = torch.arange(devices, dtype=torch.float64).view(-1, *[1] * (len(shape) + 1))
+    return torch.randn(devices, batch, *shape, generator=draw, dtype=torch.float64) + offsets
+
+
+def with_statistics(net: Model, block: dict[str, Tensor]) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(8)
+    devices = len(next(iter(block.values())))
+    found = {
+        name: torch.rand(devices, *shape, generator=draw, dtype=torch.float64) + 0.5
+        for name, shape in net.statistics().items()
+    }
+    return {**block, **found}
+
+
+def outputs_and_slopes(
+    net: Model, weights: dict[str, Tensor], x: Tensor, draws: Draws | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Everything a module makes, and the gradient of a sum over all of it."""
+    leaves = {name: weights[name].clone().requires_grad_() for name in net.shapes()}
+    made = net({**weights, **leaves}, x, draws)
+    named = {f"exit {name}": tensor for name, tensor in made.exits.items()}
+    named |= {f"tap {name}": tensor for name, tensor in made.taps.items()}
+    total = sum((tensor.sin() * (1 + number)).sum() for number, tensor in enumerate(named.values()))
+    slopes = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    return {name: tensor.detach() for name, tensor in named.items()}, dict(zip(leaves, slopes, strict=True))
+
+
+def assert_block_is_each_alone(net: Model, block: dict[str, Tensor], x: Tensor, training: bool, pick: Pick) -> None:
+    seeds = tuple(range(10, 10 + len(x)))
+    together = outputs_and_slopes(net, block, x, Draws(seeds) if training else None)
+    for number in range(len(x)):
+        draws = Draws(seeds[number : number + 1]) if training else None
+        alone = outputs_and_slopes(net, pick(block, number), x[number : number + 1], draws)
+        for of_block, of_one in zip(together, alone, strict=True):
+            for name, tensor in of_one.items():
+                assert tensor.shape == of_block[name][number : number + 1].shape
+                assert float((tensor - of_block[name][number : number + 1]).abs().max()) <= 1e-10, name
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
+@pytest.mark.parametrize("normalisation", get_args(Normalisation))
+def test_families_fold(
+    family: str,
+    normalisation: str,
+    training: bool,
+    tiny_model: Callable[..., Model],
+    block_weights: Callable[..., dict[str, Tensor]],
+    pick_device: Pick,
+) -> None:
+    """A warning would be an error here, so these run folded."""
+    net = tiny_model(family, width=0.5, normalisation=normalisation)
+    block = block_weights(net, DEVICES)
+    if not training:
+        block = with_statistics(net, block)
+    assert_block_is_each_alone(net, block, images(net.input_shape), training, pick_device)
+
+
+def test_batch_statistics_of_a_block_are_each_devices_own(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    net = tiny_model(family, normalisation="static_batch")
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    together = net.batch_statistics(block, x)
+    assert {name: tensor.shape[1:] for name, tensor in together.items()} == dict(net.statistics())
+    for number in range(DEVICES):
+        alone = net.batch_statistics(pick_device(block, number), x[number : number + 1])
+        for name, tensor in alone.items():
+            assert float((tensor[0] - together[name][number]).abs().max()) <= 1e-10
+
+
+def test_a_broken_device_leaves_its_neighbours_clean(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family)
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    broken = {name: tensor.clone() for name, tensor in block.items()}
+    for tensor in broken.values():
+        tensor[1] = torch.nan
+    draws = Draws((1, 2, 3))
+    clean, dirty = outputs_and_slopes(net, block, x, draws), outputs_and_slopes(net, broken, x, draws)
+    for of_clean, of_dirty in zip(clean, dirty, strict=True):
+        for name, tensor in of_clean.items():
+            assert torch.equal(of_dirty[name][[0, 2]], tensor[[0, 2]])
+    assert bool(dirty[0]["exit logits"][1].isnan().all())
+
+
+class Concatenating(nn.Module):
+    """Devices folded side by side would swap channels with each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3)
+        self.after, self.classifier = nn.Conv2d(4, 3, 1), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.after(torch.cat([self.left(x), self.right(x)], 1))
+        return self.classifier(made.mean((-2, -1)))
+
+
+def concatenating() -> nn.Module:
+    return Concatenating()
+
+
+def layer_normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 4))
+
+
+class ChannelMean(nn.Module):
+    """Squeeze and excite by one number an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.classifier = nn.Conv2d(1, 3, 3), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.conv(x)
+        return self.classifier((made * made.mean((1, 2, 3), keepdim=True).sigmoid()).mean((-2, -1)))
+
+
+def channel_mean() -> nn.Module:
+    return ChannelMean()
+
+
+class Viewing(nn.Module):
+    """Insists on contiguous images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.classifier = nn.Conv2d(1, 2, 3), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.conv(x).relu().view(len(x), -1))
+
+
+def viewing() -> nn.Module:
+    return Viewing()
+
+
+class Centring(nn.Module):
+    """Takes the mean of its whole batch away: of its own, not of the block's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier((x - x.mean()).flatten(1))
+
+
+def centring() -> nn.Module:
+    return Centring()
+
+
+def recurrent() -> nn.Module:
+    return Recurrent()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.classifier = nn.LSTM(6, 3, batch_first=True), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.lstm(x.squeeze(1))[0][:, -1])
+
+
+def stranger(build: Callable[[], nn.Module], input_shape: tuple[int, ...] = (1, 6, 6)) -> Model:
+    return model(build.__name__, build, {}, input_shape, 4)
+
+
+# how often a faster way is given up before one gives each device its own
+FALLBACKS = [(concatenating, 1), (layer_normed, 1), (channel_mean, 1), (viewing, 1), (recurrent, 2)]
+
+
+@pytest.mark.parametrize(("build", "given_up"), FALLBACKS, ids=lambda one: getattr(one, "__name__", str(one)))
+def test_a_module_that_cannot_fold_says_so_and_is_right(
+    build: Callable[[], nn.Module], given_up: int, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    net = stranger(build)
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", SlowBlock)
+        assert_block_is_each_alone(net, block, x, True, pick_device)
+    slow = [str(warning.message) for warning in said if warning.category is SlowBlock]
+    assert len(slow) == given_up
+    assert all(type(net.module()).__name__ in message for message in slow)
+    assert "folded" in slow[0]
+
+
+def test_a_module_that_looks_at_its_whole_batch_sees_its_own_device_alone(
+    block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    """Devices differ in their data: a trial whose devices hold the same examples would not tell them apart."""
+    net = stranger(centring)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowBlock)
+        assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.classifier = nn.Linear(5, 5), nn.Linear(5, 5, bias=False), nn.Linear(5, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.second(self.first(x).tanh()).tanh())
+
+
+def tied() -> nn.Module:
+    return Tied()
+
+
+def test_a_tied_weight_has_one_name_and_both_gradients(
+    block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    net = stranger(tied, (5,))
+    assert set(net.shapes()) == {"first.weight", "first.bias", "classifier.weight", "classifier.bias"}
+    block, x = block_weights(net, DEVICES), images((5,))
+    assert_block_is_each_alone(net, block, x, True, pick_device)
+    module = net.module().double()
+    module.load_state_dict({name: tensor[1] for name, tensor in block.items()}, strict=False)
+    module(x[1]).sin().sum().backward()
+    _, slopes = outputs_and_slopes(net, block, x, Draws((0, 0, 0)))
+    for name, weight in module.named_parameters():
+        assert torch.allclose(slopes[name][1], weight.grad, atol=1e-10)
+
+
+def dropping(chance: float) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Dropout(chance), nn.Linear(8, 4))
+
+
+def dropout_model(chance: float) -> Model:
+    return model("dropping", dropping, {"chance": chance}, (5,), 4)
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.001])
+def test_dropout_draws_from_each_devices_own_seed(
+    chance: float, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    """Also a rare drop: whether a layer is random is not for chance to find out."""
+    net = dropout_model(chance)
+    block, x = block_weights(net, DEVICES), images((5,), batch=2000)
+    first = net(block, x, Draws((1, 2, 3))).logits
+    assert torch.equal(net(block, x, Draws((1, 2, 3))).logits, first)
+    assert not torch.equal(net(block, x, Draws((1, 2, 4))).logits[2], first[2])
+    assert torch.equal(net(block, x, Draws((1, 2, 4))).logits[:2], first[:2])
+    alone = net(pick_device(block, 1), x[1:2], Draws((2,))).logits
+    assert torch.equal(alone[0], first[1])
+
+
+def test_dropout_leaves_everybody_elses_randomness_alone(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net = dropout_model(0.5)
+    before = torch.random.get_rng_state()
+    net(block_weights(net, DEVICES), images((5,)), Draws((1, 2, 3)))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_dropout_is_off_when_judged(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net, still = dropout_model(0.5), dropout_model(0.0)
+    block, x = block_weights(net, DEVICES), images((5,))
+    assert torch.equal(net(block, x).logits, still(block, x).logits)
+
+
+class TwoExits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.early, self.late = nn.Linear(5, 6), nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Outputs:
+        features = F.relu(self.body(x))
+        return Outputs({"early": self.early(features), "late": self.late(features)}, {"features": features})
+
+
+def two_exits() -> nn.Module:
+    return TwoExits()
+
+
+def test_exits_and_taps_carry_the_devices_in_front(
+    block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    net = stranger(two_exits, (5,))
+    block, x = block_weights(net, DEVICES), images((5,))
+    assert_block_is_each_alone(net, block, x, True, pick_device)
+    made = net(block, x, Draws((0, 0, 0)))
+    assert {name: tuple(t.shape) for name, t in made.exits.items()} == {"early": (3, 5, 4), "late": (3, 5, 4)}
+    assert tuple(made.taps["features"].shape) == (3, 5, 6)
+    assert made.logits is made.exits["late"]
+
+
+def test_a_plain_tensor_is_one_exit(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net = stranger(tied, (5,))
+    made: Any = net(block_weights(net, 1), images((5,), devices=1), Draws((0,)))
+    assert list(made.exits) == ["logits"]
+    assert tuple(made.logits.shape) == (1, 5, 4)

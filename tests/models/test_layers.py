@@ -1,0 +1,147 @@
+"""Every rule, given the plain weights of one device, is torch's own layer; given stacked weights, each device's."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.models.layers import RULES, Scaler, fold, give_rules, unfold
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv2d": (lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 7, 7)),
+    "conv2d strided": (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1), (3, 7, 7)),
+    "conv2d uneven": (lambda: nn.Conv2d(3, 4, (1, 3), stride=(2, 1), padding=(0, 2)), (3, 7, 6)),
+    "conv2d dilated": (lambda: nn.Conv2d(3, 4, 3, dilation=2), (3, 7, 7)),
+    "conv2d grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2), (4, 5, 5)),
+    "conv2d depthwise": (lambda: nn.Conv2d(4, 8, 3, groups=4, bias=False), (4, 5, 5)),
+    "conv2d without bias": (lambda: nn.Conv2d(3, 4, 3, bias=False), (3, 5, 5)),
+    "conv2d same": (lambda: nn.Conv2d(3, 4, 3, padding="same"), (3, 5, 5)),
+    "conv2d circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 5, 5)),
+    "conv2d reflecting": (lambda: nn.Conv2d(3, 4, 3, padding=2, padding_mode="reflect", bias=False), (3, 5, 5)),
+    "conv2d replicating same": (lambda: nn.Conv2d(3, 4, 3, padding="same", padding_mode="replicate"), (3, 5, 5)),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 3, stride=2, padding=1), (3, 9)),
+    "conv1d circular": (lambda: nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular", groups=2), (4, 9)),
+    "batch norm 2d": (lambda: nn.BatchNorm2d(3), (3, 4, 4)),
+    "batch norm 2d plain": (lambda: nn.BatchNorm2d(3, affine=False, eps=1e-3), (3, 4, 4)),
+    "batch norm 2d untracked": (lambda: nn.BatchNorm2d(3, track_running_stats=False), (3, 4, 4)),
+    "batch norm 1d": (lambda: nn.BatchNorm1d(5), (5,)),
+    "batch norm 1d of sequences": (lambda: nn.BatchNorm1d(5), (5, 6)),
+    "group norm": (lambda: nn.GroupNorm(2, 4, eps=1e-4), (4, 3, 3)),
+    "group norm of vectors": (lambda: nn.GroupNorm(2, 6), (6,)),
+    "group norm plain": (lambda: nn.GroupNorm(4, 4, affine=False), (4, 3, 3)),
+    "linear": (lambda: nn.Linear(5, 3), (5,)),
+    "linear without bias": (lambda: nn.Linear(5, 3, bias=False), (5,)),
+}
+
+
+def drawn(name: str) -> tuple[nn.Module, Tensor]:
+    """The layer with no weight or statistic at its neutral start, and a batch for it."""
+    build, shape = LAYERS[name]
+    torch.manual_seed(sum(map(ord, name)))
+    layer = build().double()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(torch.randn_like(weight))
+        for key, buffer in layer.named_buffers():
+            if key != "num_batches_tracked":
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
+    return layer, torch.randn(6, *shape, dtype=torch.float64)
+
+
+def with_rules(layer: nn.Module) -> nn.Module:
+    copy = deepcopy(layer)
+    give_rules(copy)
+    return copy
+
+
+def test_every_rule_is_tried() -> None:
+    assert {type(build()) for build, _ in LAYERS.values()} == set(RULES)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_plain_weights_make_the_plain_layer(name: str, training: bool, bits_equal: Callable[..., bool]) -> None:
+    layer, x = drawn(name)
+    ruled = with_rules(layer).train(training)
+    layer.train(training)
+    assert type(ruled) is RULES[type(layer)]
+    assert ruled.state_dict().keys() == layer.state_dict().keys()
+    assert bits_equal(ruled(x), layer(x))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_plain_weights_get_the_plain_gradient(name: str, bits_equal: Callable[..., bool]) -> None:
+    layer, x = drawn(name)
+    ruled = with_rules(layer)
+    slopes = []
+    for one in (layer, ruled):
+        leaves = [x.clone().requires_grad_(), *one.parameters()]
+        slopes.append(torch.autograd.grad(one(leaves[0]).sin().sum(), leaves))
+    assert all(bits_equal(mine, theirs) for theirs, mine in zip(*slopes, strict=True))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_stacked_weights_make_each_devices_own(name: str, training: bool) -> None:
+    layers, x = [], []
+    for device in range(3):
+        layer, batch = drawn(name)
+        with torch.no_grad():
+            for tensor in (*layer.parameters(), *layer.buffers()):
+                if tensor.is_floating_point():
+                    tensor.mul_(1 + 0.5 * device)
+        layers.append(layer.train(training))
+        x.append(batch * (device + 1) - device)
+    stacked = with_rules(layers[0]).train(training)
+    holders: list[tuple[dict[str, Any], str]] = [(stacked._parameters, key) for key, _ in layers[0].named_parameters()]
+    holders += [(stacked._buffers, key) for key, _ in layers[0].named_buffers() if key != "num_batches_tracked"]
+    for holder, key in holders:
+        holder[key] = torch.stack([getattr(layer, key).detach() for layer in layers])
+    alone = torch.stack([layer(batch).detach() for layer, batch in zip(layers, x, strict=True)])
+    together = unfold(stacked(fold(torch.stack(x))), 3)
+    assert together.shape == alone.shape
+    assert float((together - alone).abs().max()) <= 1e-10
+
+
+def test_training_batch_norm_tracks_nothing(bits_equal: Callable[..., bool]) -> None:
+    layer, x = drawn("batch norm 2d")
+    ruled = with_rules(layer).train()
+    ruled(x)
+    for key, buffer in layer.named_buffers():
+        assert bits_equal(dict(ruled.named_buffers())[key], buffer)
+
+
+def test_tracking_batch_norm_hands_back_the_batchs_own_statistics() -> None:
+    layer, x = drawn("batch norm 2d")
+    ruled = with_rules(layer).eval()
+    ruled.tracking = True  # type: ignore[assignment]
+    made = ruled(x)
+    assert torch.allclose(ruled.running_mean, x.mean((0, 2, 3)), atol=1e-12)  # type: ignore[arg-type]
+    assert torch.allclose(ruled.running_var, x.var((0, 2, 3), unbiased=True), atol=1e-12)  # type: ignore[arg-type]
+    assert torch.allclose(made, layer.train()(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (3, 2, 4, 5), (3, 2, 1, 5, 6), (1, 2, 4, 5, 6)])
+def test_unfold_undoes_fold(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    assert torch.equal(unfold(fold(x), shape[0]), x)
+
+
+def test_fold_puts_each_devices_channels_side_by_side() -> None:
+    x = torch.arange(2 * 3 * 4).view(2, 3, 4)  # 2 devices, 3 examples, 4 channels
+    for device in range(2):
+        for example in range(3):
+            for channel in range(4):
+                assert fold(x)[example, device * 4 + channel] == x[device, example, channel]
+
+
+def test_fold_makes_images_channels_last_even_with_one_channel() -> None:
+    assert fold(torch.randn(1, 2, 1, 4, 4)).stride() == (16, 1, 4, 1)
+
+
+@pytest.mark.parametrize(("training", "expected"), [(True, 8.0), (False, 2.0)])
+def test_scaler_divides_by_the_rate_in_training_alone(training: bool, expected: float) -> None:
+    assert Scaler(0.25).train(training)(torch.tensor([2.0])).tolist() == [expected]

@@ -1,0 +1,252 @@
+"""A model is a pure function of its weights, and knows of itself what a fleet needs to know."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.models import MODELS, Draws, Model, model
+from fedloom.tensors import Tensors
+
+
+def test_initial_weights_follow_the_seed(family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(family)
+    first, again, other = net.initial(3), net.initial(3), net.initial(4)
+    assert {name: tensor.shape for name, tensor in first.items()} == dict(net.shapes())
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+    assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+def test_drawing_weights_touches_nobody_elses_randomness(family: str, tiny_model: Callable[..., Model]) -> None:
+    before = torch.random.get_rng_state()
+    tiny_model(family).initial(0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_initial_weights_do_not_depend_on_what_was_drawn_before(family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(family)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first = net.initial(0)
+        torch.manual_seed(2)
+        again = net.initial(0)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
+@pytest.mark.usefixtures("double")
+def test_initial_weights_have_the_default_dtype(family: str, tiny_model: Callable[..., Model]) -> None:
+    assert {tensor.dtype for tensor in tiny_model(family).initial(0).values()} == {torch.float64}
+
+
+def test_norms_start_neutral_and_the_classifier_without_bias(family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(family)
+    weights = net.initial(0)
+    norms = {name.rpartition(".")[0] for name in net.statistics()}
+    assert norms
+    for norm in norms:
+        assert bool((weights[f"{norm}.weight"] == 1).all())
+        assert bool((weights[f"{norm}.bias"] == 0).all())
+    rows = net.label_rows()
+    assert all(bool((weights[name] == 0).all()) for name in rows if weights[name].dim() == 1)
+
+
+def test_a_call_changes_neither_weights_nor_inputs(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family)
+    block, x = block_weights(net, 2), torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
+    kept, held = {name: tensor.clone() for name, tensor in block.items()}, x.clone()
+    net(block, x, Draws((0, 1)))
+    net.batch_statistics(block, x)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in block.items())
+    assert torch.equal(x, held)
+
+
+def test_the_same_call_twice_is_the_same_to_the_bit(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    """Nothing of a call is left over for the next: neither weights nor statistics."""
+    net = tiny_model(family)
+    x = torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
+    first = net(block_weights(net, 2, seed=1), x, Draws((0, 1))).logits
+    net(block_weights(net, 2, seed=2), x + 3, Draws((2, 3)))
+    net.batch_statistics(block_weights(net, 2, seed=3), x)
+    assert torch.equal(net(block_weights(net, 2, seed=1), x, Draws((0, 1))).logits, first)
+
+
+def test_training_mode_is_the_modules_own(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family, width=0.5)
+    block, x = block_weights(net, 1), torch.randn(1, 5, *net.input_shape, dtype=torch.float64)
+    module = net.module().double().train()
+    module.load_state_dict({name: tensor[0] for name, tensor in block.items()}, strict=False)
+    assert torch.allclose(net(block, x, Draws((0,))).logits[0], module(x[0]).logits, atol=1e-10)
+
+
+def test_judging_mode_is_the_modules_own_with_the_statistics_given(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family, width=0.5)
+    x = torch.randn(1, 5, *net.input_shape, dtype=torch.float64)
+    statistics = {name: torch.rand(1, *shape, dtype=torch.float64) + 0.5 for name, shape in net.statistics().items()}
+    block = {**block_weights(net, 1), **statistics}
+    module = net.module().double().eval()
+    module.load_state_dict({name: tensor[0] for name, tensor in block.items()}, strict=False)
+    assert torch.allclose(net(block, x).logits[0], module(x[0]).logits, atol=1e-10)
+
+
+def test_judging_without_statistics_is_refused_by_name(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family)
+    first = next(iter(net.statistics()))
+    with pytest.raises(ValueError, match=rf"{family} .*{first}"):
+        net(block_weights(net, 1), torch.zeros(1, 2, *net.input_shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("normalisation", ["group", "instance", "layer", "none"])
+def test_other_normalisations_need_no_statistics(
+    family: str, normalisation: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family, normalisation=normalisation)
+    assert net.statistics() == {}
+    made = net(block_weights(net, 1), torch.ones(1, 2, *net.input_shape, dtype=torch.float64)).logits
+    assert bool(made.isfinite().all())
+
+
+def test_statistics_are_no_weights(family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(family)
+    assert net.shapes().keys().isdisjoint(net.statistics())
+    assert all(name.endswith(("running_mean", "running_var")) for name in net.statistics())
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """A user's own variant of batch norm."""
+
+
+def own_norm() -> nn.Module:
+    return nn.Sequential(OwnNorm(2), nn.Flatten(), nn.Linear(18, 3))
+
+
+def norm_of_volumes() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm3d(2), nn.Flatten(), nn.Linear(16, 3))
+
+
+def tracking_instances() -> nn.Module:
+    return nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(18, 3))
+
+
+@pytest.mark.parametrize(("build", "shape"), [(own_norm, (2, 3, 3)), (norm_of_volumes, (2, 2, 2, 2))])
+def test_every_kind_of_batch_norm_gives_its_statistics(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    """Statistics that stay at their neutral start would be judged with, and nobody would know."""
+    net = model(build.__name__, build, {}, shape, 3)
+    x = torch.randn(1, 20, *shape) * 2 + 5
+    found = net.batch_statistics({name: tensor[None] for name, tensor in net.initial(0).items()}, x)
+    assert found.keys() == net.statistics().keys()
+    mean, variance = (next(found[name][0] for name in found if name.endswith(key)) for key in ("mean", "var"))
+    values = x[0].transpose(0, 1).flatten(1)
+    assert torch.allclose(mean, values.mean(1), atol=1e-5)
+    assert torch.allclose(variance, values.var(1), atol=1e-4)
+
+
+def test_statistics_that_are_asked_for_can_be_had() -> None:
+    net = model("tracking_instances", tracking_instances, {}, (2, 3, 3), 3)
+    block = {name: tensor[None] for name, tensor in net.initial(0).items()}
+    assert net.batch_statistics(block, torch.randn(1, 4, 2, 3, 3)).keys() == net.statistics().keys()
+
+
+def test_label_rows_are_the_last_layers(family: str, tiny_model: Callable[..., Model]) -> None:
+    assert tiny_model(family).label_rows() == ("classifier.weight", "classifier.bias")
+
+
+def body_last() -> nn.Module:
+    made = nn.Module()
+    made.head, made.body = nn.Linear(5, 4), nn.Linear(6, 5)
+    return made
+
+
+def declared() -> nn.Module:
+    made = body_last()
+    made.label_rows = ("head.weight", "head.bias")  # type: ignore[assignment]
+    return made
+
+
+def bias_free() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4, bias=False))
+
+
+class Tempered(nn.Linear):
+    """A classifier with one number more, which has no rows at all."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+
+def tempered() -> nn.Module:
+    return nn.Sequential(Tempered())
+
+
+@pytest.mark.parametrize(
+    ("build", "rows"),
+    [
+        (body_last, ()),
+        (declared, ("head.weight", "head.bias")),
+        (bias_free, ("1.weight",)),
+        (tempered, ("0.weight", "0.bias")),
+    ],
+)
+def test_label_rows_found_or_declared(build: Callable[[], nn.Module], rows: tuple[str, ...]) -> None:
+    assert model(build.__name__, build, {}, (6,), 4).label_rows() == rows
+
+
+def stacking() -> nn.Module:
+    made = nn.Module()
+    made.embed, made.lstm, made.classifier = nn.Linear(4, 4), nn.LSTM(4, 3), nn.Linear(3, 2)
+    return made
+
+
+def test_layers_that_stack_several_things_are_known() -> None:
+    names = model("stacking", stacking, {}, (4,), 2).unsliceable()
+    assert set(names) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"}
+
+
+def test_shipped_families_can_be_sliced(family: str, tiny_model: Callable[..., Model]) -> None:
+    assert tiny_model(family).unsliceable() == ()
+
+
+def test_resized_is_another_size_of_the_same_family(family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(family)
+    assert net.resized(width=0.5) == tiny_model(family, width=0.5)
+    assert net == tiny_model(family)
+
+
+def free_of_facts(hidden: int = 2) -> nn.Module:
+    return nn.Linear(hidden, 3)
+
+
+def test_what_the_data_decides_reaches_only_families_that_name_it() -> None:
+    net = model("free", free_of_facts, {"hidden": 5}, (5,), 3)
+    assert dict(net.settings) == {"hidden": 5}
+    taken = model("convnet", MODELS["convnet"], {}, (2, 6, 6), 3)
+    assert dict(taken.settings) == {"input_shape": (2, 6, 6), "classes": 3}
+
+
+def test_models_are_equal_by_what_they_are(tiny_model: Callable[..., Model]) -> None:
+    assert hash(tiny_model("convnet")) == hash(tiny_model("convnet"))
+    assert tiny_model("convnet") != replace(tiny_model("convnet"), classes=5)
+
+
+def test_a_devices_result_does_not_depend_on_how_the_block_is_stored(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    """Inboxes that all devices share arrive expanded, not copied."""
+    net = tiny_model(family)
+    one = {name: tensor[0] for name, tensor in block_weights(net, 1).items()}
+    expanded: Tensors = {name: tensor.expand(3, *tensor.shape) for name, tensor in one.items()}
+    copied = {name: tensor.clone() for name, tensor in expanded.items()}
+    x = torch.randn(3, 4, *net.input_shape, dtype=torch.float64)
+    assert torch.equal(net(expanded, x, Draws((0, 0, 0))).logits, net(copied, x, Draws((0, 0, 0))).logits)

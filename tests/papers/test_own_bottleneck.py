@@ -1,0 +1,53 @@
+"""The documentation's bottleneck net, plain torch in a file of its own, sliced by shapes alone."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.fleet import nested
+from fedloom.models import Draws, model
+
+PAGE = Path(__file__).parents[2] / "docs" / "add_a_model.md"
+
+
+@pytest.fixture(scope="module")
+def bottleneck() -> Any:
+    code = re.search(r"```python\n(# my_model\.py.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"__name__": "my_model"}
+    exec(compile(code[1], "my_model.py", "exec"), names)
+    assert "fedloom" not in code[1]
+    return names["bottleneck"]
+
+
+def test_it_is_as_large_as_resnet50(bottleneck: Any) -> None:
+    net = bottleneck(input_shape=(3, 32, 32), classes=10)
+    assert sum(isinstance(part, torch.nn.Conv2d) for part in net.modules()) == 53
+    assert sum(weight.numel() for weight in net.parameters()) > 23_000_000
+
+
+def test_every_width_lies_in_the_next(bottleneck: Any) -> None:
+    sizes = [
+        (str(width), model("bottleneck", bottleneck, {"width": width, "base": 16}, (3, 32, 32), 10))
+        for width in (1.0, 0.5, 0.25)
+    ]
+    tiers = nested(sizes)
+    whole = tiers[0].model.initial(0)
+    for tier in tiers:
+        carved = tier.footprint.read(whole)
+        assert {name: weight.shape for name, weight in carved.items()} == dict(tier.model.shapes())
+
+
+def test_three_devices_run_as_one_network(bottleneck: Any) -> None:
+    small = model("bottleneck", bottleneck, {"base": 4, "blocks": (1, 1)}, (3, 8, 8), 10)
+    assert small.slow_reasons() == ()
+    weights = {name: torch.stack([w, 2 * w, w.flip(0)]) for name, w in small.initial(0).items()}
+    x = torch.randn(3, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    together = small(weights, x, Draws((0, 0, 0))).logits
+    for device in range(3):
+        own = {name: weight[device : device + 1] for name, weight in weights.items()}
+        apart = small(own, x[device : device + 1], Draws((0,))).logits[0]
+        torch.testing.assert_close(together[device], apart, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,212 @@
+"""Our optimisers, device by device, against torch's own after clip_grad_norm_."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.tensors import combine
+from fedloom.training import OPTIMISERS, RATES, Constant, Milestones, Optimiser, Sgd, at_round
+from fedloom.training.optimisers import Adam
+
+SHAPES: dict[str, tuple[int, ...]] = {"matrix": (3, 2), "vector": (4,), "kernel": (2, 1, 2, 2)}
+DEVICES, STEPS = 3, 20
+
+
+def drawn(seed: int, size: float = 1.0) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(DEVICES, *shape, generator=draw, dtype=torch.float64) * size for name, shape in SHAPES.items()
+    }
+
+
+def slopes(step: int) -> dict[str, Tensor]:
+    """Different for every device: long ones, short ones, and some in between."""
+    sizes = torch.tensor([5.0, 1e-3, 0.4], dtype=torch.float64)
+    return combine(lambda one: one * sizes.view(-1, *[1] * (one.dim() - 1)), drawn(100 + step))
+
+
+def ours(optimiser: Optimiser, works: Callable[[int], Tensor] | None = None) -> list[dict[str, Tensor]]:
+    """The weights after every step."""
+    weights = drawn(1)
+    state, history = optimiser.start(weights), []
+    for step in range(STEPS):
+        working = torch.ones(DEVICES) if works is None else works(step)
+        optimiser.step(weights, slopes(step), state, working)
+        history.append(combine(torch.clone, weights))
+    return history
+
+
+def theirs(build: Callable[[list[Tensor]], torch.optim.Optimizer], clip: float | None, device: int) -> dict[str, Tensor]:
+    leaves = {name: tensor[device].clone().requires_grad_() for name, tensor in drawn(1).items()}
+    optimiser = build(list(leaves.values()))
+    for step in range(STEPS):
+        for name, leaf in leaves.items():
+            leaf.grad = slopes(step)[name][device].clone()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(leaves.values(), clip)
+        optimiser.step()
+    return {name: leaf.detach() for name, leaf in leaves.items()}
+
+
+def assert_same(made: dict[str, Tensor], expected: dict[str, Tensor], device: int) -> None:
+    for name, tensor in expected.items():
+        assert float((made[name][device] - tensor).abs().max()) <= 1e-12, name
+
+
+@pytest.mark.parametrize(("momentum", "decay", "clip"), list(product([0.0, 0.9], [0.0, 5e-4], [None, 1.0])))
+def test_sgd_is_torchs(momentum: float, decay: float, clip: float | None) -> None:
+    made = ours(Sgd(0.1, momentum, decay, clip))[-1]
+    for device in range(DEVICES):
+        expected = theirs(
+            lambda leaves: torch.optim.SGD(leaves, 0.1, momentum=momentum, weight_decay=decay), clip, device
+        )
+        assert_same(made, expected, device)
+
+
+@pytest.mark.parametrize(
+    ("betas", "decay", "clip"), list(product([(0.9, 0.999), (0.5, 0.7), (0.0, 0.9)], [0.0, 1e-2], [None, 1.0]))
+)
+def test_adam_is_torchs(betas: tuple[float, float], decay: float, clip: float | None) -> None:
+    made = ours(Adam(0.01, *betas, epsilon=1e-6, weight_decay=decay, clip_norm=clip))[-1]
+    for device in range(DEVICES):
+        expected = theirs(
+            lambda leaves: torch.optim.Adam(leaves, 0.01, betas=betas, eps=1e-6, weight_decay=decay), clip, device
+        )
+        assert_same(made, expected, device)
+
+
+FULL = [Sgd(0.1, 0.9, 5e-4, 1.0), Adam(0.01, weight_decay=1e-2, clip_norm=1.0)]
+
+
+@pytest.mark.parametrize("optimiser", FULL, ids=["sgd", "adam"])
+def test_a_device_that_has_finished_stays_to_the_bit(optimiser: Optimiser, bits_equal: Callable[..., bool]) -> None:
+    """Weights and state, whatever its gradient; the others go on as if it were not there."""
+    weights = drawn(1)
+    state, untouched = optimiser.start(weights), ours(optimiser)[-1]
+    for step in range(STEPS):
+        slope, working = slopes(step), torch.ones(DEVICES)
+        if step >= 12:
+            working[1] = 0
+            for tensor in slope.values():
+                tensor[1] = torch.nan if step % 2 else torch.inf
+        if step == 12:
+            frozen = {key: combine(torch.clone, bundle) for key, bundle in {"weights": weights, **state}.items()}
+        optimiser.step(weights, slope, state, working)
+    for key, bundle in {"weights": weights, **state}.items():
+        for name, tensor in bundle.items():
+            assert bits_equal(tensor[1], frozen[key][name][1])
+    assert_same(weights, {name: tensor[1] for name, tensor in ours(optimiser)[11].items()}, 1)
+    for device in (0, 2):
+        assert_same(weights, {name: tensor[device] for name, tensor in untouched.items()}, device)
+
+
+@pytest.mark.parametrize("optimiser", FULL, ids=["sgd", "adam"])
+def test_a_device_that_pauses_goes_on_where_it_was(optimiser: Optimiser) -> None:
+    """Idle steps leave momentum, averages and step counts as they were."""
+    weights = drawn(1)
+    state = optimiser.start(weights)
+    for step in range(STEPS):
+        optimiser.step(weights, slopes(step), state, torch.ones(DEVICES))
+        optimiser.step(weights, slopes(step + 1), state, torch.zeros(DEVICES))
+    expected = ours(optimiser)[-1]
+    for device in range(DEVICES):
+        assert_same(weights, {name: tensor[device] for name, tensor in expected.items()}, device)
+
+
+@pytest.mark.parametrize("optimiser", FULL, ids=["sgd", "adam"])
+def test_a_nan_gradient_stays_with_its_device(optimiser: Optimiser) -> None:
+    weights = drawn(1)
+    state = optimiser.start(weights)
+    for step in range(STEPS):
+        slope = slopes(step)
+        slope["vector"][0] = torch.nan
+        optimiser.step(weights, slope, state, torch.ones(DEVICES))
+    expected = ours(optimiser)[-1]
+    for device in (1, 2):
+        assert_same(weights, {name: tensor[device] for name, tensor in expected.items()}, device)
+    assert bool(weights["vector"][0].isnan().all())
+
+
+@pytest.mark.parametrize("optimiser", FULL, ids=["sgd", "adam"])
+def test_gradients_are_not_changed(optimiser: Optimiser, bits_equal: Callable[..., bool]) -> None:
+    """Autograd hands one tensor to two weights."""
+    weights, slope, working = drawn(1), slopes(0), torch.tensor([1.0, 0.0, 1.0])
+    kept = combine(torch.clone, slope)
+    optimiser.step(weights, slope, optimiser.start(weights), working)
+    assert all(bits_equal(slope[name], kept[name]) for name in kept)
+    assert working.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_clipping_is_of_each_device_over_all_its_weights() -> None:
+    """Lengths 5, 0.3 and 10 with a limit of 1: the first and the last are shortened, each by its own factor."""
+    weights = {"a": torch.zeros(3, 1, dtype=torch.float64), "b": torch.zeros(3, 1, dtype=torch.float64)}
+    gradient = {
+        "a": torch.tensor([[3.0], [0.3], [6.0]], dtype=torch.float64),
+        "b": torch.tensor([[4.0], [0.0], [8.0]], dtype=torch.float64),
+    }
+    optimiser = Sgd(1.0, clip_norm=1.0)
+    optimiser.step(weights, gradient, optimiser.start(weights), torch.ones(3))
+    assert weights["a"].flatten().tolist() == pytest.approx([-0.6, -0.3, -0.6], abs=1e-6)
+    assert weights["b"].flatten().tolist() == pytest.approx([-0.8, 0.0, -0.8], abs=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", FULL, ids=["sgd", "adam"])
+def test_a_weight_that_is_one_number_is_trained_like_any_other(optimiser: Optimiser) -> None:
+    """Such as a temperature: one number a device makes a tensor with the device axis alone."""
+    weights = {"matrix": torch.zeros(2, 1, dtype=torch.float64), "scalar": torch.zeros(2, dtype=torch.float64)}
+    gradient = {"matrix": torch.full((2, 1), 2.0).double(), "scalar": torch.tensor([2.0, -2.0]).double()}
+    optimiser.step(weights, gradient, optimiser.start(weights), torch.ones(2))
+    assert weights["scalar"].tolist() == pytest.approx([float(weights["matrix"][0]), -float(weights["matrix"][0])])
+    assert bool((weights["scalar"] != 0).all())
+
+
+def test_frozen_devices_keep_zeros_of_either_sign(bits_equal: Callable[..., bool]) -> None:
+    for optimiser in FULL:
+        weights = {"w": torch.tensor([[-0.0, 0.0]])}
+        state = optimiser.start(weights)
+        optimiser.step(weights, {"w": torch.tensor([[-1.0, 1.0]])}, state, torch.zeros(1))
+        assert bits_equal(weights["w"], torch.tensor([[-0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("optimiser", FULL, ids=["sgd", "adam"])
+def test_float32_weights_stay_float32(optimiser: Optimiser) -> None:
+    weights = combine(torch.Tensor.float, drawn(1))
+    optimiser.step(weights, combine(torch.Tensor.float, slopes(0)), optimiser.start(weights), torch.ones(DEVICES))
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMISERS))
+def test_every_optimiser_descends(name: str) -> None:
+    optimiser: Any = OPTIMISERS[name](learning_rate=0.05)
+    weights = {"w": torch.tensor([[1.0], [-2.0]])}
+    state = optimiser.start(weights)
+    for _ in range(200):
+        optimiser.step(weights, {"w": weights["w"].clone()}, state, torch.ones(2))
+    assert float(weights["w"].abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("name", sorted(RATES))
+def test_every_rate_starts_at_the_whole(name: str) -> None:
+    assert RATES[name]().factor(1) == 1.0
+
+
+def test_milestones_lower_the_rate_once_their_round_is_over() -> None:
+    rates = Milestones((2, 4), factor_each=0.5)
+    assert [rates.factor(number) for number in range(1, 7)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_the_order_of_milestones_does_not_matter() -> None:
+    assert [Milestones((4, 2)).factor(number) for number in (1, 3, 5)] == pytest.approx([1.0, 0.1, 0.01])
+
+
+def test_a_round_changes_the_learning_rate_alone() -> None:
+    optimiser = Adam(0.4, beta1=0.5, clip_norm=2.0)
+    changed = at_round(optimiser, Milestones((1,), 0.5), 2)
+    assert changed == Adam(0.2, beta1=0.5, clip_norm=2.0)
+    assert at_round(optimiser, Constant(), 100) == optimiser
+    assert math.isclose(optimiser.learning_rate, 0.4)
