@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedloom.engines import InProcess, Memory, Refusal, shelf
 from fedloom.evaluation import Judge, StaticBatchNorm
 from fedloom.fleet import Device, Engine, Fleet, Reply, Turn, draw_cohort, nested
 from fedloom.methods import METHODS, Method
-from fedloom.models import MODELS, Draws, Model, model
+from fedloom.models import MODELS, Model, model
 from fedloom.tensors import Parcel, Tensors
 from fedloom.training import Client, Constant, Holdings, Optimiser, Schedule, Sgd, Step, Task
 
@@ -38,12 +39,14 @@ def build_tiny(
 
 def spread_labels(sizes: Sequence[int], labels: Sequence[Sequence[int]]) -> Tensor:
     """Device after device, its own labels in turn."""
-    return torch.cat([torch.tensor(own)[torch.arange(size) % len(own)] for size, own in zip(sizes, labels, strict=True)])
+    return torch.cat(
+        [torch.tensor(own)[torch.arange(size) % len(own)] for size, own in zip(sizes, labels, strict=True)]
+    )
 
 
 def rows_in_turn(sizes: Sequence[int]) -> tuple[np.ndarray, ...]:
     ends = np.cumsum([0, *sizes])
-    return tuple(np.arange(start, end) for start, end in zip(ends, ends[1:], strict=False))
+    return tuple(np.arange(start, end) for start, end in pairwise(ends))
 
 
 def noisy_images(labels: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -213,15 +216,6 @@ def random_block(model: Model, devices: int, dtype: torch.dtype = torch.float64,
     }
 
 
-def just_rows(*sizes: int) -> tuple[Step, ...]:
-    """Steps of one device that walk through rows 0, 1, 2, … in batches of these sizes."""
-    ends = np.cumsum([0, *sizes])
-    return tuple(
-        Step(torch.arange(start, end)[None], torch.ones(1), {}, Draws((number,)), epoch=0)
-        for number, (start, end) in enumerate(zip(ends, ends[1:], strict=False))
-    )
-
-
 def build_client(
     model: Model, examples: Examples, plan: Sequence[Step], optimiser: Optimiser | None = None, **changes: Any
 ) -> Client:
@@ -244,6 +238,12 @@ def build_client(
 def device_of(block: Tensors, number: int) -> dict[str, Tensor]:
     """One device of a block, as a block of one."""
     return {name: tensor[number : number + 1] for name, tensor in block.items()}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Whatever a test draws without saying from where is the same in every run."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -298,11 +298,6 @@ def difference() -> Callable[[Parcel, Parcel], float]:
 @pytest.fixture(scope="session")
 def block_weights() -> Callable[..., dict[str, Tensor]]:
     return random_block
-
-
-@pytest.fixture(scope="session")
-def walk() -> Callable[..., tuple[Step, ...]]:
-    return just_rows
 
 
 @pytest.fixture(scope="session")

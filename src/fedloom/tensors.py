@@ -21,7 +21,7 @@ def combine(function: Callable[..., Tensor], *bundles: Tensors) -> dict[str, Ten
 
 def inner(left: Tensors, right: Tensors) -> Tensor:
     """Per device, the inner product of two bundles seen as one long vector each: [K]."""
-    return torch.stack([(left[name] * right[name]).flatten(1).sum(1) for name in left]).sum(0)
+    return torch.stack([(left[name] * right[name]).reshape(len(left[name]), -1).sum(1) for name in left]).sum(0)
 
 
 def beside(numbers: Tensor, tensor: Tensor) -> Tensor:

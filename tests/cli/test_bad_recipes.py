@@ -365,6 +365,24 @@ def test_broken_data_is_said(fedloom, write, files, tmp_path):
     assert files() == before
 
 
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [("nothing", "FILE_MISSING"), ("run/models/small.safetensors", "START_SHAPE")],
+    ids=["missing", "another shape"],
+)
+def test_a_model_to_start_from_that_does_not_fit(source, code, fedloom, write, files, line_of):
+    write()
+    assert fedloom("run", "my.toml", "--set", "rounds=1", "--out", "run").code == 0
+    path = write(("[method]", f"[start]\nfrom = '{source}'\n\n[method]"))
+    before = files()
+    said = fedloom("run", "my.toml", "--out", "next")
+    (problem,) = said.problems
+    assert (said.code, said.out, problem.code) == (4, "", code)
+    assert (problem.where, problem.what) == (f"my.toml:{line_of(path, 'from')}", "start.from")
+    assert source in problem.message
+    assert files() == before
+
+
 def where(case, path):
     if case.line == "FIRST TIER":
         return f"my.toml:{first_tier(path)}"

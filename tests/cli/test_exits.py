@@ -199,6 +199,7 @@ def test_training_that_diverges_is_not_our_mistake(fedloom, write, tmp_path):
     said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
     assert "Traceback" not in said.err
     assert said.code in (0, 1)
+    assert said.json["status"] == ("ok" if said.code == 0 else "error")
     assert read_manifest(tmp_path / "run")["status"] == ("finished" if said.code == 0 else "failed")
 
 

@@ -12,7 +12,7 @@ from fedloom.engines import refuse
 from fedloom.fleet import Device, Reply, nested
 from fedloom.models import model
 from fedloom.tensors import Parcel
-from fedloom.training import Client, Outcome, Task, like, per_class
+from fedloom.training import Client, Outcome, Task, like, shaped
 
 
 def tiny() -> nn.Module:
@@ -23,7 +23,7 @@ def run(client: Client, inbox: Parcel) -> Outcome:
     return Outcome({})
 
 
-TASK = Task("train", run, {"weights": like("weights"), "labels": per_class("seen")})
+TASK = Task("train", run, {"weights": like("weights"), "labels": shaped(seen=(("classes",), torch.bool))})
 INBOX = {"weights": {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}}
 
 
@@ -109,6 +109,6 @@ def test_the_engine_reports_refusals_and_goes_on(world: Callable[..., Any]) -> N
     task = Task("train", one_is_broken, {"weights": like("weights")})
     engine = place.engine(FedAvg())
     inbox = {"weights": place.fleet.whole.initial(0)}
-    replies = list(engine.ask(task, {one: inbox for one in place.fleet.devices(1)}, 1))
+    replies = list(engine.ask(task, dict.fromkeys(place.fleet.devices(1), inbox), 1))
     assert sorted(reply.device.name for reply in replies) == ["0", "2"]
     assert [(refusal.device, refusal.code) for refusal in place.refusals] == [("1", "NONFINITE")]

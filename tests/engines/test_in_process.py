@@ -198,6 +198,21 @@ def test_a_device_without_examples_is_left_out(world: Callable[..., Any], parcel
     assert parcels_equal(with_empty, method.round(method.start(place.fleet, 0), without))
 
 
+@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize("sizes", [(5, 8), (5, 5), (1, 8)])
+def test_a_last_batch_of_one_example_does_not_end_the_run(
+    sizes: tuple[int, ...], block: int, world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """Where the last map is one pixel, batch norm has one number per channel to go by."""
+    place, method = world(input_shape=(1, 2, 2), sizes=sizes, schedule=Schedule(4)), HeteroFL()
+    engine = meddling(place.engine(method, block=block), lambda replies: replies)
+    server = place.play(method, engine, rounds=1)["weights"]
+    first = method.start(place.fleet, 0)["weights"]
+    assert len(engine.delivered) == 2
+    assert all(bool(tensor.isfinite().all()) for tensor in server.values())
+    assert any(not torch.equal(server[name], tensor) for name, tensor in first.items())
+
+
 def test_the_server_is_never_changed_by_devices(
     method: Any, world_for: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:

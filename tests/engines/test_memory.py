@@ -9,7 +9,7 @@ from fedloom.engines import Memory
 from fedloom.fleet import Device
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import Parcel
-from fedloom.training import Client, Outcome, Task, per_class
+from fedloom.training import Client, Outcome, Task, shaped
 
 
 def device(name: str, world: Callable[..., Any]) -> Device:
@@ -67,7 +67,7 @@ def test_a_refused_device_keeps_its_old_memory(world: Callable[..., Any]) -> Non
     place = world(sizes=(4, 4, 4))
     engine = place.engine(Standalone(), memory=Memory(lambda one: note(0.0)))
     for value, broken in ((1.0, False), (2.0, True)):
-        task = Task("note", remembering(value, broken), {"flags": per_class("one", torch.float32)})
+        task = Task("note", remembering(value, broken), {"flags": shaped(one=(("classes",), torch.float32))})
         list(engine.ask(task, {one: {} for one in place.fleet.devices(1)}, 1))
         engine.commit(1)
     assert [read(engine.memory, one) for one in place.fleet.devices(1)] == [2.0, 1.0, 2.0]

@@ -218,11 +218,10 @@ def attentive(width: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "key", "layer"), [(recurrent, "hidden", "lstm.weight_ih_l0"), (attentive, "width", "attention.in_proj_weight")]
+    ("build", "key", "layer"),
+    [(recurrent, "hidden", "lstm.weight_ih_l0"), (attentive, "width", "attention.in_proj_weight")],
 )
-def test_layers_that_stack_several_things_are_not_sliced(
-    build: Callable[..., nn.Module], key: str, layer: str
-) -> None:
+def test_layers_that_stack_several_things_are_not_sliced(build: Callable[..., nn.Module], key: str, layer: str) -> None:
     large, small = (model(build.__name__, build, {key: number}, (4,), 2) for number in (8, 4))
     with pytest.raises(BadTier, match=rf"tier 'small': {layer} stacks several things"):
         nested([("large", large), ("small", small)])

@@ -50,7 +50,7 @@ def test_bytes_are_counted_from_the_parcels(scripted: Callable[..., Any]) -> Non
     sent = {"weights": {"w": torch.zeros(5)}, "labels": {"seen": torch.zeros(10, dtype=torch.bool)}}
     replies = {"0": sent, "2": sent}
     turn = Turn(1, fleet.devices(1), fleet, scripted(backwards(replies)))
-    turn.ask(TASK, {device: inbox for device in turn.cohort})
+    turn.ask(TASK, dict.fromkeys(turn.cohort, inbox))
     assert (turn.traffic.asked, turn.traffic.replied) == (3, 2)
     assert turn.traffic.down == 3 * (20 + 8)
     assert turn.traffic.up == 2 * (20 + 2)

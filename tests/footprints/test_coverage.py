@@ -31,7 +31,8 @@ def contributions(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[Contribution
                 keep = draw(st.lists(st.booleans(), min_size=shape[axis], max_size=shape[axis]))
                 footprint = footprint.restrict(name, axis, torch.tensor(keep))
         tensors = {
-            name: torch.randn(read.shape, generator=numbers, dtype=dtype) for name, read in footprint.read(whole).items()
+            name: torch.randn(read.shape, generator=numbers, dtype=dtype)
+            for name, read in footprint.read(whole).items()
         }
         said.append(Contribution(footprint, tensors, draw(st.sampled_from([1.0, 0.25, 3.0, 7.0]))))
     return whole, said

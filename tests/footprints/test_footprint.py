@@ -134,7 +134,9 @@ def test_restricting_keeps_the_marked_entries(keep: list[bool], again: list[bool
 
 
 def test_restricting_another_axis_leaves_the_rest() -> None:
-    footprint = between({"w": torch.Size([2, 3]), "v": torch.Size([2])}, {"w": torch.Size([4, 3]), "v": torch.Size([4])})
+    footprint = between(
+        {"w": torch.Size([2, 3]), "v": torch.Size([2])}, {"w": torch.Size([4, 3]), "v": torch.Size([4])}
+    )
     less = footprint.restrict("w", 1, torch.tensor([True, False, True]))
     assert covered(less, "w", 0, 4) == [0, 1]
     assert covered(less, "w", 1, 3) == [0, 2]
@@ -159,9 +161,7 @@ def test_smaller_widths_nest_in_larger_ones(family: str, tiny_model: Callable[..
     """Carving the middle size and from it the smallest is carving the smallest."""
     large, middle, small = (tiny_model(family, width=width) for width in (1.0, 0.5, 0.25))
     weights = large.initial(0)
-    in_two_steps = between(small.shapes(), middle.shapes()).read(
-        between(middle.shapes(), large.shapes()).read(weights)
-    )
+    in_two_steps = between(small.shapes(), middle.shapes()).read(between(middle.shapes(), large.shapes()).read(weights))
     at_once = between(small.shapes(), large.shapes()).read(weights)
     assert at_once.keys() == small.shapes().keys()
     assert all(torch.equal(tensor, in_two_steps[name]) for name, tensor in at_once.items())

@@ -158,9 +158,7 @@ def test_static_batch_norm(query: Any, batch_size: int, mean: float, variance: f
     data = Dataset("five", examples, examples, 2, Preparation())
     partition = Partition((np.array([0, 1]), np.array([2, 3, 4])), (np.array([0]), np.array([1])))
     fleet = Fleet(nested([("a", model("normed", normed, {}, (1,), 2))]), (1.0,), 2, seed=0)
-    engine = InProcess(
-        shelf(data, partition, fleet), Memory(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0
-    )
+    engine = InProcess(shelf(data, partition, fleet), Memory(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
     asked = StaticBatchNorm(query, batch_size)
     weights = fleet.whole.initial(0)
     filled = asked.fill(weights, fleet.largest, fleet, lambda task, inboxes: engine.ask(task, inboxes, 1), 1)

@@ -158,6 +158,40 @@ def viewing() -> nn.Module:
     return Viewing()
 
 
+class Blurring(nn.Module):
+    """Has a filter that is no weight: a constant, which is neither trained nor sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.tensor([[[[0.0, 0.1, 0.0], [0.1, 0.6, 0.1], [0.0, 0.1, 0.0]]]]))
+        self.classifier = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(F.conv2d(x, self.kernel).flatten(1))
+
+
+def blurring() -> nn.Module:
+    return Blurring()
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
+def test_a_module_may_have_constants(
+    training: bool, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    """Whatever precision a trial uses: the module's constants have the one it runs in."""
+    net = stranger(blurring)
+    assert set(net.shapes()) == {"classifier.weight", "classifier.bias"}
+    block, x = block_weights(net, DEVICES, torch.float32), images(net.input_shape).float()
+    draws = Draws((1, 2, 3)) if training else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowBlock)
+        made = net(block, x, draws).logits
+    for device in range(DEVICES):
+        module = net.module()
+        module.load_state_dict({name: tensor[device] for name, tensor in block.items()}, strict=False)
+        assert torch.allclose(made[device], module(x[device]), atol=1e-5)
+
+
 class Centring(nn.Module):
     """Takes the mean of its whole batch away: of its own, not of the block's."""
 
@@ -203,10 +237,15 @@ def test_a_module_that_cannot_fold_says_so_and_is_right(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", SlowBlock)
         assert_block_is_each_alone(net, block, x, True, pick_device)
-    slow = [str(warning.message) for warning in said if warning.category is SlowBlock]
-    assert len(slow) == given_up
-    assert all(type(net.module()).__name__ in message for message in slow)
-    assert "folded" in slow[0]
+    (slow,) = [str(warning.message) for warning in said if warning.category is SlowBlock]
+    assert slow.count(f"{type(net.module()).__name__} does not run") == given_up
+    assert "does not run folded" in slow
+    assert ("does not run vmapped" in slow) is (given_up == 2)
+    assert len(net.slow_reasons()) == given_up
+
+
+def test_families_have_no_reason_to_be_slow(family: str, tiny_model: Callable[..., Model]) -> None:
+    assert tiny_model(family).slow_reasons() == ()
 
 
 def test_a_module_that_looks_at_its_whole_batch_sees_its_own_device_alone(

@@ -250,3 +250,33 @@ def test_a_devices_result_does_not_depend_on_how_the_block_is_stored(
     copied = {name: tensor.clone() for name, tensor in expanded.items()}
     x = torch.randn(3, 4, *net.input_shape, dtype=torch.float64)
     assert torch.equal(net(expanded, x, Draws((0, 0, 0))).logits, net(copied, x, Draws((0, 0, 0))).logits)
+
+
+class Scaled(nn.Linear):
+    """Has a constant that a gradient needs."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 4)
+        self.register_buffer("scale", torch.arange(1.0, 5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+def scaled() -> nn.Module:
+    return nn.Sequential(Scaled())
+
+
+@pytest.mark.filterwarnings("ignore::fedloom.models.blocks.SlowBlock")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_model_that_was_judged_can_still_be_differentiated(devices: int) -> None:
+    """Judging runs without autograd; what it leaves behind must not stop a teacher's pass in judging mode."""
+    net = model(f"scaled{devices}", scaled, {}, (5,), 4)
+    block = {name: torch.stack([tensor] * devices) for name, tensor in net.initial(0).items()}
+    x = torch.ones(devices, 3, 5)
+    with torch.inference_mode():
+        net(block, x)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in block.items()}
+    net(leaves, x).logits.sum().backward()
+    for device in range(devices):
+        assert leaves["0.bias"].grad[device].tolist() == [3.0, 6.0, 9.0, 12.0]  # type: ignore[index]

@@ -18,9 +18,7 @@ def test_the_same_purpose_gives_the_same_stream(seed: int, purpose: tuple[str | 
 
 
 @given(seed=st.integers(0, 2**40), one=purposes, other=purposes)
-def test_other_purposes_give_other_streams(
-    seed: int, one: tuple[str | int, ...], other: tuple[str | int, ...]
-) -> None:
+def test_other_purposes_give_other_streams(seed: int, one: tuple[str | int, ...], other: tuple[str | int, ...]) -> None:
     alike = [(type(part), part) for part in one] == [(type(part), part) for part in other]
     assert (generator(seed, *one).random(4).tolist() == generator(seed, *other).random(4).tolist()) is alike
 

@@ -25,6 +25,7 @@ from fedloom.training import (
     label_loss,
     mask_logits,
     plan_for,
+    shaped,
     together,
 )
 from fedloom.training.optimisers import Adam
@@ -103,7 +104,7 @@ def test_unequal_devices_learn_as_if_alone(
     block = fit(client, start, label_loss(client))
     for device in range(3):
         own = tuple(
-            Step(step.rows[device : device + 1], torch.ones(1), {}, Draws(step.draws.seeds[device : device + 1]), 0)
+            Step(step.rows[device : device + 1], torch.ones(1), {}, Draws(step.draws.seeds[device : device + 1]))
             for step in steps
             if step.working[device]
         )
@@ -184,6 +185,20 @@ def test_masking_replaces_each_devices_own_unseen_logits(fill: float) -> None:
             for label in range(4):
                 expected = logits[device, example, label] if seen[device, label] else fill
                 assert float(made[device, example, label]) == float(expected)
+
+
+def test_without_a_fill_logits_stay_as_they_are() -> None:
+    logits = torch.randn(2, 3, 4)
+    assert torch.equal(mask_logits(logits, torch.zeros(2, 4, dtype=torch.bool), None), logits)
+
+
+def test_a_declared_layout_knows_how_many_classes_there_are() -> None:
+    sent = shaped(seen=(("classes",), torch.bool), table=((3, "classes"), torch.float32), one=((), torch.int64))
+    assert sent(toy()[0], {}) == {
+        "seen": ((4,), torch.bool),
+        "table": ((3, 4), torch.float32),
+        "one": ((), torch.int64),
+    }
 
 
 def test_a_client_reaches_only_what_its_plan_names(client_for: Callable[..., Client]) -> None:

@@ -41,7 +41,9 @@ def ours(optimiser: Optimiser, works: Callable[[int], Tensor] | None = None) -> 
     return history
 
 
-def theirs(build: Callable[[list[Tensor]], torch.optim.Optimizer], clip: float | None, device: int) -> dict[str, Tensor]:
+def theirs(
+    build: Callable[[list[Tensor]], torch.optim.Optimizer], clip: float | None, device: int
+) -> dict[str, Tensor]:
     leaves = {name: tensor[device].clone().requires_grad_() for name, tensor in drawn(1).items()}
     optimiser = build(list(leaves.values()))
     for step in range(STEPS):
@@ -140,6 +142,19 @@ def test_gradients_are_not_changed(optimiser: Optimiser, bits_equal: Callable[..
     optimiser.step(weights, slope, optimiser.start(weights), working)
     assert all(bits_equal(slope[name], kept[name]) for name in kept)
     assert working.tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("optimiser", FULL, ids=["sgd", "adam"])
+def test_the_order_of_names_does_not_matter_to_the_bit(optimiser: Optimiser, bits_equal: Callable[..., bool]) -> None:
+    """A bundle that comes out of a file or a message has another order than the model's."""
+    made = []
+    for backwards in (False, True):
+        draw = torch.Generator().manual_seed(0)
+        slope = {str(number): torch.randn(1, 5, generator=draw) * 3**number for number in range(8)}
+        weights = {name: torch.zeros(1, 5) for name in sorted(slope, reverse=backwards)}
+        optimiser.step(weights, slope, optimiser.start(weights), torch.ones(1))
+        made.append(weights)
+    assert all(bits_equal(made[0][name], made[1][name]) for name in made[0])
 
 
 def test_clipping_is_of_each_device_over_all_its_weights() -> None:

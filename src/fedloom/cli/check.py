@@ -1,15 +1,12 @@
 """fedloom check: is a recipe right? Nothing is run and nothing written."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .options import DataDir, OutputFormat, Sets, With, read
-from .output import BAD_INPUT, Exit, Format, exits, report_failure, say, say_json
-
-if TYPE_CHECKING:
-    from ..experiment import RecipeError
+from .output import Exit, Format, data_code, exits, refuse_recipes, say, say_json
 
 
 def check(
@@ -21,7 +18,8 @@ def check(
 ) -> None:
     """Check recipes: words, ranges, tiers, partition and method. Works where the data is not."""
     with exits(format):
-        from ..experiment import RecipeError
+        from ..data import DataBroken, DataMissing
+        from ..experiment import Problem, RecipeError
 
         wrong: list[RecipeError] = []
         for recipe in recipes:
@@ -29,32 +27,24 @@ def check(
                 _check_one(recipe, sets, data_dir, files)
             except RecipeError as error:
                 wrong.append(error)
+            except (DataMissing, DataBroken) as error:
+                problem = Problem(("data", "dataset"), data_code(error), error.message, error.hint)
+                wrong.append(RecipeError([problem], str(recipe)))
             else:
                 if format is Format.text:
                     say(f"{recipe}  ok")
         if wrong:
-            _report(wrong, format)
-            raise Exit(BAD_INPUT)
+            raise Exit(refuse_recipes(wrong, format is Format.json))
         if format is Format.json:
             say_json([{"recipe": str(recipe), "problems": []} for recipe in recipes])
 
 
 def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> None:
-    from ..experiment.assemble import build, build_partition, outline
+    from ..experiment.assemble import build, build_partition, outline, warm_start
     from ..experiment.places import data_folder
 
     loaded, tables = read(recipe, sets, None, files)
     seen = outline(loaded, tables, data_folder(data_dir))
-    build(loaded, tables, seen)
+    fleet, _ = build(loaded, tables, seen)
+    warm_start(loaded, fleet)
     build_partition(loaded, seen.labels)
-
-
-def _report(wrong: "list[RecipeError]", format: Format) -> None:
-    lines = [line for error in wrong for line in error.lines()]
-    first = wrong[0].problems[0]
-    if format is Format.json:
-        report_failure(first.code, "\n".join(lines), first.hint, True)
-    else:
-        import sys
-
-        sys.stderr.write("\n".join(lines) + "\n")

@@ -56,15 +56,19 @@ def _recipe(method: str, out: Path, tables: "Tables") -> str:
 
 
 def _method_section(name: str, method: Any) -> str:
-    from dataclasses import fields
-
+    """The method and its settings: those it has a value for as comments, those that must be said as an open line."""
+    from ..experiment.choices import settings_of
     from ..experiment.toml import dumps
 
-    lines = [f'[method]\nname = "{name}"  # {method.paper}\n']
-    for field in fields(method):
-        value = dumps({field.name: field.default}).strip()
-        lines.append(f"# {value}\n")
-    return "".join(lines)
+    lines = ["[method]", f'name = "{name}"' + (f"  # {method.paper}" if method.paper else "")]
+    for setting, parameter in settings_of(method).items():
+        if parameter.default is parameter.empty:
+            lines.append(f"# {setting} must be set: {parameter.annotation}")
+        elif parameter.default is None:
+            lines.append(f"# {setting} is not set")
+        else:
+            lines.append(f"# {dumps({setting: parameter.default}).strip()}")
+    return "\n".join(lines) + "\n"
 
 
 def _refuses_tiers(method: str, tables: "Tables", text: str) -> bool:
@@ -74,9 +78,9 @@ def _refuses_tiers(method: str, tables: "Tables", text: str) -> bool:
     from ..experiment.assemble import build, outline
     from ..experiment.places import data_folder
 
-    loaded = load(tomllib.loads(text), tables)
     try:
+        loaded = load(tomllib.loads(text), tables)
         build(loaded, tables, outline(loaded, tables, data_folder()))
-    except RecipeError:
-        return True
+    except RecipeError as error:
+        return error.problems[0].code == "METHOD_REFUSES"
     return False

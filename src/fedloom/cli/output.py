@@ -2,13 +2,17 @@
 
 import itertools
 import json
+import math
 import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..experiment import RecipeError
 
 SCHEMA_VERSION = 1
 OK, RUN_FAILED, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 4, 5, 130
@@ -31,8 +35,18 @@ def say(text: str = "") -> None:
 
 def say_json(data: Any) -> None:
     """Data, for programs: one object."""
-    json.dump({"schema_version": SCHEMA_VERSION, "status": "ok", "data": data}, sys.stdout, indent=2)
+    said = {"schema_version": SCHEMA_VERSION, "status": "ok", "data": _plain(data)}
+    json.dump(said, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def _plain(data: Any) -> Any:
+    """JSON has no word for a number that is not finite."""
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def note(text: str, quiet: bool = False) -> None:
@@ -59,23 +73,11 @@ def report_failure(code: str, message: str, hint: str, as_json: bool) -> None:
 @contextmanager
 def exits(format: Format) -> Iterator[None]:
     """Turn whatever ends a verb early into a message and an exit code."""
-    from ..data import DataBroken, DataMissing
-    from ..experiment import RecipeError
-
     as_json = format is Format.json
     try:
         yield
-    except RecipeError as error:
-        first = error.problems[0]
-        if as_json:
-            report_failure(first.code, "\n".join(error.lines()), first.hint, True)
-        else:
-            sys.stderr.write("\n".join(error.lines()) + "\n")
-        raise Exit(BAD_INPUT) from None
-    except (DataMissing, DataBroken) as error:
-        code = "DATA_MISSING" if isinstance(error, DataMissing) else "DATA_BROKEN"
-        report_failure(code, error.message, error.hint, as_json)
-        raise Exit(BAD_INPUT) from None
+    except Exit:
+        raise
     except KeyboardInterrupt:
         report_failure("INTERRUPTED", "interrupted", "", as_json)
         raise Exit(INTERRUPTED) from None
@@ -83,16 +85,40 @@ def exits(format: Format) -> Iterator[None]:
         report_failure("SYSTEM", str(error), "", as_json)
         raise Exit(RUN_FAILED) from None
     except Exception as error:
-        users = any(
-            "fedloom_user_" in str(frame.f_globals.get("__name__"))
-            for frame, _ in traceback.walk_tb(error.__traceback__)
-        )
-        code, hint = (
-            ("USER_CODE", "the traceback above ends in your own file") if users else ("BUG", "please report this")
-        )
-        sys.stderr.write(traceback.format_exc())
-        report_failure(code, f"{type(error).__name__}: {error}", hint, as_json)
-        raise Exit(RUN_FAILED if users else OUR_BUG) from None
+        raise Exit(_explained(error, as_json)) from None
+
+
+def _explained(error: Exception, as_json: bool) -> int:
+    """Say what is wrong, and whose fault it is."""
+    from ..data import DataBroken, DataMissing
+    from ..experiment import RecipeError
+
+    if isinstance(error, RecipeError):
+        return refuse_recipes([error], as_json)
+    if isinstance(error, DataMissing | DataBroken):
+        report_failure(data_code(error), error.message, error.hint, as_json)
+        return BAD_INPUT
+    sys.stderr.write("".join(traceback.format_exception(error)))
+    frames = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    users = any(name.startswith("fedloom_user_") for name in frames)
+    code, hint = ("USER_CODE", "the traceback ends in your own file") if users else ("BUG", "please report this")
+    report_failure(code, f"{type(error).__name__}: {error}", hint, as_json)
+    return RUN_FAILED if users else OUR_BUG
+
+
+def data_code(error: Exception) -> str:
+    return "DATA_MISSING" if type(error).__name__ == "DataMissing" else "DATA_BROKEN"
+
+
+def refuse_recipes(errors: "Sequence[RecipeError]", as_json: bool) -> int:
+    """All that is wrong with recipes, in the one form; returns the exit code."""
+    lines = "\n".join(line for error in errors for line in error.lines())
+    first = errors[0].problems[0]
+    if as_json:
+        report_failure(first.code, lines, first.hint, True)
+    else:
+        sys.stderr.write(lines + "\n")
+    return BAD_INPUT
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

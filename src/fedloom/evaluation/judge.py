@@ -11,8 +11,8 @@ from ..data import Dataset
 from ..fleet import Ask, Candidate, DeviceModel, Fleet, Reply, ServerModel, Tier
 from ..models import Model
 from ..tensors import Parcel, Tensors
-from ..training import Client, Layout, Outcome, Schedule, on_device
-from .metrics import hits, log_loss, per_group, percent, unseen_to
+from ..training import Client, Outcome, Schedule, mask_logits, on_device, shaped
+from .metrics import hits, log_loss, per_group, percent
 from .rows import Row
 from .static_batchnorm import StaticBatchNorm, own_statistics
 
@@ -77,7 +77,7 @@ class Judge:
         devices = len(self.own_tests)
         who = torch.repeat_interleave(torch.arange(devices), torch.tensor([len(own) for own in self.own_tests]))
         what = torch.cat(list(self.own_tests))
-        judged = unseen_to(logits[what], self.seen_labels[who], unseen_logit)
+        judged = mask_logits(logits[what].unsqueeze(1), self.seen_labels[who], unseen_logit).squeeze(1)
         right = hits(judged, self.dataset.test.y[what])
         return per_group(right, who, devices), per_group(torch.ones_like(right), who, devices)
 
@@ -105,8 +105,7 @@ def _together(replies: Sequence[Reply], test: str) -> float:
     return percent(sum(float(c["correct"]) for c in counts), sum(float(c["total"]) for c in counts))
 
 
-def counts(model: Model, inbox: Parcel) -> Layout:
-    return {"correct": ((), torch.float64), "total": ((), torch.float64)}
+COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Personal:
     whole_test: tuple[Tensor, Tensor] | None
     batch_size: int
 
-    @on_device(sends={"local": counts, "global": counts})
+    @on_device(sends={"local": COUNTS, "global": COUNTS})
     def measure(self, client: Client, inbox: Parcel) -> Outcome:
         weights = own_statistics(client, self.candidate.weights(client, inbox))
         with torch.no_grad():
@@ -126,9 +125,8 @@ class Personal:
     def _own(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
         correct = total = torch.zeros(len(client.seen_labels), dtype=torch.float64)
         for batch, real in client.test_batches(self.batch_size):
-            logits = unseen_to(
-                client.model(weights, batch.x).logits, client.seen_labels.unsqueeze(1), self.candidate.unseen_logit
-            )
+            made = client.model(weights, batch.x).logits
+            logits = mask_logits(made, client.seen_labels, self.candidate.unseen_logit)
             correct = correct + (hits(logits, batch.y) & real).sum(1)
             total = total + real.sum(1)
         return {"correct": correct, "total": total}

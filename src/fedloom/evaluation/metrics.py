@@ -19,11 +19,6 @@ def log_loss(logits: Tensor, labels: Tensor) -> float:
     return float(F.cross_entropy(logits.double(), labels))
 
 
-def unseen_to(logits: Tensor, seen: Tensor, fill: float | None) -> Tensor:
-    """The logits of classes a device has never seen, as the candidate wants them judged."""
-    return logits if fill is None else logits.masked_fill(~seen, fill)
-
-
 def per_group(values: Tensor, groups: Tensor, count: int) -> Tensor:
     """Sums of `values` by group number: [count]."""
     return torch.zeros(count, dtype=torch.float64).index_add_(0, groups, values.double())

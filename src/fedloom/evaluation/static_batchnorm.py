@@ -13,16 +13,12 @@ from ..fleet import Ask, Device, Fleet, Tier, parameters
 from ..models import Model
 from ..settings import Count
 from ..tensors import Parcel, Tensors, beside, combine
-from ..training import Client, Layout, Outcome, Schedule, on_device
+from ..training import Client, Layout, Outcome, Schedule, on_device, shaped
 
 
 def sums(model: Model, inbox: Parcel) -> Layout:
     dtype = next(iter(inbox["weights"].values())).dtype
     return {name: (tuple(shape), dtype) for name, shape in model.statistics().items()}
-
-
-def one_count(model: Model, inbox: Parcel) -> Layout:
-    return {"batches": ((), torch.float32)}
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,13 @@ class StaticBatchNorm:
         task = replace(self.collect, schedule=Schedule(self.batch_size))
         replies = list(ask(task, {device: {"weights": weights} for device in asked}))
         replies.sort(key=lambda reply: reply.device.name)
-        batches = sum(reply.sent["count"]["batches"].double() for reply in replies)
+        batches = sum(int(reply.sent["count"]["batches"]) for reply in replies)
+        if not batches:  # a model that has diverged has no statistics, and must not pass for one that has
+            return {**weights, **{name: torch.full(size, torch.nan) for name, size in tier.model.statistics().items()}}
         total = combine(lambda *each: torch.stack(each).double().sum(0), *(reply.sent["sums"] for reply in replies))
         return {**weights, **combine(lambda one: (one / batches).to(next(iter(weights.values())).dtype), total)}
 
-    @on_device(sends={"sums": sums, "count": one_count})
+    @on_device(sends={"sums": sums, "count": shaped(batches=((), torch.int32))})
     def collect(self, client: Client, inbox: Parcel) -> Outcome:
         total, batches = batch_sums(client, inbox["weights"], self.max_batches)
         return Outcome(send={"sums": total, "count": {"batches": batches}})
@@ -55,13 +53,14 @@ class StaticBatchNorm:
 @torch.no_grad()
 def batch_sums(client: Client, weights: Tensors, max_batches: int | None) -> tuple[dict[str, Tensor], Tensor]:
     """Sums of every batch's statistics over the plan, and how many batches each device had: [K]."""
-    steps = client.plan[:max_batches]
-    total: dict[str, Tensor] = {}
-    for step in steps:
+    devices = len(client.seen_labels)
+    total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
+    batches = torch.zeros(devices, dtype=torch.int32)
+    for step in client.plan[:max_batches]:
         seen = client.model.batch_statistics(weights, client.batch(step).x)
-        mine = {name: beside(step.working.to(one), one) * one for name, one in seen.items()}
-        total = combine(torch.add, total, mine) if total else mine
-    return total, torch.stack([step.working for step in steps]).sum(0)
+        total = {name: sums + beside(step.working.to(sums), sums) * seen[name] for name, sums in total.items()}
+        batches += step.working.to(batches)
+    return total, batches
 
 
 def own_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:

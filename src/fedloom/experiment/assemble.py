@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, tie_to_labels
 from ..engines import InProcess, Memory, Refusal, shelf
@@ -17,9 +19,10 @@ from ..fleet import BadTier, Fleet, nested
 from ..methods import Method
 from ..models import Model, model
 from ..seeds import generator
+from ..tensors import Tensors
 from ..training import OPTIMISERS, RATES, Schedule
 from .load import Loaded
-from .problems import Problem
+from .problems import Problem, RecipeError
 from .tables import Tables
 
 
@@ -35,6 +38,7 @@ class Experiment:
     engine: InProcess
     judge: Judge
     refusals: list[tuple[int, Refusal]]
+    warm: Tensors | None
 
 
 def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
@@ -112,6 +116,9 @@ def build(loaded: Loaded, tables: Tables, seen: Outline) -> tuple[Fleet, Method]
 
 def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
+    if data.devices > len(labels.train):
+        said = f"there are only {len(labels.train)} training examples for {data.devices} devices"
+        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
     cut = picked(PARTITIONS, data.partition)
     try:
         made: Partition = cut(labels, data.devices, generator(seed, "partition"))
@@ -121,6 +128,30 @@ def build_partition(loaded: Loaded, labels: Labels) -> Partition:
         said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
         raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
     return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, "tier label tie"))
+
+
+def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
+    """The weights of an earlier model, where the recipe names one."""
+    source = loaded.recipe.start.source
+    if source is None:
+        return None
+    path = Path(source) / "models" / f"{fleet.largest.name}.safetensors" if Path(source).is_dir() else Path(source)
+
+    def wrong(code: str, said: str) -> RecipeError:
+        return loaded.error(Problem(("start", "from"), code, said))
+
+    if not path.is_file():
+        raise wrong("FILE_MISSING", f"there is no file {path}")
+    try:
+        held = load_file(path)
+    except SafetensorError as error:
+        raise wrong("START_FORMAT", f"{path} is not a safetensors file: {error}") from error
+    for name, shape in fleet.whole.shapes().items():
+        if name not in held or held[name].shape != shape:
+            raise wrong(
+                "START_SHAPE", f"{path} does not hold this recipe's global model: {name} is missing or different"
+            )
+    return {name: held[name].to(torch.get_default_dtype()) for name in fleet.whole.shapes()}
 
 
 def assemble(loaded: Loaded, tables: Tables, folder: Path) -> Experiment:
@@ -149,7 +180,8 @@ def assemble(loaded: Loaded, tables: Tables, folder: Path) -> Experiment:
         batch_size=recipe.evaluation.batch_size,
         tests=recipe.evaluation.tests,
     )
-    return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals)
+    warm = warm_start(loaded, fleet)
+    return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals, warm)
 
 
 def picked(

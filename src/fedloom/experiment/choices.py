@@ -2,54 +2,64 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 
 from .problems import Place, Problem, from_pydantic, nearest
 
+Table = Mapping[str, Callable[..., Any]]
+
 
 def settings_of(function: Callable[..., Any], given: Iterable[str] = ()) -> dict[str, inspect.Parameter]:
-    """What a user may set: the parameters that are not handed over by the project itself."""
+    """What a user may set: the named parameters that are not handed over by the project itself."""
     handed = set(given)
-    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in handed}
-
-
-def checked(
-    function: Callable[..., Any], settings: Mapping[str, Any], place: Place, given: Iterable[str] = ()
-) -> tuple[dict[str, Any], list[Problem]]:
-    """Settings with their types, and what is wrong with them."""
-    allowed = settings_of(function, given)
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
-    fields: dict[str, Any] = {
-        name: (hints.get(name, Any), ... if p.default is inspect.Parameter.empty else p.default)
-        for name, p in allowed.items()
+    return {
+        name: p
+        for name, p in inspect.signature(function).parameters.items()
+        if name not in handed and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
-    schema = create_model("Settings", __config__=ConfigDict(extra="forbid", strict=True), **fields)
-    try:
-        valid = schema(**{key: plain(value) for key, value in settings.items()})
-    except ValidationError as error:
-        return {}, [from_pydantic(one, allowed, place) for one in error.errors()]
-    return {name: getattr(valid, name) for name in settings}, []
 
 
-def chosen(
-    table: Mapping[str, Callable[..., Any]],
+def setting_problems(
+    function: Callable[..., Any],
+    settings: Mapping[str, Any],
+    place: Place,
+    given: Iterable[str] = (),
+    beside: Iterable[str] = (),
+) -> list[Problem]:
+    """What is wrong with settings; `beside` names keys of the same section that are somebody else's."""
+    allowed, hints = settings_of(function, given), _hints(function)
+    found = []
+    for name, value in settings.items():
+        if name in allowed:
+            found += _value_problems(hints.get(name, Any), value, (*place, name))
+        elif not _takes_anything(function) or not isinstance(name, str):
+            hint = nearest(str(name), [*allowed, *beside])
+            found.append(Problem((*place, name), "RECIPE_KEY", f"there is no key {name!r} here", hint, value))
+    required = [name for name, p in allowed.items() if p.default is p.empty and name not in settings]
+    return found + [Problem((*place, name), "RECIPE_MISSING", f"{name} is required") for name in required]
+
+
+def choice_problems(
+    table: Table,
     settings: Mapping[str, Any],
     place: Place,
     key: str = "kind",
     given: Iterable[str] = (),
-) -> tuple[Callable[..., Any] | None, dict[str, Any], list[Problem]]:
-    """An entry of a table by its name, and its settings."""
-    rest = dict(settings)
-    name = rest.pop(key, None)
+    beside: Iterable[str] = (),
+) -> list[Problem]:
+    """What is wrong with the choice of a table's entry by its name, and with the entry's settings."""
+    name, rest = settings.get(key), {one: value for one, value in settings.items() if one != key}
     if name is None:
-        return None, {}, [Problem((*place, key), "RECIPE_MISSING", f"{key} is required", nearest("", table))]
-    if name not in table:
-        known = nearest(str(name), table)
-        return None, {}, [Problem((*place, key), "RECIPE_NAME", f"there is no {place[-1]} of that name", known, name)]
-    valid, problems = checked(table[name], rest, place, given)
-    return table[name], valid, problems
+        return [Problem((*place, key), "RECIPE_MISSING", f"{key} is required", nearest("", table))]
+    if not isinstance(name, str) or name not in table:
+        what = place[-1] if key != "dataset" else "data set"
+        return [
+            Problem((*place, key), "RECIPE_NAME", f"there is no {what} of that name", nearest(str(name), table), name)
+        ]
+    return setting_problems(table[name], rest, place, given, [key, *beside])
 
 
 def plain(value: Any) -> Any:
@@ -57,3 +67,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(plain(one) for one in value)
     return value
+
+
+def _value_problems(hint: Any, value: Any, place: Place) -> list[Problem]:
+    try:
+        TypeAdapter(hint).validate_python(plain(value), strict=True)
+    except ValidationError as error:
+        return [from_pydantic(one, (), place) for one in error.errors()]
+    return []
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    function = function.func if isinstance(function, partial) else function
+    try:
+        return get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+    except (NameError, TypeError):  # a user's annotation that names what is not there; then any value may do
+        return {}
+
+
+def _takes_anything(function: Callable[..., Any]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())

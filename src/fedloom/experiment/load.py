@@ -55,18 +55,18 @@ def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str, dict[str, A
         near = sorted(str(one) for one in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"there are: {', '.join(near[:8])}" if near else "fedloom init heterofl --out my.toml writes one"
         raise RecipeError([Problem((), "FILE_MISSING", f"there is no file {path}", hint)], str(path))
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         return str(path), text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError([Problem((), "RECIPE_TOML", str(error))], str(path), text) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError([Problem((), "RECIPE_TOML", str(error))], str(path)) from error
 
 
 def _assign(document: dict[str, Any], assignment: str) -> Place:
     """`a.b=c` on top of the document; c is a TOML value, or else a word."""
     path, equals, said = assignment.partition("=")
-    keys = [int(key) if key.isdigit() else key for key in path.strip().replace("[", ".").replace("]", "").split(".")]
-    if not equals or not all(keys_part != "" for keys_part in keys):
+    keys = path.strip().replace("[", ".").replace("]", "").split(".")
+    if not equals or not all(keys):
         hint = "write --set training.epochs=2"
         raise RecipeError([Problem((), "SET_FORM", f"{assignment!r} is not of the form key=value", hint)], "--set")
     try:
@@ -74,13 +74,16 @@ def _assign(document: dict[str, Any], assignment: str) -> Place:
     except tomllib.TOMLDecodeError:
         value = said
     target: Any = document
+    place: list[str | int] = []
     try:
         for key in keys[:-1]:
+            place.append(int(key) if isinstance(target, list) else key)
             target = target[int(key)] if isinstance(target, list) else target.setdefault(key, {})
-        target[keys[-1]] = value
+        place.append(int(keys[-1]) if isinstance(target, list) else keys[-1])
+        target[place[-1]] = value
     except (IndexError, TypeError, ValueError, AttributeError):
         raise RecipeError([Problem((), "SET_PLACE", f"there is no place {path} in the recipe")], "--set") from None
-    return tuple(keys)
+    return tuple(place)
 
 
 def _shape_problems(document: Mapping[str, Any]) -> list[Problem]:
@@ -112,4 +115,5 @@ def _copy(value: Any) -> Any:
 
 
 def _once_each(problems: Sequence[Problem]) -> list[Problem]:
-    return list({problem.place: problem for problem in reversed(problems)}.values())[::-1]
+    """The first finding at each place; two values can be wrong at one place."""
+    return list({(one.place, repr(one.value)): one for one in reversed(problems)}.values())[::-1]

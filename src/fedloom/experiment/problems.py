@@ -20,6 +20,7 @@ CODES = {
     "less_than_equal": "RECIPE_RANGE",
     "too_short": "RECIPE_RANGE",
     "value_error": "RECIPE_VALUE",
+    "string_pattern_mismatch": "RECIPE_VALUE",
 }
 BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 KINDS = {
@@ -91,6 +92,10 @@ def from_pydantic(error: ErrorDetails, known: Iterable[str] = (), above: Place =
         case "RECIPE_RANGE" if context.keys() & BOUNDS.keys():
             bound = " and ".join(f"{sign} {context[key]}" for key, sign in BOUNDS.items() if key in context)
             return Problem(place, code, f"{name} must be {bound}", value=value)
+    if error["type"] == "string_pattern_mismatch":
+        return Problem(
+            place, code, f"{name} must be of letters, digits and . _ + -, and open with one of them", value=value
+        )
     if error["type"] == "too_short":
         return Problem(place, code, f"{name} needs at least {context['min_length']}")
     wanted = KINDS.get(error["type"])

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from annotated_types import Len
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from ..fleet import Assignment
 from ..settings import Count, Fraction, Natural, Share
@@ -48,7 +48,7 @@ class ModelPart(OpenPart):
 class TierPart(OpenPart):
     """Other keys are settings of the model family, for this tier."""
 
-    name: str
+    name: Annotated[str, StringConstraints(pattern=r"^\w[\w.+-]*$")]  # it names a file too
     share: Share
 
 

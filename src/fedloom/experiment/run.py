@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from ..evaluation import Row
 from ..fleet import ServerModel, Traffic, Turn, draw_cohort
 from ..reporting import Final, Journal, read_rows, summarise
-from ..tensors import Parcel, Tensors, fingerprint
+from ..tensors import Parcel, fingerprint
 from .assemble import Experiment
-from .problems import Problem
 from .toml import dumps
 
 
@@ -38,7 +36,7 @@ def rounds(experiment: Experiment) -> Iterator[Round]:
     recipe, method, fleet, engine = (
         experiment.loaded.recipe, experiment.method, experiment.fleet, experiment.engine,
     )  # fmt: skip
-    server = method.start(fleet, recipe.seed, warm_start(experiment))
+    server = method.start(fleet, recipe.seed, experiment.warm)
     for number in range(1, recipe.rounds + 1):
         began, refused = time.perf_counter(), len(experiment.refusals)
         last = number == recipe.rounds
@@ -66,24 +64,6 @@ def judged(experiment: Experiment, server: Parcel, number: int, last: bool) -> l
     )
 
 
-def warm_start(experiment: Experiment) -> Tensors | None:
-    """The weights of an earlier model, where the recipe names one."""
-    source = experiment.loaded.recipe.start.source
-    if source is None:
-        return None
-    path = Path(source)
-    if path.is_dir():
-        path = path / "models" / f"{experiment.fleet.largest.name}.safetensors"
-    if not path.is_file():
-        raise experiment.loaded.error(Problem(("start", "from"), "FILE_MISSING", f"there is no file {path}"))
-    held, wanted = load_file(path), experiment.fleet.whole.shapes()
-    for name, shape in wanted.items():
-        if name not in held or held[name].shape != shape:
-            said = f"{path} does not hold the global model of this recipe: {name} is missing or of another shape"
-            raise experiment.loaded.error(Problem(("start", "from"), "START_SHAPE", said))
-    return {name: held[name].to(torch.get_default_dtype()) for name in wanted}
-
-
 @dataclass(frozen=True)
 class Run:
     """A finished run, read from its folder."""
@@ -101,16 +81,17 @@ class Run:
 def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
     """The rounds of an experiment, each written into the run's folder before it is handed on."""
     journal, seen = Journal(folder), 0
-    journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
-    with one_thread(), journal.watched():
-        experiment.partition.save(folder / "partition.json")
-        for done in rounds(experiment):
-            journal.rows(done.rows)
-            new, seen = experiment.refusals[seen:], len(experiment.refusals)
-            journal.events({"round": number, **asdict(refusal)} for number, refusal in new)
-            yield done
-        save_models(experiment, done.server, journal)
-        journal.update(status="finished", sha256=fingerprint(done.server))
+    with one_thread():
+        journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
+        with journal.watched():
+            experiment.partition.save(folder / "partition.json")
+            for done in rounds(experiment):
+                journal.rows(done.rows)
+                new, seen = experiment.refusals[seen:], len(experiment.refusals)
+                journal.events({"round": number, **asdict(refusal)} for number, refusal in new)
+                yield done
+            save_models(experiment, done.server, journal)
+            journal.update(status="finished", sha256=fingerprint(done.server))
 
 
 def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> None:

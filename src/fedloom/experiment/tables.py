@@ -39,7 +39,15 @@ class Tables:
         if not any(found.values()):
             hint = "define METHODS, MODELS or DATASETS in it: a dict from a name to your class or function"
             raise RecipeError([Problem((), "WITH_EMPTY", f"{path} adds no name", hint)], str(path))
+        for name, entries in found.items():
+            if entries is not None and not _is_table(entries):
+                said = f"{name.upper()} must be a dict from names to {'classes' if name == 'methods' else 'functions'}"
+                raise RecipeError([Problem((), "WITH_FORM", said)], str(path))
         return self.and_also(**found)
+
+
+def _is_table(entries: Any) -> bool:
+    return isinstance(entries, Mapping) and all(isinstance(k, str) and callable(v) for k, v in entries.items())
 
 
 def _module(path: Path) -> Any:
@@ -47,7 +55,8 @@ def _module(path: Path) -> Any:
         raise RecipeError([Problem((), "FILE_MISSING", f"there is no file {path}")], str(path))
     name = f"fedloom_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise RecipeError([Problem((), "WITH_FORM", f"{path} is not a Python file")], str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up by name
     try:

@@ -25,7 +25,11 @@ def _is_table(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON lets it stand, TOML does not
 
 
 def _value(value: Any) -> str:
@@ -33,11 +37,11 @@ def _value(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case int():
-            return str(value)
+            return str(int(value))
         case float():
-            return repr(value)  # inf, -inf and nan are spelled alike in both languages
+            return repr(float(value))  # inf, -inf and nan are spelled alike in both languages
         case str():
-            return json.dumps(value, ensure_ascii=False)
+            return _text(value)
         case list() | tuple():
             return "[" + ", ".join(_value(one) for one in value) + "]"
         case Mapping():

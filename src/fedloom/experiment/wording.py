@@ -7,9 +7,9 @@ from typing import Any
 from ..data import PARTITIONS, PREPARATIONS
 from ..evaluation import StaticBatchNorm
 from ..training import OPTIMISERS, RATES
-from .choices import checked, chosen
+from .choices import choice_problems, setting_problems
 from .problems import Problem, nearest
-from .recipe import Data
+from .recipe import Data, ModelPart, TierPart
 from .tables import Tables
 
 HANDED_TO_FAMILIES = ("input_shape", "classes", "widest")
@@ -19,28 +19,29 @@ HANDED_TO_PARTITIONS = ("labels", "devices", "generator")
 def wording_problems(document: Mapping[str, Any], tables: Tables) -> list[Problem]:
     """On the document as it was read, so that one bad part does not hide another."""
     parts = {name: value for name, value in document.items() if isinstance(value, Mapping)}
-    tiers = [tier for tier in document.get("tiers", ()) if isinstance(tier, Mapping)]
+    said = document.get("tiers", ())
+    tiers = [tier for tier in said if isinstance(tier, Mapping)] if isinstance(said, list | tuple) else []
     problems = _data(parts.get("data", {}), tables)
     problems += _training(parts.get("training", {}))
     problems += _models(parts.get("model", {}), tiers, tables)
     problems += _tiers(tiers, parts.get("fleet", {}))
     if "method" in parts:
-        problems += chosen(tables.methods, parts["method"], ("method",), key="name")[2]
+        problems += choice_problems(tables.methods, parts["method"], ("method",), key="name")
     statistics = parts.get("evaluation", {}).get("statistics", {})
     if isinstance(statistics, Mapping):
-        problems += checked(StaticBatchNorm, statistics, ("evaluation", "statistics"))[1]
+        problems += setting_problems(StaticBatchNorm, statistics, ("evaluation", "statistics"))
     return problems
 
 
 def _data(data: Mapping[str, Any], tables: Tables) -> list[Problem]:
     problems = []
     own = {key: value for key, value in data.items() if key == "dataset" or key not in Data.model_fields}
-    if "dataset" in own:
-        problems += chosen(tables.datasets, own, ("data",), key="dataset", given=("folder",))[2]
+    own.setdefault("dataset", Data.model_fields["dataset"].default)
+    problems += choice_problems(tables.datasets, own, ("data",), "dataset", ("folder",), Data.model_fields)
     if isinstance(data.get("partition"), Mapping):
-        problems += chosen(PARTITIONS, data["partition"], ("data", "partition"), given=HANDED_TO_PARTITIONS)[2]
+        problems += choice_problems(PARTITIONS, data["partition"], ("data", "partition"), given=HANDED_TO_PARTITIONS)
     preparation = data.get("preparation")
-    if preparation is not None and preparation not in PREPARATIONS:
+    if isinstance(preparation, str) and preparation not in PREPARATIONS:
         hint = nearest(str(preparation), PREPARATIONS)
         place = ("data", "preparation")
         problems.append(Problem(place, "RECIPE_NAME", "there is no preparation of that name", hint, preparation))
@@ -51,32 +52,25 @@ def _training(training: Mapping[str, Any]) -> list[Problem]:
     problems = []
     for key, table in (("optimiser", OPTIMISERS), ("rates", RATES)):
         if isinstance(training.get(key), Mapping):
-            problems += chosen(table, training[key], ("training", key))[2]
+            problems += choice_problems(table, training[key], ("training", key))
     return problems
 
 
 def _models(model: Mapping[str, Any], tiers: Sequence[Mapping[str, Any]], tables: Tables) -> list[Problem]:
-    family = model.get("family", "convnet")
-    if family not in tables.models:
+    family = model.get("family", ModelPart.model_fields["family"].default)
+    if not isinstance(family, str) or family not in tables.models:
         hint = nearest(str(family), tables.models)
         return [Problem(("model", "family"), "RECIPE_NAME", "there is no model family of that name", hint, family)]
-    common = {key: value for key, value in model.items() if key != "family"}
-    problems = _family_problems(tables.models[family], common, ("model",), complete=False)
+    build, common = tables.models[family], {key: value for key, value in model.items() if key != "family"}
+    problems = setting_problems(build, common, ("model",), HANDED_TO_FAMILIES, ["family"])
+    missing = {problem.place[-1]: problem for problem in problems if problem.code == "RECIPE_MISSING"}
+    problems = [problem for problem in problems if problem.code != "RECIPE_MISSING"]
     for number, tier in enumerate(tiers):
-        own = {key: value for key, value in tier.items() if key not in ("name", "share")}
-        problems += _family_problems(tables.models[family], own, ("tiers", number), complete=False)
-    if not problems:
-        for tier in tiers[:1]:
-            both = {**common, **{key: value for key, value in tier.items() if key not in ("name", "share")}}
-            problems += _family_problems(tables.models[family], both, ("model",), complete=True)
+        own = {key: value for key, value in tier.items() if key not in TierPart.model_fields}
+        found = setting_problems(build, own, ("tiers", number), HANDED_TO_FAMILIES, TierPart.model_fields)
+        problems += [problem for problem in found if problem.code != "RECIPE_MISSING"]
+        problems += [problem for name, problem in missing.items() if name not in own]
     return problems
-
-
-def _family_problems(
-    family: Any, settings: Mapping[str, Any], place: tuple[str | int, ...], complete: bool
-) -> list[Problem]:
-    found = checked(family, settings, place, given=HANDED_TO_FAMILIES)[1]
-    return [problem for problem in found if complete or problem.code != "RECIPE_MISSING"]
 
 
 def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any]) -> list[Problem]:
@@ -91,7 +85,8 @@ def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any]) -> list
     for number, name in enumerate(names):
         if name in names[:number]:
             problems.append(Problem(("tiers", number, "name"), "RECIPE_VALUE", "two tiers of one name", value=name))
-    for name in fleet.get("eligible", ()):
+    eligible = fleet.get("eligible", ())
+    for name in eligible if isinstance(eligible, list | tuple) else ():
         if name not in names:
             hint = nearest(str(name), names)
             problems.append(Problem(("fleet", "eligible"), "RECIPE_NAME", "there is no tier of that name", hint, name))

@@ -62,8 +62,9 @@ class Footprint:
         return Footprint({**self.blocks, name: tuple(block)})
 
     def only(self, *prefixes: str) -> "Footprint":
-        """Share just the tensors under these names; the others stay private."""
-        return Footprint({name: block for name, block in self.blocks.items() if name.startswith(prefixes)})
+        """Share just the tensors of these names or under them; the others stay private."""
+        shared = {name for name in self.blocks for prefix in prefixes if f"{name}.".startswith(f"{prefix}.")}
+        return Footprint({name: block for name, block in self.blocks.items() if name in shared})
 
 
 def between(small: Shapes, large: Shapes, place: Place = leading) -> Footprint:

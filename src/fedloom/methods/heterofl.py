@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ..fleet import Candidate, Fleet, Reply, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
-from ..training import Batch, Client, Outcome, cross_entropy, fit, like, mask_logits, on_device, per_class
+from ..training import Batch, Client, Outcome, cross_entropy, fit, like, mask_logits, on_device, shaped
 from .method import Method
 
 
@@ -36,13 +37,11 @@ class HeteroFL(Method):
         replies = turn.ask(self.train, inboxes)
         return {"weights": turn.merge(server["weights"], map(self._contribution, replies))}
 
-    @on_device(sends={"weights": like("weights"), "labels": per_class("seen")})
+    @on_device(sends={"weights": like("weights"), "labels": shaped(seen=(("classes",), torch.bool))})
     def train(self, client: Client, inbox: Parcel) -> Outcome:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = client.model(weights, batch.x, batch.draws).logits
-            if self.mask_unseen_labels:
-                logits = mask_logits(logits, client.seen_labels, self.unseen_logit)
-            return cross_entropy(logits, batch)
+            return cross_entropy(mask_logits(logits, client.seen_labels, self._fill), batch)
 
         weights = fit(client, inbox["weights"], loss)
         return Outcome(send={"weights": weights, "labels": {"seen": client.seen_labels}})
@@ -57,8 +56,12 @@ class HeteroFL(Method):
                 weights[name] = weights[name][seen]
         return Contribution(footprint, weights, reply.examples if self.weighting == "examples" else 1.0)
 
+    @property
+    def _fill(self) -> float | None:
+        return self.unseen_logit if self.mask_unseen_labels else None
+
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"], self.unseen_logit if self.mask_unseen_labels else None)}
+        return {"server": slices(server["weights"], self._fill)}
 
     def refuses(self, fleet: Fleet) -> str | None:
         if self.mask_unseen_labels and not fleet.whole.label_rows():

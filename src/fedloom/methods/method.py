@@ -10,10 +10,10 @@ from ..tensors import Parcel, Tensors
 class Method(Protocol):
     """Tasks, marked `@on_device`, are the method's own functions (client, inbox) -> Outcome."""
 
-    paper: ClassVar[str]
-    leaves: ClassVar[str]  # what leaves a device
-    keeps: ClassVar[str]  # what stays on it from round to round
-    gives: ClassVar[str]  # "global" or "personalised" models
+    paper: ClassVar[str] = ""
+    leaves: ClassVar[str] = ""  # what leaves a device
+    keeps: ClassVar[str] = ""  # what stays on it from round to round
+    gives: ClassVar[str] = ""  # "global" or "personalised" models
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         """The server's first state; `warm` is an earlier model to go on from."""
@@ -42,10 +42,3 @@ def one_model(method: str, fleet: Fleet) -> str | None:
     if all(tier.model == fleet.whole for tier in fleet.tiers):
         return None
     return f"{method} gives every device the same model, but the tiers differ; use one tier, or a method with tiers"
-
-
-def lasting_tiers(method: str, fleet: Fleet) -> str | None:
-    """The reason of a method whose devices keep their model from round to round."""
-    if fleet.assignment == "fixed":
-        return None
-    return f"{method} keeps a model on each device, so a device's tier cannot be redrawn every round"

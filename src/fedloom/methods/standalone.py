@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..fleet import Candidate, Device, DeviceModel, Fleet, Turn
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, fit, label_loss, on_device
-from .method import Method, lasting_tiers
+from .method import Method
 
 
 @dataclass(frozen=True)
@@ -32,4 +32,6 @@ class Standalone(Method):
         return {"personal": DeviceModel(lambda client, inbox: client.memory["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
-        return lasting_tiers("standalone", fleet)
+        if fleet.assignment == "fixed":
+            return None
+        return "standalone keeps a model on each device, so a device's tier cannot be redrawn every round"

@@ -55,8 +55,12 @@ class Conv2d(_Conv, nn.Conv2d):
     pass
 
 
-class _BatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Static batch norm: training uses the batch and tracks nothing; judging uses statistics it is given.
+class Conv3d(_Conv, nn.Conv3d):
+    pass
+
+
+class StaticBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Training uses the batch and tracks nothing; judging uses statistics it is given.
 
     `tracking` uses the batch too, and hands its mean and unbiased variance back in the place of the running ones.
     """
@@ -74,11 +78,30 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, True, 1.0, self.eps)
 
 
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+class BatchNorm1d(StaticBatchNorm, nn.BatchNorm1d):
     pass
 
 
-class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+class BatchNorm2d(StaticBatchNorm, nn.BatchNorm2d):
+    pass
+
+
+class BatchNorm3d(StaticBatchNorm, nn.BatchNorm3d):
+    pass
+
+
+class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
+    """Always by the example's own statistics: running ones would be shared by devices that share nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.instance_norm(x, None, None, _flat(self.weight), _flat(self.bias), True, 0.0, self.eps)
+
+
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
+    pass
+
+
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
     pass
 
 
@@ -100,8 +123,12 @@ class Linear(nn.Linear):
 RULES: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,
+    nn.Conv3d: Conv3d,
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+    nn.InstanceNorm1d: InstanceNorm1d,
+    nn.InstanceNorm2d: InstanceNorm2d,
     nn.GroupNorm: GroupNorm,
     nn.Linear: Linear,
 }
@@ -109,8 +136,23 @@ RULES: dict[type[nn.Module], type[nn.Module]] = {
 
 def give_rules(module: nn.Module) -> None:
     """Let a module compute many devices at once, in place. Weight names do not change."""
-    for part in module.modules():
-        part.__class__ = RULES.get(type(part), type(part))
+    for name, part in module.named_modules():
+        part.__class__ = _ruled(type(part))
+        if getattr(part, "track_running_stats", False) and not isinstance(part, StaticBatchNorm | _InstanceNorm):
+            raise ValueError(
+                f"{name} ({type(part).__name__}) tracks running statistics in a way of its own, which devices would "
+                "share; use torch's batch norm, or set track_running_stats=False"
+            )
+
+
+def _ruled(kind: type[nn.Module]) -> type[nn.Module]:
+    """A layer's class with the rule of the layer whose forward it has, be it torch's own or a user's variant of it."""
+    if kind in RULES.values():
+        return kind
+    for plain, rule in RULES.items():
+        if issubclass(kind, plain) and kind.forward is plain.forward:
+            return rule if kind is plain else type(kind.__name__, (rule, kind), {})
+    return kind
 
 
 def _flat(weight: Tensor | None) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..seeds import number
 from ..tensors import Tensors
-from .blocks import Block, Skeleton, SlowBlock, alone, is_random, many_at_once, seeded
+from .blocks import Block, Skeleton, SlowBlock, alone, is_random, many_at_once, seeded, statistic_slots
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
@@ -153,21 +153,16 @@ def _is_random(model: Model) -> bool:
 
 
 def _sample(model: Model) -> Tensor:
-    """Two made-up examples for trials."""
+    """Made-up examples for trials: two for each of three devices, no two alike."""
     draw = torch.Generator().manual_seed(0)
-    return torch.randn(2, *model.input_shape, generator=draw)
+    return torch.randn(3, 2, *model.input_shape, generator=draw)
 
 
 @lru_cache(maxsize=1024)
 def _shapes(model: Model) -> tuple[Shapes, Shapes]:
     module = model.module()
     weights = {name: weight.shape for name, weight in module.named_parameters()}
-    statistics = {
-        name: buffer.shape
-        for name, buffer in module.named_buffers()
-        if name.endswith((".running_mean", ".running_var"))
-    }
-    return weights, statistics
+    return weights, {name: holder[key].shape for name, (holder, key) in statistic_slots(module).items()}
 
 
 @lru_cache(maxsize=1024)
@@ -178,8 +173,8 @@ def _label_rows(model: Model) -> tuple[str, ...]:
         return tuple(declared)
     owners = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
     last, part = owners[-1]
-    rows = [(key, weight) for key, weight in part.named_parameters(recurse=False) if weight.shape[0] == model.classes]
-    return tuple(f"{last}.{key}".lstrip(".") for key, _ in rows)
+    own = part.named_parameters(recurse=False)
+    return tuple(f"{last}.{key}".lstrip(".") for key, weight in own if weight.shape[:1] == (model.classes,))
 
 
 @lru_cache(maxsize=1024)

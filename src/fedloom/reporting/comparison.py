@@ -90,13 +90,14 @@ def verdict(
 ) -> list[str]:
     """The first arm against the others, in words. `tiers` run from the largest to the smallest."""
     first, by_name = arms[0], {arm.name: arm for arm in arms}
-    lines = []
+    told = []
     pairs = ((tiers[0], "drop-the-small"), (tiers[0], "small-for-all"), (tiers[-1], "small-for-all"))
     for tier, control in pairs:
         if control in by_name and control != first.name:
-            lines.append(str(difference(first, by_name[control], tier, test, examples)))
+            told.append(difference(first, by_name[control], tier, test, examples))
     if "standalone" in by_name and first.name != "standalone":
-        lines += [str(difference(first, by_name["standalone"], tier, test, examples)) for tier in tiers]
+        told += [difference(first, by_name["standalone"], tier, test, examples) for tier in tiers]
+    lines = [str(one) for one in told if not math.isnan(one.mean)]  # a tier may have no device, and then no model
     for record in table(arms, tiers, shares, test):
         if record["arm"] in (first.name, "drop-the-small"):
             lines.append(

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,6 @@ class Journal:
         for name in ("rows.jsonl", "events.jsonl"):
             (self.folder / name).touch()
 
-    def manifest(self, content: Mapping[str, Any]) -> None:
-        written = self.folder / "manifest.json.new"
-        written.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        written.replace(self.folder / "manifest.json")
-
-    def update(self, **content: Any) -> None:
-        self.manifest({**read_manifest(self.folder), **content})
-
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Whatever ends a run early is said in its folder."""
@@ -49,6 +42,14 @@ class Journal:
                 (self.folder / "errors" / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
             self.update(status="failed" if isinstance(error, Exception) else "interrupted")
             raise
+
+    def manifest(self, content: Mapping[str, Any]) -> None:
+        written = self.folder / "manifest.json.new"
+        written.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        written.replace(self.folder / "manifest.json")
+
+    def update(self, **content: Any) -> None:
+        self.manifest({**read_manifest(self.folder), **content})
 
     def rows(self, rows: Iterable[Row]) -> None:
         self._append("rows.jsonl", (asdict(row) for row in rows))
@@ -86,6 +87,7 @@ def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
 def versions() -> dict[str, Any]:
     """What a result can depend on besides its recipe."""
     return {
+        "fedloom": version("fedloom"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,

@@ -1,5 +1,6 @@
 """The end of a run in a few numbers: the last and the best value of everything that was judged."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,6 +30,6 @@ def summarise(rows: Iterable[Row]) -> list[Final]:
 
 
 def _final(candidate: str, tier: str, test: str, metric: str, judged: list[Row]) -> Final:
-    higher_is_better = metric == "accuracy"
-    best = max(judged, key=lambda row: row.value if higher_is_better else -row.value)
+    sign = 1 if metric == "accuracy" else -1
+    best = max(judged, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
     return Final(candidate, tier, test, metric, judged[-1].value, best.value, best.round)

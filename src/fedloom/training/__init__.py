@@ -1,6 +1,6 @@
 """What happens on a device: its view of a task, the one training loop, losses and optimisers."""
 
-from .client import Batch, Client, Holdings, Layout, Outcome, Sent, Task, like, on_device, per_class
+from .client import Batch, Client, Holdings, Layout, Outcome, Sent, Task, like, on_device, shaped
 from .fit import fit, gradient
 from .losses import cross_entropy, label_loss, mask_logits
 from .optimisers import OPTIMISERS, RATES, Constant, Milestones, Optimiser, Rates, Sgd, at_round
@@ -32,7 +32,7 @@ __all__ = [
     "like",
     "mask_logits",
     "on_device",
-    "per_class",
     "plan_for",
+    "shaped",
     "together",
 ]

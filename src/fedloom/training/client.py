@@ -5,7 +5,7 @@ Every tensor carries the devices in front: a task is written once and runs for o
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -76,9 +76,16 @@ def like(bundle: str) -> Sent:
     return lambda model, inbox: {name: (tuple(t.shape), t.dtype) for name, t in inbox[bundle].items()}
 
 
-def per_class(name: str, dtype: torch.dtype = torch.bool) -> Sent:
-    """One entry for each class."""
-    return lambda model, inbox: {name: ((model.classes,), dtype)}
+def shaped(**layout: tuple[tuple[int | Literal["classes"], ...], torch.dtype]) -> Sent:
+    """Tensors of these shapes; an axis may be as long as there are classes."""
+
+    def sent(model: Model, inbox: Parcel) -> Layout:
+        sizes = {
+            name: tuple(model.classes if size == "classes" else size for size in layout[name][0]) for name in layout
+        }
+        return {name: (sizes[name], dtype) for name, (_, dtype) in layout.items()}
+
+    return sent
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,6 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     return losses.view_as(batch.y).mean(1)
 
 
-def mask_logits(logits: Tensor, seen_labels: Tensor, fill: float) -> Tensor:
-    """Give every class a device has not seen one constant logit: [K, batch, classes], [K, classes]."""
-    return logits.masked_fill(~seen_labels.unsqueeze(-2), fill)
+def mask_logits(logits: Tensor, seen_labels: Tensor, fill: float | None) -> Tensor:
+    """Give every class a device has not seen one logit: [K, batch, classes], [K, classes]. None: leave them be."""
+    return logits if fill is None else logits.masked_fill(~seen_labels.unsqueeze(-2), fill)

@@ -35,7 +35,7 @@ class Sgd:
         return {"velocity": combine(torch.zeros_like, weights)}
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, working: Tensor) -> None:
-        names = list(weights)
+        names = sorted(weights)  # so that a norm does not depend on the order of layers
         w, v = [weights[name] for name in names], [state["velocity"][name] for name in names]
         working = working.to(w[0])
         g = _of_working([gradient[name] for name in names], working)
@@ -67,7 +67,7 @@ class Adam:
         }
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, working: Tensor) -> None:
-        names = list(weights)
+        names = sorted(weights)
         working = working.to(weights[names[0]])
         steps = state["count"]["steps"].add_(working)
         g = _of_working([gradient[name] for name in names], working)
@@ -127,7 +127,7 @@ def _clip_factor(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
     """What to multiply each device's gradient by: torch's own formula, device by device."""
     if limit is None:
         return gradients[0].new_ones(len(gradients[0]))
-    each = torch.stack([torch.linalg.vector_norm(slope.flatten(1), dim=1) for slope in gradients])
+    each = torch.stack([torch.linalg.vector_norm(slope.reshape(len(slope), -1), dim=1) for slope in gradients])
     norms: Tensor = torch.linalg.vector_norm(each, dim=0)
     return (limit / (norms + 1e-6)).clamp_max(1)
 

@@ -35,7 +35,6 @@ class Step:
     working: Tensor  # [K], 1 while a device has steps left, then 0
     augmentation: Tensors  # [K, batch, ...] random numbers for the preparation
     draws: Draws
-    epoch: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class DevicePlan:
     rows: Tensor  # [visits]
     augmentation: Tensors  # [visits, ...]
     sizes: tuple[int, ...]  # of the batches, step by step
-    steps_per_epoch: int
     seed: int
     ragged: bool  # batches of different size: only plans of the very same sizes can share a block
 
@@ -66,7 +64,6 @@ def plan_for(
         rows=visits,
         augmentation=preparation.draw(draw, len(visits), height, width),
         sizes=sizes * schedule.epochs,
-        steps_per_epoch=len(sizes),
         seed=int(draw.integers(2**62)),
         ragged=schedule.last == "keep",
     )
@@ -81,13 +78,12 @@ def together(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
         steps.append(
             Step(
                 rows=torch.stack([plan.rows[here] for plan, here in zip(plans, at, strict=True)]),
-                working=torch.tensor([float(number < len(plan.sizes)) for plan in plans]),
+                working=torch.tensor([number < len(plan.sizes) for plan in plans], dtype=torch.float32),
                 augmentation={
                     name: torch.stack([plan.augmentation[name][here] for plan, here in zip(plans, at, strict=True)])
                     for name in longest.augmentation
                 },
                 draws=Draws(tuple((plan.seed + number) % 2**62 for plan in plans)),
-                epoch=number // longest.steps_per_epoch,
             )
         )
         start += size

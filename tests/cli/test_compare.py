@@ -1,0 +1,206 @@
+"""fedloom compare: a recipe beside its controls, paired by seed."""
+
+import tomllib
+
+import pytest
+
+from fedloom.reporting import read_manifest, read_rows
+
+ARMS = ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
+LARGE, SMALL = 4 * 158 + 2, 4 * 66 + 2  # bytes that a device of each tier sends up
+
+
+@pytest.fixture(scope="module")
+def compared(fedloom_in):
+    """Five arms, two seeds, one round."""
+    call, write, folder = fedloom_in
+    write(("rounds = 2", "rounds = 1"))
+    said = call("compare", "my.toml", "--seeds", "2", "--seed", "7", "--out", "out", "--format", "json")
+    assert said.code == 0
+    return said, folder / "out"
+
+
+@pytest.fixture(scope="module")
+def recipe_of(compared):
+    def read(arm, seed=7):
+        return tomllib.loads((compared[1] / arm / f"seed-{seed}" / "recipe.toml").read_text())
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def moved(compared):
+    """What an arm's devices sent up in its only round."""
+
+    def read(arm, seed=7):
+        (row,) = [row for row in read_rows(compared[1] / arm / f"seed-{seed}") if row.metric == "up"]
+        return row.value
+
+    return read
+
+
+def test_every_arm_and_seed_has_its_run(compared):
+    _, folder = compared
+    assert sorted(path.name for path in folder.iterdir()) == sorted(ARMS)
+    for arm in ARMS:
+        assert sorted(path.name for path in (folder / arm).iterdir()) == ["seed-7", "seed-8"]
+        for seed in (7, 8):
+            manifest = read_manifest(folder / arm / f"seed-{seed}")
+            assert (manifest["seed"], manifest["status"]) == (seed, "finished")
+
+
+def test_arms_are_paired_by_seed(compared):
+    _, folder = compared
+    maps = {seed: {read_manifest(folder / arm / f"seed-{seed}")["partition"] for arm in ARMS} for seed in (7, 8)}
+    assert len(maps[7]) == len(maps[8]) == 1
+    assert maps[7] != maps[8]
+
+
+def test_json(compared):
+    said, _ = compared
+    assert list(said.data) == ["run", "arms", "verdict"]
+    assert said.data["run"] == "out"
+    assert [record["arm"] for record in said.data["arms"]] == ARMS
+    for record in said.data["arms"]:
+        assert list(record) == ["arm", "accuracy", "can_carry", "served_percent", "bytes_per_round"]
+        assert list(record["accuracy"]) == list(record["can_carry"]) == ["large", "small"]
+        assert all(set(one) == {"mean", "std"} for one in record["accuracy"].values())
+    assert len(said.data["verdict"]) >= 5
+
+
+def test_accuracies_are_means_over_seeds_of_the_last_round(compared):
+    said, folder = compared
+    served = {"small-for-all": "small", "drop-the-small": "large", "all-large": "large"}
+    for record in said.data["arms"]:
+        for tier, accuracy in record["accuracy"].items():
+            values = [
+                row.value
+                for seed in (7, 8)
+                for row in read_rows(folder / record["arm"] / f"seed-{seed}")
+                if (row.tier, row.device, row.test, row.metric)
+                == (served.get(record["arm"], tier), "", "global", "accuracy")
+            ]
+            assert len(values) == 2
+            assert accuracy["mean"] == pytest.approx(sum(values) / 2, abs=1e-12)
+            assert accuracy["std"] == pytest.approx(abs(values[0] - values[1]) / 2, abs=1e-12)
+
+
+def test_who_is_served(compared):
+    served = {record["arm"]: record["served_percent"] for record in compared[0].data["arms"]}
+    assert served == {"heterofl": 100, "standalone": 100, "small-for-all": 100, "drop-the-small": 50, "all-large": 50}
+
+
+def test_progress_names_arm_and_seed(compared):
+    said, _ = compared
+    assert [line.partition("  ")[0] for line in said.err.splitlines()] == [
+        f"{arm} seed {seed}" for arm in ARMS for seed in (7, 8)
+    ]
+
+
+def test_the_recipe_itself_is_unchanged_but_for_the_seed(recipe_of):
+    first, second = recipe_of("heterofl", 7), recipe_of("heterofl", 8)
+    assert (first.pop("seed"), second.pop("seed")) == (7, 8)
+    assert first == second
+    assert [tier["name"] for tier in first["tiers"]] == ["large", "small"]
+    assert first["fleet"]["eligible"] == []
+
+
+def test_standalone_sends_nothing(recipe_of, moved):
+    assert recipe_of("standalone")["method"] == {"name": "standalone"}
+    assert [tier["name"] for tier in recipe_of("standalone")["tiers"]] == ["large", "small"]
+    assert moved("standalone") == 0
+
+
+def test_small_for_all_has_the_smallest_tier_only(recipe_of, moved):
+    (tier,) = recipe_of("small-for-all")["tiers"]
+    assert tier == {"name": "small", "share": 1.0, "width": 0.5}
+    assert recipe_of("small-for-all")["method"] == {"name": "heterofl"}
+    assert moved("small-for-all") == 4 * SMALL
+
+
+def test_drop_the_small_trains_large_devices_only(recipe_of, moved):
+    assert recipe_of("drop-the-small")["fleet"]["eligible"] == ["large"]
+    assert moved("heterofl") == 2 * LARGE + 2 * SMALL
+    assert moved("drop-the-small") == 2 * LARGE
+
+
+def test_all_large_has_the_largest_tier_only(recipe_of, moved):
+    (tier,) = recipe_of("all-large")["tiers"]
+    assert tier == {"name": "large", "share": 1.0, "width": 1.0}
+    assert moved("all-large") == 4 * LARGE
+
+
+def test_text_is_a_table_and_a_verdict(fedloom, write):
+    write(("rounds = 2", "rounds = 1"))
+    said = fedloom("compare", "my.toml", "--out", "out")
+    assert said.code == 0
+    table, verdict, where = said.out.split("\n\n")
+    header, *lines, legend = table.splitlines()
+    assert header.split() == ["arm", "large", "small", "served", "MB", "a", "round"]
+    assert [line.split()[0] for line in lines] == ARMS
+    assert "in brackets" in legend
+    by_arm = {line.split()[0]: line for line in lines}
+    assert "(" in by_arm["all-large"]
+    assert "(" not in by_arm["heterofl"]
+    assert verdict.startswith("verdict\n  large devices: heterofl ")
+    assert where == "runs: out\n"
+    assert {line.partition("  ")[0] for line in said.err.splitlines()} == set(ARMS)
+
+
+def test_some_controls_and_the_devices_own_tests(fedloom, write):
+    write(("rounds = 2", "rounds = 1"))
+    said = fedloom(
+        "compare", "my.toml", "--controls", " standalone, all-large ", "--test", "local", "--out", "out", "--quiet",
+        "--format", "json",
+    )  # fmt: skip
+    assert (said.code, said.err) == (0, "")
+    assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "standalone", "all-large"]
+
+
+def test_no_controls_at_all(fedloom, write):
+    write(("rounds = 2", "rounds = 1"))
+    said = fedloom("compare", "my.toml", "--controls", "", "--out", "out", "--format", "json")
+    assert said.code == 0
+    assert [record["arm"] for record in said.data["arms"]] == ["heterofl"]
+
+
+def test_one_tier_leaves_nothing_to_compare_but_standalone(fedloom, write):
+    write(("width = 0.5", "width = 1.0"), ('name = "heterofl"', 'name = "fedavg"'), ("rounds = 2", "rounds = 1"))
+    changes = ["--set", "tiers=[{name='all',share=1.0}]"]
+    said = fedloom("compare", "my.toml", *changes, "--out", "out", "--format", "json")
+    assert said.code == 0
+    assert [record["arm"] for record in said.data["arms"]] == ["fedavg", "standalone"]
+
+
+def test_standalone_itself_is_not_compared_with_itself(fedloom, write):
+    write(('name = "heterofl"', 'name = "standalone"'), ("rounds = 2", "rounds = 1"))
+    said = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "out", "--format", "json")
+    assert said.code == 0
+    assert [record["arm"] for record in said.data["arms"]] == ["standalone"]
+
+
+def test_a_tier_without_devices_does_not_break_json(fedloom, write):
+    """Nobody trains alone at that tier, so there is nothing to say of it; JSON has no NaN."""
+    write(
+        ("share = 0.5\nwidth = 1.0", "share = 0.1\nwidth = 1.0"),
+        ("share = 0.5\nwidth = 0.5", "share = 0.9\nwidth = 0.5"),
+        ("rounds = 2", "rounds = 1"),
+    )
+    said = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "out", "--format", "json")
+    assert said.code == 0
+    assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "standalone"]
+    assert not any("nan" in line for line in said.data["verdict"])
+
+
+def test_a_comparison_that_starts_from_a_file_is_refused_before_its_first_arm(fedloom, write, files):
+    """The file holds the large model, and the control with small models only cannot start from it."""
+    write(("rounds = 2", "rounds = 1"))
+    assert fedloom("run", "my.toml", "--out", "run").code == 0
+    before = files()
+    said = fedloom(
+        "compare", "my.toml", "--set", "start.from=run/models/large.safetensors", "--controls", "small-for-all",
+        "--out", "out",
+    )  # fmt: skip
+    assert said.code == 4
+    assert [one.code for one in said.problems] == ["START_SHAPE"]
+    assert files() == before

@@ -1,0 +1,200 @@
+"""A user's own method, model family and data set, from a file outside the package, by --with."""
+
+import tomllib
+
+import pytest
+from safetensors.torch import load_file
+
+from fedloom.reporting import read_manifest
+
+MINE = '''
+"""Everything of my own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedloom.data import Dataset, Examples, Preparation
+from fedloom.fleet import slices
+from fedloom.footprints import Contribution
+from fedloom.methods import Method
+from fedloom.training import Outcome, fit, label_loss, like, on_device
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    """Goes only a part of the way to the mean."""
+
+    paper = "none yet"
+    leaves, keeps, gives = "weights", "nothing", "global"
+
+    part: float = 0.5
+
+    def start(self, fleet, seed, warm=None):
+        return {"weights": warm or fleet.whole.initial(seed)}
+
+    def round(self, server, turn):
+        old = server["weights"]
+        replies = turn.ask(self.train, {d: {"weights": d.footprint.read(old)} for d in turn.cohort})
+        new = turn.merge(old, [Contribution(r.device.footprint, r.sent["weights"], 1.0) for r in replies])
+        return {"weights": {name: old[name] + self.part * (new[name] - old[name]) for name in old}}
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client, inbox):
+        return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
+
+    def candidates(self, server):
+        return {"server": slices(server["weights"])}
+
+
+def perceptron(*, input_shape: tuple[int, ...], classes: int, units: int = 6, width: float = 1.0) -> nn.Module:
+    middle = max(1, round(units * width))
+    return nn.Sequential(nn.Flatten(), nn.Linear(25, middle), nn.ReLU(), nn.Linear(middle, classes))
+
+
+def patches(*, count: int = 40) -> Dataset:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(2 * count) % 3
+    x = torch.randint(0, 80, (2 * count, 1, 5, 5), generator=draw) + 80 * y.view(-1, 1, 1, 1)
+    half = [Examples(x.to(torch.uint8)[part], y[part]) for part in (slice(0, count), slice(count, None))]
+    return Dataset("patches", *half, classes=3, preparation=Preparation())
+
+
+METHODS = {"mine": Mine}
+MODELS = {"perceptron": perceptron}
+DATASETS = {"patches": patches}
+'''
+
+RECIPE = """
+rounds = 2
+
+[data]
+dataset = "patches"
+count = 24
+devices = 4
+
+[model]
+family = "perceptron"
+units = 4
+
+[[tiers]]
+name = "large"
+share = 0.5
+
+[[tiers]]
+name = "small"
+share = 0.5
+width = 0.5
+
+[method]
+name = "mine"
+part = 0.25
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A recipe of own names, and the options that make them known."""
+    (tmp_path / "my.py").write_text(MINE)
+    (tmp_path / "own.toml").write_text(RECIPE)
+    return ["own.toml", "--with", "my.py"]
+
+
+def test_run(own, fedloom, tmp_path):
+    said = fedloom("run", *own, "--out", "run", "--format", "json")
+    assert said.code == 0
+    assert {(one["candidate"], one["tier"]) for one in said.data["final"]} == {("server", "large"), ("server", "small")}
+    assert read_manifest(tmp_path / "run")["status"] == "finished"
+    assert load_file(tmp_path / "run" / "models" / "small.safetensors")["1.weight"].shape == (2, 25)
+    written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert written["method"] == {"name": "mine", "part": 0.25}
+    assert written["data"]["count"] == 24
+
+
+def test_settings_are_the_users_own_too(own, fedloom, tmp_path):
+    assert fedloom("run", *own, "--out", "some", "--set", "rounds=1").code == 0
+    assert fedloom("run", *own, "--out", "none", "--set", "rounds=1", "--set", "method.part=0.0").code == 0
+    assert fedloom("run", *own, "--out", "never", "--set", "rounds=3", "--set", "method.part=0.0").code == 0
+    sums = {name: read_manifest(tmp_path / name)["sha256"] for name in ("some", "none", "never")}
+    assert sums["none"] == sums["never"] != sums["some"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "hint"),
+    [
+        ("method.prt=0.5", "method.prt = 0.5", "part"),
+        ("method.part=half", "method.part = 'half'", ""),
+        ("model.unit=3", "model.unit = 3", "units"),
+        ("data.cont=3", "data.cont = 3", "count"),
+    ],
+)
+def test_settings_are_checked_by_their_signature(change, what, hint, own, fedloom):
+    said = fedloom("run", *own, "--set", change)
+    (problem,) = said.problems
+    assert (said.code, problem.what) == (4, what)
+    assert hint in problem.hint
+
+
+def test_the_other_verbs_know_them(own, fedloom):
+    large, small = fedloom("plan", *own, "--format", "json").data["tiers"]
+    assert large["parameters"] == 26 * 4 + 5 * 3
+    assert small["parameters"] == 26 * 2 + 3 * 3
+    assert large["bytes_up"] == large["bytes_down"] == 4 * large["parameters"]
+    assert fedloom("check", *own).code == 0
+    assert fedloom("doctor", *own).code == 0
+    for what, name in (("methods", "mine"), ("models", "perceptron"), ("datasets", "patches")):
+        assert fedloom("list", what, "--with", "my.py", "--format", "json").data[-1]["name"] == name
+
+
+def test_compare(own, fedloom):
+    said = fedloom("compare", *own, "--out", "out", "--set", "rounds=1", "--format", "json")
+    assert said.code == 0
+    assert [one["arm"] for one in said.data["arms"]] == [
+        "mine", "standalone", "small-for-all", "drop-the-small", "all-large",
+    ]  # fmt: skip
+
+
+def test_without_the_file_they_are_unknown(own, fedloom):
+    said = fedloom("run", "own.toml")
+    assert said.code == 4
+    assert {(one.what, one.code) for one in said.problems} >= {
+        ("method.name = 'mine'", "RECIPE_NAME"),
+        ("model.family = 'perceptron'", "RECIPE_NAME"),
+        ("data.dataset = 'patches'", "RECIPE_NAME"),
+    }
+
+
+def test_several_files_and_the_later_wins(own, fedloom, tmp_path):
+    (tmp_path / "first.py").write_text("from fedloom.methods.fedavg import FedAvg\nMETHODS = {'mine': FedAvg}\n")
+    said = fedloom("plan", "own.toml", "--with", "first.py", "--with", "my.py")
+    assert said.code == 0
+    other_way_round = fedloom("plan", "own.toml", "--with", "my.py", "--with", "first.py")
+    assert other_way_round.code == 4
+    assert [one.what for one in other_way_round.problems] == ["method.part = 0.25"]
+
+
+def test_a_users_name_beats_the_projects(own, fedloom, tmp_path):
+    """A data set called digits is the user's, so its own shape counts and not what is known of the bundled one."""
+    (tmp_path / "my.py").write_text(MINE + "\nDATASETS = {'digits': patches}\n")
+    said = fedloom("plan", *own, "--set", "data.dataset=digits", "--format", "json")
+    assert said.code == 0
+    assert said.data["tiers"][0]["parameters"] == 26 * 4 + 5 * 3
+
+
+def test_a_model_that_cannot_be_built_is_the_recipes_problem(own, fedloom, tmp_path, files):
+    (tmp_path / "my.py").write_text(MINE.replace("nn.Linear(25, middle)", "nn.Linear('25', middle)"))
+    before = files()
+    said = fedloom("run", *own)
+    (problem,) = said.problems
+    assert (said.code, problem.code) == (4, "MODEL_BUILD")
+    assert "perceptron cannot be built for tier 'large'" in problem.message
+    assert files() == before
+
+
+def test_a_reader_that_raises_is_the_users_mistake(own, fedloom, tmp_path):
+    (tmp_path / "my.py").write_text(MINE.replace("    draw = torch", "    raise LookupError('lost')\n    draw = torch"))
+    said = fedloom("run", *own, "--format", "json")
+    assert said.code == 1
+    assert said.failure["error_code"] == "USER_CODE"
+    assert said.failure["message"] == "LookupError: lost"

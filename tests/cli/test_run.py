@@ -1,0 +1,152 @@
+"""fedloom run: what it says at the end, and how options change a recipe."""
+
+import tomllib
+
+import pytest
+
+from fedloom.reporting import read_manifest, read_rows
+
+
+@pytest.fixture(scope="module")
+def finished(fedloom_in):
+    """One run of the small recipe, for the tests that only look at it."""
+    call, write, folder = fedloom_in
+    write()
+    said = call("run", "my.toml", "--out", "run", "--format", "json")
+    assert said.code == 0
+    return said.data, folder / "run"
+
+
+def test_json_says_the_folder_and_the_last_value_of_all_that_was_judged(finished):
+    data, folder = finished
+    assert list(data) == ["run", "final"]
+    assert data["run"] == "run"
+    keys = ("candidate", "tier", "test", "metric")
+    assert [tuple(one[key] for key in keys) for one in data["final"]] == [
+        ("server", tier, *judged)
+        for tier in ("large", "small")
+        for judged in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
+    ]
+    last = {
+        tuple(getattr(row, key) for key in keys): row.value
+        for row in read_rows(folder)
+        if row.round == 2 and not row.device and row.candidate
+    }
+    assert {tuple(one[key] for key in keys): one["value"] for one in data["final"]} == last
+
+
+def test_json_says_the_best_beside_the_last(finished):
+    data, folder = finished
+    rows = [row for row in read_rows(folder) if row.candidate and not row.device]
+    for one in data["final"]:
+        series = [r.value for r in rows if (r.tier, r.test, r.metric) == (one["tier"], one["test"], one["metric"])]
+        assert one["best"] == (min if one["metric"] == "loss" else max)(series)
+
+
+def test_text_is_a_table_of_the_same_values(finished, fedloom, write):
+    write()
+    said = fedloom("run", "my.toml", "--out", "run")
+    header, *lines = said.out.split("\n\n")[0].splitlines()
+    assert header.split() == ["judged", "test", "metric", "last", "best", "in", "round"]
+    assert [line.split()[:5] for line in lines] == [
+        [one["candidate"], one["tier"], one["test"], one["metric"], f"{one['value']:.2f}"]
+        for one in finished[0]["final"]
+    ]
+
+
+def test_a_run_names_its_own_folder(fedloom, write, tmp_path):
+    write()
+    first, second = (fedloom("run", "my.toml", "--set", "rounds=1", "--format", "json").data["run"] for _ in range(2))
+    assert first != second
+    for name in (first, second):
+        assert (tmp_path / name).parent == tmp_path / "runs"
+        assert "heterofl" in name
+        assert read_manifest(tmp_path / name)["status"] == "finished"
+
+
+def test_out_may_be_deep(fedloom, write, tmp_path):
+    write()
+    assert fedloom("run", "my.toml", "--set", "rounds=1", "--out", "a/b/c").code == 0
+    assert (tmp_path / "a" / "b" / "c" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seed"),
+    [
+        ([], 0),
+        (["--set", "seed=3"], 3),
+        (["--seed", "4"], 4),
+        (["--set", "seed=3", "--seed", "4"], 4),
+        (["--seed", "4", "--set", "seed=3"], 4),
+    ],
+    ids=["file", "set", "seed", "both", "both the other way round"],
+)
+def test_the_seed(arguments, seed, fedloom, write, tmp_path):
+    write(("rounds = 2", "rounds = 1"))
+    assert fedloom("run", "my.toml", "--out", "run", *arguments).code == 0
+    assert read_manifest(tmp_path / "run")["seed"] == seed
+    assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["seed"] == seed
+
+
+def test_changes_beat_the_file_and_the_last_one_wins(fedloom, write, tmp_path):
+    write()
+    said = fedloom(
+        "run", "my.toml", "--out", "run", "--set", "rounds=5", "--set", "rounds=1", "--set", "tiers[1].width=1.0",
+        "--set", "tiers.0.name=big", "--set", "data.partition={kind='label_shards', labels_per_device=5}",
+        "--set", "method.unseen_logit=-inf", "--set", "evaluation.per_device=never",
+        "--set", "training.optimiser={kind='adam'}", "--set", "training.optimiser.learning_rate=0.01",
+    )  # fmt: skip
+    assert said.code == 0
+    written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert written["rounds"] == 1
+    assert [tier["width"] for tier in written["tiers"]] == [1.0, 1.0]
+    assert written["tiers"][0]["name"] == "big"
+    assert written["data"]["partition"] == {"kind": "label_shards", "labels_per_device": 5}
+    assert written["method"] == {"name": "heterofl", "unseen_logit": float("-inf")}
+    assert written["evaluation"]["per_device"] == "never"
+    assert written["training"]["optimiser"] == {"kind": "adam", "learning_rate": 0.01}
+
+
+def test_a_part_that_the_file_does_not_have_is_set_with_its_kind(fedloom, write, tmp_path):
+    write(("rounds = 2", "rounds = 1"))
+    alone = fedloom("run", "my.toml", "--out", "run", "--set", "training.optimiser.learning_rate=0.5")
+    assert alone.code == 4
+    assert [(one.what, one.code) for one in alone.problems] == [("training.optimiser.kind", "RECIPE_MISSING")]
+    changes = ["--set", "training.optimiser.kind=sgd", "--set", "training.optimiser.learning_rate=0.5"]
+    assert fedloom("run", "my.toml", "--out", "run", *changes).code == 0
+    written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert written["training"]["optimiser"] == {"kind": "sgd", "learning_rate": 0.5}
+
+
+def test_the_written_recipe_repeats_the_run(finished, fedloom, tmp_path):
+    _, folder = finished
+    assert fedloom("run", folder / "recipe.toml", "--out", "again").code == 0
+    again = read_manifest(tmp_path / "again")
+    assert again["sha256"] == read_manifest(folder)["sha256"]
+    assert (tmp_path / "again" / "recipe.toml").read_bytes() == (folder / "recipe.toml").read_bytes()
+    assert (tmp_path / "again" / "rows.jsonl").read_bytes() == (folder / "rows.jsonl").read_bytes()
+
+
+def test_without_a_recipe_the_demonstration_is_run(fedloom, tmp_path):
+    said = fedloom(
+        "run", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits", "--set", "model.hidden=[4,4]",
+        "--set", "training.epochs=1", "--set", "training.batch_size=100",
+    )  # fmt: skip
+    assert said.code == 0
+    folders = [path.parent.relative_to(tmp_path / "demo") for path in (tmp_path / "demo").rglob("manifest.json")]
+    assert sorted(map(str, folders)) == ["drop-the-small/seed-0", "heterofl/seed-0", "small-for-all/seed-0"]
+    assert "verdict\n" in said.out
+    assert "run: demo/heterofl/seed-0\n" in said.out
+    for command in ("fedloom list methods", "fedloom init heterofl --out my.toml", "fedloom compare my.toml"):
+        assert command in said.out
+    assert {line.split("  ")[0] for line in said.err.splitlines()} == {"heterofl", "small-for-all", "drop-the-small"}
+
+
+def test_the_demonstration_in_json(fedloom):
+    said = fedloom(
+        "run", "--format", "json", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits",
+        "--set", "model.hidden=[4,4]", "--set", "training.epochs=1", "--set", "training.batch_size=100", "--quiet",
+    )  # fmt: skip
+    assert (said.code, said.err) == (0, "")
+    assert said.data["run"] == "demo/heterofl/seed-0"
+    assert {one["tier"] for one in said.data["final"]} == {"large", "medium", "small"}

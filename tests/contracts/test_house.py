@@ -1,0 +1,142 @@
+"""Rules of the house that no linter knows."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedloom
+
+SOURCE = Path(fedloom.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+METHOD_FILES = [path for path in (SOURCE / "methods").glob("*.py") if path.name not in ("__init__.py", "method.py")]
+SHARED_ROOMS = ("training", "fleet", "footprints", "evaluation")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(tree: ast.Module) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of everything a file imports; modules of the package in full, e.g. fedloom.training.fit."""
+    package = ("fedloom", *path.relative_to(SOURCE).parts[:-1])
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def test_the_source_is_found() -> None:
+    assert len(FILES) > 50
+    assert {"fedavg.py", "heterofl.py"} <= {path.name for path in METHOD_FILES}
+
+
+def test_only_fit_steps_an_optimiser() -> None:
+    """Every method trains through the one loop."""
+    stepping = {
+        name_of(path)
+        for path in FILES
+        if any(isinstance(call.func, ast.Attribute) and call.func.attr == "step" for call in calls(tree_of(path)))
+    }
+    assert stepping == {"training/fit.py"}
+
+
+@pytest.mark.parametrize("path", METHOD_FILES, ids=name_of)
+def test_method_files_read_like_an_algorithm_box(path: Path) -> None:
+    assert lines(path) < {"fedavg.py": 45}.get(path.name, 90)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_file_is_long(path: Path) -> None:
+    assert lines(path) <= 300
+
+
+@pytest.mark.parametrize("path", METHOD_FILES, ids=name_of)
+def test_no_method_imports_another(path: Path) -> None:
+    others = {f"fedloom.methods.{other.stem}" for other in METHOD_FILES if other != path}
+    names = {other.stem for other in METHOD_FILES if other != path}
+    for module, name in imported(path):
+        assert module not in others
+        assert not (module == "fedloom.methods" and (name in names or name == "METHODS"))
+
+
+def public_functions(path: Path) -> Iterator[str]:
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def users_of_shared_helpers() -> dict[tuple[str, str], set[str]]:
+    """(room, function) -> the files that use it, its own included if it is called there."""
+    used: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    homes = {
+        (room, function): name_of(path)
+        for room in SHARED_ROOMS
+        for path in (SOURCE / room).glob("*.py")
+        for function in public_functions(path)
+    }
+    for path in FILES:
+        if path.name == "__init__.py":
+            continue  # handing on is not using
+        for module, name in imported(path):
+            room = module.removeprefix("fedloom.").split(".")[0]
+            if (room, name) in homes:
+                used[room, name].add(name_of(path))
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                for room in SHARED_ROOMS:
+                    if homes.get((room, node.id)) == name_of(path):
+                        used[room, node.id].add(name_of(path))
+    return {helper: used[helper] for helper in homes}
+
+
+def test_helpers_are_found_where_they_are_used() -> None:
+    """The check below would pass on nothing."""
+    users = users_of_shared_helpers()
+    assert {"methods/fedavg.py", "methods/heterofl.py"} <= users["training", "fit"]
+    assert "training/losses.py" in users["training", "cross_entropy"]
+
+
+def test_a_helper_of_one_method_lives_in_that_methods_file() -> None:
+    of_one_method = {
+        helper: users
+        for helper, users in users_of_shared_helpers().items()
+        if len(users) == 1 and next(iter(users)).startswith("methods/") and users != {"methods/method.py"}
+    }
+    assert of_one_method == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_prints_and_nothing_runs_text(path: Path) -> None:
+    called = {call.func.id for call in calls(tree_of(path)) if isinstance(call.func, ast.Name)}
+    assert called.isdisjoint({"print", "eval", "exec"})
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_is_pickled(path: Path) -> None:
+    """Also not by torch: what is read from a file or a message must not be able to run."""
+    roots = {module.split(".")[0] for module, _ in imported(path)}
+    assert roots.isdisjoint({"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
+    attributes = {
+        (call.func.value.id, call.func.attr)
+        for call in calls(tree_of(path))
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+    }
+    assert attributes.isdisjoint({("torch", "load"), ("torch", "save")})

@@ -1,0 +1,272 @@
+"""What every method must hold, with every model family, on every engine."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from fedloom.engines import Rehearsal
+from fedloom.fleet import Device, Engine, Reply, ServerModel
+from fedloom.methods import METHODS, Method
+from fedloom.tensors import Parcel, fingerprint
+from fedloom.training import Schedule, Task
+
+SIZES = (8, 5, 9, 8, 12, 7)  # unequal, and some share a block while others cannot
+LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
+
+
+def memories(engine: Any) -> dict[str, Parcel]:
+    return dict(sorted(engine.memory.committed.items()))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("last", ["keep", "wrap"])
+def test_many_devices_at_once_learn_what_each_learns_alone(
+    method: Method,
+    family: str,
+    last: Any,
+    world_for: Callable[..., Any],
+    difference: Callable[..., float],
+) -> None:
+    place = world_for(method, family, sizes=SIZES, labels=LABELS, schedule=Schedule(4, 2, last))
+    alone, together = place.engine(method, block=1), place.engine(method, block=16)
+    servers = [place.play(method, engine) for engine in (alone, together)]
+    assert place.refusals == []
+    assert difference(*servers) <= 1e-8
+    assert memories(alone).keys() == memories(together).keys()
+    for name, parcel in memories(alone).items():
+        assert difference(parcel, memories(together)[name]) <= 1e-8
+    assert servers[0] or memories(alone)  # something was learned somewhere
+
+
+@pytest.mark.usefixtures("double")
+def test_many_devices_at_once_are_judged_like_each_alone(
+    method: Method, family: str, world_for: Callable[..., Any]
+) -> None:
+    place = world_for(method, family, sizes=SIZES, labels=LABELS)
+    found = []
+    for block in (1, 16):
+        engine = place.engine(method, block=block)
+        candidates = method.candidates(place.play(method, engine, rounds=1))
+        found.append(
+            place.judge().rows(
+                candidates, place.fleet, lambda task, inboxes, engine=engine: engine.ask(task, inboxes, 1), 1, True
+            )
+        )
+    assert [replace(row, value=0.0) for row in found[0]] == [replace(row, value=0.0) for row in found[1]]
+    assert [row.value for row in found[0]] == pytest.approx([row.value for row in found[1]], abs=1e-8)
+    assert len(found[0]) > 0
+
+
+def test_the_same_run_twice_is_the_same_to_the_bit(method: Method, family: str, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, family, sizes=SIZES, labels=LABELS)
+    prints = set()
+    for _ in range(2):
+        engine = place.engine(method)
+        server = place.play(method, engine, participation=0.6)
+        prints.add((fingerprint(server), *(fingerprint(parcel) for parcel in memories(engine).values())))
+    assert len(prints) == 1
+
+
+def test_replies_in_any_order_give_the_same_bits(
+    method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    shuffle = random.Random(4)
+
+    def any_order(replies: list[Reply]) -> list[Reply]:
+        return shuffle.sample(replies, len(replies))
+
+    shuffled = meddling(place.engine(method), any_order)
+    assert fingerprint(place.play(method, shuffled)) == fingerprint(place.play(method, place.engine(method)))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_missing_replies_do_not_stop_a_round(
+    kept: int, method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    first = method.start(place.fleet, 0)
+    server = place.play(method, meddling(place.engine(method), lambda replies: replies[:kept]))
+    assert server.keys() == first.keys()
+    for bundle, tensors in first.items():
+        assert {name: t.shape for name, t in server[bundle].items()} == {name: t.shape for name, t in tensors.items()}
+        assert all(bool(tensor.isfinite().all()) for tensor in server[bundle].values())
+    if kept == 0:
+        assert fingerprint(server) == fingerprint(first)
+
+
+def test_a_lost_reply_is_as_if_the_device_had_not_been_asked(
+    method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """Device by device, so that who shares a block does not matter."""
+    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    lost = meddling(place.engine(method, block=1), lambda replies: [one for one in replies if one.device.name != "2"])
+    server = method.round(method.start(place.fleet, 0), place.turn(lost))
+    turn = place.turn(place.engine(method, block=1))
+    fewer = replace(turn, cohort=[one for one in turn.cohort if one.name != "2"])
+    if any(one.device.name == "pool" for one in lost.delivered):
+        fewer = turn  # it asks one device that holds all data, whoever takes part
+    assert fingerprint(server) == fingerprint(method.round(method.start(place.fleet, 0), fewer))
+
+
+def test_only_the_cohort_is_touched(method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    engine = place.engine(method)
+    server = method.start(place.fleet, 0)
+    for number in (1, 2, 3):
+        before = {name: fingerprint(parcel) for name, parcel in memories(engine).items()}
+        turn = place.turn(engine, number, participation=0.3)
+        server = method.round(server, turn)
+        engine.commit(number)
+        touched = {device.name for device in turn.cohort}
+        after = {name: fingerprint(parcel) for name, parcel in memories(engine).items()}
+        assert after.keys() - before.keys() <= touched
+        assert {name for name in before if before[name] != after[name]} <= touched
+
+
+def test_judging_moves_no_state(method: Method, family: str, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, family, sizes=SIZES, labels=LABELS)
+    engine = place.engine(method)
+    server = place.play(method, engine, rounds=1)
+    before = fingerprint(server), {name: fingerprint(parcel) for name, parcel in memories(engine).items()}
+    place.judge().rows(method.candidates(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True)
+    engine.commit(1)
+    assert (fingerprint(server), {name: fingerprint(p) for name, p in memories(engine).items()}) == before
+
+
+def through_a_file(parcel: Parcel) -> dict[str, dict[str, torch.Tensor]]:
+    """A file does not keep the order of names, so it comes back backwards here."""
+    return {bundle: dict(sorted(load(save(dict(tensors))).items(), reverse=True)) for bundle, tensors in parcel.items()}
+
+
+def test_parcels_survive_serialising(
+    method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """Server state, replies and memories are plain named tensors: nothing shared, nothing strided."""
+    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    engine = place.engine(method)
+    listening = meddling(engine, lambda replies: replies)
+    server = place.play(method, listening, rounds=1)
+    parcels = [server, *(reply.sent for reply in listening.delivered), *memories(engine).values()]
+    assert listening.delivered
+    for parcel in parcels:
+        assert parcels_equal(through_a_file(parcel), parcel)
+
+
+def test_a_round_goes_on_from_a_serialised_server(method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    straight, interrupted = place.engine(method), place.engine(method)
+    whole = place.play(method, straight, rounds=2)
+    half = place.play(method, interrupted, rounds=1)
+    interrupted.memory.committed = {name: through_a_file(p) for name, p in interrupted.memory.committed.items()}
+    resumed = method.round(through_a_file(half), place.turn(interrupted, 2))
+    interrupted.commit(2)
+    assert fingerprint(resumed) == fingerprint(whole)
+    assert [fingerprint(p) for p in memories(interrupted).values()] == [
+        fingerprint(p) for p in memories(straight).values()
+    ]
+
+
+Layout = dict[tuple[str, str, str], tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass
+class Noting:
+    """Notes the layout of every reply."""
+
+    engine: Engine
+    layouts: list[Layout] = field(default_factory=list)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        found: Layout = {}
+        replies = list(self.engine.ask(task, inboxes, round_number, repeat))
+        for reply in replies:
+            found[reply.device.name, "", ""] = ((), torch.bool)  # so that a silent device is noted too
+            for bundle, tensors in reply.sent.items():
+                for name, tensor in tensors.items():
+                    found[reply.device.name, bundle, name] = (tuple(tensor.shape), tensor.dtype)
+        self.layouts.append(found)
+        yield from replies
+
+    def commit(self, round_number: int) -> None:
+        self.engine.commit(round_number)
+
+
+def test_a_rehearsal_sends_what_devices_send(method: Method, family: str, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, family, sizes=SIZES, labels=LABELS)
+    real, rehearsed = Noting(place.engine(method)), Noting(Rehearsal())
+    for engine in (real, rehearsed):
+        method.round(method.start(place.fleet, 0), place.turn(engine))
+    assert real.layouts == rehearsed.layouts
+    assert real.layouts[0]
+
+
+def test_a_rehearsal_costs_what_a_round_costs(method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    real, rehearsal = place.turn(place.engine(method)), Rehearsal()
+    method.round(method.start(place.fleet, 0), real)
+    method.round(method.start(place.fleet, 0), place.turn(rehearsal))
+    assert sum(rehearsal.down.values()) == real.traffic.down
+    assert sum(rehearsal.up.values()) == real.traffic.up
+
+
+def test_the_evaluations_tasks_send_what_they_declare(
+    method: Method, family: str, world_for: Callable[..., Any]
+) -> None:
+    """In both precisions: a refused reply is an unjudged model."""
+    for dtype in (torch.float32, torch.float64):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            place = world_for(method, family, sizes=SIZES, labels=LABELS)
+            engine = place.engine(method)
+            server = place.play(method, engine, rounds=1)
+
+            def ask(task: Task, boxes: Any, engine: Any = engine) -> Any:
+                return engine.ask(task, boxes, 1)
+
+            rows = place.judge().rows(method.candidates(server), place.fleet, ask, 1, True)
+        finally:
+            torch.set_default_dtype(before)
+        assert place.refusals == []
+        assert rows
+
+
+def test_a_start_can_be_warm(method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, "convnet")
+    earlier = {name: tensor + 1 for name, tensor in place.fleet.whole.initial(5).items()}
+    warm = method.start(place.fleet, 0, earlier)
+    if "weights" in warm:
+        assert fingerprint({"weights": warm["weights"]}) == fingerprint({"weights": earlier})
+    else:
+        assert all(not isinstance(one, ServerModel) for one in method.candidates(warm).values())
+
+
+def test_a_finish_without_a_last_exchange_changes_nothing(method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, "convnet")
+    engine = place.engine(method)
+    server = place.play(method, engine, rounds=1)
+    assert fingerprint(method.finish(server, place.turn(engine, 2))) == fingerprint(server)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_says_what_it_is(name: str) -> None:
+    kind = METHODS[name]
+    assert kind.gives in ("global", "personalised")
+    for said in (kind.paper, kind.leaves, kind.keeps):
+        assert said.strip() == said != ""
+    assert hash(kind()) == hash(kind())  # every hyper-parameter has a default, and none can be changed
+
+
+def test_what_a_method_gives_is_what_is_judged(method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, "convnet")
+    engine = place.engine(method)
+    candidates = method.candidates(place.play(method, engine, rounds=1))
+    held_by_server = [isinstance(candidate, ServerModel) for candidate in candidates.values()]
+    assert held_by_server
+    assert all(held_by_server) if method.gives == "global" else not all(held_by_server)

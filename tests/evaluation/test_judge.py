@@ -1,0 +1,291 @@
+"""Every judged number against a loop over the test examples."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedloom.data import Dataset, Examples, Preparation
+from fedloom.evaluation import Judge, Row, StaticBatchNorm
+from fedloom.fleet import DeviceModel, Fleet, nested, slices
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.methods.standalone import Standalone
+from fedloom.models import Model, model
+
+CLASSES = 4
+
+
+def passing() -> nn.Module:
+    """With the identity as its weights, what comes in is the logits."""
+    return nn.Linear(CLASSES, CLASSES, bias=False)
+
+
+def judge_of(
+    logits: Tensor, answers: Tensor, own: Sequence[Sequence[int]], seen: Sequence[set[int]]
+) -> tuple[Judge, Fleet]:
+    examples = Examples(logits, answers)
+    judge = Judge(
+        Dataset("toy", examples, examples, CLASSES, Preparation()),
+        own_tests=[torch.tensor(rows, dtype=torch.int64) for rows in own],
+        seen_labels=torch.tensor([[label in labels for label in range(CLASSES)] for labels in seen]),
+        statistics=StaticBatchNorm(),
+        batch_size=3,
+    )
+    tiers = nested([("a", model("passing", passing, {}, (CLASSES,), CLASSES))])
+    return judge, Fleet(tiers, (1.0,), len(own), seed=0)
+
+
+def first_best(scores: Sequence[float]) -> int:
+    best = 0
+    for number, score in enumerate(scores):
+        if score > scores[best]:
+            best = number
+    return best
+
+
+def values(rows: Sequence[Row]) -> Mapping[tuple[str, str, str], float]:
+    return {(row.test, row.metric, row.device): row.value for row in rows}
+
+
+# few different numbers, so that ties are common
+scores = st.lists(st.integers(-2, 2).map(float), min_size=CLASSES, max_size=CLASSES)
+label_sets = st.sets(st.integers(0, CLASSES - 1))
+
+
+@given(
+    cases=st.lists(st.tuples(scores, st.integers(0, CLASSES - 1)), min_size=1, max_size=10),
+    devices=st.lists(st.tuples(label_sets, st.lists(st.integers(0, 9), max_size=6)), min_size=1, max_size=4),
+    fill=st.sampled_from([None, 0.0, -math.inf]),
+)
+def test_accuracies_are_counted_one_by_one(
+    cases: list[tuple[list[float], int]], devices: list[tuple[set[int], list[int]]], fill: float | None
+) -> None:
+    """Local: the labels a device has not trained on are filled; all examples of all devices count alike."""
+    logits, answers = torch.tensor([case[0] for case in cases]), torch.tensor([case[1] for case in cases])
+    own = [[row % len(cases) for row in rows] for _, rows in devices]
+    judge, fleet = judge_of(logits, answers, own, [seen for seen, _ in devices])
+    rows = judge.rows({"server": slices({"weight": torch.eye(CLASSES)}, fill)}, fleet, lambda t, i: [], 3, True)
+    found = values(rows)
+    right = sum(first_best(case[0]) == case[1] for case in cases)
+    assert found["global", "accuracy", ""] == pytest.approx(100 * right / len(cases))
+    all_right = all_asked = 0
+    for number, ((seen, _), mine) in enumerate(zip(devices, own, strict=True)):
+        hits = 0
+        for row in mine:
+            filled = [score if fill is None or label in seen else fill for label, score in enumerate(cases[row][0])]
+            hits += first_best(filled) == cases[row][1]
+        value = found.get(("local", "accuracy", fleet.name(number)))
+        assert value == (pytest.approx(100 * hits / len(mine)) if mine else None)
+        all_right, all_asked = all_right + hits, all_asked + len(mine)
+    value = found.get(("local", "accuracy", ""))
+    assert value == (pytest.approx(100 * all_right / all_asked) if all_asked else None)
+    assert {(row.round, row.candidate, row.tier) for row in rows} == {(3, "server", "a")}
+
+
+def test_loss_is_the_mean_cross_entropy() -> None:
+    logits, answers = torch.randn(7, CLASSES), torch.randint(0, CLASSES, (7,))
+    judge, fleet = judge_of(logits, answers, [[0]], [{0}])
+    rows = judge.rows({"server": slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, False)
+    total = 0.0
+    for line, answer in zip(logits.tolist(), answers.tolist(), strict=True):
+        total += math.log(sum(math.exp(score) for score in line)) - line[answer]
+    assert values(rows)["global", "loss", ""] == pytest.approx(total / 7, abs=1e-6)
+
+
+@pytest.mark.parametrize("tests", [("global",), ("local",), ("global", "local")])
+@pytest.mark.parametrize("per_device", [True, False])
+def test_only_what_was_asked_for_is_written(tests: tuple[str, ...], per_device: bool) -> None:
+    judge, fleet = judge_of(torch.eye(CLASSES), torch.arange(CLASSES), [[0], [1, 2]], [{0}, {1}])
+    judge = replace(judge, tests=tests)
+    rows = judge.rows({"server": slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, per_device)
+    assert {row.test for row in rows} == set(tests)
+    assert any(row.device for row in rows) is (per_device and "local" in tests)
+
+
+def test_batches_of_the_judge_do_not_matter(world: Callable[..., Any]) -> None:
+    place, method = world(normalisation="group"), HeteroFL()
+    candidates = method.candidates(method.start(place.fleet, 0))
+    engine = place.engine(method)
+    found = [
+        replace(place.judge(), batch_size=size).rows(
+            candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+        )
+        for size in (1, 4, 500)
+    ]
+    for rows in found[1:]:
+        assert [row.value for row in rows] == pytest.approx([row.value for row in found[0]], abs=1e-5)
+
+
+def plain_module(net: Model, weights: Mapping[str, Tensor]) -> nn.Module:
+    module = net.module().eval()
+    module.load_state_dict(dict(weights), strict=False)
+    return module
+
+
+def test_every_tier_is_judged_with_its_own_slice_and_statistics(world: Callable[..., Any]) -> None:
+    """One batch of all training data: statistics that do not depend on how it is shuffled."""
+    place, method = world(widths=(1.0, 0.5), sizes=(8, 9), labels=[[0, 1], [2, 3]]), HeteroFL()
+    server = place.play(method, place.engine(method))
+    judge, engine = place.judge(StaticBatchNorm("pooled", 100)), place.engine(method)
+    rows = judge.rows(method.candidates(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 2, False)
+    data, found = place.dataset, {(row.tier, row.test, row.metric): row.value for row in rows}
+    for tier in place.fleet.tiers:
+        module = plain_module(tier.model, tier.footprint.read(server["weights"]))
+        norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+        for norm in norms:
+            norm.momentum = 1.0
+            norm.train()  # but not the scaler: statistics are of the net as it is judged
+        with torch.no_grad():
+            module(data.preparation(data.train.x))
+            logits = module.eval()(data.preparation(data.test.x)).logits
+        right = sum(first_best(line) == int(y) for line, y in zip(logits.tolist(), data.test.y, strict=True))
+        assert found[tier.name, "global", "accuracy"] == pytest.approx(100 * right / len(data.test))
+        loss = float(nn.functional.cross_entropy(logits, data.test.y))
+        assert found[tier.name, "global", "loss"] == pytest.approx(loss, abs=1e-4)
+        hits = 0
+        for labels, mine in zip(([0, 1], [2, 3]), place.partition.test, strict=True):
+            for row in mine:
+                line = [score if label in labels else 0.0 for label, score in enumerate(logits[row].tolist())]
+                hits += first_best(line) == int(data.test.y[row])
+        assert found[tier.name, "local", "accuracy"] == pytest.approx(100 * hits / len(data.test))
+
+
+@pytest.mark.parametrize("normalisation", ["group", "static_batch"])
+@pytest.mark.parametrize("block", [1, 16])
+def test_personal_models_are_judged_where_they_are(normalisation: str, block: int, world: Callable[..., Any]) -> None:
+    """Each with the statistics of its own data, on its own test examples and on all."""
+    place = world(
+        widths=(1.0, 0.5), sizes=(6, 8, 5, 7), labels=[[0, 1], [2], [1, 3], [0, 3]], normalisation=normalisation
+    )
+    method = Standalone()
+    engine = place.engine(method, block=block)
+    candidates = method.candidates(place.play(method, engine))
+    judge, data = place.judge(StaticBatchNorm(batch_size=100), batch_size=3), place.dataset
+    rows = judge.rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
+    found = {(row.test, row.device, row.tier): row.value for row in rows}
+    totals: dict[tuple[str, str], list[int]] = {}
+    for number, device in enumerate(place.fleet.devices(1)):
+        module = plain_module(device.model, engine.memory.recall(device)["weights"])
+        for part in module.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.momentum = 1.0
+                part.train()
+        with torch.no_grad():
+            module(data.preparation(data.train.x[torch.as_tensor(place.partition.train[number])]))
+            logits = module.eval()(data.preparation(data.test.x)).logits.tolist()
+        for test, mine in (("global", range(len(data.test))), ("local", place.partition.test[number])):
+            right = sum(first_best(logits[row]) == int(data.test.y[row]) for row in mine)
+            assert found[test, device.name, device.tier] == pytest.approx(100 * right / len(mine))
+            counted = totals.setdefault((test, device.tier), [0, 0])
+            counted[0], counted[1] = counted[0] + right, counted[1] + len(mine)
+    for (test, tier), (right, asked) in totals.items():
+        assert found[test, "", tier] == pytest.approx(100 * right / asked)
+    assert {row.candidate for row in rows} == {"personal"}
+
+
+@pytest.mark.parametrize("fill", [0.0, -math.inf])
+def test_a_personal_model_may_be_masked_too(fill: float, world: Callable[..., Any]) -> None:
+    labels = [[0, 1], [2]]
+    place, method = world(sizes=(6, 6), labels=labels, normalisation="none"), Standalone()
+    engine = place.engine(method)
+    candidate = DeviceModel(lambda client, inbox: client.memory["weights"], unseen_logit=fill)
+    rows = place.judge().rows({"p": candidate}, place.fleet, lambda t, boxes: engine.ask(t, boxes, 1), 1, True)
+    found = {(row.test, row.device): row.value for row in rows}
+    for number, device in enumerate(place.fleet.devices(1)):
+        module = plain_module(device.model, engine.memory.recall(device)["weights"])
+        with torch.no_grad():
+            logits = module(place.dataset.preparation(place.dataset.test.x)).logits.tolist()
+        hits = 0
+        for row in place.partition.test[number]:
+            line = [score if label in labels[number] else fill for label, score in enumerate(logits[row])]
+            hits += first_best(line) == int(place.dataset.test.y[row])
+        assert found["local", device.name] == pytest.approx(100 * hits / len(place.partition.test[number]))
+
+
+def test_a_personal_model_may_need_what_the_server_holds(world: Callable[..., Any]) -> None:
+    """The inbox of a judgement reaches the device."""
+    place = world(sizes=(4, 4), normalisation="none")
+    weights = place.fleet.whole.initial(3)
+    candidate = DeviceModel(lambda client, inbox: inbox["shared"], lambda device: {"shared": weights})
+    engine = place.engine(Standalone())
+
+    def ask(task: Any, boxes: Any) -> Any:
+        return engine.ask(task, boxes, 1)
+
+    by_devices = place.judge().rows({"p": candidate}, place.fleet, ask, 1, False)
+    by_server = place.judge().rows({"p": slices(weights)}, place.fleet, ask, 1, False)
+    for test in ("global", "local"):
+        found = [
+            next(row.value for row in rows if (row.test, row.metric) == (test, "accuracy"))
+            for rows in (by_devices, by_server)
+        ]
+        assert found[0] == pytest.approx(found[1])
+
+
+def test_a_device_without_test_examples_has_no_local_accuracy(world: Callable[..., Any]) -> None:
+    place, method = world(sizes=(4, 4), test_sizes=(0, 6)), Standalone()
+    engine = place.engine(method)
+    rows = place.judge().rows(
+        method.candidates({}), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+    )
+    found = {(row.test, row.device): row.value for row in rows}
+    assert ("local", "0") not in found
+    assert found["local", ""] == found["local", "1"]
+
+
+def test_missing_answers_leave_the_other_devices_judged(
+    world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    place, method = world(sizes=(4, 4, 4)), Standalone()
+    engine = meddling(place.engine(method), lambda replies: [one for one in replies if one.device.name != "1"])
+    rows = place.judge().rows(
+        method.candidates({}), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+    )
+    assert {row.device for row in rows} == {"", "0", "2"}
+
+
+def test_a_model_that_went_astray_is_still_judged(world: Callable[..., Any]) -> None:
+    """Finite weights whose activations overflow: a bad result, but no reason for a run to die."""
+    place, method = world(), HeteroFL()
+    server = {"weights": {name: tensor * 1e30 for name, tensor in method.start(place.fleet, 0)["weights"].items()}}
+    engine = place.engine(method)
+    rows = place.judge().rows(
+        method.candidates(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, False
+    )
+    assert {(row.test, row.metric) for row in rows} >= {("global", "accuracy"), ("local", "accuracy")}
+
+
+def test_a_tier_nobody_can_carry_does_not_stop_the_others_from_being_judged(world: Callable[..., Any]) -> None:
+    """A tenth of four devices is nobody, so nobody can sum up the large model's statistics."""
+    place, method = world(widths=(1.0, 0.5), shares=(0.1, 0.9), sizes=(4, 4, 4, 4)), HeteroFL()
+    engine = place.engine(method)
+    rows = place.judge(StaticBatchNorm("per_device", 4)).rows(
+        method.candidates(method.start(place.fleet, 0)),
+        place.fleet,
+        lambda task, boxes: engine.ask(task, boxes, 1),
+        1,
+        False,
+    )
+    assert {(row.test, row.metric) for row in rows if row.tier == "b"} >= {("global", "accuracy")}
+
+
+@pytest.mark.parametrize("method", [HeteroFL(), Standalone()], ids=["heterofl", "standalone"])
+def test_a_device_without_examples_does_not_stop_the_others_from_being_judged(
+    method: Any, world: Callable[..., Any]
+) -> None:
+    place = world(sizes=(4, 0, 4), test_sizes=(2, 2, 2))
+    engine = place.engine(method)
+    rows = place.judge(StaticBatchNorm("per_device", 4)).rows(
+        method.candidates(method.start(place.fleet, 0)),
+        place.fleet,
+        lambda task, boxes: engine.ask(task, boxes, 1),
+        1,
+        True,
+    )
+    assert {"0", "2"} <= {row.device for row in rows}

@@ -1,0 +1,103 @@
+"""The controls of a comparison: each treats the fleet as it says, whatever the recipe does with it."""
+
+import pytest
+
+from fedloom.experiment import CONTROLS, RecipeError, Tables, arms, assemble, load, serving
+from fedloom.reporting import Serving
+
+
+@pytest.fixture
+def prepared(document, tmp_path):
+    """A recipe and its fleet of three tiers, not in order of size."""
+
+    def prepare(**changes):
+        tiers = [
+            {"name": "medium", "share": 0.25, "width": 0.75},
+            {"name": "small", "share": 0.5, "width": 0.25},
+            {"name": "large", "share": 0.25, "width": 1.0},
+        ]
+        loaded = load(document(tiers=tiers, model__hidden=[4, 4], **changes), Tables())
+        return loaded, assemble(loaded, Tables(), tmp_path).fleet
+
+    return prepare
+
+
+def made(prepared, name, **changes):
+    loaded, fleet = prepared(**changes)
+    return arms(loaded, fleet, [name])[name].recipe
+
+
+def test_the_recipe_itself_comes_first(prepared):
+    loaded, fleet = prepared()
+    found = arms(loaded, fleet, list(CONTROLS))
+    assert list(found) == ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
+    assert found["heterofl"] is loaded
+
+
+REDRAWN = {"assignment": "redrawn", "participation": 0.5, "eligible": ["small", "medium"]}
+
+
+def test_standalone_keeps_tiers_and_fixes_them(prepared):
+    recipe = made(prepared, "standalone", fleet=REDRAWN, method={"name": "heterofl", "unseen_logit": -1.0})
+    assert (recipe.method.name, recipe.method.settings) == ("standalone", {})
+    assert recipe.fleet.assignment == "fixed"
+    assert recipe.fleet.participation == 0.5
+    assert [tier.name for tier in recipe.tiers] == ["medium", "small", "large"]
+
+
+@pytest.mark.parametrize(("name", "tier", "width"), [("small-for-all", "small", 0.25), ("all-large", "large", 1.0)])
+def test_one_size_for_all(name, tier, width, prepared):
+    recipe = made(prepared, name, fleet=REDRAWN)
+    (kept,) = recipe.tiers
+    assert (kept.name, kept.share, kept.settings) == (tier, 1.0, {"width": width})
+    assert (recipe.fleet.assignment, recipe.fleet.eligible, recipe.fleet.participation) == ("fixed", (), 0.5)
+    assert recipe.method.name == "heterofl"
+
+
+def test_drop_the_small_keeps_everything_but_who_trains(prepared):
+    loaded, _ = prepared()
+    recipe = made(prepared, "drop-the-small")
+    assert recipe.fleet.eligible == ("large",)
+    assert recipe.document() == {
+        **loaded.recipe.document(),
+        "fleet": {**loaded.recipe.document()["fleet"], "eligible": ("large",)},
+    }
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_every_control_can_be_assembled(name, prepared, tmp_path):
+    loaded, fleet = prepared(fleet=REDRAWN)
+    control = arms(loaded, fleet, [name])[name]
+    experiment = assemble(control, Tables(), tmp_path)
+    assert experiment.partition.fingerprint() == assemble(loaded, Tables(), tmp_path).partition.fingerprint()
+
+
+def test_with_one_tier_there_is_only_standalone_to_compare_with(document, tmp_path):
+    loaded = load(document(tiers=[{"name": "all", "share": 1.0}]), Tables())
+    fleet = assemble(loaded, Tables(), tmp_path).fleet
+    assert list(arms(loaded, fleet, list(CONTROLS))) == ["heterofl", "standalone"]
+
+
+def test_an_unknown_control(prepared):
+    loaded, fleet = prepared()
+    with pytest.raises(RecipeError, match="CONTROL_NAME") as caught:
+        arms(loaded, fleet, ["standalon"])
+    assert caught.value.problems[0].hint == "did you mean 'standalone'?"
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "carried"),
+    [
+        ("heterofl", ["medium", "small", "large"], [True, True, True]),
+        ("standalone", ["medium", "small", "large"], [True, True, True]),
+        ("small-for-all", ["small", "small", "small"], [True, True, True]),
+        ("drop-the-small", ["large", "large", "large"], [False, False, True]),
+        ("all-large", ["large", "large", "large"], [False, False, True]),
+    ],
+)
+def test_which_model_a_device_ends_up_with(name, models, carried, prepared):
+    _, fleet = prepared()
+    assert serving(name, fleet) == {
+        tier: Serving(model, can_carry)
+        for tier, model, can_carry in zip(["medium", "small", "large"], models, carried, strict=True)
+    }

@@ -1,0 +1,341 @@
+"""HeteroFL's invariants: averaging against a loop over every weight, and what the width scaler and the mask do."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedloom.evaluation import StaticBatchNorm
+from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.models import MODELS, Draws, Model, model
+from fedloom.tensors import Parcel
+from fedloom.training import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
+
+WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25}
+CLASSES = 4
+
+devices_in_round = st.lists(
+    st.tuples(st.sampled_from(sorted(WIDTHS)), st.sets(st.integers(0, CLASSES - 1))), min_size=1, max_size=5
+)
+
+
+def fleet_of(tiny_model: Callable[..., Model], family: str, devices: int) -> Fleet:
+    models = [(name, tiny_model(family, width=width)) for name, width in WIDTHS.items()]
+    return Fleet(nested(models), (0.4, 0.3, 0.3), devices, seed=0)
+
+
+def drawn_replies(
+    tiny_model: Callable[..., Model], family: str, round_of: list[tuple[str, set[int]]], seed: int
+) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
+    """Devices of these tiers with these labels that send random weights, and an old global model."""
+    fleet, draw = fleet_of(tiny_model, family, len(round_of)), torch.Generator().manual_seed(seed)
+    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    tiers = {tier.name: tier for tier in fleet.tiers}
+    replies = []
+    for number, (name, labels) in enumerate(round_of):
+        tier = tiers[name]
+        device = Device(fleet.name(number), name, tier.model, tier.footprint)
+        weights = {key: torch.randn(shape, generator=draw) for key, shape in tier.model.shapes().items()}
+        seen = torch.tensor([label in labels for label in range(CLASSES)])
+        replies.append(Reply(device, 1, {"weights": weights, "labels": {"seen": seen}}))
+    return fleet, old, replies
+
+
+def play(
+    scripted: Callable[..., Any],
+    fleet: Fleet,
+    old: dict[str, Tensor],
+    replies: list[Reply],
+    method: HeteroFL | None = None,
+) -> dict[str, Tensor]:
+    answers = {reply.device: reply for reply in replies}
+    turn = Turn(1, list(answers), fleet, scripted(lambda device, inbox: answers[device]))
+    return dict((method or HeteroFL()).round({"weights": old}, turn)["weights"])
+
+
+def mean_of_holders(
+    name: str, index: tuple[int, ...], old: Tensor, replies: list[Reply], rows: tuple[str, ...], masked: bool
+) -> Tensor:
+    """One weight: the mean over the devices whose slice has it, absent labels' classifier rows apart."""
+    total, holders = 0.0, 0
+    for reply in replies:
+        sent = reply.sent["weights"][name]
+        held = all(at < size for at, size in zip(index, sent.shape, strict=True))
+        absent = masked and name in rows and not bool(reply.sent["labels"]["seen"][index[0]])
+        if held and not absent:
+            total += float(sent[index])
+            holders += 1
+    return torch.tensor(total / holders, dtype=torch.float64).to(old.dtype) if holders else old[index]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@given(round_of=devices_in_round, seed=st.integers(0, 1000))
+def test_every_weight_is_the_mean_of_its_holders(
+    round_of: list[tuple[str, set[int]]],
+    seed: int,
+    masked: bool,
+    tiny_model: Callable[..., Model],
+    scripted: Callable[..., Any],
+) -> None:
+    for family in sorted(MODELS):
+        fleet, old, replies = drawn_replies(tiny_model, family, round_of, seed)
+        made = play(scripted, fleet, old, replies, HeteroFL(mask_unseen_labels=masked))
+        assert made.keys() == old.keys()
+        for name, tensor in old.items():
+            for index in torch.ones(tensor.shape).nonzero().tolist():
+                at = tuple(index)
+                expected = mean_of_holders(name, at, tensor, replies, ("classifier.weight", "classifier.bias"), masked)
+                assert float(made[name][at]) == float(expected), (name, at)
+
+
+@given(round_of=devices_in_round, seed=st.integers(0, 1000), shuffle=st.randoms(use_true_random=False))
+def test_the_order_of_answers_does_not_matter(
+    round_of: list[tuple[str, set[int]]],
+    seed: int,
+    shuffle: random.Random,
+    tiny_model: Callable[..., Model],
+    scripted: Callable[..., Any],
+) -> None:
+    fleet, old, replies = drawn_replies(tiny_model, "convnet", round_of, seed)
+    shuffled = shuffle.sample(replies, len(replies))
+    made, again = play(scripted, fleet, old, replies), play(scripted, fleet, old, shuffled)
+    assert all(torch.equal(made[name], again[name]) for name in old)
+
+
+def test_only_the_smallest_take_part_and_the_rest_stays(
+    family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    fleet, old, replies = drawn_replies(tiny_model, family, [("c", set(range(CLASSES)))] * 2, 5)
+    made = play(scripted, fleet, old, replies)
+    for name, tensor in old.items():
+        outside = torch.ones(tensor.shape, dtype=torch.bool)
+        outside[tuple(slice(0, size) for size in replies[0].sent["weights"][name].shape)] = False
+        assert bits_equal(made[name][outside], tensor[outside])
+        assert not bool((made[name][~outside] == tensor[~outside]).any())
+
+
+def test_devices_that_learn_nothing_change_nothing(
+    family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    """Every device returns its own slice: to the bit the old model, whoever it was."""
+    round_of = [(name, set(range(number))) for number, name in enumerate("abcabcab", start=1)]
+    fleet, old, replies = drawn_replies(tiny_model, family, round_of[:7], 2)
+    same = [replace(reply, sent={**reply.sent, "weights": reply.device.footprint.read(old)}) for reply in replies]
+    made = play(scripted, fleet, old, same)
+    assert all(bits_equal(made[name], tensor) for name, tensor in old.items())
+
+
+def test_devices_get_the_slice_of_their_tier(
+    family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any]
+) -> None:
+    fleet, old, replies = drawn_replies(tiny_model, family, [("a", {0}), ("b", {1}), ("c", {2})], 3)
+    answers = {reply.device: reply for reply in replies}
+    engine = scripted(lambda device, inbox: answers[device])
+    HeteroFL().round({"weights": old}, Turn(1, list(answers), fleet, engine))
+    ((task, inboxes),) = engine.asked
+    assert task == "train"
+    for device, inbox in inboxes.items():
+        assert {name: tensor.shape for name, tensor in inbox["weights"].items()} == dict(device.model.shapes())
+        for name, tensor in inbox["weights"].items():
+            assert torch.equal(tensor, old[name][tuple(slice(0, size) for size in tensor.shape)])
+
+
+def test_a_slice_put_back_and_taken_out_again_is_the_same(family: str, tiny_model: Callable[..., Model]) -> None:
+    fleet = fleet_of(tiny_model, family, 3)
+    old = fleet.whole.initial(0)
+    for tier in fleet.tiers:
+        small = {name: tensor + 1 for name, tensor in tier.footprint.read(old).items()}
+        whole = {name: tensor.clone() for name, tensor in old.items()}
+        for name, tensor in tier.footprint.read(whole).items():
+            tensor.copy_(small[name])
+        assert all(torch.equal(tensor, small[name]) for name, tensor in tier.footprint.read(whole).items())
+
+
+def test_all_devices_at_the_top_with_all_labels_are_plain_fedavg(
+    family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(family, sizes=(8, 8, 5, 9))
+    made = [place.play(method, place.engine(method), rounds=3) for method in (HeteroFL(), FedAvg("uniform"))]
+    assert parcels_equal(*made)
+
+
+@pytest.mark.parametrize("width", [0.5, 0.25])
+def test_judging_never_uses_the_scaler(
+    family: str, width: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
+) -> None:
+    scaled, plain = (tiny_model(family, width=width, scaler=scaler) for scaler in (True, False))
+    block = block_weights(scaled, 2)
+    block |= {name: torch.rand(2, *shape).double() + 0.5 for name, shape in scaled.statistics().items()}
+    x = torch.randn(2, 3, 1, 6, 6, dtype=torch.float64)
+    assert torch.equal(scaled(block, x).logits, plain(block, x).logits)
+    for name, tensor in scaled.batch_statistics(block, x).items():
+        assert torch.equal(tensor, plain.batch_statistics(block, x)[name])
+
+
+@pytest.mark.parametrize("width", [0.5, 0.25])
+@pytest.mark.parametrize("widest", [1.0, 0.5])
+def test_without_norm_one_layer_trains_louder_by_the_rate(
+    width: float, widest: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
+) -> None:
+    """The rate is relative to the global model, not to the full net."""
+    net = tiny_model("convnet", width=width, widest=widest, hidden=(8,), normalisation="none")
+    block, x = block_weights(net, 2), torch.randn(2, 3, 1, 6, 6, dtype=torch.float64)
+    trained, judged = net(block, x, Draws((0, 0))).taps["features"], net(block, x).taps["features"]
+    assert torch.allclose(trained, judged / (width / widest), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("width", [0.5, 0.0625])
+def test_batch_norm_undoes_the_scaler(family: str, width: float, tiny_model: Callable[..., Model]) -> None:
+    hidden = {"hidden": (32, 32)}
+    scaled, plain = (tiny_model(family, width=width, scaler=scaler, **hidden) for scaler in (True, False))
+    block = {name: tensor[None].double() for name, tensor in scaled.initial(0).items()}
+    x = torch.randn(1, 20, 1, 6, 6, dtype=torch.float64)
+    with_scaler, without = (net(block, x, Draws((0,))).logits for net in (scaled, plain))
+    assert float((with_scaler - without).norm() / without.norm()) < 1e-3
+    assert not torch.equal(with_scaler, without)  # it is there: epsilon is not scaled
+
+
+def merged(place: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    engine, fleet = place.engine(HeteroFL()), place.fleet
+    filled = query.fill(weights, fleet.largest, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1)
+    return {name: filled[name] for name in fleet.whole.statistics()}
+
+
+@given(sizes=st.lists(st.integers(2, 11), min_size=1, max_size=4))
+def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], world: Callable[..., Any]) -> None:
+    """Batch after batch through torch's own batch norm with momentum None, device after device."""
+    place = world(sizes=sizes)
+    weights = place.fleet.whole.initial(0)
+    found = merged(place, StaticBatchNorm("per_device", 3), weights)
+    batches: list[Tensor] = []
+
+    def listen(client: Any, inbox: Parcel) -> Any:
+        for step in client.plan:
+            batches.extend(client.batch(step).x[k] for k in range(len(step.rows)) if step.working[k])
+        return original(client, inbox)
+
+    task = StaticBatchNorm("per_device", 3).collect
+    original = task.run
+    engine = place.engine(HeteroFL())
+    heard = replace(task, run=listen, schedule=Schedule(3))
+    list(engine.ask(heard, {device: {"weights": weights} for device in place.fleet.devices(1)}, 1))
+    module = place.fleet.whole.module().eval()
+    module.load_state_dict(weights, strict=False)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = None
+            part.reset_running_stats()
+            part.train()
+    with torch.no_grad():
+        for x in batches:
+            module(x)
+    assert len(batches) == sum(-(-size // 3) for size in sizes)
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, module.state_dict()[name], atol=1e-5)
+
+
+def random_batch() -> tuple[Tensor, Batch]:
+    logits = torch.randn(2, 6, CLASSES, dtype=torch.float64)
+    return logits, Batch(torch.zeros(2, 6), torch.randint(0, CLASSES, (2, 6)))
+
+
+@pytest.mark.parametrize("fill", [0.0, float("-inf")])
+def test_a_mask_of_all_labels_is_plain_cross_entropy(fill: float) -> None:
+    logits, batch = random_batch()
+    everything = torch.ones(2, CLASSES, dtype=torch.bool)
+    assert torch.equal(cross_entropy(mask_logits(logits, everything, fill), batch), cross_entropy(logits, batch))
+
+
+@pytest.mark.parametrize("fill", [0.0, float("-inf")])
+def test_absent_labels_have_no_gradient_at_all(
+    family: str, fill: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
+) -> None:
+    net = tiny_model(family)
+    seen = torch.tensor([[True, False, True, False], [False, True, True, True]])
+    y = torch.tensor([[0, 2, 0, 2], [1, 2, 3, 1]])
+    x = torch.randn(2, 4, 1, 6, 6, dtype=torch.float64)
+
+    def loss(weights: Any, batch: Batch) -> Tensor:
+        logits = net(weights, batch.x, Draws((0, 0))).logits
+        return cross_entropy(mask_logits(logits, seen, fill), batch)
+
+    slopes = gradient(loss, block_weights(net, 2), Batch(x, y))
+    for device in range(2):
+        for label in range(CLASSES):
+            for name in net.label_rows():
+                row = slopes[name][device, label]
+                assert bool((row != 0).any()) is bool(seen[device, label])
+
+
+@pytest.mark.parametrize("fill", [0.0, float("-inf")])
+def test_training_leaves_rows_of_absent_labels_where_nothing_else_moves_them(
+    fill: float, world: Callable[..., Any], meddling: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    """Without momentum and weight decay a row without gradient stays; with decay it moves, so it is not averaged."""
+    labels = [[0, 2], [1, 2]]
+    place = world(sizes=(8, 8), labels=labels)
+    method = HeteroFL(unseen_logit=fill)
+    old = method.start(place.fleet, 0)
+    for optimiser, stays in ((Sgd(0.1), True), (Sgd(0.1, weight_decay=0.1), False)):
+        engine = meddling(place.engine(method, optimiser=optimiser), lambda replies: replies)
+        new = method.round(old, place.turn(engine))["weights"]["classifier.weight"]
+        for reply in engine.delivered:
+            own = labels[int(reply.device.name)]
+            for label in range(CLASSES):
+                before = old["weights"]["classifier.weight"][label]
+                row = reply.sent["weights"]["classifier.weight"][label]
+                assert bits_equal(row, before) is (stays and label not in own)
+        assert bits_equal(new[3], old["weights"]["classifier.weight"][3])  # nobody has label 3
+
+
+def test_without_the_mask_labels_are_ignored(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+    place = world(sizes=(8, 8), labels=[[0, 1], [2, 3]])
+    methods = (HeteroFL(mask_unseen_labels=False), FedAvg("uniform"), HeteroFL())
+    unmasked, plain, masked = (place.play(method, place.engine(method)) for method in methods)
+    assert parcels_equal(unmasked, plain)
+    assert not parcels_equal(masked, plain)
+
+
+def test_devices_send_the_labels_they_have(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
+    labels = [[0, 2], [1], [1, 3]]
+    place, method = world(sizes=(8, 8, 8), labels=labels), HeteroFL()
+    engine = meddling(place.engine(method), lambda replies: replies)
+    method.round(method.start(place.fleet, 0), place.turn(engine))
+    found = {reply.device.name: reply.sent["labels"]["seen"].nonzero().flatten().tolist() for reply in engine.delivered}
+    assert found == {"0": [0, 2], "1": [1], "2": [1, 3]}
+
+
+def test_published_defaults() -> None:
+    assert HeteroFL() == HeteroFL(mask_unseen_labels=True, unseen_logit=0.0, weighting="uniform")
+
+
+@pytest.mark.parametrize(("masked", "fill"), [(True, 0.0), (False, None)])
+def test_local_judging_masks_as_training_does(
+    masked: bool, fill: float | None, tiny_model: Callable[..., Model]
+) -> None:
+    fleet = fleet_of(tiny_model, "convnet", 3)
+    candidate = HeteroFL(mask_unseen_labels=masked).candidates({"weights": fleet.whole.initial(0)})["server"]
+    assert candidate.unseen_logit == fill
+
+
+def headless() -> nn.Module:
+    made = nn.Module()
+    made.classifier, made.body = nn.Linear(5, 4), nn.Linear(6, 5)
+    return made
+
+
+def test_a_model_whose_classifier_is_not_found_is_refused() -> None:
+    fleet = Fleet(nested([("a", model("headless", headless, {}, (6,), 4))]), (1.0,), 2, seed=0)
+    refusal = HeteroFL().refuses(fleet)
+    assert refusal is not None
+    assert "headless" in refusal
+    assert "label_rows" in refusal
+    assert HeteroFL(mask_unseen_labels=False).refuses(fleet) is None

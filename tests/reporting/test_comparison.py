@@ -1,0 +1,200 @@
+"""Arms side by side, and when a difference is more than noise."""
+
+import math
+import statistics
+
+import pytest
+
+from fedloom.evaluation import Row
+from fedloom.reporting import Arm, Serving, difference, table, verdict
+
+TIERS = ["large", "small"]
+SHARES = {"large": 0.25, "small": 0.75}
+OWN = {tier: Serving(tier, True) for tier in TIERS}
+LARGE_ONLY = {"large": Serving("large", True), "small": Serving("large", False)}
+SMALL_ONLY = {tier: Serving("small", True) for tier in TIERS}
+
+
+def run_of(accuracies, moved=100.0, test="global"):
+    """Two rounds: an early one that must not count, and a last one with these accuracies by tier."""
+    rows = [
+        Row(number, "server", tier, device, test, metric, value if number == 2 else 99.0)
+        for number in (1, 2)
+        for tier, last in accuracies.items()
+        for device, metric, value in (("", "accuracy", last), ("", "loss", 1.0), ("0", "accuracy", 1.0))
+    ]
+    return rows + [Row(number, "", "", "", "", metric, moved / 2) for number in (1, 2) for metric in ("down", "up")]
+
+
+def arm(name, *values, serving=None, moved=100.0):
+    """An arm whose large devices get these accuracies, seed by seed, and its small ones ten points less."""
+    runs = [run_of({"large": value, "small": value - 10}, moved) for value in values]
+    return Arm(name, serving or OWN, runs)
+
+
+def gap(ours, theirs, examples=10_000, tier="large"):
+    return difference(arm("this", *ours), arm("other", *theirs), tier, "global", examples)
+
+
+def test_the_noise_is_two_standard_errors_of_the_test_set():
+    found = gap([80.0], [70.0], examples=100)
+    assert found.noise == pytest.approx(2 * 100 * math.sqrt(2 * 0.75 * 0.25 / 100))
+    assert gap([80.0, 80.0], [70.0, 70.0], examples=100).noise == pytest.approx(found.noise / math.sqrt(2))
+
+
+@pytest.mark.parametrize(("examples", "beyond"), [(100, False), (10_000, True)])
+def test_one_seed_counts_if_the_test_set_is_large_enough(examples, beyond):
+    found = gap([80.0], [70.0], examples)
+    assert (found.mean, found.beyond_noise) == (10.0, beyond)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_three_seeds_count_if_they_agree_and_their_mean_is_above_the_noise(sign):
+    ours, theirs = [72.0, 73.0, 74.0], [70.0, 70.0, 70.0]
+    pair = (ours, theirs) if sign > 0 else (theirs, ours)
+    assert gap(*pair).beyond_noise
+    assert gap(*pair).mean == sign * 3.0
+    assert not gap(*pair, examples=100).beyond_noise
+
+
+def test_three_seeds_that_disagree_are_noise_however_large_their_mean():
+    found = gap([90.0, 90.0, 69.9], [70.0, 70.0, 70.0])
+    assert found.mean > found.noise
+    assert not found.beyond_noise
+
+
+def test_a_seed_without_a_difference_does_not_agree():
+    assert not gap([80.0, 80.0, 70.0], [70.0, 70.0, 70.0]).beyond_noise
+    assert not gap([70.0], [70.0]).beyond_noise
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_five_seeds_that_agree_need_no_size(sign):
+    level, tiny = [70.0, 71.0, 69.0, 70.5, 70.2], sign * 0.01
+    ours = [value + tiny for value in level]
+    found = gap(ours, level, examples=10)
+    assert abs(found.mean) < found.noise
+    assert found.beyond_noise
+    assert not gap(ours[:4], level[:4], examples=10).beyond_noise
+
+
+def test_five_seeds_that_do_not_all_agree_are_noise():
+    level = [70.0, 71.0, 69.0, 70.5, 70.2]
+    assert not gap([79.0, 80.0, 79.0, 80.0, 70.1], level).beyond_noise
+
+
+def test_seeds_are_paired():
+    """Between seeds much moves, within each pair little does: that is what counts."""
+    ours, theirs = [90.0, 50.0, 70.0, 60.0, 80.0], [89.0, 49.0, 69.0, 59.0, 79.0]
+    assert gap(ours, theirs, examples=100).beyond_noise
+    assert not gap(ours, theirs[::-1], examples=100).beyond_noise
+    with pytest.raises(ValueError, match="zip"):
+        gap(ours, theirs[:4])
+
+
+def test_a_difference_has_both_means_and_names():
+    found = gap([72.0, 74.0], [70.0, 70.0])
+    assert (found.tier, found.this, found.other) == ("large", "this", "other")
+    assert (found.this_mean, found.other_mean, found.mean) == (73.0, 70.0, 3.0)
+
+
+def test_a_difference_in_words():
+    assert str(gap([75.0], [70.0])) == "large devices: this 75.0 %, other 70.0 %: +5.0 points, beyond noise"
+    assert str(gap([70.0], [75.0])) == "large devices: this 70.0 %, other 75.0 %: -5.0 points, beyond noise"
+    assert str(gap([71.0], [70.0], 100)) == (
+        "large devices: this 71.0 %, other 70.0 %: +1.0 points, within noise (± 12.9)"
+    )
+
+
+def test_a_device_gets_the_model_it_is_served_and_the_last_value():
+    assert arm("a", 80.0).accuracies("small", "global") == [70.0]
+    assert arm("a", 80.0, serving=LARGE_ONLY).accuracies("small", "global") == [80.0]
+    assert arm("a", 80.0, serving=SMALL_ONLY).accuracies("large", "global") == [70.0]
+
+
+def test_the_table():
+    records = table(
+        [arm("ours", 80.0, 84.0), arm("dropped", 90.0, 90.0, serving=LARGE_ONLY, moved=400.0)], TIERS, SHARES, "global"
+    )
+    assert records == [
+        {
+            "arm": "ours",
+            "accuracy": {"large": {"mean": 82.0, "std": 2.0}, "small": {"mean": 72.0, "std": 2.0}},
+            "can_carry": {"large": True, "small": True},
+            "served_percent": 100.0,
+            "bytes_per_round": 100.0,
+        },
+        {
+            "arm": "dropped",
+            "accuracy": {"large": {"mean": 90.0, "std": 0.0}, "small": {"mean": 90.0, "std": 0.0}},
+            "can_carry": {"large": True, "small": False},
+            "served_percent": 25.0,
+            "bytes_per_round": 400.0,
+        },
+    ]
+
+
+def test_one_seed_has_no_spread():
+    (record,) = table([arm("ours", 80.0)], TIERS, SHARES, "global")
+    assert record["accuracy"]["large"] == {"mean": 80.0, "std": 0.0}
+
+
+def test_bytes_per_round_are_a_mean_over_rounds_and_seeds():
+    runs = [
+        [Row(1, "", "", "", "", "down", 10.0), Row(1, "", "", "", "", "up", 20.0)],
+        [Row(1, "", "", "", "", "down", 30.0), Row(1, "", "", "", "", "up", 60.0)],
+    ]
+    assert Arm("a", OWN, runs).bytes_per_round() == statistics.fmean([30.0, 90.0])
+    assert Arm("a", OWN, [[]]).bytes_per_round() == 0
+
+
+def full(*values):
+    return [
+        arm("heterofl", *values),
+        arm("standalone", *(value - 20 for value in values), moved=0.0),
+        arm("small-for-all", *values, serving=SMALL_ONLY, moved=50.0),
+        arm("drop-the-small", *(value - 5 for value in values), serving=LARGE_ONLY, moved=80.0),
+        arm("all-large", *values, serving=LARGE_ONLY, moved=250.0),
+    ]
+
+
+def test_the_verdict_says_who_gains_what_who_is_served_and_what_it_moves():
+    lines = verdict(full(80.0, 80.0, 80.0), TIERS, SHARES, "global", 10_000)
+    for line in (
+        "large devices: heterofl 80.0 %, drop-the-small 75.0 %: +5.0 points, beyond noise",
+        "small devices: heterofl 70.0 %, small-for-all 70.0 %: +0.0 points, within noise (± 0.7)",
+        "large devices: heterofl 80.0 %, standalone 60.0 %: +20.0 points, beyond noise",
+        "small devices: heterofl 70.0 %, standalone 50.0 %: +20.0 points, beyond noise",
+        "heterofl gives 100 % of the devices a model they can carry",
+        "drop-the-small gives 25 % of the devices a model they can carry",
+        "a round of heterofl moves 2.5 times less than if every device had the largest model",
+    ):
+        assert lines.count(line) == 1, line
+
+
+def test_the_verdict_speaks_only_of_arms_there_are():
+    first, standalone, *_ = full(80.0)
+    assert verdict([first], TIERS, SHARES, "global", 100) == [
+        "heterofl gives 100 % of the devices a model they can carry"
+    ]
+    assert not any(
+        "all-large" in line or "drop" in line for line in verdict([first, standalone], TIERS, SHARES, "global", 9)
+    )
+
+
+def test_an_arm_is_not_compared_with_itself():
+    _, standalone, *_ = full(80.0)
+    lines = verdict([standalone], TIERS, SHARES, "global", 100)
+    assert lines == ["standalone gives 100 % of the devices a model they can carry"]
+
+
+def test_an_arm_that_moves_nothing_has_no_ratio():
+    _, standalone, *_, all_large = full(80.0)
+    assert not any("times less" in line for line in verdict([standalone, all_large], TIERS, SHARES, "global", 100))
+
+
+def test_the_other_test_set_can_be_judged_on():
+    runs = [run_of({"large": 50.0}) + run_of({"large": 60.0}, test="local")]
+    only = Arm("a", {"large": Serving("large", True)}, runs)
+    assert only.accuracies("large", "local") == [60.0]
+    assert only.accuracies("large", "global") == [50.0]
