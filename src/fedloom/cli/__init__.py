@@ -6,7 +6,7 @@ from collections.abc import Callable
 import typer
 
 from . import check, compare, doctor, init, listing, plan, run
-from .output import BAD_INPUT, OK, Exit, report_failure, wants_json
+from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, wants_json
 
 app = typer.Typer(
     name="fedloom",
@@ -32,9 +32,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one verb and leave with its exit code."""
     said = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        typer.main.get_command(app).main(said, prog_name="fedloom", standalone_mode=False)
+        code = typer.main.get_command(app).main(said, prog_name="fedloom", standalone_mode=False)
     except Exit as done:
         raise SystemExit(done.code) from None
+    except (KeyboardInterrupt, typer.Abort):
+        raise SystemExit(INTERRUPTED) from None
     except Exception as usage:
         # releases of typer bring this class from different places; only a usage error has this method
         if not hasattr(usage, "format_message"):
@@ -42,4 +44,4 @@ def main(arguments: list[str] | None = None) -> None:
         hint = f"fedloom {said[0]} --help" if said[0] in VERBS else "fedloom --help"
         report_failure("ARGUMENTS", usage.format_message(), hint, wants_json(said))
         raise SystemExit(BAD_INPUT) from None
-    raise SystemExit(OK)
+    raise SystemExit(code if isinstance(code, int) else OK)

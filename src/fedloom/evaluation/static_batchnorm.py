@@ -56,7 +56,8 @@ def batch_sums(client: Client, weights: Tensors, max_batches: int | None) -> tup
     devices = len(client.seen_labels)
     total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
     batches = torch.zeros(devices, dtype=torch.int32)
-    for step in client.plan[:max_batches]:
+    more_than_one = [step for step in client.plan if step.rows.shape[1] > 1]  # one example has no variance to tell
+    for step in (more_than_one or client.plan)[:max_batches]:
         seen = client.model.batch_statistics(weights, client.batch(step).x)
         total = {name: sums + beside(step.working.to(sums), sums) * seen[name] for name, sums in total.items()}
         batches += step.working.to(batches)

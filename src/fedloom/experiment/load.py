@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .choices import plain
 from .problems import Place, Problem, RecipeError, from_pydantic
 from .recipe import Part, Recipe
 from .tables import Tables
@@ -116,4 +117,4 @@ def _copy(value: Any) -> Any:
 
 def _once_each(problems: Sequence[Problem]) -> list[Problem]:
     """The first finding at each place; two values can be wrong at one place."""
-    return list({(one.place, repr(one.value)): one for one in reversed(problems)}.values())[::-1]
+    return list({(one.place, repr(plain(one.value))): one for one in reversed(problems)}.values())[::-1]

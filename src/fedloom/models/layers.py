@@ -71,11 +71,13 @@ class StaticBatchNorm(nn.modules.batchnorm._BatchNorm):
         weight, bias = _flat(self.weight), _flat(self.bias)
         if self.track_running_stats and not self.training and not self.tracking:
             return F.batch_norm(x, _flat(self.running_mean), _flat(self.running_var), weight, bias, eps=self.eps)
-        if not self.tracking:
-            return F.batch_norm(x, None, None, weight, bias, training=True, momentum=0.0, eps=self.eps)
-        # with momentum 1 torch's own kernel leaves the batch's statistics; twice as fast as asking for them apart
-        self.running_mean, self.running_var = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
-        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, True, 1.0, self.eps)
+        mean = variance = None
+        if self.tracking:
+            # with momentum 1 torch's own kernel leaves the batch's statistics; twice as fast as asking for them apart
+            self.running_mean = mean = x.new_zeros(x.shape[1])
+            self.running_var = variance = x.new_zeros(x.shape[1])
+        # not F.batch_norm, which ends the run at a last batch of one example on a map of one pixel
+        return torch.batch_norm(x, weight, bias, mean, variance, True, 1.0, self.eps, torch.backends.cudnn.enabled)
 
 
 class BatchNorm1d(StaticBatchNorm, nn.BatchNorm1d):

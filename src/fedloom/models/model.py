@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..seeds import number
 from ..tensors import Tensors
-from .blocks import Block, Skeleton, SlowBlock, alone, is_random, many_at_once, seeded, statistic_slots
+from .blocks import Block, Skeleton, SlowBlock, Way, alone, fastest, is_random, seeded, statistic_slots
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
@@ -84,7 +84,7 @@ class Model:
 
     def module(self, seed: int = 0) -> nn.Module:
         """The plain module, drawn from a seed without touching anybody else's randomness."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # it outlives whoever first asked for it
             torch.manual_seed(seed)
             return self.build(**dict(self.settings)).to(torch.get_default_dtype())
 
@@ -98,7 +98,7 @@ class Model:
 
     def slow_reasons(self) -> tuple[str, ...]:
         """Why many devices cannot train as one network; empty when they can."""
-        return _proved(self, True, False)[1]
+        return _fastest(self, True, False)[1]
 
     def unsliceable(self) -> tuple[str, ...]:
         """Weights of layers that stack several things on one axis, so that its first part means nothing."""
@@ -118,38 +118,43 @@ def model(family: str, build: Family, settings: Mapping[str, Any], input_shape: 
     return Model(family, build, tuple(sorted({**known, **settings}.items())), input_shape, classes)
 
 
-@lru_cache(maxsize=256)
-def _skeleton(model: Model, training: bool, tracking: bool) -> Skeleton:
-    return Skeleton(model.module(), training, tracking)
+def _block(model: Model, devices: int, training: bool, tracking: bool = False) -> Block:
+    # a skeleton holds its module's constants, and those have a precision
+    made = _alone if devices == 1 else _many
+    return made(model, training, tracking, torch.get_default_dtype())
 
 
 @lru_cache(maxsize=256)
-def _alone(model: Model, training: bool, tracking: bool) -> Block:
-    trained, statistics = _shapes(model)
-    return alone(_skeleton(model, training, tracking), {**trained, **statistics}, _sample(model))
+def _skeleton(model: Model, training: bool, tracking: bool, dtype: torch.dtype) -> Skeleton:
+    return Skeleton(model.module().to(dtype), training, tracking)
 
 
 @lru_cache(maxsize=256)
-def _proved(model: Model, training: bool, tracking: bool) -> tuple[Block, tuple[str, ...]]:
-    trained, statistics = _shapes(model)
-    return many_at_once(_skeleton(model, training, tracking), {**trained, **statistics}, _sample(model))
+def _alone(model: Model, training: bool, tracking: bool, dtype: torch.dtype) -> Block:
+    return alone(_skeleton(model, training, tracking, dtype), _all_shapes(model), _sample(model))
 
 
 @lru_cache(maxsize=256)
-def _many(model: Model, training: bool, tracking: bool) -> Block:
-    block, reasons = _proved(model, training, tracking)
+def _many(model: Model, training: bool, tracking: bool, dtype: torch.dtype) -> Block:
+    way, reasons = _fastest(model, training, tracking)
     if reasons:
         warnings.warn(f"a slower way is used ({'; '.join(reasons)})", SlowBlock, stacklevel=2)
-    return block
+    return way(_skeleton(model, training, tracking, dtype))
 
 
-def _block(model: Model, devices: int, training: bool, tracking: bool = False) -> Block:
-    return _alone(model, training, tracking) if devices == 1 else _many(model, training, tracking)
+@lru_cache(maxsize=256)
+def _fastest(model: Model, training: bool, tracking: bool) -> tuple[Way, tuple[str, ...]]:
+    trial = Skeleton(model.module().double(), training, tracking)
+    return fastest(trial, _all_shapes(model), _sample(model))
 
 
 @lru_cache(maxsize=256)
 def _is_random(model: Model) -> bool:
-    return is_random(_skeleton(model, True, False), _shapes(model)[0], _sample(model))
+    return is_random(_skeleton(model, True, False, torch.get_default_dtype()), _all_shapes(model), _sample(model))
+
+
+def _all_shapes(model: Model) -> Shapes:
+    return {**model.shapes(), **model.statistics()}
 
 
 def _sample(model: Model) -> Tensor:
