@@ -42,6 +42,15 @@ def split(block: Parcel, device: int) -> dict[str, dict[str, Tensor]]:
     return {bundle: combine(lambda tensor: tensor[device].clone(), tensors) for bundle, tensors in block.items()}
 
 
+def layout(parcel: Parcel) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Names and shapes: parcels of one layout can be joined."""
+    return tuple(
+        (bundle, name, tuple(tensor.shape))
+        for bundle, tensors in sorted(parcel.items())
+        for name, tensor in sorted(tensors.items())
+    )
+
+
 def payload_bytes(parcel: Parcel) -> int:
     """What a parcel costs to send: numbers at their own size, truth values one bit each."""
     return sum(_tensor_bytes(tensor) for tensors in parcel.values() for tensor in tensors.values())

@@ -79,6 +79,7 @@ def test_a_change_of_a_place_that_is_not_there(place, fedloom, write, files):
         ("data.devces=3", "data.devces = 3", "RECIPE_KEY", "devices"),
         ("tiers.1.width=1.5", "tiers[1].width = 1.5", "RECIPE_RANGE", ""),
         ("tiers[1].width=1.5", "tiers[1].width = 1.5", "RECIPE_RANGE", ""),
+        ("tiers.-1.width=1.5", "tiers[1].width = 1.5", "RECIPE_RANGE", ""),
         ("tiers.1.name=large", "tiers[1].name = 'large'", "RECIPE_VALUE", ""),
         ("tiers=3", "tiers = 3", "RECIPE_TYPE", ""),
         ("data=3", "data = 3", "RECIPE_TYPE", ""),

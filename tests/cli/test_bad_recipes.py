@@ -182,6 +182,9 @@ DOES_NOT_FIT = {
     "a tier that does not lie in the largest": Case(
         "width = 0.5", "width = 0.5\nhidden = [8, 1]", "TIER_SHAPE", "FIRST TIER", "tiers"
     ),
+    "a model too deep for the images": Case(
+        "hidden = [2, 4]", "hidden = [2, 2, 2, 2, 2]", "MODEL_BUILD", "FIRST TIER", "tiers[0]"
+    ),
     "a model that cannot be built": Case(
         'family = "convnet"', 'family = "preresnet"\nblocks = [1]', "MODEL_BUILD", "FIRST TIER", "tiers[0]"
     ),
@@ -234,8 +237,15 @@ def test_a_tiers_name_must_do_as_the_name_of_its_models_file(name, fedloom, writ
     assert files() == before
 
 
-@pytest.mark.parametrize("verb", ["plan", "compare", "doctor"])
-@pytest.mark.parametrize("name", ["wrong key: tier setting", "does not fit: one model for all, but tiers"])
+@pytest.mark.parametrize("verb", ["plan", "check", "compare", "doctor"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wrong key: tier setting",
+        "does not fit: one model for all, but tiers",
+        "does not fit: a model too deep for the images",
+    ],
+)
 def test_every_verb_that_reads_a_recipe_refuses_it_alike(verb, name, fedloom, write, files):
     case = CASES[name]
     path = write((case.old, case.new))
@@ -276,6 +286,16 @@ def test_all_problems_are_said_at_once_and_each_once(fedloom, write, line_of):
     assert {(one.where, one.what, one.code) for one in said.problems} == {
         (f"my.toml:{number}", what, code) for number, what, code in expected
     }
+
+
+def test_what_is_missing_twice_is_said_twice_and_nothing_else(fedloom, write):
+    write(('name = "large"\n', ""), ('name = "small"\n', ""))
+    said = fedloom("run", "my.toml")
+    assert said.code == 4
+    assert [(one.what, one.code) for one in said.problems] == [
+        ("tiers[0].name", "RECIPE_MISSING"),
+        ("tiers[1].name", "RECIPE_MISSING"),
+    ]
 
 
 def test_every_unknown_eligible_tier_is_said(fedloom, write):

@@ -18,7 +18,7 @@ SHRINK = [
 
 WORDS = 'paper, leaves, keeps, gives = "of my own", "nothing", "nothing", "global"'
 OWN_METHOD = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedloom.fleet import slices
 from fedloom.methods import Method
@@ -105,8 +105,14 @@ def test_an_unknown_method(fedloom, files):
 
 @pytest.mark.parametrize(
     "settings",
-    ["strength: float = 0.5", "strength: float | None = None", "strength: tuple[int, ...] = (1, 2)", "pass"],
-    ids=["a number", "none", "a list", "no settings"],
+    [
+        "strength: float = 0.5",
+        "strength: float | None = None",
+        "strength: tuple[int, ...] = (1, 2)",
+        "strength: dict[str, float] = field(default_factory=dict)",
+        "pass",
+    ],
+    ids=["a number", "none", "a list", "a table", "no settings"],
 )
 def test_a_users_own_method(settings, fedloom, tmp_path):
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings=settings))

@@ -192,6 +192,22 @@ def test_a_model_that_cannot_be_built_is_the_recipes_problem(own, fedloom, tmp_p
     assert files() == before
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("nn.Linear(25, middle)", "nn.Linear(24, middle)"), ("nn.Linear(middle, classes)", "nn.Linear(middle, 2)")],
+    ids=["inputs", "outputs"],
+)
+@pytest.mark.parametrize("verb", ["run", "check", "plan"])
+def test_a_model_that_does_not_fit_the_data_is_the_recipes_problem(verb, old, new, own, fedloom, tmp_path, files):
+    """It is built, but cannot make one number per class out of the images."""
+    (tmp_path / "my.py").write_text(MINE.replace(old, new))
+    before = files()
+    said = fedloom(verb, *own)
+    assert said.code == 4
+    assert [one.code for one in said.problems] == ["MODEL_BUILD"]
+    assert files() == before
+
+
 def test_a_reader_that_raises_is_the_users_mistake(own, fedloom, tmp_path):
     (tmp_path / "my.py").write_text(MINE.replace("    draw = torch", "    raise LookupError('lost')\n    draw = torch"))
     said = fedloom("run", *own, "--format", "json")

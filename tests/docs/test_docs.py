@@ -21,6 +21,7 @@ def commands(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_works_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that open with a file's name are written to it; Python blocks run; fedloom commands must exit 0."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
     for language, text in BLOCK.findall(page.read_text("utf-8")):
         named = re.match(r"# (\S+\.(?:py|toml))\n", text)

@@ -127,6 +127,14 @@ def test_batches_depend_on_seed_round_task_and_repeat(world: Callable[..., Any])
     assert all(other != first for other in others)
 
 
+def test_devices_shuffle_each_in_its_own_way(world: Callable[..., Any]) -> None:
+    place = world(sizes=(12, 12))
+    (steps,) = batches(place)
+    first, second = ([row for step in steps for row in step[device]] for device in (0, 1))
+    assert sorted(first) == list(range(12))
+    assert [row + 12 for row in first] != second
+
+
 def test_a_task_may_bring_its_own_schedule(world: Callable[..., Any]) -> None:
     place = world(sizes=(12, 12), schedule=Schedule(4, 3))
     seen: list[Client] = []

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from fedloom.engines import Memory
@@ -38,6 +39,8 @@ def test_what_is_remembered_counts_from_its_commit_on(world: Callable[..., Any])
     memory.commit()
     memory.abandon()
     assert read(memory, one) == 5.0
+    memory.remember(one, note(6.0))
+    assert read(memory, one) == 6.0
 
 
 def test_an_abandoned_round_leaves_no_trace(world: Callable[..., Any]) -> None:
@@ -99,3 +102,24 @@ def test_an_engine_that_does_not_commit_repeats_the_round(
     assert engine.memory.committed.keys() == {"0", "1", "2"}
     for name, parcel in once.memory.committed.items():
         assert parcels_equal(engine.memory.committed[name], parcel)
+
+
+@pytest.mark.parametrize("experienced", ["0", "1"])
+@pytest.mark.parametrize("block", [1, 16])
+def test_devices_that_remember_different_things_are_kept_apart(
+    block: int, experienced: str, world: Callable[..., Any]
+) -> None:
+    """One has been asked before and one has not: neither loses its memory to the other."""
+    place = world(sizes=(4, 4))
+    engine = place.engine(Standalone(), memory=Memory(lambda one: {}), block=block)
+
+    def count(client: Client, inbox: Parcel) -> Outcome:
+        before = client.memory["note"]["value"] if "note" in client.memory else torch.zeros(len(client.seen_labels))
+        return Outcome({}, {"note": {"value": before + 1}})
+
+    task = Task("count", count, {})
+    for number, names in ((1, experienced), (2, "01")):
+        list(engine.ask(task, {one: {} for one in place.fleet.devices(1) if one.name in names}, number))
+        engine.commit(number)
+    found = {one.name: read(engine.memory, one) for one in place.fleet.devices(1)}
+    assert found == {name: 2.0 if name == experienced else 1.0 for name in "01"}

@@ -159,9 +159,13 @@ def test_every_tier_is_judged_with_its_own_slice_and_statistics(world: Callable[
 @pytest.mark.parametrize("normalisation", ["group", "static_batch"])
 @pytest.mark.parametrize("block", [1, 16])
 def test_personal_models_are_judged_where_they_are(normalisation: str, block: int, world: Callable[..., Any]) -> None:
-    """Each with the statistics of its own data, on its own test examples and on all."""
+    """Each with the statistics of its own data, on its own test examples and on all; blocks pad the shorter lists."""
     place = world(
-        widths=(1.0, 0.5), sizes=(6, 8, 5, 7), labels=[[0, 1], [2], [1, 3], [0, 3]], normalisation=normalisation
+        widths=(1.0, 0.5),
+        sizes=(6, 6, 8, 8),
+        test_sizes=(7, 2, 1, 5),
+        labels=[[0, 1], [2], [1], [0, 3]],
+        normalisation=normalisation,
     )
     method = Standalone()
     engine = place.engine(method, block=block)
@@ -187,6 +191,17 @@ def test_personal_models_are_judged_where_they_are(normalisation: str, block: in
     for (test, tier), (right, asked) in totals.items():
         assert found[test, "", tier] == pytest.approx(100 * right / asked)
     assert {row.candidate for row in rows} == {"personal"}
+
+
+def test_padding_counts_neither_as_right_nor_as_asked(world: Callable[..., Any]) -> None:
+    """Every device answers 0, which is right for the first example of the shorter list."""
+    place = world(sizes=(4, 4), test_sizes=(5, 2), labels=[[1, 0], [0, 1]], normalisation="none")
+    zeros = {name: torch.zeros(shape) for name, shape in place.fleet.whole.shapes().items()}
+    candidate = DeviceModel(lambda client, inbox: inbox["zeros"], lambda device: {"zeros": zeros})
+    engine = place.engine(Standalone())
+    rows = place.judge().rows({"p": candidate}, place.fleet, lambda t, boxes: engine.ask(t, boxes, 1), 1, True)
+    found = {row.device: row.value for row in rows if row.test == "local"}
+    assert found == pytest.approx({"0": 100 * 2 / 5, "1": 100 * 1 / 2, "": 100 * 3 / 7})
 
 
 @pytest.mark.parametrize("fill", [0.0, -math.inf])

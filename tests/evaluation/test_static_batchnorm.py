@@ -135,17 +135,30 @@ def test_statistics_are_of_each_tier_as_it_is_judged(world: Callable[..., Any]) 
         assert all(torch.equal(made[name], expected[name]) for name in scaled_tier.model.statistics())
 
 
-@pytest.mark.parametrize("query", ["pooled", "per_device"])
-def test_the_order_of_answers_does_not_matter(query: Any, world: Callable[..., Any]) -> None:
-    place = world(sizes=(8, 5, 9))
+@pytest.mark.usefixtures("double")
+def test_the_order_of_answers_does_not_matter(world: Callable[..., Any]) -> None:
+    place = world(sizes=(8, 5, 9, 6, 7, 11, 4, 8))
     engine, weights, fleet = place.engine(METHOD), place.fleet.whole.initial(0), place.fleet
     made = [
-        StaticBatchNorm(query, 4).fill(
+        StaticBatchNorm("per_device", 4).fill(
             weights, fleet.largest, fleet, lambda t, boxes, step=step: list(engine.ask(t, boxes, 1))[::step], 1
         )
         for step in (1, -1)
     ]
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+def test_one_example_is_a_batch_like_any_other_where_its_map_has_many_pixels(world: Callable[..., Any]) -> None:
+    """Five examples in batches of four: whichever is left over counts as much as the four."""
+    place = norm_first_world(world, (5,))
+    images = place.dataset.preparation(place.dataset.train.x)
+    possible = []
+    for left_over in range(5):
+        four, one = (mean_and_variance(images[torch.arange(5) != left_over]), mean_and_variance(images[left_over]))
+        possible.append([(mine + theirs) / 2 for mine, theirs in zip(four, one, strict=True)])
+    made = filled(place, StaticBatchNorm("per_device", 4))
+    found = [float(made["0.running_mean"]), float(made["0.running_var"])]
+    assert any(found == pytest.approx(each, abs=1e-5) for each in possible)
 
 
 @pytest.mark.parametrize("query", ["pooled", "per_device"])

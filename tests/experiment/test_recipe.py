@@ -132,6 +132,15 @@ def test_changes_beat_the_document(change, read, document):
     assert again(loaded.recipe) == loaded.recipe
 
 
+def test_a_whole_number_does_where_a_fraction_is_asked_for(document):
+    tiers = [{"name": "all", "share": 1, "width": 1}]
+    recipe = load(document(tiers=tiers, method={"name": "heterofl", "unseen_logit": -3}), TABLES).recipe
+    assert (recipe.tiers[0].share, recipe.tiers[0].settings, recipe.method.settings) == (
+        1.0, {"width": 1}, {"unseen_logit": -3},
+    )  # fmt: skip
+    assert again(recipe) == recipe
+
+
 def test_changes_come_one_after_the_other(document):
     changes = ["rounds=5", "rounds=6", "training={epochs=9}", "training.batch_size=3"]
     recipe = load(document(), TABLES, changes).recipe

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from itertools import count
 from typing import Any, get_args
 
 import pytest
@@ -15,6 +16,7 @@ from fedloom.models.normalisation import Normalisation
 from fedloom.tensors import Tensors
 
 DEVICES = 3
+NUMBERS = count()
 Pick = Callable[[Tensors, int], dict[str, Tensor]]
 
 
@@ -221,7 +223,8 @@ class Recurrent(nn.Module):
 
 
 def stranger(build: Callable[[], nn.Module], input_shape: tuple[int, ...] = (1, 6, 6)) -> Model:
-    return model(build.__name__, build, {}, input_shape, 4)
+    """A model nobody has tried yet: what is found out of a model is kept, and said once."""
+    return model(f"{build.__name__} {next(NUMBERS)}", build, {}, input_shape, 4)
 
 
 # how often a faster way is given up before one gives each device its own

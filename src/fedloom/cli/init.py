@@ -64,10 +64,11 @@ def _method_section(name: str, method: Any) -> str:
     for setting, parameter in settings_of(method).items():
         if parameter.default is parameter.empty:
             lines.append(f"# {setting} must be set: {parameter.annotation}")
-        elif parameter.default is None:
-            lines.append(f"# {setting} is not set")
-        else:
+            continue
+        try:
             lines.append(f"# {dumps({setting: parameter.default}).strip()}")
+        except TypeError:  # None, or made anew each time
+            lines.append(f"# {setting} is not set")
     return "\n".join(lines) + "\n"
 
 

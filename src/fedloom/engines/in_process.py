@@ -11,7 +11,7 @@ import torch
 
 from ..fleet import Device, Reply
 from ..seeds import generator
-from ..tensors import Parcel, join, split
+from ..tensors import Parcel, join, layout, split
 from ..training import Client, DevicePlan, Optimiser, Rates, Schedule, Task, at_round, plan_for, together
 from .admission import Refusal, refuse
 from .holdings import Shelf
@@ -55,11 +55,11 @@ class InProcess:
         return plan_for(self.shelf.rows(device), task.schedule or self.schedule, data.train, data.preparation, draw)
 
     def _blocks(self, inboxes: Mapping[Device, Parcel], plans: Mapping[Device, DevicePlan]) -> Iterator[list[Device]]:
-        """Devices that can run as one: same model, same bundles, same shape of plan; the longest plans together."""
+        """Devices that can run as one: same model, same layout of parcels, same shape of plan; the longest first."""
         alike: defaultdict[object, list[Device]] = defaultdict(list)
         for device, inbox in inboxes.items():
-            names = tuple((bundle, *sorted(tensors)) for bundle, tensors in sorted(inbox.items()))
-            alike[device.model, device.tier, names, plans[device].shape].append(device)
+            holds = layout(inbox), layout(self.memory.recall(device))
+            alike[device.model, device.tier, holds, plans[device].shape].append(device)
         for devices in alike.values():
             devices.sort(key=lambda device: (-len(plans[device].sizes), device.name))
             for start in range(0, len(devices), self.block):

@@ -56,12 +56,18 @@ def batch_sums(client: Client, weights: Tensors, max_batches: int | None) -> tup
     devices = len(client.seen_labels)
     total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
     batches = torch.zeros(devices, dtype=torch.int32)
-    more_than_one = [step for step in client.plan if step.rows.shape[1] > 1]  # one example has no variance to tell
-    for step in (more_than_one or client.plan)[:max_batches]:
+    for step in client.plan[:max_batches]:
         seen = client.model.batch_statistics(weights, client.batch(step).x)
-        total = {name: sums + beside(step.working.to(sums), sums) * seen[name] for name, sums in total.items()}
-        batches += step.working.to(batches)
+        counts = step.working.bool() & finite(seen)  # one example on one pixel has no variance to tell
+        total = {name: sums + torch.where(beside(counts, sums), seen[name], 0) for name, sums in total.items()}
+        batches += counts
     return total, batches
+
+
+def finite(tensors: Tensors) -> Tensor:
+    """Which devices' tensors are finite throughout: [K]."""
+    each = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tensor in tensors.values()]
+    return torch.stack(each).all(0)
 
 
 def own_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
     for number, (tier, size) in enumerate(zip(recipe.tiers, sizes, strict=True)):
         made = model(family, build, size, seen.input_shape, seen.labels.classes)
         try:
-            made.shapes()
+            made.fits_the_data()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
             raise loaded.error(Problem(("tiers", number), "MODEL_BUILD", said)) from error

@@ -78,21 +78,32 @@ def _assign(document: dict[str, Any], assignment: str) -> Place:
     place: list[str | int] = []
     try:
         for key in keys[:-1]:
-            place.append(int(key) if isinstance(target, list) else key)
+            place.append(_key(target, key))
             target = target[int(key)] if isinstance(target, list) else target.setdefault(key, {})
-        place.append(int(keys[-1]) if isinstance(target, list) else keys[-1])
+        place.append(_key(target, keys[-1]))
         target[place[-1]] = value
     except (IndexError, TypeError, ValueError, AttributeError):
         raise RecipeError([Problem((), "SET_PLACE", f"there is no place {path} in the recipe")], "--set") from None
     return tuple(place)
 
 
+def _key(target: Any, key: str) -> str | int:
+    """A key of a table, or a place in a list, which may be counted from its end."""
+    return range(len(target))[int(key)] if isinstance(target, list) else key
+
+
 def _shape_problems(document: Mapping[str, Any]) -> list[Problem]:
     try:
         Recipe.model_validate(_as_python(document))
     except ValidationError as error:
-        return [from_pydantic(one, _known_keys(tuple(one["loc"]))) for one in error.errors()]
+        found = [from_pydantic(one, _known_keys(tuple(one["loc"]))) for one in error.errors()]
+        # a list whose entries are all wrong is also too short, which says nothing new
+        return [one for one in found if not any(_inside(other.place, one.place) for other in found)]
     return []
+
+
+def _inside(place: Place, outer: Place) -> bool:
+    return len(place) > len(outer) and place[: len(outer)] == outer
 
 
 def _known_keys(place: Place) -> list[str]:

@@ -83,7 +83,7 @@ def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any]) -> list
             hint = f"they sum to {total:g}; a share is the part of all devices that belongs to the tier"
             problems.append(Problem(("tiers",), "RECIPE_SHARES", "the tiers' shares must sum to 1", hint))
     for number, name in enumerate(names):
-        if name in names[:number]:
+        if name in names[:number] and "name" in tiers[number]:
             problems.append(Problem(("tiers", number, "name"), "RECIPE_VALUE", "two tiers of one name", value=name))
     eligible = fleet.get("eligible", ())
     for name in eligible if isinstance(eligible, list | tuple) else ():

@@ -88,6 +88,15 @@ class Model:
             torch.manual_seed(seed)
             return self.build(**dict(self.settings)).to(torch.get_default_dtype())
 
+    def fits_the_data(self) -> None:
+        """Raise unless the module makes one logit per class out of examples of the right shape."""
+        module = self.module().eval()
+        with torch.no_grad():
+            made = module(torch.zeros(2, *self.input_shape))
+        logits = made.logits if isinstance(made, Outputs) else made
+        if logits.shape[-1] != self.classes:
+            raise ValueError(f"it makes {logits.shape[-1]} logits where the data has {self.classes} classes")
+
     def resized(self, **changes: Any) -> "Model":
         """Another size of the same family."""
         return replace(self, settings=tuple(sorted({**dict(self.settings), **changes}.items())))
