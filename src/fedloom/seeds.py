@@ -16,5 +16,6 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
 
 def number(seed: int, *purpose: str | int, bits: int = 63) -> int:
     """One number for one purpose, where a library wants a seed of its own."""
-    digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
+    words = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]  # numpy spells its numbers
+    digest = hashlib.sha256(repr(tuple(words)).encode()).digest()
     return int.from_bytes(digest) >> (256 - bits)

@@ -30,7 +30,9 @@ def beside(numbers: Tensor, tensor: Tensor) -> Tensor:
 
 
 def join(parcels: Sequence[Parcel]) -> dict[str, dict[str, Tensor]]:
-    """One parcel for a block of devices. What all of them share is expanded, not copied."""
+    """One parcel for a block of devices of one layout. What all of them share is expanded, not copied."""
+    if any(layout(parcel) != layout(parcels[0]) for parcel in parcels[1:]):
+        raise ValueError("parcels of different layout cannot be joined")
     return {
         bundle: {name: _stack([parcel[bundle][name] for parcel in parcels]) for name in tensors}
         for bundle, tensors in parcels[0].items()

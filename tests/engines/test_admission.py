@@ -112,3 +112,12 @@ def test_the_engine_reports_refusals_and_goes_on(world: Callable[..., Any]) -> N
     replies = list(engine.ask(task, dict.fromkeys(place.fleet.devices(1), inbox), 1))
     assert sorted(reply.device.name for reply in replies) == ["0", "2"]
     assert [(refusal.device, refusal.code) for refusal in place.refusals] == [("1", "NONFINITE")]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_a_device_would_remember_must_be_finite(value: float) -> None:
+    """A personal model that diverged once would stay so for good."""
+    kept = {"weights": {"weight": torch.tensor([1.0, value])}}
+    refusal = refuse(Reply(device(), 1, good()), TASK, INBOX, kept)
+    assert refusal is not None and refusal.code == "NONFINITE"
+    assert refuse(Reply(device(), 1, good()), TASK, INBOX, {"weights": {"weight": torch.ones(2)}}) is None

@@ -20,9 +20,11 @@ class Refusal:
     reason: str
 
 
-def refuse(reply: Reply, task: Task, inbox: Parcel) -> Refusal | None:
-    """Why a reply is not admitted, by what its task declared to send; None when it is."""
+def refuse(reply: Reply, task: Task, inbox: Parcel, kept: Parcel | None = None) -> Refusal | None:
+    """Why a reply, and what its device would remember, is not admitted; None when it is."""
     code, reason = _fault(reply, task, inbox)
+    if not code and kept and not all(all_finite(tensors.values()) for tensors in kept.values()):
+        code, reason = "NONFINITE", "what the device would remember is not finite"
     return Refusal(reply.device.name, code, reason) if code else None
 
 

@@ -18,6 +18,7 @@ from .holdings import Shelf
 from .memory import Memory
 
 Listener = Callable[[int, Refusal], None]
+Parcels = Mapping[Device, Parcel]
 
 
 @dataclass
@@ -33,17 +34,19 @@ class InProcess:
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
         plans = {device: self._plan(task, device, round_number, repeat) for device in inboxes}
-        for devices in self._blocks(inboxes, plans):
-            client = self._client(devices, plans, round_number)
+        memories = {device: self.memory.recall(device) for device in inboxes}
+        for devices in self._blocks(inboxes, memories, plans):
+            client = self._client(devices, memories, plans, round_number)
             outcome = task.run(client, join([inboxes[device] for device in devices]))
             for number, device in enumerate(devices):
                 reply = Reply(device, len(self.shelf.rows(device)), split(outcome.send, number))
-                refusal = refuse(reply, task, inboxes[device])
+                kept = None if outcome.remember is None else split(outcome.remember, number)
+                refusal = refuse(reply, task, inboxes[device], kept)
                 if refusal:
                     self.on_refusal(round_number, refusal)
                     continue
-                if outcome.remember is not None:
-                    self.memory.remember(device, split(outcome.remember, number))
+                if kept is not None:
+                    self.memory.remember(device, kept)
                 yield reply
 
     def commit(self, round_number: int) -> None:
@@ -54,18 +57,22 @@ class InProcess:
         data = self.shelf.dataset
         return plan_for(self.shelf.rows(device), task.schedule or self.schedule, data.train, data.preparation, draw)
 
-    def _blocks(self, inboxes: Mapping[Device, Parcel], plans: Mapping[Device, DevicePlan]) -> Iterator[list[Device]]:
+    def _blocks(
+        self, inboxes: Parcels, memories: Parcels, plans: Mapping[Device, DevicePlan]
+    ) -> Iterator[list[Device]]:
         """Devices that can run as one: same model, same layout of parcels, same shape of plan; the longest first."""
         alike: defaultdict[object, list[Device]] = defaultdict(list)
         for device, inbox in inboxes.items():
-            holds = layout(inbox), layout(self.memory.recall(device))
+            holds = layout(inbox), layout(memories[device])
             alike[device.model, device.tier, holds, plans[device].shape].append(device)
         for devices in alike.values():
             devices.sort(key=lambda device: (-len(plans[device].sizes), device.name))
             for start in range(0, len(devices), self.block):
                 yield devices[start : start + self.block]
 
-    def _client(self, devices: Sequence[Device], plans: Mapping[Device, DevicePlan], round_number: int) -> Client:
+    def _client(
+        self, devices: Sequence[Device], memories: Parcels, plans: Mapping[Device, DevicePlan], round_number: int
+    ) -> Client:
         data = self.shelf.dataset
         return Client(
             model=devices[0].model,
@@ -76,5 +83,5 @@ class InProcess:
             preparation=data.preparation,
             plan=together([plans[device] for device in devices]),
             seen_labels=torch.stack([self.shelf.seen_labels(device) for device in devices]),
-            memory=join([self.memory.recall(device) for device in devices]),
+            memory=join([memories[device] for device in devices]),
         )

@@ -13,7 +13,7 @@ from ..training import Task
 
 @dataclass
 class Rehearsal:
-    """`down` and `up` hold, per tier, what one device of it receives and sends in the rounds rehearsed."""
+    """`down` and `up` hold, per tier, what all its devices together received and sent."""
 
     down: dict[str, int] = field(default_factory=dict)
     up: dict[str, int] = field(default_factory=dict)

@@ -53,7 +53,7 @@ class Fleet:
 
     def pool(self, tier: Tier, share: float = 1.0) -> Device:
         """Simulation alone: one device that holds the data of the first `share` of all devices."""
-        held = tuple(self.name(index) for index in range(max(1, round(share * self.size))))
+        held = tuple(self.name(index) for index in range(max(1, int(share * self.size + 0.5))))
         return Device("pool", tier.name, tier.model, tier.footprint, gathers=held)
 
     def _tier_index(self, index: int, round_number: int) -> int:
