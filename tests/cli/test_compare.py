@@ -82,7 +82,7 @@ def test_accuracies_are_means_over_seeds_of_the_last_round(compared):
             ]
             assert len(values) == 2
             assert accuracy["mean"] == pytest.approx(sum(values) / 2, abs=1e-12)
-            assert accuracy["std"] == pytest.approx(abs(values[0] - values[1]) / 2, abs=1e-12)
+            assert accuracy["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, abs=1e-12)
 
 
 def test_who_is_served(compared):

@@ -119,7 +119,7 @@ def test_the_table():
     assert records == [
         {
             "arm": "ours",
-            "accuracy": {"large": {"mean": 82.0, "std": 2.0}, "small": {"mean": 72.0, "std": 2.0}},
+            "accuracy": {"large": {"mean": 82.0, "std": 8**0.5}, "small": {"mean": 72.0, "std": 8**0.5}},
             "can_carry": {"large": True, "small": True},
             "served_percent": 100.0,
             "bytes_per_round": 100.0,

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from . import check, compare, doctor, init, listing, plan, run
-from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, wants_json
+from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, say, wants_json
 
 app = typer.Typer(
     name="fedloom",
@@ -24,6 +26,23 @@ VERBS: dict[str, Callable[..., None]] = {
     "init": init.init,
     "doctor": doctor.doctor,
 }
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        say(version("fedloom"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="The version, and leave.")
+    ] = False,
+) -> None:
+    """Federated learning for devices that cannot all run the same model."""
+
+
 for name, verb in VERBS.items():
     app.command(name)(verb)
 

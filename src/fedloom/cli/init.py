@@ -37,6 +37,8 @@ def init(
         if method not in tables.methods:
             hint = nearest(method, tables.methods)
             raise RecipeError([Problem((), "METHOD_NAME", f"there is no method {method!r}", hint)], "init")
+        if not out.parent.is_dir():
+            raise RecipeError([Problem((), "OUT_MISSING", f"there is no folder {out.parent}")], "--out")
         if out.exists():
             raise RecipeError([Problem((), "OUT_EXISTS", f"{out} is there already", "say another --out")], "--out")
         out.write_text(_recipe(method, out, tables), encoding="utf-8")

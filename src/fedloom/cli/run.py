@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .compare import follow_all, told
 from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, demo, read
 from .output import Format, columns, exits, say, say_json
 from .progress import follow
@@ -30,17 +31,17 @@ def run(
 ) -> None:
     """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
     with exits(format):
-        from ..experiment import Run, assemble
+        from ..experiment import Run, assemble, comparison
         from ..experiment.places import data_folder, fresh_folder
 
         loaded, tables = read(recipe or demo(), sets, seed, files)
         if recipe is None:
-            from .compare import compare_arms
-
-            compared = compare_arms(loaded, tables, 1, DEMO_CONTROLS, "global", out, data_dir, quiet)
-            finished = Run(compared.folders[0][0])
+            home = fresh_folder(out, "compare")
+            planned = comparison(loaded, tables, 1, DEMO_CONTROLS, home, data_folder(data_dir))
+            result = follow_all(planned, "global", quiet)
+            finished = Run(planned.folders(loaded.recipe.method.name)[0])
             if format is Format.text:
-                say(compared.text())
+                say(told(result))
         else:
             experiment = assemble(loaded, tables, data_folder(data_dir))
             folder = fresh_folder(out, loaded.recipe.method.name)

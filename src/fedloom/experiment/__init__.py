@@ -1,6 +1,7 @@
 """From a recipe to a run: reading, checking, assembling, the loop, and comparisons."""
 
 from .assemble import Experiment, assemble
+from .compare import Comparison, Result, comparison
 from .controls import CONTROLS, arms, serving
 from .costing import TierCost, tier_costs
 from .load import Loaded, load
@@ -10,16 +11,19 @@ from .tables import Tables
 
 __all__ = [
     "CONTROLS",
+    "Comparison",
     "Experiment",
     "Loaded",
     "Problem",
     "RecipeError",
+    "Result",
     "Round",
     "Run",
     "Tables",
     "TierCost",
     "arms",
     "assemble",
+    "comparison",
     "load",
     "recorded",
     "serving",

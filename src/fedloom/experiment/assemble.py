@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, tie_to_labels
 from ..engines import InProcess, Memory, Refusal, shelf
 from ..evaluation import Judge, StaticBatchNorm
-from ..fleet import BadTier, Fleet, nested
+from ..fleet import BadTier, Fleet, draw_cohort, nested
 from ..methods import Method
 from ..models import Model, model
 from ..seeds import generator
@@ -95,8 +95,12 @@ def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
         tiers = nested(models)
     except BadTier as error:
         raise loaded.error(Problem(("tiers",), "TIER_SHAPE", str(error))) from error
-    shares, fleet = tuple(tier.share for tier in recipe.tiers), recipe.fleet
-    return Fleet(tiers, shares, recipe.data.devices, recipe.seed, fleet.assignment, fleet.eligible)
+    shares, part = tuple(tier.share for tier in recipe.tiers), recipe.fleet
+    fleet = Fleet(tiers, shares, recipe.data.devices, recipe.seed, part.assignment, part.eligible)
+    if part.assignment == "fixed" and part.eligible and not draw_cohort(fleet, 1.0, 1):
+        said = "no device belongs to these tiers, so nobody would train"
+        raise loaded.error(Problem(("fleet", "eligible"), "RECIPE_VALUE", said))
+    return fleet
 
 
 def build_method(loaded: Loaded, tables: Tables, fleet: Fleet) -> Method:
@@ -154,9 +158,10 @@ def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
     return {name: held[name].to(torch.get_default_dtype()) for name in fleet.whole.shapes()}
 
 
-def assemble(loaded: Loaded, tables: Tables, folder: Path) -> Experiment:
+def assemble(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | None = None) -> Experiment:
+    """`dataset` is the recipe's data where it has been read before: arms of a comparison share it."""
     recipe = loaded.recipe
-    dataset = read_data(loaded, tables, folder)
+    dataset = dataset or read_data(loaded, tables, folder)
     seen = outline_of(dataset)
     partition = build_partition(loaded, seen.labels)
     fleet, method = build(loaded, tables, seen)

@@ -68,7 +68,7 @@ class MethodPart(OpenPart):
 
 class Evaluation(Part):
     every: Count = 1
-    tests: tuple[Literal["global", "local"], ...] = ("global", "local")
+    tests: Annotated[tuple[Literal["global", "local"], ...], Len(1)] = ("global", "local")
     per_device: Literal["last", "always", "never"] = "last"
     batch_size: Count = 500
     statistics: dict[str, Any] = Field(default_factory=dict)

@@ -59,9 +59,12 @@ def _module(path: Path) -> Any:
         raise RecipeError([Problem((), "WITH_FORM", f"{path} is not a Python file")], str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up by name
+    sys.path.insert(0, str(path.parent.resolve()))  # so that it can import what lies beside it
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         problem = Problem((), "WITH_FAILED", f"{type(error).__name__} while it was read: {error}")
         raise RecipeError([problem], str(path)) from error
+    finally:
+        sys.path.pop(0)
     return module

@@ -38,7 +38,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Difference:
-    """`better` minus `worse` for the devices of one tier, paired by seed."""
+    """`this` minus `other` for the devices of one tier, paired by seed."""
 
     tier: str
     this: str
@@ -103,7 +103,7 @@ def verdict(
             lines.append(
                 f"{record['arm']} gives {record['served_percent']:.0f} % of the devices a model they can carry"
             )
-    if "all-large" in by_name and first.bytes_per_round():
+    if "all-large" in by_name and 0 < first.bytes_per_round() < by_name["all-large"].bytes_per_round():
         ratio = by_name["all-large"].bytes_per_round() / first.bytes_per_round()
         lines.append(f"a round of {first.name} moves {ratio:.1f} times less than if every device had the largest model")
     return lines
@@ -117,4 +117,4 @@ def _last(rows: Sequence[Row], tier: str, test: str) -> float:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": statistics.fmean(values), "std": statistics.pstdev(values) if len(values) > 1 else 0.0}
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
