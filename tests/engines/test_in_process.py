@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.engines import shelf
+from fedloom.engines import devices_at_once, shelf
 from fedloom.fleet import Device, Reply
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
+from fedloom.models import MODELS, model
 from fedloom.tensors import Parcel
 from fedloom.training import Client, Milestones, Outcome, Schedule, Task, like
 
@@ -38,10 +39,10 @@ def ask(place: Any, task: Task, devices: list[Device] | None = None, **changes: 
 @pytest.mark.parametrize(
     ("last", "block", "expected"),
     [
-        ("keep", 16, [1, 2, 2]),  # 8 and 8, 5 and 5, 9 alone
+        ("keep", 16, [2, 2, 2]),  # 8 and 8, 5 and 5, and 9, left over, beside itself
         ("wrap", 16, [5]),
         ("drop", 16, [5]),
-        ("wrap", 2, [1, 2, 2]),
+        ("wrap", 2, [2, 2, 2]),
         ("keep", 1, [1, 1, 1, 1, 1]),
     ],
 )
@@ -53,6 +54,34 @@ def test_devices_share_a_block_where_their_batches_allow(
     replies = ask(place, watching(seen), block=block)
     assert sorted(len(client.seen_labels) for client in seen) == expected
     assert sorted(reply.device.name for reply in replies) == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 9)], ids=["beside another", "left over"])
+def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: Callable[..., Any]) -> None:
+    """In single precision too: a device left over by the others' data runs the same kernels as in company."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        place = world(sizes=(*sizes, 8), schedule=Schedule(4))
+        first = {d: {"weights": place.fleet.whole.initial(0)} for d in place.fleet.devices(1)[:1]}
+        both = {d: {"weights": place.fleet.whole.initial(0)} for d in place.fleet.devices(1)[:2]}
+        alone, company = (list(place.engine(FedAvg()).ask(FedAvg().train, inboxes, 1)) for inboxes in (first, both))
+    finally:
+        torch.set_default_dtype(before)
+    own = {reply.device.name: reply.sent["weights"] for reply in company}["0"]
+    assert all(torch.equal(tensor, own[name]) for name, tensor in alone[0].sent["weights"].items())
+
+
+@pytest.mark.parametrize(("width", "at_once"), [(1.0, 1), (0.5, 4), (0.25, 8), (0.125, 16), (0.0625, 16)])
+def test_how_many_run_at_once_depends_on_the_model_alone(width: float, at_once: int) -> None:
+    assert devices_at_once(model("convnet", MODELS["convnet"], {"width": width}, (1, 28, 28), 10)) == at_once
+
+
+def test_tiers_can_have_blocks_of_their_own(world: Callable[..., Any]) -> None:
+    place = world(widths=(1.0, 0.5), sizes=(8,) * 8)
+    seen: list[Client] = []
+    ask(place, watching(seen), blocks={place.fleet.tiers[0].name: 1})
+    assert sorted(len(client.seen_labels) for client in seen) == [1, 1, 1, 1, 4]
 
 
 def test_tiers_do_not_share_blocks(world: Callable[..., Any]) -> None:

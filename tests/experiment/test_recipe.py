@@ -39,7 +39,7 @@ def test_defaults():
         "evaluation": {
             "every": 1, "tests": ("global", "local"), "per_device": "last", "batch_size": 500, "statistics": {},
         },
-        "engine": {"kind": "in_process", "block": 16},
+        "engine": {"kind": "in_process", "blocks": {}},
         "start": {},
     }  # fmt: skip
 

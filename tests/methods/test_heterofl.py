@@ -224,7 +224,7 @@ def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], 
 
     task = StaticBatchNorm("per_device", 3).collect
     original = task.run
-    engine = place.engine(HeteroFL())
+    engine = place.engine(HeteroFL(), block=1)  # where nobody runs beside itself
     heard = replace(task, run=listen, schedule=Schedule(3))
     list(engine.ask(heard, {device: {"weights": weights} for device in place.fleet.devices(1)}, 1))
     module = place.fleet.whole.module().eval()

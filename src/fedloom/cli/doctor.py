@@ -92,7 +92,7 @@ def _batch_norm(recipe: Any, fleet: Any) -> list[Finding]:
 def _blocks(recipe: Any, fleet: Any) -> list[Finding]:
     """How many devices of a tier run at once, tried on made-up examples."""
     found = []
-    for tier in fleet.tiers if recipe.engine.block > 1 else ():
+    for tier in fleet.tiers if recipe.engine.block != 1 else ():
         reasons = tier.model.slow_reasons()
         detail = "; ".join(reasons) or "many devices run as one network"
         found.append((f"tier {tier.name}", "warn" if reasons else "ok", detail))

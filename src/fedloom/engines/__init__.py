@@ -1,9 +1,9 @@
 """Implementations of `ask`: whatever carries a task to devices and brings their replies back through admission."""
 
 from .admission import Refusal, refuse
-from .holdings import Shelf, shelf
+from .holdings import Shelf, devices_at_once, shelf
 from .in_process import InProcess
 from .memory import Memory
 from .rehearsal import Rehearsal
 
-__all__ = ["InProcess", "Memory", "Refusal", "Rehearsal", "Shelf", "refuse", "shelf"]
+__all__ = ["InProcess", "Memory", "Refusal", "Rehearsal", "Shelf", "devices_at_once", "refuse", "shelf"]

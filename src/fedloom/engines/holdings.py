@@ -1,5 +1,6 @@
 """What each simulated device holds: its own rows of the data, reached by name."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from ..data import Dataset, Partition
 from ..fleet import Device, Fleet
+from ..models import Model
 from ..training import Holdings
 
 
@@ -38,6 +40,13 @@ class Shelf:
             rows[number, len(own) :] = own[0] if len(own) else 0
             real[number, : len(own)] = True
         return Holdings(rows, real)
+
+
+def devices_at_once(model: Model) -> int:
+    """How many devices to run as one network. Narrow layers waste most of a core on overhead, wide ones nothing;
+    a fixed rule, not a timing, so that results do not depend on the machine. `fedloom calibrate` measures instead."""
+    widest = max((shape[0] for shape in model.shapes().values() if len(shape) > 2), default=64)
+    return next(count for limit, count in ((64, 16), (128, 8), (256, 4), (math.inf, 1)) if widest <= limit)
 
 
 def shelf(dataset: Dataset, partition: Partition, fleet: Fleet) -> Shelf:

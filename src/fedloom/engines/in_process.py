@@ -14,7 +14,7 @@ from ..seeds import generator
 from ..tensors import Parcel, join, layout, split
 from ..training import Client, DevicePlan, Optimiser, Rates, Schedule, Task, at_round, plan_for, together
 from .admission import Refusal, refuse
-from .holdings import Shelf
+from .holdings import Shelf, devices_at_once
 from .memory import Memory
 
 Listener = Callable[[int, Refusal], None]
@@ -29,15 +29,17 @@ class InProcess:
     optimiser: Optimiser
     rates: Rates
     seed: int
-    block: int = 16  # devices at once; 1: device by device
+    block: int | None = None  # devices at once; 1: device by device; None: as many as suits their model
+    blocks: Mapping[str, int] = field(default_factory=dict)  # the same for single tiers, where it was measured
     on_refusal: Listener = field(default=lambda round_number, refusal: None)
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
         plans = {device: self._plan(task, device, round_number, repeat) for device in inboxes}
         memories = {device: self.memory.recall(device) for device in inboxes}
         for devices in self._blocks(inboxes, memories, plans):
-            client = self._client(devices, memories, plans, round_number)
-            outcome = task.run(client, join([inboxes[device] for device in devices]))
+            company = self._company(devices)
+            client = self._client(company, memories, plans, round_number)
+            outcome = task.run(client, join([inboxes[device] for device in company]))
             for number, device in enumerate(devices):
                 reply = Reply(device, len(self.shelf.rows(device)), split(outcome.send, number))
                 kept = None if outcome.remember is None else split(outcome.remember, number)
@@ -67,8 +69,17 @@ class InProcess:
             alike[device.model, device.tier, holds, plans[device].shape].append(device)
         for devices in alike.values():
             devices.sort(key=lambda device: (-len(plans[device].sizes), device.name))
-            for start in range(0, len(devices), self.block):
-                yield devices[start : start + self.block]
+            size = self._at_once(devices[0])
+            for start in range(0, len(devices), size):
+                yield devices[start : start + size]
+
+    def _at_once(self, device: Device) -> int:
+        return self.blocks.get(device.tier) or self.block or devices_at_once(device.model)
+
+    def _company(self, devices: list[Device]) -> list[Device]:
+        """A device left over runs beside itself: other kernels, and so other bits, would run for it alone."""
+        lonely = len(devices) == 1 and self._at_once(devices[0]) > 1 and not devices[0].gathers
+        return devices * 2 if lonely else devices
 
     def _client(
         self, devices: Sequence[Device], memories: Parcels, plans: Mapping[Device, DevicePlan], round_number: int

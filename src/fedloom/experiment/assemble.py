@@ -175,6 +175,7 @@ def assemble(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | No
         rates=picked(RATES, recipe.training.rates)(),
         seed=recipe.seed,
         block=recipe.engine.block,
+        blocks=recipe.engine.blocks,
         on_refusal=lambda round_number, refusal: refusals.append((round_number, refusal)),
     )
     judge = Judge(

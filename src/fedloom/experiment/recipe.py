@@ -76,7 +76,8 @@ class Evaluation(Part):
 
 class EnginePart(Part):
     kind: Literal["in_process"] = "in_process"
-    block: Count = 16  # devices of a tier that run at once; 1: device by device
+    block: Count | None = None  # devices of a tier that run at once; 1: device by device; not set: by a rule
+    blocks: dict[str, Count] = Field(default_factory=dict)  # the same, tier by tier
 
 
 class Start(Part):

@@ -24,7 +24,7 @@ def wording_problems(document: Mapping[str, Any], tables: Tables) -> list[Proble
     problems = _data(parts.get("data", {}), tables)
     problems += _training(parts.get("training", {}))
     problems += _models(parts.get("model", {}), tiers, tables)
-    problems += _tiers(tiers, parts.get("fleet", {}))
+    problems += _tiers(tiers, parts.get("fleet", {}), parts.get("engine", {}))
     if "method" in parts:
         problems += choice_problems(tables.methods, parts["method"], ("method",), key="name")
     statistics = parts.get("evaluation", {}).get("statistics", {})
@@ -73,7 +73,7 @@ def _models(model: Mapping[str, Any], tiers: Sequence[Mapping[str, Any]], tables
     return problems
 
 
-def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any]) -> list[Problem]:
+def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any], engine: Mapping[str, Any]) -> list[Problem]:
     problems = []
     names = [str(tier.get("name")) for tier in tiers]
     shares = [tier.get("share") for tier in tiers]
@@ -85,9 +85,9 @@ def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any]) -> list
     for number, name in enumerate(names):
         if name in names[:number] and "name" in tiers[number]:
             problems.append(Problem(("tiers", number, "name"), "RECIPE_VALUE", "two tiers of one name", value=name))
-    eligible = fleet.get("eligible", ())
-    for name in eligible if isinstance(eligible, list | tuple) else ():
-        if name not in names:
-            hint = nearest(str(name), names)
-            problems.append(Problem(("fleet", "eligible"), "RECIPE_NAME", "there is no tier of that name", hint, name))
+    for place, said in ((("fleet", "eligible"), fleet.get("eligible")), (("engine", "blocks"), engine.get("blocks"))):
+        for name in said if isinstance(said, list | tuple | Mapping) else ():
+            if name not in names:
+                hint = nearest(str(name), names)
+                problems.append(Problem(place, "RECIPE_NAME", "there is no tier of that name", hint, name))
     return problems

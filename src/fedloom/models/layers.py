@@ -117,8 +117,10 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() == 2:
             return F.linear(x, self.weight, self.bias)
-        x, weight = unfold(x, len(self.weight)), self.weight.mT
-        made = x @ weight if self.bias is None else torch.baddbmm(self.bias.unsqueeze(1), x, weight)
+        made = unfold(x, len(self.weight)) @ self.weight.mT
+        if self.bias is not None:
+            # a product, not a broadcast sum: how a sum's gradient is added up depends on the number of devices
+            made = torch.baddbmm(made, made.new_ones(*made.shape[:2], 1), self.bias.unsqueeze(1))
         return made.transpose(0, 1).flatten(1)
 
 
