@@ -162,6 +162,9 @@ class ScriptedEngine:
     def commit(self, round_number: int) -> None:
         self.committed.append(round_number)
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass
 class MeddlingEngine:
@@ -178,6 +181,9 @@ class MeddlingEngine:
 
     def commit(self, round_number: int) -> None:
         self.engine.commit(round_number)
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:

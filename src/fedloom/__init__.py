@@ -24,14 +24,16 @@ def run(
     sets: Sequence[str] = (),
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
+    workers: int = 1,
 ) -> Run:
-    """Run a recipe, from a file or a mapping, and return the finished run. The tables add your own names to its."""
+    """Run a recipe, from a file or a mapping, and return the finished run. The tables add your own names to its; the
+    number of workers, processes of this machine, changes nothing but the time."""
     from .experiment import Run, Tables, assemble, load, recorded  # torch is heavy, and importing fedloom is not
     from .experiment.places import data_folder, fresh_folder
 
     tables = Tables().and_also(methods, models, datasets)
     loaded = load(recipe, tables, sets)
-    experiment = assemble(loaded, tables, data_folder(data_dir))
+    experiment = assemble(loaded, tables, data_folder(data_dir), workers=workers)
     folder = fresh_folder(out, loaded.recipe.method.name)
     for _ in recorded(experiment, folder):
         pass

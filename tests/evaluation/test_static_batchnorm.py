@@ -32,7 +32,7 @@ def filled(place: Any, query: StaticBatchNorm, tier: Tier | None = None, listene
             listener.extend(replies)
         return replies
 
-    return query.fill(tier.footprint.read(fleet.whole.initial(0)), tier, fleet, ask, 1)
+    return query.fill({tier: tier.footprint.read(fleet.whole.initial(0))}, fleet, ask, 1)[tier]
 
 
 def norm_first_world(world: Callable[..., Any], sizes: tuple[int, ...]) -> Any:
@@ -141,8 +141,8 @@ def test_the_order_of_answers_does_not_matter(world: Callable[..., Any]) -> None
     engine, weights, fleet = place.engine(METHOD), place.fleet.whole.initial(0), place.fleet
     made = [
         StaticBatchNorm("per_device", 4).fill(
-            weights, fleet.largest, fleet, lambda t, boxes, step=step: list(engine.ask(t, boxes, 1))[::step], 1
-        )
+            {fleet.largest: weights}, fleet, lambda t, boxes, step=step: list(engine.ask(t, boxes, 1))[::step], 1
+        )[fleet.largest]
         for step in (1, -1)
     ]
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])

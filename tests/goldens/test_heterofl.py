@@ -161,7 +161,8 @@ def test_static_batch_norm(query: Any, batch_size: int, mean: float, variance: f
     engine = InProcess(shelf(data, partition, fleet), Memory(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
     asked = StaticBatchNorm(query, batch_size)
     weights = fleet.whole.initial(0)
-    filled = asked.fill(weights, fleet.largest, fleet, lambda task, inboxes: engine.ask(task, inboxes, 1), 1)
+    tier = fleet.largest
+    filled = asked.fill({tier: weights}, fleet, lambda task, inboxes: engine.ask(task, inboxes, 1), 1)[tier]
     assert filled["0.running_mean"].tolist() == pytest.approx([mean], abs=1e-6)
     assert filled["0.running_var"].tolist() == pytest.approx([variance], abs=1e-5)
     assert all(torch.equal(filled[name], weight) for name, weight in weights.items())

@@ -205,7 +205,8 @@ def test_batch_norm_undoes_the_scaler(family: str, width: float, tiny_model: Cal
 
 def merged(place: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     engine, fleet = place.engine(HeteroFL()), place.fleet
-    filled = query.fill(weights, fleet.largest, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1)
+    tier = fleet.largest
+    filled = query.fill({tier: weights}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1)[tier]
     return {name: filled[name] for name in fleet.whole.statistics()}
 
 

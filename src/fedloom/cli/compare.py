@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, read
+from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, Workers, processes, read
 from .output import Format, columns, exits, note, say, say_json
 from .progress import line
 
@@ -26,6 +26,7 @@ def compare(
     seed: Seed = None,
     out: Out = None,
     data_dir: DataDir = None,
+    workers: Workers = None,
     files: With = [],  # noqa: B006
     format: OutputFormat = Format.text,
     quiet: Quiet = False,
@@ -39,7 +40,8 @@ def compare(
         if test not in loaded.recipe.evaluation.tests:
             raise loaded.error(Problem(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))
         names = [name.strip() for name in controls.split(",") if name.strip()]
-        planned = comparison(loaded, tables, seeds, names, fresh_folder(out, "compare"), data_folder(data_dir))
+        home = fresh_folder(out, "compare")
+        planned = comparison(loaded, tables, seeds, names, home, data_folder(data_dir), processes(workers))
         result = follow_all(planned, test, quiet)
         if format is Format.json:
             say_json({"run": str(planned.home), "arms": result.records, "verdict": result.verdict})

@@ -1,5 +1,6 @@
 """Options that several verbs share."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ DataDir = Annotated[
 ]
 With = Annotated[list[Path], typer.Option("--with", metavar="FILE.py", help="Your own METHODS, MODELS or DATASETS.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; else one a core. Same results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
@@ -32,6 +34,10 @@ def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> 
         tables = tables.with_file(file)
     changes = sets if seed is None else [*sets, f"seed={seed}"]
     return load(recipe, tables, changes), tables
+
+
+def processes(said: int | None) -> int:
+    return said or os.cpu_count() or 1
 
 
 def demo() -> Path:

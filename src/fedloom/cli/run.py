@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .compare import follow_all, told
-from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, demo, read
+from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, Workers, demo, processes, read
 from .output import Format, columns, exits, say, say_json
 from .progress import follow
 
@@ -25,6 +25,7 @@ def run(
     seed: Seed = None,
     out: Out = None,
     data_dir: DataDir = None,
+    workers: Workers = None,
     files: With = [],  # noqa: B006
     format: OutputFormat = Format.text,
     quiet: Quiet = False,
@@ -37,13 +38,13 @@ def run(
         loaded, tables = read(recipe or demo(), sets, seed, files)
         if recipe is None:
             home = fresh_folder(out, "compare")
-            planned = comparison(loaded, tables, 1, DEMO_CONTROLS, home, data_folder(data_dir))
+            planned = comparison(loaded, tables, 1, DEMO_CONTROLS, home, data_folder(data_dir), processes(workers))
             result = follow_all(planned, "global", quiet)
             finished = Run(planned.folders(loaded.recipe.method.name)[0])
             if format is Format.text:
                 say(told(result))
         else:
-            experiment = assemble(loaded, tables, data_folder(data_dir))
+            experiment = assemble(loaded, tables, data_folder(data_dir), workers=processes(workers))
             folder = fresh_folder(out, loaded.recipe.method.name)
             follow(experiment, folder, loaded.recipe.method.name, quiet)
             finished = Run(folder)

@@ -4,7 +4,7 @@ The composition of blocks depends on the recipe and the replies asked for, never
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,13 +12,27 @@ import torch
 from ..fleet import Device, Reply
 from ..seeds import generator
 from ..tensors import Parcel, join, layout, split
-from ..training import Client, DevicePlan, Optimiser, Rates, Schedule, Task, at_round, plan_for, together
+from ..training import Client, DevicePlan, Optimiser, Outcome, Rates, Schedule, Task, at_round, plan_for, together
 from .admission import Refusal, refuse
 from .holdings import Shelf, devices_at_once
 from .memory import Memory
 
 Listener = Callable[[int, Refusal], None]
 Parcels = Mapping[Device, Parcel]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task for one block of devices, with all they bring."""
+
+    task: Task
+    devices: list[Device]
+    company: list[Device]  # the same, or a device left over beside itself
+    inbox: Parcel
+    memory: Parcel
+    round_number: int
+    repeat: int
+    visits: int = 0  # examples gone through, all devices together
 
 
 @dataclass
@@ -33,23 +47,47 @@ class InProcess:
     blocks: Mapping[str, int] = field(default_factory=dict)  # the same for single tiers, where it was measured
     on_refusal: Listener = field(default=lambda round_number, refusal: None)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        plans = {device: self._plan(task, device, round_number, repeat) for device in inboxes}
+    def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        for work in self.works(task, inboxes, round_number, repeat):
+            yield from self.admitted(work, inboxes, self.carry_out(work))
+
+    def works(self, task: Task, inboxes: Parcels, round_number: int, repeat: int) -> list[Work]:
+        """The task in pieces, each for one block of devices."""
+        shapes = {device: self._plan(task, device, round_number, repeat) for device in inboxes}
         memories = {device: self.memory.recall(device) for device in inboxes}
-        for devices in self._blocks(inboxes, memories, plans):
-            company = self._company(devices)
-            client = self._client(company, memories, plans, round_number)
-            outcome = task.run(client, join([inboxes[device] for device in company]))
-            for number, device in enumerate(devices):
-                reply = Reply(device, len(self.shelf.rows(device)), split(outcome.send, number))
-                kept = None if outcome.remember is None else split(outcome.remember, number)
-                refusal = refuse(reply, task, inboxes[device], kept)
-                if refusal:
-                    self.on_refusal(round_number, refusal)
-                    continue
-                if kept is not None:
-                    self.memory.remember(device, kept)
-                yield reply
+        return [
+            Work(
+                task,
+                devices,
+                self._company(devices),
+                join([inboxes[device] for device in self._company(devices)]),
+                join([memories[device] for device in self._company(devices)]),
+                round_number,
+                repeat,
+                visits=sum(len(shapes[device].rows) for device in devices),
+            )
+            for devices in self._blocks(inboxes, memories, shapes)
+        ]
+
+    def carry_out(self, work: Work) -> Outcome:
+        """What the devices of a block make of their task. Depends on nothing but the work and the recipe."""
+        return work.task.run(self._client(work), work.inbox)
+
+    def admitted(self, work: Work, inboxes: Parcels, outcome: Outcome) -> Iterator[Reply]:
+        """The block's replies, as far as they pass the gate; what their devices remember is kept."""
+        for number, device in enumerate(work.devices):
+            reply = Reply(device, len(self.shelf.rows(device)), split(outcome.send, number))
+            kept = None if outcome.remember is None else split(outcome.remember, number)
+            refusal = refuse(reply, work.task, inboxes[device], kept)
+            if refusal:
+                self.on_refusal(work.round_number, refusal)
+                continue
+            if kept is not None:
+                self.memory.remember(device, kept)
+            yield reply
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def commit(self, round_number: int) -> None:
         self.memory.commit()
@@ -81,18 +119,17 @@ class InProcess:
         lonely = len(devices) == 1 and self._at_once(devices[0]) > 1 and not devices[0].gathers
         return devices * 2 if lonely else devices
 
-    def _client(
-        self, devices: Sequence[Device], memories: Parcels, plans: Mapping[Device, DevicePlan], round_number: int
-    ) -> Client:
-        data = self.shelf.dataset
+    def _client(self, work: Work) -> Client:
+        data, devices = self.shelf.dataset, work.company
+        plans = [self._plan(work.task, device, work.round_number, work.repeat) for device in devices]
         return Client(
             model=devices[0].model,
-            optimiser=at_round(self.optimiser, self.rates, round_number),
+            optimiser=at_round(self.optimiser, self.rates, work.round_number),
             examples=data.train,
             tests=data.test,
             test_holdings=self.shelf.tests(devices),
             preparation=data.preparation,
-            plan=together([plans[device] for device in devices]),
+            plan=together(plans),
             seen_labels=torch.stack([self.shelf.seen_labels(device) for device in devices]),
-            memory=join([memories[device] for device in devices]),
+            memory=work.memory,
         )

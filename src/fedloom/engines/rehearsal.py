@@ -28,6 +28,9 @@ class Rehearsal:
     def commit(self, round_number: int) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def _zeros(layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Tensor]:
     return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}

@@ -1,5 +1,6 @@
 """Judge every candidate at every tier: on the whole test set, and where the devices' own test examples are."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,8 +47,8 @@ class Judge:
     def _server_rows(
         self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
-        for tier in fleet.tiers:
-            weights = self.statistics.fill(candidate.weights(tier), tier, fleet, ask, round_number)
+        models = {tier: candidate.weights(tier) for tier in fleet.tiers}
+        for tier, weights in self.statistics.fill(models, fleet, ask, round_number).items():
             logits = self.logits(tier.model, weights)
 
             def row(test: str, metric: str, value: float, device: str = "", tier: Tier = tier) -> Row:
@@ -81,12 +82,16 @@ class Judge:
         right = hits(judged, self.dataset.test.y[what])
         return per_group(right, who, devices), per_group(torch.ones_like(right), who, devices)
 
+    def personal(self, candidate: DeviceModel) -> "Personal":
+        whole = self.dataset.test.x, self.dataset.test.y
+        return Personal(candidate, whole if "global" in self.tests else None, self.batch_size)
+
     def _device_rows(
         self, name: str, candidate: DeviceModel, fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
-        whole = self.dataset.test.x, self.dataset.test.y
-        personal = Personal(candidate, whole if "global" in self.tests else None, self.batch_size)
-        task = replace(personal.measure, schedule=Schedule(self.statistics.batch_size))
+        address = ("personal", candidate.weights.__name__, json.dumps(candidate.unseen_logit))
+        measure = self.personal(candidate).measure
+        task = replace(measure, schedule=Schedule(self.statistics.batch_size), address=address)
         inboxes = {device: candidate.inbox(device) for device in fleet.devices(round_number)}
         replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name)
         for test in self.tests:

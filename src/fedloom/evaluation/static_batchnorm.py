@@ -3,13 +3,14 @@
 Every batch counts the same: the statistics are the mean of batch means and the mean of unbiased batch variances.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..fleet import Ask, Device, Fleet, Tier, parameters
+from ..fleet import Ask, Device, Fleet, Reply, Tier, parameters
 from ..models import Model
 from ..settings import Count
 from ..tensors import Parcel, Tensors, beside, combine
@@ -30,24 +31,32 @@ class StaticBatchNorm:
     batch_size: Count = 50
     max_batches: Count | None = None
 
-    def fill(self, weights: Tensors, tier: Tier, fleet: Fleet, ask: Ask, round_number: int) -> Tensors:
-        """The weights and the statistics they need to be judged, at one tier."""
-        if not tier.model.statistics():
-            return weights
-        asked = [fleet.pool(tier)] if self.query == "pooled" else _able(fleet, tier, round_number)
-        task = replace(self.collect, schedule=Schedule(self.batch_size))
-        replies = list(ask(task, {device: {"weights": weights} for device in asked}))
-        replies.sort(key=lambda reply: reply.device.name)
-        batches = sum(int(reply.sent["count"]["batches"]) for reply in replies)
-        if not batches:  # a model that has diverged has no statistics, and must not pass for one that has
-            return {**weights, **{name: torch.full(size, torch.nan) for name, size in tier.model.statistics().items()}}
-        total = combine(lambda *each: torch.stack(each).double().sum(0), *(reply.sent["sums"] for reply in replies))
-        return {**weights, **combine(lambda one: (one / batches).to(next(iter(weights.values())).dtype), total)}
+    def fill(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int) -> dict[Tier, Tensors]:
+        """Every tier's weights with the statistics they need to be judged, by one question for all."""
+        task = replace(self.collect, schedule=Schedule(self.batch_size), address=("statistics", "collect"))
+        inboxes = {
+            device: {"weights": weights}
+            for tier, weights in models.items()
+            if tier.model.statistics()
+            for device in ([fleet.pool(tier)] if self.query == "pooled" else _able(fleet, tier, round_number))
+        }
+        replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name) if inboxes else []
+        of_tier = {tier: [reply for reply in replies if reply.device.tier == tier.name] for tier in models}
+        return {tier: {**weights, **_mean(tier.model, of_tier[tier])} for tier, weights in models.items()}
 
     @on_device(sends={"sums": sums, "count": shaped(batches=((), torch.int32))})
     def collect(self, client: Client, inbox: Parcel) -> Outcome:
         total, batches = batch_sums(client, inbox["weights"], self.max_batches)
         return Outcome(send={"sums": total, "count": {"batches": batches}})
+
+
+def _mean(model: Model, replies: Sequence[Reply]) -> Tensors:
+    """Sums over counts; a model that has diverged has no statistics, and must not pass for one that has."""
+    batches = sum(int(reply.sent["count"]["batches"]) for reply in replies)
+    if not batches:
+        return {name: torch.full(size, torch.nan) for name, size in model.statistics().items()}
+    total = combine(lambda *each: torch.stack(each).double().sum(0), *(reply.sent["sums"] for reply in replies))
+    return combine(lambda one: (one / batches).to(torch.get_default_dtype()), total)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """From a recipe to the things it names. What cannot work is refused here, before anything is written."""
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, tie_to_labels
-from ..engines import InProcess, Memory, Refusal, shelf
+from ..engines import InProcess, Memory, ProcessPool, Refusal, shelf
 from ..evaluation import Judge, StaticBatchNorm
-from ..fleet import BadTier, Fleet, draw_cohort, nested
+from ..fleet import BadTier, DeviceModel, Engine, Fleet, draw_cohort, nested
 from ..methods import Method
 from ..models import Model, model
 from ..seeds import generator
 from ..tensors import Tensors
-from ..training import OPTIMISERS, RATES, Schedule
+from ..training import OPTIMISERS, RATES, Schedule, Task
 from .load import Loaded
 from .problems import Problem, RecipeError
 from .tables import Tables
@@ -35,7 +36,7 @@ class Experiment:
     partition: Partition
     fleet: Fleet
     method: Method
-    engine: InProcess
+    engine: Engine
     judge: Judge
     refusals: list[tuple[int, Refusal]]
     warm: Tensors | None
@@ -158,8 +159,28 @@ def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
     return {name: held[name].to(torch.get_default_dtype()) for name in fleet.whole.shapes()}
 
 
-def assemble(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | None = None) -> Experiment:
-    """`dataset` is the recipe's data where it has been read before: arms of a comparison share it."""
+def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
+    """How a worker finds the task it is asked for: by name, so that no code has to travel."""
+
+    def find(address: tuple[str, ...]) -> Task:
+        match address:
+            case ("statistics", name):
+                task: Task = getattr(judge.statistics, name)
+            case ("personal", function, fill):
+                own = DeviceModel(getattr(method, function), unseen_logit=json.loads(fill))
+                task = judge.personal(own).measure
+            case _:
+                task = getattr(method, address[0])
+        return task
+
+    return find
+
+
+def assemble(
+    loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | None = None, workers: int = 1
+) -> Experiment:
+    """`dataset` is the recipe's data where it has been read before: arms of a comparison share it. The number of
+    workers changes nothing but the time."""
     recipe = loaded.recipe
     dataset = dataset or read_data(loaded, tables, folder)
     seen = outline_of(dataset)
@@ -167,7 +188,7 @@ def assemble(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | No
     fleet, method = build(loaded, tables, seen)
     held = shelf(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
-    engine = InProcess(
+    alone = InProcess(
         shelf=held,
         memory=Memory(lambda device: method.prepare(device, recipe.seed)),
         schedule=Schedule(recipe.training.batch_size, recipe.training.epochs, recipe.training.last_batch),
@@ -186,6 +207,7 @@ def assemble(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | No
         batch_size=recipe.evaluation.batch_size,
         tests=recipe.evaluation.tests,
     )
+    engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
     warm = warm_start(loaded, fleet)
     return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals, warm)
 

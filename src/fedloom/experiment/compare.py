@@ -51,13 +51,13 @@ class Result:
 
 
 def comparison(
-    loaded: Loaded, tables: Tables, seeds: int, controls: Sequence[str], home: Path, data: Path
+    loaded: Loaded, tables: Tables, seeds: int, controls: Sequence[str], home: Path, data: Path, workers: int = 1
 ) -> Comparison:
     """The recipe and its controls, each with so many seeds from the recipe's on; all share one copy of the data."""
     first = assemble(loaded, tables, data)
     experiments = {
         arm: [
-            assemble(recipe.changed({**recipe.recipe.document(), "seed": seed}), tables, data, first.dataset)
+            assemble(recipe.changed({**recipe.recipe.document(), "seed": seed}), tables, data, first.dataset, workers)
             for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds)
         ]
         for arm, recipe in arms(loaded, first.fleet, controls).items()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..evaluation import Row
-from ..fleet import ServerModel, Traffic, Turn, draw_cohort
+from ..fleet import Ask, ServerModel, Traffic, Turn, draw_cohort
 from ..reporting import Final, Journal, read_rows, summarise
 from ..tensors import Parcel, fingerprint
 from .assemble import Experiment
@@ -58,10 +58,13 @@ def judged(experiment: Experiment, server: Parcel, number: int, last: bool) -> l
     """Judging asks devices too, but is no part of the round: it moves no state and its traffic is not counted."""
     when = experiment.loaded.recipe.evaluation.per_device
     per_device = when == "always" or (when == "last" and last)
-    engine, candidates = experiment.engine, experiment.method.candidates(server)
-    return experiment.judge.rows(
-        candidates, experiment.fleet, lambda task, inboxes: engine.ask(task, inboxes, number), number, per_device
-    )
+    candidates = experiment.method.candidates(server)
+    return experiment.judge.rows(candidates, experiment.fleet, asker(experiment, number), number, per_device)
+
+
+def asker(experiment: Experiment, number: int) -> Ask:
+    """How a judgement asks devices, outside of a method's turn."""
+    return lambda task, inboxes: experiment.engine.ask(task, inboxes, number)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Run:
 def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
     """The rounds of an experiment, each written into the run's folder before it is handed on."""
     journal, seen = Journal(folder), 0
-    with one_thread():
+    with one_thread(), closing(experiment.engine):
         journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
         with journal.watched():
             experiment.partition.save(folder / "partition.json")
@@ -96,14 +99,13 @@ def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
 
 def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> None:
     """Every tier's model with its normalisation statistics, ready to be used."""
-    fleet, engine, number = experiment.fleet, experiment.engine, experiment.loaded.recipe.rounds
+    fleet, number = experiment.fleet, experiment.loaded.recipe.rounds
+    ask = asker(experiment, number)
     for name, candidate in experiment.method.candidates(server).items():
         if not isinstance(candidate, ServerModel):
             continue
-        for tier in fleet.tiers:
-            weights = experiment.judge.statistics.fill(
-                candidate.weights(tier), tier, fleet, lambda task, inboxes: engine.ask(task, inboxes, number), number
-            )
+        models = {tier: candidate.weights(tier) for tier in fleet.tiers}
+        for tier, weights in experiment.judge.statistics.fill(models, fleet, ask, number).items():
             about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
             journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)
 

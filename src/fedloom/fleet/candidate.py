@@ -16,7 +16,7 @@ class ServerModel:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    weights: Callable[[Client, Parcel], Tensors]
+    weights: Callable[[Client, Parcel], Tensors]  # a function of the method itself, so that devices find it by its name
     inbox: Callable[[Device], Parcel] = lambda device: {}
     unseen_logit: float | None = None
 

@@ -50,3 +50,6 @@ class Engine(Protocol):
 
     def commit(self, round_number: int) -> None:
         """The round counts: what devices chose to remember in it is theirs from now on."""
+
+    def close(self) -> None:
+        """The run is over: end whatever was started for it."""

@@ -29,7 +29,10 @@ class Standalone(Method):
         return Outcome(send={}, remember={"weights": fit(client, client.memory["weights"], label_loss(client))})
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"personal": DeviceModel(lambda client, inbox: client.memory["weights"])}
+        return {"personal": DeviceModel(self.own)}
+
+    def own(self, client: Client, inbox: Parcel) -> Tensors:
+        return client.memory["weights"]
 
     def refuses(self, fleet: Fleet) -> str | None:
         if fleet.assignment == "fixed":

@@ -96,6 +96,7 @@ class Task:
     run: Callable[[Client, Parcel], Outcome]
     sends: Mapping[str, Sent]
     schedule: Schedule | None = None  # None: as the recipe trains
+    address: tuple[str, ...] = ()  # where another process finds it; (): the method's own, under its name
 
 
 class OnDevice:

@@ -1,0 +1,133 @@
+"""Several processes: the same bits as one, whatever becomes of a worker."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedloom
+from fedloom.engines import ProcessPool
+from fedloom.engines.wire import pack, unpack
+from fedloom.experiment import Tables, assemble, load
+from fedloom.experiment.run import recorded
+from fedloom.reporting import read_manifest, read_rows
+from fedloom.tensors import Parcel
+
+RECIPE: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"dataset": "digits", "devices": 7, "partition": {"kind": "quantity", "alpha": 2.0}},
+    "model": {"hidden": [3, 5]},
+    "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
+    "training": {"batch_size": 20, "optimiser": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+    "method": {"name": "heterofl"},
+}
+
+
+@pytest.mark.parametrize("method", ["heterofl", "standalone"])
+def test_one_sha256_for_any_number_of_workers(method: str, tmp_path: Path) -> None:
+    recipe = {**RECIPE, "method": {"name": method}}
+    runs = [fedloom.run(recipe, out=tmp_path / str(workers), workers=workers) for workers in (1, 2, 4)]
+    assert len({read_manifest(run.folder)["sha256"] for run in runs}) == 1
+    first, *others = (list(read_rows(run.folder)) for run in runs)
+    assert all(rows == first for rows in others)
+
+
+@pytest.mark.parametrize("deaths", [3, 40])
+def test_a_worker_that_is_killed_changes_nothing(deaths: int, tmp_path: Path) -> None:
+    """Nor do workers that are killed again and again: then the work is done where it was asked for."""
+    whole = fedloom.run(RECIPE, out=tmp_path / "whole")
+    experiment = assemble(load(RECIPE, Tables()), Tables(), tmp_path, workers=2)
+    engine = experiment.engine
+    assert isinstance(engine, ProcessPool)
+    hand, killed = engine._hand, []
+
+    def hand_and_kill(worker: Any, work: Any) -> None:
+        hand(worker, work)
+        if len(killed) < deaths:
+            killed.append(worker.process.pid)
+            os.kill(worker.process.pid, signal.SIGKILL)
+
+    engine._hand = hand_and_kill  # type: ignore[method-assign]
+    for _ in recorded(experiment, tmp_path / "killed"):
+        pass
+    assert len(killed) >= 3
+    assert read_manifest(tmp_path / "killed")["sha256"] == read_manifest(whole.folder)["sha256"]
+
+
+def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
+    experiment = assemble(load(RECIPE, Tables()), Tables(), tmp_path, workers=2)
+    assert isinstance(experiment.engine, ProcessPool)
+    hired: list[int] = []
+    for _ in recorded(experiment, tmp_path / "run"):
+        hired += [worker.process.pid for worker in experiment.engine._pool if worker.process.pid]
+    assert len(set(hired)) == 2  # not one a round
+    for process in set(hired):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_workers_see_one_copy_of_the_data_and_send_no_code(tmp_path: Path) -> None:
+    """What travels is JSON and safetensors: no pickle is read on either side."""
+    import sys
+
+    heard: list[str] = []
+    listening = [True]
+
+    def listen(event: str, arguments: Any) -> None:
+        if listening[0] and event == "pickle.find_class":
+            heard.append(str(arguments))
+
+    sys.addaudithook(listen)
+    try:
+        fedloom.run(RECIPE, out=tmp_path / "run", workers=2)
+    finally:
+        listening[0] = False
+    assert heard == []
+
+
+def test_an_error_in_a_task_is_raised_with_its_own_traceback(tmp_path: Path) -> None:
+    def build(*, input_shape: tuple[int, ...], classes: int, width: float = 1.0) -> torch.nn.Module:
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.classifier = torch.nn.Linear(64, classes)
+
+            def forward(self, x: Tensor) -> Tensor:
+                if self.training:
+                    raise LookupError("lost in training")
+                return self.classifier(x.flatten(1))
+
+        return Net()
+
+    recipe = {**RECIPE, "model": {"family": "odd"}}
+    with pytest.raises(LookupError, match="lost in training"):
+        fedloom.run(recipe, models={"odd": build}, out=tmp_path / "run", workers=2)
+
+
+def parcels() -> list[Parcel]:
+    shared = torch.arange(6.0).view(1, 2, 3).expand(4, 2, 3)
+    return [
+        {},
+        {"empty": {}},
+        {"weights": {"a/b": torch.randn(2, 3), "": torch.tensor(1.5)}, "labels": {"seen": torch.tensor([True, False])}},
+        {"weights": {"shared": shared, "own": torch.randn(4, 2).double()}, "count": {"n": torch.arange(4)}},
+        {"weights": {"one": shared[0], "two": shared[0]}},
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_parcel_comes_back_as_it_was(number: int, parcels_equal: Callable[[Parcel, Parcel], bool]) -> None:
+    parcel = parcels()[number]
+    assert parcels_equal(unpack(pack(parcel), list(parcel)), parcel)
+
+
+def test_what_all_devices_share_is_sent_once() -> None:
+    shared = torch.zeros(1, 1000).expand(16, 1000)
+    assert len(pack({"weights": {"w": shared}})) < 2 * 4000
+    back = unpack(pack({"weights": {"w": shared}}), ["weights"])["weights"]["w"]
+    assert back.shape == (16, 1000) and back.stride(0) == 0
