@@ -44,7 +44,12 @@ def test_a_method_says_what_leaves_a_device_and_what_can_be_set(fedloom):
         "gives": "global",
         "leaves_the_device": "weights of the device's slice, the set of its labels",
         "stays": "nothing",
-        "settings": {"mask_unseen_labels": True, "unseen_logit": 0.0, "weighting": "uniform"},
+        "settings": {
+            "mask_unseen_labels": True,
+            "unseen_logit": 0.0,
+            "only_seen_rows": True,
+            "weighting": "uniform",
+        },
         "paper": "Diao, Ding & Tarokh, ICLR 2021",
     }
 

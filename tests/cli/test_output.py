@@ -4,6 +4,7 @@ import pytest
 
 from fedloom.cli.output import columns, wants_json
 from fedloom.cli.progress import line
+from fedloom.engines import Refusal
 from fedloom.evaluation import Row
 from fedloom.experiment import Round
 from fedloom.fleet import Traffic
@@ -37,8 +38,8 @@ def test_who_wants_json(arguments, json):
     assert wants_json(arguments) is json
 
 
-def round_of(rows, down=1_790, up=1_800_000, refused=0):
-    return Round(3, 12, Traffic(down, up, asked=4, replied=4 - refused), refused, tuple(rows), 1.25, {})
+def round_of(rows, down=1_790, up=1_800_000, refused=()):
+    return Round(3, 12, Traffic(down, up, asked=4, replied=4 - len(refused)), refused, tuple(rows), 1.25, {})
 
 
 def accuracy(tier, value, test="global", device=""):
@@ -67,7 +68,9 @@ def test_a_line_of_a_round_that_was_not_judged():
 
 
 def test_a_line_says_what_was_refused():
-    assert "3/4 replies  1 refused  " in line("x", round_of([], refused=1))
+    refused = (Refusal("7", "SHAPE", "weights: w has shape (1,), declared (2,)"),)
+    said = line("x", round_of([], refused=refused))
+    assert "3/4 replies  1 refused (SHAPE: weights: w has shape (1,), declared (2,))  " in said
 
 
 @pytest.mark.parametrize(

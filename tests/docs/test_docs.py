@@ -77,3 +77,15 @@ def test_every_recipe_passes_its_check(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as done:
         main(["check", *recipes])
     assert done.value.code == 0, capsys.readouterr().err
+
+
+def test_the_recipe_page_names_every_key() -> None:
+    from fedloom.experiment.load import SECTIONS
+    from fedloom.experiment.recipe import Recipe, TierPart
+
+    text = (ROOT / "docs/recipe.md").read_text("utf-8")
+    keys = {field.alias or name for part in (*SECTIONS.values(), TierPart) for name, field in part.model_fields.items()}
+    assert len(keys) > 20
+    missing = [key for key in sorted(keys | {"seed", "rounds"}) if f"`{key}`" not in text]
+    assert missing == []
+    assert all(f"[{name}]" in text for name in Recipe.model_fields if name in SECTIONS)

@@ -72,7 +72,7 @@ def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: C
     assert all(torch.equal(tensor, own[name]) for name, tensor in alone[0].sent["weights"].items())
 
 
-@pytest.mark.parametrize(("width", "at_once"), [(1.0, 1), (0.5, 4), (0.25, 8), (0.125, 16), (0.0625, 16)])
+@pytest.mark.parametrize(("width", "at_once"), [(1.0, 1), (0.5, 4), (0.25, 8), (0.125, 8), (0.0625, 8)])
 def test_how_many_run_at_once_depends_on_the_model_alone(width: float, at_once: int) -> None:
     assert devices_at_once(model("convnet", MODELS["convnet"], {"width": width}, (1, 28, 28), 10)) == at_once
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import fedloom
 from fedloom.data import Partition
-from fedloom.experiment import Tables, load
+from fedloom.experiment import NothingAdmitted, Run, Tables, load
 from fedloom.tensors import fingerprint
 
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -111,9 +111,13 @@ def test_no_reply_was_refused(finished):
     assert lines(run, "events.jsonl") == []
 
 
-def test_refusals_are_written_down_and_their_votes_are_not_counted(run):
-    """A step so large that the weights are no numbers any more."""
-    done = run(training__optimiser={"kind": "sgd", "learning_rate": 1e38})
+def test_a_run_that_learned_nothing_fails_and_says_why(run, tmp_path):
+    """A step so large that the weights are no numbers any more: every reply of every device is refused."""
+    with pytest.raises(NothingAdmitted, match="no reply was ever admitted; device 0: NONFINITE") as caught:
+        run(training__optimiser={"kind": "sgd", "learning_rate": 1e38})
+    assert "events.jsonl" in caught.value.hint
+    done = Run(next(path.parent for path in tmp_path.rglob("events.jsonl")))
+    assert json.loads((done.folder / "manifest.json").read_text())["status"] == "failed"
     events = lines(done, "events.jsonl")
     assert [(event["round"], event["device"], event["code"]) for event in events] == [
         (number, device, "NONFINITE") for number in (1, 2) for device in "0123"

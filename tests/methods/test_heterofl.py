@@ -87,7 +87,7 @@ def test_every_weight_is_the_mean_of_its_holders(
 ) -> None:
     for family in sorted(MODELS):
         fleet, old, replies = drawn_replies(tiny_model, family, round_of, seed)
-        made = play(scripted, fleet, old, replies, HeteroFL(mask_unseen_labels=masked))
+        made = play(scripted, fleet, old, replies, HeteroFL(only_seen_rows=masked))
         assert made.keys() == old.keys()
         for name, tensor in old.items():
             for index in torch.ones(tensor.shape).nonzero().tolist():
@@ -297,12 +297,25 @@ def test_training_leaves_rows_of_absent_labels_where_nothing_else_moves_them(
         assert bits_equal(new[3], old["weights"]["classifier.weight"][3])  # nobody has label 3
 
 
-def test_without_the_mask_labels_are_ignored(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+def test_without_mask_and_rows_labels_are_ignored(
+    world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
     place = world(sizes=(8, 8), labels=[[0, 1], [2, 3]])
-    methods = (HeteroFL(mask_unseen_labels=False), FedAvg("uniform"), HeteroFL())
+    methods = (HeteroFL(mask_unseen_labels=False, only_seen_rows=False), FedAvg("uniform"), HeteroFL())
     unmasked, plain, masked = (place.play(method, place.engine(method)) for method in methods)
     assert parcels_equal(unmasked, plain)
     assert not parcels_equal(masked, plain)
+
+
+def test_rows_of_unseen_labels_are_left_alone_masked_or_not(world: Callable[..., Any]) -> None:
+    """Nobody has label 3, so nobody speaks for its row; the mask is a matter of the loss alone."""
+    place = world(sizes=(8, 8), labels=[[0, 1], [1, 2]])
+    for masked in (True, False):
+        method = HeteroFL(mask_unseen_labels=masked)
+        before, after = method.start(place.fleet, 0)["weights"], place.play(method, place.engine(method))["weights"]
+        for name in ("classifier.weight", "classifier.bias"):
+            assert torch.equal(before[name][3], after[name][3])
+            assert not torch.equal(before[name][:3], after[name][:3])
 
 
 def test_devices_send_the_labels_they_have(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
@@ -339,4 +352,4 @@ def test_a_model_whose_classifier_is_not_found_is_refused() -> None:
     assert refusal is not None
     assert "headless" in refusal
     assert "label_rows" in refusal
-    assert HeteroFL(mask_unseen_labels=False).refuses(fleet) is None
+    assert HeteroFL(only_seen_rows=False).refuses(fleet) is None

@@ -91,8 +91,11 @@ def exits(format: Format) -> Iterator[None]:
 def _explained(error: Exception, as_json: bool) -> int:
     """Say what is wrong, and whose fault it is."""
     from ..data import DataBroken, DataMissing
-    from ..experiment import RecipeError
+    from ..experiment import NothingAdmitted, RecipeError
 
+    if isinstance(error, NothingAdmitted):
+        report_failure("NOTHING_ADMITTED", str(error), error.hint, as_json)
+        return RUN_FAILED
     if isinstance(error, RecipeError):
         return refuse_recipes([error], as_json)
     if isinstance(error, DataMissing | DataBroken):

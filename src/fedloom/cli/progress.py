@@ -24,7 +24,7 @@ def line(name: str, done: "Round") -> str:
     ]
     marks = "  ".join(f"{row.tier} {row.value:5.1f} %" for row in judged)
     moved = f"{_size(done.traffic.down)} down {_size(done.traffic.up)} up"
-    lost = f"  {done.refused} refused" if done.refused else ""
+    lost = f"  {len(done.refused)} refused ({done.refused[0].code}: {done.refused[0].reason})" if done.refused else ""
     votes = f"{done.traffic.replied}/{done.traffic.asked} replies"
     number = f"round {done.number:>{len(str(done.of))}}/{done.of}"
     return f"{name}  {number}  {marks}  {votes}{lost}  {moved}  {done.seconds:.1f} s"

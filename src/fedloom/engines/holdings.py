@@ -46,7 +46,7 @@ def devices_at_once(model: Model) -> int:
     """How many devices to run as one network. Narrow layers waste most of a core on overhead, wide ones nothing;
     a fixed rule, not a timing, so that results do not depend on the machine. `fedloom calibrate` measures instead."""
     widest = max((shape[0] for shape in model.shapes().values() if len(shape) > 2), default=64)
-    return next(count for limit, count in ((64, 16), (128, 8), (256, 4), (math.inf, 1)) if widest <= limit)
+    return next(count for limit, count in ((128, 8), (256, 4), (math.inf, 1)) if widest <= limit)
 
 
 def shelf(dataset: Dataset, partition: Partition, fleet: Fleet) -> Shelf:

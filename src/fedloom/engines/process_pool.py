@@ -71,6 +71,9 @@ class ProcessPool:
     def _outcomes(self, works: list[Work]) -> Iterator[tuple[Work, Outcome]]:
         """In the order they are done. Whoever asked for them sorts."""
         waiting, deaths = list(works), Counter[int]()
+        for worker in [worker for worker in self._pool if worker.at]:  # an ask that nobody heard to its end
+            worker.process.kill()
+            self._replace(worker)
         while len(self._pool) < self.workers:
             self._pool.append(self._hire())
         while waiting or any(worker.at for worker in self._pool):

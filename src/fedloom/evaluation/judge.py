@@ -47,7 +47,7 @@ class Judge:
     def _server_rows(
         self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
-        models = {tier: candidate.weights(tier) for tier in fleet.tiers}
+        models = {tier: candidate.weights(tier) for tier in fleet.served}
         for tier, weights in self.statistics.fill(models, fleet, ask, round_number).items():
             logits = self.logits(tier.model, weights)
 
@@ -95,7 +95,7 @@ class Judge:
         inboxes = {device: candidate.inbox(device) for device in fleet.devices(round_number)}
         replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name)
         for test in self.tests:
-            for tier in fleet.tiers:
+            for tier in fleet.served:
                 of_tier = [reply for reply in replies if reply.device.tier == tier.name]
                 if of_tier:
                     yield Row(round_number, name, tier.name, "", test, "accuracy", _together(of_tier, test))

@@ -88,7 +88,7 @@ def own_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
 
 
 def _able(fleet: Fleet, tier: Tier, round_number: int) -> list[Device]:
-    """Devices that can carry this tier's model, each as if it were of this tier."""
-    size = parameters(tier.model.shapes())
+    """Devices that can carry this tier's model, each as if it were of this tier; all, where tiers are redrawn."""
+    size = 0 if fleet.assignment == "redrawn" else parameters(tier.model.shapes())
     able = (d for d in fleet.devices(round_number) if parameters(d.model.shapes()) >= size)
     return [replace(d, tier=tier.name, model=tier.model, footprint=tier.footprint) for d in able]

@@ -6,7 +6,7 @@ from .controls import CONTROLS, arms, serving
 from .costing import TierCost, tier_costs
 from .load import Loaded, load
 from .problems import Problem, RecipeError
-from .run import Round, Run, recorded
+from .run import NothingAdmitted, Round, Run, recorded
 from .tables import Tables
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Comparison",
     "Experiment",
     "Loaded",
+    "NothingAdmitted",
     "Problem",
     "RecipeError",
     "Result",

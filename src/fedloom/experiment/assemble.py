@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,13 +81,14 @@ def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
     recipe = loaded.recipe
     family, build = recipe.model.family, tables.models[recipe.model.family]
     sizes = [{**recipe.model.settings, **tier.settings} for tier in recipe.tiers]
-    widths = [size["width"] for size in sizes if "width" in size]
-    if widths and "widest" in inspect.signature(build).parameters:
-        sizes = [{**size, "widest": max(widths)} for size in sizes]
+    named = inspect.signature(build).parameters
+    if "widest" in named and "width" in named:
+        widest = max(size.get("width", named["width"].default) for size in sizes)
+        sizes = [{**size, "widest": widest} for size in sizes]
     models: list[tuple[str, Model]] = []
     for number, (tier, size) in enumerate(zip(recipe.tiers, sizes, strict=True)):
-        made = model(family, build, size, seen.input_shape, seen.labels.classes)
         try:
+            made = model(family, build, size, seen.input_shape, seen.labels.classes)
             made.fits_the_data()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
@@ -96,7 +98,8 @@ def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
         tiers = nested(models)
     except BadTier as error:
         raise loaded.error(Problem(("tiers",), "TIER_SHAPE", str(error))) from error
-    shares, part = tuple(tier.share for tier in recipe.tiers), recipe.fleet
+    total, part = math.fsum(tier.share for tier in recipe.tiers), recipe.fleet
+    shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
     fleet = Fleet(tiers, shares, recipe.data.devices, recipe.seed, part.assignment, part.eligible)
     if part.assignment == "fixed" and part.eligible and not draw_cohort(fleet, 1.0, 1):
         said = "no device belongs to these tiers, so nobody would train"
@@ -106,6 +109,10 @@ def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
 
 def build_method(loaded: Loaded, tables: Tables, fleet: Fleet) -> Method:
     part = loaded.recipe.method
+    missing = getattr(tables.methods[part.name], "__abstractmethods__", ())
+    if missing:
+        said = f"{part.name} lacks {', '.join(sorted(missing))}, which every method has"
+        raise loaded.error(Problem(("method", "name"), "METHOD_INCOMPLETE", said, value=part.name))
     made: Method = picked(tables.methods, {"name": part.name, **part.settings}, key="name")()
     refusal = made.refuses(fleet)
     if refusal:

@@ -10,12 +10,21 @@ from typing import Any
 
 import torch
 
+from ..engines import Refusal
 from ..evaluation import Row
 from ..fleet import Ask, ServerModel, Traffic, Turn, draw_cohort
 from ..reporting import Final, Journal, read_rows, summarise
 from ..tensors import Parcel, fingerprint
 from .assemble import Experiment
 from .toml import dumps
+
+
+class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
+    """A run in which no reply of any device could be used: nothing was learned, and it must not look as if."""
+
+    def __init__(self, first: Refusal, folder: Path):
+        super().__init__(f"no reply was ever admitted; device {first.device}: {first.code}: {first.reason}")
+        self.hint = f"every refusal is in {folder / 'events.jsonl'}"
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Round:
     number: int
     of: int
     traffic: Traffic
-    refused: int
+    refused: tuple[Refusal, ...]
     rows: tuple[Row, ...]
     seconds: float
     server: Parcel
@@ -38,7 +47,7 @@ def rounds(experiment: Experiment) -> Iterator[Round]:
     )  # fmt: skip
     server = method.start(fleet, recipe.seed, experiment.warm)
     for number in range(1, recipe.rounds + 1):
-        began, refused = time.perf_counter(), len(experiment.refusals)
+        began, before = time.perf_counter(), len(experiment.refusals)
         last = number == recipe.rounds
         turn = Turn(number, draw_cohort(fleet, recipe.fleet.participation, number), fleet, engine)
         server = method.round(server, turn)
@@ -49,7 +58,7 @@ def rounds(experiment: Experiment) -> Iterator[Round]:
         rows = judged(experiment, server, number, last) if due else []
         rows += [Row(number, "", "", "", "", name, getattr(turn.traffic, name)) for name in ("down", "up")]
         yield Round(
-            number, recipe.rounds, turn.traffic, len(experiment.refusals) - refused, tuple(rows),
+            number, recipe.rounds, turn.traffic, tuple(one for _, one in experiment.refusals[before:]), tuple(rows),
             time.perf_counter() - began, server,
         )  # fmt: skip
 
@@ -83,7 +92,7 @@ class Run:
 
 def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
     """The rounds of an experiment, each written into the run's folder before it is handed on."""
-    journal, seen = Journal(folder), 0
+    journal, seen, replied = Journal(folder), 0, 0
     with one_thread(), closing(experiment.engine):
         journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
         with journal.watched():
@@ -92,7 +101,10 @@ def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
                 journal.rows(done.rows)
                 new, seen = experiment.refusals[seen:], len(experiment.refusals)
                 journal.events({"round": number, **asdict(refusal)} for number, refusal in new)
+                replied += done.traffic.replied
                 yield done
+            if not replied and experiment.refusals:
+                raise NothingAdmitted(experiment.refusals[0][1], folder)
             save_models(experiment, done.server, journal)
             journal.update(status="finished", sha256=fingerprint(done.server))
 
@@ -104,7 +116,7 @@ def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> Non
     for name, candidate in experiment.method.candidates(server).items():
         if not isinstance(candidate, ServerModel):
             continue
-        models = {tier: candidate.weights(tier) for tier in fleet.tiers}
+        models = {tier: candidate.weights(tier) for tier in fleet.served}
         for tier, weights in experiment.judge.statistics.fill(models, fleet, ask, number).items():
             about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
             journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)

@@ -33,6 +33,11 @@ class Fleet:
         """The global model: that of the largest tier."""
         return self.largest.model
 
+    @property
+    def served(self) -> tuple[Tier, ...]:
+        """Tiers whose model is trained, and so judged and kept."""
+        return tuple(tier for tier in self.tiers if not self.eligible or tier.name in self.eligible)
+
     @cached_property
     def largest(self) -> Tier:
         return max(self.tiers, key=lambda tier: parameters(tier.model.shapes()))
@@ -65,7 +70,7 @@ class Fleet:
     @cached_property
     def _by_index(self) -> tuple[int, ...]:
         """Filled in index order by the shares; what rounding leaves over takes the last tier."""
-        filled = [number for number, share in enumerate(self.shares) for _ in range(int(share * self.size + 1e-9))]
+        filled = [number for number, share in enumerate(self.shares) for _ in range(int(share * self.size + 1e-4))]
         return tuple(filled + [len(self.tiers) - 1] * (self.size - len(filled)))
 
 
@@ -82,12 +87,17 @@ def nested(models: Sequence[tuple[str, Model]], place: Place = leading) -> tuple
 def _footprint(tier: str, model: Model, whole: Model, place: Place) -> Footprint:
     small, large = model.shapes(), whole.shapes()
     for name, shape in small.items():
-        if name in large and not fits(shape, large[name]):
+        if name not in large:
+            raise BadTier(
+                f"tier {tier!r}: {name} is not in the global model, which is that of the tier with most parameters; "
+                "every layer of a smaller tier must be one of its"
+            )
+        if not fits(shape, large[name]):
             raise BadTier(
                 f"tier {tier!r}: {name} has shape {tuple(shape)}, which does not lie in {tuple(large[name])} of the "
                 "global model; every axis of a smaller tier must be at most as long"
             )
-        if name in whole.unsliceable() and name in large and shape != large[name]:
+        if name in whole.unsliceable() and shape != large[name]:
             raise BadTier(
                 f"tier {tier!r}: {name} stacks several things on one axis (gates, heads), so its first part is not a "
                 "smaller layer; give every tier the same size of this layer"

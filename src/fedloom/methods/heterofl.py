@@ -20,13 +20,15 @@ from .method import Method
 
 @dataclass(frozen=True)
 class HeteroFL(Method):
-    """`unseen_logit` replaces the logits of labels a device does not have: 0 as published, -inf to rule them out."""
+    """`unseen_logit` replaces the logits of labels a device does not have: 0 as published, -inf to rule them out.
+    `only_seen_rows` has a device speak only for the classifier rows of its own labels, masked or not."""
 
     paper = "Diao, Ding & Tarokh, ICLR 2021"
     leaves, keeps, gives = "weights of the device's slice, the set of its labels", "nothing", "global"
 
     mask_unseen_labels: bool = True
     unseen_logit: float = 0.0
+    only_seen_rows: bool = True
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
@@ -49,7 +51,7 @@ class HeteroFL(Method):
     def _contribution(self, reply: Reply) -> Contribution:
         """A device speaks only for its slice, and there only for the classifier rows of labels it has seen."""
         footprint, weights = reply.device.footprint, dict(reply.sent["weights"])
-        if self.mask_unseen_labels:
+        if self.only_seen_rows:
             seen = reply.sent["labels"]["seen"]
             for name in reply.device.model.label_rows():
                 footprint = footprint.restrict(name, axis=0, keep=seen)
@@ -64,9 +66,9 @@ class HeteroFL(Method):
         return {"server": slices(server["weights"], self._fill)}
 
     def refuses(self, fleet: Fleet) -> str | None:
-        if self.mask_unseen_labels and not fleet.whole.label_rows():
+        if self.only_seen_rows and not fleet.whole.label_rows():
             return (
-                f"heterofl masks the classifier's rows, and the last layer of {fleet.whole.family} has not one row per "
-                "class; name them in the module's attribute `label_rows`, or set method.mask_unseen_labels = false"
+                f"heterofl averages classifier rows by label, and {fleet.whole.family} ends in no layer with one row "
+                "per class; name them in the module's attribute `label_rows`, or set method.only_seen_rows = false"
             )
         return None

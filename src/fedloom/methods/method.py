@@ -1,5 +1,6 @@
 """What a method is: a frozen dataclass of hyper-parameters with both halves of an algorithm, server's and device's."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
@@ -15,12 +16,15 @@ class Method(Protocol):
     keeps: ClassVar[str] = ""  # what stays on it from round to round
     gives: ClassVar[str] = ""  # "global" or "personalised" models
 
+    @abstractmethod
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         """The server's first state; `warm` is an earlier model to go on from."""
 
+    @abstractmethod
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         """One round: the server's state before it -> after it."""
 
+    @abstractmethod
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         """What is judged."""
 

@@ -1,6 +1,7 @@
 """What a model is; nothing here knows of federation."""
 
 from .convnet import convnet
+from .layers import Scaler
 from .model import Draws, Family, Model, Outputs, Shapes, model
 from .preresnet import preresnet
 
@@ -9,4 +10,4 @@ MODELS: dict[str, Family] = {
     "preresnet": preresnet,
 }
 
-__all__ = ["MODELS", "Draws", "Family", "Model", "Outputs", "Shapes", "model"]
+__all__ = ["MODELS", "Draws", "Family", "Model", "Outputs", "Scaler", "Shapes", "model"]

@@ -6,7 +6,7 @@ written down: it is found by comparing the shapes of their weights.
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -79,8 +79,7 @@ class Model:
 
     def initial(self, seed: int) -> dict[str, Tensor]:
         """The weights as the family draws them."""
-        module = self.module(number(seed, "initial weights"))
-        return {name: weight.detach().clone() for name, weight in module.named_parameters()}
+        return dict(_initial(self, seed, torch.get_default_dtype()))
 
     def module(self, seed: int = 0) -> nn.Module:
         """The plain module, drawn from a seed without touching anybody else's randomness."""
@@ -124,6 +123,9 @@ def model(family: str, build: Family, settings: Mapping[str, Any], input_shape: 
     facts = {"input_shape": input_shape, "classes": classes}
     named = inspect.signature(build).parameters
     known = {name: fact for name, fact in facts.items() if name in named}
+    for name, value in settings.items():
+        if not isinstance(value, Hashable):
+            raise TypeError(f"{name} = {value!r} cannot be a setting: use a number, a text, a list or a truth value")
     return Model(family, build, tuple(sorted({**known, **settings}.items())), input_shape, classes)
 
 
@@ -177,6 +179,13 @@ def _shapes(model: Model) -> tuple[Shapes, Shapes]:
     module = model.module()
     weights = {name: weight.shape for name, weight in module.named_parameters()}
     return weights, {name: holder[key].shape for name, (holder, key) in statistic_slots(module).items()}
+
+
+@lru_cache(maxsize=32)
+def _initial(model: Model, seed: int, dtype: torch.dtype) -> Tensors:
+    """Kept, so that ten thousand devices that start alike hold one copy between them."""
+    module = model.module(number(seed, "initial weights"))
+    return {name: weight.detach().clone() for name, weight in module.named_parameters()}
 
 
 @lru_cache(maxsize=1024)

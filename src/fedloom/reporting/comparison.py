@@ -59,12 +59,13 @@ class Difference:
 
 def difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Difference:
     """Beyond noise: every seed has the same sign and, with fewer than five seeds, the mean is more than two standard
-    errors that the size of the test set alone would give."""
+    errors: those of the test set, which all seeds share, and of the seeds."""
     pairs = list(zip(this.accuracies(tier, test), other.accuracies(tier, test), strict=True))
     gaps = [one - two for one, two in pairs]
     mean = statistics.fmean(gaps)
     level = statistics.fmean(value for pair in pairs for value in pair) / 100
-    noise = 200 * math.sqrt(2 * level * (1 - level) / (examples * len(pairs)))
+    spread = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
+    noise = 2 * math.hypot(100 * math.sqrt(2 * level * (1 - level) / examples), spread)
     one_sign = all(gap > 0 for gap in gaps) or all(gap < 0 for gap in gaps)
     beyond = one_sign and (len(gaps) >= 5 or abs(mean) > noise)
     left, right = (statistics.fmean(side) for side in zip(*pairs, strict=True))
