@@ -33,9 +33,11 @@ def compare(
 ) -> None:
     """Run a recipe beside standalone, small-for-all, drop-the-small and all-large."""
     with exits(format):
+        from ..engines import keep_the_heap
         from ..experiment import Problem, comparison
         from ..experiment.places import data_folder, fresh_folder
 
+        keep_the_heap()
         loaded, tables = read(recipe, sets, seed, files)
         if test not in loaded.recipe.evaluation.tests:
             raise loaded.error(Problem(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))

@@ -32,9 +32,11 @@ def run(
 ) -> None:
     """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
     with exits(format):
+        from ..engines import keep_the_heap
         from ..experiment import Run, assemble, comparison
         from ..experiment.places import data_folder, fresh_folder
 
+        keep_the_heap()
         loaded, tables = read(recipe or demo(), sets, seed, files)
         if recipe is None:
             home = fresh_folder(out, "compare")

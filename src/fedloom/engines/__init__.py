@@ -4,7 +4,18 @@ from .admission import Refusal, refuse
 from .holdings import Shelf, devices_at_once, shelf
 from .in_process import InProcess
 from .memory import Memory
-from .process_pool import ProcessPool
+from .process_pool import ProcessPool, keep_the_heap
 from .rehearsal import Rehearsal
 
-__all__ = ["InProcess", "Memory", "ProcessPool", "Refusal", "Rehearsal", "Shelf", "devices_at_once", "refuse", "shelf"]
+__all__ = [
+    "InProcess",
+    "Memory",
+    "ProcessPool",
+    "Refusal",
+    "Rehearsal",
+    "Shelf",
+    "devices_at_once",
+    "keep_the_heap",
+    "refuse",
+    "shelf",
+]

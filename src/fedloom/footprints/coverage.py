@@ -1,5 +1,7 @@
 """How replies become weights: every entry is averaged over the devices that cover it."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -26,29 +28,72 @@ def coverage_mean(whole: Tensors, contributions: Iterable[Contribution]) -> dict
 
     Sums are in float64 and in the order given, so the result is the same wherever it is computed.
     """
-    totals: dict[str, tuple[Tensor, Tensor]] = {}
-    for footprint, tensors, weight in contributions:
-        for name, block in footprint.blocks.items():
-            if name not in totals:
-                empty = torch.zeros_like(whole[name], dtype=torch.float64)
-                totals[name] = (empty, torch.zeros_like(empty))
-            total, mass = totals[name]
-            _add(total, block, tensors[name].to(torch.float64) * weight)
-            _add(mass, block, torch.tensor(weight, dtype=torch.float64, device=mass.device))
-    return {name: _mean(old, *totals[name]) if name in totals else old for name, old in whole.items()}
+    said = list(contributions)
+    parts = {
+        name: [Part(c.footprint.blocks[name], c.tensors[name], c.weight) for c in said if name in c.footprint.blocks]
+        for name in whole
+    }
+    return {name: _mean(old, parts[name]) if parts[name] else old for name, old in whole.items()}
 
 
-def _mean(old: Tensor, total: Tensor, mass: Tensor) -> Tensor:
+class Part(NamedTuple):
+    block: tuple[Axis, ...]
+    tensor: Tensor
+    weight: float
+
+
+def _mean(old: Tensor, parts: list[Part]) -> Tensor:
+    """One tensor after the other, so that its sum stays in the cache."""
+    first = parts[0]
+    whole_first = first.tensor.shape == old.shape and all(isinstance(axis, slice) for axis in first.block)
+    total = torch.zeros_like(old, dtype=torch.float64) if not whole_first else first.tensor.double() * first.weight
+    for block, tensor, weight in parts[1:] if whole_first else parts:
+        _add(total, block, tensor, weight)
+    rings = _nested(parts)
+    if rings is None:
+        return _divided_by_entry(old, total, parts)
+    made = torch.empty_like(old) if whole_first else old.clone()
+    for block, mass in rings:  # each inner box overwrites its part of the outer one
+        torch.div(box(total, block), mass, out=box(made, block))
+    return made
+
+
+def _nested(parts: list[Part]) -> list[tuple[tuple[Axis, ...], float]] | None:
+    """The boxes of slices from the outermost in, each with the weight of all that contain it; None if they do not nest,
+    or if a box has no weight. Where they do, as widths and depths do, no count per entry is needed."""
+    weights: dict[tuple[tuple[int, int], ...], float] = {}
+    for block, _, weight in parts:
+        if not all(isinstance(axis, slice) for axis in block):
+            return None
+        edges = tuple((axis.start or 0, axis.stop) for axis in block if isinstance(axis, slice))
+        weights[edges] = weights.get(edges, 0.0) + weight
+    order = sorted(weights, key=lambda edges: -math.prod(stop - start for start, stop in edges))
+    inside = all(
+        lower <= start and stop <= upper
+        for outer, inner in itertools.pairwise(order)
+        for (lower, upper), (start, stop) in zip(outer, inner, strict=True)
+    )
+    masses = list(itertools.accumulate(weights[edges] for edges in order))
+    if not inside or min(masses) <= 0:
+        return None
+    return [(tuple(slice(*edge) for edge in edges), mass) for edges, mass in zip(order, masses, strict=True)]
+
+
+def _divided_by_entry(old: Tensor, total: Tensor, parts: list[Part]) -> Tensor:
+    """The same for boxes that overlap anyhow and for index numbers: a weight counted for every entry."""
+    mass = torch.zeros_like(total)
+    for block, _, weight in parts:
+        _add(mass, block, torch.ones((), dtype=torch.float64, device=mass.device), weight)
     covered = mass > 0
     return torch.where(covered, (total / mass.masked_fill(~covered, 1)).to(old.dtype), old)
 
 
-def _add(target: Tensor, block: tuple[Axis, ...], values: Tensor) -> None:
+def _add(target: Tensor, block: tuple[Axis, ...], tensor: Tensor, weight: float) -> None:
     view = box(target, block)
     if any(isinstance(part, Tensor) for part in block):
-        view[_grid(view, block)] += values
+        view[_grid(view, block)] += tensor.to(torch.float64) * weight
     else:
-        view += values
+        view.add_(tensor, alpha=weight)
 
 
 def _grid(view: Tensor, block: tuple[Axis, ...]) -> tuple[Tensor, ...]:
@@ -56,7 +101,5 @@ def _grid(view: Tensor, block: tuple[Axis, ...]) -> tuple[Tensor, ...]:
     numbers = [
         part if isinstance(part, Tensor) else torch.arange(size) for part, size in zip(block, view.shape, strict=True)
     ]
-    return tuple(
-        part.to(view.device).view(*[1] * axis, -1, *[1] * (len(numbers) - axis - 1))
-        for axis, part in enumerate(numbers)
-    )
+    ones = [1] * len(numbers)
+    return tuple(part.to(view.device).view(*ones[:axis], -1, *ones[axis + 1 :]) for axis, part in enumerate(numbers))
