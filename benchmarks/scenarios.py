@@ -40,7 +40,7 @@ TRAININGS = [
     Training("CNN c-e", "convnet", {"c": 16, "d": 16, "e": 16}, 12, 0.30, 0.12),
     Training("CNN a-e mixed", "convnet", {"a": 4, "b": 4, "c": 4, "d": 4, "e": 4}, 8, 0.50, 0.30),
     Training("ResNet e", "preresnet", {"e": 16}, 8, 0.22, 0.08),
-    Training("ResNet a", "preresnet", {"a": 2}, 3, 0.60, 0.35),
+    Training("ResNet a", "preresnet", {"a": 2}, 8, 0.60, 0.35),
 ]
 
 

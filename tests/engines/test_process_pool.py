@@ -131,3 +131,20 @@ def test_what_all_devices_share_is_sent_once() -> None:
     assert len(pack({"weights": {"w": shared}})) < 2 * 4000
     back = unpack(pack({"weights": {"w": shared}}), ["weights"])["weights"]["w"]
     assert back.shape == (16, 1000) and back.stride(0) == 0
+
+
+@pytest.mark.usefixtures("double")
+def test_every_method_learns_the_same_in_other_processes(
+    method: Any, family: str, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
+) -> None:
+    """To the bit, on every model family: the only difference is where the work was done."""
+    place = world_for(method, family, sizes=(8, 5, 9, 8, 5, 7))
+    here, there = place.engine(method), place.engine(method)
+    pool = ProcessPool(there, place.fleet, lambda address: getattr(method, address[0]), workers=2)
+    try:
+        assert parcels_equal(place.play(method, here), place.play(method, pool))
+    finally:
+        pool.close()
+    assert here.memory.committed.keys() == there.memory.committed.keys()
+    for name, memory in here.memory.committed.items():
+        assert parcels_equal(memory, there.memory.committed[name])

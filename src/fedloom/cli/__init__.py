@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import check, compare, doctor, init, listing, plan, run
+from . import calibrate, check, compare, doctor, init, listing, plan, run
 from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, say, wants_json
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "compare": compare.compare,
     "plan": plan.plan,
     "check": check.check,
+    "calibrate": calibrate.calibrate,
     "list": listing.show,
     "init": init.init,
     "doctor": doctor.doctor,
