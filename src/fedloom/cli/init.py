@@ -1,6 +1,7 @@
 """fedloom init: a commented recipe to start from, on the bundled data."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def init(
         if format is Format.json:
             say_json({"recipe": str(out)})
         else:
-            say(f"{out}\nnext: fedloom run {out}")
+            say(f"{out}\nnext: fedloom run {shlex.quote(str(out))}")
 
 
 def _recipe(method: str, out: Path, tables: "Tables") -> str:

@@ -127,9 +127,13 @@ class Personal:
         with torch.no_grad():
             return Outcome(send={"local": self._own(client, weights), "global": self._whole(client, weights)})
 
+    def _size(self, client: Client) -> int:
+        """So many examples at a time, all devices of the block together: memory must not grow with the block."""
+        return max(1, self.batch_size // len(client.seen_labels))
+
     def _own(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
         correct = total = torch.zeros(len(client.seen_labels), dtype=torch.float64)
-        for batch, real in client.test_batches(self.batch_size):
+        for batch, real in client.test_batches(self._size(client)):
             made = client.model(weights, batch.x).logits
             logits = mask_logits(made, client.seen_labels, self.candidate.unseen_logit)
             correct = correct + (hits(logits, batch.y) & real).sum(1)
@@ -139,7 +143,7 @@ class Personal:
     def _whole(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
         devices = len(client.seen_labels)
         correct = total = torch.zeros(devices, dtype=torch.float64)
-        for x, y in zip(*(part.split(self.batch_size) for part in self.whole_test or ()), strict=True):
+        for x, y in zip(*(part.split(self._size(client)) for part in self.whole_test or ()), strict=True):
             prepared = client.preparation(x)
             logits = client.model(weights, prepared.expand(devices, *prepared.shape)).logits
             correct, total = correct + hits(logits, y).sum(1), total + len(y)
