@@ -78,3 +78,11 @@ def test_a_bad_recipe(fedloom, write):
     write(("rounds = 2", "rounds = 0"))
     said = fedloom("doctor", "my.toml", "--format", "json")
     assert (said.code, said.failure["error_code"]) == (4, "RECIPE_RANGE")
+
+
+@pytest.mark.parametrize(("scaler", "warned"), [("true", True), ("false", False)])
+def test_a_scaler_without_a_norm_is_a_trap(scaler, warned, fedloom, write):
+    write()
+    change = ("--set", "model.normalisation=none", "--set", f"model.scaler={scaler}")
+    assert ("judged unscaled" in fedloom("doctor", "my.toml", *change).out) == warned
+    assert "judged unscaled" not in fedloom("doctor", "my.toml").out

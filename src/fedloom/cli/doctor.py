@@ -72,6 +72,7 @@ def _recipe(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Pa
     return [
         ("recipe", "ok", str(recipe)),
         *_batch_norm(loaded.recipe, fleet),
+        *_scaler(fleet),
         *_blocks(loaded.recipe, fleet),
         *_shares(fleet),
     ]
@@ -87,6 +88,16 @@ def _batch_norm(recipe: Any, fleet: Any) -> list[Finding]:
     if fleet.size < 10:
         return [("batch norm", "warn", "fewer than 10 devices: their statistics say much of each; use group norm")]
     return [("batch norm", "ok", "statistics by devices' own sums")]
+
+
+def _scaler(fleet: Any) -> list[Finding]:
+    """The scaler acts in training alone. A norm after it hides that; without one a narrow slice is judged on numbers of
+    another size than it was trained on."""
+    settings = [dict(tier.model.settings) for tier in fleet.tiers]
+    bare = any(one.get("normalisation") == "none" and one.get("scaler", True) for one in settings)
+    if not bare or len({one.get("width") for one in settings}) == 1:
+        return []
+    return [("scaler", "warn", "without a norm narrow tiers train scaled but are judged unscaled; set scaler = false")]
 
 
 def _blocks(recipe: Any, fleet: Any) -> list[Finding]:
