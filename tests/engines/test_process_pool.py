@@ -71,8 +71,8 @@ def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
             os.kill(process, 0)
 
 
-def test_workers_see_one_copy_of_the_data_and_send_no_code(tmp_path: Path) -> None:
-    """What travels is JSON and safetensors: no pickle is read on either side."""
+def test_no_pickle_is_read_while_workers_answer(tmp_path: Path) -> None:
+    """What travels is JSON and safetensors."""
     import sys
 
     heard: list[str] = []

@@ -32,7 +32,12 @@ class Work:
     memory: Parcel
     round_number: int
     repeat: int
-    visits: int = 0  # examples gone through, all devices together
+    plans: list[DevicePlan]  # of the company, in its order
+
+    @property
+    def visits(self) -> int:
+        """Examples gone through, all devices together."""
+        return sum(len(plan.rows) for plan in self.plans)
 
 
 @dataclass
@@ -53,21 +58,15 @@ class InProcess:
 
     def works(self, task: Task, inboxes: Parcels, round_number: int, repeat: int) -> list[Work]:
         """The task in pieces, each for one block of devices."""
-        shapes = {device: self._plan(task, device, round_number, repeat) for device in inboxes}
+        plans = {device: self.plan(task, device, round_number, repeat) for device in inboxes}
         memories = {device: self.memory.recall(device) for device in inboxes}
-        return [
-            Work(
-                task,
-                devices,
-                self._company(devices),
-                join([inboxes[device] for device in self._company(devices)]),
-                join([memories[device] for device in self._company(devices)]),
-                round_number,
-                repeat,
-                visits=sum(len(shapes[device].rows) for device in devices),
-            )
-            for devices in self._blocks(inboxes, memories, shapes)
-        ]
+        works = []
+        for devices in self._blocks(inboxes, memories, plans):
+            company = self._company(devices)
+            inbox, memory = (join([held[device] for device in company]) for held in (inboxes, memories))
+            own_plans = [plans[device] for device in company]
+            works.append(Work(task, devices, company, inbox, memory, round_number, repeat, own_plans))
+        return works
 
     def carry_out(self, work: Work) -> Outcome:
         """What the devices of a block make of their task. Depends on nothing but the work and the recipe."""
@@ -92,7 +91,7 @@ class InProcess:
     def commit(self, round_number: int) -> None:
         self.memory.commit()
 
-    def _plan(self, task: Task, device: Device, round_number: int, repeat: int) -> DevicePlan:
+    def plan(self, task: Task, device: Device, round_number: int, repeat: int) -> DevicePlan:
         draw = generator(self.seed, "plan", round_number, task.name, repeat, device.name)
         data = self.shelf.dataset
         return plan_for(self.shelf.rows(device), task.schedule or self.schedule, data.train, data.preparation, draw)
@@ -121,7 +120,6 @@ class InProcess:
 
     def _client(self, work: Work) -> Client:
         data, devices = self.shelf.dataset, work.company
-        plans = [self._plan(work.task, device, work.round_number, work.repeat) for device in devices]
         return Client(
             model=devices[0].model,
             optimiser=at_round(self.optimiser, self.rates, work.round_number),
@@ -129,7 +127,7 @@ class InProcess:
             tests=data.test,
             test_holdings=self.shelf.tests(devices),
             preparation=data.preparation,
-            plan=together(plans),
+            plan=together(work.plans),
             seen_labels=torch.stack([self.shelf.seen_labels(device) for device in devices]),
             memory=work.memory,
         )

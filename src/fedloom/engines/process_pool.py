@@ -147,7 +147,11 @@ class ProcessPool:
             for one in header["devices"]
         ]
         parcels = unpack(inbox, header["inbox"]), unpack(memory, header["memory"])
-        return Work(task, company, company, *parcels, header["round"], header["repeat"])
+        number, repeat = header["round"], header["repeat"]
+        plans = [
+            self.inner.plan(task, device, number, repeat) for device in company
+        ]  # the same draws
+        return Work(task, company, company, *parcels, number, repeat, plans)
 
     def _device(self, name: str, tier_name: str, gathers: list[str]) -> Device:
         (tier,) = [tier for tier in self.fleet.tiers if tier.name == tier_name]

@@ -16,7 +16,7 @@ def pack(parcel: Parcel) -> bytes:
             shared = tensor.dim() > 0 and tensor.stride(0) == 0 and len(tensor) > 1
             kind = f"x{len(tensor)}" if shared else "="
             flat[f"{kind}/{bundle}/{name}"] = (tensor[:1] if shared else tensor).contiguous()
-    return save(_apart(flat), metadata={"bundles": "/".join(parcel)})
+    return save(_apart(flat))
 
 
 def unpack(data: bytes, bundles: list[str]) -> dict[str, dict[str, Tensor]]:
