@@ -148,9 +148,7 @@ class ProcessPool:
         ]
         parcels = unpack(inbox, header["inbox"]), unpack(memory, header["memory"])
         number, repeat = header["round"], header["repeat"]
-        plans = [
-            self.inner.plan(task, device, number, repeat) for device in company
-        ]  # the same draws
+        plans = [self.inner.plan(task, device, number, repeat) for device in company]  # the same draws
         return Work(task, company, company, *parcels, number, repeat, plans)
 
     def _device(self, name: str, tier_name: str, gathers: list[str]) -> Device:
