@@ -1,4 +1,7 @@
-"""python -m benchmarks [--quick] [--format json]: fedloom's time over the ordinary loop's, interleaved in one run."""
+"""python -m benchmarks [peers|scaling]: fedloom's time over the ordinary loop's, interleaved in one run.
+
+`peers` measures other systems on equal work, `scaling` how time and memory grow; each has its own --help.
+"""
 
 import argparse
 import json
@@ -9,11 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.scenarios import TRAININGS, aggregation, bench, overhead
+from benchmarks import memory
+from benchmarks.output import say, table
+from benchmarks.profiling import where
+from benchmarks.scenarios import SCENARIOS, Scenario
 from fedloom.engines import keep_the_heap
 
 
@@ -38,13 +45,15 @@ def elsewhere(run: Callable[[], None]) -> Iterator[Callable[[], float]]:
         yield ask
     finally:
         process.kill()
+        process.join()
 
 
 def interleaved(ours: Callable[[], None], theirs: Callable[[], None], repeats: int) -> list[float]:
     """Ratios, each of two neighbouring runs: the machine is shared, and its speed moves."""
     with elsewhere(theirs) as ordinary:
         keep_the_heap()
-        ours(), ordinary()  # first calls build and prove what is cached
+        ours()  # first calls build and prove what is cached
+        ordinary()
         return [timed(ours) / ordinary() for _ in range(repeats)]
 
 
@@ -54,58 +63,112 @@ def timed(run: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def scenarios_one_by_one(repeats: int, workers: int) -> list[dict[str, Any]]:
-    """Each in a fresh process, so that none inherits what another left behind."""
+def apart(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """In a fresh process, so that nothing is inherited from what another scenario left behind."""
     fork = multiprocessing.get_context("fork")
-    found = []
-    for number in range(len(TRAININGS) + 2):
-        ours, theirs = fork.Pipe()
-        process = fork.Process(target=lambda n=number, link=theirs: link.send_bytes(_measured(n, repeats, workers)))
-        process.start()
-        found.append(json.loads(ours.recv_bytes()))
-        process.join()
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=lambda: theirs.send_bytes(json.dumps(make()).encode()))
+    process.start()
+    theirs.close()
+    found: dict[str, Any] = json.loads(ours.recv_bytes())
+    process.join()
     return found
 
 
-def _measured(number: int, repeats: int, workers: int) -> bytes:
+def measured(one: Scenario, repeats: int, workers: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    return json.dumps(scenario(number, repeats, workers)).encode()
+    with one.sides(workers) as sides:
+        if sides.theirs:
+            numbers = interleaved(sides.ours, sides.theirs, repeats)
+        else:
+            sides.ours()
+            numbers = [timed(sides.ours) * one.scale for _ in range(repeats)]
+        return {**record(one, numbers), **memory.peaks()}
 
 
-def scenario(number: int, repeats: int, workers: int) -> dict[str, Any]:
-    if number < len(TRAININGS):
-        one = TRAININGS[number]
-        with bench(one, workers) as sides:
-            return record(one.name, interleaved(sides.ours, sides.theirs, repeats), one.must, one.moonshot)
-    if number == len(TRAININGS):
-        return record("aggregation against index lists", interleaved(*aggregation(), repeats), 1 / 30, 1 / 80)
-    return record("overhead, ms a device (not a ratio)", [overhead() for _ in range(repeats)], 5.0, 0.5)
-
-
-def record(name: str, ratios: list[float], must: float, moonshot: float) -> dict[str, Any]:
-    middle = statistics.median(ratios)
+def record(one: Scenario, numbers: list[float]) -> dict[str, Any]:
+    middle = statistics.median(numbers)
     return {
-        "name": name, "ratio": round(middle, 4), "must": round(must, 4), "moonshot": round(moonshot, 4),
-        "low": round(min(ratios), 4), "high": round(max(ratios), 4), "met": middle <= must,
+        "name": one.name, "ratio": round(middle, 4), "must": round(one.must, 4), "moonshot": round(one.moonshot, 4),
+        "low": round(min(numbers), 4), "high": round(max(numbers), 4), "met": middle <= one.must,
     }  # fmt: skip
 
 
-def main() -> None:
+def profiled(one: Scenario) -> dict[str, Any]:
+    """In one process: a profiler does not see the workers."""
+    keep_the_heap()
+    with one.sides(1) as sides:
+        return {"name": one.name, **where(sides.ours)}
+
+
+def chosen(wanted: str | None, found: list[dict[str, Any]]) -> list[Scenario]:
+    """The scenarios to look into: by name, or those that missed their goal."""
+    if wanted == "missed":
+        missed = {one["name"] for one in found if not one["met"]}
+        return [one for one in SCENARIOS if one.name in missed]
+    return [one for one in SCENARIOS if one.name == wanted]
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    keys = ("ratio", "low", "high", "must", "moonshot")
+    rows = [
+        [one["name"], *(f"{one[key]:.3f}" for key in keys), f"{one['megabytes']:.0f}",
+         f"{one['worker_megabytes']:.0f}", "met" if one["met"] else "missed"]
+        for one in found
+    ]  # fmt: skip
+    return table(["scenario", *keys, "MB", "MB a worker", ""], rows) if rows else ""
+
+
+def profile_text(one: dict[str, Any]) -> str:
+    def lines(kind: str) -> str:
+        rows = [[r["name"], str(r["calls"]), f"{r['self_ms']:.1f}", f"{r['share']:.1%}"] for r in one[kind]]
+        return table([kind, "calls", "own ms", "share"], rows)
+
+    head = f"\n{one['name']}, one process: {one['seconds']:.3f} s when nobody looks"
+    return f"{head}\n{lines('operations')}\n\n{lines('functions')}"
+
+
+def known(wanted: str) -> str:
+    """A scenario by the beginning of its name."""
+    names = [name for name in ("missed", *(one.name for one in SCENARIOS)) if name.startswith(wanted)]
+    if len(names) != 1:
+        every = ", ".join(repr(one.name) for one in SCENARIOS)
+        raise argparse.ArgumentTypeError(f"{wanted!r} begins {len(names)} of: 'missed', {every}")
+    return names[0]
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three repeats instead of five")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
-    said = parser.parse_args()
+    parser.add_argument(
+        "--profile", metavar="SCENARIO", type=known,
+        help="where the time of one goes, and nothing else; 'missed': measure all, then look at what missed its goal",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+def scenarios(said: argparse.Namespace) -> None:
+    repeats, only = 3 if said.quick else 5, said.profile not in (None, "missed")
+    found = [] if only else [apart(partial(measured, one, repeats, said.workers)) for one in SCENARIOS]
+    looked = [apart(partial(profiled, one)) for one in chosen(said.profile, found)]
+    data = {"scenarios": found, **({"profile": looked} if said.profile else {})}
+    say("\n".join([text(found), *map(profile_text, looked)]).lstrip("\n"), data, said.format)
+
+
+def main() -> None:
     torch.set_num_threads(1)
-    found = scenarios_one_by_one(3 if said.quick else 5, said.workers)
-    if said.format == "json":
-        json.dump({"schema_version": 1, "status": "ok", "data": {"scenarios": found}}, sys.stdout, indent=2)
-        sys.stdout.write("\n")
-        return
-    sys.stdout.write(f"{'scenario':38} {'ratio':>8} {'low':>8} {'high':>8} {'must':>8} {'moonshot':>8}\n")
-    for one in found:
-        numbers = " ".join(f"{one[key]:8.3f}" for key in ("ratio", "low", "high", "must", "moonshot"))
-        sys.stdout.write(f"{one['name']:38} {numbers}  {'met' if one['met'] else 'missed'}\n")
+    if sys.argv[1:2] == ["peers"]:
+        from benchmarks.peers import compare
+
+        compare.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["scaling"]:
+        from benchmarks import scaling
+
+        scaling.main(sys.argv[2:])
+    else:
+        scenarios(arguments())
 
 
 if __name__ == "__main__":

@@ -26,7 +26,15 @@ settings.load_profile("fedloom")
 
 TINY: dict[str, dict[str, Any]] = {
     "convnet": {"hidden": (4, 6)},
+    "mobilenet": {"stem": 3, "widths": (4, 6), "depths": (1, 2), "kernels": (5, 5)},
+    "preactresnet": {"hidden": (4, 6), "blocks": (1, 1), "exit_after": 1},
     "preresnet": {"hidden": (3, 4), "blocks": (1, 1)},
+}
+
+# what else is smaller in the lesser tiers of a family that is not only sliced in width
+LESSER: dict[str, dict[str, Any]] = {
+    "mobilenet": {"depths": (1, 1), "kernels": (5, 3)},
+    "preactresnet": {"stages": 1},
 }
 
 
@@ -122,8 +130,9 @@ def build_world(
     labels = labels or [range(classes)] * len(sizes)
     test_sizes = test_sizes or [size // 2 + 1 for size in sizes]
     models = models or [
-        (name, build_tiny(family, input_shape, classes, width, widest=max(widths), **model_settings))
+        (name, build_tiny(family, input_shape, classes, width, **{"widest": max(widths), **lesser, **model_settings}))
         for name, width in zip("abcdef", widths, strict=False)
+        for lesser in [LESSER.get(family, {}) if width < max(widths) else {}]
     ]
     parts = [
         Examples(noisy_images(answers, input_shape, seed), answers)

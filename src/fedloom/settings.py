@@ -1,7 +1,7 @@
-"""Types of settings that a recipe can get wrong: the range is part of the type, so every error names it."""
+"""Types of settings. What a recipe can get wrong has its range in its type, so every error names it."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Interval
 
@@ -11,3 +11,10 @@ Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Interval(gt=0, lt=math.inf)]
 NotNegative = Annotated[float, Interval(ge=0, lt=math.inf)]
+
+
+class FixedTable(dict[str, Any]):
+    """A table of settings that nobody changes, so that what has it is still a value."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))

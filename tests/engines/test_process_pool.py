@@ -44,7 +44,7 @@ def test_a_worker_that_is_killed_changes_nothing(deaths: int, tmp_path: Path) ->
     experiment = assemble(load(RECIPE, Tables()), Tables(), tmp_path, workers=2)
     engine = experiment.engine
     assert isinstance(engine, ProcessPool)
-    hand, killed = engine._hand, []
+    hand, killed = engine.crew._hand, []
 
     def hand_and_kill(worker: Any, work: Any) -> None:
         hand(worker, work)
@@ -52,7 +52,7 @@ def test_a_worker_that_is_killed_changes_nothing(deaths: int, tmp_path: Path) ->
             killed.append(worker.process.pid)
             os.kill(worker.process.pid, signal.SIGKILL)
 
-    engine._hand = hand_and_kill  # type: ignore[method-assign]
+    engine.crew._hand = hand_and_kill  # type: ignore[method-assign]
     for _ in recorded(experiment, tmp_path / "killed"):
         pass
     assert len(killed) >= 3
@@ -64,7 +64,7 @@ def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
     assert isinstance(experiment.engine, ProcessPool)
     hired: list[int] = []
     for _ in recorded(experiment, tmp_path / "run"):
-        hired += [worker.process.pid for worker in experiment.engine._pool if worker.process.pid]
+        hired += [worker.process.pid for worker in experiment.engine.crew.pool if worker.process.pid]
     assert len(set(hired)) == 2  # not one a round
     for process in set(hired):
         with pytest.raises(ProcessLookupError):

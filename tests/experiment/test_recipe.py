@@ -34,6 +34,7 @@ def test_defaults():
         "training": {
             "epochs": 1, "batch_size": 10, "last_batch": "keep", "optimiser": {"kind": "sgd"},
             "rates": {"kind": "constant"},
+            "label_smoothing": 0.0,
         },
         "method": {"name": "fedavg"},
         "evaluation": {

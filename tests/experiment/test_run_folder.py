@@ -48,6 +48,7 @@ def test_the_recipe_with_every_default_is_the_same_recipe(finished):
         "last_batch": "keep",
         "optimiser": {"kind": "sgd"},
         "rates": {"kind": "constant"},
+        "label_smoothing": 0.0,
     }
     assert load(run.folder / "recipe.toml", Tables()).recipe == load(said, Tables()).recipe
 

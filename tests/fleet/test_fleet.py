@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedloom.fleet import BadTier, Fleet, draw_cohort, nested
-from fedloom.footprints import rolling
 from fedloom.models import Model, model
 from fedloom.seeds import generator
 
@@ -183,11 +182,6 @@ def test_nested_tiers_are_found_by_their_shapes() -> None:
 def test_a_shorter_net_covers_fewer_names() -> None:
     short, _ = nested([("short", size(4, depth=2)), ("long", size(4, depth=3))])
     assert set(short.footprint.blocks) == set(size(4, depth=3).shapes()) - {"body.1.weight", "body.1.bias"}
-
-
-def test_another_place_is_an_option() -> None:
-    small, _ = nested([("s", size(2)), ("l", size(4))], rolling(3))
-    assert small.footprint.blocks["stem.bias"][0].tolist() == [3, 0]  # type: ignore[union-attr]
 
 
 def uneven(left: int, right: int) -> nn.Module:

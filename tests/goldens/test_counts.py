@@ -1,13 +1,13 @@
-"""Parameters, multiply-adds, FLOPs and megabytes as HeteroFL's tables print them."""
+"""Parameters, multiply-adds, FLOPs and megabytes as HeteroFL's tables print them; the nets of FedHeN and FedSup."""
 
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedloom.evaluation import Cost, cost
-from fedloom.models import MODELS, Model, model
+from fedloom.models import MODELS, Cost, Model, cost, model
 from fedloom.tensors import payload_bytes
 
 WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
@@ -28,6 +28,35 @@ PRERESNET = {
     "e": (38_350, 1_471_104, 1_388_864, 0.15),
 }
 PRERESNET_TWO_BLOCKS_EACH = {"a": 11_172_170, "b": 2_796_714, "c": 701_018, "d": 176_178, "e": 44_510}
+
+# settings, classes, parameters; stages = 2 is the simple net
+PREACTRESNET: list[tuple[dict[str, Any], int, int]] = [
+    ({"exit_after": 0}, 10, 11_171_146),
+    ({"exit_after": 0}, 100, 11_217_316),
+    ({"stages": 2}, 10, 695_371),
+    ({"stages": 2}, 100, 879_781),
+    ({}, 10, 11_191_637),
+    ({}, 100, 11_422_217),
+    ({"stages": 2, "exit_pool": "global"}, 10, 676_171),
+    ({"stages": 2, "exit_pool": "global"}, 100, 687_781),
+    ({"exit_pool": "global"}, 10, 11_172_437),
+    ({"exit_pool": "global"}, 100, 11_230_217),
+]
+# on 28 x 28 pixels of grey, one block in each stage: stages, parameters, multiply-adds
+REDUCED_PREACTRESNET = {
+    (8, 16, 32, 64): [(2, 7_459, 1_664_640), (4, 80_077, 3_285_248)],
+    (16, 32, 64, 128): [(2, 24_379, 6_540_544), (4, 312_965, 13_021_696)],
+}
+SHALLOW: dict[str, Any] = {"depths": (1, 1, 1, 1), "kernels": (3, 3, 3, 3)}
+# settings, classes, parameters, multiply-adds
+MOBILENET: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    "largest": ({}, 100, 1_951_076, 13_413_376),
+    "largest, ten classes": ({}, 10, 1_858_826, 13_321_216),
+    "medium": ({**SHALLOW, "kernels": (5, 5, 5, 5)}, 100, 731_620, 5_950_464),
+    "smallest as released": ({**SHALLOW, "widths": (32, 64, 128, 512)}, 100, 210_116, 1_689_088),
+    "smallest of the paper": ({**SHALLOW, "widths": (32, 64, 128, 256)}, 100, 118_212, 1_401_344),
+    "with shortcuts it never uses": ({"spare_shortcuts": True}, 100, 3_081_572, 13_413_376),
+}
 
 # mode: mean parameters, mean FLOPs, mean megabytes over its letters
 MNIST_MODES = {
@@ -127,6 +156,35 @@ def test_resnet18_with_two_blocks_in_each_stage(level: str) -> None:
     assert sum(shape.numel() for shape in shapes.values()) == PRERESNET_TWO_BLOCKS_EACH[level]
 
 
+def of_colour(family: str, settings: dict[str, Any], classes: int) -> Model:
+    return model(family, MODELS[family], settings, (3, 32, 32), classes)
+
+
+@pytest.mark.parametrize(("settings", "classes", "parameters"), PREACTRESNET)
+def test_simple_and_complex_nets(settings: dict[str, Any], classes: int, parameters: int) -> None:
+    shapes = of_colour("preactresnet", settings, classes).shapes()
+    assert sum(shape.numel() for shape in shapes.values()) == parameters
+
+
+def test_multiply_adds_of_the_complex_net() -> None:
+    assert cost(of_colour("preactresnet", {"exit_after": 0}, 10)).macs == 555_422_720
+
+
+@pytest.mark.parametrize("hidden", REDUCED_PREACTRESNET)
+def test_reduced_simple_and_complex_nets(hidden: tuple[int, ...]) -> None:
+    for stages, parameters, macs in REDUCED_PREACTRESNET[hidden]:
+        settings = {"hidden": hidden, "blocks": (1, 1, 1, 1), "stages": stages}
+        found = cost(model("preactresnet", MODELS["preactresnet"], settings, (1, 28, 28), 10))
+        assert (found.parameters, found.macs) == (parameters, macs)
+
+
+@pytest.mark.parametrize("name", MOBILENET)
+def test_sizes_of_the_supernet(name: str) -> None:
+    settings, classes, parameters, macs = MOBILENET[name]
+    found = cost(of_colour("mobilenet", settings, classes))
+    assert (found.parameters, found.macs) == (parameters, macs)
+
+
 def printed(number: float) -> str:
     return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.1f} K"
 
@@ -142,7 +200,16 @@ def test_a_mode_costs_the_mean_of_its_letters(
     assert (*map(printed, means), f"{megabytes:.2f}") == published[mode]
 
 
-@pytest.mark.parametrize("net", [mnist_net("d"), cifar_net("e")], ids=["convnet", "preresnet"])
+@pytest.mark.parametrize(
+    "net",
+    [
+        mnist_net("d"),
+        cifar_net("e"),
+        of_colour("preactresnet", {"width": 0.125}, 10),
+        of_colour("mobilenet", SHALLOW, 10),
+    ],
+    ids=["convnet", "preresnet", "preactresnet", "mobilenet"],
+)
 def test_macs_are_half_of_what_torch_counts(net: Model) -> None:
     module = net.module().eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():

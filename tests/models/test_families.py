@@ -92,6 +92,8 @@ def test_normalisations_do_what_their_name_says(kind: Normalisation) -> None:
         "static_batch": (0, 2, 3),
         "instance": (2, 3),
         "layer": (1, 2, 3),
+        "parametric": (0, 2, 3),
+        "parametric_sample": (2, 3),
     }
     if kind == "none":
         assert torch.equal(made, x)
@@ -99,6 +101,8 @@ def test_normalisations_do_what_their_name_says(kind: Normalisation) -> None:
         grouped = made.view(6, 4, 2, 5, 5)
         assert torch.allclose(grouped.mean((2, 3, 4)), torch.zeros(6, 4).double(), atol=1e-6)
         assert torch.allclose(grouped.var((2, 3, 4), unbiased=False), torch.ones(6, 4).double(), atol=1e-4)
+    elif kind.startswith("parametric"):
+        assert torch.allclose(made.square().mean(axes[kind]), torch.ones(()).double(), atol=1e-6)
     else:
         assert float(made.mean(axes[kind]).abs().max()) < 1e-6
         assert torch.allclose(made.var(axes[kind], unbiased=False), torch.ones(()).double(), atol=1e-4)

@@ -20,12 +20,14 @@ from fedloom.training import (
     Sgd,
     Step,
     cross_entropy,
+    distance,
     fit,
     gradient,
     label_loss,
     mask_logits,
     plan_for,
     shaped,
+    soft_cross_entropy,
     together,
 )
 from fedloom.training.optimisers import Adam
@@ -237,3 +239,40 @@ def test_test_examples_come_in_order_and_know_what_is_padding(client_for: Callab
     ]
     assert [real.tolist() for _, real in found] == [[[True, True], [True, False]], [[True], [False]]]
     assert all(batch.draws is None for batch, _ in found)  # judged, not trained
+
+
+def test_only_what_is_named_moves(client_for: Callable[..., Client]) -> None:
+    """Neither decay nor momentum touches the rest, and the objective still sees all of it."""
+    net, examples = toy()
+    plan = steps_for([20, 20], Schedule(batch_size=5), examples)
+    client = client_for(net, examples, plan, Sgd(0.1, momentum=0.9, weight_decay=0.1))
+    before = {name: weight.expand(2, *weight.shape) for name, weight in net.initial(0).items()}
+    after = fit(client, before, label_loss(client), only=["bias"])
+    assert torch.equal(after["weight"], before["weight"])
+    assert not torch.equal(after["bias"], before["bias"])
+
+
+def test_soft_cross_entropy_as_worked_by_hand() -> None:
+    teacher, student = torch.tensor([[[2.0, 0.0]]]), torch.zeros(1, 1, 2, requires_grad=True)
+    teacher.requires_grad_()
+    loss = soft_cross_entropy(student, teacher)
+    assert loss.tolist() == pytest.approx([0.693147], abs=1e-6)
+    slope, none = torch.autograd.grad(loss.sum(), [student, teacher], allow_unused=True)
+    assert slope.flatten().tolist() == pytest.approx([-0.380797, 0.380797], abs=1e-6)
+    assert none is None
+
+
+def test_distance_is_per_device_and_pulls_back() -> None:
+    """FedProx by hand: f = (w - 3)²/2 from 2 with anchor 1, mu = 0.5, rate 0.1."""
+    w = torch.tensor([[2.0], [1.0]], requires_grad=True)
+    far = distance({"w": w}, {"w": torch.ones(2, 1)})
+    assert far.tolist() == [0.5, 0.0]
+    (slope,) = torch.autograd.grad((0.5 * (w - 3) ** 2).sum() + 0.5 * far.sum(), [w])
+    assert float((w - 0.1 * slope)[0].detach()) == pytest.approx(2.05)
+
+
+def test_smoothed_labels_are_torchs() -> None:
+    logits, y = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 3, 0]])
+    ours = cross_entropy(logits, Batch(torch.zeros(2, 3), y, label_smoothing=0.1))
+    theirs = torch.stack([F.cross_entropy(logits[k], y[k], label_smoothing=0.1) for k in range(2)])
+    torch.testing.assert_close(ours, theirs)

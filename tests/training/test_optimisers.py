@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.tensors import combine
-from fedloom.training import OPTIMISERS, RATES, Constant, Milestones, Optimiser, Sgd, at_round
+from fedloom.training import OPTIMISERS, RATES, Constant, Cosine, Milestones, Optimiser, Sgd, at_round
 from fedloom.training.optimisers import Adam
 
 SHAPES: dict[str, tuple[int, ...]] = {"matrix": (3, 2), "vector": (4,), "kernel": (2, 1, 2, 2)}
@@ -207,7 +207,8 @@ def test_every_optimiser_descends(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RATES))
 def test_every_rate_starts_at_the_whole(name: str) -> None:
-    assert RATES[name]().factor(1) == 1.0
+    required = {"cosine": {"rounds": 10}}.get(name, {})
+    assert RATES[name](**required).factor(1) == 1.0
 
 
 def test_milestones_lower_the_rate_once_their_round_is_over() -> None:
@@ -225,3 +226,25 @@ def test_a_round_changes_the_learning_rate_alone() -> None:
     assert changed == Adam(0.2, beta1=0.5, clip_norm=2.0)
     assert at_round(optimiser, Constant(), 100) == optimiser
     assert math.isclose(optimiser.learning_rate, 0.4)
+
+
+def test_cosine_after_a_warm_up_as_fedsup_has_it() -> None:
+    rates = Cosine(rounds=500, warmup=20)
+    found = {past: 0.1 * rates.factor(past + 1) for past in (0, 10, 19, 20, 250)}
+    assert found == pytest.approx({0: 1.0e-4, 10: 0.050001, 19: 0.094667, 20: 0.099606, 250: 0.05}, abs=2e-6)
+    assert rates.factor(501) == rates.factor(600) == pytest.approx(0)
+
+
+def test_clipping_by_value_comes_once_and_to_the_sum() -> None:
+    weights = {"w": torch.zeros(1, 2)}
+    sgd = Sgd(1.0, clip_value=1.0)
+    sgd.step(weights, {"w": torch.tensor([[0.4 + 0.9, -0.2]])}, sgd.start(weights), torch.ones(1))
+    torch.testing.assert_close(weights["w"], torch.tensor([[-1.0, 0.2]]))
+
+
+def test_decay_can_leave_biases_and_norms_alone() -> None:
+    weights = {"matrix": torch.ones(2, 3, 3), "vector": torch.ones(2, 3)}
+    sgd = Sgd(0.1, weight_decay=0.5, decay_vectors=False)
+    sgd.step(weights, {name: torch.zeros_like(w) for name, w in weights.items()}, sgd.start(weights), torch.ones(2))
+    assert torch.equal(weights["vector"], torch.ones(2, 3))
+    torch.testing.assert_close(weights["matrix"], torch.full((2, 3, 3), 0.95))

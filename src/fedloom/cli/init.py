@@ -69,7 +69,8 @@ def _method_section(name: str, method: Any) -> str:
             lines.append(f"# {setting} must be set: {parameter.annotation}")
             continue
         try:
-            lines.append(f"# {dumps({setting: parameter.default}).strip()}")
+            empty = parameter.default == {}  # a table would get a heading of its own
+            lines.append(f"# {setting} = {{}}" if empty else f"# {dumps({setting: parameter.default}).strip()}")
         except TypeError:  # None, or made anew each time
             lines.append(f"# {setting} is not set")
     return "\n".join(lines) + "\n"

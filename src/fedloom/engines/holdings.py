@@ -18,6 +18,7 @@ class Shelf:
     dataset: Dataset
     train: dict[str, Tensor]
     test: dict[str, Tensor]
+    sizes: tuple[Model, ...] = ()  # of the fleet's tiers
 
     def rows(self, device: Device) -> Tensor:
         """A device's training rows; a pseudo-device that gathers others holds theirs."""
@@ -29,17 +30,20 @@ class Shelf:
         labels = self.dataset.train.y[self.rows(device)]
         return torch.bincount(labels, minlength=self.dataset.classes) > 0
 
-    def tests(self, devices: Sequence[Device]) -> Holdings:
-        """The test rows of a block, the shorter lists padded with their own first row."""
-        held = [self.test.get(device.name, torch.zeros(0, dtype=torch.int64)) for device in devices]
-        longest = max(len(rows) for rows in held)
-        rows = torch.zeros(len(held), longest, dtype=torch.int64)
-        real = torch.zeros(len(held), longest, dtype=torch.bool)
-        for number, own in enumerate(held):
-            rows[number, : len(own)] = own
-            rows[number, len(own) :] = own[0] if len(own) else 0
-            real[number, : len(own)] = True
-        return Holdings(rows, real)
+    def tests(self, device: Device) -> Tensor:
+        return self.test.get(device.name, torch.zeros(0, dtype=torch.int64))
+
+
+def beside_each_other(held: Sequence[Tensor]) -> Holdings:
+    """The test rows of a block, the shorter lists padded with their own first row."""
+    longest = max(len(rows) for rows in held)
+    rows = torch.zeros(len(held), longest, dtype=torch.int64)
+    real = torch.zeros(len(held), longest, dtype=torch.bool)
+    for number, own in enumerate(held):
+        rows[number, : len(own)] = own
+        rows[number, len(own) :] = own[0] if len(own) else 0
+        real[number, : len(own)] = True
+    return Holdings(rows, real)
 
 
 def devices_at_once(model: Model) -> int:
@@ -55,4 +59,5 @@ def shelf(dataset: Dataset, partition: Partition, fleet: Fleet) -> Shelf:
         dataset,
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.train, strict=True)},
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.test, strict=True)},
+        tuple(tier.model for tier in fleet.tiers),
     )

@@ -12,20 +12,19 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
-from ..evaluation import cost
 from ..fleet import Device, Fleet, Reply
-from ..models import Model
+from ..models import cost
 from ..tensors import Parcel
 from ..training import Outcome, Schedule, Task
-from .in_process import InProcess, Parcels, Work
+from .in_process import InProcess
 from .wire import pack, unpack
+from .works import Errand, Parcels, Seat, Work, carry_out, works
 
 TRIES = 3  # how often work may cost a worker its life before it is done by the one who asked
 
@@ -40,47 +39,39 @@ class Worker:
     at: Work | None = None
 
 
-@dataclass
-class ProcessPool:
-    inner: InProcess
+@dataclass(frozen=True)
+class Member:
+    """An experiment whose work is done here: what a worker must know to do it."""
+
+    engine: InProcess
     fleet: Fleet
     find: Find
+
+
+@dataclass
+class Crew:
+    """The worker processes, for one experiment or for several."""
+
+    members: list[Member]
     workers: int
-    _pool: list[Worker] = field(default_factory=list)
+    pool: list[Worker] = field(default_factory=list)
 
-    def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        works = self.inner.works(task, inboxes, round_number, repeat)
-        works.sort(key=lambda work: -_macs(work.devices[0].model) * work.visits)
-        if len(works) == 1:
-            yield from self.inner.admitted(works[0], inboxes, self.inner.carry_out(works[0]))
-            return
-        for work, outcome in self._outcomes(works):
-            yield from self.inner.admitted(work, inboxes, outcome)
-
-    def commit(self, round_number: int) -> None:
-        self.inner.commit(round_number)
-
-    def close(self) -> None:
-        for worker in self._pool:
-            worker.link.close()
-        for worker in self._pool:
-            worker.process.join(timeout=2)
-            worker.process.kill()
-        self._pool.clear()
-
-    def _outcomes(self, works: list[Work]) -> Iterator[tuple[Work, Outcome]]:
+    def outcomes(self, works: list[Work]) -> Iterator[tuple[Work, Outcome]]:
         """In the order they are done. Whoever asked for them sorts."""
-        waiting, deaths = list(works), Counter[int]()
-        for worker in [worker for worker in self._pool if worker.at]:  # an ask that nobody heard to its end
+        if len(works) == 1 or self.workers == 1:
+            yield from ((work, carry_out(work)) for work in works)
+            return
+        waiting, deaths = sorted(works, key=lambda work: -cost(work.model).macs * work.visits), Counter[int]()
+        for worker in [worker for worker in self.pool if worker.at]:  # an ask that nobody heard to its end
             worker.process.kill()
             self._replace(worker)
-        while len(self._pool) < self.workers:
-            self._pool.append(self._hire())
-        while waiting or any(worker.at for worker in self._pool):
-            for worker in self._pool:
+        while len(self.pool) < self.workers:
+            self.pool.append(self._hire())
+        while waiting or any(worker.at for worker in self.pool):
+            for worker in self.pool:
                 if worker.at is None and waiting:
                     self._hand(worker, waiting.pop(0))
-            busy = {worker.link: worker for worker in self._pool if worker.at}
+            busy = {worker.link: worker for worker in self.pool if worker.at}
             for link in wait(list(busy)):
                 worker = busy[link]  # type: ignore[index]
                 work = worker.at
@@ -96,24 +87,32 @@ class ProcessPool:
                         continue
                     outcome = None
                 # a task's own error is raised here, with its own traceback, by doing the work again
-                yield work, outcome or self.inner.carry_out(work)
+                yield work, outcome or carry_out(work)
+
+    def close(self) -> None:
+        for worker in self.pool:
+            worker.link.close()
+        for worker in self.pool:
+            worker.process.join(timeout=2)
+            worker.process.kill()
+        self.pool.clear()
 
     def _hand(self, worker: Worker, work: Work) -> None:
         worker.at = work
         with contextlib.suppress(OSError):  # a worker that is gone is noticed when its answer is read
-            worker.link.send_bytes(json.dumps(_header(work)).encode())
+            worker.link.send_bytes(json.dumps(self._header(work)).encode())
             worker.link.send_bytes(pack(work.inbox))
             worker.link.send_bytes(pack(work.memory))
 
     def _replace(self, worker: Worker) -> None:
         worker.link.close()
         worker.process.join(timeout=1)
-        self._pool[self._pool.index(worker)] = self._hire()
+        self.pool[self.pool.index(worker)] = self._hire()
 
     def _hire(self) -> Worker:
         fork = multiprocessing.get_context("fork")
         ours, theirs = fork.Pipe()
-        others = [worker.link for worker in self._pool]
+        others = [worker.link for worker in self.pool]
         process = fork.Process(target=self._serve, args=(theirs, [ours, *others]), daemon=True)
         process.start()
         theirs.close()
@@ -130,43 +129,70 @@ class ProcessPool:
             while True:
                 said = link.recv_bytes(), link.recv_bytes(), link.recv_bytes()
                 try:
-                    outcome: Outcome | None = self.inner.carry_out(self._work(*said))
+                    outcome: Outcome | None = carry_out(self._work(*said))
                 except Exception:
                     outcome = None
                 _send_outcome(link, outcome)
 
+    def _header(self, work: Work) -> dict[str, Any]:
+        task, engines = work.task, [member.engine for member in self.members]
+        return {
+            "address": task.address or (task.name,),
+            "schedule": asdict(task.schedule) if task.schedule else None,
+            "seats": [
+                {
+                    "member": next(number for number, one in enumerate(engines) if one is seat.errand.engine),
+                    "round": seat.errand.round_number,
+                    "repeat": seat.errand.repeat,
+                    "name": seat.device.name,
+                    "tier": seat.device.tier,
+                    "size": seat.device.model.settings,
+                    "gathers": seat.device.gathers,
+                }
+                for seat in work.seats
+            ],
+            "inbox": list(work.inbox),
+            "memory": list(work.memory),
+        }
+
     def _work(self, said: bytes, inbox: bytes, memory: bytes) -> Work:
         header = json.loads(said)
+        seats = [self._seat(one, header) for one in header["seats"]]
+        return Work(seats, len(seats), unpack(inbox, header["inbox"]), unpack(memory, header["memory"]))
+
+    def _seat(self, one: Mapping[str, Any], header: Mapping[str, Any]) -> Seat:
+        member = self.members[one["member"]]
         schedule = Schedule(**header["schedule"]) if header["schedule"] else None
-        task = replace(self.find(tuple(header["address"])), schedule=schedule)
-        tiers = {tier.name: tier for tier in self.fleet.tiers}
-        company = [
-            Device(
-                one["name"], one["tier"], tiers[one["tier"]].model, tiers[one["tier"]].footprint, tuple(one["gathers"])
-            )
-            for one in header["devices"]
-        ]
-        parcels = unpack(inbox, header["inbox"]), unpack(memory, header["memory"])
-        number, repeat = header["round"], header["repeat"]
-        plans = [self.inner.plan(task, device, number, repeat) for device in company]  # the same draws
-        return Work(task, company, company, *parcels, number, repeat, plans)
-
-    def _device(self, name: str, tier_name: str, gathers: list[str]) -> Device:
-        (tier,) = [tier for tier in self.fleet.tiers if tier.name == tier_name]
-        return Device(name, tier.name, tier.model, tier.footprint, tuple(gathers))
+        task = replace(member.find(tuple(header["address"])), schedule=schedule)
+        (tier,) = [tier for tier in member.fleet.tiers if tier.name == one["tier"]]
+        model = replace(tier.model, settings=_tuples(one["size"]))
+        device = Device(one["name"], tier.name, model, tier.footprint, tuple(one["gathers"]))
+        errand = Errand(member.engine, task, {}, one["round"], one["repeat"])
+        return Seat(errand, device, member.engine.plan(task, device, one["round"], one["repeat"]))  # the same draws
 
 
-def _header(work: Work) -> dict[str, Any]:
-    task = work.task
-    return {
-        "address": task.address or (task.name,),
-        "schedule": asdict(task.schedule) if task.schedule else None,
-        "devices": [{"name": d.name, "tier": d.tier, "gathers": d.gathers} for d in work.company],
-        "inbox": list(work.inbox),
-        "memory": list(work.memory),
-        "round": work.round_number,
-        "repeat": work.repeat,
-    }
+@dataclass
+class ProcessPool:
+    """One experiment's engine with workers of its own."""
+
+    inner: InProcess
+    fleet: Fleet
+    find: Find
+    workers: int
+
+    def __post_init__(self) -> None:
+        self.crew = Crew([Member(self.inner, self.fleet, self.find)], self.workers)
+        self.inner.carry = lambda errand: self.crew.outcomes(works([errand]))
+
+    def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        return self.inner.ask(task, inboxes, round_number, repeat)
+
+    def commit(self, round_number: int) -> None:
+        self.inner.commit(round_number)
+
+    def close(self) -> None:
+        self.crew.close()
+        self.inner.close()
 
 
 def _send_outcome(link: Connection, outcome: Outcome | None) -> None:
@@ -185,9 +211,9 @@ def _receive_outcome(link: Connection) -> Outcome | None:
     return Outcome(parcels["send"] or {}, parcels["remember"])
 
 
-@lru_cache(maxsize=256)
-def _macs(model: Model) -> int:
-    return cost(model).macs
+def _tuples(value: Any) -> Any:
+    """Settings as they were before JSON made lists of them."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def keep_the_heap() -> None:

@@ -1,8 +1,7 @@
-"""How good a model is and what it costs."""
+"""How good a model is."""
 
-from .costs import Cost, cost
 from .judge import Judge
 from .rows import Row
 from .static_batchnorm import StaticBatchNorm
 
-__all__ = ["Cost", "Judge", "Row", "StaticBatchNorm", "cost"]
+__all__ = ["Judge", "Row", "StaticBatchNorm"]

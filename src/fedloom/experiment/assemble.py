@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, tie_to_labels
-from ..engines import InProcess, Memory, ProcessPool, Refusal, shelf
+from ..engines import InProcess, Member, Memory, ProcessPool, Refusal, shelf
 from ..evaluation import Judge, StaticBatchNorm
 from ..fleet import BadTier, DeviceModel, Engine, Fleet, draw_cohort, nested
 from ..methods import Method
@@ -202,6 +202,7 @@ def assemble(
         optimiser=picked(OPTIMISERS, recipe.training.optimiser)(),
         rates=picked(RATES, recipe.training.rates)(),
         seed=recipe.seed,
+        label_smoothing=recipe.training.label_smoothing,
         block=recipe.engine.block,
         blocks=recipe.engine.blocks,
         on_refusal=lambda round_number, refusal: refusals.append((round_number, refusal)),
@@ -217,6 +218,17 @@ def assemble(
     engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
     warm = warm_start(loaded, fleet)
     return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals, warm)
+
+
+def simulation(experiment: Experiment) -> InProcess:
+    """The engine that knows the experiment's devices, be there workers or not."""
+    engine = experiment.engine
+    return engine.inner if isinstance(engine, ProcessPool) else cast(InProcess, engine)
+
+
+def member(experiment: Experiment) -> Member:
+    """What a worker must know of an experiment."""
+    return Member(simulation(experiment), experiment.fleet, finder(experiment.method, experiment.judge))
 
 
 def picked(

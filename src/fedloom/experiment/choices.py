@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -66,6 +67,8 @@ def plain(value: Any) -> Any:
     """TOML has arrays where Python's settings have tuples."""
     if isinstance(value, list | tuple):
         return tuple(plain(one) for one in value)
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
     return value
 
 
@@ -73,8 +76,15 @@ def _value_problems(hint: Any, value: Any, place: Place) -> list[Problem]:
     try:
         TypeAdapter(hint).validate_python(plain(value), strict=True)
     except ValidationError as error:
+        if _is_union(hint) and len(error.errors()) > 1:  # pydantic says of every form why it is not that one
+            return [Problem(place, "RECIPE_TYPE", f"{place[-1]} has none of the forms it can have", value=value)]
         return [from_pydantic(one, (), place) for one in error.errors()]
     return []
+
+
+def _is_union(hint: Any) -> bool:
+    """Of more than a type and nothing."""
+    return len([one for one in get_args(hint) if one is not NoneType]) > 1 and get_origin(hint) in (Union, UnionType)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import Rehearsal
-from ..evaluation import cost
 from ..fleet import Fleet, Turn
 from ..methods import Method
+from ..models import cost
 from .assemble import build, outline
 from .load import Loaded
 from .tables import Tables

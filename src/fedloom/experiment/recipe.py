@@ -58,6 +58,7 @@ class Training(Part):
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
     optimiser: dict[str, Any] = Field(default_factory=lambda: {"kind": "sgd"})
     rates: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
+    label_smoothing: Fraction = 0.0
 
 
 class MethodPart(OpenPart):

@@ -1,10 +1,10 @@
 """The devices as the server knows them, and the answers they give."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..footprints import Footprint
+from ..footprints import Footprint, part_of
 from ..models import Model
 from ..tensors import Parcel
 from ..training import Task
@@ -28,6 +28,10 @@ class Device:
     model: Model
     footprint: Footprint
     gathers: tuple[str, ...] = ()  # in simulation alone: a device that holds what these devices hold
+
+    def carrying(self, model: Model, whole: Model) -> "Device":
+        """The same device with another part of the global model on it, for this question."""
+        return replace(self, model=model, footprint=part_of(model, whole))
 
 
 @dataclass(frozen=True)

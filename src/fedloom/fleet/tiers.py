@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ..footprints import Footprint, Place, between, fits, leading
+from ..footprints import Footprint, between, fits
 from ..models import Model, Shapes
 from ..seeds import generator
 from .device import Device, Tier
@@ -78,13 +78,13 @@ def parameters(shapes: Shapes) -> int:
     return sum(shape.numel() for shape in shapes.values())
 
 
-def nested(models: Sequence[tuple[str, Model]], place: Place = leading) -> tuple[Tier, ...]:
+def nested(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
     """Tiers of one family, each found inside the largest by its shapes."""
     whole = max((model for _, model in models), key=lambda model: parameters(model.shapes()))
-    return tuple(Tier(name, model, _footprint(name, model, whole, place)) for name, model in models)
+    return tuple(Tier(name, model, _footprint(name, model, whole)) for name, model in models)
 
 
-def _footprint(tier: str, model: Model, whole: Model, place: Place) -> Footprint:
+def _footprint(tier: str, model: Model, whole: Model) -> Footprint:
     small, large = model.shapes(), whole.shapes()
     for name, shape in small.items():
         if name not in large:
@@ -102,4 +102,4 @@ def _footprint(tier: str, model: Model, whole: Model, place: Place) -> Footprint
                 f"tier {tier!r}: {name} stacks several things on one axis (gates, heads), so its first part is not a "
                 "smaller layer; give every tier the same size of this layer"
             )
-    return between(small, large, place)
+    return between(small, large)

@@ -1,7 +1,7 @@
 """How a small model lies inside a large one, and how many small ones become the large one again."""
 
 from .coverage import Contribution, Merge, coverage_mean
-from .footprint import Footprint, Place, between, carve, centred, fits, leading, rolling
+from .footprint import Footprint, Place, between, carve, centred, fits, is_part, leading, part_of, rolling
 
 __all__ = [
     "Contribution",
@@ -13,6 +13,8 @@ __all__ = [
     "centred",
     "coverage_mean",
     "fits",
+    "is_part",
     "leading",
+    "part_of",
     "rolling",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..tensors import Tensors
-from .footprint import Axis, Footprint, box
+from .footprint import Axis, Footprint, box, grid
 
 
 class Contribution(NamedTuple):
@@ -91,17 +91,7 @@ def _divided_by_entry(old: Tensor, total: Tensor, parts: list[Part]) -> Tensor:
 
 
 def _add(target: Tensor, block: tuple[Axis, ...], tensor: Tensor, weight: float) -> None:
-    view = box(target, block)
     if any(isinstance(part, Tensor) for part in block):
-        view[_grid(view, block)] += tensor.to(torch.float64) * weight
+        target[grid(target, block)] += tensor.to(torch.float64) * weight
     else:
-        view.add_(tensor, alpha=weight)
-
-
-def _grid(view: Tensor, block: tuple[Axis, ...]) -> tuple[Tensor, ...]:
-    """Index numbers per axis, shaped so that together they name a box of entries."""
-    numbers = [
-        part if isinstance(part, Tensor) else torch.arange(size) for part, size in zip(block, view.shape, strict=True)
-    ]
-    ones = [1] * len(numbers)
-    return tuple(part.to(view.device).view(*ones[:axis], -1, *ones[axis + 1 :]) for axis, part in enumerate(numbers))
+        box(target, block).add_(tensor, alpha=weight)

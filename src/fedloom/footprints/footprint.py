@@ -6,12 +6,13 @@ kernel, shared ends around a private middle, the whole model, or nothing at all.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import EllipsisType
 
 import torch
 from torch import Tensor
 
-from ..models import Shapes
+from ..models import Model, Shapes
 from ..tensors import Tensors
 
 Axis = slice | Tensor
@@ -51,6 +52,14 @@ class Footprint:
         """Carve the small model out of the large one: views where possible, and differentiable."""
         return {name: carve(whole[name], block) for name, block in self.blocks.items()}
 
+    def write(self, whole: Tensors, part: Tensors) -> dict[str, Tensor]:
+        """The large model with the small one written where it lies; the rest is as it was."""
+        made = dict(whole)
+        for name, block in self.blocks.items():
+            made[name] = whole[name].clone()
+            made[name][grid(made[name], block)] = part[name]
+        return made
+
     def restrict(self, name: str, axis: int, keep: Tensor) -> "Footprint":
         """Cover only the entries marked by the truth values `keep`, e.g. the rows of labels a device has seen."""
         if bool(keep.all()):
@@ -67,7 +76,7 @@ class Footprint:
         return Footprint({name: block for name, block in self.blocks.items() if name in shared})
 
 
-def between(small: Shapes, large: Shapes, place: Place = leading) -> Footprint:
+def between(small: Shapes, large: Shapes, place: Place = centred) -> Footprint:
     """The footprint of one model in another, found from the shapes of their weights alone."""
     return Footprint(
         {
@@ -76,6 +85,23 @@ def between(small: Shapes, large: Shapes, place: Place = leading) -> Footprint:
             if name in large and fits(shape, large[name])
         }
     )
+
+
+@lru_cache(maxsize=4096)
+def part_of(small: Model, large: Model) -> Footprint:
+    """Where one size of a family lies in another; refused if it does not lie in it whole."""
+    missing = _outside(small.shapes(), large.shapes())
+    if missing:
+        raise ValueError(f"{small.family}: {missing[0]} of the smaller size does not lie in the larger")
+    return between(small.shapes(), large.shapes())
+
+
+def is_part(small: Shapes, large: Shapes) -> bool:
+    return not _outside(small, large)
+
+
+def _outside(small: Shapes, large: Shapes) -> list[str]:
+    return [name for name, shape in small.items() if name not in large or not fits(shape, large[name])]
 
 
 def fits(small: torch.Size, large: torch.Size) -> bool:
@@ -96,3 +122,14 @@ def box(tensor: Tensor, block: tuple[Axis, ...]) -> Tensor:
     slices = tuple(part if isinstance(part, slice) else slice(None) for part in block)
     where: tuple[EllipsisType | slice, ...] = (..., *slices)
     return tensor[where]
+
+
+def grid(tensor: Tensor, block: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """An index that names exactly the covered entries: slices as they are, else numbers per axis, shaped for a box."""
+    if all(isinstance(part, slice) for part in block):
+        return block
+    ones, made = [1] * len(block), list[Axis]()
+    for axis, (part, size) in enumerate(zip(block, tensor.shape, strict=True)):
+        numbers = torch.arange(size)[part] if isinstance(part, slice) else part
+        made.append(numbers.to(tensor.device).view(*ones[:axis], -1, *ones[axis + 1 :]))
+    return tuple(made)

@@ -10,8 +10,7 @@ from ..fleet import Candidate, Fleet, Turn, slices
 from ..footprints import Contribution
 from ..settings import Share
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, fit, label_loss, like, on_device
-from .method import Method, one_model
+from .method import Method, one_model, train_on_labels
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,7 @@ class Centralised(Method):
 
     paper = "the ceiling every paper compares with"
     leaves, keeps, gives = "all data (simulation only)", "nothing", "global"
+    train = train_on_labels
 
     data_share: Share = 1.0
 
@@ -31,10 +31,6 @@ class Centralised(Method):
         replies = turn.ask(self.train, {pool: {"weights": server["weights"]}})
         said = (Contribution(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
         return {"weights": turn.merge(server["weights"], said)}
-
-    @on_device(sends={"weights": like("weights")})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
-        return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"])}

@@ -7,14 +7,14 @@ from typing import Literal
 from ..fleet import Candidate, Fleet, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, fit, label_loss, like, on_device
-from .method import Method, one_model
+from .method import Method, one_model, train_on_labels
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
     leaves, keeps, gives = "weights, example count", "nothing", "global"
+    train = train_on_labels
 
     weighting: Literal["examples", "uniform"] = "examples"
 
@@ -26,10 +26,6 @@ class FedAvg(Method):
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
         said = (Contribution(r.device.footprint, r.sent["weights"], share[r.device]) for r in replies)
         return {"weights": turn.merge(server["weights"], said)}
-
-    @on_device(sends={"weights": like("weights")})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
-        return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"])}

@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 
 from ..fleet import Candidate, Device, Fleet, Turn
 from ..tensors import Parcel, Tensors
+from ..training import Client, Outcome, fit, label_loss, like, on_any_device
 
 
 class Method(Protocol):
@@ -39,6 +40,12 @@ class Method(Protocol):
     def refuses(self, fleet: Fleet) -> str | None:
         """Why this fleet cannot be trained by this method; None when it can."""
         return None
+
+
+@on_any_device(sends={"weights": like("weights")})
+def train_on_labels(client: Client, inbox: Parcel) -> Outcome:
+    """A device's half where nothing is special about it: learn the labels, send the weights."""
+    return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
 
 
 def one_model(method: str, fleet: Fleet) -> str | None:

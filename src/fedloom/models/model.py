@@ -40,6 +40,7 @@ class Draws:
     """Training mode, and where its randomness comes from: one seed per device, for this step alone."""
 
     seeds: tuple[int, ...]
+    common: int = 0  # one for all devices of an experiment, for this step
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,10 @@ class Model:
     def label_rows(self) -> tuple[str, ...]:
         """The weights that have one row per class: those of the last layer, or what the module names itself."""
         return _label_rows(self)
+
+    def behind_last_exit(self) -> tuple[str, ...]:
+        """The weights that the last exit depends on: all but those of earlier exits' own heads."""
+        return _behind_last_exit(self)
 
     def slow_reasons(self) -> tuple[str, ...]:
         """Why many devices cannot train as one network; empty when they can."""
@@ -198,6 +203,17 @@ def _label_rows(model: Model) -> tuple[str, ...]:
     last, part = owners[-1]
     own = part.named_parameters(recurse=False)
     return tuple(f"{last}.{key}".lstrip(".") for key, weight in own if weight.shape[:1] == (model.classes,))
+
+
+@lru_cache(maxsize=1024)
+def _behind_last_exit(model: Model) -> tuple[str, ...]:
+    with torch.inference_mode(False), torch.enable_grad():
+        module = model.module().train()
+        made = module(torch.zeros(2, *model.input_shape))
+        logits = made.logits if isinstance(made, Outputs) else made
+        names, weights = zip(*module.named_parameters(), strict=True)
+        slopes = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
+    return tuple(name for name, slope in zip(names, slopes, strict=True) if slope is not None)
 
 
 @lru_cache(maxsize=1024)

@@ -1,15 +1,16 @@
 """The normalisations a model can choose by name.
 
 Static batch norm is torch's own batch norm under the rule of `layers.py`: nothing is tracked in training, and one
-question to the devices fills its statistics before it is judged.
+question to the devices fills its statistics before it is judged. Parametric normalisation has none to fill.
 """
 
 import math
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-Normalisation = Literal["static_batch", "group", "instance", "layer", "none"]
+Normalisation = Literal["static_batch", "group", "instance", "layer", "parametric", "parametric_sample", "none"]
 
 
 def normalise(kind: Normalisation, channels: int, groups: int = 4) -> nn.Module:
@@ -24,8 +25,43 @@ def normalise(kind: Normalisation, channels: int, groups: int = 4) -> nn.Module:
             return nn.GroupNorm(channels, channels)
         case "layer":
             return nn.GroupNorm(1, channels)
+        case "parametric":
+            return ParametricNorm(channels)
+        case "parametric_sample":
+            return ParametricNorm(channels, per_sample=True)
         case "none":
             return nn.Identity()
+
+
+class ParametricNorm(nn.Module):
+    """A channel less its learned shift, divided by the root of its mean square (FedSup, parametric normalisation).
+
+    Judging uses the batch as training does, so what a model makes of an example depends on the others in its batch;
+    `per_sample` looks at each example alone. Takes the weights of one device or of many.
+    """
+
+    def __init__(self, channels: int, per_sample: bool = False, eps: float = 1e-8):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.shift = nn.Parameter(torch.zeros(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.per_sample, self.eps = per_sample, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = tuple(range(2, x.dim()))
+        along_channels = (-1, *[1] * len(positions))
+        weight, shift, bias = (one.reshape(along_channels) for one in (self.weight, self.shift, self.bias))
+        moved = x - shift
+        square = moved.square().mean(positions if self.per_sample else (0, *positions), keepdim=True)
+        # A channel that is its shift everywhere gives its bias. Its slope is taken to be zero: that of the root is
+        # infinite there and would turn into NaN, and the true 1 / eps would drown every other gradient.
+        still = square == 0
+        root = square.masked_fill(still, 1.0).sqrt()
+        scale = (weight / (root + self.eps)).masked_fill(still, 0.0)
+        return moved * scale + bias
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, per_sample={self.per_sample}"
 
 
 def kept_channels(hidden: int, width: float, widest: float) -> int:

@@ -1,5 +1,7 @@
 """HeteroFL's pre-activation ResNet for CIFAR. Diao, Ding & Tarokh, ICLR 2021; blocks (1, 1, 1, 2) give Table 8."""
 
+from collections.abc import Callable, Sequence
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,17 +25,37 @@ def preresnet(
     """`width` is a share of `hidden`; `widest` the largest width in the fleet, to which the scaler is relative."""
     channels = [kept_channels(size, width, widest) for size in hidden]
     rate = width / widest if scaler else 1.0
-    return PreResNet(input_shape[0], channels, blocks, classes, normalisation, rate)
+
+    def norm(size: int) -> nn.Module:
+        return nn.Sequential(Scaler(rate), normalise(normalisation, size))
+
+    return PreResNet(input_shape[0], channels, blocks, classes, norm)
+
+
+Norm = Callable[[int], nn.Module]
+"""A normalisation for so many channels."""
+
+
+def pre_stages(channels: Sequence[int], blocks: Sequence[int], norm: Norm) -> nn.ModuleList:
+    """Every stage but the first halves the map in its first block."""
+    stages, before = nn.ModuleList(), channels[0]
+    for number, (after, count) in enumerate(zip(channels, blocks, strict=True)):
+        stage = nn.Sequential()
+        for position in range(count):
+            stage.append(PreBlock(before, after, 2 if number > 0 and position == 0 else 1, norm))
+            before = after
+        stages.append(stage)
+    return stages
 
 
 class PreBlock(nn.Module):
-    """Normalise, then convolve, twice; the shortcut convolves only where shapes differ."""
+    """Normalise, then convolve, twice; where shapes differ the shortcut convolves what the first norm made."""
 
-    def __init__(self, before: int, after: int, stride: int, normalisation: Normalisation, rate: float):
+    def __init__(self, before: int, after: int, stride: int, norm: Norm):
         super().__init__()
-        self.norm1 = nn.Sequential(Scaler(rate), normalise(normalisation, before))
+        self.norm1 = norm(before)
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.norm2 = nn.Sequential(Scaler(rate), normalise(normalisation, after))
+        self.norm2 = norm(after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         differs = stride != 1 or before != after
         self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if differs else None
@@ -46,28 +68,12 @@ class PreBlock(nn.Module):
 
 
 class PreResNet(nn.Module):
-    def __init__(
-        self,
-        inputs: int,
-        channels: list[int],
-        blocks: tuple[int, ...],
-        classes: int,
-        normalisation: Normalisation,
-        rate: float,
-    ):
+    def __init__(self, inputs: int, channels: Sequence[int], blocks: Sequence[int], classes: int, norm: Norm):
         super().__init__()
         self.stem = nn.Conv2d(inputs, channels[0], 3, padding=1, bias=False)
-        self.stages = nn.ModuleList()
-        before = channels[0]
-        for number, (after, count) in enumerate(zip(channels, blocks, strict=True)):
-            stage = nn.Sequential()
-            for position in range(count):
-                stride = 2 if number > 0 and position == 0 else 1
-                stage.append(PreBlock(before, after, stride, normalisation, rate))
-                before = after
-            self.stages.append(stage)
-        self.norm = nn.Sequential(Scaler(rate), normalise(normalisation, before))
-        self.classifier = nn.Linear(before, classes)
+        self.stages = pre_stages(channels, blocks, norm)
+        self.norm = norm(channels[-1])
+        self.classifier = nn.Linear(channels[-1], classes)
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Outputs:

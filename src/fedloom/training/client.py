@@ -3,7 +3,7 @@
 Every tensor carries the devices in front: a task is written once and runs for one device or for a whole tier.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -22,6 +22,7 @@ class Batch:
     x: Tensor  # [K, batch, ...]
     y: Tensor  # [K, batch]
     draws: Draws | None = None  # given: training mode
+    label_smoothing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ class Client:
     plan: tuple[Step, ...]
     seen_labels: Tensor  # [K, classes] truth values
     memory: Parcel
+    label_smoothing: float = 0.0
+    sizes: tuple[Model, ...] = ()  # the models of the fleet's tiers
 
     def batch(self, step: Step) -> Batch:
         x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
-        return Batch(x, self.examples.y[step.rows], step.draws)
+        return Batch(x, self.examples.y[step.rows], step.draws, self.label_smoothing)
 
     def test_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
         """The devices' own test examples in order, and which of them are real; none if no device holds any."""
@@ -97,14 +100,19 @@ class Task:
     sends: Mapping[str, Sent]
     schedule: Schedule | None = None  # None: as the recipe trains
     address: tuple[str, ...] = ()  # where another process finds it; (): the method's own, under its name
+    same: Hashable = None  # tasks of the same value do the same, also those of different experiments; None: unknown
 
 
 class OnDevice:
-    """A method's function that, taken from an instance, is a `Task`."""
+    """A function that, taken from an instance of the class it stands in, is a `Task`."""
 
-    def __init__(self, function: Callable[[Any, Client, Parcel], Outcome], sends: Mapping[str, Sent]):
-        self.function, self.sends = function, sends
+    def __init__(self, function: Callable[..., Outcome], sends: Mapping[str, Sent], mixes: bool, of_method: bool):
+        self.function, self.sends, self.mixes, self.of_method = function, sends, mixes, of_method
+        self.name = function.__name__
         self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name  # by which a worker finds it
 
     @overload
     def __get__(self, instance: None, owner: type) -> "OnDevice": ...
@@ -113,9 +121,29 @@ class OnDevice:
     def __get__(self, instance: object | None, owner: type) -> "OnDevice | Task":
         if instance is None:
             return self
-        return Task(self.function.__name__, self.function.__get__(instance), self.sends)
+        function = self.function
+        if not self.of_method:
+            return Task(self.name, function, self.sends, same=function)
+        same = (function, instance) if self.mixes and _has_value(instance) else None
+        return Task(self.name, function.__get__(instance), self.sends, same=same)
 
 
-def on_device(sends: Mapping[str, Sent]) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
-    """Mark a part of a method that runs on the devices, and declare every bundle it sends back."""
-    return lambda function: OnDevice(function, sends)
+def _has_value(instance: object) -> bool:
+    try:
+        hash(instance)
+    except TypeError:  # such as a setting that is a dictionary
+        return False
+    return True
+
+
+def on_device(
+    sends: Mapping[str, Sent], mixes: bool = True
+) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
+    """Mark a part of a method that runs on the devices, and declare every bundle it sends back. `mixes`: devices of
+    several experiments may share a block; not where a task draws once for a whole block."""
+    return lambda function: OnDevice(function, sends, mixes, of_method=True)
+
+
+def on_any_device(sends: Mapping[str, Sent]) -> Callable[[Callable[[Client, Parcel], Outcome]], OnDevice]:
+    """The same for a function that takes nothing from a method, so that several methods can have it."""
+    return lambda function: OnDevice(function, sends, mixes=True, of_method=False)

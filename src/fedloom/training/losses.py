@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..tensors import Tensors
+from ..tensors import Tensors, combine, inner
 from .client import Batch, Client
 
 
@@ -16,8 +16,22 @@ def label_loss(client: Client) -> Callable[[Tensors, Batch], Tensor]:
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """[K, batch, classes] -> [K], the mean over each device's batch."""
-    losses = F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), reduction="none")
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), batch.y.flatten(), reduction="none", label_smoothing=batch.label_smoothing
+    )
     return losses.view_as(batch.y).mean(1)
+
+
+def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
+    """[K], of the student's logits with the teacher's answers, which learn nothing from it: in-place distillation."""
+    answers = teacher.detach().softmax(-1)
+    return -(answers * logits.log_softmax(-1)).sum(-1).mean(1)
+
+
+def distance(weights: Tensors, anchor: Tensors) -> Tensor:
+    """[K], half the squared distance of the weights from where they started: FedProx's term."""
+    apart = combine(lambda weight, start: weight - start, weights, anchor)
+    return 0.5 * inner(apart, apart)
 
 
 def mask_logits(logits: Tensor, seen_labels: Tensor, fill: float | None) -> Tensor:

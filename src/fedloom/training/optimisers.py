@@ -4,6 +4,7 @@ They change `fit`'s own copy of the weights in place. A device whose `working` i
 bit, whatever its gradient.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..settings import Fraction, Natural, NotNegative, Positive
+from ..settings import Count, Fraction, Natural, NotNegative, Positive, Share
 from ..tensors import Parcel, Tensors, beside, combine
 
 
@@ -24,12 +25,15 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True)
 class Sgd:
-    """torch.optim.SGD after clip_grad_norm_, for each device on its own."""
+    """torch.optim.SGD after clip_grad_value_ and clip_grad_norm_, for each device on its own. `decay_vectors`: whether
+    weight decay acts on biases and normalisations too."""
 
     learning_rate: Positive = 0.1
     momentum: Fraction = 0.0
     weight_decay: NotNegative = 0.0
     clip_norm: Positive | None = None
+    clip_value: Positive | None = None
+    decay_vectors: bool = True
 
     def start(self, weights: Tensors) -> Parcel:
         return {"velocity": combine(torch.zeros_like, weights)}
@@ -38,12 +42,14 @@ class Sgd:
         names = sorted(weights)  # so that a norm does not depend on the order of layers
         w, v = [weights[name] for name in names], [state["velocity"][name] for name in names]
         working = working.to(w[0])
-        g = _of_working([gradient[name] for name in names], working)
+        g = _clipped(_of_working([gradient[name] for name in names], working), self.clip_value)
         clip = _clip_factor(g, self.clip_norm)
         torch._foreach_mul_(v, _beside(1 - working * (1 - self.momentum), v))
         torch._foreach_addcmul_(v, g, _beside(working * clip, g))
         if self.weight_decay:
-            torch._foreach_addcmul_(v, w, _beside(working * self.weight_decay, w))
+            decayed = [n for n, tensor in enumerate(w) if self.decay_vectors or tensor.dim() > 2]  # [K, ...]
+            vs, ws = [v[n] for n in decayed], [w[n] for n in decayed]
+            torch._foreach_addcmul_(vs, ws, _beside(working * self.weight_decay, ws))
         torch._foreach_addcmul_(w, v, _beside(working * -self.learning_rate, v))
 
 
@@ -109,7 +115,25 @@ class Milestones:
         return self.factor_each ** sum(round_number > milestone for milestone in self.rounds)
 
 
-RATES: dict[str, type[Constant] | type[Milestones]] = {"constant": Constant, "milestones": Milestones}
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine down to nothing over `rounds`, after a linear rise through the first `warmup` of them (FedSup)."""
+
+    rounds: Count
+    warmup: Natural = 0
+    first: Share = 0.001  # the factor of the very first round, where there is a warm-up
+
+    def factor(self, round_number: int) -> float:
+        past = min(round_number - 1, self.rounds)
+        risen = past / self.warmup if past < self.warmup else 1.0
+        return (self.first * (1 - risen) + risen) * 0.5 * (1 + math.cos(math.pi * past / self.rounds))
+
+
+RATES: dict[str, type[Constant] | type[Milestones] | type[Cosine]] = {
+    "constant": Constant,
+    "milestones": Milestones,
+    "cosine": Cosine,
+}
 
 
 def at_round(optimiser: Optimiser, rates: Rates, round_number: int) -> Optimiser:
@@ -121,6 +145,10 @@ def _of_working(gradients: list[Tensor], working: Tensor) -> list[Tensor]:
     if bool(working.all()):
         return gradients
     return [torch.where(beside(working, slope) > 0, slope, 0) for slope in gradients]  # 0 * nan is nan
+
+
+def _clipped(gradients: list[Tensor], limit: float | None) -> list[Tensor]:
+    return gradients if limit is None else [slope.clamp(-limit, limit) for slope in gradients]
 
 
 def _clip_factor(gradients: Sequence[Tensor], limit: float | None) -> Tensor:

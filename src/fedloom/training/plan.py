@@ -45,6 +45,7 @@ class DevicePlan:
     augmentation: Tensors  # [visits, ...]
     sizes: tuple[int, ...]  # of the batches, step by step
     seed: int
+    common: int  # the same for all devices that were asked at once
     ragged: bool  # batches of different size: only plans of the very same sizes can share a block
 
     @property
@@ -54,7 +55,12 @@ class DevicePlan:
 
 
 def plan_for(
-    rows: Tensor, schedule: Schedule, examples: Examples, preparation: Preparation, draw: np.random.Generator
+    rows: Tensor,
+    schedule: Schedule,
+    examples: Examples,
+    preparation: Preparation,
+    draw: np.random.Generator,
+    common: int = 0,
 ) -> DevicePlan:
     sizes = _sizes(len(rows), schedule)
     order = [_visits(draw.permutation(len(rows)), sum(sizes)) for _ in range(schedule.epochs)]
@@ -65,6 +71,7 @@ def plan_for(
         augmentation=preparation.draw(draw, len(visits), height, width),
         sizes=sizes * schedule.epochs,
         seed=int(draw.integers(2**62)),
+        common=common,
         ragged=schedule.last == "keep",
     )
 
@@ -83,7 +90,7 @@ def together(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
                     name: torch.stack([plan.augmentation[name][here] for plan, here in zip(plans, at, strict=True)])
                     for name in longest.augmentation
                 },
-                draws=Draws(tuple((plan.seed + number) % 2**62 for plan in plans)),
+                draws=Draws(tuple((plan.seed + number) % 2**62 for plan in plans), (plans[0].common + number) % 2**62),
             )
         )
         start += size

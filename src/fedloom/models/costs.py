@@ -5,11 +5,12 @@ counts twice) and count norms; that convention is kept apart, under its own name
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from ..models import Model
+from .model import Model
 
 CONVOLUTIONS = nn.modules.conv._ConvNd
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -26,6 +27,7 @@ class Cost:
         return 4 * self.parameters / 2**20
 
 
+@lru_cache(maxsize=4096)
 def cost(model: Model) -> Cost:
     """Of one example, forwards; found by watching every layer once."""
     module, found = model.module().eval(), [0, 0]

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
-from fedloom.evaluation import Cost, cost
-from fedloom.models import model
+from fedloom.models import Cost, cost, model
 
 
 def conv_with_bias() -> nn.Module:

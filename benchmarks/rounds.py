@@ -1,0 +1,40 @@
+"""Whole rounds of fedloom, timed: draw the cohort, let the method have its round, commit."""
+
+import time
+from collections.abc import Iterator
+
+from fedloom.data import Dataset, Partition
+from fedloom.engines import InProcess, Memory, ProcessPool, shelf
+from fedloom.fleet import Engine, Fleet, Turn, draw_cohort
+from fedloom.methods import Method
+from fedloom.tensors import Parcel
+from fedloom.training import Constant, Schedule, Sgd, Task
+
+BATCH = 10
+
+
+def engine_for(method: Method, fleet: Fleet, dataset: Dataset, partition: Partition, workers: int) -> Engine:
+    """One process, or several, with the SGD that all sides of all benchmarks use."""
+    alone = InProcess(
+        shelf(dataset, partition, fleet), Memory(lambda device: {}), Schedule(BATCH),
+        Sgd(0.01, 0.9, 5e-4, 1.0), Constant(), seed=0,
+    )  # fmt: skip
+
+    def find(address: tuple[str, ...]) -> Task:
+        task: Task = getattr(method, address[-1])
+        return task
+
+    return ProcessPool(alone, fleet, find, workers) if workers > 1 else alone
+
+
+def timed_rounds(
+    method: Method, server: Parcel, fleet: Fleet, engine: Engine, active: int, count: int
+) -> Iterator[tuple[float, Parcel]]:
+    """Seconds of each round, and what the server holds after it."""
+    for number in range(1, count + 1):
+        began = time.perf_counter()
+        turn = Turn(number, draw_cohort(fleet, active / fleet.size, number), fleet, engine)
+        server = method.round(server, turn)
+        engine.commit(number)
+        assert turn.traffic.replied == active
+        yield time.perf_counter() - began, server

@@ -1,0 +1,53 @@
+"""FedHeN. Acar & Saligrama, Federated Learning in Heterogeneous Networks, 2022, Algorithm 1.
+
+Simple devices train the net up to an early exit, complex ones the whole net and, as a side objective on the same batch,
+that exit too. So what the two kinds share means the same to both when the server averages it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..fleet import Candidate, Fleet, Turn, slices
+from ..footprints import Contribution
+from ..tensors import Parcel, Tensors
+from ..training import Batch, Client, Outcome, cross_entropy, fit, like, on_device
+from .latest import latest_models, received, report_problem, reports
+from .method import Method
+
+
+@dataclass(frozen=True)
+class FedHeN(Method):
+    """`report` also judges the mean of what each device sent last, as the paper's figures do: the server then keeps a
+    model for every device."""
+
+    paper = "Acar & Saligrama, 2022"
+    leaves, keeps, gives = "weights up to the device's own depth", "nothing", "global"
+
+    report: bool = False
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        weights = warm or fleet.whole.initial(seed)
+        return {"weights": weights, **(latest_models(fleet, weights) if self.report else {})}
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
+        replies = turn.ask(self.train, inboxes)
+        said = (Contribution(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
+        return {**server, "weights": turn.merge(server["weights"], said), **received(server, replies)}
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        def loss(weights: Tensors, batch: Batch) -> Tensor:
+            exits = client.model(weights, batch.x, batch.draws).exits  # a simple device has one, a complex one two
+            return torch.stack([cross_entropy(logits, batch) for logits in exits.values()]).sum(0)
+
+        return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"server": slices(server["weights"]), **reports(server)}
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        return report_problem("fedhen", fleet) if self.report else None

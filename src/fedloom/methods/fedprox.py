@@ -1,0 +1,49 @@
+"""FedProx. Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
+
+FedAvg whose devices are held to the global model they started from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..fleet import Candidate, Fleet, Turn, slices
+from ..footprints import Contribution
+from ..settings import NotNegative
+from ..tensors import Parcel, Tensors
+from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
+from .method import Method, one_model
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """`proximal` is the paper's mu."""
+
+    paper = "Li et al., MLSys 2020"
+    leaves, keeps, gives = "weights, example count", "nothing", "global"
+
+    proximal: NotNegative = 0.1
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        return {"weights": warm or fleet.whole.initial(seed)}
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
+        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
+        return {"weights": turn.merge(server["weights"], said)}
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        labels = label_loss(client)
+
+        def loss(weights: Tensors, batch: Batch) -> Tensor:
+            return labels(weights, batch) + self.proximal * distance(weights, inbox["weights"])
+
+        return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"server": slices(server["weights"])}
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        return one_model("fedprox", fleet)

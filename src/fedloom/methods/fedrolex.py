@@ -1,0 +1,38 @@
+"""FedRolex. Alam et al., NeurIPS 2022, Algorithm 1.
+
+Like HeteroFL, but the channels a device trains roll on by one each round, so that every weight is trained by devices of
+every size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..fleet import Candidate, Fleet, Turn, slices
+from ..footprints import Contribution, between, rolling
+from ..tensors import Parcel, Tensors
+from .method import Method, train_on_labels
+
+
+@dataclass(frozen=True)
+class FedRolex(Method):
+    paper = "Alam et al., NeurIPS 2022"
+    leaves, keeps, gives = "weights of the device's window, example count", "nothing", "global"
+    train = train_on_labels
+
+    weighting: Literal["uniform", "examples"] = "uniform"
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        return {"weights": warm or fleet.whole.initial(seed)}
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        whole, place = turn.fleet.whole.shapes(), rolling(turn.number - 1)
+        window = {model: between(model.shapes(), whole, place) for model in {device.model for device in turn.cohort}}
+        inboxes = {device: {"weights": window[device.model].read(server["weights"])} for device in turn.cohort}
+        replies = turn.ask(self.train, inboxes)
+        share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
+        said = (Contribution(window[r.device.model], r.sent["weights"], share[r.device]) for r in replies)
+        return {"weights": turn.merge(server["weights"], said)}
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"server": slices(server["weights"])}

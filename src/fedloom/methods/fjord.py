@@ -1,0 +1,79 @@
+"""FjORD: ordered dropout. Horvath et al., NeurIPS 2021, Algorithm 1.
+
+For every batch a device draws one of the widths it can carry and trains that leading slice, so that every narrower net
+inside its own is trained too. With self-distillation its own width is trained on the labels and teaches the narrower.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ..fleet import Candidate, Fleet, Turn, slices
+from ..footprints import Contribution, is_part
+from ..models import Model
+from ..settings import Share
+from ..tensors import Parcel, Tensors
+from ..training import (
+    Batch,
+    Client,
+    Outcome,
+    Stream,
+    cross_entropy,
+    draw_subnets,
+    fit,
+    like,
+    on_device,
+    soft_cross_entropy,
+    subnet_logits,
+)
+from .method import Method
+
+
+@dataclass(frozen=True)
+class FjORD(Method):
+    """A device draws from `widths`, by default from the tiers' own models. `subnet_stream` "shared" draws once for all
+    devices of a step, so that they run at once."""
+
+    paper = "Horvath et al., NeurIPS 2021"
+    leaves, keeps, gives = "weights of the device's slice, example count", "nothing", "global"
+
+    widths: tuple[Share, ...] = ()
+    distillation: bool = True
+    subnet_stream: Stream = "device"
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        return {"weights": warm or fleet.whole.initial(seed)}
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
+        replies = turn.ask(self.train, inboxes)
+        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
+        return {"weights": turn.merge(server["weights"], said)}
+
+    @on_device(sends={"weights": like("weights")}, mixes=False)
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        whole, narrower = client.model, self._narrower(client)
+
+        def choose(draw: np.random.Generator) -> Model:
+            return narrower[int(draw.integers(len(narrower)))]
+
+        def loss(weights: Tensors, batch: Batch) -> Tensor:
+            nets = draw_subnets(choose, batch.draws, self.subnet_stream)
+            logits = subnet_logits(nets, whole, weights, batch)
+            if not self.distillation:
+                return cross_entropy(logits, batch)
+            widest = whole(weights, batch.x, batch.draws).logits
+            return cross_entropy(widest, batch) + soft_cross_entropy(logits, widest)
+
+        return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+
+    def _narrower(self, client: Client) -> list[Model]:
+        """The sizes a device can carry, its own among them."""
+        own = client.model
+        sizes = [own.resized(width=width) for width in self.widths] or client.sizes
+        return [own, *(net for net in sizes if net != own and is_part(net.shapes(), own.shapes()))]
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"server": slices(server["weights"])}

@@ -1,0 +1,51 @@
+"""NoSide: FedHeN without its side objective, so complex devices never train the exit. Acar & Saligrama, 2022."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..fleet import Candidate, Fleet, Reply, Turn, slices
+from ..footprints import Contribution
+from ..tensors import Parcel, Tensors
+from ..training import Client, Outcome, fit, label_loss, like, on_device
+from .latest import latest_models, received, report_problem, reports
+from .method import Method
+
+
+@dataclass(frozen=True)
+class NoSide(Method):
+    """`exit_head`: average it over all devices, as the paper's line 18 has it, although complex ones return it as they
+    got it; or over those that train it. `report` as in fedhen."""
+
+    paper = "Acar & Saligrama, 2022"
+    leaves, keeps, gives = "weights up to the device's own depth", "nothing", "global"
+
+    exit_head: Literal["all", "trained_only"] = "all"
+    report: bool = False
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        weights = warm or fleet.whole.initial(seed)
+        return {"weights": weights, **(latest_models(fleet, weights) if self.report else {})}
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
+        replies = turn.ask(self.train, inboxes)
+        merged = turn.merge(server["weights"], map(self._contribution, replies))
+        return {**server, "weights": merged, **received(server, replies)}
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        trained = client.model.behind_last_exit()
+        return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client), only=trained)})
+
+    def _contribution(self, reply: Reply) -> Contribution:
+        footprint = reply.device.footprint
+        if self.exit_head == "trained_only":
+            footprint = footprint.only(*reply.device.model.behind_last_exit())
+        return Contribution(footprint, reply.sent["weights"], 1.0)
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"server": slices(server["weights"]), **reports(server)}
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        return report_problem("noside", fleet) if self.report else None

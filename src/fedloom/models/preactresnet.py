@@ -1,0 +1,133 @@
+"""FedHeN's pre-activation ResNet-18: the layers up to its early exit are a simple net inside the complex one.
+
+Acar & Saligrama, FedHeN, 2022. Laid out like kuangliu's PreActResNet18, without a norm before the classifier; the
+exit's pooling is that of Kaya, Hong & Dumitras, Shallow-Deep Networks, ICML 2019.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..settings import Count, Natural, Share
+from .layers import Scaler
+from .model import Outputs
+from .normalisation import Normalisation, kept_channels, normalise
+from .preresnet import Norm, pre_stages
+
+ExitPool = Literal["four", "global"]
+
+
+def preactresnet(
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    width: Share = 1.0,
+    widest: Share = 1.0,
+    hidden: tuple[Count, ...] = (64, 128, 256, 512),
+    blocks: tuple[Count, ...] = (2, 2, 2, 2),
+    stages: Count | None = None,
+    exit_after: Natural = 2,
+    exit_pool: ExitPool = "four",
+    normalisation: Normalisation = "group",
+    groups: Count = 2,
+    scaler: bool = False,
+) -> nn.Module:
+    """`stages` of this size: all, or those up to the exit; `exit_after` 0 is a net without exit.
+
+    `width` is a share of `hidden`; `widest` the largest width in the fleet, to which the scaler is relative.
+    """
+    kept = stages or len(hidden)
+    if exit_after > kept or kept not in (exit_after, len(hidden)):
+        raise ValueError(f"a net ends at its exit ({exit_after}) or after all {len(hidden)} stages, not after {kept}")
+    channels = [kept_channels(size, width, widest) for size in hidden]
+    rate = width / widest if scaler else 1.0
+
+    def norm(size: int) -> nn.Module:
+        return nn.Sequential(Scaler(rate), normalise(normalisation, size, groups))
+
+    head = _exit_head(input_shape[1:], channels, exit_after, exit_pool, classes) if exit_after else None
+    return PreActResNet(input_shape[0], channels[:kept], blocks[:kept], norm, exit_after, head, classes)
+
+
+def _exit_head(
+    image: tuple[int, ...], channels: list[int], exit_after: int, pool: ExitPool, classes: int
+) -> "ExitHead":
+    size = [-(-side // 2 ** (exit_after - 1)) for side in image]  # every stage but the first halves, rounding up
+    window = size if pool == "global" else [max(1, side // 4) for side in size]
+    pooled = math.prod(side // wide for side, wide in zip(size, window, strict=True))
+    return ExitHead(channels[exit_after - 1] * pooled, tuple(window), classes)
+
+
+class MixedPool(nn.Module):
+    """The maximum and the mean of a window, mixed in a learned proportion: one number for the whole map.
+
+    Takes the weights of one device or of many.
+    """
+
+    def __init__(self, window: tuple[int, ...]):
+        super().__init__()
+        self.window = window
+        self.maximum = nn.Parameter(torch.rand(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        devices = self.maximum.numel()
+        share = self.maximum.view(devices, 1).expand(devices, x.shape[1] // devices).reshape(-1, 1, 1)
+        largest, mean = F.max_pool2d(x, self.window), F.avg_pool2d(x, self.window)
+        return share * largest + (1 - share) * mean
+
+    def extra_repr(self) -> str:
+        return f"window={self.window}"
+
+
+class ExitHead(nn.Module):
+    def __init__(self, features: int, window: tuple[int, ...], classes: int):
+        super().__init__()
+        self.pool = MixedPool(window)
+        self.classifier = classifier(features, classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.pool(x).flatten(1)
+        return self.classifier(features), features
+
+
+def classifier(features: int, classes: int) -> nn.Linear:
+    made = nn.Linear(features, classes)
+    nn.init.zeros_(made.bias)
+    return made
+
+
+class PreActResNet(nn.Module):
+    def __init__(
+        self,
+        inputs: int,
+        channels: list[int],
+        blocks: tuple[int, ...],
+        norm: Norm,
+        exit_after: int,
+        exit_head: ExitHead | None,
+        classes: int,
+    ):
+        super().__init__()
+        self.stem = nn.Conv2d(inputs, channels[0], 3, padding=1, bias=False)
+        self.stages = pre_stages(channels, blocks, norm)
+        self.exit_after, self.exit = exit_after, exit_head
+        self.classifier = None if len(channels) == exit_after else classifier(channels[-1], classes)
+
+    @property
+    def label_rows(self) -> tuple[str, ...]:
+        heads = (("exit.classifier", self.exit), ("classifier", self.classifier))
+        return tuple(f"{name}.{key}" for name, head in heads if head for key in ("weight", "bias"))
+
+    def forward(self, x: Tensor) -> Outputs:
+        x, exits, taps = self.stem(x), {}, {}
+        for number, stage in enumerate(self.stages, start=1):
+            x = taps[f"stage{number}"] = stage(x)
+            if self.exit is not None and number == self.exit_after:
+                exits["exit"], taps["features"] = self.exit(x)
+        if self.classifier is not None:
+            taps["features"] = x.mean((-2, -1))
+            exits["full"] = self.classifier(taps["features"])
+        return Outputs(exits, taps)

@@ -1,0 +1,144 @@
+"""Experiments side by side: devices share blocks across them, and every experiment gets the bits it gets alone."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedloom
+from fedloom.engines import Crew, InProcess, convoy
+from fedloom.engines.works import Errand, Work, least_company, works
+from fedloom.experiment import Tables, load
+from fedloom.experiment.compare import Comparison, comparison
+from fedloom.models import Model
+from fedloom.reporting import read_manifest, read_rows
+from fedloom.training import Outcome, Sgd
+
+CONTROLS = ["standalone", "small-for-all", "all-large"]
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    return {
+        "rounds": 2,
+        "data": {"dataset": "digits", "devices": 7, "partition": {"kind": "quantity", "alpha": 2.0}},
+        "model": {"hidden": [8, 16]},
+        "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
+        "training": {"batch_size": 20, "optimiser": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+        "method": {"name": "heterofl"},
+        **changes,
+    }
+
+
+def planned(home: Path, document: dict[str, Any], workers: int = 1) -> Comparison:
+    return comparison(load(document, Tables()), Tables(), 2, CONTROLS, home, home, workers)
+
+
+def watched(seen: list[Work], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep every block that is carried out."""
+    plain = Crew.outcomes
+
+    def outcomes(self: Crew, works: list[Work]) -> Iterator[tuple[Work, Outcome]]:
+        seen.extend(works)
+        return plain(self, works)
+
+    monkeypatch.setattr(Crew, "outcomes", outcomes)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("hidden", [[8, 16], [3, 5]], ids=["whole vectors", "odd channels"])
+def test_an_arm_has_the_bits_of_running_alone(
+    hidden: list[int], workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, blocks = recipe(model={"hidden": hidden}), list[Work]()
+    watched(blocks, monkeypatch)
+    arms = planned(tmp_path / "together", document, workers)
+    for _ in arms.rounds():
+        pass
+    shared = [work for work in blocks if len({id(seat.errand.engine) for seat in work.seats}) > 1]
+    assert bool(shared) == (hidden == [8, 16])
+    for arm, experiments in arms.experiments.items():
+        for experiment, folder in zip(experiments, arms.folders(arm), strict=True):
+            alone = fedloom.run(experiment.loaded.recipe.document(), out=tmp_path / "alone" / arm / folder.name)
+            assert read_manifest(folder)["sha256"] == read_manifest(alone.folder)["sha256"]
+            assert list(read_rows(folder)) == alone.rows()
+
+
+def test_different_rates_and_tasks_do_not_share_a_block(world: Callable[..., Any]) -> None:
+    place, heterofl = world(sizes=(8, 8), hidden=(16, 32)), Tables().methods["heterofl"]
+
+    def errand(seed: int = 0, optimiser: Sgd | None = None, **settings: Any) -> Errand:
+        method = heterofl(**settings)
+        engine = place.engine(method, seed=seed, optimiser=optimiser or place.optimiser)
+        inboxes = {device: {"weights": place.fleet.whole.initial(0)} for device in place.fleet.devices(1)}
+        return Errand(engine, method.train, inboxes, 1)  # type: ignore[attr-defined]
+
+    def blocks(*errands: Errand) -> int:
+        return len(works(errands))
+
+    assert blocks(errand(), errand(seed=1)) == 1
+    assert blocks(errand(), errand(mask_unseen_labels=False)) == 2
+    assert blocks(errand(), errand(optimiser=Sgd(0.2))) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "company"),
+    [
+        ("convnet", {"hidden": (16, 32)}, 1),
+        ("convnet", {"hidden": (8, 16)}, 2),
+        ("convnet", {"hidden": (3, 5)}, 0),
+        ("preactresnet", {"hidden": (8, 32), "blocks": (1, 1), "exit_after": 1}, 1),
+        ("mobilenet", {"stem": 32, "widths": (32,), "depths": (1,), "kernels": (3,)}, 1),
+        ("mobilenet", {"stem": 8, "widths": (8,), "depths": (1,), "kernels": (3,)}, 0),
+    ],
+)
+def test_who_may_share_a_block(family: str, settings: Any, company: int, tiny_model: Callable[..., Model]) -> None:
+    """As this project's kernels add up; another build of torch may know better, so the test is of the trial."""
+    assert least_company(tiny_model(family, input_shape=(1, 8, 8), **settings)) == company
+
+
+@pytest.fixture
+def engine(world: Callable[..., Any]) -> Callable[[], InProcess]:
+    return lambda: world().engine(Tables().methods["fedavg"]())
+
+
+class TestConvoy:
+    def test_steps_come_in_turn_and_under_their_names(self, engine: Callable[[], InProcess]) -> None:
+        steps = convoy({"a": (engine(), iter([1, 2])), "b": (engine(), iter([3]))}, lambda works: [])
+        assert list(steps) == [("a", 1), ("a", 2), ("b", 3)]
+
+    def test_an_error_of_one_ends_all(self, engine: Callable[[], InProcess]) -> None:
+        ended = []
+
+        def fails() -> Iterator[int]:
+            yield 1
+            raise LookupError("gone")
+
+        def asks(one: InProcess) -> Iterator[int]:
+            try:
+                yield 2
+                list(one.ask(Tables().methods["fedavg"]().train, {}, 1))  # type: ignore[attr-defined]
+                yield 3
+            finally:
+                ended.append(True)
+
+        first, second = engine(), engine()
+        steps = convoy({"asks": (first, asks(first)), "fails": (second, fails())}, lambda works: [])
+        with pytest.raises(LookupError, match="gone"):
+            list(steps)
+        assert ended == [True]
+
+    def test_who_stops_listening_ends_all(self, engine: Callable[[], InProcess]) -> None:
+        ended = []
+
+        def goes_on() -> Iterator[int]:
+            try:
+                while True:
+                    yield 1
+            finally:
+                ended.append(True)
+
+        steps = convoy({"a": (engine(), goes_on()), "b": (engine(), goes_on())}, lambda works: [])
+        assert next(steps) == ("a", 1)
+        steps.close()  # type: ignore[attr-defined]
+        assert ended  # the other never began
