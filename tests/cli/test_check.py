@@ -1,6 +1,13 @@
 """fedloom check: is a recipe right? Nothing is run and nothing written."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 
 
 def test_several_good_recipes(fedloom, write, files):
@@ -80,3 +87,27 @@ def test_changes_are_checked_in_every_recipe(fedloom, write):
     said = fedloom("check", "my.toml", "other.toml", "--set", "rounds=0")
     assert said.code == 4
     assert [(one.where, one.code) for one in said.problems] == [("--set", "RECIPE_RANGE")] * 2
+
+
+def variants(recipe):
+    """What a recipe's opening comment says to set, line by line; a backslash carries a line on."""
+    opening = re.match(r"(#.*\n)*", recipe.read_text("utf-8"))[0]
+    lines = opening.replace("\\\n#", "").splitlines()
+    return [shlex.split(line[line.index("--set") :]) for line in lines if re.search(r":\s+--set", line)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_every_recipe_of_the_project_and_every_variant_it_names(recipe, fedloom):
+    for sets in ([], *variants(recipe)):
+        said = fedloom("check", recipe, *sets)
+        assert (said.code, said.err) == (0, ""), sets
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_every_command_a_recipe_names_is_for_itself(recipe):
+    named = re.findall(r"fedloom \w+ (\S+\.toml)", recipe.read_text("utf-8"))
+    assert named and set(named) == {recipe.relative_to(ROOT).as_posix()}
+
+
+def test_variants_of_recipes_are_found():
+    assert sum(len(variants(recipe)) for recipe in RECIPES) > 50

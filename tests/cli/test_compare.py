@@ -58,7 +58,7 @@ def test_arms_are_paired_by_seed(compared):
 
 def test_json(compared):
     said, _ = compared
-    assert list(said.data) == ["run", "arms", "verdict"]
+    assert list(said.data) == ["run", "arms", "verdict", "targets", "claims"]
     assert said.data["run"] == "out"
     assert [record["arm"] for record in said.data["arms"]] == ARMS
     for record in said.data["arms"]:
@@ -66,6 +66,7 @@ def test_json(compared):
         assert list(record["accuracy"]) == list(record["can_carry"]) == ["large", "small"]
         assert all(set(one) == {"mean", "std"} for one in record["accuracy"].values())
     assert len(said.data["verdict"]) >= 5
+    assert said.data["targets"] == said.data["claims"] == []
 
 
 def test_accuracies_are_means_over_seeds_of_the_last_round(compared):
@@ -204,3 +205,116 @@ def test_a_comparison_that_starts_from_a_file_is_refused_before_its_first_arm(fe
     assert said.code == 4
     assert [one.code for one in said.problems] == ["START_SHAPE"]
     assert files() == before
+
+
+COMPARE = """
+[compare]
+baseline = "decouple"
+margin = 2.0
+
+[compare.arms]
+decouple = ["method={name='decouple'}"]
+fedrolex = ["method={name='fedrolex'}", "training.epochs=2"]
+"""
+METHOD = '[method]\nname = "heterofl"\n'
+
+
+def with_arms(**changes):
+    text = COMPARE
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return METHOD, METHOD + text
+
+
+def test_arms_of_the_recipe_run_without_controls(fedloom, write, tmp_path):
+    write(with_arms())
+    said = fedloom("compare", "my.toml", "--seeds", "3", "--out", "out", "--format", "json", "--quiet")
+    assert said.code == 0
+    own = ["heterofl", "decouple", "fedrolex"]
+    assert [record["arm"] for record in said.data["arms"]] == own
+    assert [(one["tier"], one["arm"]) for one in said.data["targets"]] == [
+        (tier, arm) for tier in ("large", "small") for arm in own
+    ]
+    for tier in ("large", "small"):
+        ends = [
+            [r.value for r in read_rows(tmp_path / f"out/decouple/seed-{seed}")
+             if (r.tier, r.device, r.test, r.metric) == (tier, "", "global", "accuracy")][-1]
+            for seed in range(3)
+        ]  # fmt: skip
+        found = {one["arm"]: one for one in said.data["targets"] if one["tier"] == tier}
+        assert found["decouple"]["target"] == sorted(ends)[1] - 2.0
+        assert all(len(one["rounds"]) == len(one["bytes"]) == 3 for one in found.values())
+    assert [(one["tier"], one["other"]) for one in said.data["claims"]] == [
+        (tier, arm) for tier in ("large", "small") for arm in own[1:]
+    ]
+    written = tomllib.loads((tmp_path / "out/fedrolex/seed-1/recipe.toml").read_text())
+    assert "compare" not in written
+    assert (written["method"]["name"], written["training"]["epochs"], written["seed"]) == ("fedrolex", 2, 1)
+
+
+def test_arms_and_controls_that_are_asked_for(fedloom, write):
+    write(with_arms(), ("rounds = 2", "rounds = 1"))
+    said = fedloom("compare", "my.toml", "--controls", "all-large", "--out", "out", "--format", "json", "--quiet")
+    assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "decouple", "fedrolex", "all-large"]
+    carried = {(one["tier"], one["arm"]) for one in said.data["targets"]}
+    assert ("large", "all-large") in carried
+    assert ("small", "all-large") not in carried
+
+
+def test_the_text_has_a_second_table(fedloom, write):
+    write(with_arms())
+    said = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--quiet")
+    assert said.code == 0
+    _, table, verdict, _ = said.out.split("\n\n")
+    header, *lines, legend = table.splitlines()
+    assert header.startswith("rounds to target  large ")
+    assert [line.split()[0] for line in lines] == ["heterofl", "decouple", "fedrolex"]
+    assert all("–" in line for line in lines)
+    assert "median" in legend
+    assert "sooner than decouple: " in verdict
+
+
+@pytest.mark.parametrize("verb", ["check", "plan", "run", "compare"])
+@pytest.mark.parametrize(
+    ("old", "new", "what", "begins"),
+    [
+        ('baseline = "decouple"', 'baseline = "decoupel"', "compare.baseline = 'decoupel'", "baseline"),
+        ('"training.epochs=2"', '"training.epochs"', "compare.arms.fedrolex[1] = 'training.epochs'", "fedrolex"),
+    ],
+)
+def test_every_verb_refuses_a_wrong_comparison_with_its_line(verb, old, new, what, begins, fedloom, write, line_of):
+    path = write(with_arms(**{old: new}))
+    said = fedloom(verb, "my.toml")
+    assert said.code == 4
+    (problem,) = said.problems
+    assert (problem.where, problem.what) == (f"my.toml:{line_of(path, begins)}", what)
+
+
+def test_two_arms_of_one_name_are_refused(fedloom, write):
+    write(with_arms(fedrolex="decouple"))
+    said = fedloom("check", "my.toml")
+    assert (said.code, [one.code for one in said.problems]) == (4, ["RECIPE_TOML"])
+    assert "line" in said.problems[0].message
+
+
+def test_an_arm_that_refuses_the_fleet_is_told_at_its_line_before_anything_runs(fedloom, write, line_of, files):
+    path = write(with_arms(**{"'fedrolex'": "'fedavg'"}))
+    before = files()
+    said = fedloom("compare", "my.toml", "--out", "out")
+    (problem,) = said.problems
+    assert (said.code, problem.code) == (4, "METHOD_REFUSES")
+    assert problem.where == f"my.toml:{line_of(path, 'fedrolex')}"
+    assert files() == before
+
+
+def test_a_candidate_that_an_arm_lacks_is_refused(fedloom, write):
+    write(with_arms(**{"margin = 2.0": 'candidate = "report_paper"'}))
+    said = fedloom("compare", "my.toml", "--out", "out")
+    (problem,) = said.problems
+    assert (said.code, problem.code, problem.what) == (4, "RECIPE_NAME", "compare.candidate = 'report_paper'")
+
+
+def test_a_run_takes_no_notice(fedloom, write, tmp_path):
+    write(with_arms(), ("rounds = 2", "rounds = 1"))
+    assert fedloom("run", "my.toml", "--out", "out").code == 0
+    assert "compare" not in tomllib.loads((tmp_path / "out/recipe.toml").read_text())

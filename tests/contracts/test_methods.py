@@ -270,3 +270,38 @@ def test_what_a_method_gives_is_what_is_judged(method: Method, world_for: Callab
     held_by_server = [isinstance(candidate, ServerModel) for candidate in candidates.values()]
     assert held_by_server
     assert all(held_by_server) if method.gives == "global" else not all(held_by_server)
+
+
+NESTED = ["heterofl", "fedrolex", "fjord", "fedhen", "noside", "decouple", "fedsup", "efedsup"]
+CHAOTIC = {"mobilenet": 1e-8}  # families where differences of rounding grow from step to step
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", NESTED)
+def test_tiers_may_be_redrawn_every_round(
+    name: str, family: str, world: Callable[..., Any], meddling: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    """Many at once learn what each learns alone, and nobody is asked but the cohort, each as what it is this round."""
+    method = METHODS[name]()
+    place = world(family, widths=(1.0, 0.5), sizes=SIZES, labels=LABELS)
+    place = replace(place, fleet=replace(place.fleet, assignment="redrawn"))
+    assert method.refuses(place.fleet) is None
+    made, tiers = [], set()
+    for block in (1, 16):
+        alone = place.engine(method, block=block)
+        engine, server = meddling(alone, list), method.start(place.fleet, 0)
+        for number in (1, 2, 3):
+            turn = place.turn(engine, number, participation=0.6)
+            server = method.round(server, turn)
+            engine.commit(number)
+            asked = {(reply.device.name, reply.device.tier) for reply in engine.delivered}
+            assert asked == {(device.name, device.tier) for device in turn.cohort}
+            assert len(engine.delivered) == turn.traffic.asked
+            tiers |= asked
+            engine.delivered.clear()
+        made.append(server)
+        assert not any(memories(alone).values())
+    assert place.refusals == []
+    assert difference(*made) <= CHAOTIC.get(family, 1e-10)
+    assert difference(made[0], method.start(place.fleet, 0)) > 1e-3
+    assert len({device for device, tier in tiers if (device, "a") in tiers and (device, "b") in tiers}) > 0

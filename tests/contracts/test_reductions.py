@@ -8,10 +8,21 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedloom.fleet import Fleet, nested
+from fedloom.methods import Method
 from fedloom.methods.centralised import Centralised
+from fedloom.methods.decouple import Decouple
+from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.fedhen import FedHeN
+from fedloom.methods.fedprox import FedProx
+from fedloom.methods.fedrolex import FedRolex
+from fedloom.methods.fedsup import FedSup
+from fedloom.methods.fjord import FjORD
 from fedloom.methods.heterofl import HeteroFL
+from fedloom.methods.noside import NoSide
 from fedloom.methods.standalone import Standalone
+from fedloom.models import Model
 from fedloom.training import Schedule, Sgd
 
 FULL_BATCH = Schedule(batch_size=1000, epochs=1)
@@ -114,3 +125,122 @@ def test_heterofl_with_one_device_of_one_tier_is_standalone(
     engine = place.engine(Standalone())
     place.play(Standalone(), engine, rounds=2)
     assert parcels_equal(place.play(HeteroFL(), place.engine(HeteroFL())), engine.memory.committed["0"])
+
+
+UNEQUAL = (8, 8, 5, 9, 12)
+SIMPLE = {"preactresnet": {"stages": 1}}  # a net with one exit, where the family has two
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_fedrolex_with_everybody_at_the_top_is_fedavg(
+    weighting: Any, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(family, sizes=UNEQUAL)
+    methods = FedRolex(weighting), FedAvg(weighting)
+    made = [place.play(method, place.engine(method), rounds=3, participation=0.6) for method in methods]
+    assert parcels_equal(*made)
+
+
+@pytest.mark.parametrize("method", [FedHeN(), NoSide(), NoSide("trained_only"), Decouple()], ids=repr)
+def test_early_exit_methods_with_simple_devices_alone_are_fedavg(
+    method: Method, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(family, sizes=UNEQUAL, **SIMPLE.get(family, {}))
+    made = place.play(method, place.engine(method), rounds=3, participation=0.6)
+    fedavg = FedAvg("uniform")
+    expected = place.play(fedavg, place.engine(fedavg), rounds=3, participation=0.6)
+    assert parcels_equal({"weights": made["a" if isinstance(method, Decouple) else "weights"]}, expected)
+
+
+@pytest.mark.parametrize("method", [FedHeN(), NoSide(), NoSide("trained_only"), Decouple()], ids=repr)
+def test_a_complex_tier_that_nobody_belongs_to_changes_nothing(
+    method: Method, world: Callable[..., Any], tiny_model: Callable[..., Model], parcels_equal: Callable[..., bool]
+) -> None:
+    """The simple part is FedAvg's of a fleet that knows of no other; the rest stays as it started."""
+    sizes = [("simple", tiny_model("preactresnet", stages=1)), ("complex", tiny_model("preactresnet"))]
+    place = world(models=sizes, sizes=UNEQUAL, shares=(1.0, 0.0))
+    alone = replace(place, fleet=Fleet(nested(sizes[:1]), (1.0,), len(UNEQUAL), seed=0))
+    first = place.fleet.whole.initial(0)
+    simple, whole = (tier.footprint for tier in place.fleet.tiers)
+    ours, theirs = method.start(place.fleet, 0), FedAvg().start(alone.fleet, 0, simple.read(first))
+    engines = place.engine(method), alone.engine(FedAvg("uniform"))
+    for number in (1, 2):
+        ours = method.round(ours, place.turn(engines[0], number, 0.6))
+        theirs = FedAvg("uniform").round(theirs, alone.turn(engines[1], number, 0.6))
+    found = [candidate_of(method, ours, tier) for tier in place.fleet.tiers]
+    assert parcels_equal({"weights": found[0]}, theirs)
+    assert all(torch.equal(found[1][name], first[name]) for name in whole.blocks.keys() - simple.blocks.keys())
+
+
+def candidate_of(method: Method, server: Any, tier: Any) -> Any:
+    return method.candidates(server)["server"].weights(tier)  # type: ignore[union-attr, call-arg, arg-type]
+
+
+def test_noside_with_complex_devices_alone_is_fedavg_but_for_the_exits_head(
+    world: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    """Which FedAvg decays, as it decays all it has."""
+    place = world("preactresnet", sizes=UNEQUAL, optimiser=Sgd(0.1, momentum=0.9, weight_decay=0.01, clip_norm=1.0))
+    first = place.fleet.whole.initial(0)
+    ours, theirs = (
+        place.play(method, place.engine(method), rounds=3)["weights"] for method in (NoSide(), FedAvg("uniform"))
+    )
+    for name, weight in ours.items():
+        head = name.startswith("exit.")
+        assert bits_equal(weight, theirs[name]) != (head and bool(first[name].any()))
+        assert bits_equal(weight, first[name]) == head
+
+
+@pytest.mark.parametrize("method", [FedSup(subnets=1), FedProx(0.0), EFedSup()], ids=repr)
+def test_one_size_and_nothing_else_is_fedavg_to_the_bit(
+    method: Method, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(family, sizes=UNEQUAL)
+    made = [place.play(one, place.engine(one), rounds=3, participation=0.6) for one in (method, FedAvg())]
+    assert parcels_equal(*made)
+
+
+@pytest.mark.parametrize(
+    "method", [FedSup(subnets=1), EFedSup({"width": (1.0,)}, {"a": 1.0, "b": 1.0})], ids=["fedsup", "efedsup"]
+)
+def test_supernets_that_train_only_the_largest_are_fedavg_whatever_the_tiers(
+    method: Method, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """Also beside other tiers: everybody carries the whole."""
+    place, alone = world(widths=(1.0, 0.5), sizes=UNEQUAL), world(sizes=UNEQUAL)
+    made = place.play(method, place.engine(method, block=1), rounds=3, participation=0.6)
+    assert parcels_equal(made, alone.play(FedAvg(), alone.engine(FedAvg(), block=1), rounds=3, participation=0.6))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("widths", [(), (1.0,)])
+@pytest.mark.parametrize("distillation", [True, False])
+def test_fjord_with_one_width_is_fedavg(
+    widths: Any, distillation: bool, family: str, world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    """A net that is its own teacher learns nothing more from it."""
+    place, method = world(family, sizes=UNEQUAL), FjORD(widths, distillation)
+    made, expected, start = (
+        place.play(method, place.engine(method, block=1), participation=0.6),
+        place.play(FedAvg(), place.engine(FedAvg(), block=1), participation=0.6),
+        method.start(place.fleet, 0),
+    )
+    assert difference(made, expected) <= 1e-12
+    assert difference(start, expected) > 1e-3
+
+
+def test_with_equal_examples_fjord_averages_like_heterofl(
+    world: Callable[..., Any], scripted: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    place = world(widths=(1.0, 0.5, 0.25), sizes=(8,) * 6)
+    said = HeteroFL(only_seen_rows=False)
+    replies = list(place.engine(said).ask(said.train, boxes_of(place, said), 1))
+    by_name = {reply.device.name: reply for reply in replies}
+    engine = scripted(lambda device, inbox: replace(by_name[device.name], device=device))
+    made = [method.round(said.start(place.fleet, 0), place.turn(engine)) for method in (FjORD(), said)]
+    assert difference(*made) <= 1e-7
+
+
+def boxes_of(place: Any, method: Method) -> Any:
+    start = method.start(place.fleet, 0)["weights"]
+    return {device: {"weights": device.footprint.read(start)} for device in place.fleet.devices(1)}

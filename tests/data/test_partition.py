@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, tie_to_labels
+from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, at_most, tie_to_labels
 from fedloom.data.dirichlet import cuts, fill, open_proportions, proportions, top_up, with_minimum
 from fedloom.data.matching import matching_test
 from fedloom.seeds import generator
@@ -329,3 +329,12 @@ def test_more_dial_more_correlation():
 def test_a_dial_out_of_range_is_refused(even_labels, dial):
     with pytest.raises(ValueError, match="dial"):
         tie_to_labels(PARTITIONS["iid"](even_labels, 2, draw()), even_labels, dial, draw())
+
+
+def test_at_most_so_many_examples_of_its_own() -> None:
+    before = Partition((np.arange(10), np.arange(10, 13)), (np.arange(3), np.arange(3, 6)))
+    after = at_most(before, 4, np.random.default_rng(0))
+    assert [len(rows) for rows in after.train] == [4, 3]
+    assert all(set(kept) <= set(held) for kept, held in zip(after.train, before.train, strict=True))
+    assert after.test is before.test
+    assert at_most(before, None, np.random.default_rng(0)) is before

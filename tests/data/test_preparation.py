@@ -184,6 +184,26 @@ def test_no_images_are_no_problem():
 
 
 @pytest.mark.parametrize(
+    ("name", "stored", "black"),
+    [
+        ("imagenet_cifar", (3, 32, 32), (-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225)),
+        ("cifar100", (3, 32, 32), (-0.507 / 0.267, -0.487 / 0.256, -0.441 / 0.276)),
+        ("fedsup_fashion", (1, 28, 28), (-0.2860 / 0.3530,) * 3),
+        ("fedsup_pathmnist", (3, 28, 28), (-1.0,) * 3),
+        ("feddyn_cifar10", (3, 32, 32), (-0.491 / 0.247, -0.482 / 0.243, -0.447 / 0.262)),
+        ("feddyn_cifar100", (3, 32, 32), (-0.5071 / 0.2675, -0.4867 / 0.2565, -0.4408 / 0.2761)),
+    ],
+)
+def test_what_fedsup_and_fedhen_are_published_with(name, stored, black):
+    preparation = PREPARATIONS[name]
+    made = preparation(torch.zeros(1, *stored, dtype=torch.uint8))
+    assert made.shape == (1, 3, 32, 32)
+    assert torch.allclose(made, torch.tensor(black).view(1, 3, 1, 1))
+    assert (preparation.crop_padding, preparation.flip) == (4, True)
+    assert preparation.crop_chance == (0.5 if name.startswith("feddyn") else 1.0)
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"mean": (0.5,)},

@@ -24,12 +24,12 @@ def prepared(document, tmp_path):
 
 def made(prepared, name, **changes):
     loaded, fleet = prepared(**changes)
-    return arms(loaded, fleet, [name])[name].recipe
+    return arms(loaded, Tables(), fleet, [name])[name].recipe
 
 
 def test_the_recipe_itself_comes_first(prepared):
     loaded, fleet = prepared()
-    found = arms(loaded, fleet, list(CONTROLS))
+    found = arms(loaded, Tables(), fleet, list(CONTROLS))
     assert list(found) == ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
     assert found["heterofl"] is loaded
 
@@ -67,7 +67,7 @@ def test_drop_the_small_keeps_everything_but_who_trains(prepared):
 @pytest.mark.parametrize("name", CONTROLS)
 def test_every_control_can_be_assembled(name, prepared, tmp_path):
     loaded, fleet = prepared(fleet=REDRAWN)
-    control = arms(loaded, fleet, [name])[name]
+    control = arms(loaded, Tables(), fleet, [name])[name]
     experiment = assemble(control, Tables(), tmp_path)
     assert experiment.partition.fingerprint() == assemble(loaded, Tables(), tmp_path).partition.fingerprint()
 
@@ -75,13 +75,13 @@ def test_every_control_can_be_assembled(name, prepared, tmp_path):
 def test_with_one_tier_there_is_only_standalone_to_compare_with(document, tmp_path):
     loaded = load(document(tiers=[{"name": "all", "share": 1.0}]), Tables())
     fleet = assemble(loaded, Tables(), tmp_path).fleet
-    assert list(arms(loaded, fleet, list(CONTROLS))) == ["heterofl", "standalone"]
+    assert list(arms(loaded, Tables(), fleet, list(CONTROLS))) == ["heterofl", "standalone"]
 
 
 def test_an_unknown_control(prepared):
     loaded, fleet = prepared()
     with pytest.raises(RecipeError, match="CONTROL_NAME") as caught:
-        arms(loaded, fleet, ["standalon"])
+        arms(loaded, Tables(), fleet, ["standalon"])
     assert caught.value.problems[0].hint == "did you mean 'standalone'?"
 
 
@@ -101,3 +101,48 @@ def test_which_model_a_device_ends_up_with(name, models, carried, prepared):
         tier: Serving(model, can_carry)
         for tier, model, can_carry in zip(["medium", "small", "large"], models, carried, strict=True)
     }
+
+
+def beside(**compare):
+    return {"compare": {"arms": {"other": ["method={name='decouple'}"]}, **compare}}
+
+
+def test_the_recipes_arms_stand_before_the_controls(prepared):
+    loaded, fleet = prepared(**beside())
+    found = arms(loaded, Tables(), fleet, ["standalone"])
+    assert list(found) == ["heterofl", "other", "standalone"]
+    assert found["other"].recipe.method.name == "decouple"
+
+
+def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
+    loaded, fleet = prepared(**beside(baseline="other"))
+    arm = arms(loaded, Tables(), fleet, [])["other"].recipe
+    assert arm.document() == {**loaded.recipe.document(), "method": {"name": "decouple"}}
+    assert (arm.compare.arms, arm.compare.baseline) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        ("method.name=decoupel", "RECIPE_NAME", "method.name: there is no method of that name"),
+        ("training.epoch=2", "RECIPE_KEY", "training.epoch: there is no key 'epoch' here"),
+        ("tiers.9.width=1.0", "SET_PLACE", "there is no place tiers.9.width in the recipe"),
+        ("seed=1", "ARM_DIFFERS", "an arm has the recipe's seed"),
+        ("rounds=1", "ARM_DIFFERS", "an arm has the recipe's seed"),
+        ("data.devices=6", "ARM_DIFFERS", "an arm has the recipe's seed"),
+        ("tiers.0.name=tiny", "ARM_DIFFERS", "an arm has the recipe's seed"),
+    ],
+)
+def test_what_is_wrong_with_an_arm_is_said_where_it_is_named(change, code, said, prepared):
+    loaded, fleet = prepared(compare={"arms": {"other": [change]}})
+    with pytest.raises(RecipeError) as caught:
+        arms(loaded, Tables(), fleet, [])
+    (problem,) = caught.value.problems
+    assert (problem.place, problem.code) == (("compare", "arms", "other"), code)
+    assert problem.message.startswith(said)
+
+
+def test_an_arm_cannot_have_a_controls_name(prepared):
+    loaded, fleet = prepared(compare={"arms": {"all-large": ["method.name=decouple"]}})
+    with pytest.raises(RecipeError, match="ARM_NAME"):
+        arms(loaded, Tables(), fleet, [])

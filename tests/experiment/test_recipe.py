@@ -158,7 +158,8 @@ PLACES = [
     "training.rates", "training.rates.kind", "method", "method.name", "method.unseen_logit", "method.weighting",
     "method.other", "evaluation", "evaluation.every", "evaluation.tests", "evaluation.per_device",
     "evaluation.batch_size", "evaluation.statistics", "evaluation.statistics.query", "engine", "engine.kind",
-    "engine.block", "start", "start.from", "other",
+    "engine.block", "start", "start.from", "compare", "compare.arms", "compare.arms.a", "compare.candidate",
+    "compare.baseline", "compare.margin", "compare.other", "other",
 ]  # fmt: skip
 
 
@@ -200,3 +201,34 @@ def test_the_same_problem_is_said_once(document):
 def test_a_problem_of_a_mapping_says_recipe(document):
     with pytest.raises(RecipeError, match=r"^recipe  rounds = 0\n  error RECIPE_RANGE: "):
         load(document(rounds=0), TABLES)
+
+
+ARMS = {"arms": {"other": ["method.name=fedprox"]}}
+
+
+def test_what_is_compared_is_no_part_of_what_decides_a_run(document):
+    loaded = load(document(compare={**ARMS, "baseline": "other", "margin": 2}), TABLES)
+    assert loaded.recipe.compare.margin == 2
+    assert "compare" not in loaded.recipe.document()
+
+
+@pytest.mark.parametrize(
+    ("compare", "place", "said"),
+    [
+        ({**ARMS, "baseline": "othr"}, ("compare", "baseline"), "there are: other"),
+        ({"baseline": "other"}, ("compare", "baseline"), "there are: none"),
+        ({"arms": {"other": ["method"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
+        ({"arms": {"other": ["=3"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
+        ({"arms": {"other": []}}, ("compare", "arms", "other"), "needs at least 1"),
+        ({"arms": {"a/b": ["rounds=2"]}}, ("compare", "arms"), "must be of letters"),
+        ({"arms": {"heterofl": ["rounds=2"]}}, ("compare",), "the recipe itself has that name"),
+        ({"basline": "other"}, ("compare", "basline"), "there is no key"),
+        ({"margin": -1.0}, ("compare", "margin"), "margin must be >= 0"),
+    ],
+)
+def test_what_is_wrong_with_a_comparison_is_found_by_whoever_reads_the_recipe(compare, place, said, document):
+    with pytest.raises(RecipeError) as caught:
+        load(document(compare=compare), TABLES)
+    (problem,) = caught.value.problems
+    assert problem.place == place
+    assert said in problem.message

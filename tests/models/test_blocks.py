@@ -128,7 +128,9 @@ def concatenating() -> nn.Module:
 
 
 def layer_normed() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 4))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 5), nn.LayerNorm(5, elementwise_affine=False), nn.ReLU(), nn.Linear(5, 4)
+    )
 
 
 class ChannelMean(nn.Module):

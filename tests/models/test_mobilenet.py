@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.footprints import Footprint, between, centred
-from fedloom.models import MODELS, SPACES, Draws, Model, cost, model
+from fedloom.footprints import Footprint, between, centred, is_part
+from fedloom.models import MODELS, SPACES, Draws, Model, cost, model, space
+from fedloom.seeds import generator
 from fedloom.tensors import Tensors
 
 Architecture = dict[str, Any]
@@ -220,3 +221,14 @@ def test_a_stage_must_say_something_of_every_block() -> None:
         whole_net(kernels=(7, (5,), 7, 7)).module()
     with pytest.raises(ValueError, match="zip"):
         whole_net(kernels=(7, 7, 7)).module()
+
+
+def test_kernels_can_be_drawn_block_by_block() -> None:
+    whole = model("mobilenet", MODELS["mobilenet"], {}, (3, 32, 32), 10)
+    nets, draw = space(SPACES["paper_by_layer"]), generator(0, "by layer")
+    assert dict(nets.smallest(whole).settings)["kernels"] == ((3,), (3, 3), (3, 3), (3, 3))
+    assert cost(nets.largest(whole)) == cost(whole)
+    drawn = [nets.draw(whole, draw) for _ in range(10)]
+    assert nets.count() == 3 * 9**3 * 2**3 * 2**3 * 3
+    assert any(len(set(kernels)) > 1 for net in drawn for kernels in dict(net.settings)["kernels"])
+    assert all(is_part(net.shapes(), whole.shapes()) for net in drawn)

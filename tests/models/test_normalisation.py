@@ -1,11 +1,15 @@
 """Parametric normalisation against its formula, its limits, and torch's batch norm."""
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedloom.footprints import part_of
+from fedloom.models import Model
 from fedloom.models.layers import fold, unfold
 from fedloom.models.normalisation import ParametricNorm
 
@@ -168,3 +172,24 @@ def test_many_devices_at_once_are_each_alone(per_sample: bool, batch: int) -> No
         assert torch.allclose(found[0][device], own[0][device], atol=1e-12)
         for folded, single in zip(found[1:], own[1:], strict=True):
             assert torch.allclose(folded[device], single, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["convnet", "preresnet", "preactresnet", "mobilenet"])
+@pytest.mark.parametrize("normalisation", ["static_batch", "group"])
+def test_a_norm_for_each_width(family: str, normalisation: Any, tiny_model: Callable[..., Model]) -> None:
+    """A cut holds the norms of all narrower ones, uses and is judged by its own, and lies in the whole."""
+    nets = [
+        tiny_model(family, width=width, norm_widths=(0.25, 0.5, 1.0), normalisation=normalisation)
+        for width in (0.25, 0.5, 1.0)
+    ]
+    plain = [tiny_model(family, width=width, normalisation=normalisation) for width in (0.25, 0.5, 1.0)]
+    for number, (net, usual) in enumerate(zip(nets, plain, strict=True)):
+        held = {name.split(".norms.")[1].split(".")[0] for name in net.shapes() if ".norms." in name}
+        assert held == set(["0_25", "0_5", "1"][: number + 1])
+        assert len(net.statistics()) == len(usual.statistics())
+        used = set(net.behind_last_exit())
+        own = ["0_25", "0_5", "1"][number]
+        assert {name.split(".norms.")[1].split(".")[0] for name in used if ".norms." in name} == {own}
+        assert net.slow_reasons() == ()
+    for small, large in pairwise(nets):
+        assert part_of(small, large).blocks.keys() == small.shapes().keys()

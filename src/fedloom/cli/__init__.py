@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import calibrate, check, compare, doctor, init, listing, plan, run
+from . import calibrate, check, cka, compare, doctor, init, listing, plan, run, subnet
 from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, say, wants_json
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "plan": plan.plan,
     "check": check.check,
     "calibrate": calibrate.calibrate,
+    "subnet": subnet.subnet,
+    "cka": cka.cka,
     "list": listing.show,
     "init": init.init,
     "doctor": doctor.doctor,

@@ -10,7 +10,7 @@ from .examples import DataBroken, DataMissing, Dataset, Examples
 from .facts import FACTS, Facts
 from .idx import fashion_mnist, mnist
 from .npz import npz, pathmnist, pneumoniamnist
-from .partition import PARTITIONS, Labels, Partition, tie_to_labels
+from .partition import PARTITIONS, Labels, Partition, at_most, tie_to_labels
 from .preparation import PREPARATIONS, Preparation
 from .shipped import digits, fashion_mini
 
@@ -27,6 +27,7 @@ __all__ = [
     "Labels",
     "Partition",
     "Preparation",
+    "at_most",
     "tie_to_labels",
 ]
 

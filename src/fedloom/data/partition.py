@@ -49,6 +49,13 @@ def tie_to_labels(partition: Partition, labels: Labels, dial: float, generator: 
     return Partition(tuple(partition.train[share] for share in order), tuple(partition.test[share] for share in order))
 
 
+def at_most(partition: Partition, examples: int | None, generator: np.random.Generator) -> Partition:
+    """No device with more training examples than this: the others are drawn away at random, the test stays."""
+    if examples is None:
+        return partition
+    return Partition(tuple(generator.permutation(rows)[:examples] for rows in partition.train), partition.test)
+
+
 def _main_labels(partition: Partition, labels: Labels) -> Rows:
     return np.array([np.bincount(labels.train[rows], minlength=1).argmax() for rows in partition.train])
 

@@ -126,7 +126,7 @@ PREPARATIONS: dict[str, Preparation] = {
     "crop_flip": Preparation(crop_padding=4, flip=True),
     "heterofl_mnist": Preparation((0.1307,), (0.3081,)),
     "fashion": Preparation((0.2860,), (0.3530,)),
-    "fedsup_fashion": Preparation(size=(32, 32), channels=3, crop_padding=4, flip=True),
+    "fedsup_fashion": Preparation((0.2860,), (0.3530,), size=(32, 32), channels=3, crop_padding=4, flip=True),
     "fedin_fashion": Preparation(size=(32, 32)),
     "heterofl_cifar10": Preparation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), crop_padding=4, flip=True),
     "imagenet_cifar": Preparation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_padding=4, flip=True),
@@ -145,5 +145,5 @@ PREPARATIONS: dict[str, Preparation] = {
         flip=True,
         pad_normalised=True,
     ),
-    "fedsup_pathmnist": Preparation(size=(32, 32), crop_padding=4, flip=True),
+    "fedsup_pathmnist": Preparation((0.5,) * 3, (0.5,) * 3, size=(32, 32), crop_padding=4, flip=True),
 }

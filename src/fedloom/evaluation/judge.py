@@ -4,18 +4,21 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ..data import Dataset
-from ..fleet import Ask, Candidate, DeviceModel, Fleet, Reply, ServerModel, Tier
+from ..fleet import Ask, Candidate, DeviceModel, Fleet, ServerModel, Tier
 from ..models import Model
-from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, Schedule, mask_logits, on_device, shaped
+from ..seeds import generator
+from ..tensors import Tensors
+from ..training import Schedule, mask_logits
 from .metrics import hits, log_loss, per_group, percent
+from .personal import FineTune, Personal, share_right
 from .rows import Row
-from .static_batchnorm import StaticBatchNorm, own_statistics
+from .static_batchnorm import StaticBatchNorm
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,22 @@ class Judge:
     statistics: StaticBatchNorm
     batch_size: int = 500
     tests: tuple[str, ...] = ("global", "local")
+    fine_tune: FineTune | None = None
 
     def rows(
-        self, candidates: Mapping[str, Candidate], fleet: Fleet, ask: Ask, round_number: int, per_device: bool
+        self,
+        candidates: Mapping[str, Candidate],
+        fleet: Fleet,
+        ask: Ask,
+        round_number: int,
+        per_device: bool,
+        last: bool = False,
     ) -> list[Row]:
-        """Per tier, and per device where asked for; who holds no test examples has no row."""
+        """Per tier, and per device where asked for; who holds no test examples has no row. Fine-tuning comes last."""
         found: list[Row] = []
         for name, candidate in candidates.items():
             if isinstance(candidate, ServerModel):
-                judged = self._server_rows(name, candidate, fleet, ask, round_number)
+                judged = self._server_rows(name, candidate, fleet, ask, round_number, last)
             else:
                 judged = self._device_rows(name, candidate, fleet, ask, round_number)
             found += (
@@ -45,16 +55,16 @@ class Judge:
         return found
 
     def _server_rows(
-        self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int
+        self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int, last: bool
     ) -> Iterator[Row]:
         models = {tier: candidate.weights(tier) for tier in fleet.served}
-        for tier, weights in self.statistics.fill(models, fleet, ask, round_number).items():
-            logits = self.logits(tier.model, weights)
+        filled = self.statistics.fill(models, fleet, ask, round_number)
+        labels = self.dataset.test.y
+        for tier, logits in self.logits(filled).items():
 
             def row(test: str, metric: str, value: float, device: str = "", tier: Tier = tier) -> Row:
                 return Row(round_number, name, tier.name, device, test, metric, value)
 
-            labels = self.dataset.test.y
             if "global" in self.tests:
                 yield row("global", "accuracy", percent(float(hits(logits, labels).sum()), len(labels)))
                 yield row("global", "loss", log_loss(logits, labels))
@@ -64,14 +74,41 @@ class Judge:
                 for index in range(fleet.size):
                     share = percent(float(correct[index]), float(total[index]))
                     yield row("local", "accuracy", share, fleet.name(index))
+        yield from self._shuffled_rows(name, filled, round_number)
+        if self.fine_tune and last:
+            yield from self.fine_tune.rows(name, filled, fleet, ask, round_number)
+
+    def _shuffled_rows(self, name: str, models: Mapping[Tier, Tensors], round_number: int) -> Iterator[Row]:
+        """The same test in another order, for models that look at the whole batch: how much that matters."""
+        minding = {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
+        if not minding or "global" not in self.tests:
+            return
+        labels = self.dataset.test.y
+        order = torch.from_numpy(generator(0, "shuffled test").permutation(len(labels)))
+        for tier, logits in self.logits(minding, order).items():
+            correct = float(hits(logits, labels[order]).sum())
+            yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", percent(correct, len(labels)))
 
     @torch.inference_mode()
-    def logits(self, model: Model, weights: Tensors) -> Tensor:
-        """One model's logits for the whole test set, in large batches."""
-        block = {name: weight.unsqueeze(0) for name, weight in weights.items()}
-        parts = self.dataset.test.x.split(self.batch_size)
-        made = [model(block, self.dataset.preparation(x).unsqueeze(0)).logits[0] for x in parts]
-        return torch.cat(made)
+    def logits(self, models: Mapping[Tier, Tensors], order: Tensor | None = None) -> dict[Tier, Tensor]:
+        """Every tier's logits for the test set, in this order: large batches, each prepared once for all tiers.
+
+        A tier that is an early exit of a larger one needs no pass of its own.
+        """
+        blocks = {tier: {key: one.unsqueeze(0) for key, one in weights.items()} for tier, weights in models.items()}
+        made: dict[Tier, list[Tensor]] = {tier: [] for tier in models}
+        hosts: dict[Tier, Tier] | None = None
+        everything = torch.arange(len(self.dataset.test.y))
+        for rows in (everything if order is None else order).split(self.batch_size):
+            x = self.dataset.preparation(self.dataset.test.x[rows]).unsqueeze(0)
+            if hosts is None:
+                hosts = exit_hosts(blocks, x)
+            passed = {tier: tier.model(block, x) for tier, block in blocks.items() if tier not in hosts}
+            for tier in models:
+                host = hosts.get(tier)
+                logits = passed[host].exits[last_exit(tier)] if host else passed[tier].logits
+                made[tier].append(logits[0])
+        return {tier: torch.cat(parts) for tier, parts in made.items()}
 
     def _own_counts(self, logits: Tensor, unseen_logit: float | None) -> tuple[Tensor, Tensor]:
         """Per device, right answers and questions on its own test examples: [devices] each."""
@@ -82,9 +119,14 @@ class Judge:
         right = hits(judged, self.dataset.test.y[what])
         return per_group(right, who, devices), per_group(torch.ones_like(right), who, devices)
 
-    def personal(self, candidate: DeviceModel) -> "Personal":
+    def personal(self, candidate: DeviceModel) -> Personal:
         whole = self.dataset.test.x, self.dataset.test.y
-        return Personal(candidate, whole if "global" in self.tests else None, self.batch_size)
+        return Personal(candidate, whole if "global" in self.tests else None, self.device_batch)
+
+    @property
+    def device_batch(self) -> int:
+        """Examples at a time where devices judge: many devices do it at once, and memory must not grow with them."""
+        return max(1, self.batch_size // 8)
 
     def _device_rows(
         self, name: str, candidate: DeviceModel, fleet: Fleet, ask: Ask, round_number: int
@@ -98,53 +140,33 @@ class Judge:
             for tier in fleet.served:
                 of_tier = [reply for reply in replies if reply.device.tier == tier.name]
                 if of_tier:
-                    yield Row(round_number, name, tier.name, "", test, "accuracy", _together(of_tier, test))
+                    yield Row(round_number, name, tier.name, "", test, "accuracy", share_right(of_tier, test))
             for reply in replies:
                 device = reply.device
-                yield Row(round_number, name, device.tier, device.name, test, "accuracy", _together([reply], test))
+                yield Row(round_number, name, device.tier, device.name, test, "accuracy", share_right([reply], test))
 
 
-def _together(replies: Sequence[Reply], test: str) -> float:
-    """All answers of these devices, counted alike."""
-    counts = [reply.sent[test] for reply in replies if test in reply.sent]
-    return percent(sum(float(c["correct"]) for c in counts), sum(float(c["total"]) for c in counts))
+def last_exit(tier: Tier) -> str:
+    return _exits(tier.model)[-1]
 
 
-COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
+@lru_cache(maxsize=256)
+def _exits(model: Model) -> tuple[str, ...]:
+    """The names of a model's exits, from shallow to deep."""
+    weights = {**model.initial(0), **{name: torch.ones(shape) for name, shape in model.statistics().items()}}
+    made = model({name: one.unsqueeze(0) for name, one in weights.items()}, torch.zeros(1, 2, *model.input_shape))
+    return tuple(made.exits)
 
 
-@dataclass(frozen=True)
-class Personal:
-    """Has every device judge a model of its own."""
-
-    candidate: DeviceModel
-    whole_test: tuple[Tensor, Tensor] | None
-    batch_size: int
-
-    @on_device(sends={"local": COUNTS, "global": COUNTS})
-    def measure(self, client: Client, inbox: Parcel) -> Outcome:
-        weights = own_statistics(client, self.candidate.weights(client, inbox))
-        with torch.no_grad():
-            return Outcome(send={"local": self._own(client, weights), "global": self._whole(client, weights)})
-
-    def _size(self, client: Client) -> int:
-        """So many examples at a time, all devices of the block together: memory must not grow with the block."""
-        return max(1, self.batch_size // len(client.seen_labels))
-
-    def _own(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
-        correct = total = torch.zeros(len(client.seen_labels), dtype=torch.float64)
-        for batch, real in client.test_batches(self._size(client)):
-            made = client.model(weights, batch.x).logits
-            logits = mask_logits(made, client.seen_labels, self.candidate.unseen_logit)
-            correct = correct + (hits(logits, batch.y) & real).sum(1)
-            total = total + real.sum(1)
-        return {"correct": correct, "total": total}
-
-    def _whole(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
-        devices = len(client.seen_labels)
-        correct = total = torch.zeros(devices, dtype=torch.float64)
-        for x, y in zip(*(part.split(self._size(client)) for part in self.whole_test or ()), strict=True):
-            prepared = client.preparation(x)
-            logits = client.model(weights, prepared.expand(devices, *prepared.shape)).logits
-            correct, total = correct + hits(logits, y).sum(1), total + len(y)
-        return {"correct": correct, "total": total}
+def exit_hosts(blocks: Mapping[Tier, Tensors], x: Tensor) -> dict[Tier, Tier]:
+    """Tiers whose last exit is, weights and all, an earlier exit of another; tried on a batch before it is believed."""
+    found: dict[Tier, Tier] = {}
+    for guest, own in blocks.items():
+        for host, weights in blocks.items():
+            inside = all(name in weights and torch.equal(one, weights[name]) for name, one in own.items())
+            if host is guest or host in found or not inside or last_exit(guest) not in _exits(host.model)[:-1]:
+                continue
+            if torch.equal(host.model(weights, x).exits[last_exit(guest)], guest.model(own, x).logits):
+                found[guest] = host
+                break
+    return found

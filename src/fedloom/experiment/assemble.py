@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, tie_to_labels
+from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, at_most, tie_to_labels
 from ..engines import InProcess, Member, Memory, ProcessPool, Refusal, shelf
-from ..evaluation import Judge, StaticBatchNorm
+from ..evaluation import FineTune, Judge, StaticBatchNorm
 from ..fleet import BadTier, DeviceModel, Engine, Fleet, draw_cohort, nested
 from ..methods import Method
 from ..models import Model, model
@@ -139,6 +139,7 @@ def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     if len(made.train) != data.devices:
         said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
         raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
+    made = at_most(made, data.most_examples, generator(seed, "most examples"))
     return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, "tier label tie"))
 
 
@@ -173,6 +174,8 @@ def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
         match address:
             case ("statistics", name):
                 task: Task = getattr(judge.statistics, name)
+            case ("fine_tune", name):
+                task = getattr(judge.fine_tune, name)
             case ("personal", function, fill):
                 own = DeviceModel(getattr(method, function), unseen_logit=json.loads(fill))
                 task = judge.personal(own).measure
@@ -214,6 +217,7 @@ def assemble(
         statistics=StaticBatchNorm(**recipe.evaluation.statistics),
         batch_size=recipe.evaluation.batch_size,
         tests=recipe.evaluation.tests,
+        fine_tune=None if recipe.evaluation.fine_tune is None else FineTune(**recipe.evaluation.fine_tune),
     )
     engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
     warm = warm_start(loaded, fleet)

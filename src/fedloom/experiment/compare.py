@@ -1,17 +1,20 @@
-"""A recipe beside its controls, with several seeds: paired by seed, assembled whole before anything runs."""
+"""A recipe beside others and its controls, with several seeds: paired by seed, assembled whole before anything runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..engines import Crew, InProcess, convoy
 from ..fleet import Fleet, parameters
 from ..reporting import Arm, read_rows, table, verdict
+from ..reporting.targets import Claim, Reach, conclusions, reaches, targets
 from .assemble import Experiment, assemble, member, simulation
-from .controls import arms, serving
+from .controls import arms, serving, told_at_its_line
 from .load import Loaded
+from .problems import Problem, nearest
+from .recipe import Compare
 from .run import Round, one_thread, recorded
 from .tables import Tables
 
@@ -24,6 +27,8 @@ class Comparison:
     experiments: dict[str, list[Experiment]]  # arm by arm, seed by seed
     fleet: Fleet  # of the recipe itself
     workers: int = 1
+    said: Compare = field(default_factory=Compare)  # by the recipe
+    candidates: Mapping[str, str] = field(default_factory=dict)  # arm by arm, where not its first one counts
 
     def folders(self, arm: str) -> list[Path]:
         return [self.home / arm / f"seed-{experiment.fleet.seed}" for experiment in self.experiments[arm]]
@@ -51,15 +56,24 @@ class Comparison:
 
     def result(self, test: str) -> "Result":
         """What came of it, once all has run."""
-        judged = [
-            Arm(arm, serving(arm, self.fleet), [list(read_rows(folder)) for folder in self.folders(arm)])
-            for arm in self.experiments
-        ]
+        judged = [self._arm(name) for name in self.experiments]
         by_size = sorted(self.fleet.tiers, key=lambda tier: -parameters(tier.model.shapes()))
         tiers = [tier.name for tier in by_size]
         shares = {tier.name: share for tier, share in zip(self.fleet.tiers, self.fleet.shares, strict=True)}
         examples = len(next(iter(self.experiments.values()))[0].dataset.test)
-        return Result(table(judged, tiers, shares, test), verdict(judged, tiers, shares, test, examples))
+        reached = self._reached(judged, tiers, test)
+        claims, lines = conclusions(reached)
+        lines = verdict(judged, tiers, shares, test, examples) + lines
+        return Result(table(judged, tiers, shares, test), lines, reached, claims)
+
+    def _arm(self, name: str) -> Arm:
+        runs = [list(read_rows(folder)) for folder in self.folders(name)]
+        return Arm(name, serving(name, self.fleet), runs, self.candidates.get(name, ""))
+
+    def _reached(self, judged: Sequence[Arm], tiers: Sequence[str], test: str) -> list[Reach]:
+        if self.said.baseline is None:
+            return []
+        return reaches(judged, targets(judged, tiers, test, self.said.baseline, self.said.margin), test)
 
 
 def needs(experiment: Experiment) -> int:
@@ -72,18 +86,36 @@ def needs(experiment: Experiment) -> int:
 class Result:
     records: list[dict[str, Any]]
     verdict: list[str]
+    reached: list[Reach] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
 
 
 def comparison(
     loaded: Loaded, tables: Tables, seeds: int, controls: Sequence[str], home: Path, data: Path, workers: int = 1
 ) -> Comparison:
-    """The recipe and its controls, each with so many seeds from the recipe's on; all share one copy of the data."""
+    """The recipe, its arms and controls, each with so many seeds from the recipe's on; all share the data."""
     first = assemble(loaded, tables, data)
-    experiments = {
-        arm: [
-            assemble(recipe.changed({**recipe.recipe.document(), "seed": seed}), tables, data, first.dataset)
-            for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds)
-        ]
-        for arm, recipe in arms(loaded, first.fleet, controls).items()
-    }
-    return Comparison(home, experiments, first.fleet, workers)
+    experiments, candidates = {}, {}
+    for arm, recipe in arms(loaded, tables, first.fleet, controls).items():
+        with told_at_its_line(loaded, arm):
+            experiments[arm] = [
+                assemble(recipe.changed({**recipe.recipe.document(), "seed": seed}), tables, data, first.dataset)
+                for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds)
+            ]
+        candidates[arm] = candidate(loaded, arm, experiments[arm][0])
+    return Comparison(home, experiments, first.fleet, workers, loaded.recipe.compare, candidates)
+
+
+def candidate(loaded: Loaded, arm: str, experiment: Experiment) -> str:
+    """The candidate that the recipe wants judged. A control may lack it; then its first one counts, said by ""."""
+    wanted = loaded.recipe.compare.candidate
+    if wanted is None:
+        return ""
+    method, fleet = experiment.method, experiment.fleet
+    names = method.candidates(method.start(fleet, fleet.seed, experiment.warm))
+    if wanted in names:
+        return wanted
+    if arm in loaded.recipe.compare.arms or arm == loaded.recipe.method.name:
+        said = f"{arm} has no candidate of that name"
+        raise loaded.error(Problem(("compare", "candidate"), "RECIPE_NAME", said, nearest(wanted, names), wanted))
+    return ""

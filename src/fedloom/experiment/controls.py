@@ -1,14 +1,18 @@
-"""The controls a comparison needs: what would have come of treating the fleet in the ordinary ways."""
+"""The arms of a comparison: the recipe, those it names, and controls that treat the fleet in the ordinary ways."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ..fleet import Fleet
 from ..reporting import Serving
-from .load import Loaded
-from .problems import Problem, nearest
+from .load import Loaded, load
+from .problems import Problem, RecipeError, nearest, spell
+from .tables import Tables
 
 Document = dict[str, Any]
+KEPT = ("seed", "rounds", "data", "evaluation")  # else arms would not be paired, or not judged alike
 
 
 def standalone(document: Document, fleet: Fleet) -> Document:
@@ -39,15 +43,46 @@ CONTROLS: dict[str, Callable[[Document, Fleet], Document]] = {
 }
 
 
-def arms(loaded: Loaded, fleet: Fleet, names: Sequence[str]) -> dict[str, Loaded]:
-    """The recipe itself, under its method's name, and the controls that differ from it."""
+def arms(loaded: Loaded, tables: Tables, fleet: Fleet, controls: Sequence[str]) -> dict[str, Loaded]:
+    """The recipe itself, under its method's name, its own arms, and the controls that differ from it."""
     found = {loaded.recipe.method.name: loaded}
-    for name in names:
+    for name, changes in loaded.recipe.compare.arms.items():
+        with told_at_its_line(loaded, name):
+            found[name] = _own_arm(loaded, tables, name, changes)
+    for name in controls:
         if name not in CONTROLS:
             raise loaded.error(Problem((), "CONTROL_NAME", f"there is no control {name!r}", nearest(name, CONTROLS)))
         if name not in found and (name == "standalone" or len(fleet.tiers) > 1):
             found[name] = loaded.changed(CONTROLS[name](loaded.recipe.document(), fleet))
     return found
+
+
+def _own_arm(loaded: Loaded, tables: Tables, name: str, changes: Sequence[str]) -> Loaded:
+    before = loaded.recipe.document()
+    recipe = load(before, tables, changes).recipe
+    after, tiers = recipe.document(), [tier.name for tier in recipe.tiers]
+    if name in CONTROLS:
+        raise loaded.error(Problem((), "ARM_NAME", "a control has that name"))
+    if any(before[key] != after[key] for key in KEPT) or sorted(tiers) != sorted(t.name for t in loaded.recipe.tiers):
+        said = f"an arm has the recipe's {', '.join(KEPT)} and names of tiers, so that it can be compared seed by seed"
+        raise loaded.error(Problem((), "ARM_DIFFERS", said))
+    return loaded.changed(after)
+
+
+@contextmanager
+def told_at_its_line(loaded: Loaded, arm: str) -> Iterator[None]:
+    """What is wrong with an arm that the recipe names is said where it is named."""
+    try:
+        yield
+    except RecipeError as error:
+        if arm not in loaded.recipe.compare.arms:
+            raise
+        raise loaded.error(*(_at_arm(arm, one) for one in error.problems)) from error
+
+
+def _at_arm(arm: str, problem: Problem) -> Problem:
+    where = f"{spell(problem.place)}: " if problem.place else ""
+    return replace(problem, place=("compare", "arms", arm), message=where + problem.message)
 
 
 def serving(name: str, fleet: Fleet) -> dict[str, Serving]:

@@ -1,12 +1,16 @@
 """A recipe: everything that decides a run's result, as one frozen value. Unknown keys are refused."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Len
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from ..fleet import Assignment
-from ..settings import Count, Fraction, Natural, Share
+from ..settings import Count, Fraction, Natural, NotNegative, Share
+
+FILE_NAME = r"^\w[\w.+-]*$"
 
 
 class Part(BaseModel):
@@ -30,6 +34,7 @@ class Data(OpenPart):
     devices: Count = 20
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid"})
     preparation: str | None = None
+    most_examples: Count | None = None
     tier_label_tie: Fraction = 0.0
 
 
@@ -48,7 +53,7 @@ class ModelPart(OpenPart):
 class TierPart(OpenPart):
     """Other keys are settings of the model family, for this tier."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^\w[\w.+-]*$")]  # it names a file too
+    name: Annotated[str, StringConstraints(pattern=FILE_NAME)]  # it names a file too
     share: Share
 
 
@@ -73,6 +78,7 @@ class Evaluation(Part):
     per_device: Literal["last", "always", "never"] = "last"
     batch_size: Count = 500
     statistics: dict[str, Any] = Field(default_factory=dict)
+    fine_tune: dict[str, Any] | None = None
 
 
 class EnginePart(Part):
@@ -88,6 +94,44 @@ class Start(Part):
     source: str | None = Field(default=None, alias="from")
 
 
+def _assignment(said: str) -> str:
+    if not re.match(r"[^=]*[^=\s][^=]*=", said):
+        raise wrong(f"{said!r} is not of the form key=value; write it as for --set, e.g. training.epochs=2")
+    return said
+
+
+Change = Annotated[str, AfterValidator(_assignment)]
+
+
+class Compare(Part):
+    """What `fedloom compare` puts beside the recipe; a run takes no notice of it."""
+
+    arms: dict[str, Annotated[tuple[Change, ...], Len(1)]] = Field(default_factory=dict)
+    candidate: str | None = None
+    baseline: str | None = None
+    margin: NotNegative = 1.0
+
+    @field_validator("arms")
+    @classmethod
+    def _arms_name_folders(cls, arms: dict[str, Any]) -> dict[str, Any]:
+        for name in arms:
+            if not re.fullmatch(FILE_NAME, name):
+                raise wrong(f"the name {name!r} must be of letters, digits and . _ + -, and open with one of them")
+        return arms
+
+    @field_validator("baseline")
+    @classmethod
+    def _baseline_is_an_arm(cls, baseline: str | None, about: ValidationInfo) -> str | None:
+        arms = about.data.get("arms", {baseline: ()})  # arms that are wrong themselves have been told of
+        if baseline is not None and baseline not in arms:
+            raise wrong(f"there is no arm of that name; there are: {', '.join(arms) or 'none'}")
+        return baseline
+
+
+def wrong(said: str) -> PydanticCustomError:
+    return PydanticCustomError("value_error", "{said}", {"said": said})
+
+
 class Recipe(Part):
     seed: Natural = 0
     rounds: Count
@@ -100,7 +144,16 @@ class Recipe(Part):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EnginePart = Field(default_factory=EnginePart)
     start: Start = Field(default_factory=Start)
+    compare: Compare = Field(default_factory=Compare)
+
+    @field_validator("compare")
+    @classmethod
+    def _no_arm_has_the_recipes_name(cls, compare: Compare, about: ValidationInfo) -> Compare:
+        method = about.data.get("method")
+        if method is not None and method.name in compare.arms:
+            raise wrong(f"an arm cannot be named {method.name!r}: the recipe itself has that name, from its method")
+        return compare
 
     def document(self) -> dict[str, Any]:
-        """The recipe with every default spelled out, as it is written beside a run."""
-        return self.model_dump(mode="python", by_alias=True, exclude_none=True)
+        """The recipe with every default spelled out, as it is written beside a run: what decides that run alone."""
+        return self.model_dump(mode="python", by_alias=True, exclude_none=True, exclude={"compare"})

@@ -68,7 +68,7 @@ def judged(experiment: Experiment, server: Parcel, number: int, last: bool) -> l
     when = experiment.loaded.recipe.evaluation.per_device
     per_device = when == "always" or (when == "last" and last)
     candidates = experiment.method.candidates(server)
-    return experiment.judge.rows(candidates, experiment.fleet, asker(experiment, number), number, per_device)
+    return experiment.judge.rows(candidates, experiment.fleet, asker(experiment, number), number, per_device, last)
 
 
 def asker(experiment: Experiment, number: int) -> Ask:

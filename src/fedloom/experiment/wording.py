@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..data import PARTITIONS, PREPARATIONS
-from ..evaluation import StaticBatchNorm
+from ..evaluation import FineTune, StaticBatchNorm
 from ..training import OPTIMISERS, RATES
 from .choices import choice_problems, setting_problems
 from .problems import Problem, nearest
@@ -30,6 +30,9 @@ def wording_problems(document: Mapping[str, Any], tables: Tables) -> list[Proble
     statistics = parts.get("evaluation", {}).get("statistics", {})
     if isinstance(statistics, Mapping):
         problems += setting_problems(StaticBatchNorm, statistics, ("evaluation", "statistics"))
+    fine_tune = parts.get("evaluation", {}).get("fine_tune", {})
+    if isinstance(fine_tune, dict):
+        problems += setting_problems(FineTune, fine_tune, ("evaluation", "fine_tune"))
     return problems
 
 

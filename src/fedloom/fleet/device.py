@@ -29,9 +29,9 @@ class Device:
     footprint: Footprint
     gathers: tuple[str, ...] = ()  # in simulation alone: a device that holds what these devices hold
 
-    def carrying(self, model: Model, whole: Model) -> "Device":
-        """The same device with another part of the global model on it, for this question."""
-        return replace(self, model=model, footprint=part_of(model, whole))
+    def carrying(self, model: Model, whole: Model, tier: str | None = None) -> "Device":
+        """The same device with another part of the global model on it, for this question; as if of another tier."""
+        return replace(self, tier=tier or self.tier, model=model, footprint=part_of(model, whole))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ..seeds import generator
 from ..settings import Count, Positive
 
 Value = Count | Positive | str
-Choice = str | Mapping[str, tuple[Value, ...] | tuple[tuple[Value, ...], ...]]
+Choice = str | Mapping[str, tuple[Value, ...] | tuple[tuple[Value | tuple[Count, ...], ...], ...]]
 """`"tiers"`: what the fleet's tiers differ in."""
 
 TRIED = 50
@@ -26,8 +26,8 @@ def space_problem(method: str, choice: Choice, fleet: Fleet) -> str | None:
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
         return f"{method} knows the spaces {', '.join(known)}, not {choice!r}; or give lists of choices"
     whole, draw = fleet.whole, generator(0, "space")
-    nets = chosen(choice, [tier.model for tier in fleet.tiers])
     try:
+        nets = chosen(choice, [tier.model for tier in fleet.tiers])
         for net in (nets.smallest(whole), nets.largest(whole), *(nets.draw(whole, draw) for _ in range(TRIED))):
             part_of(net, whole)
     except Exception as error:  # whatever a family says of sizes it cannot be built in

@@ -103,7 +103,7 @@ def alone(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) 
         made = skeleton({name: weight[0] for name, weight in weights.items()}, fold(x))
         return cast(Made, tree_map(lambda tensor: tensor.unsqueeze(0), made))
 
-    weights, x = _trial(shapes, sample, torch.get_default_dtype())
+    weights, x = trial(shapes, sample, torch.get_default_dtype())
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             channels_last({name: weight[:1] for name, weight in weights.items()}, x[:1])
@@ -126,34 +126,34 @@ def seeded(block: Block, seeds: tuple[int, ...]) -> Block:
     return run
 
 
-def fastest(trial: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> tuple[Way, tuple[str, ...]]:
+def fastest(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> tuple[Way, tuple[str, ...]]:
     """The fastest way that is right for a module, and why faster ones are not.
 
-    None is trusted unseen: a few devices with random weights must make of `sample` what each makes alone. `trial` is
+    None is trusted unseen: a few devices with random weights must make of `sample` what each makes alone. `skeleton` is
     the module in double precision, where right and wrong are far apart.
     """
     reasons: list[str] = []
     for way in (folded, vmapped):
         try:
-            if _agree(way(trial), one_by_one(trial), shapes, sample):
+            if _agree(way(skeleton), one_by_one(skeleton), shapes, sample):
                 return way, tuple(reasons)
             reason = "devices mix"
         except Exception as error:  # whatever a stranger's module raises, there is a slower way
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        reasons.append(f"{type(trial.module).__name__} does not run {way.__name__}: {reason}")
+        reasons.append(f"{type(skeleton.module).__name__} does not run {way.__name__}: {reason}")
     return one_by_one, tuple(reasons)
 
 
 def is_random(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> bool:
     """Whether the module draws random numbers, as dropout does: torch's own stream then moves on."""
-    weights, x = _trial(shapes, sample, torch.get_default_dtype())
+    weights, x = trial(shapes, sample, torch.get_default_dtype())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
         one_by_one(skeleton)(weights, x)
         return not torch.equal(before, torch.get_rng_state())
 
 
-def _trial(shapes: Mapping[str, torch.Size], sample: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
+def trial(shapes: Mapping[str, torch.Size], sample: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
     """Random weights for as many devices as the sample has, and the sample."""
     draw, devices = torch.Generator().manual_seed(0), len(sample)
     weights = {name: torch.rand(devices, *shape, generator=draw, dtype=dtype) - 0.3 for name, shape in shapes.items()}
@@ -165,6 +165,6 @@ def _trial(shapes: Mapping[str, torch.Size], sample: Tensor, dtype: torch.dtype)
 
 @torch.no_grad()
 def _agree(left: Block, right: Block, shapes: Mapping[str, torch.Size], sample: Tensor) -> bool:
-    weights, x = _trial(shapes, sample, torch.float64)
+    weights, x = trial(shapes, sample, torch.float64)
     pairs = zip(tree_leaves(left(weights, x)), tree_leaves(right(weights, x)), strict=True)
     return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs)

@@ -1,11 +1,12 @@
 """HeteroFL's convolutional net for MNIST. Diao, Ding & Tarokh, ICLR 2021, section 4 and Table 6."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from ..settings import Count, Share
-from .layers import Scaler
 from .model import Outputs
-from .normalisation import Normalisation, kept_channels, normalise
+from .normalisation import Cut, Normalisation
 
 
 def convnet(
@@ -17,21 +18,20 @@ def convnet(
     hidden: tuple[Count, ...] = (64, 128, 256, 512),
     normalisation: Normalisation = "static_batch",
     scaler: bool = True,
+    norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
-    """`width` is a share of `hidden`; `widest` the largest width in the fleet, to which the scaler is relative."""
-    channels = [kept_channels(size, width, widest) for size in hidden]
-    rate = width / widest if scaler else 1.0
-    return ConvNet(input_shape[0], channels, classes, normalisation, rate)
+    """`width` is a share of `hidden`; the rest is as in `Cut`."""
+    cut = Cut(width, widest, normalisation, scaler, norm_widths=norm_widths)
+    return ConvNet(input_shape[0], hidden, classes, cut)
 
 
 class ConvNet(nn.Module):
-    def __init__(self, inputs: int, channels: list[int], classes: int, normalisation: Normalisation, rate: float):
+    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, cut: Cut):
         super().__init__()
+        channels = [cut.kept(size) for size in hidden]
         self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(before, after, 3, padding=1), Scaler(rate), normalise(normalisation, after), nn.ReLU()
-            )
-            for before, after in zip([inputs, *channels], channels, strict=False)
+            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), cut.scale(), cut.normalise(size), nn.ReLU())
+            for before, after, size in zip([inputs, *channels], channels, hidden, strict=False)
         )
         self.classifier = nn.Linear(channels[-1], classes)
         nn.init.zeros_(self.classifier.bias)

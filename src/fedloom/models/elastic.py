@@ -3,6 +3,7 @@
 A choice is a plain value of a setting, so every sub-net is the same family at another size.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,19 +53,27 @@ class Space:
 
 def space_of(models: Sequence[Model]) -> Space:
     """What the sizes of a fleet differ in, freely mixed."""
-    settings = [dict(model.settings) for model in models]
+    settings = [_spelled_out(model) for model in models]
     names = {name for one in settings for name, value in one.items() if value != settings[0].get(name)}
-    return space({name: _mixed([one.get(name) for one in settings]) for name in names})
+    return space({name: _mixed(name, [one[name] for one in settings]) for name in names})
+
+
+def _spelled_out(model: Model) -> dict[str, Any]:
+    """All settings, also those that are left to the family."""
+    named = inspect.signature(model.build).parameters
+    return {**{name: p.default for name, p in named.items() if p.default is not p.empty}, **dict(model.settings)}
 
 
 def space(choices: Mapping[str, Choices]) -> Space:
     return Space(tuple(sorted((name, _ascending(values)) for name, values in choices.items())))
 
 
-def _mixed(values: Sequence[Any]) -> Choices:
-    if all(isinstance(value, tuple) and len(value) == len(values[0]) for value in values):
-        return tuple(tuple(set(place)) for place in zip(*values, strict=True))
-    return tuple(set(values))
+def _mixed(name: str, values: Sequence[Any]) -> Choices:
+    if not any(isinstance(value, tuple) for value in values):
+        return tuple(set(values))
+    if len({len(value) if isinstance(value, tuple) else 0 for value in values}) > 1:
+        raise ValueError(f"{name} is a list of different length in different sizes, so there is nothing in between")
+    return tuple(tuple(set(place)) for place in zip(*values, strict=True))
 
 
 def _by_place(choices: Choices) -> bool:
@@ -82,5 +91,9 @@ def _picked(choices: Choices, pick: Callable[[Choices], Any]) -> Any:
 def _ascending(choices: Choices) -> Choices:
     """None, which stands for all there is, comes last."""
     if _by_place(choices):
-        return tuple(_ascending(values) for values in choices)
-    return tuple(sorted(choices, key=lambda value: (value is None, value)))
+        return tuple(_in_order(values) for values in choices)
+    return _in_order(choices)
+
+
+def _in_order(values: Choices) -> Choices:
+    return tuple(sorted(values, key=lambda value: (value is None, value)))

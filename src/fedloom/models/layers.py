@@ -113,6 +113,31 @@ class GroupNorm(nn.GroupNorm):
         return F.group_norm(x, groups, _flat(self.weight), _flat(self.bias), self.eps)
 
 
+class LayerNorm(nn.LayerNorm):
+    """Over trailing axes, whether or not the channels are among them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight is None or self.weight.dim() == len(self.normalized_shape):
+            return super().forward(x)
+        devices = len(self.weight)
+        made = F.layer_norm(unfold(x, devices), self.normalized_shape, eps=self.eps)
+        between = [1] * (made.dim() - 1 - len(self.normalized_shape))
+        made = made * self.weight.view(devices, *between, *self.normalized_shape)
+        if self.bias is not None:
+            made = made + self.bias.view(devices, *between, *self.normalized_shape)
+        return made.transpose(0, 1).flatten(1, 2)
+
+
+class PReLU(nn.PReLU):
+    """One slope for all channels of a device, or one for each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        devices = self.weight.numel() // self.num_parameters
+        channels = x.shape[1] // devices
+        slopes = self.weight.view(devices, self.num_parameters).expand(devices, channels).flatten()
+        return F.prelu(x, slopes if devices > 1 else self.weight.flatten())
+
+
 class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() == 2:
@@ -134,6 +159,8 @@ RULES: dict[type[nn.Module], type[nn.Module]] = {
     nn.InstanceNorm1d: InstanceNorm1d,
     nn.InstanceNorm2d: InstanceNorm2d,
     nn.GroupNorm: GroupNorm,
+    nn.LayerNorm: LayerNorm,
+    nn.PReLU: PReLU,
     nn.Linear: Linear,
 }
 

@@ -5,32 +5,41 @@ is this family at a smaller size and needs no layer of its own.
 """
 
 from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import Scaler
 from .model import Outputs
-from .normalisation import Normalisation, kept_channels, normalise
+from .normalisation import Cut, Normalisation
 
-Norm = Callable[[int], nn.Module]
 PerBlock = Count | tuple[Count, ...]
 """One number for all blocks of a stage, or one for each; those beyond the stage's depth are not used."""
 
-SPACES: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
+DEPTHS = ((1,), (1, 2), (1, 2), (1, 2))
+KERNELS = (3, 5, 7)
+
+SPACES: dict[str, dict[str, tuple[tuple[Any, ...], ...]]] = {
     "code": {
         "widths": ((32, 64), (64, 128), (128, 256), (512, 1024)),
-        "depths": ((1,), (1, 2), (1, 2), (1, 2)),
-        "kernels": ((3, 5, 7),) * 4,
+        "depths": DEPTHS,
+        "kernels": (KERNELS,) * 4,
     },
     "paper": {
         "widths": ((32, 64), (64, 128), (128, 256), (256, 512, 1024)),
-        "depths": ((1,), (1, 2), (1, 2), (1, 2)),
-        "kernels": ((3, 5, 7),) * 4,
+        "depths": DEPTHS,
+        "kernels": (KERNELS,) * 4,
+    },
+    "paper_by_layer": {
+        "widths": ((32, 64), (64, 128), (128, 256), (256, 512, 1024)),
+        "depths": DEPTHS,
+        "kernels": tuple(tuple(product(KERNELS, repeat=max(depths))) for depths in DEPTHS),
     },
 }
-"""The sub-nets that may be drawn, as released and as the paper's Table 5 has them: setting -> its choices by stage."""
+"""The sub-nets that may be drawn: setting -> its choices by stage. As released; as in the paper's Table 5; and that
+with a kernel of its own for each block, as its text has it."""
 
 
 def mobilenet(
@@ -45,34 +54,28 @@ def mobilenet(
     kernels: tuple[PerBlock, ...] = (7, 7, 7, 7),
     normalisation: Normalisation = "parametric",
     scaler: bool = False,
+    norm_widths: tuple[Share, ...] = (),
     spare_shortcuts: bool = False,
 ) -> nn.Module:
-    """`widths`, `depths` and `kernels` are stage by stage; `width` is a share of all channels, in the same layers.
-
-    `widest` is the largest such share in the fleet, to which the scaler is relative.
+    """`widths`, `depths` and `kernels` are stage by stage; `width` is a share of all channels, in the same layers, and
+    the rest is as in `Cut`.
 
     `spare_shortcuts` gives every block a shortcut convolution, used or not. A block has use for one only where its
     width changes; but where `widths` are block by block, or equal in neighbouring stages, a sub-net can change its
     width where the largest net does not, and then the largest net must hold the weights for it.
     """
-    rate = width / widest if scaler else 1.0
-
-    def kept(size: int) -> int:
-        return kept_channels(size, width, widest)
-
-    def norm(channels: int) -> nn.Module:
-        return nn.Sequential(Scaler(rate), normalise(normalisation, channels))
+    cut = Cut(width, widest, normalisation, scaler, norm_widths=norm_widths)
 
     def block(before: int, after: int, kernel: int, stride: int) -> SeparableBlock:
         # of the sizes before they are cut: a share of two widths can be the same number of channels
         widens = before != after
-        return SeparableBlock(kept(before), kept(after), kernel, stride, norm, widens, widens or spare_shortcuts)
+        return SeparableBlock(before, after, kernel, stride, cut, widens, widens or spare_shortcuts)
 
     sizes = list(zip(_per_block(widths, depths), _per_block(kernels, depths), strict=True))
-    entry = nn.Conv2d(input_shape[0], kept(stem), 3, 2, padding=1, bias=False)
-    head = nn.Linear(kept(sizes[-1][0][-1]), classes)
+    entry = nn.Conv2d(input_shape[0], cut.kept(stem), 3, 2, padding=1, bias=False)
+    head = nn.Linear(cut.kept(sizes[-1][0][-1]), classes)
     nn.init.zeros_(head.bias)
-    return MobileNet(nn.Sequential(entry, norm(kept(stem)), nn.ReLU6()), _stages(stem, sizes, block), head)
+    return MobileNet(nn.Sequential(entry, cut.norm(stem), nn.ReLU6()), _stages(stem, sizes, block), head)
 
 
 def _per_block(choices: tuple[PerBlock, ...], depths: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -102,17 +105,18 @@ def _stages(
 class SeparableBlock(nn.Module):
     """A convolution of each channel alone, then one across channels, beside a shortcut that has no norm."""
 
-    def __init__(self, before: int, after: int, kernel: int, stride: int, norm: Norm, widens: bool, has_shortcut: bool):
+    def __init__(self, before: int, after: int, kernel: int, stride: int, cut: Cut, widens: bool, has_shortcut: bool):
         super().__init__()
-        self.depthwise = nn.Conv2d(before, before, kernel, stride, kernel // 2, groups=before, bias=False)
-        self.norm1 = norm(before)
-        self.pointwise = nn.Conv2d(before, after, 1, bias=False)
-        self.norm2 = norm(after)
+        inputs, outputs = cut.kept(before), cut.kept(after)
+        self.depthwise = nn.Conv2d(inputs, inputs, kernel, stride, kernel // 2, groups=inputs, bias=False)
+        self.norm1 = cut.norm(before)
+        self.pointwise = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.norm2 = cut.norm(after)
         for name, weight in self.norm2.named_parameters():
             if name.endswith("weight"):
                 nn.init.zeros_(weight)  # a block starts as its shortcut
         self.stride, self.widens = stride, widens
-        self.shortcut = nn.Conv2d(before, after, 1, bias=False) if has_shortcut else None
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False) if has_shortcut else None
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.norm2(self.pointwise(F.relu6(self.norm1(self.depthwise(x)))))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..seeds import number
 from ..tensors import Tensors
-from .blocks import Block, Skeleton, SlowBlock, Way, alone, fastest, is_random, seeded, statistic_slots
+from .blocks import Block, Skeleton, SlowBlock, Way, alone, fastest, is_random, seeded, statistic_slots, trial
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
@@ -109,6 +109,10 @@ class Model:
         """The weights that the last exit depends on: all but those of earlier exits' own heads."""
         return _behind_last_exit(self)
 
+    def mixes_examples(self) -> bool:
+        """Whether what it makes of an example, when judged, depends on the others in the batch."""
+        return _mixes_examples(self)
+
     def slow_reasons(self) -> tuple[str, ...]:
         """Why many devices cannot train as one network; empty when they can."""
         return _fastest(self, True, False)[1]
@@ -160,8 +164,8 @@ def _many(model: Model, training: bool, tracking: bool, dtype: torch.dtype) -> B
 
 @lru_cache(maxsize=256)
 def _fastest(model: Model, training: bool, tracking: bool) -> tuple[Way, tuple[str, ...]]:
-    trial = Skeleton(model.module().double(), training, tracking)
-    return fastest(trial, _all_shapes(model), _sample(model))
+    skeleton = Skeleton(model.module().double(), training, tracking)
+    return fastest(skeleton, _all_shapes(model), _sample(model))
 
 
 @lru_cache(maxsize=256)
@@ -214,6 +218,14 @@ def _behind_last_exit(model: Model) -> tuple[str, ...]:
         names, weights = zip(*module.named_parameters(), strict=True)
         slopes = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
     return tuple(name for name, slope in zip(names, slopes, strict=True) if slope is not None)
+
+
+@lru_cache(maxsize=1024)
+def _mixes_examples(model: Model) -> bool:
+    weights, x = trial(_all_shapes(model), _sample(model), torch.get_default_dtype())
+    with torch.no_grad():
+        together, alone = model(weights, x), model(weights, x[:, :1])
+    return not torch.allclose(together.logits[:, :1], alone.logits, rtol=1e-3, atol=1e-5)
 
 
 @lru_cache(maxsize=1024)

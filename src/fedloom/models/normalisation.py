@@ -5,18 +5,22 @@ question to the devices fills its statistics before it is judged. Parametric nor
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from .layers import Scaler
+
 Normalisation = Literal["static_batch", "group", "instance", "layer", "parametric", "parametric_sample", "none"]
 
 
-def normalise(kind: Normalisation, channels: int, groups: int = 4) -> nn.Module:
+def normalise(kind: Normalisation, channels: int, groups: int = 4, judged: bool = True) -> nn.Module:
+    """`judged`: whether it is ever given statistics to be judged with."""
     match kind:
         case "static_batch":
-            return nn.BatchNorm2d(channels)
+            return nn.BatchNorm2d(channels, track_running_stats=judged)
         case "group":
             return nn.GroupNorm(
                 math.gcd(groups, channels), channels
@@ -62,6 +66,59 @@ class ParametricNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, per_sample={self.per_sample}"
+
+
+class NormPerWidth(nn.Module):
+    """A normalisation for each width a net can be cut to, of which a cut uses its own (FjORD)."""
+
+    def __init__(self, norms: dict[float, nn.Module], own: float):
+        super().__init__()
+        self.norms = nn.ModuleDict({_key(width): norm for width, norm in norms.items()})
+        self.own = _key(own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norms[self.own](x)  # type: ignore[no-any-return]
+
+
+def _key(width: float) -> str:
+    return f"{width:g}".replace(".", "_")  # a module's name has no dots
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A width slice of a family: how many of a layer's channels are kept, and how they are normalised.
+
+    `width` is a share of the full size; `widest` the largest in the fleet, to which the scaler is relative. Where
+    `norm_widths` are given, a net holds a normalisation for each of them that is no wider than itself.
+    """
+
+    width: float
+    widest: float
+    normalisation: Normalisation
+    scaler: bool
+    groups: int = 4
+    norm_widths: tuple[float, ...] = ()
+
+    def kept(self, hidden: int) -> int:
+        return kept_channels(hidden, self.width, self.widest)
+
+    def scale(self) -> Scaler:
+        return Scaler(self.width / self.widest if self.scaler else 1.0)
+
+    def normalise(self, hidden: int) -> nn.Module:
+        """For a layer of so many channels at full size."""
+        own = normalise(self.normalisation, self.kept(hidden), self.groups)
+        if not self.norm_widths:
+            return own
+        narrower = {width: self._unused(hidden, width) for width in self.norm_widths if width < self.width}
+        return NormPerWidth({**narrower, self.width: own}, self.width)
+
+    def norm(self, hidden: int) -> nn.Module:
+        return nn.Sequential(self.scale(), self.normalise(hidden))
+
+    def _unused(self, hidden: int, width: float) -> nn.Module:
+        """Held for narrower nets: its weights travel, but nobody asks for its statistics here."""
+        return normalise(self.normalisation, kept_channels(hidden, width, self.widest), self.groups, judged=False)
 
 
 def kept_channels(hidden: int, width: float, widest: float) -> int:

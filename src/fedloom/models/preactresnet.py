@@ -5,6 +5,7 @@ exit's pooling is that of Kaya, Hong & Dumitras, Shallow-Deep Networks, ICML 201
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
-from .layers import Scaler
 from .model import Outputs
-from .normalisation import Normalisation, kept_channels, normalise
-from .preresnet import Norm, pre_stages
+from .normalisation import Cut, Normalisation
+from .preresnet import pre_stages
 
 ExitPool = Literal["four", "global"]
 
@@ -34,31 +34,26 @@ def preactresnet(
     normalisation: Normalisation = "group",
     groups: Count = 2,
     scaler: bool = False,
+    norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
     """`stages` of this size: all, or those up to the exit; `exit_after` 0 is a net without exit.
 
-    `width` is a share of `hidden`; `widest` the largest width in the fleet, to which the scaler is relative.
+    `width` is a share of `hidden`; the rest is as in `Cut`.
     """
     kept = stages or len(hidden)
     if exit_after > kept or kept not in (exit_after, len(hidden)):
         raise ValueError(f"a net ends at its exit ({exit_after}) or after all {len(hidden)} stages, not after {kept}")
-    channels = [kept_channels(size, width, widest) for size in hidden]
-    rate = width / widest if scaler else 1.0
-
-    def norm(size: int) -> nn.Module:
-        return nn.Sequential(Scaler(rate), normalise(normalisation, size, groups))
-
-    head = _exit_head(input_shape[1:], channels, exit_after, exit_pool, classes) if exit_after else None
-    return PreActResNet(input_shape[0], channels[:kept], blocks[:kept], norm, exit_after, head, classes)
+    cut = Cut(width, widest, normalisation, scaler, groups, norm_widths)
+    exits = cut.kept(hidden[exit_after - 1])
+    head = _exit_head(input_shape[1:], exits, exit_after, exit_pool, classes) if exit_after else None
+    return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], cut, exit_after, head, classes)
 
 
-def _exit_head(
-    image: tuple[int, ...], channels: list[int], exit_after: int, pool: ExitPool, classes: int
-) -> "ExitHead":
+def _exit_head(image: tuple[int, ...], channels: int, exit_after: int, pool: ExitPool, classes: int) -> "ExitHead":
     size = [-(-side // 2 ** (exit_after - 1)) for side in image]  # every stage but the first halves, rounding up
     window = size if pool == "global" else [max(1, side // 4) for side in size]
     pooled = math.prod(side // wide for side, wide in zip(size, window, strict=True))
-    return ExitHead(channels[exit_after - 1] * pooled, tuple(window), classes)
+    return ExitHead(channels * pooled, tuple(window), classes)
 
 
 class MixedPool(nn.Module):
@@ -103,18 +98,18 @@ class PreActResNet(nn.Module):
     def __init__(
         self,
         inputs: int,
-        channels: list[int],
-        blocks: tuple[int, ...],
-        norm: Norm,
+        hidden: Sequence[int],
+        blocks: Sequence[int],
+        cut: Cut,
         exit_after: int,
         exit_head: ExitHead | None,
         classes: int,
     ):
         super().__init__()
-        self.stem = nn.Conv2d(inputs, channels[0], 3, padding=1, bias=False)
-        self.stages = pre_stages(channels, blocks, norm)
+        self.stem = nn.Conv2d(inputs, cut.kept(hidden[0]), 3, padding=1, bias=False)
+        self.stages = pre_stages(hidden, blocks, cut)
         self.exit_after, self.exit = exit_after, exit_head
-        self.classifier = None if len(channels) == exit_after else classifier(channels[-1], classes)
+        self.classifier = None if len(hidden) == exit_after else classifier(cut.kept(hidden[-1]), classes)
 
     @property
     def label_rows(self) -> tuple[str, ...]:

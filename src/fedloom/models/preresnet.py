@@ -1,14 +1,13 @@
 """HeteroFL's pre-activation ResNet for CIFAR. Diao, Ding & Tarokh, ICLR 2021; blocks (1, 1, 1, 2) give Table 8."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import Scaler
 from .model import Outputs
-from .normalisation import Normalisation, kept_channels, normalise
+from .normalisation import Cut, Normalisation
 
 
 def preresnet(
@@ -21,28 +20,20 @@ def preresnet(
     blocks: tuple[Count, ...] = (2, 2, 2, 2),
     normalisation: Normalisation = "static_batch",
     scaler: bool = True,
+    norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
-    """`width` is a share of `hidden`; `widest` the largest width in the fleet, to which the scaler is relative."""
-    channels = [kept_channels(size, width, widest) for size in hidden]
-    rate = width / widest if scaler else 1.0
-
-    def norm(size: int) -> nn.Module:
-        return nn.Sequential(Scaler(rate), normalise(normalisation, size))
-
-    return PreResNet(input_shape[0], channels, blocks, classes, norm)
+    """`width` is a share of `hidden`; the rest is as in `Cut`."""
+    cut = Cut(width, widest, normalisation, scaler, norm_widths=norm_widths)
+    return PreResNet(input_shape[0], hidden, blocks, classes, cut)
 
 
-Norm = Callable[[int], nn.Module]
-"""A normalisation for so many channels."""
-
-
-def pre_stages(channels: Sequence[int], blocks: Sequence[int], norm: Norm) -> nn.ModuleList:
+def pre_stages(hidden: Sequence[int], blocks: Sequence[int], cut: Cut) -> nn.ModuleList:
     """Every stage but the first halves the map in its first block."""
-    stages, before = nn.ModuleList(), channels[0]
-    for number, (after, count) in enumerate(zip(channels, blocks, strict=True)):
+    stages, before = nn.ModuleList(), hidden[0]
+    for number, (after, count) in enumerate(zip(hidden, blocks, strict=True)):
         stage = nn.Sequential()
         for position in range(count):
-            stage.append(PreBlock(before, after, 2 if number > 0 and position == 0 else 1, norm))
+            stage.append(PreBlock(before, after, 2 if number > 0 and position == 0 else 1, cut))
             before = after
         stages.append(stage)
     return stages
@@ -51,14 +42,15 @@ def pre_stages(channels: Sequence[int], blocks: Sequence[int], norm: Norm) -> nn
 class PreBlock(nn.Module):
     """Normalise, then convolve, twice; where shapes differ the shortcut convolves what the first norm made."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm):
+    def __init__(self, before: int, after: int, stride: int, cut: Cut):
         super().__init__()
-        self.norm1 = norm(before)
-        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.norm2 = norm(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        inputs, outputs = cut.kept(before), cut.kept(after)
+        self.norm1 = cut.norm(before)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm2 = cut.norm(after)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         differs = stride != 1 or before != after
-        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if differs else None
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if differs else None
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.norm1(x))
@@ -68,12 +60,12 @@ class PreBlock(nn.Module):
 
 
 class PreResNet(nn.Module):
-    def __init__(self, inputs: int, channels: Sequence[int], blocks: Sequence[int], classes: int, norm: Norm):
+    def __init__(self, inputs: int, hidden: Sequence[int], blocks: Sequence[int], classes: int, cut: Cut):
         super().__init__()
-        self.stem = nn.Conv2d(inputs, channels[0], 3, padding=1, bias=False)
-        self.stages = pre_stages(channels, blocks, norm)
-        self.norm = norm(channels[-1])
-        self.classifier = nn.Linear(channels[-1], classes)
+        self.stem = nn.Conv2d(inputs, cut.kept(hidden[0]), 3, padding=1, bias=False)
+        self.stages = pre_stages(hidden, blocks, cut)
+        self.norm = cut.norm(hidden[-1])
+        self.classifier = nn.Linear(cut.kept(hidden[-1]), classes)
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Outputs:

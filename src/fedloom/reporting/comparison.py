@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..evaluation import Row
-from .summary import summarise
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,16 @@ class Arm:
     name: str
     serving: Mapping[str, Serving]
     runs: Sequence[Sequence[Row]]  # rows, seed by seed
+    candidate: str = ""  # the one that counts; empty: the first there is
+
+    def curves(self, tier: str, test: str) -> list[list[Row]]:
+        """The accuracies of what a device of this tier gets, seed by seed, judgement by judgement."""
+        served = self.serving[tier].tier
+        return [_curve(rows, self.candidate, served, test) for rows in self.runs]
 
     def accuracies(self, tier: str, test: str) -> list[float]:
         """What a device of this tier gets, seed by seed: the last value, not the best."""
-        served = self.serving[tier].tier
-        return [_last(rows, served, test) for rows in self.runs]
+        return [judged[-1].value if judged else math.nan for judged in self.curves(tier, test)]
 
     def bytes_per_round(self) -> float:
         moved = [row.value for rows in self.runs for row in rows if row.metric in ("down", "up")]
@@ -110,11 +114,10 @@ def verdict(
     return lines
 
 
-def _last(rows: Sequence[Row], tier: str, test: str) -> float:
-    (value,) = [one.value for one in summarise(rows) if (one.tier, one.test, one.metric) == (tier, test, "accuracy")][
-        :1
-    ] or [float("nan")]
-    return value
+def _curve(rows: Sequence[Row], candidate: str, tier: str, test: str) -> list[Row]:
+    key = (tier, "", test, "accuracy")
+    found = [row for row in rows if (row.tier, row.device, row.test, row.metric) == key]
+    return [row for row in found if row.candidate == (candidate or found[0].candidate)]
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -1,0 +1,131 @@
+"""What devices judge themselves: models of their own, and the global model after they have tuned it to their data."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
+from ..models import Model
+from ..settings import Count, Positive
+from ..tensors import Parcel, Tensors
+from ..training import Client, Outcome, Schedule, Sgd, fit, label_loss, mask_logits, on_device, shaped
+from .metrics import hits, percent
+from .rows import Row
+from .static_batchnorm import own_statistics
+
+COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
+
+
+@dataclass(frozen=True)
+class Personal:
+    """Has every device judge a model of its own."""
+
+    candidate: DeviceModel
+    whole_test: tuple[Tensor, Tensor] | None
+    batch_size: int
+
+    @on_device(sends={"local": COUNTS, "global": COUNTS}, mixes=False)
+    def measure(self, client: Client, inbox: Parcel) -> Outcome:
+        weights = own_statistics(client, self.candidate.weights(client, inbox))
+        with torch.no_grad():
+            own = own_test(client, weights, self.batch_size, self.candidate.unseen_logit)
+            return Outcome(send={"local": own, "global": self._whole(client, weights)})
+
+    def _whole(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
+        devices = len(client.seen_labels)
+        correct = total = torch.zeros(devices, dtype=torch.float64)
+        for x, y in zip(*(part.split(self.batch_size) for part in self.whole_test or ()), strict=True):
+            prepared = client.preparation(x)
+            logits = client.model(weights, prepared.expand(devices, *prepared.shape)).logits
+            correct, total = correct + hits(logits, y).sum(1), total + len(y)
+        return {"correct": correct, "total": total}
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """Initial and personalised accuracy: each device judges a tier's model on its own test examples, tunes a part of it
+    to its own training examples without momentum, and judges it again. FedSup, section 4."""
+
+    part: Literal["head", "body", "all"] = "head"
+    epochs: Count = 5
+    batch_size: Count = 50
+    learning_rate: Positive = 0.001
+
+    @on_device(sends={"initial": COUNTS, "personalised": COUNTS}, mixes=False)
+    def tune(self, client: Client, inbox: Parcel) -> Outcome:
+        learner, given = replace(client, optimiser=Sgd(self.learning_rate)), inbox.get("statistics", {})
+        tuned = fit(learner, inbox["weights"], label_loss(client), only=self.tuned(client.model))
+        with torch.no_grad():
+            before, after = (own_test(client, {**w, **given}, self.batch_size) for w in (inbox["weights"], tuned))
+        return Outcome(send={"initial": before, "personalised": after})
+
+    def tuned(self, model: Model) -> list[str]:
+        """The weights that move: `head` is the last layer, `body` all else that the last exit depends on."""
+        behind, head = model.behind_last_exit(), set(model.label_rows())
+        return [name for name in behind if self.part == "all" or (name in head) == (self.part == "head")]
+
+    def rows(
+        self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
+    ) -> Iterator[Row]:
+        """Per tier and device, and over a tier's devices their mean and population standard deviation; every device
+        tries every tier's model, as the paper's tables have it."""
+        task = replace(self.tune, schedule=Schedule(self.batch_size, self.epochs), address=("fine_tune", "tune"))
+        inboxes = {
+            device.carrying(tier.model, fleet.whole, tier.name): _parcel(tier.model, weights)
+            for tier, weights in models.items()
+            for device in fleet.devices(round_number)
+        }
+        replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name)
+        for tier in models:
+            for metric in ("initial", "personalised"):
+                of_tier = {r.device.name: share_right([r], metric) for r in replies if r.device.tier == tier.name}
+                judged = {device: share for device, share in of_tier.items() if not math.isnan(share)}
+                for device, share in judged.items():
+                    yield Row(round_number, name, tier.name, device, "local", metric, share)
+                if judged:
+                    mean, spread = statistics.fmean(judged.values()), statistics.pstdev(judged.values())
+                    yield Row(round_number, name, tier.name, "", "local", metric, mean)
+                    yield Row(round_number, name, tier.name, "", "local", f"{metric}_std", spread)
+
+
+def _parcel(model: Model, weights: Tensors) -> Parcel:
+    """Weights and normalisation statistics apart: only the former are trained."""
+    given = {name: weights[name] for name in model.statistics()}
+    return {"weights": {name: weights[name] for name in model.shapes()}, **({"statistics": given} if given else {})}
+
+
+def own_test(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> dict[str, Tensor]:
+    """Per device, right answers and questions on its own test examples: [K] each."""
+    correct = total = torch.zeros(len(client.seen_labels), dtype=torch.float64)
+    for batch, real in client.test_batches(size):
+        if client.model.mixes_examples() and not bool(real.all()):
+            right = _without_padding(client, weights, batch.x, batch.y, real, unseen_logit)
+        else:
+            logits = mask_logits(client.model(weights, batch.x).logits, client.seen_labels, unseen_logit)
+            right = hits(logits, batch.y) & real
+        correct, total = correct + right.sum(1), total + real.sum(1)
+    return {"correct": correct, "total": total}
+
+
+def _without_padding(
+    client: Client, weights: Tensors, x: Tensor, y: Tensor, real: Tensor, unseen_logit: float | None
+) -> Tensor:
+    """Device by device, for models that would see the padding: which of the real answers are right."""
+    right = torch.zeros_like(real)
+    for k in range(len(real)):
+        if bool(real[k].any()):
+            own = {name: weight[k : k + 1] for name, weight in weights.items()}
+            logits = client.model(own, x[k : k + 1, real[k]]).logits
+            right[k, real[k]] = hits(mask_logits(logits, client.seen_labels[k : k + 1], unseen_logit), y[k, real[k]])[0]
+    return right
+
+
+def share_right(replies: Sequence[Reply], test: str) -> float:
+    """All answers of these devices, counted alike."""
+    counts = [reply.sent[test] for reply in replies if test in reply.sent]
+    return percent(sum(float(c["correct"]) for c in counts), sum(float(c["total"]) for c in counts))

@@ -1,0 +1,154 @@
+"""How soon an arm reaches what the baseline ends with: rounds and bytes to a target, and who is sooner.
+
+What was not reached within a run's rounds is known only to take more than they took; no number here hides that.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..evaluation import Row
+from .comparison import Arm
+
+Verdict = Literal["holds", "does not hold", "within noise"]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """So much; or more than that, where the run was over before."""
+
+    value: float
+    exact: bool = True
+
+    def said(self, unit: float = 1, digits: str = "g") -> str:
+        return f"{'' if self.exact else '>'}{self.value / unit:{digits}}"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What an arm took to bring a tier's devices to a target, seed by seed."""
+
+    tier: str
+    target: float
+    arm: str
+    rounds: list[Amount]
+    bytes: list[Amount]
+
+    def record(self) -> dict[str, Any]:
+        amounts = {
+            "rounds": [int(one.value) if one.exact else None for one in self.rounds],
+            "bytes": [one.value if one.exact else None for one in self.bytes],
+        }
+        return {"tier": self.tier, "target": self.target, "arm": self.arm, **amounts}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That the first arm reaches a tier's target in fewer rounds than another."""
+
+    tier: str
+    target: float
+    this: str
+    other: str
+    sooner: int
+    seeds: int
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tier} devices: {self.this} reaches {self.target:.1f} % sooner than {self.other}: {self.verdict} "
+            f"(in {self.sooner} of {self.seeds} seeds)"
+        )
+
+    def record(self) -> dict[str, str]:
+        return {"tier": self.tier, "other": self.other, "verdict": self.verdict}
+
+
+def rounds_to(target: float, judged: Sequence[Row]) -> int | None:
+    """The first judged round with at least the target; None: there is none."""
+    return min((row.round for row in judged if row.value >= target), default=None)
+
+
+def bytes_to(last: float, rows: Sequence[Row]) -> float:
+    """What all devices together moved, down and up, to the end of a round."""
+    return sum(row.value for row in rows if row.metric in ("down", "up") and row.round <= last)
+
+
+def targets(arms: Sequence[Arm], tiers: Sequence[str], test: str, baseline: str, margin: float) -> dict[str, float]:
+    """Tier by tier, from the baseline alone: its final accuracy, in the median over seeds, less a margin."""
+    (base,) = [arm for arm in arms if arm.name == baseline]
+    found = {tier: statistics.median(base.accuracies(tier, test)) - margin for tier in tiers}
+    return {tier: target for tier, target in found.items() if not math.isnan(target)}  # a tier may have no device
+
+
+def reach(arm: Arm, tier: str, test: str, target: float) -> Reach:
+    rounds, moved = [], []
+    for rows, judged in zip(arm.runs, arm.curves(tier, test), strict=True):
+        found = rounds_to(target, judged)
+        last = max((row.round for row in rows), default=0) if found is None else found
+        rounds.append(Amount(last, found is not None))
+        moved.append(Amount(bytes_to(last, rows), found is not None))
+    return Reach(tier, target, arm.name, rounds, moved)
+
+
+def reaches(arms: Sequence[Arm], aims: Mapping[str, float], test: str) -> list[Reach]:
+    """For every tier all arms that give its devices a model they can carry."""
+    return [
+        reach(arm, tier, test, target) for tier, target in aims.items() for arm in arms if arm.serving[tier].can_carry
+    ]
+
+
+def claim(this: Reach, other: Reach) -> Claim:
+    """Holds, or does not, if all seeds agree. Never is later than any round; never twice is a tie."""
+    pairs = zip(this.rounds, other.rounds, strict=True)
+    gaps = [_order(one) - _order(two) if one.exact or two.exact else 0.0 for one, two in pairs]
+    sooner = sum(gap < 0 for gap in gaps)
+    verdict: Verdict = "within noise"
+    if sooner == len(gaps):
+        verdict = "holds"
+    elif all(gap > 0 for gap in gaps):
+        verdict = "does not hold"
+    return Claim(this.tier, this.target, this.arm, other.arm, sooner, len(gaps), verdict)
+
+
+def _order(amount: Amount) -> float:
+    return amount.value if amount.exact else math.inf
+
+
+def in_order(amounts: Sequence[Amount]) -> list[Amount]:
+    return sorted(amounts, key=lambda one: (not one.exact, one.value))
+
+
+def median(amounts: Sequence[Amount]) -> Amount:
+    """Over seeds; a bound where one of the middle ones is a bound."""
+    ordered = in_order(amounts)
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    return Amount(statistics.fmean(one.value for one in middle), all(one.exact for one in middle))
+
+
+def gain(this: Amount, others: Sequence[Amount]) -> str | None:
+    """How many times as long the soonest of the others takes, to one decimal; a bound is rounded to its safe side."""
+    least = min(others, key=lambda one: (one.value, not one.exact))
+    ratio = least.value / this.value
+    if this.exact and least.exact:
+        return f"{ratio:.1f}"
+    if this.exact:
+        return f">{math.floor(10 * ratio) / 10:.1f}"
+    soonest = min((one.value for one in others if one.exact), default=None)
+    return None if soonest is None else f"<{math.ceil(10 * soonest / this.value) / 10:.1f}"
+
+
+def conclusions(found: Sequence[Reach]) -> tuple[list[Claim], list[str]]:
+    """The first arm against each of the others, tier by tier, and all of it in words."""
+    claims, lines = [], []
+    for tier in dict.fromkeys(one.tier for one in found):
+        this, *others = [one for one in found if one.tier == tier]
+        of_tier = [claim(this, other) for other in others]
+        best = gain(median(this.rounds), [median(other.rounds) for other in others])
+        claims += of_tier
+        lines += [str(one) for one in of_tier]
+        if best is not None:
+            lines.append(f"{tier} devices: the soonest other arm takes {best} times the rounds of {this.arm}")
+    return claims, lines

@@ -1,0 +1,31 @@
+"""fedloom cka: two finished runs, layer by layer."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def made(fedloom_in):
+    call, write, _ = fedloom_in
+    write()
+    for seed in (1, 2):
+        assert call("run", "my.toml", "--seed", seed, "--out", f"run{seed}", "--quiet").code == 0
+    return call
+
+
+def test_a_model_sees_what_it_sees_itself(made):
+    said = made("cka", "run1", "run1", "--format", "json").data
+    assert said["rows"] == said["columns"] == ["features"]
+    assert said["cka"][0][0] == pytest.approx(1)
+
+
+def test_two_models_differ(made):
+    said = made("cka", "run1", "run2", "--tier", "small", "--examples", "100", "--format", "json").data
+    assert 0 <= said["cka"][0][0] < 1
+    assert "features" in made("cka", "run1", "run2").out
+
+
+def test_what_is_not_there_is_said(made):
+    assert made("cka", "run1", "nowhere").code == 4
+    said = made("cka", "run1", "run2", "--tier", "smal")
+    assert said.code == 4
+    assert "small" in said.err

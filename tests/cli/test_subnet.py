@@ -1,0 +1,169 @@
+"""fedloom subnet: the best sub-net of a finished run within a budget, and what accuracy costs."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+ROW = ["settings", "parameters", "macs", "accuracy", "examples"]
+
+
+@pytest.fixture(scope="module")
+def made(fedloom_in):
+    """A run of two tiers that differ in width and in depth of hidden layers: (call, folder)."""
+    call, write, folder = fedloom_in
+    write(
+        ("hidden = [2, 4]", ""),
+        ("width = 1.0", "hidden = [4, 8]\nwidth = 1.0"),
+        ("width = 0.5", "hidden = [2, 4]\nwidth = 0.5"),
+    )
+    assert call("run", "my.toml", "--out", "run", "--quiet").code == 0
+    assert call("subnet", "run", "--quiet").code == 0
+    return call, folder
+
+
+def test_json(made):
+    call, folder = made
+    said = call("subnet", "run", "--format", "json")
+    assert (said.code, said.err) == (0, "")
+    assert list(said.data) == ["best", "front", "hyper_volume", "measured", "out"]
+    assert list(said.data["best"]) == ROW
+    rows = [json.loads(line) for line in (folder / "run" / "subnets.jsonl").read_text().splitlines()]
+    assert said.data["measured"] == {
+        "nets": len(rows), "now": 0, "seconds_each": 0.0, "examples": 360, "rows": "run/subnets.jsonl",
+    }  # fmt: skip
+    assert said.data["best"] in rows
+    assert said.data["best"]["accuracy"] == max(row["accuracy"] for row in rows)
+    assert all(row in rows for row in said.data["front"])
+    assert said.data["out"] is None
+
+
+@pytest.mark.parametrize(("option", "key"), [("--macs", "macs"), ("--params", "parameters")])
+def test_a_budget_is_kept(option, key, made):
+    call, folder = made
+    rows = [json.loads(line) for line in (folder / "run" / "subnets.jsonl").read_text().splitlines()]
+    for most in sorted({row[key] for row in rows}):
+        best = call("subnet", "run", option, most, "--format", "json").data["best"]
+        assert best[key] <= most
+        assert best["accuracy"] == max(row["accuracy"] for row in rows if row[key] <= most)
+    least = min(row[key] for row in rows)
+    said = call("subnet", "run", option, least - 1)
+    (problem,) = said.problems
+    assert (said.code, said.out, problem.where, problem.code) == (4, "", option, "BUDGET_SMALL")
+    assert problem.message.endswith(f"the smallest takes {least:,}")
+
+
+def test_a_budget_of_time(made):
+    call, _ = made
+    best = call("subnet", "run", "--latency-ms", 60_000, "--format", "json", "--quiet").data["best"]
+    assert list(best) == [*ROW, "latency_ms"]
+    assert 0 < best["latency_ms"] <= 60_000
+    said = call("subnet", "run", "--latency-ms", 60_000)
+    assert said.err == "timing sub-nets on this machine\n"
+    assert "ms for one example, on one thread of this machine\n" in said.out
+    said = call("subnet", "run", "--latency-ms", 0, "--quiet")
+    (problem,) = said.problems
+    assert (said.code, problem.where, problem.code) == (4, "--latency-ms", "BUDGET_SMALL")
+    assert "ms on this machine; the smallest takes 0." in problem.message
+
+
+def test_text(made):
+    call, _ = made
+    data = call("subnet", "run", "--format", "json").data
+    said = call("subnet", "run")
+    assert (said.code, said.err) == (0, "")
+    best, lines = data["best"], said.out.splitlines()
+    assert lines[1] == f"parameters  {best['parameters']:,}"
+    assert lines[2] == f"MACs        {best['macs']:,}"
+    assert lines[3] == f"accuracy    {best['accuracy']:.2f} % of 360 test examples"
+    assert lines[5].split() == ["accuracy", "MACs", "parameters", "settings"]
+    table = [line.split()[:3] for line in lines[6 : 6 + len(data["front"])]]
+    assert table == [[f"{row['accuracy']:.2f}", f"{row['macs']:,}", f"{row['parameters']:,}"] for row in data["front"]]
+    assert lines[-2] == f"hyper-volume  {data['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %"
+    assert lines[-1] == f"measured      0 now, {data['measured']['nets']} before"
+
+
+def test_progress_says_what_a_measurement_costs(fedloom, write):
+    write()
+    fedloom("run", "my.toml", "--out", "run", "--set", "rounds=1", "--quiet")
+    said = fedloom("subnet", "run", "--workers", 1)
+    assert said.err.startswith("sub-nets 2/2  ")
+    assert " s each  0 s to go\n" in said.err
+    assert said.out.splitlines()[-1].startswith("measured      2 now, 0 before; ")
+    capped = fedloom("subnet", "run", "--examples", 100, "--quiet", "--format", "json")
+    assert (capped.code, capped.err) == (0, "")
+    assert (capped.data["best"]["examples"], capped.data["measured"]["now"]) == (100, 2)
+    assert capped.data["measured"]["seconds_each"] > 0
+
+
+def test_out_holds_the_weights(made):
+    call, folder = made
+    least = call("subnet", "run", "--format", "json").data["front"][0]
+    said = call("subnet", "run", "--macs", least["macs"], "--out", "net.safetensors")
+    assert said.code == 0
+    assert said.out.endswith("\nwritten: net.safetensors\n")
+    weights = load_file(folder / "net.safetensors")
+    learned = [weight for name, weight in weights.items() if "running" not in name]
+    assert sum(weight.numel() for weight in learned) == least["parameters"]
+    again = call("subnet", "run", "--out", "net.safetensors")
+    (problem,) = again.problems
+    assert (again.code, problem.where, problem.code) == (4, "--out", "OUT_EXISTS")
+    nowhere = call("subnet", "run", "--out", "nowhere/net.safetensors")
+    assert (nowhere.code, nowhere.problems[0].code) == (4, "OUT_MISSING")
+
+
+@pytest.mark.parametrize("folder", ["nothing", "."])
+def test_what_is_no_run(folder, fedloom, files):
+    before = files()
+    said = fedloom("subnet", folder)
+    (problem,) = said.problems
+    assert (said.code, said.out, problem.where, problem.code) == (4, "", folder, "RUN_FOLDER")
+    assert files() == before
+    assert fedloom("subnet", folder, "--format", "json").failure["error_code"] == "RUN_FOLDER"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "run"),
+        (["run", "--macs", "1", "--params", "1"], "say one of --macs, --params and --latency-ms"),
+        (["run", "--macs", "1", "--latency-ms", "1"], "say one of --macs, --params and --latency-ms"),
+        (["run", "--macs", "few"], "--macs"),
+        (["run", "--count", "0"], "--count"),
+        (["run", "--examples", "0"], "--examples"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments, words, fedloom, files):
+    before = files()
+    said = fedloom("subnet", *arguments)
+    assert (said.code, said.out) == (4, "")
+    assert said.err.startswith("error ARGUMENTS: ")
+    assert words in said.err.lower()
+    assert said.err.endswith("  hint: fedloom subnet --help\n")
+    assert files() == before
+
+
+def test_a_space_by_name(made):
+    call, _ = made
+    assert call("subnet", "run", "--space", "tiers").code == 0
+    said = call("subnet", "run", "--space", "tier")
+    (problem,) = said.problems
+    assert (said.code, problem.where, problem.code) == (4, "--space", "SPACE_NAME")
+    assert "tiers" in problem.hint
+
+
+def test_a_family_of_the_users_own(fedloom, write, tmp_path):
+    (tmp_path / "my.py").write_text(
+        "from torch import nn\n\n"
+        "def mine(*, input_shape, classes, width=1.0):\n"
+        "    hidden = round(8 * width)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, classes))\n\n"
+        "MODELS = {'mine': mine}\n"
+    )
+    write(('"convnet"\nhidden = [2, 4]', '"mine"'))
+    assert fedloom("run", "my.toml", "--with", "my.py", "--out", "run", "--quiet").code == 0
+    said = fedloom("subnet", "run", "--with", "my.py", "--macs", 300, "--format", "json", "--quiet")
+    assert said.code == 0
+    assert said.data["best"]["settings"]["width"] == 0.5
+    assert said.data["best"]["macs"] == 64 * 4 + 4 * 10
+    assert fedloom("subnet", "run").code == 4

@@ -1,0 +1,139 @@
+"""Writing a small model back where it lies, and naming exactly the entries it covers."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedloom.fleet import Device
+from fedloom.footprints import Footprint, between, is_part, leading, part_of, rolling
+from fedloom.footprints.footprint import Axis, carve, grid
+from fedloom.models import Model
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[torch.Size, tuple[Axis, ...]]:
+    """A shape and, for each of its axes, a slice of it or index numbers in any order, none twice."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    block: list[Axis] = []
+    for size in shape:
+        numbers = draw(st.lists(st.integers(0, size - 1), unique=True, max_size=size))
+        start = draw(st.integers(0, size - 1))
+        stop = draw(st.integers(start, size))
+        block.append(draw(st.sampled_from([slice(start, stop), torch.tensor(numbers, dtype=torch.int64)])))
+    return torch.Size(shape), tuple(block)
+
+
+def numbers_of(part: Axis, size: int) -> list[int]:
+    return part.tolist() if isinstance(part, Tensor) else list(range(size))[part]
+
+
+def marked(shape: torch.Size, block: tuple[Axis, ...]) -> Tensor:
+    """Which entries are covered, found one by one."""
+    marks = torch.zeros(shape, dtype=torch.bool)
+    for index in torch.ones(shape).nonzero().tolist():
+        marks[tuple(index)] = all(
+            at in numbers_of(part, size) for at, part, size in zip(index, block, shape, strict=True)
+        )
+    return marks
+
+
+@given(case=blocks())
+def test_what_is_written_is_read_back_and_the_rest_is_as_it_was(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+    shape, block = case
+    footprint, whole = Footprint({"w": block}), {"w": torch.randn(shape), "other": torch.randn(2)}
+    kept, marks = whole["w"].clone(), marked(shape, block)
+    part = {"w": torch.randn(footprint.read(whole)["w"].shape)}
+    made = footprint.write(whole, part)
+    assert torch.equal(footprint.read(made)["w"], part["w"])
+    assert torch.equal(made["w"][~marks], kept[~marks])
+    assert torch.equal(whole["w"], kept)  # what it was written into is unchanged
+    assert made["other"] is whole["other"]
+
+
+@given(case=blocks())
+def test_writing_what_was_read_changes_nothing(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+    shape, block = case
+    footprint, whole = Footprint({"w": block}), {"w": torch.randn(shape)}
+    assert torch.equal(footprint.write(whole, footprint.read(whole))["w"], whole["w"])
+
+
+@given(case=blocks())
+def test_a_grid_names_the_covered_entries_in_order(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+    shape, block = case
+    tensor = torch.arange(shape.numel()).view(shape)
+    assert torch.equal(tensor[grid(tensor, block)], carve(tensor, block))
+    marks = torch.zeros(shape, dtype=torch.bool)
+    marks[grid(marks, block)] = True
+    assert torch.equal(marks, marked(shape, block))
+
+
+@given(case=blocks())
+def test_adding_on_a_grid_counts_every_covered_entry_once(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+    shape, block = case
+    count = torch.zeros(shape)
+    count[grid(count, block)] += torch.ones(())
+    assert torch.equal(count, marked(shape, block).float())
+
+
+def test_a_grid_of_slices_is_the_slices_themselves() -> None:
+    block = (slice(0, 2), slice(1, 3))
+    assert grid(torch.zeros(3, 4), block) == block
+
+
+def test_what_a_smaller_net_lacks_is_the_larger_nets_own() -> None:
+    small = {"shared": torch.Size([2])}
+    whole = {"shared": torch.zeros(3), "deeper": torch.ones(2)}
+    made = between(small, {name: tensor.shape for name, tensor in whole.items()}).write(
+        whole, {"shared": torch.ones(2)}
+    )
+    assert made["shared"].tolist() == [1.0, 1.0, 0.0]
+    assert made["deeper"] is whole["deeper"]
+
+
+@pytest.mark.parametrize("place", [leading, rolling(3)])
+def test_a_size_of_every_family_is_written_back(family: str, place: object, tiny_model: Callable[..., Model]) -> None:
+    whole, small = tiny_model(family), tiny_model(family, width=0.5)
+    footprint = between(small.shapes(), whole.shapes(), place)  # type: ignore[arg-type]
+    made = footprint.write(whole.initial(0), small.initial(1))
+    assert all(torch.equal(tensor, small.initial(1)[name]) for name, tensor in footprint.read(made).items())
+
+
+def test_a_part_is_found_inside_and_refused_outside(family: str, tiny_model: Callable[..., Model]) -> None:
+    whole, small = tiny_model(family), tiny_model(family, width=0.5)
+    assert part_of(small, whole).blocks == between(small.shapes(), whole.shapes()).blocks
+    assert is_part(small.shapes(), whole.shapes())
+    assert is_part(whole.shapes(), whole.shapes())
+    assert not is_part(whole.shapes(), small.shapes())
+    with pytest.raises(ValueError, match=f"{family}: .* does not lie in the larger"):
+        part_of(whole, small)
+
+
+@pytest.mark.parametrize(
+    ("small", "inside"),
+    [
+        ({"w": (2, 3)}, True),
+        ({}, True),
+        ({"w": (3, 4)}, True),
+        ({"w": (4, 1)}, False),
+        ({"w": (2,)}, False),
+        ({"v": (1, 1)}, False),
+        ({"w": (1, 1), "v": (1,)}, False),
+    ],
+)
+def test_all_of_a_part_lies_inside(small: dict[str, tuple[int, ...]], inside: bool) -> None:
+    assert is_part({name: torch.Size(shape) for name, shape in small.items()}, {"w": torch.Size([3, 4])}) == inside
+
+
+def test_a_device_carries_another_part_for_one_question(tiny_model: Callable[..., Model]) -> None:
+    whole, small = tiny_model("convnet"), tiny_model("convnet", width=0.5)
+    device = Device("3", "large", whole, part_of(whole, whole), gathers=("1",))
+    other = device.carrying(small, whole)
+    assert (other.name, other.tier, other.model, other.gathers) == ("3", "large", small, ("1",))
+    assert other.footprint.blocks == part_of(small, whole).blocks
+    assert device.model == whole
+    with pytest.raises(ValueError, match="does not lie in the larger"):
+        device.carrying(whole, small)

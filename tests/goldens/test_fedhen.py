@@ -1,0 +1,141 @@
+"""The hand-worked examples of FedHeN, through the real methods on nets of two or three weights."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.data import Examples
+from fedloom.engines.admission import refuse
+from fedloom.fleet import Device, Fleet, Reply, ServerModel, Turn, nested
+from fedloom.methods import Method
+from fedloom.methods.decouple import Decouple
+from fedloom.methods.fedhen import FedHeN
+from fedloom.methods.noside import NoSide
+from fedloom.models import Draws, Model, Outputs, model
+from fedloom.tensors import Parcel
+from fedloom.training import Batch, Sgd, Step
+
+
+class Exits(nn.Module):
+    """Two exits that are plain sums of weights, each times its slope: what they are off is squared."""
+
+    def __init__(self, kind: str, head: bool, slopes: tuple[float, float, float], offsets: tuple[float, float]):
+        super().__init__()
+        self.shared = nn.Parameter(torch.zeros(1))
+        self.head = nn.Parameter(torch.zeros(1)) if head else None
+        self.own = nn.Parameter(torch.zeros(1)) if kind == "complex" else None
+        self.slopes, self.offsets = slopes, offsets
+
+    def forward(self, x: Tensor) -> Outputs:
+        nothing, (exit_slope, full_slope, own_slope) = x * 0, self.slopes
+        exits = {"exit": nothing + exit_slope * self.shared + (0 if self.head is None else self.head) + self.offsets[0]}
+        if self.own is not None:
+            exits["full"] = nothing + full_slope * self.shared + own_slope * self.own + self.offsets[1]
+        return Outputs(exits, {})
+
+
+def net(
+    kind: str,
+    head: bool = False,
+    slopes: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    offsets: tuple[float, float] = (-2.0, -1.0),
+) -> Model:
+    settings = {"kind": kind, "head": head, "slopes": slopes, "offsets": offsets}
+    return model("exits", Exits, settings, (1,), 1)
+
+
+def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
+    return logits.square().sum(-1).mean(1) / 2
+
+
+@pytest.fixture
+def squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the square of the one logit takes the place of the cross entropy."""
+    for place in ("fedloom.methods.fedhen", "fedloom.training.losses"):
+        monkeypatch.setattr(import_module(place), "cross_entropy", half_a_square)
+
+
+def step_of(method: Any, whole: Model, optimiser: Sgd, client_for: Callable[..., Any]) -> dict[str, float]:
+    """The weights after one step from nothing."""
+    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
+    examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    start = {name: torch.zeros(1, *shape) for name, shape in whole.shapes().items()}
+    made = method.train.run(client_for(whole, examples, [one], optimiser), {"weights": start}).send["weights"]
+    return {name: float(weight) for name, weight in made.items()}
+
+
+Answers = Mapping[str, Mapping[str, float]]
+
+
+def one_round(method: Method, answers: Answers, head: bool, scripted: Callable[..., Any]) -> Callable[[str], Any]:
+    """Devices 0, 1, … answer as written: weights by name; a device with an `own` weight is complex."""
+    kinds = ["complex" if "own" in said else "simple" for said in answers.values()]
+    shares = tuple(kinds.count(kind) / len(kinds) for kind in ("simple", "complex"))
+    tiers = nested([(kind, net(kind, head)) for kind in ("simple", "complex")])
+    fleet = Fleet(tiers, shares, len(kinds), seed=0)
+
+    def answer(device: Device, inbox: Parcel) -> Reply | None:
+        sent = {name: torch.tensor([value]) for name, value in answers[device.name].items()}
+        reply = Reply(device, 1, {"weights": sent})
+        return None if refuse(reply, method.train, inbox) else reply  # type: ignore[attr-defined]
+
+    zeros = {name: torch.zeros(shape) for name, shape in fleet.whole.shapes().items()}
+    server = method.round(method.start(fleet, 0, zeros), Turn(1, fleet.devices(1), fleet, scripted(answer)))
+    candidate = method.candidates(server)["server"]
+    assert isinstance(candidate, ServerModel)
+    found = {tier.name: candidate.weights(tier) for tier in fleet.tiers}
+    return lambda tier: {name: float(weight) for name, weight in found[tier].items()}
+
+
+ANSWERS = {"0": {"shared": 5.0}, "1": {"shared": 1.0, "own": 10.0}, "2": {"shared": 6.0, "own": 20.0}}
+
+
+@pytest.mark.parametrize("method", [FedHeN(), NoSide(), NoSide("trained_only")])
+def test_1_what_all_share_is_averaged_over_all(method: Method, scripted: Callable[..., Any]) -> None:
+    made = one_round(method, ANSWERS, False, scripted)
+    assert made("simple") == {"shared": 4.0}
+    assert made("complex") == {"shared": 4.0, "own": 15.0}
+
+
+def test_1_decoupled_models_do_not_meet(scripted: Callable[..., Any]) -> None:
+    made = one_round(Decouple(), ANSWERS, False, scripted)
+    assert made("simple") == {"shared": 5.0}
+    assert made("complex") == {"shared": 3.5, "own": 15.0}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["shared", "own"])
+@pytest.mark.parametrize("method", [FedHeN(), NoSide()])
+def test_1_a_poisoned_device_is_left_out(method: Method, where: str, bad: float, scripted: Callable[..., Any]) -> None:
+    made = one_round(method, {**ANSWERS, "2": {**ANSWERS["2"], where: bad}}, False, scripted)
+    assert made("simple") == {"shared": 3.0}
+    assert made("complex") == {"shared": 3.0, "own": 10.0}
+
+
+@pytest.mark.usefixtures("squares")
+@pytest.mark.parametrize(("method", "shared"), [(FedHeN(), 0.3), (NoSide(), 0.1)])
+def test_2_the_side_objective_adds_its_gradient(method: Method, shared: float, client_for: Callable[..., Any]) -> None:
+    made = step_of(method, net("complex"), Sgd(0.1), client_for)
+    assert made == pytest.approx({"shared": shared, "own": 0.1}, abs=1e-7)
+
+
+@pytest.mark.usefixtures("squares")
+def test_4_the_summed_gradient_is_clipped_once(client_for: Callable[..., Any]) -> None:
+    """The exit's slope is (20, 0), the full net's (10, 40): together of length 50, cut to 10."""
+    whole = net("complex", slopes=(-20.0, -10.0, -40.0), offsets=(-1.0, -1.0))
+    made = step_of(FedHeN(), whole, Sgd(1.0, clip_norm=10.0), client_for)
+    assert made == pytest.approx({"shared": -6.0, "own": -8.0}, abs=1e-5)
+
+
+@pytest.mark.parametrize(("exit_head", "head"), [("all", 0.5), ("trained_only", 1.0)])
+def test_5_what_complex_devices_return_of_the_exits_head(
+    exit_head: Any, head: float, scripted: Callable[..., Any]
+) -> None:
+    answers = {"0": {"shared": 0.0, "head": 1.0}, "1": {"shared": 4.0, "head": 0.0, "own": 3.0}}
+    made = one_round(NoSide(exit_head), answers, True, scripted)
+    assert made("simple") == {"shared": 2.0, "head": head}
+    assert made("complex") == {"shared": 2.0, "head": head, "own": 3.0}

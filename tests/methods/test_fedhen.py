@@ -1,0 +1,341 @@
+"""FedHeN, NoSide and Decouple: who is averaged over whom, what complex devices train, and what is reported."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedloom
+from fedloom.experiment import RecipeError
+from fedloom.fleet import Device, Fleet, Reply, ServerModel, Turn, nested
+from fedloom.methods import Method
+from fedloom.methods.decouple import Decouple
+from fedloom.methods.fedhen import FedHeN
+from fedloom.methods.noside import NoSide
+from fedloom.models import Model, Outputs, model
+from fedloom.tensors import fingerprint
+from fedloom.training import Schedule, Sgd
+
+Build = Callable[..., Model]
+NESTED = [FedHeN(), NoSide(), NoSide("trained_only")]
+ALL = [*NESTED, Decouple()]
+kinds_in_round = st.lists(st.sampled_from(["simple", "complex"]), min_size=1, max_size=5)
+
+
+def two_sizes(tiny_model: Build) -> list[tuple[str, Model]]:
+    """With an exit that pools the whole map, so that its learned proportion has a slope on tiny images."""
+    simple, whole = (tiny_model("preactresnet", stages=stages, exit_pool="global") for stages in (1, 2))
+    return [("simple", simple), ("complex", whole)]
+
+
+def drawn_replies(tiny_model: Build, kinds: list[str], seed: int) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
+    """Devices of these kinds that send random weights, and an old global model."""
+    fleet, draw = Fleet(nested(two_sizes(tiny_model)), (0.5, 0.5), 9, seed=0), torch.Generator().manual_seed(seed)
+    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    tiers = {tier.name: tier for tier in fleet.tiers}
+    replies = []
+    for number, kind in enumerate(kinds):
+        device = Device(str(number), kind, tiers[kind].model, tiers[kind].footprint)
+        sent = {name: torch.randn(shape, generator=draw) for name, shape in tiers[kind].model.shapes().items()}
+        replies.append(Reply(device, number + 1, {"weights": sent}))
+    return fleet, old, replies
+
+
+def play(
+    method: Method, scripted: Callable[..., Any], fleet: Fleet, old: dict[str, Tensor], replies: list[Reply]
+) -> dict[str, dict[str, Tensor]]:
+    """Tier -> its model after a round in which these replies come in, in this order."""
+    answers = {reply.device: reply for reply in replies}
+    turn = Turn(1, list(answers), fleet, scripted(lambda device, inbox: answers[device]))
+    candidate = method.candidates(method.round(method.start(fleet, 0, old), turn))["server"]
+    assert isinstance(candidate, ServerModel)
+    return {tier.name: dict(candidate.weights(tier)) for tier in fleet.tiers}
+
+
+def mean(tensors: list[Tensor], otherwise: Tensor) -> Tensor:
+    if not tensors:
+        return otherwise
+    total = torch.zeros(otherwise.shape, dtype=torch.float64)
+    for tensor in tensors:
+        total += tensor
+    return (total / len(tensors)).to(otherwise.dtype)
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+@given(kinds=kinds_in_round, seed=st.integers(0, 1000))
+def test_every_weight_is_the_mean_of_who_speaks_for_it(
+    method: Any, kinds: list[str], seed: int, tiny_model: Build, scripted: Callable[..., Any]
+) -> None:
+    fleet, old, replies = drawn_replies(tiny_model, kinds, seed)
+    made = play(method, scripted, fleet, old, replies)
+    for tier in fleet.tiers:
+        for name, shape in tier.model.shapes().items():
+            said = [
+                reply.sent["weights"][name]
+                for reply in replies
+                if name in reply.sent["weights"]
+                and not (isinstance(method, Decouple) and reply.device.tier != tier.name)
+                and not (
+                    getattr(method, "exit_head", "") == "trained_only"
+                    and name.startswith("exit.")
+                    and reply.device.tier == "complex"
+                )
+            ]
+            assert made[tier.name][name].shape == shape
+            assert torch.equal(made[tier.name][name], mean(said, old[name])), name
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+@given(kinds=kinds_in_round, seed=st.integers(0, 1000), shuffle=st.randoms(use_true_random=False))
+def test_the_order_of_replies_does_not_matter(
+    method: Method,
+    kinds: list[str],
+    seed: int,
+    shuffle: random.Random,
+    tiny_model: Build,
+    scripted: Callable[..., Any],
+) -> None:
+    fleet, old, replies = drawn_replies(tiny_model, kinds, seed)
+    orders = [replies, shuffle.sample(replies, len(replies))]
+    made = [play(method, scripted, fleet, old, order) for order in orders]
+    assert fingerprint(made[0]) == fingerprint(made[1])
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+def test_without_complex_devices_the_rest_of_the_complex_model_stays(
+    method: Method, tiny_model: Build, scripted: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    fleet, old, replies = drawn_replies(tiny_model, ["simple", "simple"], 3)
+    made = play(method, scripted, fleet, old, replies)
+    simple = made["simple"].keys()
+    assert all(bits_equal(made["complex"][name], old[name]) for name in old.keys() - simple)
+    assert not any(bits_equal(made["simple"][name], old[name]) for name in simple)
+
+
+def test_without_simple_devices_complex_ones_speak_for_all(tiny_model: Build, scripted: Callable[..., Any]) -> None:
+    fleet, old, replies = drawn_replies(tiny_model, ["complex", "complex"], 3)
+    made = play(FedHeN(), scripted, fleet, old, replies)
+    expected = {name: mean([reply.sent["weights"][name] for reply in replies], old[name]) for name in old}
+    assert fingerprint({"": made["complex"]}) == fingerprint({"": expected})
+    apart = play(Decouple(), scripted, fleet, old, replies)
+    assert all(torch.equal(tensor, old[name]) for name, tensor in apart["simple"].items())
+
+
+@pytest.fixture
+def place(world: Callable[..., Any], tiny_model: Build) -> Any:
+    """Two simple devices and three complex ones."""
+    return world(sizes=(8, 9, 8, 5, 7), models=two_sizes(tiny_model), shares=(0.4, 0.6), schedule=Schedule(4, 2))
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+def test_the_simple_model_is_part_of_the_complex_one_after_every_round(method: Method, place: Any) -> None:
+    """But for Decouple, where nothing holds them together."""
+    engine, server = place.engine(method), method.start(place.fleet, 0)
+    for number in (1, 2, 3):
+        server = method.round(server, place.turn(engine, number, 0.6))
+        candidate = method.candidates(server)["server"]
+        assert isinstance(candidate, ServerModel)
+        simple, whole = (candidate.weights(tier) for tier in place.fleet.tiers)
+        same = [torch.equal(weight, whole[name]) for name, weight in simple.items()]
+        assert not any(same) if isinstance(method, Decouple) else all(same)
+
+
+def poisoned(place: Any, devices: list[int]) -> Any:
+    """The same world where these devices hold images that are no numbers."""
+    train = place.dataset.train
+    x = train.x.float()
+    for device in devices:
+        x[torch.as_tensor(place.partition.train[device])] = float("nan")
+    return replace(place, dataset=replace(place.dataset, train=replace(train, x=x)), refusals=[])
+
+
+@pytest.mark.parametrize("bad", [[0], [3], [0, 3], [2, 3, 4]])
+@pytest.mark.parametrize("method", ALL, ids=repr)
+def test_a_poisoned_device_is_as_if_it_were_not_there(method: Any, bad: list[int], place: Any) -> None:
+    method = replace(method, report=True)
+    here, there = poisoned(place, []), poisoned(place, bad)
+    start = method.start(place.fleet, 0)
+    made = method.round(start, there.turn(there.engine(method, block=1)))
+    turn = here.turn(here.engine(method, block=1))
+    fewer = replace(turn, cohort=[device for device in turn.cohort if int(device.name) not in bad])
+    assert [refusal.device for refusal in there.refusals] == [str(number) for number in bad]
+    assert fingerprint(made) == fingerprint(method.round(start, fewer))
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+def test_if_all_are_poisoned_everything_stays(method: Any, place: Any) -> None:
+    method, there = replace(method, report=True), poisoned(place, [0, 1, 2, 3, 4])
+    start = method.start(place.fleet, 0)
+    assert fingerprint(method.round(start, there.turn(there.engine(method)))) == fingerprint(start)
+    assert len(there.refusals) == 5
+
+
+def sent_in_one_round(method: Method, place: Any, meddling: Callable[..., Any]) -> dict[str, dict[str, Tensor]]:
+    engine = meddling(place.engine(method, block=1), list)
+    method.round(method.start(place.fleet, 0), place.turn(engine))
+    return {reply.device.name: dict(reply.sent["weights"]) for reply in engine.delivered}
+
+
+@pytest.mark.parametrize("exit_head", ["all", "trained_only"])
+def test_noside_leaves_the_exits_head_of_complex_devices(
+    exit_head: Any, place: Any, meddling: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    """To the bit, with momentum and weight decay."""
+    place = replace(place, optimiser=Sgd(0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0))
+    start, sent = place.fleet.whole.initial(0), sent_in_one_round(NoSide(exit_head), place, meddling)
+    for device in place.fleet.devices(1):
+        for name, weight in sent[device.name].items():
+            untouched = name.startswith("exit.") and device.tier == "complex"
+            assert bits_equal(weight, start[name]) == untouched, (device.tier, name)
+
+
+def test_the_side_objective_does_not_touch_what_only_complex_devices_have(
+    place: Any, meddling: Callable[..., Any]
+) -> None:
+    """After one step, as there is nothing in it but its gradient; a simple device does the same in both."""
+    place = replace(place, schedule=Schedule(100), optimiser=Sgd(0.5))
+    with_side, without = (sent_in_one_round(method, place, meddling) for method in (FedHeN(), NoSide()))
+    shared = place.fleet.smallest.model.shapes()
+    for device in place.fleet.devices(1):
+        for name, weight in with_side[device.name].items():
+            same = torch.equal(weight, without[device.name][name])
+            assert same == (device.tier == "simple" or name not in shared), (device.tier, name)
+
+
+class Counting(nn.Module):
+    """Notes each time it is run, and each time a gradient comes back through it."""
+
+    forwards = backwards = 0
+
+    def __init__(self, both: bool):
+        super().__init__()
+        self.shared = nn.Linear(36, 4)
+        self.own = nn.Linear(36, 4) if both else None
+
+    def forward(self, x: Tensor) -> Outputs:
+        Counting.forwards += 1
+        x = Backwards.apply(x.flatten(1) + 0 * self.shared.bias.sum())  # type: ignore[no-untyped-call]
+        exits = {"exit": self.shared(x)}
+        if self.own is not None:
+            exits["full"] = self.own(x)
+        return Outputs(exits, {})
+
+
+class Backwards(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, *slopes: Tensor) -> Tensor:
+        Counting.backwards += 1
+        return slopes[0]
+
+
+def test_both_objectives_cost_one_pass(world: Callable[..., Any]) -> None:
+    net = model("counting", Counting, {"both": True}, (1, 6, 6), 4)
+    place = world(models=[("complex", net)], sizes=(8,), schedule=Schedule(4, 3))
+    method = FedHeN()
+    engine = place.engine(method, block=1)
+    server = place.play(method, engine, rounds=1)  # what is tried out once is behind
+    Counting.forwards = Counting.backwards = 0
+    method.round(server, place.turn(engine, 2))
+    assert (Counting.forwards, Counting.backwards) == (6, 6)
+
+
+@pytest.mark.parametrize("method", [FedHeN(report=True), NoSide(report=True), Decouple(report=True)], ids=repr)
+def test_reports_are_means_of_what_each_device_sent_last(
+    method: Method, place: Any, meddling: Callable[..., Any], world: Callable[..., Any], tiny_model: Build
+) -> None:
+    """Round after round, with devices that were not asked yet and with replies that are lost."""
+    place = world(sizes=(8, 9, 8, 5, 7, 8, 6), models=two_sizes(tiny_model), shares=(3 / 7, 4 / 7))
+    engine = meddling(place.engine(method), lambda replies: replies[1:])
+    first, server = place.fleet.whole.initial(0), method.start(place.fleet, 0)
+    last = {device.name: device.footprint.read(first) for device in place.fleet.devices(1)}
+    heard = set()
+    for number in (1, 2, 3):
+        server = method.round(server, place.turn(engine, number, 0.4))
+        last.update({reply.device.name: dict(reply.sent["weights"]) for reply in engine.delivered})
+        heard |= {reply.device.name for reply in engine.delivered}
+        engine.delivered.clear()
+        found = method.candidates(server)
+        assert list(found) == ["server", "report_paper", "report_all"]
+        assert all(isinstance(one, ServerModel) for one in found.values())
+        for tier in place.fleet.tiers:
+            own = [device.name for device in place.fleet.devices(1) if device.tier == tier.name]
+            for candidate, names in (("report_paper", own), ("report_all", last if tier.name == "simple" else own)):
+                made = found[candidate].weights(tier)  # type: ignore[union-attr, call-arg, arg-type]
+                assert made.keys() == tier.model.shapes().keys()
+                for name, weight in made.items():
+                    assert torch.equal(weight, mean([last[device][name] for device in sorted(names)], weight))
+    assert 0 < len(heard) < len(last)
+
+
+def test_a_lost_or_poisoned_device_keeps_its_last_model(place: Any) -> None:
+    method = FedHeN(report=True)
+    start = method.start(place.fleet, 0)
+    there = poisoned(place, [3])
+    made = method.round(start, there.turn(there.engine(method)))
+    kept: dict[bool, set[str]] = defaultdict(set)
+    for name, tensors in made.items():
+        if name.startswith("latest:"):
+            kept[fingerprint({"": tensors}) == fingerprint({"": start[name]})].add(name)
+    assert kept == {
+        True: {"latest:complex:3"},
+        False: {f"latest:simple:{n}" for n in "01"} | {"latest:complex:2", "latest:complex:4"},
+    }
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+def test_nobody_keeps_models_of_devices_unless_asked_to(method: Any, place: Any) -> None:
+    server = method.start(place.fleet, 0)
+    for state in (server, method.round(server, place.turn(place.engine(method)))):
+        assert not any(name.startswith("latest:") for name in state)
+    assert list(method.candidates(method.start(place.fleet, 0))) == ["server"]
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+def test_reports_are_refused_where_tiers_are_redrawn(method: Any, place: Any) -> None:
+    redrawn, reporting = replace(place.fleet, assignment="redrawn"), replace(method, report=True)
+    assert method.refuses(redrawn) is None
+    assert reporting.refuses(place.fleet) is None
+    refusal = reporting.refuses(redrawn)
+    assert type(method).__name__.lower() in refusal
+    assert "report = false" in refusal
+
+
+def recipe(method: str, **fleet: Any) -> dict[str, Any]:
+    """Tiers that differ in both width and depth."""
+    return {
+        "rounds": 1,
+        "data": {"dataset": "digits", "devices": 4},
+        "fleet": fleet,
+        "model": {"family": "preactresnet", "hidden": [2, 4], "blocks": [1, 1], "exit_after": 1},
+        "tiers": [{"name": "simple", "share": 0.5, "stages": 1, "width": 0.5}, {"name": "complex", "share": 0.5}],
+        "training": {"batch_size": 200},
+        "method": {"name": method, "report": True},
+        "evaluation": {"tests": ["global"]},
+    }
+
+
+@pytest.mark.parametrize("eligible", [[], ["simple"], ["complex"]])
+@pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
+def test_a_recipe_of_both_widths_and_depths_runs(method: str, eligible: list[str], tmp_path: Path) -> None:
+    rows = fedloom.run(recipe(method, eligible=eligible), out=tmp_path / "run").rows()
+    judged = {(row.candidate, row.tier) for row in rows if row.metric == "loss" and not row.device}
+    served = eligible or ["simple", "complex"]
+    assert judged == {(name, tier) for name in ("server", "report_paper", "report_all") for tier in served}
+
+
+@pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
+def test_a_recipe_that_reports_what_it_cannot_know_is_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="report = false"):
+        fedloom.run(recipe(method, assignment="redrawn"), out=tmp_path / "run")

@@ -1,0 +1,44 @@
+"""FedProx: every weight is held to the broadcast, and the server averages like FedAvg."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.methods.fedprox import FedProx
+from fedloom.training import Schedule, Sgd
+
+
+@pytest.mark.usefixtures("double")
+def test_every_weight_is_pulled_back(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
+    """The second of two steps on the same batch, against autograd; norms and biases included."""
+    place = world(sizes=(8,), schedule=Schedule(100, 2), optimiser=Sgd(0.1), normalisation="group")
+    once = replace(place, schedule=Schedule(100, 1))
+    sent = []
+    for one, mu in ((once, 0.7), (once, 0.0), (place, 0.0), (place, 0.7)):
+        engine = meddling(one.engine(FedProx(mu), block=1), list)
+        FedProx(mu).round(FedProx(mu).start(one.fleet, 0), one.turn(engine))
+        sent.append(engine.delivered[0].sent["weights"])
+    start, moved = place.fleet.whole.initial(0), set()
+    for name, weight in start.items():
+        after_one, again, without, pulled = (made[name] for made in sent)
+        assert torch.equal(after_one, again)  # nothing pulls where it starts
+        assert torch.allclose(pulled, without - 0.1 * 0.7 * (after_one - weight), atol=1e-12)
+        moved |= {weight.dim()} if not torch.equal(pulled, without) else set()
+    assert moved == {1, 2, 4}
+
+
+def test_a_strong_pull_stays_near(world: Callable[..., Any], difference: Callable[..., float]) -> None:
+    place = world(sizes=(8, 8), schedule=Schedule(4, 4), optimiser=Sgd(0.1))
+    moved = []
+    for mu in (0.0, 1.0, 5.0):
+        method = FedProx(mu)
+        moved.append(difference(method.start(place.fleet, 0), place.play(method, place.engine(method), rounds=1)))
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+def test_several_tiers_are_refused(world: Callable[..., Any]) -> None:
+    assert FedProx().refuses(world().fleet) is None
+    assert "fedprox" in str(FedProx().refuses(world(widths=(1.0, 0.5)).fleet))

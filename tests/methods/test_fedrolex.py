@@ -1,0 +1,168 @@
+"""FedRolex: windows that roll through every layer together, and the average over them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.methods.fedrolex import FedRolex
+from fedloom.models import Draws, Model, model
+from fedloom.tensors import Parcel
+
+SIDES = {"large": (3, 4, 6, 2), "middle": (3, 3, 4, 2), "small": (3, 2, 3, 2)}  # inputs, two hidden layers, classes
+
+
+def layers(sides: tuple[int, ...]) -> nn.Module:
+    made = [part for before, after in pairwise(sides) for part in (nn.Linear(before, after), nn.Tanh())]
+    return nn.Sequential(*made[:-1])
+
+
+def fleet_of(devices: int) -> Fleet:
+    models = [(name, model("layers", layers, {"sides": sides}, (3,), 2)) for name, sides in SIDES.items()]
+    return Fleet(nested(models), (1 / 3, 1 / 3, 1 / 3), devices, seed=0)
+
+
+def window(number: int, small: int, large: int) -> list[int]:
+    """The units of a layer that a device has in a round."""
+    return list(range(large)) if small == large else [(number - 1 + unit) % large for unit in range(small)]
+
+
+def asked(method: FedRolex, fleet: Fleet, server: Parcel, number: int, scripted: Any) -> dict[Device, Parcel]:
+    engine = scripted(lambda device, inbox: None)
+    method.round(server, Turn(number, fleet.devices(number), fleet, engine))
+    return dict(engine.asked[0][1])
+
+
+@pytest.mark.usefixtures("double")
+def test_a_device_runs_the_units_of_its_window_and_no_others(scripted: Callable[..., Any]) -> None:
+    """What its net makes of an input is what the whole net makes with all other units silenced."""
+    fleet, x = fleet_of(3), torch.randn(5, 3)
+    weights = {name: torch.randn(shape) for name, shape in fleet.whole.shapes().items()}
+    for number in range(1, 14):
+        for device, inbox in asked(FedRolex(), fleet, {"weights": weights}, number, scripted).items():
+            sides, hidden = SIDES[device.tier], x
+            for place, (small, large) in enumerate(zip(sides[1:], SIDES["large"][1:], strict=True)):
+                made = hidden @ weights[f"{2 * place}.weight"].T + weights[f"{2 * place}.bias"]
+                silence = torch.zeros(large)
+                silence[window(number, small, large)] = 1
+                hidden = made if place == 2 else made.tanh() * silence
+            own = {name: tensor[None] for name, tensor in inbox["weights"].items()}
+            assert torch.allclose(device.model(own, x[None], Draws((0,))).logits[0], hidden, atol=1e-12)
+
+
+def test_every_weight_is_visited_as_often_as_any_other_of_its_layer(scripted: Callable[..., Any]) -> None:
+    """Over a full cycle of twelve rounds: layers of four and of six units."""
+    fleet = fleet_of(3)
+    numbered = {name: torch.arange(shape.numel()).view(shape) for name, shape in fleet.whole.shapes().items()}
+    visits = {tier: {name: torch.zeros(t.numel()) for name, t in numbered.items()} for tier in SIDES}
+    for number in range(1, 13):
+        for device, inbox in asked(FedRolex(), fleet, {"weights": numbered}, number, scripted).items():
+            for name, tensor in inbox["weights"].items():
+                visits[device.tier][name][tensor.flatten()] += 1
+    for tier, sides in SIDES.items():
+        for name, count in visits[tier].items():
+            layer = int(name[0]) // 2
+            whole = SIDES["large"]
+            share = sides[layer + 1] / whole[layer + 1]
+            if name.endswith("weight") and layer != 1:  # of two hidden layers both roll, by the same step
+                assert count.tolist() == [12 * share * sides[layer] / whole[layer]] * len(count)
+            elif name.endswith("bias"):
+                assert count.tolist() == [12 * share] * len(count)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_every_weight_is_the_mean_of_its_holders(weighting: Any, scripted: Callable[..., Any]) -> None:
+    fleet, draw = fleet_of(6), torch.Generator().manual_seed(0)
+    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    for number in (1, 3, 6, 11):
+        for cohort in (fleet.devices(number), fleet.devices(number)[4:]):
+            said: dict[str, Reply] = {}
+
+            def answer(device: Device, inbox: Parcel, said: Any = said) -> Reply:
+                sent = {name: torch.randn(t.shape, generator=draw) for name, t in inbox["weights"].items()}
+                said[device.name] = Reply(device, int(device.name) + 1, {"weights": sent})
+                return said[device.name]  # type: ignore[no-any-return]
+
+            turn = Turn(number, cohort, fleet, scripted(answer))
+            made = FedRolex(weighting).round({"weights": old}, turn)["weights"]
+            for name, tensor in old.items():
+                total, mass = torch.zeros(tensor.shape, dtype=torch.float64), torch.zeros(tensor.shape)
+                for reply in said.values():
+                    sent = reply.sent["weights"][name]
+                    rows = [window(number, *sizes) for sizes in zip(sent.shape, tensor.shape, strict=True)]
+                    share = reply.examples if weighting == "examples" else 1
+                    for index in torch.ones(sent.shape).nonzero().tolist():
+                        at = tuple(rows[axis][place] for axis, place in enumerate(index))
+                        total[at] += share * float(sent[tuple(index)])
+                        mass[at] += share
+                expected = torch.where(mass > 0, (total / mass.clamp_min(1)).float(), tensor)
+                assert torch.allclose(made[name], expected, rtol=0, atol=1e-6)
+                assert torch.equal(made[name][mass == 0], tensor[mass == 0])
+
+
+def test_a_device_gets_another_window_every_round(
+    world: Callable[..., Any], scripted: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    place = world(widths=(1.0, 0.5), sizes=(8, 8))
+    server = FedRolex().start(place.fleet, 0)
+    boxes = [
+        {device.tier: inbox for device, inbox in asked(FedRolex(), place.fleet, server, number, scripted).items()}
+        for number in (1, 2)
+    ]
+    assert difference(boxes[0]["b"], boxes[1]["b"]) > 0
+    assert difference(boxes[0]["a"], boxes[1]["a"]) == 0
+    assert difference(boxes[0]["b"], {"weights": place.fleet.smallest.footprint.read(server["weights"])}) == 0
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_rolling_units_around_in_every_layer_changes_no_answer(
+    number: int, family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any]
+) -> None:
+    """Of every family that is sliced in width alone: a window of the whole net is that of the net rolled back."""
+    pool = {"exit_pool": "global"} if family == "preactresnet" else {}
+    models = [
+        (name, tiny_model(family, width=width, normalisation="none", **pool))
+        for name, width in (("a", 1.0), ("b", 0.5))
+    ]
+    fleet = Fleet(nested(models), (0.5, 0.5), 2, seed=0)
+    draw = torch.Generator().manual_seed(1)
+    weights = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    fixed = fleet.smallest.model.shapes()
+    rolled = {name: back(tensor, fixed[name], number - 1) for name, tensor in weights.items()}
+    x = torch.randn(1, 3, 1, 6, 6, generator=draw)
+    before, after = (
+        fleet.whole({key: t[None] for key, t in one.items()}, x, Draws((0,))).exits for one in (weights, rolled)
+    )
+    assert all(torch.allclose(logits, after[name], atol=1e-8) for name, logits in before.items())
+    inbox = next(
+        box
+        for device, box in asked(FedRolex(), fleet, {"weights": weights}, number, scripted).items()
+        if device.tier == "b"
+    )
+    first = fleet.smallest.footprint.read(rolled)
+    assert all(torch.equal(tensor, first[name]) for name, tensor in inbox["weights"].items())
+
+
+def back(tensor: Tensor, small: torch.Size, steps: int) -> Tensor:
+    """Every axis that is sliced, rolled back by so many units."""
+    for axis, size in enumerate(small):
+        if size < tensor.shape[axis]:
+            tensor = tensor.roll(-steps, axis)
+    return tensor
+
+
+def test_who_takes_part_does_not_change_the_windows(scripted: Callable[..., Any]) -> None:
+    fleet = fleet_of(6)
+    server = {"weights": fleet.whole.initial(0)}
+    redrawn = replace(fleet, assignment="redrawn")
+    found = [
+        {(device.tier, tuple(inbox["weights"]["2.weight"].flatten().tolist())) for device, inbox in boxes.items()}
+        for boxes in (asked(FedRolex(), one, server, 2, scripted) for one in (fleet, redrawn))
+    ]
+    assert found[1] <= found[0]

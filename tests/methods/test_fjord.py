@@ -1,0 +1,122 @@
+"""FjORD: which widths a device draws, what it trains on each batch, and how shells are averaged."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.methods.fjord import FjORD
+from fedloom.models import Draws, Model
+from fedloom.tensors import Tensors
+from fedloom.training import Batch, Schedule, Sgd, gradient, subnet_logits
+
+WIDTHS = (1.0, 0.5, 0.25)
+
+
+def slope(own: Model, width: float, start: Tensors, batch: Batch, teacher: Tensor | None = None) -> dict[str, Tensor]:
+    """The gradient of one leading slice's own loss: on the labels, or on the teacher's answers."""
+    net = own.resized(width=width)
+
+    def loss(weights: Tensors, batch: Batch) -> Tensor:
+        cut = {
+            name: weights[name][(slice(None), *(slice(0, size) for size in shape))]
+            for name, shape in net.shapes().items()
+        }
+        made = net(cut, batch.x, batch.draws).logits[0]
+        return F.cross_entropy(made, batch.y[0] if teacher is None else teacher.softmax(-1))[None]
+
+    return dict(gradient(loss, start, batch))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("distillation", [True, False])
+@pytest.mark.parametrize("widths", [(), WIDTHS])
+def test_a_step_trains_one_drawn_width_and_its_teacher(
+    widths: tuple[float, ...], distillation: bool, world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """One step of rate 1, so that what is sent tells the gradient; no device trains more than it can carry."""
+    place = world(widths=WIDTHS, sizes=(6, 6, 6), normalisation="group", schedule=Schedule(100), optimiser=Sgd(1.0))
+    method, drawn = FjORD(widths, distillation), Counter[tuple[str, float]]()
+    engine, first = meddling(place.engine(method, block=1), list), method.start(place.fleet, 0)
+    data, known = place.dataset, {}
+    for number in range(1, 13):
+        method.round(first, place.turn(engine, number))
+    for reply in engine.delivered:
+        own = reply.device.model
+        able = [width for width in WIDTHS if width <= dict(own.settings)["width"]]
+        start = reply.device.footprint.read(first["weights"])
+        found = {name: start[name] - weight for name, weight in reply.sent["weights"].items()}
+        if reply.device.name not in known:
+            rows = torch.as_tensor(place.partition.train[int(reply.device.name)])
+            batch = Batch(data.preparation(data.train.x[rows])[None], data.train.y[rows][None], Draws((0,)))
+            block = {name: weight[None] for name, weight in start.items()}
+            teacher = own(block, batch.x, batch.draws).logits[0].detach() if distillation else None
+            extra = [slope(own, able[0], block, batch)] if distillation else []
+            known[reply.device.name] = {width: [*extra, slope(own, width, block, batch, teacher)] for width in able}
+        matching = [
+            width
+            for width, parts in known[reply.device.name].items()
+            if all(torch.allclose(found[name], sum(p[name][0] for p in parts), atol=1e-12) for name in found)
+        ]
+        assert len(matching) == 1
+        drawn[reply.device.tier, matching[0]] += 1
+    assert set(drawn) == {(tier, width) for n, tier in enumerate("abc") for width in WIDTHS[n:]}
+
+
+@pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
+def test_every_weight_is_the_mean_of_its_holders_by_examples(
+    assignment: Any, world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    place = world(widths=WIDTHS, sizes=(4, 9, 6, 5, 12, 7))
+    place = replace(place, fleet=replace(place.fleet, assignment=assignment))
+    method = FjORD()
+    engine, start = meddling(place.engine(method), list), method.start(place.fleet, 0)
+    made = method.round(start, place.turn(engine))["weights"]
+    assert len({reply.examples for reply in engine.delivered}) > 3
+    for name, old in start["weights"].items():
+        for index in torch.ones(old.shape).nonzero().tolist():
+            at, total, mass = tuple(index), 0.0, 0
+            for reply in sorted(engine.delivered, key=lambda reply: reply.device.name):
+                sent = reply.sent["weights"][name]
+                if all(here < size for here, size in zip(at, sent.shape, strict=True)):
+                    total += reply.examples * float(sent[at])
+                    mass += reply.examples
+            assert float(made[name][at]) == pytest.approx(total / mass if mass else float(old[at]), abs=1e-7)
+
+
+def test_widths_wider_than_a_device_are_not_drawn(
+    world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """So that a list of widths too wide for everybody changes nothing."""
+    place = world(widths=(0.5, 0.25), sizes=(8, 8))
+    methods = FjORD((0.25, 0.5)), FjORD((0.25, 0.5, 0.75, 1.0))
+    made = [place.play(method, place.engine(method)) for method in methods]
+    assert parcels_equal(*made)
+
+
+def test_each_device_draws_for_itself_unless_all_draw_as_one(
+    world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alike devices in one round: nets by step, device after device."""
+    place = world(widths=WIDTHS, shares=(1.0, 0.0, 0.0), sizes=(8, 8, 8), schedule=Schedule(4, 4))
+    inside = import_module("fedloom.methods.fjord")
+    for stream in ("device", "shared"):
+        noted: list[Model] = []
+
+        def note(nets: Any, *rest: Any, noted: list[Model] = noted) -> Tensor:
+            noted.extend(nets)
+            return subnet_logits(nets, *rest)
+
+        monkeypatch.setattr(inside, "subnet_logits", note)
+        method = FjORD(subnet_stream=stream)  # type: ignore[arg-type]
+        method.round(method.start(place.fleet, 0), place.turn(place.engine(method, block=1)))
+        by_device = {tuple(noted[start : start + 8]) for start in (0, 8, 16)}
+        assert len(noted) == 24
+        assert len(by_device) == (1 if stream == "shared" else 3)
+        assert len(set(noted)) == 3

@@ -1,0 +1,167 @@
+"""Rounds to target: the first crossing, what it took, and who is sooner."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.evaluation import Row
+from fedloom.reporting import Arm, Serving
+from fedloom.reporting.targets import (
+    Amount,
+    Reach,
+    bytes_to,
+    claim,
+    conclusions,
+    gain,
+    median,
+    reach,
+    reaches,
+    rounds_to,
+    targets,
+)
+
+OWN = {"small": Serving("small", True)}
+
+
+def run_of(*accuracies, candidate="server", moved=10.0):
+    judged = [Row(n, candidate, "small", "", "global", "accuracy", value) for n, value in enumerate(accuracies, 1)]
+    return judged + [
+        Row(n, "", "", "", "", way, moved) for n in range(1, len(accuracies) + 1) for way in ("down", "up")
+    ]
+
+
+def took(*rounds, of=60, arm="this"):
+    amounts = [Amount(of, False) if one is None else Amount(one) for one in rounds]
+    return Reach("small", 84.0, arm, amounts, amounts)
+
+
+def test_the_first_crossing_counts():
+    """The golden example: what falls below again has reached it all the same."""
+    assert rounds_to(0.84, run_of(0.80, 0.84, 0.83, 0.85)[:4]) == 2
+    assert rounds_to(0.86, run_of(0.80, 0.84, 0.83, 0.85)[:4]) is None
+    assert rounds_to(0.84, []) is None
+
+
+def test_the_published_gain():
+    assert gain(Amount(289), [Amount(943), Amount(805)]) == "2.8"
+
+
+def test_bytes_are_those_of_all_rounds_to_the_target():
+    assert bytes_to(2, run_of(80.0, 84.0, 83.0)) == 40.0
+    found = reach(Arm("a", OWN, [run_of(80.0, 84.0, 83.0), run_of(70.0, 71.0)]), "small", "global", 84.0)
+    assert found.record() == {"tier": "small", "target": 84.0, "arm": "a", "rounds": [2, None], "bytes": [40.0, None]}
+    assert (found.rounds[1], found.bytes[1]) == (Amount(2, False), Amount(40.0, False))
+
+
+def test_rounds_that_were_not_judged_count_by_their_bytes():
+    rows = [row for row in run_of(80.0, 85.0, 86.0, 87.0) if row.metric != "accuracy" or row.round % 2 == 0]
+    found = reach(Arm("a", OWN, [rows]), "small", "global", 81.0)
+    assert (found.rounds, found.bytes) == ([Amount(2)], [Amount(40.0)])
+
+
+def test_only_the_chosen_candidate_counts():
+    rows = run_of(90.0, 90.0) + run_of(50.0, 60.0, candidate="report")[:2]
+    assert Arm("a", OWN, [rows]).accuracies("small", "global") == [90.0]
+    chosen = Arm("a", OWN, [rows], "report")
+    assert chosen.accuracies("small", "global") == [60.0]
+    assert reach(chosen, "small", "global", 60.0).rounds == [Amount(2)]
+
+
+def test_the_target_comes_from_the_baseline_alone():
+    base = Arm("base", OWN, [run_of(99.0, 80.0), run_of(10.0, 84.0), run_of(10.0, 82.0)])
+    for value in (0.0, 100.0):
+        arms = [Arm("this", OWN, [run_of(value, value)] * 3), base]
+        assert targets(arms, ["small"], "global", "base", 1.0) == {"small": 81.0}
+
+
+def test_a_tier_without_devices_has_no_target():
+    assert targets([Arm("base", OWN, [[]])], ["small"], "global", "base", 1.0) == {}
+
+
+def test_an_arm_counts_only_for_devices_that_can_carry_its_model():
+    arms = [Arm("a", OWN, [run_of(1.0)]), Arm("b", {"small": Serving("small", False)}, [run_of(1.0)])]
+    assert [one.arm for one in reaches(arms, {"small": 1.0}, "global")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "verdict"),
+    [
+        ([1, 2, 3], [2, 3, 4], "holds"),
+        ([2, 3, 4], [1, 2, 3], "does not hold"),
+        ([1, 2, 3], [2, 3, 3], "within noise"),
+        ([1, 5], [2, 3], "within noise"),
+        ([60], [None], "holds"),
+        ([None], [60], "does not hold"),
+        ([None], [None], "within noise"),
+        ([1, None], [2, None], "within noise"),
+    ],
+)
+def test_a_claim_holds_if_all_seeds_agree(this, other, verdict):
+    assert claim(took(*this), took(*other, arm="other")).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("this", "others", "said"),
+    [
+        (Amount(20), [Amount(60, False)], ">3.0"),
+        (Amount(21), [Amount(60, False)], ">2.8"),  # 2.857…: a lower bound is never rounded up
+        (Amount(21), [Amount(60, False), Amount(40)], "1.9"),
+        (Amount(60, False), [Amount(40)], "<0.7"),
+        (Amount(60, False), [Amount(60, False)], None),
+        (Amount(60), [Amount(60, False), Amount(60)], "1.0"),
+    ],
+)
+def test_a_gain_says_when_it_is_only_a_bound(this, others, said):
+    assert gain(this, others) == said
+
+
+def test_the_median_is_a_bound_where_its_middle_is():
+    assert median(took(10, None, 20).rounds) == Amount(20)
+    assert median(took(10, None, None).rounds) == Amount(60, False)
+    assert median(took(10, None).rounds) == Amount(35, False)
+    assert Amount(35, False).said() == ">35"
+
+
+def test_conclusions_in_words():
+    claims, lines = conclusions([took(10, 12), took(20, None, arm="other")])
+    assert [one.record() for one in claims] == [{"tier": "small", "other": "other", "verdict": "holds"}]
+    assert lines == [
+        "small devices: this reaches 84.0 % sooner than other: holds (in 2 of 2 seeds)",
+        "small devices: the soonest other arm takes >3.6 times the rounds of this",
+    ]
+
+
+accuracies = st.lists(st.floats(0, 100), min_size=1, max_size=12)
+rounds = st.lists(st.none() | st.integers(1, 60), min_size=1, max_size=6)
+
+
+@given(accuracies, st.floats(0, 100), st.floats(0, 100))
+def test_a_higher_target_is_never_reached_sooner(values, one, two):
+    lower, higher = sorted((one, two))
+    judged = run_of(*values)[: len(values)]
+    assert (rounds_to(lower, judged) or math.inf) <= (rounds_to(higher, judged) or math.inf)
+
+
+@given(accuracies, st.floats(0, 100))
+def test_no_round_before_reached_the_target(values, target):
+    found = rounds_to(target, run_of(*values)[: len(values)])
+    before = values if found is None else values[: found - 1]
+    assert all(value < target for value in before)
+    assert found is None or values[found - 1] >= target
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(1, 60), st.none() | st.integers(1, 60)), min_size=1, max_size=6))
+def test_a_claim_and_its_reverse_never_both_hold(pairs):
+    left, right = zip(*pairs, strict=True)
+    verdicts = (claim(took(*left), took(*right)).verdict, claim(took(*right), took(*left)).verdict)
+    assert verdicts in {("holds", "does not hold"), ("does not hold", "holds"), ("within noise", "within noise")}
+
+
+@given(rounds, st.lists(st.integers(61, 1000), min_size=6, max_size=6))
+def test_a_median_over_bounds_is_below_whatever_the_truth_turns_out_to_be(seen, truth):
+    """Were the run longer, every seed would reach it later than the run was long."""
+    known = median(took(*seen).rounds)
+    later = median([Amount(true if one is None else one) for one, true in zip(seen, truth, strict=False)])
+    assert known.value == later.value if known.exact else known.value < later.value
