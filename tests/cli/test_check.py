@@ -111,3 +111,12 @@ def test_every_command_a_recipe_names_is_for_itself(recipe):
 
 def test_variants_of_recipes_are_found():
     assert sum(len(variants(recipe)) for recipe in RECIPES) > 50
+
+
+def test_arms_are_checked_too(fedloom, write, tmp_path):
+    write()
+    text = (tmp_path / "my.toml").read_text() + "\n[compare.arms]\nother = [\"method={name='fedhenn_'}\"]\n"
+    (tmp_path / "my.toml").write_text(text)
+    said = fedloom("check", "my.toml")
+    assert said.code == 4
+    assert "compare.arms.other" in said.err

@@ -59,7 +59,7 @@ def test_what_must_be_set_is_said_and_what_is_handed_over_is_not_shown(fedloom):
     assert partitions["label_shards"] == {"labels_per_device": "required", "dedupe": True}
     models = {one["name"]: one["settings"] for one in fedloom("list", "models", "--format", "json").data}
     assert models["convnet"] == {
-        "width": 1.0, "hidden": [64, 128, 256, 512], "normalisation": "static_batch", "scaler": True,
+        "width": 1.0, "hidden": [64, 128, 256, 512], "normalisation": "static_batch", "scaler": True, "norm_widths": [],
     }  # fmt: skip
 
 

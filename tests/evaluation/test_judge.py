@@ -5,18 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.data import Dataset, Examples, Preparation
+from fedloom.data import Dataset, Examples, Partition, Preparation
+from fedloom.engines import InProcess, Memory, shelf
 from fedloom.evaluation import Judge, Row, StaticBatchNorm
 from fedloom.fleet import DeviceModel, Fleet, nested, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model, model
+from fedloom.training import Constant, Schedule, Sgd
 
 CLASSES = 4
 
@@ -39,6 +42,14 @@ def judge_of(
     )
     tiers = nested([("a", model("passing", passing, {}, (CLASSES,), CLASSES))])
     return judge, Fleet(tiers, (1.0,), len(own), seed=0)
+
+
+def ask_of(judge: Judge, fleet: Fleet) -> Any:
+    """An engine that puts the test to the server's models."""
+    rows = tuple(np.arange(len(judge.dataset.train.y)) for _ in range(fleet.size))
+    held = shelf(judge.dataset, Partition(rows, rows), fleet)
+    engine = InProcess(held, Memory(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
+    return lambda task, boxes: engine.ask(task, boxes, 1)
 
 
 def first_best(scores: Sequence[float]) -> int:
@@ -70,7 +81,7 @@ def test_accuracies_are_counted_one_by_one(
     logits, answers = torch.tensor([case[0] for case in cases]), torch.tensor([case[1] for case in cases])
     own = [[row % len(cases) for row in rows] for _, rows in devices]
     judge, fleet = judge_of(logits, answers, own, [seen for seen, _ in devices])
-    rows = judge.rows({"server": slices({"weight": torch.eye(CLASSES)}, fill)}, fleet, lambda t, i: [], 3, True)
+    rows = judge.rows({"server": slices({"weight": torch.eye(CLASSES)}, fill)}, fleet, ask_of(judge, fleet), 3, True)
     found = values(rows)
     right = sum(first_best(case[0]) == case[1] for case in cases)
     assert found["global", "accuracy", ""] == pytest.approx(100 * right / len(cases))
@@ -91,7 +102,7 @@ def test_accuracies_are_counted_one_by_one(
 def test_loss_is_the_mean_cross_entropy() -> None:
     logits, answers = torch.randn(7, CLASSES), torch.randint(0, CLASSES, (7,))
     judge, fleet = judge_of(logits, answers, [[0]], [{0}])
-    rows = judge.rows({"server": slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, False)
+    rows = judge.rows({"server": slices({"weight": torch.eye(CLASSES)})}, fleet, ask_of(judge, fleet), 1, False)
     total = 0.0
     for line, answer in zip(logits.tolist(), answers.tolist(), strict=True):
         total += math.log(sum(math.exp(score) for score in line)) - line[answer]

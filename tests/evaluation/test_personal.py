@@ -103,23 +103,27 @@ def test_a_tier_that_is_an_exit_of_another_needs_no_pass_of_its_own(
     order = torch.arange(len(place.dataset.test.y))
     passes: list[str] = []
     plain = type(large).__call__
+    engine = place.engine(METHODS["fedavg"]())
+
+    def logits(models: Any) -> Any:
+        return judge.logits(models, place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), order)
 
     def counted(self: Any, *arguments: Any) -> Any:
         passes.append("simple" if self == small else "complex")
         return plain(self, *arguments)
 
     monkeypatch.setattr(type(large), "__call__", counted)
-    together = judge.logits(models, order)
+    together = logits(models)
     batches = -(-len(order) // 3)
     assert passes.count("simple") <= 2  # the trial, and to learn its exits' names
     assert passes.count("complex") <= batches + 2
-    apart = {tier: judge.logits({tier: one}, order)[tier] for tier, one in models.items()}
+    apart = {tier: logits({tier: one})[tier] for tier, one in models.items()}
     assert all(torch.equal(together[tier], apart[tier]) for tier in models)
     moved = {
         tier: combine(lambda one: one + 0.01, one) if tier.name == "simple" else one for tier, one in models.items()
     }
     passes.clear()
-    judge.logits(moved, order)  # other weights, so no exit of the large one
+    logits(moved)  # other weights, so no exit of the large one
     assert passes.count("simple") >= batches
 
 

@@ -41,6 +41,7 @@ def check(
 
 def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> None:
     from ..experiment.assemble import build, build_partition, outline, warm_start
+    from ..experiment.controls import arms, told_at_its_line
     from ..experiment.places import data_folder
 
     loaded, tables = read(recipe, sets, None, files)
@@ -48,3 +49,6 @@ def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list
     fleet, _ = build(loaded, tables, seen)
     warm_start(loaded, fleet)
     build_partition(loaded, seen.labels)
+    for arm, changed in arms(loaded, tables, fleet, ()).items():
+        with told_at_its_line(loaded, arm):
+            build(changed, tables, seen)

@@ -22,7 +22,8 @@ def line(name: str, done: "Round") -> str:
     judged = [row for row in done.rows if row.metric == "accuracy" and not row.device and row.test == "global"] or [
         row for row in done.rows if row.metric == "accuracy" and not row.device
     ]
-    marks = "  ".join(f"{row.tier} {row.value:5.1f} %" for row in judged)
+    several = len({row.candidate for row in judged}) > 1
+    marks = "  ".join(f"{f'{row.candidate} ' if several else ''}{row.tier} {row.value:5.1f} %" for row in judged)
     moved = f"{_size(done.traffic.down)} down {_size(done.traffic.up)} up"
     lost = f"  {len(done.refused)} refused ({done.refused[0].code}: {done.refused[0].reason})" if done.refused else ""
     votes = f"{done.traffic.replied}/{done.traffic.asked} replies"

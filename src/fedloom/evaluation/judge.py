@@ -4,17 +4,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ..data import Dataset
 from ..fleet import Ask, Candidate, DeviceModel, Fleet, ServerModel, Tier
-from ..models import Model
 from ..seeds import generator
 from ..tensors import Tensors
 from ..training import Schedule, mask_logits
+from .exam import Exam, exit_names, last_exit
 from .metrics import hits, log_loss, per_group, percent
 from .personal import FineTune, Personal, share_right
 from .rows import Row
@@ -30,6 +29,7 @@ class Judge:
     batch_size: int = 500
     tests: tuple[str, ...] = ("global", "local")
     fine_tune: FineTune | None = None
+    candidates: tuple[str, ...] = ()  # those that are judged; empty: all
 
     def rows(
         self,
@@ -43,6 +43,8 @@ class Judge:
         """Per tier, and per device where asked for; who holds no test examples has no row. Fine-tuning comes last."""
         found: list[Row] = []
         for name, candidate in candidates.items():
+            if self.candidates and name not in self.candidates:
+                continue
             if isinstance(candidate, ServerModel):
                 judged = self._server_rows(name, candidate, fleet, ask, round_number, last)
             else:
@@ -60,7 +62,7 @@ class Judge:
         models = {tier: candidate.weights(tier) for tier in fleet.served}
         filled = self.statistics.fill(models, fleet, ask, round_number)
         labels = self.dataset.test.y
-        for tier, logits in self.logits(filled).items():
+        for tier, logits in self.logits(filled, fleet, ask).items():
 
             def row(test: str, metric: str, value: float, device: str = "", tier: Tier = tier) -> Row:
                 return Row(round_number, name, tier.name, device, test, metric, value)
@@ -74,41 +76,60 @@ class Judge:
                 for index in range(fleet.size):
                     share = percent(float(correct[index]), float(total[index]))
                     yield row("local", "accuracy", share, fleet.name(index))
-        yield from self._shuffled_rows(name, filled, round_number)
+        yield from self._shuffled_rows(name, filled, fleet, ask, round_number)
         if self.fine_tune and last:
             yield from self.fine_tune.rows(name, filled, fleet, ask, round_number)
 
-    def _shuffled_rows(self, name: str, models: Mapping[Tier, Tensors], round_number: int) -> Iterator[Row]:
+    def _shuffled_rows(
+        self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
+    ) -> Iterator[Row]:
         """The same test in another order, for models that look at the whole batch: how much that matters."""
         minding = {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
         if not minding or "global" not in self.tests:
             return
         labels = self.dataset.test.y
         order = torch.from_numpy(generator(0, "shuffled test").permutation(len(labels)))
-        for tier, logits in self.logits(minding, order).items():
+        for tier, logits in self.logits(minding, fleet, ask, order).items():
             correct = float(hits(logits, labels[order]).sum())
             yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", percent(correct, len(labels)))
 
-    @torch.inference_mode()
-    def logits(self, models: Mapping[Tier, Tensors], order: Tensor | None = None) -> dict[Tier, Tensor]:
-        """Every tier's logits for the test set, in this order: large batches, each prepared once for all tiers.
+    def logits(
+        self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, order: Tensor | None = None
+    ) -> dict[Tier, Tensor]:
+        """Every tier's logits for the test set, in this order. One question for all, so that workers share the work; a
+        tier that is an early exit of a larger one needs no pass of its own."""
+        hosts = self._exit_hosts(models)
+        rows = torch.arange(len(self.dataset.test.y)) if order is None else order
+        task = replace(self.exam.answer, schedule=Schedule(self.batch_size), address=("exam", "answer"))
+        inboxes = {
+            fleet.pool(tier, 0): {"weights": weights, "order": {"rows": rows}}
+            for tier, weights in models.items()
+            if tier not in hosts
+        }
+        said = {reply.device.tier: reply.sent["exits"] for reply in ask(task, inboxes)}
+        silent = torch.full((len(rows), self.dataset.classes), torch.nan)  # a model that has diverged is not admitted
+        return {tier: said.get(hosts.get(tier, tier).name, {}).get(last_exit(tier.model), silent) for tier in models}
 
-        A tier that is an early exit of a larger one needs no pass of its own.
-        """
-        blocks = {tier: {key: one.unsqueeze(0) for key, one in weights.items()} for tier, weights in models.items()}
-        made: dict[Tier, list[Tensor]] = {tier: [] for tier in models}
-        hosts: dict[Tier, Tier] | None = None
-        everything = torch.arange(len(self.dataset.test.y))
-        for rows in (everything if order is None else order).split(self.batch_size):
-            x = self.dataset.preparation(self.dataset.test.x[rows]).unsqueeze(0)
-            if hosts is None:
-                hosts = exit_hosts(blocks, x)
-            passed = {tier: tier.model(block, x) for tier, block in blocks.items() if tier not in hosts}
-            for tier in models:
-                host = hosts.get(tier)
-                logits = passed[host].exits[last_exit(tier)] if host else passed[tier].logits
-                made[tier].append(logits[0])
-        return {tier: torch.cat(parts) for tier, parts in made.items()}
+    @property
+    def exam(self) -> Exam:
+        return Exam(self.batch_size)
+
+    @torch.inference_mode()
+    def _exit_hosts(self, models: Mapping[Tier, Tensors]) -> dict[Tier, Tier]:
+        """Tiers whose last exit is, weights and all, an earlier exit of another; tried on a few examples."""
+        x = self.dataset.preparation(self.dataset.test.x[:8]).unsqueeze(0)
+        blocks = {tier: {name: one.unsqueeze(0) for name, one in weights.items()} for tier, weights in models.items()}
+        found: dict[Tier, Tier] = {}
+        for guest, own in blocks.items():
+            for host, weights in blocks.items():
+                end = last_exit(guest.model)
+                inside = all(name in weights and torch.equal(one, weights[name]) for name, one in own.items())
+                if host is guest or host in found or not inside or end not in exit_names(host.model)[:-1]:
+                    continue
+                if torch.equal(host.model(weights, x).exits[end], guest.model(own, x).logits):
+                    found[guest] = host
+                    break
+        return found
 
     def _own_counts(self, logits: Tensor, unseen_logit: float | None) -> tuple[Tensor, Tensor]:
         """Per device, right answers and questions on its own test examples: [devices] each."""
@@ -144,29 +165,3 @@ class Judge:
             for reply in replies:
                 device = reply.device
                 yield Row(round_number, name, device.tier, device.name, test, "accuracy", share_right([reply], test))
-
-
-def last_exit(tier: Tier) -> str:
-    return _exits(tier.model)[-1]
-
-
-@lru_cache(maxsize=256)
-def _exits(model: Model) -> tuple[str, ...]:
-    """The names of a model's exits, from shallow to deep."""
-    weights = {**model.initial(0), **{name: torch.ones(shape) for name, shape in model.statistics().items()}}
-    made = model({name: one.unsqueeze(0) for name, one in weights.items()}, torch.zeros(1, 2, *model.input_shape))
-    return tuple(made.exits)
-
-
-def exit_hosts(blocks: Mapping[Tier, Tensors], x: Tensor) -> dict[Tier, Tier]:
-    """Tiers whose last exit is, weights and all, an earlier exit of another; tried on a batch before it is believed."""
-    found: dict[Tier, Tier] = {}
-    for guest, own in blocks.items():
-        for host, weights in blocks.items():
-            inside = all(name in weights and torch.equal(one, weights[name]) for name, one in own.items())
-            if host is guest or host in found or not inside or last_exit(guest) not in _exits(host.model)[:-1]:
-                continue
-            if torch.equal(host.model(weights, x).exits[last_exit(guest)], guest.model(own, x).logits):
-                found[guest] = host
-                break
-    return found

@@ -58,7 +58,8 @@ class FineTune:
 
     @on_device(sends={"initial": COUNTS, "personalised": COUNTS}, mixes=False)
     def tune(self, client: Client, inbox: Parcel) -> Outcome:
-        learner, given = replace(client, optimiser=Sgd(self.learning_rate)), inbox.get("statistics", {})
+        learner = replace(client, optimiser=Sgd(self.learning_rate), label_smoothing=0.0)
+        given = inbox.get("statistics", {})
         tuned = fit(learner, inbox["weights"], label_loss(client), only=self.tuned(client.model))
         with torch.no_grad():
             before, after = (own_test(client, {**w, **given}, self.batch_size) for w in (inbox["weights"], tuned))

@@ -48,6 +48,9 @@ def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
     reader = tables.datasets[data.dataset]
     place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
     dataset = reader(**place, **data.settings)
+    if data.test_examples is not None:
+        test = dataset.test
+        dataset = replace(dataset, test=replace(test, x=test.x[: data.test_examples], y=test.y[: data.test_examples]))
     return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
 
 
@@ -68,7 +71,8 @@ def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
     prepare = PREPARATIONS[data.preparation or facts.preparation]
     made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8))
     classes = 20 if data.settings.get("labels") == "coarse" else facts.classes
-    labels = Labels(np.arange(facts.train) % classes, np.arange(facts.test) % classes, classes)
+    tests = min(facts.test, data.test_examples or facts.test)
+    labels = Labels(np.arange(facts.train) % classes, np.arange(tests) % classes, classes)
     return Outline(tuple(made_up.shape[1:]), labels)
 
 
@@ -174,6 +178,8 @@ def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
         match address:
             case ("statistics", name):
                 task: Task = getattr(judge.statistics, name)
+            case ("exam", name):
+                task = getattr(judge.exam, name)
             case ("fine_tune", name):
                 task = getattr(judge.fine_tune, name)
             case ("personal", function, fill):
@@ -217,6 +223,7 @@ def assemble(
         statistics=StaticBatchNorm(**recipe.evaluation.statistics),
         batch_size=recipe.evaluation.batch_size,
         tests=recipe.evaluation.tests,
+        candidates=recipe.evaluation.candidates,
         fine_tune=None if recipe.evaluation.fine_tune is None else FineTune(**recipe.evaluation.fine_tune),
     )
     engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone

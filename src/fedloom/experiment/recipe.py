@@ -35,6 +35,7 @@ class Data(OpenPart):
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid"})
     preparation: str | None = None
     most_examples: Count | None = None
+    test_examples: Count | None = None
     tier_label_tie: Fraction = 0.0
 
 
@@ -77,6 +78,7 @@ class Evaluation(Part):
     tests: Annotated[tuple[Literal["global", "local"], ...], Len(1)] = ("global", "local")
     per_device: Literal["last", "always", "never"] = "last"
     batch_size: Count = 500
+    candidates: tuple[str, ...] = ()
     statistics: dict[str, Any] = Field(default_factory=dict)
     fine_tune: dict[str, Any] | None = None
 

@@ -34,10 +34,12 @@ def centred(axis: int, small: int, large: int) -> Axis:
 
 
 def rolling(offset: int) -> Place:
-    """A window that starts at `offset` and wraps around (FedRolex)."""
+    """A window of channels that starts at `offset` and wraps around (FedRolex); of kernels the middle."""
 
     def place(axis: int, small: int, large: int) -> Axis:
-        return slice(0, large) if small == large else torch.arange(offset, offset + small) % large
+        if small == large or axis >= 2:
+            return centred(axis, small, large)
+        return torch.arange(offset, offset + small) % large
 
     return place
 

@@ -7,9 +7,9 @@ device did not have with what it broadcast, and averages: a weight few devices h
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..fleet import Candidate, Device, Fleet, Reply, Turn, slices
+from ..fleet import Candidate, Device, Fleet, Reply, Tier, Turn, slices
 from ..footprints import Contribution, part_of
-from ..models import cost
+from ..models import Model, cost
 from ..settings import FixedTable, Share
 from ..tensors import Parcel, Tensors
 from .method import Method, train_on_labels
@@ -44,15 +44,27 @@ class EFedSup(Method):
         return {"weights": turn.merge(server["weights"], map(padded, replies))}
 
     def _with_subnet(self, device: Device, turn: Turn) -> Device:
-        whole = turn.fleet.whole
-        share = self.budgets.get(device.tier)
-        budget = cost(device.model).macs if share is None else share * cost(whole).macs
-        nets = chosen(self.space, [tier.model for tier in turn.fleet.tiers])
-        net = nets.draw_within(whole, turn.draw(f"architecture of {device.name}"), budget)
-        return device.carrying(net, whole)
+        whole, nets = turn.fleet.whole, chosen(self.space, [tier.model for tier in turn.fleet.tiers])
+        draw = turn.draw(f"architecture of {device.name}")
+        return device.carrying(nets.draw_within(whole, draw, self._budget(device, whole)), whole)
+
+    def _budget(self, carrier: Device | Tier, whole: Model) -> float:
+        """In multiply-adds."""
+        name = carrier.tier if isinstance(carrier, Device) else carrier.name
+        return self.budgets[name] * cost(whole).macs if name in self.budgets else cost(carrier.model).macs
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
-        return space_problem("efedsup", self.space, fleet)
+        unknown = self.budgets.keys() - {tier.name for tier in fleet.tiers}
+        if unknown:
+            return f"efedsup has a budget for {min(unknown)!r}, which is no tier"
+        problem = space_problem("efedsup", self.space, fleet)
+        if problem:
+            return problem
+        least = cost(chosen(self.space, [tier.model for tier in fleet.tiers]).smallest(fleet.whole)).macs
+        poor = [tier.name for tier in fleet.served if self._budget(tier, fleet.whole) < least]
+        return (
+            f"efedsup has no sub-net within the budget of {poor[0]!r}: the smallest costs {least:,}" if poor else None
+        )

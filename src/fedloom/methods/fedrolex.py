@@ -36,3 +36,14 @@ class FedRolex(Method):
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"])}
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        """A layer behind a flattened map has several inputs for each channel, and they would have to roll together."""
+        large = fleet.whole.shapes()
+        for tier in fleet.tiers:
+            small = tier.model.shapes()
+            channels = {(shape[0], large[name][0]) for name, shape in small.items()}
+            for name, shape in small.items():
+                if len(shape) > 1 and shape[1] != large[name][1] and (shape[1], large[name][1]) not in channels:
+                    return f"fedrolex cannot roll {name}, whose inputs are not one for each channel of a layer"
+        return None

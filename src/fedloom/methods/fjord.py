@@ -4,6 +4,7 @@ For every batch a device draws one of the widths it can carry and trains that le
 inside its own is trained too. With self-distillation its own width is trained on the labels and teaches the narrower.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,9 +72,15 @@ class FjORD(Method):
 
     def _narrower(self, client: Client) -> list[Model]:
         """The sizes a device can carry, its own among them."""
-        own = client.model
-        sizes = [own.resized(width=width) for width in self.widths] or client.sizes
-        return [own, *(net for net in sizes if net != own and is_part(net.shapes(), own.shapes()))]
+        own = client.model.shapes()
+        sizes = [client.model.resized(width=width) for width in self.widths] or client.sizes
+        carried = {tuple(net.shapes().items()): net for net in (*sizes, client.model) if is_part(net.shapes(), own)}
+        return list(carried.values())
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"])}
+
+    def refuses(self, fleet: Fleet) -> str | None:
+        if not self.widths or "width" in inspect.signature(fleet.whole.build).parameters:
+            return None
+        return f"fjord draws widths, and {fleet.whole.family} has no setting `width`; leave method.widths out"

@@ -36,9 +36,10 @@ def reports(server: Parcel) -> dict[str, Candidate]:
 
 
 def report_problem(method: str, fleet: Fleet) -> str | None:
-    if fleet.assignment == "fixed":
-        return None
-    return f"{method} cannot report each device's last model where tiers are redrawn every round; set report = false"
+    if fleet.assignment != "fixed":
+        return f"{method} cannot report each device's last model where tiers are redrawn; set report = false"
+    empty = {tier.name for tier in fleet.served} - {device.tier for device in fleet.devices(1)}
+    return f"{method} cannot report on tier {min(empty)!r}, which has no device; set report = false" if empty else None
 
 
 def bundle(tier: str, device: str) -> str:

@@ -30,6 +30,7 @@ def space_problem(method: str, choice: Choice, fleet: Fleet) -> str | None:
         nets = chosen(choice, [tier.model for tier in fleet.tiers])
         for net in (nets.smallest(whole), nets.largest(whole), *(nets.draw(whole, draw) for _ in range(TRIED))):
             part_of(net, whole)
+            net.fits_the_data()
     except Exception as error:  # whatever a family says of sizes it cannot be built in
         return f"{method} cannot cut its sub-nets out of the largest tier's model: {error}; set method.space"
     return None

@@ -96,4 +96,4 @@ def _ascending(choices: Choices) -> Choices:
 
 
 def _in_order(values: Choices) -> Choices:
-    return tuple(sorted(values, key=lambda value: (value is None, value)))
+    return tuple(sorted(values, key=lambda value: (value is None, value if isinstance(value, tuple) else (value,))))
