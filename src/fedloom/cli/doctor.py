@@ -93,8 +93,8 @@ def _batch_norm(recipe: Any, fleet: Any) -> list[Finding]:
 def _scaler(fleet: Any) -> list[Finding]:
     """The scaler acts in training alone. A norm after it hides that; without one a narrow slice is judged on numbers of
     another size than it was trained on."""
-    settings = [dict(tier.model.settings) for tier in fleet.tiers]
-    bare = any(one.get("normalisation") == "none" and one.get("scaler", True) for one in settings)
+    settings = [tier.model.spelled_out() for tier in fleet.tiers]
+    bare = any(one.get("normalisation") == "none" and one.get("scaler") for one in settings)
     if not bare or len({one.get("width") for one in settings}) == 1:
         return []
     return [("scaler", "warn", "without a norm narrow tiers train scaled but are judged unscaled; set scaler = false")]

@@ -39,6 +39,8 @@ class Comparison:
         crew = Crew([member(one) for one in everything], self.workers)
         with one_thread(), closing(crew):
             for some in self._side_by_side():
+                for engine, _ in some.values():
+                    engine.memory.budget //= len(some)
                 yield from convoy(some, crew.outcomes)
 
     def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[Round]]]]:

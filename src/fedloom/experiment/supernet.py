@@ -4,7 +4,6 @@ FedSup promises a net for whatever device without training again (Kim & Yun, 202
 the seed alone.
 """
 
-import inspect
 import statistics
 import time
 from bisect import bisect_left
@@ -18,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ..fleet import Fleet
 from ..footprints import part_of
 from ..methods.supernet import Choice, chosen
 from ..models import SPACES, Model, Space, cost
@@ -151,7 +149,8 @@ def open_supernet(folder: Path, tables: Tables, data: Path, space: str | None = 
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
         problem = Problem((), "SPACE_NAME", f"there is no space {choice!r}", nearest(choice, known))
         raise RecipeError([problem], "--space")
-    sizes = _spelled_out(experiment.fleet)
+    # every setting said, so that equal nets are equal however they were come by
+    sizes = tuple(tier.model.resized(**tier.model.spelled_out()) for tier in experiment.fleet.tiers)
     whole = sizes[experiment.fleet.tiers.index(experiment.fleet.largest)]
     return Supernet(folder, experiment, experiment.warm, whole, sizes, chosen(choice, sizes))
 
@@ -171,11 +170,3 @@ def finished_recipe(folder: Path, tables: Tables) -> Loaded:
         raise wrong("the run's method keeps no model on the server, so there is nothing to cut a sub-net out of")
     loaded = load(folder / "recipe.toml", tables)
     return loaded.changed({**loaded.recipe.document(), "start": {"from": str(folder)}})
-
-
-def _spelled_out(fleet: Fleet) -> tuple[Model, ...]:
-    """The tiers' models, each with every setting that any of them names."""
-    named = {name for tier in fleet.tiers for name, _ in tier.model.settings}
-    known = inspect.signature(fleet.whole.build).parameters
-    defaults = {name: known[name].default for name in named if name in known}
-    return tuple(tier.model.resized(**{**defaults, **dict(tier.model.settings)}) for tier in fleet.tiers)

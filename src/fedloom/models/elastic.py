@@ -3,7 +3,6 @@
 A choice is a plain value of a setting, so every sub-net is the same family at another size.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,15 +52,9 @@ class Space:
 
 def space_of(models: Sequence[Model]) -> Space:
     """What the sizes of a fleet differ in, freely mixed."""
-    settings = [_spelled_out(model) for model in models]
+    settings = [model.spelled_out() for model in models]
     names = {name for one in settings for name, value in one.items() if value != settings[0].get(name)}
     return space({name: _mixed(name, [one[name] for one in settings]) for name in names})
-
-
-def _spelled_out(model: Model) -> dict[str, Any]:
-    """All settings, also those that are left to the family."""
-    named = inspect.signature(model.build).parameters
-    return {**{name: p.default for name, p in named.items() if p.default is not p.empty}, **dict(model.settings)}
 
 
 def space(choices: Mapping[str, Choices]) -> Space:

@@ -101,6 +101,11 @@ class Model:
         """Another size of the same family."""
         return replace(self, settings=tuple(sorted({**dict(self.settings), **changes}.items())))
 
+    def spelled_out(self) -> dict[str, Any]:
+        """All settings, also those that are left to the family."""
+        named = inspect.signature(self.build).parameters
+        return {**{name: p.default for name, p in named.items() if p.default is not p.empty}, **dict(self.settings)}
+
     def label_rows(self) -> tuple[str, ...]:
         """The weights that have one row per class: those of the last layer, or what the module names itself."""
         return _label_rows(self)

@@ -1,0 +1,97 @@
+"""Recipes that would silently run another experiment than they say, and must not run at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fedloom.fleet import Fleet, nested
+from fedloom.methods.efedsup import EFedSup
+from fedloom.methods.fedhen import FedHeN
+from fedloom.methods.fedrolex import FedRolex
+from fedloom.methods.fedsup import FedSup
+from fedloom.methods.fjord import FjORD
+from fedloom.models import MODELS, Model, model, space_of
+from fedloom.training import together
+
+SHAPE, CLASSES = (1, 8, 8), 4
+
+
+def net(family: str = "convnet", **settings: Any) -> Model:
+    sizes = {
+        "convnet": {"hidden": (4, 8)},
+        "preactresnet": {"hidden": (4, 8), "blocks": (1, 1), "exit_after": 1},
+        "mobilenet": {"stem": 4, "widths": (4, 8), "depths": (1, 1), "kernels": (5, 5)},
+    }
+    return model(family, MODELS[family], {**sizes[family], **settings}, SHAPE, CLASSES)
+
+
+def fleet(small: Model, large: Model, shares: tuple[float, float] = (0.5, 0.5), size: int = 4) -> Fleet:
+    return Fleet(nested([("small", small), ("large", large)]), shares, size, seed=0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_setting_left_to_the_family_is_a_setting(turned: bool) -> None:
+    sizes = [net(width=0.5), net()]
+    assert space_of(sizes[::-1] if turned else sizes).choices == (("width", (0.5, 1.0)),)
+
+
+def test_choices_block_by_block_keep_their_order() -> None:
+    sizes = [net("mobilenet", depths=(1, 2), kernels=(5, kernels)) for kernels in ((5, 5), (5, 3))]
+    assert space_of(sizes).choices == (("kernels", ((5,), ((5, 3), (5, 5)))),)
+
+
+def test_lists_of_different_length_have_nothing_in_between() -> None:
+    small = net(hidden=(4,))
+    with pytest.raises(ValueError, match="hidden is a list of different length"):
+        space_of([small, net()])
+
+
+@pytest.mark.parametrize("space", [{"classes": (2, 4)}, {"normalisation": ("none", "batch")}, {"nothing": (1, 2)}])
+def test_a_space_of_what_is_no_size(space: Any) -> None:
+    assert FedSup(space=space).refuses(fleet(net(width=0.5), net())) is not None
+
+
+def test_budgets_of_nobody_and_for_nothing() -> None:
+    tiers = fleet(net(width=0.5), net())
+    assert EFedSup().refuses(tiers) is None
+    assert "'smal', which is no tier" in str(EFedSup(budgets={"smal": 0.3}).refuses(tiers))
+    assert "no sub-net within the budget of 'small'" in str(EFedSup(budgets={"small": 0.0001}).refuses(tiers))
+
+
+def test_a_report_on_a_tier_without_devices() -> None:
+    tiers = fleet(net(width=0.5), net(), shares=(0.1, 0.9))
+    assert "'small', which has no device" in str(FedHeN(report=True).refuses(tiers))
+    assert FedHeN().refuses(tiers) is None
+
+
+def test_windows_behind_a_flattened_map() -> None:
+    """Four by four features for each channel would have to roll together."""
+    four, pooled = (
+        fleet(net("preactresnet", width=0.5, exit_pool=pool), net("preactresnet", exit_pool=pool))
+        for pool in ("four", "global")
+    )
+    assert "exit.classifier.weight" in str(FedRolex().refuses(four))
+    assert FedRolex().refuses(pooled) is None
+
+
+def test_widths_of_a_family_that_has_none() -> None:
+    def plain(size: int = 4) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, size), nn.Linear(size, CLASSES))
+
+    small, large = (model("plain", plain, {"size": size}, SHAPE, CLASSES) for size in (2, 4))
+    assert "no setting `width`" in str(FjORD(widths=(0.5,)).refuses(fleet(small, large)))
+    assert FjORD().refuses(fleet(small, large)) is None
+
+
+def test_a_size_that_comes_twice_is_drawn_as_often_as_others(
+    world: Callable[..., Any], client_for: Callable[..., Any]
+) -> None:
+    place = world(widths=(1.0, 0.5), sizes=(8, 8))
+    whole = place.fleet.whole
+    plan = together([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
+    half = whole.resized(width=0.5)
+    client = client_for(whole, place.dataset.train, plan, sizes=(whole, half, half.resized(widest=1.0)))
+    assert len(FjORD()._narrower(client)) == 2
+    assert len(FjORD(widths=(0.5, 1.0))._narrower(client)) == 2
