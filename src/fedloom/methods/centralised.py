@@ -3,13 +3,12 @@
 A round is one pass of the recipe's schedule over the gathered data; only a simulation can do this.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..fleet import Candidate, Fleet, Turn, slices
+from ..fleet import Fleet, Turn
 from ..footprints import Contribution
 from ..settings import Share
-from ..tensors import Parcel, Tensors
+from ..tensors import Parcel
 from .method import Method, one_model, train_on_labels
 
 
@@ -23,17 +22,11 @@ class Centralised(Method):
 
     data_share: Share = 1.0
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
-
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         pool = turn.fleet.pool(turn.fleet.largest, self.data_share)
         replies = turn.ask(self.train, {pool: {"weights": server["weights"]}})
         said = (Contribution(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
         return {"weights": turn.merge(server["weights"], said)}
-
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
         return one_model("centralised", fleet)

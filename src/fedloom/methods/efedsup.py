@@ -7,11 +7,11 @@ device did not have with what it broadcast, and averages: a weight few devices h
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..fleet import Candidate, Device, Fleet, Reply, Tier, Turn, slices
+from ..fleet import Device, Fleet, Reply, Tier, Turn
 from ..footprints import Contribution, part_of
 from ..models import Model, cost
 from ..settings import FixedTable, Share
-from ..tensors import Parcel, Tensors
+from ..tensors import Parcel
 from .method import Method, train_on_labels
 from .supernet import Choice, chosen, space_problem
 
@@ -27,9 +27,6 @@ class EFedSup(Method):
 
     space: Choice = "tiers"
     budgets: Mapping[str, Share] = FixedTable()
-
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         cohort = [self._with_subnet(device, turn) for device in turn.cohort]
@@ -52,9 +49,6 @@ class EFedSup(Method):
         """In multiply-adds."""
         name = carrier.tier if isinstance(carrier, Device) else carrier.name
         return self.budgets[name] * cost(whole).macs if name in self.budgets else cost(carrier.model).macs
-
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
         unknown = self.budgets.keys() - {tier.name for tier in fleet.tiers}

@@ -1,12 +1,11 @@
 """FedAvg. McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, Algorithm 1."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Candidate, Fleet, Turn, slices
+from ..fleet import Fleet, Turn
 from ..footprints import Contribution
-from ..tensors import Parcel, Tensors
+from ..tensors import Parcel
 from .method import Method, one_model, train_on_labels
 
 
@@ -18,17 +17,11 @@ class FedAvg(Method):
 
     weighting: Literal["examples", "uniform"] = "examples"
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
-
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
         said = (Contribution(r.device.footprint, r.sent["weights"], share[r.device]) for r in replies)
         return {"weights": turn.merge(server["weights"], said)}
-
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
         return one_model("fedavg", fleet)

@@ -3,12 +3,11 @@
 FedAvg whose devices are held to the global model they started from.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..fleet import Candidate, Fleet, Turn, slices
+from ..fleet import Fleet, Turn
 from ..footprints import Contribution
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
@@ -25,9 +24,6 @@ class FedProx(Method):
 
     proximal: NotNegative = 0.1
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
-
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
         said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
@@ -41,9 +37,6 @@ class FedProx(Method):
             return labels(weights, batch) + self.proximal * distance(weights, inbox["weights"])
 
         return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
-
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
         return one_model("fedprox", fleet)

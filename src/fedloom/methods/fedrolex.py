@@ -4,13 +4,12 @@ Like HeteroFL, but the channels a device trains roll on by one each round, so th
 every size.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Candidate, Fleet, Turn, slices
+from ..fleet import Fleet, Turn
 from ..footprints import Contribution, between, rolling
-from ..tensors import Parcel, Tensors
+from ..tensors import Parcel
 from .method import Method, train_on_labels
 
 
@@ -22,9 +21,6 @@ class FedRolex(Method):
 
     weighting: Literal["uniform", "examples"] = "uniform"
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
-
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         whole, place = turn.fleet.whole.shapes(), rolling(turn.number - 1)
         window = {model: between(model.shapes(), whole, place) for model in {device.model for device in turn.cohort}}
@@ -33,9 +29,6 @@ class FedRolex(Method):
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
         said = (Contribution(window[r.device.model], r.sent["weights"], share[r.device]) for r in replies)
         return {"weights": turn.merge(server["weights"], said)}
-
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
         """A layer behind a flattened map has several inputs for each channel, and they would have to roll together."""

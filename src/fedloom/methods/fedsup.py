@@ -4,13 +4,12 @@ Every device has the whole supernet and trains, on each batch, the largest net o
 largest one's answers. The server averages. Any sub-net can then be cut out, for whatever device.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from ..fleet import Candidate, Fleet, Turn, slices
+from ..fleet import Fleet, Turn
 from ..footprints import Contribution
 from ..models import Model
 from ..settings import Count, NotNegative
@@ -49,9 +48,6 @@ class FedSup(Method):
     proximal: NotNegative = 0.0
     subnet_stream: Stream = "device"
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
-
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         cohort = [device.carrying(turn.fleet.whole, turn.fleet.whole) for device in turn.cohort]
         inboxes = {device: {"weights": server["weights"]} for device in cohort}
@@ -81,9 +77,6 @@ class FedSup(Method):
             return [draw(number) for number in range(self.subnets)]
         drawn = [draw(number) for number in range(1, self.subnets)]
         return [[whole], *drawn] if self.subnets < 3 else [[whole], *drawn[:-1], [choices.smallest(whole)]]
-
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
         return space_problem("fedsup", self.space, fleet)

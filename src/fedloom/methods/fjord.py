@@ -5,13 +5,12 @@ inside its own is trained too. With self-distillation its own width is trained o
 """
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from ..fleet import Candidate, Fleet, Turn, slices
+from ..fleet import Fleet, Turn
 from ..footprints import Contribution, is_part
 from ..models import Model
 from ..settings import Share
@@ -44,9 +43,6 @@ class FjORD(Method):
     distillation: bool = True
     subnet_stream: Stream = "device"
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
-
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
         replies = turn.ask(self.train, inboxes)
@@ -76,9 +72,6 @@ class FjORD(Method):
         sizes = [client.model.resized(width=width) for width in self.widths] or client.sizes
         carried = {tuple(net.shapes().items()): net for net in (*sizes, client.model) if is_part(net.shapes(), own)}
         return list(carried.values())
-
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        return {"server": slices(server["weights"])}
 
     def refuses(self, fleet: Fleet) -> str | None:
         if not self.widths or "width" in inspect.signature(fleet.whole.build).parameters:

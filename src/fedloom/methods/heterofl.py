@@ -31,9 +31,6 @@ class HeteroFL(Method):
     only_seen_rows: bool = True
     weighting: Literal["uniform", "examples"] = "uniform"
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": warm or fleet.whole.initial(seed)}
-
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
         replies = turn.ask(self.train, inboxes)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
-from ..fleet import Candidate, Device, Fleet, Turn
+from ..fleet import Candidate, Device, Fleet, Turn, slices
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, fit, label_loss, like, on_any_device
 
@@ -17,17 +17,17 @@ class Method(Protocol):
     keeps: ClassVar[str] = ""  # what stays on it from round to round
     gives: ClassVar[str] = ""  # "global" or "personalised" models
 
-    @abstractmethod
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        """The server's first state; `warm` is an earlier model to go on from."""
+        """The server's first state; `warm` is an earlier model to go on from. By default one global model."""
+        return {"weights": warm or fleet.whole.initial(seed)}
 
     @abstractmethod
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         """One round: the server's state before it -> after it."""
 
-    @abstractmethod
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        """What is judged."""
+        """What is judged. By default the global model, at every tier through its footprint."""
+        return {"server": slices(server["weights"])}
 
     def prepare(self, device: Device, seed: int) -> Parcel:
         """A device's first memory."""

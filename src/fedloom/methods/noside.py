@@ -24,8 +24,8 @@ class NoSide(Method):
     report: bool = False
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        weights = warm or fleet.whole.initial(seed)
-        return {"weights": weights, **(latest_models(fleet, weights) if self.report else {})}
+        first = super().start(fleet, seed, warm)
+        return {**first, **latest_models(fleet, first["weights"])} if self.report else first
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
