@@ -118,3 +118,11 @@ def test_a_set_that_is_not_known_is_read(fedloom, write, tmp_path):
     said = fedloom("plan", "my.toml", "--data-dir", "elsewhere", "--format", "json")
     assert said.code == 0
     assert said.data["tiers"][0]["parameters"] == convnet_parameters(1, 2, 4, 3)
+
+
+def test_time_is_taken_where_it_is_asked_for(fedloom, write):
+    write()
+    timed = fedloom("plan", "my.toml", "--latency", "--format", "json").data["tiers"]
+    assert [list(tier) for tier in timed] == [[*KEYS, "latency_ms"]] * 2
+    assert all(tier["latency_ms"] > 0 for tier in timed)
+    assert "ms here" in fedloom("plan", "my.toml", "--latency").out

@@ -93,7 +93,7 @@ def _follow(sought: "Search", workers: int, quiet: bool) -> dict[str, Any]:
 
 
 def _result(sought: "Search", judged: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    from ..experiment.supernet import latency_ms
+    from ..experiment.latency import latency_ms
 
     net, best = sought.best()
     if out is not None:

@@ -9,6 +9,7 @@ from ..fleet import Fleet, Turn
 from ..methods import Method
 from ..models import cost
 from .assemble import build, outline
+from .latency import latency_ms
 from .load import Loaded
 from .tables import Tables
 
@@ -23,12 +24,13 @@ class TierCost:
     published_flops: int
     bytes_down: int
     bytes_up: int
+    latency_ms: float | None = None  # of one example on this machine, where it was asked for
 
     def record(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def tier_costs(loaded: Loaded, tables: Tables, folder: Path) -> list[TierCost]:
+def tier_costs(loaded: Loaded, tables: Tables, folder: Path, timed: bool = False) -> list[TierCost]:
     """Found by rehearsing a round with one device of each tier; needs no data if the data set is a known one."""
     fleet, method = build(loaded, tables, outline(loaded, tables, folder))
     moved = rehearse(method, fleet)
@@ -38,7 +40,7 @@ def tier_costs(loaded: Loaded, tables: Tables, folder: Path) -> list[TierCost]:
         found.append(
             TierCost(
                 tier.name, spent.parameters, spent.macs, spent.published_flops,
-                moved.down.get(tier.name, 0), moved.up.get(tier.name, 0),
+                moved.down.get(tier.name, 0), moved.up.get(tier.name, 0), latency_ms(tier.model) if timed else None,
             )
         )  # fmt: skip
     return found

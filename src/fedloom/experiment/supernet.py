@@ -4,18 +4,15 @@ FedSup promises a net for whatever device without training again (Kim & Yun, 202
 the seed alone.
 """
 
-import statistics
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from ..footprints import part_of
 from ..methods.supernet import Choice, chosen
@@ -24,14 +21,13 @@ from ..reporting import read_manifest
 from ..seeds import generator
 from ..tensors import Tensors
 from .assemble import Experiment, assemble
+from .latency import latency_ms
 from .load import Loaded, load
 from .problems import Problem, RecipeError, nearest
-from .run import one_thread
 from .tables import Tables
 
 ENOUGH = 0.1  # such a share of the nets asked for must fit a budget, or more are drawn
 PATIENCE = 4  # draws for each net that is still wanted
-WARM_UPS, TIMED = 10, 100
 
 
 Kind = Literal["macs", "parameters", "latency_ms"]
@@ -47,18 +43,6 @@ class Budget:
 
     def fits(self, net: Model) -> bool:
         return self.spends(net) <= self.most
-
-
-@lru_cache(maxsize=4096)
-def latency_ms(net: Model) -> float:
-    """Of one example, in the plain module on one thread of this machine: the median of 100 runs after 10."""
-    module, example, spent = net.module().eval(), torch.zeros(1, *net.input_shape), []
-    with one_thread(), torch.inference_mode():
-        for _ in range(WARM_UPS + TIMED):
-            began = time.perf_counter()
-            module(example)
-            spent.append(1000 * (time.perf_counter() - began))
-    return statistics.median(spent[WARM_UPS:])
 
 
 @dataclass(frozen=True)
