@@ -283,7 +283,8 @@ def test_tiers_may_be_redrawn_every_round(
 ) -> None:
     """Many at once learn what each learns alone, and nobody is asked but the cohort, each as what it is this round."""
     method = METHODS[name]()
-    place = world(family, widths=(1.0, 0.5), sizes=SIZES, labels=LABELS)
+    pooled = {"exit_pool": "global"} if family == "preactresnet" else {}  # windows cannot roll behind a flattened map
+    place = world(family, widths=(1.0, 0.5), sizes=SIZES, labels=LABELS, **pooled)
     place = replace(place, fleet=replace(place.fleet, assignment="redrawn"))
     assert method.refuses(place.fleet) is None
     made, tiers = [], set()

@@ -39,6 +39,7 @@ def test_defaults():
         "method": {"name": "fedavg"},
         "evaluation": {
             "every": 1, "tests": ("global", "local"), "per_device": "last", "batch_size": 500, "statistics": {},
+            "candidates": (),
         },
         "engine": {"kind": "in_process", "blocks": {}},
         "start": {},

@@ -15,9 +15,10 @@ import fedloom
 from fedloom.data import DATASETS
 from fedloom.engines import process_pool
 from fedloom.engines.works import carry_out
-from fedloom.experiment import RecipeError, Tables, supernet
+from fedloom.experiment import RecipeError, Tables, latency, supernet
+from fedloom.experiment.latency import latency_ms
 from fedloom.experiment.subnets import search
-from fedloom.experiment.supernet import Budget, latency_ms, open_supernet
+from fedloom.experiment.supernet import Budget, open_supernet
 from fedloom.footprints import part_of
 from fedloom.models import cost
 
@@ -314,7 +315,7 @@ def test_a_run_needs_no_earlier_run_it_started_from(run):
 def test_a_time_is_the_median_of_a_hundred_after_ten(finished, monkeypatch):
     spans = [50.0] * 10 + [1.0] * 30 + [3.0] * 50 + [9.0] * 20
     clock = iter([moment for start, span in enumerate(spans) for moment in (start, start + span / 1000)])
-    monkeypatch.setattr(supernet.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: next(clock))
     net = opened(finished).tiers[0].resized(stem=2)
     assert latency_ms(net) == pytest.approx(3.0)
     assert next(clock, None) is None

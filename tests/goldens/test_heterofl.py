@@ -138,7 +138,11 @@ def test_which_class_wins_under_the_mask(fill: float, accuracy: float) -> None:
     )
     weights = {"weight": torch.zeros(3, 1), "bias": torch.tensor([-1.0, 5.0, -2.0])}
     fleet = Fleet(tiers, (1.0,), 1, seed=0)
-    rows = judge.rows({"server": slices(weights, fill)}, fleet, lambda task, inboxes: [], 1, per_device=False)
+    held = shelf(judge.dataset, Partition((np.array([0]),), (np.array([0]),)), fleet)
+    engine = InProcess(held, Memory(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
+    rows = judge.rows(
+        {"server": slices(weights, fill)}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=False
+    )
     found = {(row.test, row.metric): row.value for row in rows}
     assert found["local", "accuracy"] == accuracy
     assert found["global", "accuracy"] == 0.0  # never masked: 5 is the largest logit

@@ -12,7 +12,7 @@ Value = Count | Positive | str
 Choice = str | Mapping[str, tuple[Value, ...] | tuple[tuple[Value | tuple[Count, ...], ...], ...]]
 """`"tiers"`: what the fleet's tiers differ in."""
 
-TRIED = 50
+TRIED = 10
 
 
 def chosen(choice: Choice, sizes: Sequence[Model]) -> Space:
