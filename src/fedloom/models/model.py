@@ -90,12 +90,9 @@ class Model:
 
     def fits_the_data(self) -> None:
         """Raise unless the module makes one logit per class out of examples of the right shape."""
-        module = self.module().eval()
-        with torch.no_grad():
-            made = module(torch.zeros(2, *self.input_shape))
-        logits = made.logits if isinstance(made, Outputs) else made
-        if logits.shape[-1] != self.classes:
-            raise ValueError(f"it makes {logits.shape[-1]} logits where the data has {self.classes} classes")
+        made = _logits_made(self)
+        if made != self.classes:
+            raise ValueError(f"it makes {made} logits where the data has {self.classes} classes")
 
     def resized(self, **changes: Any) -> "Model":
         """Another size of the same family."""
@@ -186,6 +183,14 @@ def _sample(model: Model) -> Tensor:
     """Made-up examples for trials: two for each of three devices, no two alike."""
     draw = torch.Generator().manual_seed(0)
     return torch.randn(3, 2, *model.input_shape, generator=draw)
+
+
+@lru_cache(maxsize=1024)
+def _logits_made(model: Model) -> int:
+    module = model.module().eval()
+    with torch.no_grad():
+        made = module(torch.zeros(2, *model.input_shape))
+    return int((made.logits if isinstance(made, Outputs) else made).shape[-1])
 
 
 @lru_cache(maxsize=1024)
