@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # one torch thread a process: more are slower for nets of this size, and results stay the same everywhere
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup run test bench check clean
+.PHONY: setup run test test-slow bench check clean
 
 setup: $(VENV)/.ready
 
@@ -22,6 +22,9 @@ run: setup
 
 test: setup
 	$(BIN)/pytest -n 2
+
+test-slow: setup
+	$(BIN)/pytest -n 2 -m slow
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import InProcess, Memory, Refusal, shelf
 from fedloom.evaluation import Judge, StaticBatchNorm
-from fedloom.fleet import Device, Engine, Fleet, Reply, Turn, draw_cohort, nested
+from fedloom.fleet import Device, Engine, Fleet, Reply, Turn, draw_cohort, side_by_side
 from fedloom.methods import METHODS, Method
 from fedloom.models import MODELS, Model, model
 from fedloom.tensors import Parcel, Tensors
@@ -25,16 +26,22 @@ settings.register_profile("fedloom", deadline=None, max_examples=40, derandomize
 settings.load_profile("fedloom")
 
 TINY: dict[str, dict[str, Any]] = {
+    "bottleneck": {"stem": 4, "planes": (3, 4), "blocks": (1, 2)},
     "convnet": {"hidden": (4, 6)},
+    "lenet": {"convs": (4,), "kernels": (5,), "hidden": (6,)},
+    "mlp": {"hidden": (6, 5)},
     "mobilenet": {"stem": 3, "widths": (4, 6), "depths": (1, 2), "kernels": (5, 5)},
     "preactresnet": {"hidden": (4, 6), "blocks": (1, 1), "exit_after": 1},
     "preresnet": {"hidden": (3, 4), "blocks": (1, 1)},
+    # with fewer channels or more blocks, on maps of one pixel, differences of rounding grow from step to step
+    "splitnet": {"channels": 4, "extra": (1, 0), "conv_bias": False},
 }
 
 # what else is smaller in the lesser tiers of a family that is not only sliced in width
 LESSER: dict[str, dict[str, Any]] = {
     "mobilenet": {"depths": (1, 1), "kernels": (5, 3)},
     "preactresnet": {"stages": 1},
+    "splitnet": {"extra": (0, 0)},
 }
 
 
@@ -42,7 +49,10 @@ def build_tiny(
     family: str, input_shape: tuple[int, ...] = (1, 6, 6), classes: int = 4, width: float = 1.0, **changes: Any
 ) -> Model:
     assert family in TINY, f"give {family} a tiny size in tests/conftest.py, so that every contract runs on it"
-    return model(family, MODELS[family], {**TINY[family], "width": width, **changes}, input_shape, classes)
+    settings = {**TINY[family], "width": width, **changes}
+    if "normalisation" not in signature(MODELS[family]).parameters:  # such a family has none, whatever is asked for
+        settings.pop("normalisation", None)
+    return model(family, MODELS[family], settings, input_shape, classes)
 
 
 def spread_labels(sizes: Sequence[int], labels: Sequence[Sequence[int]]) -> Tensor:
@@ -89,8 +99,14 @@ class World:
         )
         return replace(made, **changes)
 
+    @property
+    def public(self) -> Tensor:
+        """What the server has: examples like the devices', but none of theirs."""
+        return noisy_images(torch.arange(12) % self.dataset.classes, tuple(self.dataset.train.x.shape[1:]), seed=7)
+
     def turn(self, engine: Engine, number: int = 1, participation: float = 1.0) -> Turn:
-        return Turn(number, draw_cohort(self.fleet, participation, number), self.fleet, engine)
+        cohort = draw_cohort(self.fleet, participation, number)
+        return Turn(number, cohort, self.fleet, engine, public=self.public)
 
     def play(self, method: Method, engine: Engine, rounds: int = 2, participation: float = 1.0) -> Parcel:
         """The rounds of a run, without judging."""
@@ -139,7 +155,7 @@ def build_world(
         for seed, answers in enumerate((spread_labels(sizes, labels), spread_labels(test_sizes, labels)))
     ]
     return World(
-        fleet=Fleet(nested(models), tuple(shares or [1 / len(models)] * len(models)), len(sizes), seed=0),
+        fleet=Fleet(side_by_side(models), tuple(shares or [1 / len(models)] * len(models)), len(sizes), seed=0),
         dataset=Dataset("toy", *parts, classes, preparation or Preparation((0.4,), (0.3,))),
         partition=Partition(rows_in_turn(sizes), rows_in_turn(test_sizes)),
         schedule=schedule or Schedule(batch_size=4),
@@ -147,10 +163,85 @@ def build_world(
     )
 
 
-def build_world_for(method: Method, family: str, **changes: Any) -> World:
-    """Two tiers if the method takes them, else one."""
+def build_world_for(method: Method, family: str | None = None, **changes: Any) -> World:
+    """Two tiers if the method takes them, else one; of its first family, if none is said."""
+    family = family or home_of(method)
     several = build_world(family, widths=(1.0, 0.5), **changes)
-    return several if method.refuses(several.fleet) is None else build_world(family, **changes)
+    if method.refuses(several.fleet) is not None and family in LESSER:  # nothing narrower, but something less deep
+        input_shape, classes = several.dataset.input_shape, several.dataset.classes
+        sizes = [
+            (name, build_tiny(family, input_shape, classes, **less))
+            for name, less in (("a", {}), ("b", LESSER[family]))
+        ]
+        several = build_world(models=sizes, **changes)
+    made = several if method.refuses(several.fleet) is None else build_world(family, **changes)
+    assert method.refuses(made.fleet) is None
+    return made
+
+
+# settings without which a method's tiny runs would not be tiny, or would not show what it does
+SMALL: dict[str, dict[str, Any]] = {
+    "fedgkt": {"server_epochs": 1, "server_batch": 8, "server_planes": (2,), "server_blocks": (1,)},
+    "fedhenn": {"strength": 0.5, "growth": "none", "probe_size": 6},
+    "fedin": {"pairs": 4, "batch": 6},
+    "mixed": {
+        "strength": 0.5,
+        "growth": "none",
+        "probe_size": 6,
+        "parts": (
+            {"tiers": ("a",), "method": "heterofl"},
+            {"tiers": ("b",), "method": "fedhenn", "align": True, "probe_size": 5, "strength": 0.2, "growth": "none"},
+        ),
+    },
+}
+
+
+def build_method(name: str, **settings: Any) -> Method:
+    """A method as it is by default, but for what makes it small."""
+    made: Method = METHODS[name].made({**SMALL.get(name, {}), **settings}, METHODS)
+    return made
+
+
+def admits(method: Method, family: str) -> bool:
+    return any(method.refuses(build_world(family, widths).fleet) is None for widths in ((1.0,), (1.0, 0.5)))
+
+
+def home_of(method: Method) -> str:
+    """The family that a method's tests use, where they do not go through all."""
+    return next(family for family in ("convnet", "splitnet", *sorted(MODELS)) if admits(method, family))
+
+
+# methods of every kind, tried with every family in each run of the tests; the others with theirs, the rest is slow
+OF_EVERY_KIND = ("fedavg", "heterofl", "standalone", "fedhenn")
+MADE_FOR_EACH_OTHER = {("fedhen", "preactresnet"), ("fedsup", "mobilenet"), ("efedsup", "mobilenet")}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every family in turn, every method, or every method with every family that it admits."""
+    wanted = {"method", "family"} & set(metafunc.fixturenames) - explicit_parameters(metafunc)
+    if wanted == {"family"}:
+        metafunc.parametrize("family", sorted(MODELS))
+    if "method" not in wanted:
+        return
+    methods = {name: build_method(name) for name in sorted(METHODS)}
+    if "family" not in wanted:
+        metafunc.parametrize("method", methods.values(), ids=methods)
+        return
+    pairs = []
+    for name, method in methods.items():
+        for family in sorted(MODELS):
+            if admits(method, family):
+                quick = name in OF_EVERY_KIND or family == home_of(method) or (name, family) in MADE_FOR_EACH_OTHER
+                marks = [] if quick else [pytest.mark.slow]
+                pairs.append(pytest.param(method, family, id=f"{name}-{family}", marks=marks))
+    metafunc.parametrize(("method", "family"), pairs)
+
+
+def explicit_parameters(metafunc: pytest.Metafunc) -> set[str]:
+    """What the test names itself."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    named = [mark.args[0] for mark in marks]
+    return {one.strip() for names in named for one in (names.split(",") if isinstance(names, str) else names)}
 
 
 @dataclass
@@ -323,16 +414,3 @@ def client_for() -> Callable[..., Client]:
 @pytest.fixture(scope="session")
 def pick_device() -> Callable[[Tensors, int], dict[str, Tensor]]:
     return device_of
-
-
-@pytest.fixture(params=sorted(MODELS))
-def family(request: pytest.FixtureRequest) -> str:
-    """Every model family in turn."""
-    return str(request.param)
-
-
-@pytest.fixture(params=sorted(METHODS))
-def method(request: pytest.FixtureRequest) -> Method:
-    """Every method in turn, as it is by default."""
-    made: Method = METHODS[str(request.param)]()
-    return made

@@ -58,7 +58,7 @@ def test_arms_are_paired_by_seed(compared):
 
 def test_json(compared):
     said, _ = compared
-    assert list(said.data) == ["run", "arms", "verdict", "targets", "claims"]
+    assert list(said.data) == ["run", "arms", "verdict", "targets", "claims", "overall"]
     assert said.data["run"] == "out"
     assert [record["arm"] for record in said.data["arms"]] == ARMS
     for record in said.data["arms"]:

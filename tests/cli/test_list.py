@@ -42,6 +42,7 @@ def test_a_method_says_what_leaves_a_device_and_what_can_be_set(fedloom):
     assert heterofl == {
         "name": "heterofl",
         "gives": "global",
+        "models": "sizes of one model",
         "leaves_the_device": "weights of the device's slice, the set of its labels",
         "stays": "nothing",
         "settings": {

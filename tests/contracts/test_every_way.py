@@ -38,7 +38,10 @@ class Demand:
 
 
 ORDINARY = Demand(20, 1e-10)
-CHAOTIC = {"mobilenet": Demand(12, 1e-8)}  # families where differences of rounding grow from step to step
+CHAOTIC = {
+    "mobilenet": Demand(12, 1e-8),
+    "splitnet": Demand(12, 1e-8),
+}  # families where differences of rounding grow from step to step
 
 
 def demand(family: str) -> Demand:
@@ -90,18 +93,14 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Way], Watched]
 
 @pytest.fixture
 def place(method: Method, family: str, world_for: Callable[..., Any], double: None) -> Any:
-    made = world_for(method, family, sizes=SIZES, labels=LABELS, schedule=demand(family).schedule)
-    refusal = method.refuses(made.fleet)
-    if refusal:
-        pytest.skip(refusal)
-    return made
+    return world_for(method, family, sizes=SIZES, labels=LABELS, schedule=demand(family).schedule)
 
 
 @pytest.fixture
 def learn(method: Method, place: Any, meddling: Callable[..., Any]) -> Callable[..., Learned]:
     def play(block: int, workers: int = 1) -> Learned:
         alone = place.engine(method, block=block)
-        pool = ProcessPool(alone, place.fleet, lambda address: getattr(method, address[0]), workers)
+        pool = ProcessPool(alone, place.fleet, lambda address: method.find(*address), workers)
         engine = pool if workers > 1 else alone
         listening, others = meddling(engine, list), set(multiprocessing.active_children())
         try:
@@ -169,7 +168,8 @@ def test_there_is_something_to_compare(
     method: Method, place: Any, expected: Learned, difference: Callable[[Parcel, Parcel], float]
 ) -> None:
     """Training has moved what is compared by far more than it may differ."""
-    moved = [difference(method.start(place.fleet, place.seed), expected.server)]
+    first = method.start(place.fleet, place.seed)
+    moved = [difference(first, expected.server)] if layout(first) == layout(expected.server) else []
     for device in place.fleet.devices(1):
         first, last = method.prepare(device, place.seed), expected.memories.get(device.name, {})
         if layout(first) == layout(last):

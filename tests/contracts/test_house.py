@@ -13,6 +13,7 @@ from fedloom.methods import METHODS
 SOURCE = Path(fedloom.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 METHOD_FILES = [path for path in (SOURCE / "methods").glob("*.py") if path.name not in ("__init__.py", "method.py")]
+OF_METHODS = {kind.__module__.rpartition(".")[2] for kind in METHODS.values()}
 SHARED_ROOMS = ("training", "fleet", "footprints", "evaluation")
 
 
@@ -61,7 +62,9 @@ def test_only_fit_steps_an_optimiser() -> None:
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=name_of)
 def test_method_files_read_like_an_algorithm_box(path: Path) -> None:
-    assert lines(path) < {"fedavg.py": 45}.get(path.name, 90)
+    """About ninety lines; what several of them share is short too."""
+    most = 100 if path.stem in OF_METHODS else 150
+    assert lines(path) <= {"fedavg.py": 45}.get(path.name, most)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -71,8 +74,7 @@ def test_no_file_is_long(path: Path) -> None:
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=name_of)
 def test_no_method_imports_another(path: Path) -> None:
-    of_methods = {kind.__module__.rpartition(".")[2] for kind in METHODS.values()}
-    names = {other.stem for other in METHOD_FILES if other != path and other.stem in of_methods}
+    names = {other.stem for other in METHOD_FILES if other != path and other.stem in OF_METHODS}
     others = {f"fedloom.methods.{name}" for name in names}
     for module, name in imported(path):
         assert module not in others
@@ -120,7 +122,7 @@ def test_a_helper_of_one_method_lives_in_that_methods_file() -> None:
     of_one_method = {
         helper: users
         for helper, users in users_of_shared_helpers().items()
-        if len(users) == 1 and next(iter(users)).startswith("methods/") and users != {"methods/method.py"}
+        if len(users) == 1 and users <= {f"methods/{name}.py" for name in OF_METHODS}
     }
     places = {
         ("footprints", place) for place in ("leading", "centred", "rolling")

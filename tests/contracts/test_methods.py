@@ -75,7 +75,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(method: Method, family: str, 
 def test_replies_in_any_order_give_the_same_bits(
     method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
     shuffle = random.Random(4)
 
     def any_order(replies: list[Reply]) -> list[Reply]:
@@ -89,12 +89,15 @@ def test_replies_in_any_order_give_the_same_bits(
 def test_missing_replies_do_not_stop_a_round(
     kept: int, method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
     first = method.start(place.fleet, 0)
     server = place.play(method, meddling(place.engine(method), lambda replies: replies[:kept]))
     assert server.keys() == first.keys()
     for bundle, tensors in first.items():
-        assert {name: t.shape for name, t in server[bundle].items()} == {name: t.shape for name, t in tensors.items()}
+        assert server[bundle].keys() == tensors.keys()
+        for name, tensor in tensors.items():  # what is empty at first may grow
+            grows = len(tensor.shape) > 0 and len(tensor) == 0
+            assert server[bundle][name].shape[grows:] == tensor.shape[grows:]
         assert all(bool(tensor.isfinite().all()) for tensor in server[bundle].values())
     if kept == 0:
         assert fingerprint(server) == fingerprint(first)
@@ -104,7 +107,7 @@ def test_a_lost_reply_is_as_if_the_device_had_not_been_asked(
     method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Device by device, so that who shares a block does not matter."""
-    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
     lost = meddling(place.engine(method, block=1), lambda replies: [one for one in replies if one.device.name != "2"])
     server = method.round(method.start(place.fleet, 0), place.turn(lost))
     turn = place.turn(place.engine(method, block=1))
@@ -115,7 +118,7 @@ def test_a_lost_reply_is_as_if_the_device_had_not_been_asked(
 
 
 def test_only_the_cohort_is_touched(method: Method, world_for: Callable[..., Any]) -> None:
-    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)
     server = method.start(place.fleet, 0)
     for number in (1, 2, 3):
@@ -148,7 +151,7 @@ def test_parcels_survive_serialising(
     method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Server state, replies and memories are plain named tensors: nothing shared, nothing strided."""
-    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)
     listening = meddling(engine, lambda replies: replies)
     server = place.play(method, listening, rounds=1)
@@ -159,7 +162,7 @@ def test_parcels_survive_serialising(
 
 
 def test_a_round_goes_on_from_a_serialised_server(method: Method, world_for: Callable[..., Any]) -> None:
-    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
     straight, interrupted = place.engine(method), place.engine(method)
     whole = place.play(method, straight, rounds=2)
     half = place.play(method, interrupted, rounds=1)
@@ -199,7 +202,8 @@ class Noting:
 
 def test_a_rehearsal_sends_what_devices_send(method: Method, family: str, world_for: Callable[..., Any]) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
-    real, rehearsed = Noting(place.engine(method)), Noting(Rehearsal())
+    alone = place.engine(method)
+    real, rehearsed = Noting(alone), Noting(Rehearsal(alone.shelf.count))
     for engine in (real, rehearsed):
         method.round(method.start(place.fleet, 0), place.turn(engine))
     assert real.layouts == rehearsed.layouts
@@ -207,8 +211,9 @@ def test_a_rehearsal_sends_what_devices_send(method: Method, family: str, world_
 
 
 def test_a_rehearsal_costs_what_a_round_costs(method: Method, world_for: Callable[..., Any]) -> None:
-    place = world_for(method, "convnet", sizes=SIZES, labels=LABELS)
-    real, rehearsal = place.turn(place.engine(method)), Rehearsal()
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
+    engine = place.engine(method)
+    real, rehearsal = place.turn(engine), Rehearsal(engine.shelf.count)
     method.round(method.start(place.fleet, 0), real)
     method.round(method.start(place.fleet, 0), place.turn(rehearsal))
     assert sum(rehearsal.down.values()) == real.traffic.down
@@ -238,7 +243,7 @@ def test_the_evaluations_tasks_send_what_they_declare(
 
 
 def test_a_start_can_be_warm(method: Method, world_for: Callable[..., Any]) -> None:
-    place = world_for(method, "convnet")
+    place = world_for(method)
     earlier = {name: tensor + 1 for name, tensor in place.fleet.whole.initial(5).items()}
     warm = method.start(place.fleet, 0, earlier)
     for candidate in method.candidates(warm).values():
@@ -247,11 +252,19 @@ def test_a_start_can_be_warm(method: Method, world_for: Callable[..., Any]) -> N
             assert fingerprint({"weights": candidate.weights(tier)}) == fingerprint(expected)
 
 
-def test_a_finish_without_a_last_exchange_changes_nothing(method: Method, world_for: Callable[..., Any]) -> None:
-    place = world_for(method, "convnet")
-    engine = place.engine(method)
+def test_a_last_exchange_is_one_more_round_or_none(
+    method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """Whoever has one asks somebody, and ends with a state like any other."""
+    place = world_for(method)
+    engine = meddling(place.engine(method), list)
     server = place.play(method, engine, rounds=1)
-    assert fingerprint(method.finish(server, place.turn(engine, 2))) == fingerprint(server)
+    engine.delivered.clear()
+    ended = method.finish(server, place.turn(engine, 2))
+    assert (ended is None) == (engine.delivered == [])
+    assert ended is None or {name: tensors.keys() for name, tensors in ended.items()} == {
+        name: tensors.keys() for name, tensors in server.items()
+    }
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -264,7 +277,7 @@ def test_a_method_says_what_it_is(name: str) -> None:
 
 
 def test_what_a_method_gives_is_what_is_judged(method: Method, world_for: Callable[..., Any]) -> None:
-    place = world_for(method, "convnet")
+    place = world_for(method)
     engine = place.engine(method)
     candidates = method.candidates(place.play(method, engine, rounds=1))
     held_by_server = [isinstance(candidate, ServerModel) for candidate in candidates.values()]
@@ -273,7 +286,7 @@ def test_what_a_method_gives_is_what_is_judged(method: Method, world_for: Callab
 
 
 NESTED = ["heterofl", "fedrolex", "fjord", "fedhen", "noside", "decouple", "fedsup", "efedsup"]
-CHAOTIC = {"mobilenet": 1e-8}  # families where differences of rounding grow from step to step
+CHAOTIC = {"mobilenet": 1e-8, "splitnet": 1e-8}  # families where differences of rounding grow from step to step
 
 
 @pytest.mark.usefixtures("double")

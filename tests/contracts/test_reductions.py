@@ -12,14 +12,17 @@ from fedloom.fleet import Fleet, nested
 from fedloom.methods import Method
 from fedloom.methods.centralised import Centralised
 from fedloom.methods.decouple import Decouple
+from fedloom.methods.ditto import Ditto
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedhen import FedHeN
+from fedloom.methods.fedin import FedIN
 from fedloom.methods.fedprox import FedProx
 from fedloom.methods.fedrolex import FedRolex
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.fjord import FjORD
 from fedloom.methods.heterofl import HeteroFL
+from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.noside import NoSide
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model
@@ -244,3 +247,32 @@ def test_with_equal_examples_fjord_averages_like_heterofl(
 def boxes_of(place: Any, method: Method) -> Any:
     start = method.start(place.fleet, 0)["weights"]
     return {device: {"weights": device.footprint.read(start)} for device in place.fleet.devices(1)}
+
+
+def test_methods_that_share_nothing_leave_everybody_alone(
+    family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """To the bit: LG-FedAvg of no layer, FedIN without features and averages, Ditto's models that nothing holds."""
+    place = world(family, sizes=UNEQUAL)
+    methods = LGFedAvg("none"), Ditto(0.0), FedIN(middle="none", aggregation=False)
+    taken = [method for method in methods if method.refuses(place.fleet) is None]
+    assert len(taken) == (3 if family == "splitnet" else 2)
+    kept = []
+    for method in (Standalone(), *taken):
+        engine = place.engine(method)
+        place.play(method, engine, rounds=3, participation=0.6)
+        kept.append(dict(engine.memory.committed))
+    for memories in kept[1:]:
+        assert memories.keys() == kept[0].keys()
+        assert all(parcels_equal(memories[name], parcel) for name, parcel in kept[0].items())
+
+
+@pytest.mark.parametrize("method", [LGFedAvg("all"), Ditto(0.0), Ditto(3.0)], ids=repr)
+def test_methods_that_share_everything_have_fedavgs_server(
+    method: Method, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """Whatever else their devices do."""
+    place = world(family, sizes=UNEQUAL, optimiser=Sgd(0.02))
+    made = [place.play(one, place.engine(one), participation=0.6) for one in (method, FedAvg())]
+    assert place.refusals == []
+    assert parcels_equal(*made)

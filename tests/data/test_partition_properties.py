@@ -1,6 +1,7 @@
 """What holds for every partition, whatever the labels, the number of devices and the options."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedloom.data import PARTITIONS, Labels, tie_to_labels
+from fedloom.data import PARTITIONS, Labels, Partition, held_out, thinned, tie_to_labels
 from fedloom.seeds import generator
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -195,3 +196,30 @@ def test_the_hardest_case_ends(alpha, balanced):
     options = {"alpha": alpha, "balanced": balanced, "min_examples": 20}
     partition = PARTITIONS["dirichlet_per_label"](labels, 100, generator(0), **options)
     assert {len(rows) for rows in partition.train} == {20}
+
+
+@given(count=st.integers(1, 200), part=st.floats(0, 1), seed=st.integers(0, 5))
+def test_what_is_held_out_is_so_many_different_rows_in_order(count: int, part: float, seed: int) -> None:
+    rows = held_out(count, int(part * count), np.random.default_rng(seed))
+    assert len(rows) == int(part * count)
+    assert rows.tolist() == sorted(set(rows.tolist()) & set(range(count)))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    devices=st.floats(0.01, 1),
+    keep=st.floats(0.01, 1),
+    seed=st.integers(0, 5),
+)
+def test_thinning_takes_from_some_devices_and_leaves_the_others(
+    sizes: list[int], devices: float, keep: float, seed: int
+) -> None:
+    ends = np.cumsum([0, *sizes])
+    rows = tuple(np.arange(a, b) for a, b in pairwise(ends))
+    made = thinned(Partition(rows, rows), devices, keep, np.random.default_rng(seed))
+    assert made.test is rows or all(np.array_equal(a, b) for a, b in zip(made.test, rows, strict=True))
+    untouched = [np.array_equal(a, b) for a, b in zip(made.train, rows, strict=True)]
+    assert untouched.count(False) <= round(devices * len(sizes))
+    for own, before in zip(made.train, rows, strict=True):
+        assert set(own.tolist()) <= set(before.tolist())
+        assert len(own) in (len(before), max(1, round(keep * len(before))))

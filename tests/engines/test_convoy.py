@@ -18,18 +18,6 @@ from fedloom.training import Outcome, Sgd
 CONTROLS = ["standalone", "small-for-all", "all-large"]
 
 
-def recipe(**changes: Any) -> dict[str, Any]:
-    return {
-        "rounds": 2,
-        "data": {"dataset": "digits", "devices": 7, "partition": {"kind": "quantity", "alpha": 2.0}},
-        "model": {"hidden": [8, 16]},
-        "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
-        "training": {"batch_size": 20, "optimiser": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
-        "method": {"name": "heterofl"},
-        **changes,
-    }
-
-
 def planned(home: Path, document: dict[str, Any], workers: int = 1) -> Comparison:
     return comparison(load(document, Tables()), Tables(), 2, CONTROLS, home, home, workers)
 
@@ -48,7 +36,11 @@ def watched(seen: list[Work], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("hidden", [[8, 16], [3, 5]], ids=["whole vectors", "odd channels"])
 def test_an_arm_has_the_bits_of_running_alone(
-    hidden: list[int], workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hidden: list[int],
+    workers: int,
+    recipe: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     document, blocks = recipe(model={"hidden": hidden}), list[Work]()
     watched(blocks, monkeypatch)

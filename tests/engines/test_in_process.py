@@ -253,7 +253,7 @@ def test_a_last_batch_of_one_example_does_not_end_the_run(
 def test_the_server_is_never_changed_by_devices(
     method: Any, world_for: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
-    place = world_for(method, "convnet", sizes=(8, 8, 6))
+    place = world_for(method, None, sizes=(8, 8, 6))
     server = method.start(place.fleet, 0)
     kept: dict[str, dict[str, Tensor]] = {
         bundle: {name: tensor.clone() for name, tensor in tensors.items()} for bundle, tensors in server.items()

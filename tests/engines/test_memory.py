@@ -332,7 +332,7 @@ import torch
 from fedloom.engines import Memory
 
 folder, ending = Path(sys.argv[1]), sys.argv[2]
-memory, one = Memory(lambda one: {}, budget=0, folder=folder), SimpleNamespace(name="one")
+memory, one = Memory(lambda one: {}, budget=0, folder=folder), SimpleNamespace(name="one", here=False)
 memory.remember(one, {"note": {"value": torch.tensor(5.0)}})
 memory.commit()
 child = os.fork()
@@ -355,7 +355,7 @@ def test_files_end_with_the_process_that_made_them_and_not_with_a_forked_one(end
 def test_the_budget_changes_nothing_that_is_learned(
     method: Method, world_for: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
-    place = world_for(method, "convnet", sizes=(8, 5, 9, 8, 12, 7))
+    place = world_for(method, None, sizes=(8, 5, 9, 8, 12, 7))
 
     def play(budget: int) -> tuple[Parcel, Memory]:
         memory = Memory(lambda one: method.prepare(one, place.seed), budget)

@@ -18,30 +18,23 @@ from fedloom.experiment.run import recorded
 from fedloom.reporting import read_manifest, read_rows
 from fedloom.tensors import Parcel
 
-RECIPE: dict[str, Any] = {
-    "rounds": 2,
-    "data": {"dataset": "digits", "devices": 7, "partition": {"kind": "quantity", "alpha": 2.0}},
-    "model": {"hidden": [3, 5]},
-    "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
-    "training": {"batch_size": 20, "optimiser": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
-    "method": {"name": "heterofl"},
-}
+Recipe = Callable[..., dict[str, Any]]
 
 
 @pytest.mark.parametrize("method", ["heterofl", "standalone"])
-def test_one_sha256_for_any_number_of_workers(method: str, tmp_path: Path) -> None:
-    recipe = {**RECIPE, "method": {"name": method}}
-    runs = [fedloom.run(recipe, out=tmp_path / str(workers), workers=workers) for workers in (1, 2, 4)]
+def test_one_sha256_for_any_number_of_workers(method: str, recipe: Recipe, tmp_path: Path) -> None:
+    document = recipe(method={"name": method})
+    runs = [fedloom.run(document, out=tmp_path / str(workers), workers=workers) for workers in (1, 2, 4)]
     assert len({read_manifest(run.folder)["sha256"] for run in runs}) == 1
     first, *others = (list(read_rows(run.folder)) for run in runs)
     assert all(rows == first for rows in others)
 
 
 @pytest.mark.parametrize("deaths", [3, 40])
-def test_a_worker_that_is_killed_changes_nothing(deaths: int, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_changes_nothing(deaths: int, recipe: Recipe, tmp_path: Path) -> None:
     """Nor do workers that are killed again and again: then the work is done where it was asked for."""
-    whole = fedloom.run(RECIPE, out=tmp_path / "whole")
-    experiment = assemble(load(RECIPE, Tables()), Tables(), tmp_path, workers=2)
+    whole = fedloom.run(recipe(), out=tmp_path / "whole")
+    experiment = assemble(load(recipe(), Tables()), Tables(), tmp_path, workers=2)
     engine = experiment.engine
     assert isinstance(engine, ProcessPool)
     hand, killed = engine.crew._hand, []
@@ -59,8 +52,8 @@ def test_a_worker_that_is_killed_changes_nothing(deaths: int, tmp_path: Path) ->
     assert read_manifest(tmp_path / "killed")["sha256"] == read_manifest(whole.folder)["sha256"]
 
 
-def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
-    experiment = assemble(load(RECIPE, Tables()), Tables(), tmp_path, workers=2)
+def test_no_worker_outlives_its_run(recipe: Recipe, tmp_path: Path) -> None:
+    experiment = assemble(load(recipe(), Tables()), Tables(), tmp_path, workers=2)
     assert isinstance(experiment.engine, ProcessPool)
     hired: list[int] = []
     for _ in recorded(experiment, tmp_path / "run"):
@@ -71,7 +64,7 @@ def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
             os.kill(process, 0)
 
 
-def test_no_pickle_is_read_while_workers_answer(tmp_path: Path) -> None:
+def test_no_pickle_is_read_while_workers_answer(recipe: Recipe, tmp_path: Path) -> None:
     """What travels is JSON and safetensors."""
     import sys
 
@@ -84,13 +77,13 @@ def test_no_pickle_is_read_while_workers_answer(tmp_path: Path) -> None:
 
     sys.addaudithook(listen)
     try:
-        fedloom.run(RECIPE, out=tmp_path / "run", workers=2)
+        fedloom.run(recipe(), out=tmp_path / "run", workers=2)
     finally:
         listening[0] = False
     assert heard == []
 
 
-def test_an_error_in_a_task_is_raised_with_its_own_traceback(tmp_path: Path) -> None:
+def test_an_error_in_a_task_is_raised_with_its_own_traceback(recipe: Recipe, tmp_path: Path) -> None:
     def build(*, input_shape: tuple[int, ...], classes: int, width: float = 1.0) -> torch.nn.Module:
         class Net(torch.nn.Module):
             def __init__(self) -> None:
@@ -104,9 +97,9 @@ def test_an_error_in_a_task_is_raised_with_its_own_traceback(tmp_path: Path) -> 
 
         return Net()
 
-    recipe = {**RECIPE, "model": {"family": "odd"}}
+    document = recipe(model={"family": "odd"})
     with pytest.raises(LookupError, match="lost in training"):
-        fedloom.run(recipe, models={"odd": build}, out=tmp_path / "run", workers=2)
+        fedloom.run(document, models={"odd": build}, out=tmp_path / "run", workers=2)
 
 
 def parcels() -> list[Parcel]:

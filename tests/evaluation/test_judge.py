@@ -208,7 +208,7 @@ def test_padding_counts_neither_as_right_nor_as_asked(world: Callable[..., Any])
     """Every device answers 0, which is right for the first example of the shorter list."""
     place = world(sizes=(4, 4), test_sizes=(5, 2), labels=[[1, 0], [0, 1]], normalisation="none")
     zeros = {name: torch.zeros(shape) for name, shape in place.fleet.whole.shapes().items()}
-    candidate = DeviceModel(lambda client, inbox: inbox["zeros"], lambda device: {"zeros": zeros})
+    candidate = DeviceModel(lambda client, inbox: (client.model, inbox["zeros"]), lambda device: {"zeros": zeros})
     engine = place.engine(Standalone())
     rows = place.judge().rows({"p": candidate}, place.fleet, lambda t, boxes: engine.ask(t, boxes, 1), 1, True)
     found = {row.device: row.value for row in rows if row.test == "local"}
@@ -220,7 +220,7 @@ def test_a_personal_model_may_be_masked_too(fill: float, world: Callable[..., An
     labels = [[0, 1], [2]]
     place, method = world(sizes=(6, 6), labels=labels, normalisation="none"), Standalone()
     engine = place.engine(method)
-    candidate = DeviceModel(lambda client, inbox: client.memory["weights"], unseen_logit=fill)
+    candidate = DeviceModel(lambda client, inbox: (client.model, client.memory["weights"]), unseen_logit=fill)
     rows = place.judge().rows({"p": candidate}, place.fleet, lambda t, boxes: engine.ask(t, boxes, 1), 1, True)
     found = {(row.test, row.device): row.value for row in rows}
     for number, device in enumerate(place.fleet.devices(1)):
@@ -238,7 +238,7 @@ def test_a_personal_model_may_need_what_the_server_holds(world: Callable[..., An
     """The inbox of a judgement reaches the device."""
     place = world(sizes=(4, 4), normalisation="none")
     weights = place.fleet.whole.initial(3)
-    candidate = DeviceModel(lambda client, inbox: inbox["shared"], lambda device: {"shared": weights})
+    candidate = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     engine = place.engine(Standalone())
 
     def ask(task: Any, boxes: Any) -> Any:

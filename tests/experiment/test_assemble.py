@@ -46,7 +46,8 @@ def test_fleet(made):
     experiment = made(data__devices=10, fleet={"assignment": "redrawn", "eligible": ["small"]})
     fleet = experiment.fleet
     assert (fleet.size, fleet.shares, fleet.assignment, fleet.eligible) == (10, (0.5, 0.5), "redrawn", ("small",))
-    assert (fleet.largest.name, fleet.smallest.name) == ("large", "small")
+    assert (fleet.largest.name, fleet.smallest.name) == ("small", "small")  # of those that take part
+    assert [tier.name for tier in fleet.tiers] == ["large", "small"]
     assert len(experiment.partition.train) == len(experiment.judge.own_tests) == 10
 
 

@@ -290,9 +290,10 @@ def test_a_run_without_a_model_on_the_server(run):
         opened(run(method={"name": "standalone"}, rounds=1))
 
 
-def test_a_run_that_did_not_train_its_largest_model(run):
-    with pytest.raises(RecipeError, match=r"FILE_MISSING: there is no file .*large\.safetensors"):
-        opened(run(fleet={"eligible": ["small"]}, rounds=1))
+def test_a_run_that_did_not_train_its_largest_model_is_a_supernet_of_the_largest_it_trained(run):
+    supernet = opened(run(fleet={"eligible": ["small"]}, rounds=1))
+    assert len(supernet.tiers) == 1
+    assert supernet.whole == supernet.tiers[0]
 
 
 def test_other_data_than_the_runs(run):

@@ -1,4 +1,4 @@
-"""Parameters, multiply-adds, FLOPs and megabytes as HeteroFL's tables print them; the nets of FedHeN and FedSup."""
+"""Parameters, multiply-adds, FLOPs and megabytes as HeteroFL's tables print them; the nets of the other papers."""
 
 from functools import lru_cache
 from typing import Any
@@ -56,6 +56,29 @@ MOBILENET: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "smallest as released": ({**SHALLOW, "widths": (32, 64, 128, 512)}, 100, 210_116, 1_689_088),
     "smallest of the paper": ({**SHALLOW, "widths": (32, 64, 128, 256)}, 100, 118_212, 1_401_344),
     "with shortcuts it never uses": ({"spare_shortcuts": True}, 100, 3_081_572, 13_413_376),
+}
+
+# of FedHeNN; layers of convolution and fully connected ones: settings, classes, parameters
+LENET: dict[str, tuple[dict[str, Any], int, int]] = {
+    "1 and 1": ({"convs": (64,), "hidden": ()}, 10, 130_314),
+    "1 and 2": ({"convs": (64,), "hidden": (256,)}, 10, 3_218_954),
+    "2 and 2": ({"hidden": (120,)}, 10, 300_658),
+    "2 and 3": ({}, 10, 307_842),
+    "2 and 3, a hundred classes": ({}, 100, 313_692),
+    "2 and 4": ({"hidden": (200, 120, 64)}, 10, 460_042),
+    "3 and 3": ({"convs": (64, 64, 128), "kernels": (5, 5, 3), "pooled": 2}, 10, 327_938),
+    "for CIFAR-100": ({"convs": (64, 128), "hidden": (256, 128)}, 100, 1_075_044),
+    "of LG-FedAvg": ({"convs": (6, 16), "hidden": (120, 100)}, 10, 64_102),
+}
+# of LG-FedAvg, as HeteroFL's tables print it: parameters, published FLOPs, megabytes
+MLP = {(1, 28, 28): (633_226, 1_264_128, 2.42), (3, 32, 32): (1_804_682, 3_607_040, 6.88)}
+# FedIN's A to E by their extra blocks: parameters in colour, without biases of convolutions, and of grey images
+SPLITNET = {
+    (2, 3): (6_261_962, 6_255_306, 6_260_810),
+    (2, 1): (4_947_402, 4_942_026, 4_946_250),
+    (2, 2): (5_604_682, 5_598_666, 5_603_530),
+    (1, 3): (6_097_162, 6_090_826, 6_096_010),
+    (1, 1): (4_782_602, 4_777_546, 4_781_450),
 }
 
 # mode: mean parameters, mean FLOPs, mean megabytes over its letters
@@ -185,6 +208,45 @@ def test_sizes_of_the_supernet(name: str) -> None:
     assert (found.parameters, found.macs) == (parameters, macs)
 
 
+def weights_of(net: Model) -> int:
+    return sum(shape.numel() for shape in net.shapes().values())
+
+
+@pytest.mark.parametrize("name", LENET)
+def test_nets_of_different_depth(name: str) -> None:
+    settings, classes, parameters = LENET[name]
+    assert weights_of(of_colour("lenet", settings, classes)) == parameters
+
+
+@pytest.mark.parametrize("shape", MLP)
+def test_perceptrons(shape: tuple[int, ...]) -> None:
+    found = cost(model("mlp", MODELS["mlp"], {}, shape, 10))
+    assert (found.parameters, found.published_flops, round(found.megabytes, 2)) == MLP[shape]
+
+
+@pytest.mark.parametrize("extra", SPLITNET)
+def test_nets_with_shared_ends(extra: tuple[int, int]) -> None:
+    coloured, bare = (of_colour("splitnet", {"extra": extra, "conv_bias": bias}, 10) for bias in (True, False))
+    grey = model("splitnet", MODELS["splitnet"], {"extra": extra}, (1, 32, 32), 10)
+    assert (weights_of(coloured), weights_of(bare), weights_of(grey)) == SPLITNET[extra]
+    assert weights_of(coloured.resized(tied=True)) == SPLITNET[1, 1][0]
+
+
+@pytest.mark.parametrize(("channels", "extractor"), [(3, 1_920), (1, 768)])
+def test_shared_ends(channels: int, extractor: int) -> None:
+    net = model("splitnet", MODELS["splitnet"], {"extra": (1, 1)}, (channels, 32, 32), 10)
+    assert (weights_of(net.part("extractor")), weights_of(net.part("classifier"))) == (extractor, 10_250)
+    assert (net.part("intermediate").input_shape, net.part("classifier").input_shape) == ((64, 16, 16), (1024,))
+
+
+def test_net_whose_features_a_server_takes() -> None:
+    device = of_colour("bottleneck", {}, 10)
+    assert weights_of(device) == 10_586
+    longer = {"stem": None, "planes": (16, 32, 64), "blocks": (6, 6, 6)}
+    server = model("bottleneck", MODELS["bottleneck"], longer, (16, 32, 32), 10)
+    assert tuple(server.shapes()["classifier.weight"]) == (10, 256)
+
+
 def printed(number: float) -> str:
     return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number / 1e3:.1f} K"
 
@@ -207,8 +269,12 @@ def test_a_mode_costs_the_mean_of_its_letters(
         cifar_net("e"),
         of_colour("preactresnet", {"width": 0.125}, 10),
         of_colour("mobilenet", SHALLOW, 10),
+        of_colour("lenet", {"width": 0.125}, 10),
+        of_colour("mlp", {"width": 0.125}, 10),
+        of_colour("splitnet", {"width": 0.125, "tied": True}, 10),
+        of_colour("bottleneck", {}, 10),
     ],
-    ids=["convnet", "preresnet", "preactresnet", "mobilenet"],
+    ids=["convnet", "preresnet", "preactresnet", "mobilenet", "lenet", "mlp", "splitnet", "bottleneck"],
 )
 def test_macs_are_half_of_what_torch_counts(net: Model) -> None:
     module = net.module().eval()

@@ -59,7 +59,7 @@ def test_7_gradients_are_summed_then_clipped_once(
     monkeypatch.setattr(import_module("fedloom.methods.fedsup"), "cross_entropy", the_logit)
     one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-    client = client_for(line(2), examples, [one], Sgd(1.0, clip_value=limit), sizes=(line(2), line(1)))
+    client = client_for(line(2), examples, [one], Sgd(1.0, clip_value=limit), sizes={"a": line(2), "b": line(1)})
     made = method.train.run(client, {"weights": {"weight": torch.zeros(1, 2)}}).send["weights"]["weight"]
     assert made[0].tolist() == pytest.approx(expected, abs=1e-6)
 

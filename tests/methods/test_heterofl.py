@@ -200,7 +200,8 @@ def test_without_norm_one_layer_trains_louder_by_the_rate(
 @pytest.mark.parametrize("family", SCALED)
 @pytest.mark.parametrize("width", [0.5, 0.0625])
 def test_batch_norm_undoes_the_scaler(family: str, width: float, tiny_model: Callable[..., Model]) -> None:
-    hidden = {"stem": 32, "widths": (32, 32)} if family == "mobilenet" else {"hidden": (32, 32)}
+    wide = {"mobilenet": {"stem": 32, "widths": (32, 32)}, "splitnet": {"channels": 32}}
+    hidden = wide.get(family, {"hidden": (32, 32)})
     scaled, plain = (tiny_model(family, width=width, scaler=scaler, **hidden) for scaler in (True, False))
     block = {name: tensor[None].double() for name, tensor in scaled.initial(0).items()}
     x = torch.randn(1, 20, 1, 6, 6, dtype=torch.float64)

@@ -92,6 +92,6 @@ def test_a_size_that_comes_twice_is_drawn_as_often_as_others(
     whole = place.fleet.whole
     plan = together([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
     half = whole.resized(width=0.5)
-    client = client_for(whole, place.dataset.train, plan, sizes=(whole, half, half.resized(widest=1.0)))
+    client = client_for(whole, place.dataset.train, plan, sizes={"a": whole, "b": half, "c": half.resized(widest=1.0)})
     assert len(FjORD()._narrower(client)) == 2
     assert len(FjORD(widths=(0.5, 1.0))._narrower(client)) == 2

@@ -134,6 +134,19 @@ def test_tracking_batch_norm_hands_back_the_batchs_own_statistics() -> None:
     assert torch.allclose(made, layer.train()(x), atol=1e-12)
 
 
+def test_tracking_batch_norm_that_is_applied_again_hands_back_the_mean() -> None:
+    layer, x = drawn("batch norm 2d")
+    ruled = with_rules(layer).eval()
+    ruled.tracking = True  # type: ignore[assignment]
+    batches = (x, 3 * x + 1, -x)
+    for batch in batches:
+        ruled(batch)
+    means = torch.stack([batch.mean((0, 2, 3)) for batch in batches]).mean(0)
+    variances = torch.stack([batch.var((0, 2, 3), unbiased=True) for batch in batches]).mean(0)
+    assert torch.allclose(ruled.running_mean, means, atol=1e-12)  # type: ignore[arg-type]
+    assert torch.allclose(ruled.running_var, variances, atol=1e-12)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("shape", [(3, 2, 4), (3, 2, 4, 5), (3, 2, 1, 5, 6), (1, 2, 4, 5, 6)])
 def test_unfold_undoes_fold(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)

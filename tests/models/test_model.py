@@ -40,16 +40,22 @@ def test_initial_weights_have_the_default_dtype(family: str, tiny_model: Callabl
     assert {tensor.dtype for tensor in tiny_model(family).initial(0).values()} == {torch.float64}
 
 
-def test_norms_start_neutral_and_the_classifier_without_bias(family: str, tiny_model: Callable[..., Model]) -> None:
-    net = tiny_model(family, normalisation="static_batch")
+def test_norms_start_neutral(normed_family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(normed_family, normalisation="static_batch")
     weights = net.initial(0)
     norms = {name.rpartition(".")[0] for name in net.statistics()}
     assert norms
     for norm in norms:
-        first = 0 if family == "mobilenet" and norm.endswith("norm2.1") else 1  # its blocks start as their shortcuts
+        first = (
+            0 if normed_family == "mobilenet" and norm.endswith("norm2.1") else 1
+        )  # its blocks start as their shortcuts
         assert bool((weights[f"{norm}.weight"] == first).all())
         assert bool((weights[f"{norm}.bias"] == 0).all())
-    rows = net.label_rows()
+
+
+def test_classifiers_start_without_bias(family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(family)
+    weights, rows = net.initial(0), net.label_rows()
     assert all(bool((weights[name] == 0).all()) for name in rows if weights[name].dim() == 1)
 
 
@@ -100,19 +106,22 @@ def test_judging_mode_is_the_modules_own_with_the_statistics_given(
 
 
 def test_judging_without_statistics_is_refused_by_name(
-    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+    normed_family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    net = tiny_model(family, normalisation="static_batch")
+    net = tiny_model(normed_family, normalisation="static_batch")
     first = next(iter(net.statistics()))
-    with pytest.raises(ValueError, match=rf"{family} .*{first}"):
+    with pytest.raises(ValueError, match=rf"{normed_family} .*{first}"):
         net(block_weights(net, 1), torch.zeros(1, 2, *net.input_shape, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("normalisation", ["group", "instance", "layer", "none"])
 def test_other_normalisations_need_no_statistics(
-    family: str, normalisation: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+    normed_family: str,
+    normalisation: str,
+    tiny_model: Callable[..., Model],
+    block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
-    net = tiny_model(family, normalisation=normalisation)
+    net = tiny_model(normed_family, normalisation=normalisation)
     assert net.statistics() == {}
     made = net(block_weights(net, 1), torch.ones(1, 2, *net.input_shape, dtype=torch.float64)).logits
     assert bool(made.isfinite().all())

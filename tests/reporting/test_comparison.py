@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Arm, Serving, difference, table, verdict
+from fedloom.reporting import Arm, Serving, difference, overall, table, verdict
 
 TIERS = ["large", "small"]
 SHARES = {"large": 0.25, "small": 0.75}
@@ -203,3 +203,29 @@ def test_the_other_test_set_can_be_judged_on():
     only = Arm("a", {"large": Serving("large", True)}, runs)
     assert only.accuracies("large", "local") == [60.0]
     assert only.accuracies("large", "global") == [50.0]
+
+
+def runs_of(name: str, seeds: list[dict[str, float]]) -> Arm:
+    rows = [[Row(1, "server", tier, "", "local", "accuracy", value) for tier, value in one.items()] for one in seeds]
+    return Arm(name, {tier: Serving(tier, True) for tier in seeds[0]}, rows)
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [([1, 2, 3], "holds"), ([-1, -2, -3], "does not hold"), ([1, -1, 3], "within noise"), ([0, 1, 1], "within noise"),
+     ([5], "within noise")],
+)  # fmt: skip
+def test_on_all_devices_a_claim_holds_if_every_seed_says_so(gains: list[float], verdict: str) -> None:
+    shares = {"a": 0.75, "b": 0.25}
+    this = runs_of("this", [{"a": 50.0 + gain, "b": 60.0 + gain} for gain in gains])
+    other = runs_of("other", [{"a": 50.0, "b": 60.0} for _ in gains])
+    found = overall(this, other, shares, "local")
+    assert found is not None
+    assert (found.verdict, found.seeds, found.better) == (verdict, len(gains), sum(gain > 0 for gain in gains))
+    assert (found.this_mean, found.other_mean) == (pytest.approx(52.5 + sum(gains) / len(gains)), pytest.approx(52.5))
+    assert str(found).startswith("all devices: this")
+
+
+def test_tiers_that_were_not_judged_leave_the_question_open() -> None:
+    this, other = runs_of("this", [{"a": 1.0}]), runs_of("other", [{"a": float("nan")}])
+    assert overall(this, other, {"a": 1.0}, "local") is None

@@ -14,7 +14,7 @@ def row(number, value, metric="accuracy", candidate="server", tier="large", devi
 
 def test_the_last_and_the_best_of_a_series():
     (final,) = summarise([row(1, 40.0), row(2, 60.0), row(3, 50.0)])
-    assert final == Final("server", "large", "global", "accuracy", value=50.0, best=60.0, best_round=2)
+    assert final == Final("server", "large", "global", "accuracy", value=50.0, best=60.0, best_round=2, mean_of_10=50.0)
 
 
 def test_a_loss_is_best_when_it_is_lowest():

@@ -194,10 +194,16 @@ def test_without_a_fill_logits_stay_as_they_are() -> None:
     assert torch.equal(mask_logits(logits, torch.zeros(2, 4, dtype=torch.bool), None), logits)
 
 
-def test_a_declared_layout_knows_how_many_classes_there_are() -> None:
-    sent = shaped(seen=(("classes",), torch.bool), table=((3, "classes"), torch.float32), one=((), torch.int64))
-    assert sent(toy()[0], {}) == {
+def test_a_declared_layout_knows_how_many_classes_and_examples_there_are() -> None:
+    sent = shaped(
+        seen=(("classes",), torch.bool),
+        rows=(("examples", 2), torch.float32),
+        table=((3, "classes"), torch.float32),
+        one=((), torch.int64),
+    )
+    assert sent(toy()[0], {}, 7) == {
         "seen": ((4,), torch.bool),
+        "rows": ((7, 2), torch.float32),
         "table": ((3, 4), torch.float32),
         "one": ((), torch.int64),
     }

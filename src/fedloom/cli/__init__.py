@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import calibrate, check, cka, compare, doctor, init, listing, plan, run, subnet
+from . import audit, calibrate, check, cka, compare, doctor, init, listing, plan, run, subnet
 from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, say, wants_json
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "calibrate": calibrate.calibrate,
     "subnet": subnet.subnet,
     "cka": cka.cka,
+    "audit": audit.audit,
     "list": listing.show,
     "init": init.init,
     "doctor": doctor.doctor,

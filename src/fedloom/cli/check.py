@@ -14,6 +14,7 @@ def check(
     sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
     data_dir: DataDir = None,
     files: With = [],  # noqa: B006
+    deployment: Annotated[bool, typer.Option("--deployment", help="Also: may it run on real devices?")] = False,
     format: OutputFormat = Format.text,
 ) -> None:
     """Check recipes: words, ranges, tiers, partition and method. Works where the data is not."""
@@ -24,7 +25,7 @@ def check(
         wrong: list[RecipeError] = []
         for recipe in recipes:
             try:
-                _check_one(recipe, sets, data_dir, files)
+                _check_one(recipe, sets, data_dir, files, deployment)
             except RecipeError as error:
                 wrong.append(error)
             except (DataMissing, DataBroken) as error:
@@ -39,14 +40,17 @@ def check(
             say_json([{"recipe": str(recipe), "problems": []} for recipe in recipes])
 
 
-def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> None:
-    from ..experiment.assemble import build, build_partition, outline, warm_start
+def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path], deployment: bool) -> None:
+    from ..experiment.assemble import build, refuse_deployment, warm_start
     from ..experiment.controls import arms, told_at_its_line
     from ..experiment.places import data_folder
+    from ..experiment.sources import build_partition, outline
 
     loaded, tables = read(recipe, sets, None, files)
     seen = outline(loaded, tables, data_folder(data_dir))
-    fleet, _ = build(loaded, tables, seen)
+    fleet, method = build(loaded, tables, seen)
+    if deployment:
+        refuse_deployment(loaded, method)
     warm_start(loaded, fleet)
     build_partition(loaded, seen.labels)
     _, *others = arms(loaded, tables, fleet, ()).items()

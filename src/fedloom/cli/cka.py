@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DataDir, OutputFormat, With
+from .options import DataDir, OutputFormat, With, own_tables
 from .output import Format, columns, exits, say, say_json
 
 
@@ -20,14 +20,10 @@ def cka(
 ) -> None:
     """Compare two trained models layer by layer: linear CKA, 1 where they see the same."""
     with exits(format):
-        from ..experiment import Tables
         from ..experiment.likeness import likeness
         from ..experiment.places import data_folder
 
-        tables = Tables()
-        for file in files:
-            tables = tables.with_file(file)
-        found = likeness(first, second, tier, examples, tables, data_folder(data_dir))
+        found = likeness(first, second, tier, examples, own_tables(files), data_folder(data_dir))
         if format is Format.json:
             say_json({"rows": found.rows, "columns": found.columns, "cka": found.values})
             return

@@ -1,5 +1,6 @@
 """fedloom compare: a recipe beside other arms and the ordinary ways to treat a fleet, paired by seed."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +70,7 @@ def records(result: "Result") -> dict[str, Any]:
         "verdict": result.verdict,
         "targets": [one.record() for one in result.reached],
         "claims": [one.record() for one in result.claims],
+        "overall": [asdict(one) for one in result.overall],
     }
 
 

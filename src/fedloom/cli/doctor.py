@@ -64,8 +64,9 @@ def _data(data_dir: Path | None) -> list[Finding]:
 
 
 def _recipe(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> list[Finding]:
-    from ..experiment.assemble import build, outline
+    from ..experiment.assemble import build
     from ..experiment.places import data_folder
+    from ..experiment.sources import outline
 
     loaded, tables = read(recipe, sets, None, files)
     fleet, _ = build(loaded, tables, outline(loaded, tables, data_folder(data_dir)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import OutputFormat, With, demo
+from .options import OutputFormat, With, demo, own_tables
 from .output import Format, exits, say, say_json
 
 if TYPE_CHECKING:
@@ -20,6 +20,24 @@ share = 1.0
 width = 1.0
 """
 
+SPLIT_MODEL = """family = "splitnet"           # a net in three parts: extractor, intermediate, classifier
+channels = 8                  # of the extractor; the stages behind it have up to sixteen times as many
+"""
+
+SPLIT_TIERS = """# a tier is a class of devices: its share of the fleet, and the extra blocks of its two middle stages
+[[tiers]]
+name = "deep"
+share = 0.5
+extra = [2, 3]
+
+[[tiers]]
+name = "shallow"
+share = 0.5
+extra = [1, 1]
+"""
+
+PUBLIC = "public = { examples = 200 }   # without labels, at the server; no device has them\n"
+
 
 def init(
     method: Annotated[str, typer.Argument(help="A method; `fedloom list methods`.")],
@@ -29,12 +47,10 @@ def init(
 ) -> None:
     """Write a commented recipe that runs a method on the bundled data."""
     with exits(format):
-        from ..experiment import Problem, RecipeError, Tables
+        from ..experiment import Problem, RecipeError
         from ..experiment.problems import nearest
 
-        tables = Tables()
-        for file in files:
-            tables = tables.with_file(file)
+        tables = own_tables(files)
         if method not in tables.methods:
             hint = nearest(method, tables.methods)
             raise RecipeError([Problem((), "METHOD_NAME", f"there is no method {method!r}", hint)], "init")
@@ -50,21 +66,29 @@ def init(
 
 
 def _recipe(method: str, out: Path, tables: "Tables") -> str:
-    """The demonstration's recipe, with another method and as many tiers as it takes."""
+    """The demonstration's recipe, with another method and with models and tiers that it takes."""
     text = demo().read_text(encoding="utf-8").replace("recipes/demo.toml", str(out))
     text = re.sub(r"\[method\]\n(?:.+\n)+", lambda _: _method_section(method, tables.methods[method]), text)
-    if _refuses_tiers(method, tables, text):
-        text = re.sub(r"# a tier is .*\n(?:\[\[tiers\]\]\n(?:.+\n)+\n)+", lambda _: ONE_TIER + "\n", text)
-    return text
+    tiers = re.compile(r"# a tier is .*\n(?:\[\[tiers\]\]\n(?:.+\n)+\n)+")
+    one_tier = tiers.sub(lambda _: ONE_TIER + "\n", text)
+    split = re.sub(r"(?<=\[model\]\n)(?:.+\n)+", lambda _: SPLIT_MODEL, tiers.sub(lambda _: SPLIT_TIERS + "\n", text))
+    taken = (one for one in (text, one_tier, split) if _problem(tables, one) != "METHOD_REFUSES")
+    found = next(taken, text)
+    if _problem(tables, found) == "PUBLIC_MISSING":
+        found = re.sub(r"(partition = .*\n)", lambda line: line[0] + PUBLIC, found)
+    return found
 
 
 def _method_section(name: str, method: Any) -> str:
     """The method and its settings: those it has a value for as comments, those that must be said as an open line."""
     from ..experiment.choices import settings_of
-    from ..experiment.toml import dumps
+    from ..experiment.toml import dumps, written
 
     lines = ["[method]", f'name = "{name}"' + (f"  # {method.paper}" if method.paper else "")]
+    lines += (f"{setting} = {written(value)}" for setting, value in method.sample.items())
     for setting, parameter in settings_of(method).items():
+        if setting in method.sample:
+            continue
         if parameter.default is parameter.empty:
             lines.append(f"# {setting} must be set: {parameter.annotation}")
             continue
@@ -76,16 +100,18 @@ def _method_section(name: str, method: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _refuses_tiers(method: str, tables: "Tables", text: str) -> bool:
+def _problem(tables: "Tables", text: str) -> str | None:
+    """The code of what is wrong with a recipe, if anything is."""
     import tomllib
 
     from ..experiment import RecipeError, load
-    from ..experiment.assemble import build, outline
+    from ..experiment.assemble import build
     from ..experiment.places import data_folder
+    from ..experiment.sources import outline
 
     try:
         loaded = load(tomllib.loads(text), tables)
         build(loaded, tables, outline(loaded, tables, data_folder()))
     except RecipeError as error:
-        return error.problems[0].code == "METHOD_REFUSES"
-    return False
+        return error.problems[0].code
+    return None

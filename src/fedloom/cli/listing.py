@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import OutputFormat, With
+from .options import OutputFormat, With, own_tables
 from .output import Format, columns, exits, say, say_json
 
 
@@ -37,18 +37,16 @@ def show(
 
 def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
     from ..data import FACTS, PARTITIONS, PREPARATIONS
-    from ..experiment import CONTROLS, Tables
+    from ..experiment import CONTROLS
     from ..experiment.wording import HANDED_TO_FAMILIES, HANDED_TO_PARTITIONS
     from ..training import OPTIMISERS, RATES
 
-    tables = Tables()
-    for file in files:
-        tables = tables.with_file(file)
+    tables = own_tables(files)
     match what:
         case What.methods:
             return [
-                {"name": name, "gives": method.gives, "leaves_the_device": method.leaves, "stays": method.keeps,
-                 "settings": _settings(method), "paper": method.paper}
+                {"name": name, "gives": method.gives, "models": method.admits, "leaves_the_device": method.leaves,
+                 "stays": method.keeps, "settings": _settings(method), "paper": method.paper}
                 for name, method in tables.methods.items()
             ]  # fmt: skip
         case What.models:

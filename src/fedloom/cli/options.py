@@ -27,13 +27,21 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> "tuple[Loaded, Tables]":
     """The recipe as the options change it, and the names it may use."""
-    from ..experiment import Tables, load
+    from ..experiment import load
+
+    tables = own_tables(files)
+    changes = sets if seed is None else [*sets, f"seed={seed}"]
+    return load(recipe, tables, changes), tables
+
+
+def own_tables(files: list[Path]) -> "Tables":
+    """The names a recipe may use: the bundled ones and those of the user's own files, which win."""
+    from ..experiment import Tables
 
     tables = Tables()
     for file in files:
         tables = tables.with_file(file)
-    changes = sets if seed is None else [*sets, f"seed={seed}"]
-    return load(recipe, tables, changes), tables
+    return tables
 
 
 def processes(said: int | None) -> int:

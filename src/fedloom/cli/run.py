@@ -1,5 +1,6 @@
 """fedloom run: train by a recipe; without one, the bundled demonstration."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,8 +54,7 @@ def run(
             if format is Format.text:
                 say(final_table(finished))
         if format is Format.json:
-            final = [{key: getattr(one, key) for key in ("candidate", "tier", "test", "metric", "value", "best")}
-                     for one in finished.final]  # fmt: skip
+            final = [asdict(one) for one in finished.final]
             say_json({"run": str(finished.folder), "final": final})
             return
         say(f"\nrun: {finished.folder}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import DataDir, OutputFormat, Quiet, With, Workers, processes
+from .options import DataDir, OutputFormat, Quiet, With, Workers, own_tables, processes
 from .output import Format, columns, exits, note, say, say_json
 
 if TYPE_CHECKING:
@@ -44,26 +44,18 @@ def subnet(
         raise typer.BadParameter("say one of --macs, --params and --latency-ms")
     with exits(format):
         from ..engines import keep_the_heap
-        from ..experiment import Tables
         from ..experiment.places import data_folder
         from ..experiment.subnets import search
         from ..experiment.supernet import open_supernet
 
         keep_the_heap()
         _must_be_free(out)
-        tables = Tables()
-        for file in files:
-            tables = tables.with_file(file)
-        supernet = open_supernet(run, tables, data_folder(data_dir), space)
+        supernet = open_supernet(run, own_tables(files), data_folder(data_dir), space)
         if latency is not None:
             note("timing sub-nets on this machine", quiet)
         sought = search(supernet, count, seed, _budget(macs, params, latency), examples)
         judged = _follow(sought, processes(workers), quiet)
-        result = _result(sought, judged, out)
-        if format is Format.json:
-            say_json(result)
-        else:
-            say(_told(result))
+        _say(_result(sought, judged, out), format)
 
 
 def _must_be_free(out: Path | None) -> None:
@@ -106,6 +98,14 @@ def _result(sought: "Search", judged: dict[str, Any], out: Path | None) -> dict[
         "measured": {**judged, "rows": str(sought.file)},
         "out": None if out is None else str(out),
     }
+
+
+def _say(result: dict[str, Any], format: Format) -> None:
+    """To whoever asked: programs get everything, people what they can read."""
+    if format is Format.json:
+        say_json(result)
+    else:
+        say(_told(result))
 
 
 def _told(result: dict[str, Any]) -> str:

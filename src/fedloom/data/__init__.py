@@ -10,7 +10,7 @@ from .examples import DataBroken, DataMissing, Dataset, Examples
 from .facts import FACTS, Facts
 from .idx import fashion_mnist, mnist
 from .npz import npz, pathmnist, pneumoniamnist
-from .partition import PARTITIONS, Labels, Partition, at_most, tie_to_labels
+from .partition import PARTITIONS, Labels, Partition, at_most, held_out, thinned, tie_to_labels
 from .preparation import PREPARATIONS, Preparation
 from .shipped import digits, fashion_mini
 
@@ -28,6 +28,8 @@ __all__ = [
     "Partition",
     "Preparation",
     "at_most",
+    "held_out",
+    "thinned",
     "tie_to_labels",
 ]
 

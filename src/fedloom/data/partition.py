@@ -56,6 +56,23 @@ def at_most(partition: Partition, examples: int | None, generator: np.random.Gen
     return Partition(tuple(generator.permutation(rows)[:examples] for rows in partition.train), partition.test)
 
 
+def held_out(examples: int, count: int, generator: np.random.Generator) -> Rows:
+    """So many rows, drawn at random, that no device is to get."""
+    return np.sort(generator.permutation(examples)[:count])
+
+
+def thinned(partition: Partition, devices: float, keep: float, generator: np.random.Generator) -> Partition:
+    """A random share of the devices keeps only a share of its training examples, and at least one."""
+    count = len(partition.train)
+    poorer = set(generator.permutation(count)[: round(devices * count)].tolist())
+
+    def kept(index: int, rows: Rows) -> Rows:
+        order = generator.permutation(rows)  # drawn for everybody, so that one device more or less changes no other
+        return order[: max(1, round(keep * len(rows)))] if index in poorer else rows
+
+    return Partition(tuple(kept(index, rows) for index, rows in enumerate(partition.train)), partition.test)
+
+
 def _main_labels(partition: Partition, labels: Labels) -> Rows:
     return np.array([np.bincount(labels.train[rows], minlength=1).argmax() for rows in partition.train])
 

@@ -29,14 +29,14 @@ def refuse(reply: Reply, task: Task, inbox: Parcel, kept: Parcel | None = None) 
 
 
 def _fault(reply: Reply, task: Task, inbox: Parcel) -> tuple[str, str]:
+    if reply.examples < 1 and not reply.device.here:
+        return "METRIC", f"a device that trained holds at least one example, not {reply.examples}"
     if reply.sent.keys() != task.sends.keys():
         return "KEYS", f"bundles {sorted(reply.sent)} where {sorted(task.sends)} were declared"
     for bundle, sent in task.sends.items():
-        code, reason = _bundle_fault(reply.sent[bundle], sent(reply.device.model, inbox))
+        code, reason = _bundle_fault(reply.sent[bundle], sent(reply.device.model, inbox, reply.examples))
         if code:
             return code, f"{bundle}: {reason}"
-    if reply.examples < 1:
-        return "METRIC", f"a device that trained holds at least one example, not {reply.examples}"
     return "", ""
 
 

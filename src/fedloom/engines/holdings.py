@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,13 +18,20 @@ class Shelf:
     dataset: Dataset
     train: dict[str, Tensor]
     test: dict[str, Tensor]
-    sizes: tuple[Model, ...] = ()  # of the fleet's tiers
+    sizes: dict[str, Model] = field(default_factory=dict)  # of the fleet's tiers that take part
 
     def rows(self, device: Device) -> Tensor:
-        """A device's training rows; a pseudo-device that gathers others holds theirs."""
+        """A device's training rows; a pseudo-device that gathers others holds theirs, the server none."""
+        if device.here:
+            return torch.zeros(0, dtype=torch.int64)
         if device.gathers:
             return torch.cat([self.train[name] for name in device.gathers])
         return self.train[device.name]
+
+    def count(self, device: Device) -> int:
+        if device.here:
+            return 0
+        return sum(len(self.train[name]) for name in device.gathers or (device.name,))
 
     def seen_labels(self, device: Device) -> Tensor:
         labels = self.dataset.train.y[self.rows(device)]
@@ -35,7 +42,7 @@ class Shelf:
 
 
 def beside_each_other(held: Sequence[Tensor]) -> Holdings:
-    """The test rows of a block, the shorter lists padded with their own first row."""
+    """The rows of a block, the shorter lists padded with their own first row."""
     longest = max(len(rows) for rows in held)
     rows = torch.zeros(len(held), longest, dtype=torch.int64)
     real = torch.zeros(len(held), longest, dtype=torch.bool)
@@ -59,5 +66,5 @@ def shelf(dataset: Dataset, partition: Partition, fleet: Fleet) -> Shelf:
         dataset,
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.train, strict=True)},
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.test, strict=True)},
-        tuple(tier.model for tier in fleet.tiers),
+        {tier.name: tier.model for tier in fleet.served},
     )

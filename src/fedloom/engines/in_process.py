@@ -59,7 +59,7 @@ class InProcess:
     def _admitted(self, errand: Errand, work: Work, outcome: Outcome) -> Iterator[Reply]:
         """The errand's replies, as far as they pass the gate; what their devices remember is kept."""
         for place, device in work.places(errand):
-            reply = Reply(device, len(self.shelf.rows(device)), split(outcome.send, place))
+            reply = Reply(device, self.shelf.count(device), split(outcome.send, place))
             kept = None if outcome.remember is None else split(outcome.remember, place)
             refusal = refuse(reply, errand.task, errand.inboxes[device], kept)
             if refusal:

@@ -38,7 +38,9 @@ class Memory:
         self._files = _Files(folder)
 
     def recall(self, device: Device) -> Parcel:
-        """The newest memory; a device that has none yet prepares its first."""
+        """The newest memory; a device that has none yet prepares its first, and the server has none."""
+        if device.here:
+            return {}
         kept = self._staged.get(device.name) or self._committed.get(device.name)
         return self._read(kept) if kept else self.prepare(device)
 

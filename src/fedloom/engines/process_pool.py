@@ -148,6 +148,7 @@ class Crew:
                     "tier": seat.device.tier,
                     "size": seat.device.model.settings,
                     "gathers": seat.device.gathers,
+                    "here": seat.device.here,
                 }
                 for seat in work.seats
             ],
@@ -166,7 +167,7 @@ class Crew:
         task = replace(member.find(tuple(header["address"])), schedule=schedule)
         (tier,) = [tier for tier in member.fleet.tiers if tier.name == one["tier"]]
         model = replace(tier.model, settings=_tuples(one["size"]))
-        device = Device(one["name"], tier.name, model, tier.footprint, tuple(one["gathers"]))
+        device = Device(one["name"], tier.name, model, tier.footprint, tuple(one["gathers"]), one["here"])
         errand = Errand(member.engine, task, {}, one["round"], one["repeat"])
         return Seat(errand, device, member.engine.plan(task, device, one["round"], one["repeat"]))  # the same draws
 

@@ -1,6 +1,6 @@
 """An engine without devices: it answers with what tasks declare to send, so a round can be costed before it is run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,15 +15,18 @@ from ..training import Task
 class Rehearsal:
     """`down` and `up` hold, per tier, what all its devices together received and sent."""
 
+    examples: Callable[[Device], int] = lambda device: 1  # that a device holds
     down: dict[str, int] = field(default_factory=dict)
     up: dict[str, int] = field(default_factory=dict)
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
         for device, inbox in inboxes.items():
-            sent = {bundle: _zeros(declared(device.model, inbox)) for bundle, declared in task.sends.items()}
-            self.down[device.tier] = self.down.get(device.tier, 0) + payload_bytes(inbox)
-            self.up[device.tier] = self.up.get(device.tier, 0) + payload_bytes(sent)
-            yield Reply(device, 1, sent)
+            held = 0 if device.here else self.examples(device)
+            sent = {bundle: _zeros(declared(device.model, inbox, held)) for bundle, declared in task.sends.items()}
+            if not device.here:
+                self.down[device.tier] = self.down.get(device.tier, 0) + payload_bytes(inbox)
+                self.up[device.tier] = self.up.get(device.tier, 0) + payload_bytes(sent)
+            yield Reply(device, held, sent)
 
     def commit(self, round_number: int) -> None:
         pass

@@ -103,7 +103,11 @@ def works(errands: Sequence[Errand]) -> list[Work]:
             memory = engine.memory.recall(device)
             seat = Seat(errand, device, engine.plan(errand.task, device, errand.round_number, errand.repeat))
             mixes = not device.gathers and engine.at_once(device) > 1 and least_company(device.model)
-            holds = layout(inbox), layout(memory)
+            holds = (
+                layout(inbox),
+                layout(memory),
+                _to_send(errand.task, device.model, inbox, engine.shelf.count(device)),
+            )
             key = company if mixes else id(errand), device.model, device.tier, holds, seat.plan.shape
             alike[key].append((seat, memory))
     made = []
@@ -112,6 +116,12 @@ def works(errands: Sequence[Errand]) -> list[Work]:
         size = group[0][0].errand.engine.at_once(group[0][0].device)
         made += [_work(group[start : start + size]) for start in range(0, len(group), size)]
     return made
+
+
+def _to_send(task: Task, model: Model, inbox: Parcel, examples: int) -> Hashable:
+    """How much a device is to send, where that depends on how many examples it holds: a block sends alike."""
+    said = {bundle: sent(model, inbox, examples) for bundle, sent in task.sends.items()}
+    return tuple((bundle, name, shape) for bundle, one in said.items() for name, (shape, _) in one.items())
 
 
 def carry_out(work: Work) -> Outcome:
@@ -124,6 +134,7 @@ def carry_out(work: Work) -> Outcome:
         examples=data.train,
         tests=data.test,
         test_holdings=beside_each_other([seat.errand.engine.shelf.tests(seat.device) for seat in work.seats]),
+        holdings=beside_each_other([seat.errand.engine.shelf.rows(seat.device) for seat in work.seats]),
         preparation=data.preparation,
         plan=together([seat.plan for seat in work.seats]),
         seen_labels=torch.stack([seat.errand.engine.shelf.seen_labels(seat.device) for seat in work.seats]),
@@ -172,7 +183,8 @@ def _work(group: list[tuple[Seat, Parcel]]) -> Work:
 
 def _size(seat: Seat, devices: int) -> int:
     """Whom nobody joins sits beside itself: other kernels, and so other bits, would run for it alone."""
-    if seat.errand.engine.at_once(seat.device) == 1 or seat.device.gathers:
+    alone = seat.errand.engine.at_once(seat.device) == 1 or seat.device.gathers
+    if alone or (seat.device.here and not seat.errand.task.same):  # whom nobody can join
         return devices
     multiple = least_company(seat.device.model) or 1
     return max(2, -(-devices // multiple) * multiple)

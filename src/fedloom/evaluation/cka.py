@@ -7,14 +7,15 @@ from torch import Tensor
 
 from ..models import Model
 from ..tensors import Tensors
+from ..training import misalignment
 
 
 def linear_cka(left: Tensor, right: Tensor) -> float:
     """Of two sets of features of the same examples, [n, p] and [n, q]: 1 where they differ by rotation and scale."""
-    left, right = (one.double() - one.double().mean(0) for one in (left, right))
-    together = (left.mT @ right).square().sum()
-    apart = (left.mT @ left).norm() * (right.mT @ right).norm()
-    return float(together / apart) if apart > 0 else float("nan")
+    if any(bool((one == one[:1]).all()) for one in (left, right)):
+        return float("nan")  # what sees no difference between examples is like nothing
+    scaled = [one.double() / one.double().abs().max() for one in (left, right)]
+    return 1 - float(misalignment({"features": scaled[1]}, "linear")(scaled[0]))
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ def last_exit(model: Model) -> str:
     return exit_names(model)[-1]
 
 
-def answers(model: Model, inbox: Parcel) -> Layout:
+def answers(model: Model, inbox: Parcel, examples: int) -> Layout:
     """One row of logits for each question, from every exit."""
     dtype = next(iter(inbox["weights"].values())).dtype
     return {name: ((len(inbox["order"]["rows"]), model.classes), dtype) for name in exit_names(model)}

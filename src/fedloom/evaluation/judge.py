@@ -15,7 +15,7 @@ from ..tensors import Tensors
 from ..training import Schedule, mask_logits
 from .exam import Exam, exit_names, last_exit
 from .metrics import hits, log_loss, per_group, percent
-from .personal import FineTune, Personal, share_right
+from .personal import FineTune, Personal, by_acquaintance, share_right
 from .rows import Row
 from .static_batchnorm import StaticBatchNorm
 
@@ -59,7 +59,7 @@ class Judge:
     def _server_rows(
         self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int, last: bool
     ) -> Iterator[Row]:
-        models = {tier: candidate.weights(tier) for tier in fleet.served}
+        models = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
         filled = self.statistics.fill(models, fleet, ask, round_number)
         labels = self.dataset.test.y
         for tier, logits in self.logits(filled, fleet, ask).items():
@@ -72,10 +72,12 @@ class Judge:
                 yield row("global", "loss", log_loss(logits, labels))
             if "local" in self.tests:
                 correct, total = self._own_counts(logits, candidate.unseen_logit)
-                yield row("local", "accuracy", percent(float(correct.sum()), float(total.sum())))
-                for index in range(fleet.size):
-                    share = percent(float(correct[index]), float(total[index]))
-                    yield row("local", "accuracy", share, fleet.name(index))
+                for test, devices in _acquaintance(fleet).items():
+                    share = percent(float(correct[devices].sum()), float(total[devices].sum()))
+                    yield row(test, "accuracy", share)
+                    for index in devices:
+                        share = percent(float(correct[index]), float(total[index]))
+                        yield row(test, "accuracy", share, fleet.name(index))
         yield from self._shuffled_rows(name, filled, fleet, ask, round_number)
         if self.fine_tune and last:
             yield from self.fine_tune.rows(name, filled, fleet, ask, round_number)
@@ -152,16 +154,29 @@ class Judge:
     def _device_rows(
         self, name: str, candidate: DeviceModel, fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
-        address = ("personal", candidate.weights.__name__, json.dumps(candidate.unseen_logit))
+        address = ("personal", json.dumps(candidate.unseen_logit), *candidate.found_at)
         measure = self.personal(candidate).measure
         task = replace(measure, schedule=Schedule(self.statistics.batch_size), address=address)
-        inboxes = {device: candidate.inbox(device) for device in fleet.devices(round_number)}
-        replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name)
+        tiers = [tier.name for tier in judged_tiers(candidate, fleet)]
+        asked = [device for device in fleet.devices(round_number) if device.tier in tiers]
+        replies = sorted(ask(task, {one: candidate.inbox(one) for one in asked}), key=lambda reply: reply.device.name)
         for test in self.tests:
-            for tier in fleet.served:
-                of_tier = [reply for reply in replies if reply.device.tier == tier.name]
-                if of_tier:
-                    yield Row(round_number, name, tier.name, "", test, "accuracy", share_right(of_tier, test))
-            for reply in replies:
-                device = reply.device
-                yield Row(round_number, name, device.tier, device.name, test, "accuracy", share_right([reply], test))
+            groups = by_acquaintance(fleet, replies) if test == "local" else {"global": replies}
+            for shown, said in groups.items():
+                for tier in tiers:
+                    of_tier = [reply for reply in said if reply.device.tier == tier]
+                    if of_tier:
+                        yield Row(round_number, name, tier, "", shown, "accuracy", share_right(of_tier, test))
+                for reply in said:
+                    one, share = reply.device, share_right([reply], test)
+                    yield Row(round_number, name, one.tier, one.name, shown, "accuracy", share)
+
+
+def judged_tiers(candidate: Candidate, fleet: Fleet) -> list[Tier]:
+    """Those that take part and that the candidate is for."""
+    return [tier for tier in fleet.served if not candidate.tiers or tier.name in candidate.tiers]
+
+
+def _acquaintance(fleet: Fleet) -> dict[str, list[int]]:
+    known = {"local": [index for index in range(fleet.size) if index not in fleet.unseen]}
+    return {**known, **({"unseen": sorted(fleet.unseen)} if fleet.unseen else {})}

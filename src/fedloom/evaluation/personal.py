@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,10 +14,9 @@ from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
 from ..models import Model
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, Schedule, Sgd, fit, label_loss, mask_logits, on_device, shaped
+from ..training import Client, Outcome, Schedule, Sgd, fit, label_loss, mask_logits, on_device, own_statistics, shaped
 from .metrics import hits, percent
 from .rows import Row
-from .static_batchnorm import own_statistics
 
 COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
 
@@ -31,7 +31,9 @@ class Personal:
 
     @on_device(sends={"local": COUNTS, "global": COUNTS}, mixes=False)
     def measure(self, client: Client, inbox: Parcel) -> Outcome:
-        weights = own_statistics(client, self.candidate.weights(client, inbox))
+        model, carried = self.candidate.carried(client, inbox)
+        client = replace(client, model=model)
+        weights = own_statistics(client, carried)
         with torch.no_grad():
             own = own_test(client, weights, self.batch_size, self.candidate.unseen_logit)
             return Outcome(send={"local": own, "global": self._whole(client, weights)})
@@ -74,7 +76,7 @@ class FineTune:
         self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
         """Per tier and device, and over a tier's devices their mean and population standard deviation; every device
-        tries every tier's model, as the paper's tables have it."""
+        tries every tier's model, as the paper's tables have it. Devices that never trained are told apart."""
         task = replace(self.tune, schedule=Schedule(self.batch_size, self.epochs), address=("fine_tune", "tune"))
         inboxes = {
             device.carrying(tier.model, fleet.whole, tier.name): _parcel(tier.model, weights)
@@ -83,15 +85,27 @@ class FineTune:
         }
         replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name)
         for tier in models:
-            for metric in ("initial", "personalised"):
-                of_tier = {r.device.name: share_right([r], metric) for r in replies if r.device.tier == tier.name}
-                judged = {device: share for device, share in of_tier.items() if not math.isnan(share)}
-                for device, share in judged.items():
-                    yield Row(round_number, name, tier.name, device, "local", metric, share)
-                if judged:
-                    mean, spread = statistics.fmean(judged.values()), statistics.pstdev(judged.values())
-                    yield Row(round_number, name, tier.name, "", "local", metric, mean)
-                    yield Row(round_number, name, tier.name, "", "local", f"{metric}_std", spread)
+            of_tier = [reply for reply in replies if reply.device.tier == tier.name]
+            for test, said in by_acquaintance(fleet, of_tier).items():
+                for metric in ("initial", "personalised"):
+                    yield from _tuned_rows(said, partial(Row, round_number, name, tier.name), test, metric)
+
+
+def _tuned_rows(said: Sequence[Reply], row: Callable[..., Row], test: str, metric: str) -> Iterator[Row]:
+    shares = {reply.device.name: share_right([reply], metric) for reply in said}
+    judged = {device: share for device, share in shares.items() if not math.isnan(share)}
+    for device, share in judged.items():
+        yield row(device, test, metric, share)
+    if judged:
+        yield row("", test, metric, statistics.fmean(judged.values()))
+        yield row("", test, f"{metric}_std", statistics.pstdev(judged.values()))
+
+
+def by_acquaintance(fleet: Fleet, replies: Sequence[Reply]) -> dict[str, list[Reply]]:
+    """Devices that may train, judged as "local", and those that never do, as "unseen"."""
+    strangers = {fleet.name(index) for index in fleet.unseen}
+    known = {"local": [reply for reply in replies if reply.device.name not in strangers]}
+    return {**known, **({"unseen": [r for r in replies if r.device.name in strangers]} if strangers else {})}
 
 
 def _parcel(model: Model, weights: Tensors) -> Parcel:

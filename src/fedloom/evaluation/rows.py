@@ -9,6 +9,6 @@ class Row:
     candidate: str
     tier: str
     device: str  # empty: not one device's own
-    test: str  # "global": the whole test set; "local": devices' own test examples
+    test: str  # "global": the whole set; "local": devices' own examples; "unseen": those of devices that never train
     metric: str
     value: float

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from ..fleet import Ask, Device, Fleet, Reply, Tier, parameters
 from ..models import Model
 from ..settings import Count
-from ..tensors import Parcel, Tensors, beside, combine
-from ..training import Client, Layout, Outcome, Schedule, on_device, shaped
+from ..tensors import Parcel, Tensors, combine
+from ..training import Client, Layout, Outcome, Schedule, batch_sums, on_device, shaped
 
 
-def sums(model: Model, inbox: Parcel) -> Layout:
+def sums(model: Model, inbox: Parcel, examples: int) -> Layout:
     dtype = next(iter(inbox["weights"].values())).dtype
     return {name: (tuple(shape), dtype) for name, shape in model.statistics().items()}
 
@@ -59,36 +58,9 @@ def _mean(model: Model, replies: Sequence[Reply]) -> Tensors:
     return combine(lambda one: (one / batches).to(torch.get_default_dtype()), total)
 
 
-@torch.no_grad()
-def batch_sums(client: Client, weights: Tensors, max_batches: int | None) -> tuple[dict[str, Tensor], Tensor]:
-    """Sums of every batch's statistics over the plan, and how many batches each device had: [K]."""
-    devices = len(client.seen_labels)
-    total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
-    batches = torch.zeros(devices, dtype=torch.int32)
-    for step in client.plan[:max_batches]:
-        seen = client.model.batch_statistics(weights, client.batch(step).x)
-        counts = step.working.bool() & finite(seen)  # one example on one pixel has no variance to tell
-        total = {name: sums + torch.where(beside(counts, sums), seen[name], 0) for name, sums in total.items()}
-        batches += counts
-    return total, batches
-
-
-def finite(tensors: Tensors) -> Tensor:
-    """Which devices' tensors are finite throughout: [K]."""
-    each = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tensor in tensors.values()]
-    return torch.stack(each).all(0)
-
-
-def own_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
-    """A device's own weights with the statistics of its own data."""
-    if not client.model.statistics():
-        return dict(weights)
-    total, batches = batch_sums(client, weights, None)
-    return {**weights, **combine(lambda one: one / beside(batches.to(one), one), total)}
-
-
 def _able(fleet: Fleet, tier: Tier, round_number: int) -> list[Device]:
     """Devices that can carry this tier's model, each as if it were of this tier; all, where tiers are redrawn."""
     size = 0 if fleet.assignment == "redrawn" else parameters(tier.model.shapes())
-    able = (d for d in fleet.devices(round_number) if parameters(d.model.shapes()) >= size)
+    known = [fleet.device(index, round_number) for index in range(fleet.size) if index not in fleet.unseen]
+    able = (d for d in known if parameters(d.model.shapes()) >= size)
     return [replace(d, tier=tier.name, model=tier.model, footprint=tier.footprint) for d in able]

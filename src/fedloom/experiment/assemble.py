@@ -3,28 +3,29 @@
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
-from ..data import DATASETS, FACTS, PARTITIONS, PREPARATIONS, Dataset, Labels, Partition, at_most, tie_to_labels
+from ..data import Dataset, Partition
 from ..engines import InProcess, Member, Memory, ProcessPool, Refusal, shelf
 from ..evaluation import FineTune, Judge, StaticBatchNorm
-from ..fleet import BadTier, DeviceModel, Engine, Fleet, draw_cohort, nested
+from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, nesting_problem, side_by_side
 from ..methods import Method
 from ..models import Model, model
 from ..seeds import generator
 from ..tensors import Tensors
 from ..training import OPTIMISERS, RATES, Schedule, Task
+from .choices import picked
 from .load import Loaded
 from .problems import Problem, RecipeError
+from .sources import Outline, build_partition, outline_of, public_examples, read_data
 from .tables import Tables
 
 
@@ -41,110 +42,93 @@ class Experiment:
     judge: Judge
     refusals: list[tuple[int, Refusal]]
     warm: Tensors | None
-
-
-def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
-    data = loaded.recipe.data
-    reader = tables.datasets[data.dataset]
-    place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
-    dataset = reader(**place, **data.settings)
-    if data.test_examples is not None:
-        test = dataset.test
-        dataset = replace(dataset, test=replace(test, x=test.x[: data.test_examples], y=test.y[: data.test_examples]))
-    return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A recipe's data as far as models and partitions can tell."""
-
-    input_shape: tuple[int, ...]
-    labels: Labels
-
-
-def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
-    """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
-    data = loaded.recipe.data
-    if data.dataset not in FACTS or tables.datasets[data.dataset] is not DATASETS[data.dataset]:
-        return outline_of(read_data(loaded, tables, folder))
-    facts = FACTS[data.dataset]
-    prepare = PREPARATIONS[data.preparation or facts.preparation]
-    made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8))
-    classes = 20 if data.settings.get("labels") == "coarse" else facts.classes
-    tests = min(facts.test, data.test_examples or facts.test)
-    labels = Labels(np.arange(facts.train) % classes, np.arange(tests) % classes, classes)
-    return Outline(tuple(made_up.shape[1:]), labels)
-
-
-def outline_of(dataset: Dataset) -> Outline:
-    labels = Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes)
-    return Outline(dataset.input_shape, labels)
+    public: Tensor | None  # what the server has
 
 
 def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
+    recipe, part = loaded.recipe, loaded.recipe.fleet
+    total = math.fsum(tier.share for tier in recipe.tiers)
+    shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
+    models, strangers = build_models(loaded, tables, seen), round(part.unseen * recipe.data.devices)
+    unseen = generator(recipe.seed, "unseen").permutation(recipe.data.devices)[:strangers]
+    fleet = Fleet(
+        side_by_side(models), shares, recipe.data.devices, recipe.seed, part.assignment,
+        unseen=frozenset(unseen.tolist()),
+    )  # fmt: skip
+    if part.eligible:
+        fleet = fleet.restricted(part.eligible)
+    if part.assignment == "fixed" and not draw_cohort(fleet, 1.0, 1):
+        said = "no device belongs to these tiers, so nobody would train"
+        place = ("fleet", "eligible" if part.eligible else "unseen")
+        raise loaded.error(Problem(place, "RECIPE_VALUE", said))
+    return fleet
+
+
+def build_models(loaded: Loaded, tables: Tables, seen: Outline) -> list[tuple[str, Model]]:
+    """Every tier's model, under the tier's name."""
     recipe = loaded.recipe
-    family, build = recipe.model.family, tables.models[recipe.model.family]
-    sizes = [{**recipe.model.settings, **tier.settings} for tier in recipe.tiers]
-    named = inspect.signature(build).parameters
-    if "widest" in named and "width" in named:
-        widest = max(size.get("width", named["width"].default) for size in sizes)
-        sizes = [{**size, "widest": widest} for size in sizes]
-    models: list[tuple[str, Model]] = []
-    for number, (tier, size) in enumerate(zip(recipe.tiers, sizes, strict=True)):
+    found: list[tuple[str, Model]] = []
+    for number, tier in enumerate(recipe.tiers):
+        family = tier.family or recipe.model.family
         try:
-            made = model(family, build, size, seen.input_shape, seen.labels.classes)
+            size = _size(loaded, tables, number)
+            made = model(family, tables.models[family], size, seen.input_shape, seen.labels.classes)
             made.fits_the_data()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
             raise loaded.error(Problem(("tiers", number), "MODEL_BUILD", said)) from error
-        models.append((tier.name, made))
-    try:
-        tiers = nested(models)
-    except BadTier as error:
-        raise loaded.error(Problem(("tiers",), "TIER_SHAPE", str(error))) from error
-    total, part = math.fsum(tier.share for tier in recipe.tiers), recipe.fleet
-    shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
-    fleet = Fleet(tiers, shares, recipe.data.devices, recipe.seed, part.assignment, part.eligible)
-    if part.assignment == "fixed" and part.eligible and not draw_cohort(fleet, 1.0, 1):
-        said = "no device belongs to these tiers, so nobody would train"
-        raise loaded.error(Problem(("fleet", "eligible"), "RECIPE_VALUE", said))
-    return fleet
+        found.append((tier.name, made))
+    return found
+
+
+def _size(loaded: Loaded, tables: Tables, number: int) -> dict[str, Any]:
+    """A tier's settings, and the widest of its family where a family asks for it."""
+    recipe = loaded.recipe
+    common, own = recipe.model.settings, recipe.tiers[number]
+    alike = [tier for tier in recipe.tiers if tier.family == own.family]
+    sizes = [{**({} if tier.family else common), **tier.settings} for tier in alike]
+    named = inspect.signature(tables.models[own.family or recipe.model.family]).parameters
+    if "widest" in named and "width" in named:
+        widest = max(size.get("width", named["width"].default) for size in sizes)
+        sizes = [{**size, "widest": widest} for size in sizes]
+    return sizes[alike.index(own)]
 
 
 def build_method(loaded: Loaded, tables: Tables, fleet: Fleet) -> Method:
     part = loaded.recipe.method
-    missing = getattr(tables.methods[part.name], "__abstractmethods__", ())
+    kind = tables.methods[part.name]
+    missing = getattr(kind, "__abstractmethods__", ())
     if missing:
         said = f"{part.name} lacks {', '.join(sorted(missing))}, which every method has"
         raise loaded.error(Problem(("method", "name"), "METHOD_INCOMPLETE", said, value=part.name))
-    made: Method = picked(tables.methods, {"name": part.name, **part.settings}, key="name")()
+    made = kind.made(part.settings, tables.methods)
+    outside = nesting_problem(fleet) if made.admits == "sizes of one model" else None
+    if outside:
+        raise loaded.error(Problem(("tiers",), "TIER_SHAPE", outside))
     refusal = made.refuses(fleet)
     if refusal:
         raise loaded.error(Problem(("method", "name"), "METHOD_REFUSES", refusal, value=part.name))
+    if made.probes and loaded.recipe.data.public is None:
+        said = f"{part.name} needs examples without labels at the server"
+        raise loaded.error(Problem(("data", "public"), "PUBLIC_MISSING", said, "set data.public = { examples = 256 }"))
     return made
+
+
+def refuse_deployment(loaded: Loaded, method: Method) -> None:
+    """Raise unless real devices may be asked for what this method takes from them."""
+    if method.simulated:
+        said = f"{loaded.recipe.method.name} takes {method.leaves}"
+        raise loaded.error(Problem(("method", "name"), "SIMULATION_ONLY", said))
+    if method.ships and not loaded.recipe.privacy.acknowledge_feature_sharing:
+        said = f"{loaded.recipe.method.name} takes features of the {method.ships} from devices: inputs can be rebuilt"
+        hint = "fedloom audit RUN measures how well; if that is acceptable, set it to true"
+        raise loaded.error(Problem(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
 
 
 def build(loaded: Loaded, tables: Tables, seen: Outline) -> tuple[Fleet, Method]:
     """Who learns and how: all of a recipe that can be refused without its data."""
     fleet = build_fleet(loaded, tables, seen)
     return fleet, build_method(loaded, tables, fleet)
-
-
-def build_partition(loaded: Loaded, labels: Labels) -> Partition:
-    data, seed = loaded.recipe.data, loaded.recipe.seed
-    if data.devices > len(labels.train):
-        said = f"there are only {len(labels.train)} training examples for {data.devices} devices"
-        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
-    cut = picked(PARTITIONS, data.partition)
-    try:
-        made: Partition = cut(labels, data.devices, generator(seed, "partition"))
-    except ValueError as error:
-        raise loaded.error(Problem(("data", "partition"), "RECIPE_VALUE", str(error))) from error
-    if len(made.train) != data.devices:
-        said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
-        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
-    made = at_most(made, data.most_examples, generator(seed, "most examples"))
-    return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, "tier label tie"))
 
 
 def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
@@ -182,11 +166,10 @@ def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
                 task = getattr(judge.exam, name)
             case ("fine_tune", name):
                 task = getattr(judge.fine_tune, name)
-            case ("personal", function, fill):
-                own = DeviceModel(getattr(method, function), unseen_logit=json.loads(fill))
-                task = judge.personal(own).measure
+            case ("personal", fill, *rest):
+                task = judge.personal(DeviceModel(method.find(*rest), unseen_logit=json.loads(fill))).measure
             case _:
-                task = getattr(method, address[0])
+                task = method.find(*address)
         return task
 
     return find
@@ -202,11 +185,12 @@ def assemble(
     seen = outline_of(dataset)
     partition = build_partition(loaded, seen.labels)
     fleet, method = build(loaded, tables, seen)
+    warm = warm_start(loaded, fleet)
     held = shelf(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
     alone = InProcess(
         shelf=held,
-        memory=Memory(lambda device: method.prepare(device, recipe.seed)),
+        memory=Memory(lambda device: method.prepare(device, recipe.seed, warm)),
         schedule=Schedule(recipe.training.batch_size, recipe.training.epochs, recipe.training.last_batch),
         optimiser=picked(OPTIMISERS, recipe.training.optimiser)(),
         rates=picked(RATES, recipe.training.rates)(),
@@ -227,8 +211,8 @@ def assemble(
         fine_tune=None if recipe.evaluation.fine_tune is None else FineTune(**recipe.evaluation.fine_tune),
     )
     engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
-    warm = warm_start(loaded, fleet)
-    return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals, warm)
+    public = public_examples(loaded, tables, folder, dataset)
+    return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals, warm, public)
 
 
 def simulation(experiment: Experiment) -> InProcess:
@@ -240,11 +224,3 @@ def simulation(experiment: Experiment) -> InProcess:
 def member(experiment: Experiment) -> Member:
     """What a worker must know of an experiment."""
     return Member(simulation(experiment), experiment.fleet, finder(experiment.method, experiment.judge))
-
-
-def picked(
-    table: Mapping[str, Callable[..., Any]], settings: Mapping[str, Any], key: str = "kind"
-) -> Callable[..., Any]:
-    """An entry of a table with its settings filled in; they were checked when the recipe was read."""
-    rest = {name: value for name, value in settings.items() if name != key}
-    return partial(table[settings[key]], **rest)

@@ -63,6 +63,14 @@ def choice_problems(
     return setting_problems(table[name], rest, place, given, [key, *beside])
 
 
+def picked(
+    table: Mapping[str, Callable[..., Any]], settings: Mapping[str, Any], key: str = "kind"
+) -> Callable[..., Any]:
+    """An entry of a table with its settings filled in; they were checked when the recipe was read."""
+    rest = {name: value for name, value in settings.items() if name != key}
+    return partial(table[settings[key]], **rest)
+
+
 def plain(value: Any) -> Any:
     """TOML has arrays where Python's settings have tuples."""
     if isinstance(value, list | tuple):

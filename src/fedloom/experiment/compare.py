@@ -8,10 +8,10 @@ from typing import Any
 
 from ..engines import Crew, InProcess, convoy
 from ..fleet import Fleet, parameters
-from ..reporting import Arm, read_rows, table, verdict
+from ..reporting import Arm, Overall, overall, read_rows, table, verdict
 from ..reporting.targets import Claim, Reach, conclusions, reaches, targets
 from .assemble import Experiment, assemble, member, simulation
-from .controls import arms, serving, told_at_its_line
+from .controls import CONTROLS, arms, serving, told_at_its_line
 from .load import Loaded
 from .problems import Problem, nearest
 from .recipe import Compare
@@ -65,8 +65,11 @@ class Comparison:
         examples = len(next(iter(self.experiments.values()))[0].dataset.test)
         reached = self._reached(judged, tiers, test)
         claims, lines = conclusions(reached)
-        lines = verdict(judged, tiers, shares, test, examples) + lines
-        return Result(table(judged, tiers, shares, test), lines, reached, claims)
+        others = [arm for arm in judged[1:] if arm.name not in CONTROLS or arm.name == "standalone"]
+        against = [overall(judged[0], other, shares, test) for other in others]
+        fleet = [one for one in against if one]
+        lines = verdict(judged, tiers, shares, test, examples) + [str(one) for one in fleet] + lines
+        return Result(table(judged, tiers, shares, test), lines, reached, claims, fleet)
 
     def _arm(self, name: str) -> Arm:
         runs = [list(read_rows(folder)) for folder in self.folders(name)]
@@ -90,6 +93,7 @@ class Result:
     verdict: list[str]
     reached: list[Reach] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
+    overall: list[Overall] = field(default_factory=list)
 
 
 def comparison(

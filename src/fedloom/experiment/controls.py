@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..fleet import Fleet
+from ..fleet import Fleet, parameters
 from ..reporting import Serving
 from .load import Loaded, load
 from .problems import Problem, RecipeError, nearest, spell
@@ -22,17 +22,17 @@ def standalone(document: Document, fleet: Fleet) -> Document:
 
 def small_for_all(document: Document, fleet: Fleet) -> Document:
     """The smallest model on every device."""
-    return _one_tier(document, fleet.smallest.name)
+    return _one_tier(document, _extremes(fleet)[0])
 
 
 def drop_the_small(document: Document, fleet: Fleet) -> Document:
     """The largest model, trained by the devices that can carry it; the others are left out."""
-    return {**document, "fleet": {**document["fleet"], "eligible": [fleet.largest.name]}}
+    return {**document, "fleet": {**document["fleet"], "eligible": [_extremes(fleet)[1]]}}
 
 
 def all_large(document: Document, fleet: Fleet) -> Document:
     """The largest model on every device, as if all could carry it: a ceiling."""
-    return _one_tier(document, fleet.largest.name)
+    return _one_tier(document, _extremes(fleet)[1])
 
 
 CONTROLS: dict[str, Callable[[Document, Fleet], Document]] = {
@@ -87,7 +87,7 @@ def _at_arm(arm: str, problem: Problem) -> Problem:
 
 def serving(name: str, fleet: Fleet) -> dict[str, Serving]:
     """Which model of an arm a device of each tier ends up with, and whether it can carry it."""
-    large, small = fleet.largest.name, fleet.smallest.name
+    small, large = _extremes(fleet)
     match name:
         case "small-for-all":
             return {tier.name: Serving(small, True) for tier in fleet.tiers}
@@ -95,6 +95,12 @@ def serving(name: str, fleet: Fleet) -> dict[str, Serving]:
             return {tier.name: Serving(large, tier.name == large) for tier in fleet.tiers}
         case _:
             return {tier.name: Serving(tier.name, True) for tier in fleet.tiers}
+
+
+def _extremes(fleet: Fleet) -> tuple[str, str]:
+    """The tiers with the smallest and the largest model, of all there are."""
+    by_size = sorted(fleet.tiers, key=lambda tier: parameters(tier.model.shapes()))
+    return by_size[0].name, by_size[-1].name
 
 
 def _one_tier(document: Document, name: str) -> Document:

@@ -1,16 +1,19 @@
 """What a recipe costs per tier, before it is spent."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..engines import Rehearsal
 from ..fleet import Fleet, Turn
 from ..methods import Method
 from ..models import cost
-from .assemble import build, outline
+from .assemble import build
 from .latency import latency_ms
 from .load import Loaded
+from .sources import Outline, outline
 from .tables import Tables
 
 
@@ -32,8 +35,9 @@ class TierCost:
 
 def tier_costs(loaded: Loaded, tables: Tables, folder: Path, timed: bool = False) -> list[TierCost]:
     """Found by rehearsing a round with one device of each tier; needs no data if the data set is a known one."""
-    fleet, method = build(loaded, tables, outline(loaded, tables, folder))
-    moved = rehearse(method, fleet)
+    seen = outline(loaded, tables, folder)
+    fleet, method = build(loaded, tables, seen)
+    moved = rehearse(loaded, method, fleet, seen)
     found = []
     for tier in fleet.tiers:
         spent = cost(tier.model)
@@ -46,9 +50,16 @@ def tier_costs(loaded: Loaded, tables: Tables, folder: Path, timed: bool = False
     return found
 
 
-def rehearse(method: Method, fleet: Fleet) -> Rehearsal:
-    """One round with one device of each tier, without devices."""
-    engine = Rehearsal()
-    one_of_each = Fleet(fleet.tiers, tuple(1 / len(fleet.tiers) for _ in fleet.tiers), len(fleet.tiers), fleet.seed)
-    method.round(method.start(fleet, fleet.seed), Turn(1, one_of_each.devices(1), one_of_each, engine))
+def rehearse(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> Rehearsal:
+    """The second round with one device of each tier, and no devices: in the first some have nothing to tell yet."""
+    data = loaded.recipe.data
+    held = len(seen.labels.train) // data.devices
+    public = torch.zeros(data.public.examples, *seen.stored_shape, dtype=torch.uint8) if data.public else None
+    shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
+    one_of_each = replace(fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", unseen=frozenset())
+    server = method.start(one_of_each, fleet.seed)
+    for number in (1, 2):
+        engine = Rehearsal(lambda device: min(held, data.most_examples or held))
+        cohort = one_of_each.members(number)
+        server = method.round(server, Turn(number, cohort, one_of_each, engine, public=public))
     return engine

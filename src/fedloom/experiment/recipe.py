@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic_core import PydanticCustomError
 
 from ..fleet import Assignment
-from ..settings import Count, Fraction, Natural, NotNegative, Share
+from ..settings import Count, Fraction, Natural, NotNegative, Positive, Share
 
 FILE_NAME = r"^\w[\w.+-]*$"
 
@@ -27,6 +27,22 @@ class OpenPart(Part):
         return dict(self.model_extra or {})
 
 
+class Public(Part):
+    """Examples without labels that the server has: some that no device gets; or, which leaks them to everybody, the
+    devices' own; or another data set's."""
+
+    source: Literal["holdout", "train_pool", "dataset"] = "holdout"
+    examples: Count = 1000
+    dataset: str | None = None
+
+
+class Thinned(Part):
+    """A random share of the devices keeps only a share of its training examples."""
+
+    devices: Share
+    keep: Share = 0.5
+
+
 class Data(OpenPart):
     """Other keys are options of the data set's reader."""
 
@@ -37,12 +53,16 @@ class Data(OpenPart):
     most_examples: Count | None = None
     test_examples: Count | None = None
     tier_label_tie: Fraction = 0.0
+    public: Public | None = None
+    thinned: Thinned | None = None
 
 
 class FleetPart(Part):
     participation: Share = 1.0
     assignment: Assignment = "fixed"
     eligible: tuple[str, ...] = ()
+    unseen: Fraction = 0.0  # a share of the devices that is judged but never trains
+    server_speed: Positive | None = None  # multiply-adds a second
 
 
 class ModelPart(OpenPart):
@@ -52,10 +72,14 @@ class ModelPart(OpenPart):
 
 
 class TierPart(OpenPart):
-    """Other keys are settings of the model family, for this tier."""
+    """Other keys are settings of the model family, for this tier. With a family of its own it takes none from
+    `model`."""
 
     name: Annotated[str, StringConstraints(pattern=FILE_NAME)]  # it names a file too
     share: Share
+    family: str | None = None
+    speed: Positive | None = None  # multiply-adds a second
+    bandwidth: Positive | None = None  # bytes a second
 
 
 class Training(Part):
@@ -87,6 +111,12 @@ class EnginePart(Part):
     kind: Literal["in_process"] = "in_process"
     block: Count | None = None  # devices of a tier that run at once; 1: device by device; not set: by a rule
     blocks: dict[str, Count] = Field(default_factory=dict)  # the same, tier by tier
+
+
+class Privacy(Part):
+    """What whoever deploys a recipe has to say yes to."""
+
+    acknowledge_feature_sharing: bool = False
 
 
 class Start(Part):
@@ -146,6 +176,7 @@ class Recipe(Part):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EnginePart = Field(default_factory=EnginePart)
     start: Start = Field(default_factory=Start)
+    privacy: Privacy = Field(default_factory=Privacy)
     compare: Compare = Field(default_factory=Compare)
 
     @field_validator("compare")

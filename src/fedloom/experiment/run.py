@@ -12,11 +12,15 @@ import torch
 
 from ..engines import Refusal
 from ..evaluation import Row
-from ..fleet import Ask, ServerModel, Traffic, Turn, draw_cohort
+from ..evaluation.judge import judged_tiers
+from ..fleet import Ask, Device, ServerModel, Traffic, Turn, draw_cohort
 from ..reporting import Final, Journal, read_rows, summarise
 from ..tensors import Parcel, fingerprint
 from .assemble import Experiment
+from .clock import round_seconds
 from .toml import dumps
+
+SHARED = "shared.safetensors"
 
 
 class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
@@ -49,18 +53,31 @@ def rounds(experiment: Experiment) -> Iterator[Round]:
     for number in range(1, recipe.rounds + 1):
         began, before = time.perf_counter(), len(experiment.refusals)
         last = number == recipe.rounds
-        turn = Turn(number, draw_cohort(fleet, recipe.fleet.participation, number), fleet, engine)
+        turn = _turn(experiment, number, draw_cohort(fleet, recipe.fleet.participation, number))
         server = method.round(server, turn)
-        if last:
-            server = method.finish(server, turn)
         engine.commit(number)
         due = last or number % recipe.evaluation.every == 0
         rows = judged(experiment, server, number, last) if due else []
-        rows += [Row(number, "", "", "", "", name, getattr(turn.traffic, name)) for name in ("down", "up")]
-        yield Round(
-            number, recipe.rounds, turn.traffic, tuple(one for _, one in experiment.refusals[before:]), tuple(rows),
-            time.perf_counter() - began, server,
-        )  # fmt: skip
+        yield _done(experiment, turn, server, rows, began, before)
+    began, before = time.perf_counter(), len(experiment.refusals)
+    turn = _turn(experiment, recipe.rounds + 1, fleet.members(recipe.rounds + 1))
+    ended = method.finish(server, turn)
+    if ended is not None:  # a last exchange is one more round, in which everybody may take part
+        engine.commit(turn.number)
+        yield _done(experiment, turn, ended, judged(experiment, ended, turn.number, True), began, before)
+
+
+def _turn(experiment: Experiment, number: int, cohort: list[Device]) -> Turn:
+    return Turn(number, cohort, experiment.fleet, experiment.engine, public=experiment.public)
+
+
+def _done(experiment: Experiment, turn: Turn, server: Parcel, rows: list[Row], began: float, before: int) -> Round:
+    figures = {"down": turn.traffic.down, "up": turn.traffic.up, "clock": round_seconds(experiment, turn)}
+    moved = [Row(turn.number, "", "", "", "", name, one) for name, one in figures.items() if one is not None]
+    return Round(
+        turn.number, max(turn.number, experiment.loaded.recipe.rounds), turn.traffic,
+        tuple(one for _, one in experiment.refusals[before:]), (*rows, *moved), time.perf_counter() - began, server,
+    )  # fmt: skip
 
 
 def judged(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:
@@ -92,7 +109,7 @@ class Run:
 
 def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
     """The rounds of an experiment, each written into the run's folder before it is handed on."""
-    journal, seen, replied = Journal(folder), 0, 0
+    journal, seen, replied, began = Journal(folder), 0, 0, time.perf_counter()
     with one_thread(), closing(experiment.engine):
         journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
         with journal.watched():
@@ -106,17 +123,22 @@ def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
             if not replied and experiment.refusals:
                 raise NothingAdmitted(experiment.refusals[0][1], folder)
             save_models(experiment, done.server, journal)
-            journal.update(status="finished", sha256=fingerprint(done.server))
+            seconds = round(time.perf_counter() - began, 3)
+            journal.update(status="finished", sha256=fingerprint(done.server), seconds=seconds)
 
 
 def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> None:
-    """Every tier's model with its normalisation statistics, ready to be used."""
+    """Every tier's model with its normalisation statistics, ready to be used; where the server has no whole model, the
+    weights that it has."""
     fleet, number = experiment.fleet, experiment.loaded.recipe.rounds
     ask = asker(experiment, number)
-    for name, candidate in experiment.method.candidates(server).items():
+    candidates = experiment.method.candidates(server)
+    if "weights" in server and not any(isinstance(one, ServerModel) for one in candidates.values()):
+        journal.tensors(SHARED, server["weights"])
+    for name, candidate in candidates.items():
         if not isinstance(candidate, ServerModel):
             continue
-        models = {tier: candidate.weights(tier) for tier in fleet.served}
+        models = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
         for tier, weights in experiment.judge.statistics.fill(models, fleet, ask, number).items():
             about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
             journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)

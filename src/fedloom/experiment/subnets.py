@@ -14,19 +14,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from ..data import Examples
 from ..engines import ProcessPool
-from ..evaluation import Judge
 from ..evaluation.metrics import hits, percent
 from ..evaluation.pareto import front, hyper_volume
-from ..fleet import Engine, Fleet, Tier
+from ..fleet import Ask, Engine, Fleet, Tier
 from ..footprints import part_of
 from ..models import Model, cost
 from ..seeds import generator
-from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, Schedule, Task, on_device, shaped
-from .assemble import simulation
+from ..tensors import Tensors
+from .assemble import finder, simulation
 from .problems import Problem, RecipeError
 from .run import asker, one_thread
 from .supernet import Budget, Supernet
@@ -50,27 +48,6 @@ class Subnet:
     @property
     def point(self) -> tuple[float, float]:
         return self.macs, self.accuracy
-
-
-@dataclass(frozen=True, eq=False)
-class Exam:
-    """Test examples that whoever computes, here or in another process, puts to a net."""
-
-    test: Examples
-    judge: Judge
-
-    @on_device(sends={"right": shaped(answers=((), torch.float64))})
-    @torch.inference_mode()
-    def answer(self, client: Client, inbox: Parcel) -> Outcome:
-        right = torch.zeros(1, dtype=torch.float64)
-        for x, y in zip(*(part.split(self.judge.batch_size) for part in (self.test.x, self.test.y)), strict=True):
-            logits = client.model(inbox["weights"], client.preparation(x).unsqueeze(0)).logits
-            right += hits(logits, y).sum(1)
-        return Outcome(send={"right": {"answers": right}})
-
-    def find(self, address: tuple[str, ...]) -> Task:
-        """How a worker finds what it is asked."""
-        return self.judge.statistics.collect if address[0] == "statistics" else self.answer
 
 
 @dataclass(frozen=True)
@@ -124,7 +101,7 @@ class Search:
         """A net's weights with its normalisation statistics, ready to be used."""
         tier = self._tier(self.nets.index(net), net)
         with one_thread(), closing(self._engine([tier], 1)) as engine:
-            weights = self._filled([tier], engine)[tier]
+            weights = self._filled([tier], self._ask(engine))[tier]
         about = {"family": net.family, "tier": tier.name, "settings": repr(dict(net.settings))}
         save_file({name: weight.contiguous().clone() for name, weight in weights.items()}, path, metadata=about)
 
@@ -132,33 +109,39 @@ class Search:
         return Tier(f"subnet-{number}", net, part_of(net, self.supernet.whole))
 
     @cached_property
-    def _exam(self) -> Exam:
-        """Always the same examples for one number of them, or what was kept would not compare."""
-        experiment, test = self.supernet.experiment, self.supernet.experiment.dataset.test
-        order = generator(experiment.loaded.recipe.seed, "subnet examples").permutation(len(test))
-        rows = torch.from_numpy(order[: self.examples]).sort().values
-        return Exam(Examples(test.x[rows], test.y[rows]), experiment.judge)
+    def _questions(self) -> Tensor:
+        """Rows of the test set: always the same for one number of them, or what was kept would not compare."""
+        experiment = self.supernet.experiment
+        draw = generator(experiment.loaded.recipe.seed, "subnet examples")
+        return torch.from_numpy(draw.permutation(len(experiment.dataset.test))[: self.examples]).sort().values
 
     def _engine(self, tiers: list[Tier], workers: int) -> Engine:
         """The run's own, whose workers know the sub-nets as if they were tiers."""
-        alone, fleet = simulation(self.supernet.experiment), self.supernet.experiment.fleet
+        experiment = self.supernet.experiment
+        alone, fleet = simulation(experiment), experiment.fleet
+        if workers == 1:
+            return alone
         known = Fleet(tuple(tiers), (), fleet.size, fleet.seed)
-        return ProcessPool(replace(alone), known, self._exam.find, workers) if workers > 1 else alone
+        return ProcessPool(replace(alone), known, finder(experiment.method, experiment.judge), workers)
 
-    def _filled(self, tiers: list[Tier], engine: Engine) -> dict[Tier, Tensors]:
-        """Weights with statistics, asked for as after the run's last round, so that they are the run's own."""
-        fleet, number = self.supernet.experiment.fleet, self.supernet.experiment.loaded.recipe.rounds
+    def _ask(self, engine: Engine) -> Ask:
+        """As after the run's last round, so that statistics are the run's own."""
+        experiment = self.supernet.experiment
+        return asker(replace(experiment, engine=engine), experiment.loaded.recipe.rounds)
+
+    def _filled(self, tiers: list[Tier], ask: Ask) -> dict[Tier, Tensors]:
+        """Weights with statistics."""
+        experiment = self.supernet.experiment
         weights = {tier: tier.footprint.read(self.supernet.weights) for tier in tiers}
-        ask = asker(replace(self.supernet.experiment, engine=engine), number)
-        return dict(self._exam.judge.statistics.fill(weights, fleet, ask, number))
+        fill, rounds = experiment.judge.statistics.fill, experiment.loaded.recipe.rounds
+        return dict(fill(weights, experiment.fleet, ask, rounds))
 
     def _judged(self, tiers: list[Tier], engine: Engine) -> list[Subnet]:
-        fleet, train = self.supernet.experiment.fleet, self.supernet.experiment.dataset.train
-        asked = {fleet.pool(tier): {"weights": weights} for tier, weights in self._filled(tiers, engine).items()}
-        # a task has a plan of training examples; this one looks at none, so the shortest will do
-        task = replace(self._exam.answer, schedule=Schedule(len(train)), address=("exam",))
-        right = {reply.device.tier: float(reply.sent["right"]["answers"]) for reply in engine.ask(task, asked, 1)}
-        return [_row(tier.model, right[tier.name], self.examples) for tier in tiers]
+        """By the run's own judge: a net that is a tier of the run gets the accuracy the run reported."""
+        experiment, ask = self.supernet.experiment, self._ask(engine)
+        labels = experiment.dataset.test.y[self._questions]
+        answers = experiment.judge.logits(self._filled(tiers, ask), experiment.fleet, ask, self._questions)
+        return [_row(tier.model, float(hits(answers[tier], labels).sum()), self.examples) for tier in tiers]
 
 
 def search(supernet: Supernet, count: int, seed: int, budget: Budget | None = None, cap: int | None = None) -> Search:

@@ -134,8 +134,8 @@ def open_supernet(folder: Path, tables: Tables, data: Path, space: str | None = 
         problem = Problem((), "SPACE_NAME", f"there is no space {choice!r}", nearest(choice, known))
         raise RecipeError([problem], "--space")
     # every setting said, so that equal nets are equal however they were come by
-    sizes = tuple(tier.model.resized(**tier.model.spelled_out()) for tier in experiment.fleet.tiers)
-    whole = sizes[experiment.fleet.tiers.index(experiment.fleet.largest)]
+    sizes = tuple(tier.model.resized(**tier.model.spelled_out()) for tier in experiment.fleet.served)
+    whole = sizes[experiment.fleet.served.index(experiment.fleet.largest)]
     return Supernet(folder, experiment, experiment.warm, whole, sizes, chosen(choice, sizes))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 def dumps(document: Mapping[str, Any]) -> str:
     """Values first, then a table for each mapping and each entry of a list of mappings."""
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in document.items() if not _is_table(value)]
+    lines = [f"{_key(key)} = {written(value)}" for key, value in document.items() if not _is_table(value)]
     for name, value in document.items():
         if not _is_table(value):
             continue
         header = f"[{_key(name)}]" if isinstance(value, Mapping) else f"[[{_key(name)}]]"
         for table in [value] if isinstance(value, Mapping) else value:
-            lines += ["", header, *(f"{_key(key)} = {_value(one)}" for key, one in table.items())]
+            lines += ["", header, *(f"{_key(key)} = {written(one)}" for key, one in table.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -32,7 +32,8 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON lets it stand, TOML does not
 
 
-def _value(value: Any) -> str:
+def written(value: Any) -> str:
+    """One value, on one line."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -43,9 +44,9 @@ def _value(value: Any) -> str:
         case str():
             return _text(value)
         case list() | tuple():
-            return "[" + ", ".join(_value(one) for one in value) + "]"
+            return "[" + ", ".join(written(one) for one in value) + "]"
         case Mapping():
-            inside = ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items() if one is not None)
+            inside = ", ".join(f"{_key(key)} = {written(one)}" for key, one in value.items() if one is not None)
             return f"{{ {inside} }}" if inside else "{}"
         case _:
             raise TypeError(f"TOML has no word for {type(value).__name__}")

@@ -27,6 +27,7 @@ def wording_problems(document: Mapping[str, Any], tables: Tables) -> list[Proble
     problems += _tiers(tiers, parts.get("fleet", {}), parts.get("engine", {}))
     if "method" in parts:
         problems += choice_problems(tables.methods, parts["method"], ("method",), key="name")
+        problems += _parts(parts["method"], [str(tier.get("name")) for tier in tiers], tables)
     statistics = parts.get("evaluation", {}).get("statistics", {})
     if isinstance(statistics, Mapping):
         problems += setting_problems(StaticBatchNorm, statistics, ("evaluation", "statistics"))
@@ -36,6 +37,29 @@ def wording_problems(document: Mapping[str, Any], tables: Tables) -> list[Proble
     return problems
 
 
+def _parts(method: Mapping[str, Any], tiers: Sequence[str], tables: Tables) -> list[Problem]:
+    """Of a method that is made of others: each has tiers and a method with its own settings."""
+    problems = []
+    said = method.get("parts", ())
+    for number, part in enumerate(said if isinstance(said, list | tuple) else ()):
+        place = ("method", "parts", number)
+        if not isinstance(part, Mapping):
+            problems.append(Problem(place, "RECIPE_TYPE", "a part is a table with tiers and a method", value=part))
+            continue
+        own = {key: value for key, value in part.items() if key not in ("tiers", "align")}
+        problems += choice_problems(tables.methods, own, place, key="method", beside=("tiers", "align"))
+        problems += setting_problems(_part, {key: part[key] for key in ("tiers", "align") if key in part}, place)
+        for name in part.get("tiers", ()) if isinstance(part.get("tiers"), list | tuple) else ():
+            if name not in tiers:
+                hint = nearest(str(name), tiers)
+                problems.append(Problem((*place, "tiers"), "RECIPE_NAME", "there is no tier of that name", hint, name))
+    return problems
+
+
+def _part(tiers: tuple[str, ...], align: bool = False) -> None:
+    """What every part has beside its method."""
+
+
 def _data(data: Mapping[str, Any], tables: Tables) -> list[Problem]:
     problems = []
     own = {key: value for key, value in data.items() if key == "dataset" or key not in Data.model_fields}
@@ -43,6 +67,13 @@ def _data(data: Mapping[str, Any], tables: Tables) -> list[Problem]:
     problems += choice_problems(tables.datasets, own, ("data",), "dataset", ("folder",), Data.model_fields)
     if isinstance(data.get("partition"), Mapping):
         problems += choice_problems(PARTITIONS, data["partition"], ("data", "partition"), given=HANDED_TO_PARTITIONS)
+    public = data.get("public")
+    if isinstance(public, Mapping) and public.get("source") == "dataset":
+        said = public.get("dataset")
+        if not isinstance(said, str) or said not in tables.datasets:
+            hint = nearest(str(said), tables.datasets)
+            there = ("data", "public", "dataset")
+            problems.append(Problem(there, "RECIPE_NAME", "there is no data set of that name", hint, said))
     preparation = data.get("preparation")
     if isinstance(preparation, str) and preparation not in PREPARATIONS:
         hint = nearest(str(preparation), PREPARATIONS)
@@ -60,20 +91,35 @@ def _training(training: Mapping[str, Any]) -> list[Problem]:
 
 
 def _models(model: Mapping[str, Any], tiers: Sequence[Mapping[str, Any]], tables: Tables) -> list[Problem]:
+    """The common settings, and every tier's own; a tier with a family of its own has no part in the common ones."""
     family = model.get("family", ModelPart.model_fields["family"].default)
-    if not isinstance(family, str) or family not in tables.models:
-        hint = nearest(str(family), tables.models)
-        return [Problem(("model", "family"), "RECIPE_NAME", "there is no model family of that name", hint, family)]
-    build, common = tables.models[family], {key: value for key, value in model.items() if key != "family"}
-    problems = setting_problems(build, common, ("model",), HANDED_TO_FAMILIES, ["family"])
+    unknown = [_family_problem(family, ("model", "family"), tables)]
+    unknown += [
+        _family_problem(t["family"], ("tiers", n, "family"), tables) for n, t in enumerate(tiers) if "family" in t
+    ]
+    if any(unknown):
+        return [one for one in unknown if one]
+    common = {key: value for key, value in model.items() if key != "family"}
+    problems = setting_problems(tables.models[family], common, ("model",), HANDED_TO_FAMILIES, ["family"])
     missing = {problem.place[-1]: problem for problem in problems if problem.code == "RECIPE_MISSING"}
     problems = [problem for problem in problems if problem.code != "RECIPE_MISSING"]
     for number, tier in enumerate(tiers):
         own = {key: value for key, value in tier.items() if key not in TierPart.model_fields}
+        build = tables.models[tier.get("family", family)]
         found = setting_problems(build, own, ("tiers", number), HANDED_TO_FAMILIES, TierPart.model_fields)
+        if "family" in tier:
+            problems += found
+            continue
         problems += [problem for problem in found if problem.code != "RECIPE_MISSING"]
         problems += [problem for name, problem in missing.items() if name not in own]
     return problems
+
+
+def _family_problem(family: Any, place: tuple[str | int, ...], tables: Tables) -> Problem | None:
+    if isinstance(family, str) and family in tables.models:
+        return None
+    hint = nearest(str(family), tables.models)
+    return Problem(place, "RECIPE_NAME", "there is no model family of that name", hint, family)
 
 
 def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any], engine: Mapping[str, Any]) -> list[Problem]:

@@ -9,9 +9,7 @@ from .tiers import Fleet
 
 def draw_cohort(fleet: Fleet, participation: float, round_number: int) -> list[Device]:
     """The first ceil(share · N) of a random permutation of the devices that may take part, in order of name."""
-    able = range(fleet.size)
-    if fleet.eligible:
-        able = [i for i in able if fleet.device(i, round_number).tier in fleet.eligible]  # type: ignore[assignment]
+    able = fleet.able(round_number)
     order = generator(fleet.seed, "cohort", round_number).permutation(len(able))
     chosen = order[: math.ceil(participation * len(able) - 1e-9)]
     return [fleet.device(able[index], round_number) for index in sorted(int(i) for i in chosen)]

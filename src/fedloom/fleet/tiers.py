@@ -1,11 +1,11 @@
 """Which device belongs to which tier: fixed by index, or redrawn every round (HeteroFL's Fix and Dynamic)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ..footprints import Footprint, between, fits
+from ..footprints import between, fits
 from ..models import Model, Shapes
 from ..seeds import generator
 from .device import Device, Tier
@@ -27,10 +27,11 @@ class Fleet:
     seed: int
     assignment: Assignment = "fixed"
     eligible: tuple[str, ...] = ()  # tiers that take part in training; empty: all
+    unseen: frozenset[int] = frozenset()  # devices, by index, that are judged but never train
 
     @cached_property
     def whole(self) -> Model:
-        """The global model: that of the largest tier."""
+        """The global model: that of the largest tier that takes part."""
         return self.largest.model
 
     @property
@@ -40,14 +41,32 @@ class Fleet:
 
     @cached_property
     def largest(self) -> Tier:
-        return max(self.tiers, key=lambda tier: parameters(tier.model.shapes()))
+        return max(self.served, key=lambda tier: parameters(tier.model.shapes()))
 
     @cached_property
     def smallest(self) -> Tier:
-        return min(self.tiers, key=lambda tier: parameters(tier.model.shapes()))
+        return min(self.served, key=lambda tier: parameters(tier.model.shapes()))
+
+    def restricted(self, names: Sequence[str]) -> "Fleet":
+        """The same devices, of which only these tiers take part; the global model is the largest of theirs."""
+        models = [(tier.name, tier.model) for tier in self.tiers]
+        return replace(self, tiers=side_by_side(models, names), eligible=tuple(names))
+
+    def able(self, round_number: int) -> Sequence[int]:
+        """By index, the devices that may take part in a round."""
+        everybody: Sequence[int] = range(self.size)
+        if self.unseen:
+            everybody = [i for i in everybody if i not in self.unseen]
+        if self.eligible:
+            everybody = [i for i in everybody if self._tier(i, round_number).name in self.eligible]
+        return everybody
+
+    def members(self, round_number: int) -> list[Device]:
+        """All devices that may take part in a round."""
+        return [self.device(index, round_number) for index in self.able(round_number)]
 
     def device(self, index: int, round_number: int) -> Device:
-        tier = self.tiers[self._tier_index(index, round_number)]
+        tier = self._tier(index, round_number)
         return Device(self.name(index), tier.name, tier.model, tier.footprint)
 
     def devices(self, round_number: int) -> list[Device]:
@@ -57,9 +76,13 @@ class Fleet:
         return f"{index:0{len(str(self.size - 1))}d}"  # names sort like numbers
 
     def pool(self, tier: Tier, share: float = 1.0) -> Device:
-        """Simulation alone: one device that holds the data of the first `share` of all devices."""
-        held = tuple(self.name(index) for index in range(max(1, int(share * self.size + 0.5))))
+        """Simulation alone: one device that holds the data of the first `share` of all devices that may train."""
+        known = [index for index in range(self.size) if index not in self.unseen] if self.unseen else range(self.size)
+        held = tuple(self.name(index) for index in known[: max(1, int(share * len(known) + 0.5))])
         return Device("pool", tier.name, tier.model, tier.footprint, gathers=held)
+
+    def _tier(self, index: int, round_number: int) -> Tier:
+        return self.tiers[self._tier_index(index, round_number)]
 
     def _tier_index(self, index: int, round_number: int) -> int:
         if self.assignment == "redrawn":
@@ -78,28 +101,43 @@ def parameters(shapes: Shapes) -> int:
     return sum(shape.numel() for shape in shapes.values())
 
 
+def side_by_side(models: Sequence[tuple[str, Model]], eligible: Sequence[str] = ()) -> tuple[Tier, ...]:
+    """Tiers of any models, each found, as far as it is there, in the largest of those that take part."""
+    taking_part = [model for name, model in models if not eligible or name in eligible]
+    whole = max(taking_part, key=lambda model: parameters(model.shapes())).shapes()
+    return tuple(Tier(name, model, between(model.shapes(), whole)) for name, model in models)
+
+
 def nested(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
-    """Tiers of one family, each found inside the largest by its shapes."""
-    whole = max((model for _, model in models), key=lambda model: parameters(model.shapes()))
-    return tuple(Tier(name, model, _footprint(name, model, whole)) for name, model in models)
+    """Tiers of one family, each of which lies whole inside the largest."""
+    tiers = side_by_side(models)
+    problem = nesting_problem(Fleet(tiers, (1.0,) * len(tiers), len(tiers), 0))
+    if problem:
+        raise BadTier(problem)
+    return tiers
 
 
-def _footprint(tier: str, model: Model, whole: Model) -> Footprint:
+def nesting_problem(fleet: Fleet) -> str | None:
+    """Why the models of the tiers that take part are not all parts of one."""
+    return next(filter(None, (_outside(tier.name, tier.model, fleet.whole) for tier in fleet.served)), None)
+
+
+def _outside(tier: str, model: Model, whole: Model) -> str | None:
     small, large = model.shapes(), whole.shapes()
     for name, shape in small.items():
         if name not in large:
-            raise BadTier(
+            return (
                 f"tier {tier!r}: {name} is not in the global model, which is that of the tier with most parameters; "
                 "every layer of a smaller tier must be one of its"
             )
         if not fits(shape, large[name]):
-            raise BadTier(
+            return (
                 f"tier {tier!r}: {name} has shape {tuple(shape)}, which does not lie in {tuple(large[name])} of the "
                 "global model; every axis of a smaller tier must be at most as long"
             )
         if name in whole.unsliceable() and shape != large[name]:
-            raise BadTier(
+            return (
                 f"tier {tier!r}: {name} stacks several things on one axis (gates, heads), so its first part is not a "
                 "smaller layer; give every tier the same size of this layer"
             )
-    return between(small, large)
+    return None

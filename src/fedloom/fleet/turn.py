@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..footprints import Merge, coverage_mean
 from ..seeds import generator
@@ -22,6 +24,9 @@ class Traffic:
     up: int = 0
     asked: int = 0
     replied: int = 0
+    moved: Counter[str] = field(default_factory=Counter)  # bytes both ways, device by device
+    examples: dict[str, int] = field(default_factory=dict)  # that a device says it holds
+    carriers: dict[str, Device] = field(default_factory=dict)  # the devices that were asked
 
 
 @dataclass(frozen=True)
@@ -31,20 +36,43 @@ class Turn:
     fleet: Fleet
     engine: Engine
     merge: Merge = coverage_mean
+    public: Tensor | None = None  # examples without labels, as they are stored, that the server has
+    deployed: bool = False  # real devices, not simulated ones
     traffic: Traffic = field(default_factory=Traffic)
     _asked: Counter[str] = field(default_factory=Counter)
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
         """Have devices carry out a task. Sorted by device, so that sums do not depend on who answered first."""
-        replies = sorted(
-            self.engine.ask(task, inboxes, self.number, self._asked[task.name]), key=lambda reply: reply.device.name
-        )
-        self._asked[task.name] += 1
+        replies = self._replies(task, inboxes)
         self.traffic.asked += len(inboxes)
         self.traffic.replied += len(replies)
-        self.traffic.down += sum(payload_bytes(inbox) for inbox in inboxes.values())
-        self.traffic.up += sum(payload_bytes(reply.sent) for reply in replies)
+        for device, inbox in inboxes.items():
+            size = payload_bytes(inbox)
+            self.traffic.down += size
+            self.traffic.moved[device.name] += size
+            self.traffic.carriers[device.name] = device
+        for reply in replies:
+            size = payload_bytes(reply.sent)
+            self.traffic.up += size
+            self.traffic.moved[reply.device.name] += size
+            self.traffic.examples[reply.device.name] = reply.examples
         return replies
+
+    def compute(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
+        """Have the server itself carry out a task, as often as there are inboxes: nothing travels."""
+        return self._replies(task, {device.at_the_server(): inbox for device, inbox in inboxes.items()})
+
+    def _replies(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
+        said = self.engine.ask(task, inboxes, self.number, self._asked[task.name])
+        self._asked[task.name] += 1
+        return sorted(said, key=lambda reply: reply.device.name)
+
+    def probe(self, count: int) -> Tensor:
+        """So many of the server's examples, others every round; all it has, if those are fewer."""
+        if self.public is None:
+            raise ValueError("the server has no examples of its own; set data.public")
+        rows = self.draw("probe").permutation(len(self.public))[:count]
+        return self.public[torch.from_numpy(rows)]
 
     def draw(self, purpose: str) -> np.random.Generator:
         """This round's randomness on the server, a stream for each purpose."""

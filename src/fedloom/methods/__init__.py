@@ -2,16 +2,24 @@
 
 from .centralised import Centralised
 from .decouple import Decouple
+from .ditto import Ditto
 from .efedsup import EFedSup
 from .fedavg import FedAvg
+from .fedgkt import FedGKT
 from .fedhen import FedHeN
+from .fedhenn import FedHeNN
+from .fedin import FedIN
 from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedrolex import FedRolex
 from .fedsup import FedSup
 from .fjord import FjORD
 from .heterofl import HeteroFL
+from .lgfedavg import LGFedAvg
 from .method import Method
+from .mixed import Mixed
 from .noside import NoSide
+from .perfedavg import PerFedAvg
 from .standalone import Standalone
 
 METHODS: dict[str, type[Method]] = {
@@ -25,6 +33,14 @@ METHODS: dict[str, type[Method]] = {
     "decouple": Decouple,
     "fedsup": FedSup,
     "efedsup": EFedSup,
+    "fedhenn": FedHeNN,
+    "fedin": FedIN,
+    "fedgkt": FedGKT,
+    "ditto": Ditto,
+    "lgfedavg": LGFedAvg,
+    "perfedavg": PerFedAvg,
+    "fedrep": FedRep,
+    "mixed": Mixed,
     "standalone": Standalone,
     "centralised": Centralised,
 }

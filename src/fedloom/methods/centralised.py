@@ -5,11 +5,11 @@ A round is one pass of the recipe's schedule over the gathered data; only a simu
 
 from dataclasses import dataclass
 
-from ..fleet import Fleet, Turn
+from ..fleet import Turn
 from ..footprints import Contribution
 from ..settings import Share
 from ..tensors import Parcel
-from .method import Method, one_model, train_on_labels
+from .method import Method, train_on_labels
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Centralised(Method):
 
     paper = "the ceiling every paper compares with"
     leaves, keeps, gives = "all data (simulation only)", "nothing", "global"
+    admits, simulated = "one model", True
     train = train_on_labels
 
     data_share: Share = 1.0
@@ -27,6 +28,3 @@ class Centralised(Method):
         replies = turn.ask(self.train, {pool: {"weights": server["weights"]}})
         said = (Contribution(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
         return {"weights": turn.merge(server["weights"], said)}
-
-    def refuses(self, fleet: Fleet) -> str | None:
-        return one_model("centralised", fleet)

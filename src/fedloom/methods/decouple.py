@@ -22,13 +22,13 @@ class Decouple(Method):
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         weights = warm or fleet.whole.initial(seed)
-        own = {tier.name: tier.footprint.read(weights) for tier in fleet.tiers}
+        own = {tier.name: tier.footprint.read(weights) for tier in fleet.served}
         return {**own, **(latest_models(fleet, weights) if self.report else {})}
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         replies = turn.ask(self.train, {device: {"weights": server[device.tier]} for device in turn.cohort})
         merged = {}
-        for tier in turn.fleet.tiers:
+        for tier in turn.fleet.served:
             all_of_it = part_of(tier.model, tier.model)
             of_tier = [reply for reply in replies if reply.device.tier == tier.name]
             said = (Contribution(all_of_it, reply.sent["weights"], 1.0) for reply in of_tier)
@@ -38,5 +38,5 @@ class Decouple(Method):
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": ServerModel(lambda tier: server[tier.name]), **reports(server)}
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def objection(self, fleet: Fleet) -> str | None:
         return report_problem("decouple", fleet) if self.report else None

@@ -41,7 +41,7 @@ class EFedSup(Method):
         return {"weights": turn.merge(server["weights"], map(padded, replies))}
 
     def _with_subnet(self, device: Device, turn: Turn) -> Device:
-        whole, nets = turn.fleet.whole, chosen(self.space, [tier.model for tier in turn.fleet.tiers])
+        whole, nets = turn.fleet.whole, chosen(self.space, [tier.model for tier in turn.fleet.served])
         draw = turn.draw(f"architecture of {device.name}")
         return device.carrying(nets.draw_within(whole, draw, self._budget(device, whole)), whole)
 
@@ -50,14 +50,14 @@ class EFedSup(Method):
         name = carrier.tier if isinstance(carrier, Device) else carrier.name
         return self.budgets[name] * cost(whole).macs if name in self.budgets else cost(carrier.model).macs
 
-    def refuses(self, fleet: Fleet) -> str | None:
-        unknown = self.budgets.keys() - {tier.name for tier in fleet.tiers}
+    def objection(self, fleet: Fleet) -> str | None:
+        unknown = self.budgets.keys() - {tier.name for tier in fleet.served}
         if unknown:
             return f"efedsup has a budget for {min(unknown)!r}, which is no tier"
         problem = space_problem("efedsup", self.space, fleet)
         if problem:
             return problem
-        least = cost(chosen(self.space, [tier.model for tier in fleet.tiers]).smallest(fleet.whole)).macs
+        least = cost(chosen(self.space, [tier.model for tier in fleet.served]).smallest(fleet.whole)).macs
         poor = [tier.name for tier in fleet.served if self._budget(tier, fleet.whole) < least]
         return (
             f"efedsup has no sub-net within the budget of {poor[0]!r}: the smallest costs {least:,}" if poor else None

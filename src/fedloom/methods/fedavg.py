@@ -3,16 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Fleet, Turn
+from ..fleet import Turn
 from ..footprints import Contribution
 from ..tensors import Parcel
-from .method import Method, one_model, train_on_labels
+from .method import Method, train_on_labels
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
     leaves, keeps, gives = "weights, example count", "nothing", "global"
+    admits = "one model"
     train = train_on_labels
 
     weighting: Literal["examples", "uniform"] = "examples"
@@ -22,6 +23,3 @@ class FedAvg(Method):
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
         said = (Contribution(r.device.footprint, r.sent["weights"], share[r.device]) for r in replies)
         return {"weights": turn.merge(server["weights"], said)}
-
-    def refuses(self, fleet: Fleet) -> str | None:
-        return one_model("fedavg", fleet)

@@ -14,7 +14,7 @@ from ..fleet import Candidate, Fleet, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
 from ..training import Batch, Client, Outcome, cross_entropy, fit, like, on_device
-from .latest import latest_models, received, report_problem, reports
+from .latest import received, report_problem, reports, with_latest
 from .method import Method
 
 
@@ -30,7 +30,7 @@ class FedHeN(Method):
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         first = super().start(fleet, seed, warm)
-        return {**first, **latest_models(fleet, first["weights"])} if self.report else first
+        return with_latest(first, fleet) if self.report else first
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
@@ -49,5 +49,5 @@ class FedHeN(Method):
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"]), **reports(server)}
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def objection(self, fleet: Fleet) -> str | None:
         return report_problem("fedhen", fleet) if self.report else None

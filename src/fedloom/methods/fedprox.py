@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..fleet import Fleet, Turn
+from ..fleet import Turn
 from ..footprints import Contribution
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
 from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
-from .method import Method, one_model
+from .method import Method
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class FedProx(Method):
 
     paper = "Li et al., MLSys 2020"
     leaves, keeps, gives = "weights, example count", "nothing", "global"
+    admits = "one model"
 
     proximal: NotNegative = 0.1
 
@@ -37,6 +38,3 @@ class FedProx(Method):
             return labels(weights, batch) + self.proximal * distance(weights, inbox["weights"])
 
         return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
-
-    def refuses(self, fleet: Fleet) -> str | None:
-        return one_model("fedprox", fleet)

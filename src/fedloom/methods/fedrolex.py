@@ -30,10 +30,10 @@ class FedRolex(Method):
         said = (Contribution(window[r.device.model], r.sent["weights"], share[r.device]) for r in replies)
         return {"weights": turn.merge(server["weights"], said)}
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def objection(self, fleet: Fleet) -> str | None:
         """A layer behind a flattened map has several inputs for each channel, and they would have to roll together."""
         large = fleet.whole.shapes()
-        for tier in fleet.tiers:
+        for tier in fleet.served:
             small = tier.model.shapes()
             channels = {(shape[0], large[name][0]) for name, shape in small.items()}
             for name, shape in small.items():

@@ -71,12 +71,12 @@ class FedSup(Method):
 
     def _nets(self, client: Client, batch: Batch) -> list[list[Model]]:
         """What is trained on this batch, the first on its labels."""
-        whole, choices = client.model, chosen(self.space, client.sizes)
+        whole, choices = client.model, chosen(self.space, tuple(client.sizes.values()))
         draw = partial(draw_subnets, partial(choices.draw, whole), batch.draws, self.subnet_stream)
         if not self.sandwich:
             return [draw(number) for number in range(self.subnets)]
         drawn = [draw(number) for number in range(1, self.subnets)]
         return [[whole], *drawn] if self.subnets < 3 else [[whole], *drawn[:-1], [choices.smallest(whole)]]
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def objection(self, fleet: Fleet) -> str | None:
         return space_problem("fedsup", self.space, fleet)

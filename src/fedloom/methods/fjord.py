@@ -69,11 +69,11 @@ class FjORD(Method):
     def _narrower(self, client: Client) -> list[Model]:
         """The sizes a device can carry, its own among them."""
         own = client.model.shapes()
-        sizes = [client.model.resized(width=width) for width in self.widths] or client.sizes
+        sizes = [client.model.resized(width=width) for width in self.widths] or tuple(client.sizes.values())
         carried = {tuple(net.shapes().items()): net for net in (*sizes, client.model) if is_part(net.shapes(), own)}
         return list(carried.values())
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def objection(self, fleet: Fleet) -> str | None:
         if not self.widths or "width" in inspect.signature(fleet.whole.build).parameters:
             return None
         return f"fjord draws widths, and {fleet.whole.family} has no setting `width`; leave method.widths out"

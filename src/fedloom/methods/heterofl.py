@@ -62,7 +62,7 @@ class HeteroFL(Method):
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"], self._fill)}
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def objection(self, fleet: Fleet) -> str | None:
         if self.only_seen_rows and not fleet.whole.label_rows():
             return (
                 f"heterofl averages classifier rows by label, and {fleet.whole.family} ends in no layer with one row "

@@ -10,19 +10,31 @@ from torch import Tensor
 
 from ..fleet import Candidate, Fleet, Reply, ServerModel, Tier
 from ..footprints import between, is_part
+from ..models import Model
 from ..tensors import Parcel, Tensors, combine
+from ..training import Layout
 
 
 def latest_models(fleet: Fleet, first: Tensors) -> dict[str, Tensors]:
     """Everybody's first model, tier by tier; all share the same memory until they answer."""
-    shared = {tier.name: tier.footprint.read(first) for tier in fleet.tiers}
-    return {bundle(device.tier, device.name): shared[device.tier] for device in fleet.devices(1)}
+    shared = {tier.name: tier.footprint.read(first) for tier in fleet.served}
+    return {bundle(device.tier, device.name): shared[device.tier] for device in fleet.members(1)}
+
+
+def with_latest(first: Parcel, fleet: Fleet) -> Parcel:
+    """A first state of one global model, and beside it what everybody holds of it."""
+    return {**first, **latest_models(fleet, first["weights"])}
 
 
 def received(server: Parcel, replies: Iterable[Reply]) -> dict[str, Tensors]:
     """What has come in this round, if the server keeps it."""
     named = {bundle(reply.device.tier, reply.device.name): reply.sent["weights"] for reply in replies}
     return {name: weights for name, weights in named.items() if name in server}
+
+
+def whole_model(model: Model, inbox: Parcel, examples: int) -> Layout:
+    """All weights of the device's own model."""
+    return {name: (tuple(shape), torch.get_default_dtype()) for name, shape in model.shapes().items()}
 
 
 def reports(server: Parcel) -> dict[str, Candidate]:
@@ -38,7 +50,7 @@ def reports(server: Parcel) -> dict[str, Candidate]:
 def report_problem(method: str, fleet: Fleet) -> str | None:
     if fleet.assignment != "fixed":
         return f"{method} cannot report each device's last model where tiers are redrawn; set report = false"
-    empty = {tier.name for tier in fleet.served} - {device.tier for device in fleet.devices(1)}
+    empty = {tier.name for tier in fleet.served} - {device.tier for device in fleet.members(1)}
     return f"{method} cannot report on tier {min(empty)!r}, which has no device; set report = false" if empty else None
 
 

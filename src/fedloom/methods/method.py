@@ -2,11 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
-from ..fleet import Candidate, Device, Fleet, Turn, slices
+from ..fleet import Candidate, Device, Fleet, Turn, nesting_problem, slices
+from ..footprints import between, is_part
+from ..models import Model, cost
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, fit, label_loss, like, on_any_device
+
+Models = Literal["one model", "sizes of one model", "any models"]
 
 
 class Method(Protocol):
@@ -16,6 +20,20 @@ class Method(Protocol):
     leaves: ClassVar[str] = ""  # what leaves a device
     keeps: ClassVar[str] = ""  # what stays on it from round to round
     gives: ClassVar[str] = ""  # "global" or "personalised" models
+    admits: ClassVar[Models] = "sizes of one model"  # what the devices' models may be to each other
+    ships: ClassVar[str] = ""  # the part of a net whose features leave the device; "": none do
+    simulated: ClassVar[bool] = False  # whether only a simulation can do it
+    sample: ClassVar[Mapping[str, Any]] = {}  # settings for a first, small run, where the defaults are none
+
+    @classmethod
+    def made(cls, settings: Mapping[str, Any], methods: Mapping[str, type["Method"]]) -> "Method":
+        """The method with a recipe's settings; `methods` are all there are, for one that is made of others."""
+        return cls(**settings)
+
+    @property
+    def probes(self) -> bool:
+        """Whether the server needs examples of its own."""
+        return False
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         """The server's first state; `warm` is an earlier model to go on from. By default one global model."""
@@ -29,17 +47,38 @@ class Method(Protocol):
         """What is judged. By default the global model, at every tier through its footprint."""
         return {"server": slices(server["weights"])}
 
-    def prepare(self, device: Device, seed: int) -> Parcel:
+    def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
         """A device's first memory."""
         return {}
 
-    def finish(self, server: Parcel, turn: Turn) -> Parcel:
-        """A last exchange after the last round."""
-        return server
+    def finish(self, server: Parcel, turn: Turn) -> Parcel | None:
+        """A last exchange after the last round; None: there is none."""
+        return None
 
     def refuses(self, fleet: Fleet) -> str | None:
         """Why this fleet cannot be trained by this method; None when it can."""
+        problem = None
+        if self.admits == "one model":
+            problem = one_model(type(self).__name__.lower(), fleet)
+        elif self.admits == "sizes of one model":
+            problem = nesting_problem(fleet)
+        return problem or self.objection(fleet)
+
+    def objection(self, fleet: Fleet) -> str | None:
+        """What else the method has against a fleet whose models it admits."""
         return None
+
+    def device_work(self, model: Model, examples: int, steps: int) -> float:
+        """Multiply-adds of a device that trains on so many examples in so many steps: three passes' worth of each."""
+        return 3.0 * cost(model).macs * examples
+
+    def server_work(self, model: Model, examples: int) -> float:
+        """Multiply-adds of the server in a round in which devices hold so many examples; averaging does not count."""
+        return 0.0
+
+    def find(self, *address: str) -> Any:
+        """A task, or what a device is judged with, by its name: so that no code has to travel."""
+        return getattr(self, *address)
 
 
 @on_any_device(sends={"weights": like("weights")})
@@ -48,8 +87,22 @@ def train_on_labels(client: Client, inbox: Parcel) -> Outcome:
     return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
 
 
+def first_weights(device: Device, seed: int, warm: Tensors | None) -> Tensors:
+    """What a device with a model of its own begins with: its part of an earlier model, if that has it."""
+    held = {name: weight.shape for name, weight in (warm or {}).items()}
+    own = device.model.shapes()
+    return between(own, held).read(warm) if warm and is_part(own, held) else device.model.initial(seed)
+
+
+def fixed_tiers(fleet: Fleet) -> str | None:
+    """The reason of a method whose devices keep a model, or a part of one."""
+    if fleet.assignment == "fixed":
+        return None
+    return 'a device that keeps its model cannot be of another tier every round; set fleet.assignment = "fixed"'
+
+
 def one_model(method: str, fleet: Fleet) -> str | None:
     """The reason of a method that trains one model on every device alike."""
-    if all(tier.model == fleet.whole for tier in fleet.tiers):
+    if all(tier.model == fleet.whole for tier in fleet.served):
         return None
     return f"{method} gives every device the same model, but the tiers differ; use one tier, or a method with tiers"

@@ -8,7 +8,7 @@ from ..fleet import Candidate, Fleet, Reply, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, fit, label_loss, like, on_device
-from .latest import latest_models, received, report_problem, reports
+from .latest import received, report_problem, reports, with_latest
 from .method import Method
 
 
@@ -25,7 +25,7 @@ class NoSide(Method):
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         first = super().start(fleet, seed, warm)
-        return {**first, **latest_models(fleet, first["weights"])} if self.report else first
+        return with_latest(first, fleet) if self.report else first
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
@@ -47,5 +47,5 @@ class NoSide(Method):
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"]), **reports(server)}
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def objection(self, fleet: Fleet) -> str | None:
         return report_problem("noside", fleet) if self.report else None

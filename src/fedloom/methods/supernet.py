@@ -27,7 +27,7 @@ def space_problem(method: str, choice: Choice, fleet: Fleet) -> str | None:
         return f"{method} knows the spaces {', '.join(known)}, not {choice!r}; or give lists of choices"
     whole, draw = fleet.whole, generator(0, "space")
     try:
-        nets = chosen(choice, [tier.model for tier in fleet.tiers])
+        nets = chosen(choice, [tier.model for tier in fleet.served])
         for net in (nets.smallest(whole), nets.largest(whole), *(nets.draw(whole, draw) for _ in range(TRIED))):
             part_of(net, whole)
             net.fits_the_data()

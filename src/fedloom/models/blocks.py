@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .inspection import last_layer
 from .layers import StaticBatchNorm, fold, give_rules, unfold
+from .outputs import Outputs, as_outputs
 
-Made = tuple[Any, dict[str, Tensor]]
+Made = tuple[Outputs, dict[str, Tensor]]
 Block = Callable[[Mapping[str, Tensor], Tensor], Made]
 """(weights [K, ...], x [K, batch, ...]) -> what the module makes and what it tracked, devices in front."""
 
@@ -26,28 +28,51 @@ class SlowBlock(UserWarning):
 class Skeleton:
     """A module that is handed its weights at every call: torch.func.functional_call, without its 0.5 ms.
 
-    Not safe for threads. Buffers other than normalisation statistics are constants of the module.
+    Not safe for threads. Buffers other than normalisation statistics are constants of the module. What the last layer
+    gets is a tap, "features", also where the module shows none.
     """
 
     def __init__(self, module: nn.Module, training: bool, tracking: bool = False):
         give_rules(module)
         self.module = module.train(training)
         self.tracking = tracking
-        for part in module.modules():
-            if isinstance(part, StaticBatchNorm):
-                part.tracking = tracking
+        self._norms = [part for part in module.modules() if isinstance(part, StaticBatchNorm)]
+        for norm in self._norms:
+            norm.tracking = tracking
         self._slots = _slots(module)
         self._statistics = statistic_slots(module)
+        self._seen: Any = None
+        last = last_layer(module)
+        if last is not None:
+            module.get_submodule(last).register_forward_pre_hook(self._look)
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Made:
         for name, places in self._slots.items():
             for holder, key in places:
                 holder[key] = weights[name]
-        if not self.module.training and not self.tracking:
+        if self.tracking:
+            for norm in self._norms:
+                norm.applied = 0
+        elif not self.module.training:
             for name, (holder, key) in self._statistics.items():
                 holder[key] = weights[name]
-        made = self.module(x)
+        self._seen = None
+        made = self._with_features(as_outputs(self.module(x)), len(x))
         return made, {name: holder[key] for name, (holder, key) in self._statistics.items()} if self.tracking else {}
+
+    def _look(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._seen = inputs[0] if inputs else None
+
+    def _with_features(self, made: Outputs, batch: int) -> Outputs:
+        seen, self._seen = self._seen, None  # not held on to: it may have a whole graph behind it
+        if "features" in made.taps or not _is_batch(seen, batch):
+            return made
+        # channel by channel, so that devices side by side stay apart
+        return made._replace(taps={**made.taps, "features": seen.flatten(1)})
+
+
+def _is_batch(seen: Any, batch: int) -> bool:
+    return isinstance(seen, Tensor) and seen.is_floating_point() and seen.dim() > 1 and len(seen) == batch
 
 
 def _slots(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:

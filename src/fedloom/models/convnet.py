@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..settings import Count, Share
-from .model import Outputs
 from .normalisation import Cut, Normalisation
+from .outputs import Outputs
 
 
 def convnet(

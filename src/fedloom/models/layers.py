@@ -62,10 +62,12 @@ class Conv3d(_Conv, nn.Conv3d):
 class StaticBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Training uses the batch and tracks nothing; judging uses statistics it is given.
 
-    `tracking` uses the batch too, and hands its mean and unbiased variance back in the place of the running ones.
+    `tracking` uses the batch too, and hands its mean and unbiased variance back in the place of the running ones: the
+    mean of them over its `applied` times, where one layer is used several times in a pass.
     """
 
     tracking = False
+    applied = 0
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = _flat(self.weight), _flat(self.bias)
@@ -74,10 +76,14 @@ class StaticBatchNorm(nn.modules.batchnorm._BatchNorm):
         mean = variance = None
         if self.tracking:
             # with momentum 1 torch's own kernel leaves the batch's statistics; twice as fast as asking for them apart
-            self.running_mean = mean = x.new_zeros(x.shape[1])
-            self.running_var = variance = x.new_zeros(x.shape[1])
+            mean, variance = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
         # not F.batch_norm, which ends the run at a last batch of one example on a map of one pixel
-        return torch.batch_norm(x, weight, bias, mean, variance, True, 1.0, self.eps, torch.backends.cudnn.enabled)
+        made = torch.batch_norm(x, weight, bias, mean, variance, True, 1.0, self.eps, torch.backends.cudnn.enabled)
+        if mean is not None and variance is not None:
+            self.applied += 1
+            self.running_mean = _mean_of(self.running_mean, mean, self.applied)
+            self.running_var = _mean_of(self.running_var, variance, self.applied)
+        return made
 
 
 class BatchNorm1d(StaticBatchNorm, nn.BatchNorm1d):
@@ -188,3 +194,8 @@ def _ruled(kind: type[nn.Module]) -> type[nn.Module]:
 
 def _flat(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight.flatten()
+
+
+def _mean_of(before: Tensor | None, new: Tensor, count: int) -> Tensor:
+    """A mean with one more in it, which makes so many."""
+    return new if before is None or count == 1 else before + (new - before) / count

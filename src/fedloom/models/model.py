@@ -9,30 +9,21 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..seeds import number
 from ..tensors import Tensors
+from . import inspection
 from .blocks import Block, Skeleton, SlowBlock, Way, alone, fastest, is_random, seeded, statistic_slots, trial
+from .outputs import Outputs
+from .parts import Child
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
-
-STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-
-
-class Outputs(NamedTuple):
-    """What a module makes of a batch; a module that returns one tensor has one exit."""
-
-    exits: Mapping[str, Tensor]  # exit name -> logits [K, batch, classes], shallow to deep
-    taps: Mapping[str, Tensor]  # stage name -> features [K, batch, channels, ...]
-
-    @property
-    def logits(self) -> Tensor:
-        return list(self.exits.values())[-1]
+Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
@@ -60,8 +51,17 @@ class Model:
             block = seeded(_block(self, 1, training=True), draws.seeds)
         else:
             block = _block(self, len(x), training=True)
-        made, _ = block(weights, x)
-        return made if isinstance(made, Outputs) else Outputs({"logits": made}, {})
+        return block(weights, x)[0]
+
+    def features(self, weights: Tensors, x: Tensor) -> Tensor:
+        """The representation [K, batch, d] that the last layer gets; differentiable in the weights.
+
+        As the model is judged, except that batch norm goes by the batch's own statistics: a device has no others.
+        """
+        made, _ = _block(self, len(x), training=False, tracking=bool(self.statistics()))(weights, x)
+        if "features" not in made.taps:
+            raise ValueError(f"{self.family} shows no features: its last layer gets no batch of numbers to look at")
+        return made.taps["features"].flatten(2)
 
     def batch_statistics(self, weights: Tensors, x: Tensor) -> dict[str, Tensor]:
         """What every batch norm sees in this batch: its mean and unbiased variance, [K, channels] each.
@@ -90,13 +90,33 @@ class Model:
 
     def fits_the_data(self) -> None:
         """Raise unless the module makes one logit per class out of examples of the right shape."""
-        made = _logits_made(self)
+        made = _found(self, inspection.logits_made, self.input_shape)
         if made != self.classes:
             raise ValueError(f"it makes {made} logits where the data has {self.classes} classes")
 
     def resized(self, **changes: Any) -> "Model":
         """Another size of the same family."""
         return replace(self, settings=tuple(sorted({**dict(self.settings), **changes}.items())))
+
+    def feature_width(self) -> int:
+        """How long the representation of one example is."""
+        return _feature_width(self)
+
+    def part(self, name: str) -> "Model":
+        """A child of the module as a model of its own, on what it gets when the whole runs; its names lose the prefix.
+
+        Its `classes` are whatever it ends in.
+        """
+        return _part(self, name)
+
+    def has_parts(self, *names: str) -> bool:
+        return set(names) <= set(_found(self, inspection.children))
+
+    def part_weights(self, name: str, weights: Tensors) -> dict[str, Tensor]:
+        """Those of a child, under the child's own names."""
+        _require_part(self, name)
+        prefix = f"{name}."
+        return {key.removeprefix(prefix): weight for key, weight in weights.items() if key.startswith(prefix)}
 
     def spelled_out(self) -> dict[str, Any]:
         """All settings, also those that are left to the family."""
@@ -105,11 +125,11 @@ class Model:
 
     def label_rows(self) -> tuple[str, ...]:
         """The weights that have one row per class: those of the last layer, or what the module names itself."""
-        return _label_rows(self)
+        return _found(self, inspection.label_rows, self.classes)
 
     def behind_last_exit(self) -> tuple[str, ...]:
         """The weights that the last exit depends on: all but those of earlier exits' own heads."""
-        return _behind_last_exit(self)
+        return _found(self, inspection.behind_last_exit, self.input_shape)
 
     def mixes_examples(self) -> bool:
         """Whether what it makes of an example, when judged, depends on the others in the batch."""
@@ -121,7 +141,7 @@ class Model:
 
     def unsliceable(self) -> tuple[str, ...]:
         """Weights of layers that stack several things on one axis, so that its first part means nothing."""
-        return _unsliceable(self)
+        return _found(self, inspection.unsliceable)
 
     def _require_statistics(self, weights: Tensors) -> None:
         missing = [name for name in self.statistics() if name not in weights]
@@ -185,12 +205,14 @@ def _sample(model: Model) -> Tensor:
     return torch.randn(3, 2, *model.input_shape, generator=draw)
 
 
-@lru_cache(maxsize=1024)
-def _logits_made(model: Model) -> int:
-    module = model.module().eval()
-    with torch.no_grad():
-        made = module(torch.zeros(2, *model.input_shape))
-    return int((made.logits if isinstance(made, Outputs) else made).shape[-1])
+def _found(model: Model, find: Callable[..., Fact], *facts: Hashable) -> Fact:
+    """What an inspection of a fresh module says; asked once."""
+    return cast(Fact, _kept(model, find, facts))
+
+
+@lru_cache(maxsize=8192)
+def _kept(model: Model, find: Callable[..., Any], facts: tuple[Hashable, ...]) -> Any:
+    return find(model.module(), *facts)
 
 
 @lru_cache(maxsize=1024)
@@ -208,29 +230,6 @@ def _initial(model: Model, seed: int, dtype: torch.dtype) -> Tensors:
 
 
 @lru_cache(maxsize=1024)
-def _label_rows(model: Model) -> tuple[str, ...]:
-    module = model.module()
-    declared = getattr(module, "label_rows", None)
-    if declared is not None:
-        return tuple(declared)
-    owners = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
-    last, part = owners[-1]
-    own = part.named_parameters(recurse=False)
-    return tuple(f"{last}.{key}".lstrip(".") for key, weight in own if weight.shape[:1] == (model.classes,))
-
-
-@lru_cache(maxsize=1024)
-def _behind_last_exit(model: Model) -> tuple[str, ...]:
-    with torch.inference_mode(False), torch.enable_grad():
-        module = model.module().train()
-        made = module(torch.zeros(2, *model.input_shape))
-        logits = made.logits if isinstance(made, Outputs) else made
-        names, weights = zip(*module.named_parameters(), strict=True)
-        slopes = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
-    return tuple(name for name, slope in zip(names, slopes, strict=True) if slope is not None)
-
-
-@lru_cache(maxsize=1024)
 def _mixes_examples(model: Model) -> bool:
     weights, x = trial(_all_shapes(model), _sample(model), torch.get_default_dtype())
     with torch.no_grad():
@@ -238,11 +237,22 @@ def _mixes_examples(model: Model) -> bool:
     return not torch.allclose(together.logits[:, :1], alone.logits, rtol=1e-3, atol=1e-5)
 
 
+def _require_part(model: Model, name: str) -> None:
+    if not model.has_parts(name):
+        known = ", ".join(_found(model, inspection.children)) or "none"
+        raise ValueError(f"{model.family} has no part {name!r}; its parts are: {known}")
+
+
 @lru_cache(maxsize=1024)
-def _unsliceable(model: Model) -> tuple[str, ...]:
-    return tuple(
-        f"{owner}.{name}".lstrip(".")
-        for owner, part in model.module().named_modules()
-        if isinstance(part, STACKING)
-        for name, _ in part.named_parameters()
-    )
+def _part(model: Model, name: str) -> Model:
+    _require_part(model, name)
+    shape = inspection.input_of(model.module(), name, model.input_shape)
+    made = Model(f"{model.family}.{name}", Child(model.build, name), model.settings, shape, 0)
+    return replace(made, classes=_found(made, inspection.logits_made, shape))
+
+
+@lru_cache(maxsize=1024)
+def _feature_width(model: Model) -> int:
+    weights = {name: torch.zeros(1, *shape) for name, shape in model.shapes().items()}
+    with torch.no_grad():
+        return model.features(weights, torch.zeros(1, 2, *model.input_shape)).shape[-1]

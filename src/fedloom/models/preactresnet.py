@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
-from .model import Outputs
 from .normalisation import Cut, Normalisation
+from .outputs import Outputs
 from .preresnet import pre_stages
 
 ExitPool = Literal["four", "global"]

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .model import Outputs
 from .normalisation import Cut, Normalisation
+from .outputs import Outputs
 
 
 def preresnet(

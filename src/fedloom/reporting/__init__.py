@@ -1,6 +1,6 @@
 """What happened, for people and for programs."""
 
-from .comparison import Arm, Difference, Serving, difference, table, verdict
+from .comparison import Arm, Difference, Overall, Serving, difference, overall, table, verdict
 from .journal import Journal, read_manifest, read_rows, versions
 from .summary import Final, summarise
 
@@ -9,8 +9,10 @@ __all__ = [
     "Difference",
     "Final",
     "Journal",
+    "Overall",
     "Serving",
     "difference",
+    "overall",
     "read_manifest",
     "read_rows",
     "summarise",

@@ -4,8 +4,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..evaluation import Row
+
+Verdict = Literal["holds", "does not hold", "within noise"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,47 @@ def difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Di
     beyond = one_sign and (len(gaps) >= 5 or abs(mean) > noise)
     left, right = (statistics.fmean(side) for side in zip(*pairs, strict=True))
     return Difference(tier, this.name, other.name, left, right, mean, noise, beyond)
+
+
+@dataclass(frozen=True)
+class Overall:
+    """The first arm against another on all devices, each counting the same: does the first do better?"""
+
+    this: str
+    other: str
+    this_mean: float
+    other_mean: float
+    better: int  # seeds
+    seeds: int
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return (
+            f"all devices: {self.this} {self.this_mean:.1f} %, {self.other} {self.other_mean:.1f} %: "
+            f"{self.this_mean - self.other_mean:+.1f} points; that {self.this} is better "
+            f"{self.verdict if self.verdict != 'within noise' else 'is within noise'} "
+            f"({self.better} of {self.seeds} seeds)"
+        )
+
+
+def overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> Overall | None:
+    """Holds, or does not, if all seeds agree; None if some tier was not judged."""
+    sides = [_of_the_fleet(arm, shares, test) for arm in (this, other)]
+    gaps = [one - two for one, two in zip(*sides, strict=True)]
+    if any(math.isnan(gap) for gap in gaps):
+        return None
+    verdict: Verdict = "within noise"
+    if len(gaps) > 1 and all(gap > 0 for gap in gaps):
+        verdict = "holds"
+    elif len(gaps) > 1 and all(gap < 0 for gap in gaps):
+        verdict = "does not hold"
+    first, second = (statistics.fmean(side) for side in sides)
+    return Overall(this.name, other.name, first, second, sum(gap > 0 for gap in gaps), len(gaps), verdict)
+
+
+def _of_the_fleet(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:
+    by_tier = [(share, arm.accuracies(tier, test)) for tier, share in shares.items()]
+    return [math.fsum(share * seeds[number] for share, seeds in by_tier) for number in range(len(arm.runs))]
 
 
 def table(arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str) -> list[dict[str, object]]:

@@ -59,8 +59,11 @@ class Journal:
 
     def model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         (self.folder / "models").mkdir(exist_ok=True)
+        self.tensors(f"models/{name}.safetensors", weights, about)
+
+    def tensors(self, file: str, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
         plain = {key: weight.detach().contiguous().clone() for key, weight in weights.items()}
-        save_file(plain, self.folder / "models" / f"{name}.safetensors", metadata=dict(about))
+        save_file(plain, self.folder / file, metadata=dict(about or {}))
 
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:

@@ -1,6 +1,7 @@
 """The end of a run in a few numbers: the last and the best value of everything that was judged."""
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ class Final:
     value: float
     best: float
     best_round: int
+    mean_of_10: float  # of the last ten judgements
 
 
 def summarise(rows: Iterable[Row]) -> list[Final]:
@@ -32,4 +34,5 @@ def summarise(rows: Iterable[Row]) -> list[Final]:
 def _final(candidate: str, tier: str, test: str, metric: str, judged: list[Row]) -> Final:
     sign = 1 if metric == "accuracy" else -1
     best = max(judged, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
-    return Final(candidate, tier, test, metric, judged[-1].value, best.value, best.round)
+    mean = statistics.fmean(row.value for row in judged[-10:])
+    return Final(candidate, tier, test, metric, judged[-1].value, best.value, best.round, mean)

@@ -7,12 +7,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..evaluation import Row
-from .comparison import Arm
-
-Verdict = Literal["holds", "does not hold", "within noise"]
+from .comparison import Arm, Verdict
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Every tensor carries the devices in front: a task is written once and runs for o
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data import Examples, Preparation
 from ..models import Draws, Model
-from ..tensors import Parcel
+from ..tensors import Parcel, Tensors
 from .optimisers import Optimiser
 from .plan import Schedule, Step
 
@@ -23,11 +23,27 @@ class Batch:
     y: Tensor  # [K, batch]
     draws: Draws | None = None  # given: training mode
     label_smoothing: float = 0.0
+    positions: Tensor | None = None
+    number: int = 0  # of the step
+
+    @property
+    def own_rows(self) -> Tensor:
+        """[K, batch]: which of the devices' own examples these are."""
+        assert self.positions is not None
+        return self.positions
+
+    def turn_of(self, count: int, of: int) -> Tensor:
+        """The next `count` of `of` things that are gone through again and again, step by step."""
+        return (self.number * count + torch.arange(count)) % of
+
+
+Pull = Callable[[Tensors, Batch], Tensor]
+"""(weights, batch) -> a loss, [K], beside whatever a task trains for."""
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """The test examples of a block of devices: ragged, so the shorter lists are padded."""
+    """The examples of a block of devices: ragged, so the shorter lists are padded."""
 
     rows: Tensor  # [K, longest]
     real: Tensor  # [K, longest] truth values: what is not padding
@@ -47,18 +63,33 @@ class Client:
     seen_labels: Tensor  # [K, classes] truth values
     memory: Parcel
     label_smoothing: float = 0.0
-    sizes: tuple[Model, ...] = ()  # the models of the fleet's tiers
+    sizes: Mapping[str, Model] = field(default_factory=dict)  # the models of the fleet's tiers
+    holdings: Holdings | None = None  # all training examples, in the devices' own order
+    pull: Pull | None = None  # what else the devices are drawn to while they train
 
     def batch(self, step: Step) -> Batch:
         x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
-        return Batch(x, self.examples.y[step.rows], step.draws, self.label_smoothing)
+        y = self.examples.y[step.rows]
+        return Batch(x, y, step.draws, self.label_smoothing, step.positions, step.number)
+
+    @property
+    def held(self) -> int:
+        """How many training examples a device has: the fewest in the block, all where they send as many rows."""
+        return 0 if self.holdings is None else int(self.holdings.real.sum(1).min())
+
+    def own_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
+        """The devices' own training examples in order and as they are, and which of them are real."""
+        assert self.holdings is not None
+        yield from self._in_order(self.examples, self.holdings, size)
 
     def test_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
         """The devices' own test examples in order, and which of them are real; none if no device holds any."""
-        held = self.test_holdings
+        yield from self._in_order(self.tests, self.test_holdings, size)
+
+    def _in_order(self, store: Examples, held: Holdings, size: int) -> Iterator[tuple[Batch, Tensor]]:
         for start in range(0, held.rows.shape[1], size):
             rows, real = held.rows[:, start : start + size], held.real[:, start : start + size]
-            yield Batch(self.preparation(self.tests.x[rows]), self.tests.y[rows]), real
+            yield Batch(self.preparation(store.x[rows]), store.y[rows]), real
 
 
 @dataclass(frozen=True)
@@ -70,23 +101,29 @@ class Outcome:
 
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-Sent = Callable[[Model, Parcel], Layout]
-"""(device's model, its inbox) -> names, shapes and dtypes of a bundle. All that admission needs to know of a task."""
+Sent = Callable[[Model, Parcel, int], Layout]
+"""(device's model, its inbox, how many examples it holds) -> names, shapes and dtypes of a bundle. All that admission
+needs to know of a task."""
+
+
+Sends = Mapping[str, Sent | str]
+"""Bundle by bundle; by name, where a method's settings decide and one of its own functions says."""
 
 
 def like(bundle: str) -> Sent:
     """The same tensors as a bundle of the inbox, with other values."""
-    return lambda model, inbox: {name: (tuple(t.shape), t.dtype) for name, t in inbox[bundle].items()}
+    return lambda model, inbox, examples: {name: (tuple(t.shape), t.dtype) for name, t in inbox[bundle].items()}
 
 
-def shaped(**layout: tuple[tuple[int | Literal["classes"], ...], torch.dtype]) -> Sent:
-    """Tensors of these shapes; an axis may be as long as there are classes."""
+def shaped(**layout: tuple[tuple[int | Literal["classes", "examples"], ...], torch.dtype]) -> Sent:
+    """Tensors of these shapes; an axis may be as long as there are classes, or examples on the device."""
 
-    def sent(model: Model, inbox: Parcel) -> Layout:
-        sizes = {
-            name: tuple(model.classes if size == "classes" else size for size in layout[name][0]) for name in layout
+    def sent(model: Model, inbox: Parcel, examples: int) -> Layout:
+        known = {"classes": model.classes, "examples": examples}
+        return {
+            name: (tuple(known[size] if isinstance(size, str) else size for size in sizes), dtype)
+            for name, (sizes, dtype) in layout.items()
         }
-        return {name: (sizes[name], dtype) for name, (_, dtype) in layout.items()}
 
     return sent
 
@@ -106,7 +143,7 @@ class Task:
 class OnDevice:
     """A function that, taken from an instance of the class it stands in, is a `Task`."""
 
-    def __init__(self, function: Callable[..., Outcome], sends: Mapping[str, Sent], mixes: bool, of_method: bool):
+    def __init__(self, function: Callable[..., Outcome], sends: Sends, mixes: bool, of_method: bool):
         self.function, self.sends, self.mixes, self.of_method = function, sends, mixes, of_method
         self.name = function.__name__
         self.__doc__ = function.__doc__
@@ -122,10 +159,13 @@ class OnDevice:
         if instance is None:
             return self
         function = self.function
+        sends = {
+            bundle: getattr(instance, sent) if isinstance(sent, str) else sent for bundle, sent in self.sends.items()
+        }
         if not self.of_method:
-            return Task(self.name, function, self.sends, same=function)
+            return Task(self.name, function, sends, same=function)
         same = (function, instance) if self.mixes and _has_value(instance) else None
-        return Task(self.name, function.__get__(instance), self.sends, same=same)
+        return Task(self.name, function.__get__(instance), sends, same=same)
 
 
 def _has_value(instance: object) -> bool:
@@ -136,14 +176,12 @@ def _has_value(instance: object) -> bool:
     return True
 
 
-def on_device(
-    sends: Mapping[str, Sent], mixes: bool = True
-) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
+def on_device(sends: Sends, mixes: bool = True) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
     """Mark a part of a method that runs on the devices, and declare every bundle it sends back. `mixes`: devices of
     several experiments may share a block; not where a task draws once for a whole block."""
     return lambda function: OnDevice(function, sends, mixes, of_method=True)
 
 
-def on_any_device(sends: Mapping[str, Sent]) -> Callable[[Callable[[Client, Parcel], Outcome]], OnDevice]:
+def on_any_device(sends: Sends) -> Callable[[Callable[[Client, Parcel], Outcome]], OnDevice]:
     """The same for a function that takes nothing from a method, so that several methods can have it."""
     return lambda function: OnDevice(function, sends, mixes=True, of_method=False)

@@ -7,39 +7,65 @@ from torch import Tensor
 
 from ..tensors import Tensors, combine
 from .client import Batch, Client
+from .plan import in_groups
 
-Objective = Callable[[dict[str, Tensor], Batch], Tensor | Tensors]
-"""(weights, batch) -> a loss, one number per device; or the gradient itself, where a method bends it."""
+Objective = Callable[..., Tensor | Tensors]
+"""(weights, batch) -> a loss, one number per device; or the gradient itself, where a method bends it. With several
+batches a step it gets them one after the other."""
 
 
 @torch.no_grad()
 def fit(
-    client: Client, weights: Tensors, objective: Objective, only: Collection[str] | None = None
+    client: Client,
+    weights: Tensors,
+    *objectives: Objective,
+    only: Collection[str] | None = None,
+    batches_per_step: int = 1,
 ) -> dict[str, Tensor]:
     """Train on the devices' own data, as their plan says; the weights handed in are not changed.
 
-    `only` names the weights that move; neither momentum nor decay touches the others.
+    Several objectives take turns on every step, each with an optimiser of its own. `only` names the weights that move,
+    and a gradient moves those it names: neither momentum nor decay touches the others.
     """
     trained = combine(torch.clone, weights)
     moving = trained if only is None else {name: trained[name] for name in only}
-    state = client.optimiser.start(moving)
-    for step in client.plan:
-        slope = gradient(objective, moving, client.batch(step), trained)
-        client.optimiser.step(moving, slope, state, step.working)
+    states = [client.optimiser.start(moving) for _ in objectives]
+    for steps in in_groups(client.plan, batches_per_step):
+        batches = [client.batch(step) for step in steps]
+        for objective, state in zip(objectives, states, strict=True):
+            slope = gradient(_pulled(objective, client), moving, *batches, all_weights=trained)
+            client.optimiser.step({name: moving[name] for name in slope}, slope, state, steps[0].working)
     return trained
 
 
-def gradient(objective: Objective, weights: Tensors, batch: Batch, all_weights: Tensors | None = None) -> Tensors:
+def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weights: Tensors | None = None) -> Tensors:
     """Each device's gradient of its own loss: losses do not mix devices, so the gradient of their sum has it.
 
     `all_weights`: what the objective sees, where it sees more than it moves.
     """
     with torch.enable_grad():
         leaves = combine(lambda weight: weight.detach().requires_grad_(), weights)
-        made = objective({**(all_weights or {}), **leaves}, batch)
+        made = objective({**(all_weights or {}), **leaves}, *batches)
         if isinstance(made, Mapping):
             return made
-        if made.shape != batch.y.shape[:1]:
-            raise ValueError(f"a loss is one number per device, {tuple(batch.y.shape[:1])}; got {tuple(made.shape)}")
+        devices = batches[0].y.shape[:1]
+        if made.shape != devices:
+            raise ValueError(f"a loss is one number per device, {tuple(devices)}; got {tuple(made.shape)}")
         slopes = torch.autograd.grad(made.sum(), list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, slopes, strict=True))
+
+
+def _pulled(objective: Objective, client: Client) -> Objective:
+    """The objective, and what else the client is drawn to."""
+    pull = client.pull
+    if pull is None:
+        return objective
+
+    def both(weights: Tensors, *batches: Batch) -> Tensor | Tensors:
+        made = objective(weights, *batches)
+        if not isinstance(made, Mapping):
+            return made + pull(weights, batches[0])
+        slope = gradient(pull, {name: weights[name] for name in made}, batches[0], all_weights=weights)
+        return combine(torch.add, made, slope)
+
+    return both

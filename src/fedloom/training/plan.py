@@ -4,8 +4,8 @@ A device's plan depends on the seed, the round, the task and the device alone, s
 and whoever shares the device's block.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..data import Examples, Preparation
 from ..models import Draws
 from ..settings import Count
-from ..tensors import Tensors
+from ..tensors import Tensors, combine
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Step:
     working: Tensor  # [K], 1 while a device has steps left, then 0
     augmentation: Tensors  # [K, batch, ...] random numbers for the preparation
     draws: Draws
+    positions: Tensor | None = None  # [K, batch] the rows as places in a device's own list of examples
+    number: int = 0  # from 0 on
+    epoch: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))  # [K], not always all in the same
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,13 @@ class DevicePlan:
     """One device's way through its own examples."""
 
     rows: Tensor  # [visits]
+    positions: Tensor  # [visits]
     augmentation: Tensors  # [visits, ...]
     sizes: tuple[int, ...]  # of the batches, step by step
     seed: int
     common: int  # the same for all devices that were asked at once
     ragged: bool  # batches of different size: only plans of the very same sizes can share a block
+    epoch_steps: int  # steps of one epoch
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,15 +69,17 @@ def plan_for(
 ) -> DevicePlan:
     sizes = _sizes(len(rows), schedule)
     order = [_visits(draw.permutation(len(rows)), sum(sizes)) for _ in range(schedule.epochs)]
-    visits = rows[torch.from_numpy(np.concatenate(order))]
+    positions = torch.from_numpy(np.concatenate(order))
     height, width = examples.x.shape[-2:] if examples.x.dim() >= 4 else (1, 1)
     return DevicePlan(
-        rows=visits,
-        augmentation=preparation.draw(draw, len(visits), height, width),
+        rows=rows[positions],
+        positions=positions,
+        augmentation=preparation.draw(draw, len(positions), height, width),
         sizes=sizes * schedule.epochs,
         seed=int(draw.integers(2**62)),
         common=common,
         ragged=schedule.last == "keep",
+        epoch_steps=len(sizes),
     )
 
 
@@ -85,16 +92,48 @@ def together(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
         steps.append(
             Step(
                 rows=torch.stack([plan.rows[here] for plan, here in zip(plans, at, strict=True)]),
+                positions=torch.stack([plan.positions[here] for plan, here in zip(plans, at, strict=True)]),
                 working=torch.tensor([number < len(plan.sizes) for plan in plans], dtype=torch.float32),
                 augmentation={
                     name: torch.stack([plan.augmentation[name][here] for plan, here in zip(plans, at, strict=True)])
                     for name in longest.augmentation
                 },
                 draws=Draws(tuple((plan.seed + number) % 2**62 for plan in plans), (plans[0].common + number) % 2**62),
+                number=number,
+                epoch=torch.tensor([number // plan.epoch_steps for plan in plans]),
             )
         )
         start += size
     return tuple(steps)
+
+
+def in_groups(plan: Sequence[Step], size: int) -> Iterator[tuple[Step, ...]]:
+    """So many steps at a time; where a device has too few left for a group, its first stands in for the rest."""
+    for start in range(0, len(plan), size):
+        first, *others = plan[start : start + size]
+        group = [_standing_in(first, other) for other in others]
+        yield (first, *group, *[first] * (size - 1 - len(group)))
+
+
+def _standing_in(first: Step, other: Step) -> Step:
+    if bool((other.working >= first.working).all()):
+        return other
+    going = other.working > 0
+
+    def chosen(mine: Tensor | None, instead: Tensor) -> Tensor:
+        assert mine is not None
+        return torch.where(going.view(-1, *[1] * (mine.dim() - 1)), mine, instead)
+
+    seeds = (a if on else b for a, b, on in zip(other.draws.seeds, first.draws.seeds, going.tolist(), strict=True))
+    return replace(
+        other,
+        rows=chosen(other.rows, first.rows),
+        positions=None
+        if other.positions is None or first.positions is None
+        else chosen(other.positions, first.positions),
+        augmentation=combine(chosen, other.augmentation, first.augmentation) if other.augmentation else {},
+        draws=replace(other.draws, seeds=tuple(seeds)),
+    )
 
 
 def _sizes(examples: int, schedule: Schedule) -> tuple[int, ...]:

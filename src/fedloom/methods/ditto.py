@@ -1,0 +1,50 @@
+"""Ditto. Li et al., Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
+
+FedAvg, and beside it a model of its own on every device, trained on the same data and held to the global one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..fleet import Candidate, DeviceModel, Turn, slices
+from ..footprints import Contribution
+from ..settings import NotNegative
+from ..tensors import Parcel, Tensors
+from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
+from .own import OwnModels
+
+
+@dataclass(frozen=True)
+class Ditto(OwnModels):
+    """`hold` is the paper's lambda. `fedbabu_compat` is what FedBABU's code does instead: the personal model starts
+    anew from the global one, is held to the device's own trained copy of it, and is what the server averages."""
+
+    paper = "Li et al., ICML 2021"
+    leaves, keeps, gives = "weights, example count", "a personal model", "personalised"
+    admits = "one model"
+
+    hold: NotNegative = 0.75
+    fedbabu_compat: bool = False
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
+        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
+        return {"weights": turn.merge(server["weights"], said)}
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        labels, given = label_loss(client), inbox["weights"]
+        trained = fit(client, given, labels)
+        anchor, first = (trained, given) if self.fedbabu_compat else (given, client.memory["weights"])
+
+        def held(weights: Tensors, batch: Batch) -> Tensor:
+            return labels(weights, batch) + self.hold * distance(weights, anchor)
+
+        personal = fit(client, first, held)
+        sent = personal if self.fedbabu_compat else trained
+        return Outcome(send={"weights": sent}, remember={"weights": personal})
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"personal": DeviceModel(self.own), "server": slices(server["weights"])}

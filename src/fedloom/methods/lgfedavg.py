@@ -1,0 +1,31 @@
+"""LG-FedAvg. Liang et al., Think Locally, Act Globally, 2020, Algorithm 1.
+
+Every device trains a whole model, but only some of its layers are averaged; the others never leave the device.
+"""
+
+from dataclasses import dataclass
+
+from ..fleet import Turn
+from ..tensors import Parcel
+from ..training import Client, Outcome, fit, label_loss, like, on_device
+from .sharing import Shared, Sharing, parted
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Sharing):
+    """`shared`: the head (the last layer, as in FedBABU's and FedSup's comparisons), the body, all, none, or the names
+    of layers."""
+
+    paper = "Liang et al., 2020"
+    leaves, keeps, gives = "weights of the shared layers, example count", "the other layers", "personalised"
+
+    shared: Shared = "head"
+
+    def round(self, server: Parcel, turn: Turn) -> Parcel:
+        replies = turn.ask(self.train, {device: self.inbox(server, device) for device in turn.cohort})
+        return {"weights": self.averaged(server, turn, replies)}
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client: Client, inbox: Parcel) -> Outcome:
+        shared, private = parted(fit(client, self.whole(client, inbox), label_loss(client)), inbox)
+        return Outcome(send={"weights": shared}, remember={"weights": private})

@@ -1,0 +1,34 @@
+"""Two models, one behind the other, as one: the second gets what the first makes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .model import Model
+from .outputs import as_outputs
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Builds both. A value, so that equal chains are equal models."""
+
+    first: Model
+    second: Model
+
+    def __call__(self, **settings: Any) -> nn.Module:
+        return Chained(self.first.module(), self.second.module())
+
+
+class Chained(nn.Module):
+    def __init__(self, first: nn.Module, second: nn.Module):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return as_outputs(self.second(as_outputs(self.first(x)).logits)).logits
+
+
+def chained(first: Model, second: Model) -> Model:
+    """Their weights are named `first.…` and `second.…`."""
+    return Model(f"{first.family}+{second.family}", Chain(first, second), (), first.input_shape, second.classes)

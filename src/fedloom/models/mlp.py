@@ -1,0 +1,38 @@
+"""A perceptron of several layers; as it is, that of LG-FedAvg for MNIST (Liang et al., 2020)."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..settings import Count, Share
+from .lenet import connected
+from .normalisation import kept_channels
+from .outputs import Outputs
+
+
+def mlp(
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    width: Share = 1.0,
+    widest: Share = 1.0,
+    hidden: tuple[Count, ...] = (512, 256, 256, 128),
+) -> nn.Module:
+    """`width` is a share of the `hidden` units."""
+    return Perceptron([math.prod(input_shape), *(kept_channels(size, width, widest) for size in hidden)], classes)
+
+
+class Perceptron(nn.Module):
+    def __init__(self, units: Sequence[int], classes: int):
+        super().__init__()
+        self.hidden = connected(units)
+        self.classifier = nn.Linear(units[-1], classes)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, x: Tensor) -> Outputs:
+        features = x.flatten(1)
+        for layer in self.hidden:
+            features = F.relu(layer(features))
+        return Outputs({"logits": self.classifier(features)}, {"features": features})

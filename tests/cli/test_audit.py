@@ -1,0 +1,87 @@
+"""fedloom audit: what left the devices, and how well inputs can be rebuilt from it."""
+
+import pytest
+
+SPLIT = [
+    word
+    for change in (
+        "method={name='fedin', pairs=8}",
+        "model={family='splitnet', channels=4}",
+        "tiers=[{name='large', share=0.5, extra=[1, 1]}, {name='small', share=0.5, extra=[0, 1]}]",
+    )
+    for word in ("--set", change)
+]
+
+
+@pytest.fixture(scope="module")
+def made(fedloom_in):
+    call, write, _ = fedloom_in
+    write()
+    assert call("run", "my.toml", "--out", "sliced", "--quiet").code == 0
+    assert call("run", "my.toml", *SPLIT, "--out", "split", "--quiet").code == 0
+    wide = [*SPLIT, "--set", "model.channels=32", "--set", "rounds=1"]
+    assert call("run", "my.toml", *wide, "--out", "wide", "--quiet").code == 0
+    return call
+
+
+def test_a_method_that_ships_no_features_says_what_it_ships(made):
+    said = made("audit", "sliced")
+    assert said.code == 0
+    assert "weights of the device's slice" in said.out
+    assert "none leave the devices" in said.out
+    assert made("audit", "sliced", "--format", "json").data["inversion"] is None
+
+
+def test_inputs_are_rebuilt_from_features(made):
+    found = made("audit", "split", "--examples", "6", "--steps", "90", "--format", "json").data
+    assert (found["method"], found["features_of"], found["acknowledged"]) == ("fedin", "extractor", False)
+    assert (found["inversion"]["examples"], found["inversion"]["steps"]) == (6, 90)
+    said = made("audit", "split", "--examples", "6", "--steps", "90").out
+    assert f"{found['inversion']['psnr']:.1f} dB PSNR" in said
+    assert "privacy.acknowledge_feature_sharing" in said
+
+
+def test_looking_longer_finds_more(made):
+    few, many = (
+        made("audit", "split", "--steps", str(steps), "--format", "json").data["inversion"]["psnr"]
+        for steps in (3, 300)
+    )
+    assert many > few + 3
+
+
+def test_more_channels_give_more_away(made):
+    narrow, wide = (
+        made("audit", run, "--steps", "300", "--format", "json").data["inversion"]["psnr"] for run in ("split", "wide")
+    )
+    assert wide > narrow + 5
+
+
+def test_only_a_finished_run_can_be_audited(made):
+    said = made("audit", "nowhere")
+    assert (said.code, said.problems[0].code) == (4, "RUN_FOLDER")
+
+
+@pytest.mark.parametrize("method", ["fedin", "fedgkt"])
+def test_a_deployment_that_ships_features_must_be_said_yes_to(made, method):
+    shipping = [*SPLIT, "--set", f"method={{name='{method}'}}"]
+    assert made("check", "my.toml", *shipping).code == 0
+    said = made("check", "my.toml", *shipping, "--deployment")
+    (problem,) = said.problems
+    assert (said.code, problem.code) == (4, "FEATURES_LEAVE")
+    assert "fedloom audit" in problem.hint
+    yes = ["--set", "privacy.acknowledge_feature_sharing=true"]
+    assert made("check", "my.toml", *shipping, *yes, "--deployment").code == 0
+
+
+def test_a_part_of_a_mixed_fleet_that_ships_features_must_be_said_yes_to(made):
+    parts = "[{tiers=['large'], method='fedin'}, {tiers=['small'], method='standalone'}]"
+    parts = f"method={{name='mixed', strength=0, parts={parts}}}"
+    said = made("check", "my.toml", *SPLIT, "--set", parts, "--deployment")
+    assert (said.code, said.problems[0].code) == (4, "FEATURES_LEAVE")
+
+
+def test_what_only_a_simulation_can_do_is_not_deployed(made):
+    one = ["--set", "method={name='centralised'}", "--set", "tiers=[{name='all', share=1.0}]"]
+    said = made("check", "my.toml", *one, "--deployment")
+    assert (said.code, said.problems[0].code) == (4, "SIMULATION_ONLY")
+    assert made("check", "my.toml", "--deployment").code == 0

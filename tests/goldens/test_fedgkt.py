@@ -1,0 +1,82 @@
+"""The hand-worked examples of FedGKT, and what it costs to send."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.data import Examples
+from fedloom.engines import Rehearsal
+from fedloom.fleet import Fleet, Turn, side_by_side
+from fedloom.methods.fedgkt import FedGKT
+from fedloom.methods.lesson import distillation
+from fedloom.models import MODELS, Draws, Model, model
+from fedloom.tensors import payload_bytes
+from fedloom.training import Client, Holdings, Sgd, Step
+
+
+class Said(nn.Module):
+    """Its logits are its weights, whatever it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor, self.weight = nn.Identity(), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.extractor(x) * 0 + self.weight
+        return made
+
+
+def said() -> Model:
+    return model("said", Said, {}, (2,), 2)
+
+
+@pytest.mark.usefixtures("double")
+def test_a_teacher_three_ahead_at_temperature_three() -> None:
+    """The authors add 1e-7 to each of the teacher's answers, which is seen in the sixth digit."""
+    made = distillation(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 0.0]]]), 3.0)
+    added = 9 * 1e-7 * (2 + math.log(0.731059 / 0.5) + math.log(0.268941 / 0.5))
+    assert float(made) - added == pytest.approx(0.998497, abs=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("weight", "taught", "logit"),
+    [(1.0, True, 0.119318), (0.5, True, 0.084659), (0.0, True, 0.05), (1.0, False, 0.05)],
+)
+def test_a_step_on_label_and_answer(
+    weight: float, taught: bool, logit: float, client_for: Callable[..., Client]
+) -> None:
+    """The label's slope is -1/2, the answer's 3 (1/2 - e/(1+e)) = -0.693176; at rate 0.1 their sum is gained."""
+    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)), torch.zeros(1, 1).long())
+    held = Holdings(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
+    examples = Examples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    memory = {"weights": {"weight": torch.zeros(1, 2)}}
+    client = client_for(said(), examples, [one], Sgd(0.1), holdings=held, memory=memory)
+    inbox: Any = {"teacher": {"logits": torch.tensor([[[3.0, 0.0]]])}} if taught else {}
+    made = FedGKT(weight=weight).train.run(client, inbox)
+    assert made.send["lesson"]["logits"].flatten().tolist() == pytest.approx([logit, -logit], abs=1e-5)
+
+
+def small() -> Model:
+    return model("bottleneck", MODELS["bottleneck"], {}, (3, 32, 32), 10)
+
+
+def test_what_an_example_costs_to_send() -> None:
+    layout = FedGKT().train.sends["lesson"](small(), {}, 7)
+    parcel = {"lesson": {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}}
+    assert payload_bytes(parcel) == 7 * 65_584
+
+
+def test_what_a_round_costs() -> None:
+    """Nothing goes down in the first; then ten logits for each example do."""
+    fleet, method = Fleet(side_by_side([("a", small())]), (1.0,), 2, seed=0), FedGKT()
+    engine = Rehearsal(lambda device: 5 if device.name == "0" else 2)
+    server, moved = method.start(fleet, 0), []
+    for number in (1, 2):
+        turn = Turn(number, fleet.devices(number), fleet, engine)
+        server = method.round(server, turn)
+        moved.append((turn.traffic.down, turn.traffic.up))
+    assert moved == [(0, 7 * 65_584), (7 * 40, 7 * 65_584)]

@@ -1,0 +1,121 @@
+"""The hand-worked examples of FedIN, through the real method on nets of three weights."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.data import Examples
+from fedloom.fleet import Fleet, Reply, Turn, side_by_side
+from fedloom.methods.fedin import FedIN
+from fedloom.methods.pairs import features_loss
+from fedloom.models import Draws, Model, model
+from fedloom.training import Batch, Client, Sgd, Step, gradient
+
+
+class Times(nn.Module):
+    """Multiplies by its weight, and adds."""
+
+    def __init__(self, size: int, offset: float = 0.0):
+        super().__init__()
+        self.weight, self.offset = nn.Parameter(torch.ones(size)), offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.offset
+
+
+class Parts(nn.Module):
+    """The logit is off by `offset`."""
+
+    def __init__(self, size: int, offset: float):
+        super().__init__()
+        self.extractor, self.intermediate, self.classifier = Times(size), Times(size), Times(size, offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.classifier(self.intermediate(self.extractor(x)))
+        return made
+
+
+def net(size: int = 1, offset: float = 0.0) -> Model:
+    return model("parts", Parts, {"size": size, "offset": offset}, (size,), size)
+
+
+def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
+    return logits.square().sum(-1).mean(1) / 2
+
+
+def client_of(whole: Model, client_for: Callable[..., Client], **changes: Any) -> Client:
+    """One device, one example of ones, one step."""
+    size = whole.input_shape[0]
+    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
+    return client_for(whole, Examples(torch.ones(1, size), torch.zeros(1, dtype=torch.int64)), [one], **changes)
+
+
+CASES = [
+    ((2.0, 0.0), (-1.0, 3.0), (0.0, 3.0), (1.0, 3.0)),
+    ((1.0, 2.0), (3.0, -1.0), (3.0, -1.0), (4.0, 1.0)),
+    ((1.0, 0.0), (-1.0, 1.0), (0.0, 1.0), (0.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("own", "other", "exact", "summed"), CASES)
+def test_1_to_3_how_two_gradients_become_one_step(own: Any, other: Any, exact: Any, summed: Any) -> None:
+    given = {"w": torch.tensor([own])}, {"w": torch.tensor([other])}
+    for middle, expected in (("project", exact), ("project_all", exact), ("sum", summed)):
+        assert FedIN(middle=middle).agreed(*given)["w"].tolist() == [list(expected)]  # type: ignore[arg-type]
+
+
+def test_1_to_3_tensors_are_bent_one_by_one_or_all_together() -> None:
+    """Of two tensors one disagrees, but less than the other agrees."""
+    own = {"a": torch.tensor([[2.0, 0.0]]), "b": torch.tensor([[1.0, 2.0]])}
+    other = {"a": torch.tensor([[-1.0, 3.0]]), "b": torch.tensor([[3.0, 2.0]])}
+    apart, together = (FedIN(middle=middle).agreed(own, other) for middle in ("project", "project_all"))  # type: ignore[arg-type]
+    assert (apart["a"].tolist(), apart["b"].tolist()) == ([[0.0, 3.0]], [[3.0, 2.0]])
+    assert (together["a"].tolist(), together["b"].tolist()) == ([[-1.0, 3.0]], [[3.0, 2.0]])
+
+
+def test_4_ends_are_averaged_whatever_the_sizes(scripted: Callable[..., Any]) -> None:
+    whole, method = net(2), FedIN()
+    fleet = Fleet(side_by_side([("a", whole)]), (1.0,), 2, seed=0)
+    said = {"0": ((1.0, 3.0), 1), "1": ((3.0, 5.0), 99)}
+
+    def answer(device: Any, inbox: Any) -> Reply:
+        numbers, examples = said[device.name]
+        sent = {"extractor.weight": torch.zeros(2), "classifier.weight": torch.tensor(numbers)}
+        return Reply(
+            device, examples, {"weights": sent, "pairs": {"enter": torch.zeros(0, 2), "leave": torch.ones(0, 2)}}
+        )
+
+    server = method.round(method.start(fleet, 0), Turn(1, fleet.devices(1), fleet, scripted(answer)))
+    assert server["weights"]["classifier.weight"].tolist() == [2.0, 4.0]
+
+
+def test_5_the_distance_of_features_is_a_mean_over_all_numbers(client_for: Callable[..., Client]) -> None:
+    """On ones the middle makes (1, 2), which is its weight; so its slope is the one at its output."""
+    client = client_of(net(2), client_for)
+    loss = features_loss(client, {"enter": torch.ones(1, 1, 2), "leave": torch.tensor([[[0.0, 4.0]]])})
+    weights, batch = {"intermediate.weight": torch.tensor([[1.0, 2.0]])}, client.batch(client.plan[0])
+    assert loss(weights, batch).tolist() == [2.5]
+    assert gradient(loss, weights, batch)["intermediate.weight"].tolist() == [[1.0, -2.0]]
+
+
+@pytest.mark.parametrize(
+    ("middle", "weight"), [("project", 2.0), ("project_all", 2.0), ("sum", 1.8), ("sequential", 1.08)]
+)
+def test_6_a_middle_of_one_weight(
+    middle: Any, weight: float, client_for: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The labels' slope is -4, the features' 6: 0 projected, 2 summed. One after the other: 2.4, where it is 13.2."""
+    monkeypatch.setattr(import_module("fedloom.training.losses"), "cross_entropy", half_a_square)
+    memory = {"weights": {"intermediate.weight": torch.tensor([[2.0]])}}
+    client = client_of(net(offset=-6.0), client_for, optimiser=Sgd(0.1), memory=memory)
+    ends = {f"{part}.weight": torch.ones(1, 1) for part in ("extractor", "classifier")}
+    pairs = {"enter": torch.tensor([[[3.0]]]), "leave": torch.tensor([[[5.0]]])}
+    made = FedIN(middle=middle).train.run(client, {"weights": ends, "pairs": pairs})
+    assert made.remember is not None
+    assert float(made.remember["weights"]["intermediate.weight"]) == pytest.approx(weight, abs=1e-6)
+    sent = {name: float(one) for name, one in made.send["weights"].items()}
+    assert sent == pytest.approx({"extractor.weight": 1.8, "classifier.weight": 1.8}, abs=1e-6)

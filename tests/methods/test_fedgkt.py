@@ -1,0 +1,347 @@
+"""FedGKT: devices and server teach each other, example by example."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.data import Examples
+from fedloom.engines import ProcessPool
+from fedloom.fleet import DeviceModel
+from fedloom.methods.fedgkt import FedGKT
+from fedloom.methods.lesson import pupil
+from fedloom.methods.standalone import Standalone
+from fedloom.models import Draws, Model, chained, model
+from fedloom.tensors import Parcel, fingerprint, payload_bytes
+from fedloom.training import Adam, Client, Schedule, Sgd, Step, own_statistics
+
+SIZES = (8, 5, 9)
+SMALL = FedGKT(server_epochs=1, server_batch=8, server_planes=(2,), server_blocks=(1,))
+
+
+@dataclass
+class Listening:
+    """Another engine, and all that it was asked and answered."""
+
+    engine: Any
+    inboxes: list[tuple[str, Mapping[Any, Parcel]]] = field(default_factory=list)
+    replies: list[Any] = field(default_factory=list)
+
+    def ask(self, task: Any, inboxes: Any, round_number: int, repeat: int = 0) -> list[Any]:
+        self.inboxes.append((task.name, inboxes))
+        self.replies.append(list(self.engine.ask(task, inboxes, round_number, repeat)))
+        return self.replies[-1]
+
+    def commit(self, round_number: int) -> None:
+        self.engine.commit(round_number)
+
+
+@pytest.fixture
+def place(world: Callable[..., Any]) -> Any:
+    return world("bottleneck", sizes=SIZES)
+
+
+def made_up_answers(place: Any) -> dict[str, Tensor]:
+    """Everybody has been answered, each example in a way of its own."""
+    sizes = (len(rows) for rows in place.partition.train)
+    return {one.name: 3 * torch.randn(size, 4) for one, size in zip(place.fleet.devices(1), sizes, strict=True)}
+
+
+def soft(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    answers = F.softmax(teacher / temperature, -1) + 1e-7
+    apart = answers * (answers.log() - F.log_softmax(logits / temperature, -1))
+    return temperature**2 * apart.sum(-1).mean()
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("last", ["keep", "wrap"])
+def test_an_example_is_taught_by_the_answer_to_that_very_example(
+    last: Any, world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    """By hand over shuffled epochs, rows of the data set looked up in a dictionary; batch numbers would not do."""
+    place = world("bottleneck", sizes=SIZES, schedule=Schedule(4, 3, last), optimiser=Sgd(0.1), normalisation="group")
+    method = replace(SMALL, weight=0.7, temperature=2.0)
+    engine = place.engine(method)
+    server = {**method.start(place.fleet, 0), "answers": made_up_answers(place)}
+    method.round(server, place.turn(engine))
+    engine.commit(1)
+    for device, held in zip(place.fleet.devices(1), place.partition.train, strict=True):
+        answer = {int(row): server["answers"][device.name][place_] for place_, row in enumerate(held)}
+        plan = engine.plan(method.train, device, 1, 0)
+        batches = plan.rows.split(plan.sizes)
+        by_hand = trained(place, batches, [torch.stack([answer[int(row)] for row in rows]) for rows in batches])
+        assert difference(engine.memory.committed[device.name], {"weights": by_hand}) <= 1e-9
+        in_order = server["answers"][device.name]
+        by_batch = [in_order[(torch.arange(len(rows)) + 4 * n) % len(held)] for n, rows in enumerate(batches)]
+        assert difference({"weights": by_hand}, {"weights": trained(place, batches, by_batch)}) > 1e-3
+
+
+def trained(place: Any, batches: Any, teachers: list[Tensor]) -> dict[str, Tensor]:
+    module = place.fleet.whole.module().train()
+    module.load_state_dict(place.fleet.whole.initial(0))
+    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    for rows, teacher in zip(batches, teachers, strict=True):
+        logits = module(place.dataset.preparation(place.dataset.train.x[rows])).logits
+        optimiser.zero_grad()
+        (F.cross_entropy(logits, place.dataset.train.y[rows]) + 0.7 * soft(logits, teacher, 2.0)).backward()
+        optimiser.step()
+    return {name: weight.detach() for name, weight in module.named_parameters()}
+
+
+def test_a_lesson_is_in_the_devices_own_order(place: Any) -> None:
+    engine = Listening(place.engine(SMALL))
+    SMALL.round(SMALL.start(place.fleet, 0), place.turn(engine))
+    for reply in engine.replies[0]:
+        held = torch.from_numpy(place.partition.train[int(reply.device.name)])
+        lesson = reply.sent["lesson"]
+        assert torch.equal(lesson["labels"], place.dataset.train.y[held])
+        assert {name: len(one) for name, one in lesson.items()} == dict.fromkeys(lesson, len(held))
+
+
+@pytest.mark.usefixtures("double")
+def test_a_lesson_is_what_the_trained_net_makes_of_each_example(world: Callable[..., Any]) -> None:
+    place = world("bottleneck", sizes=SIZES, normalisation="group")
+    engine = Listening(place.engine(SMALL))
+    SMALL.round(SMALL.start(place.fleet, 0), place.turn(engine))
+    engine.commit(1)
+    for reply in engine.replies[0]:
+        weights = engine.engine.memory.committed[reply.device.name]["weights"]
+        x = place.dataset.preparation(place.dataset.train.x[place.partition.train[int(reply.device.name)]])
+        made = place.fleet.whole({name: one[None] for name, one in weights.items()}, x[None])
+        assert torch.allclose(reply.sent["lesson"]["features"], made.taps["extractor"][0], atol=1e-12)
+        assert torch.allclose(reply.sent["lesson"]["logits"], made.logits[0], atol=1e-12)
+
+
+def test_in_the_first_round_devices_learn_from_labels_alone(place: Any, parcels_equal: Callable[..., bool]) -> None:
+    engines = place.engine(SMALL), place.engine(Standalone())
+    for method, engine in zip((SMALL, Standalone()), engines, strict=True):
+        place.play(method, engine, rounds=1)
+    ours, theirs = (engine.memory.committed for engine in engines)
+    assert len(ours) == 3
+    assert all(parcels_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_later_they_learn_from_answers_too(place: Any, difference: Callable[..., float]) -> None:
+    engine, alone = Listening(place.engine(SMALL)), place.engine(Standalone())
+    server = place.play(SMALL, engine, rounds=1)
+    SMALL.round(server, place.turn(engine, 2))
+    engine.commit(2)
+    place.play(Standalone(), alone)
+    assert [name for name, _ in engine.inboxes] == ["train", "teach", "train", "teach"]
+    assert all(box == {} for box in engine.inboxes[0][1].values())
+    for device, box in engine.inboxes[2][1].items():
+        assert box["teacher"].keys() == {"logits"}
+        assert torch.equal(box["teacher"]["logits"], server["answers"][device.name])
+        assert difference(engine.engine.memory.committed[device.name], alone.memory.committed[device.name]) > 1e-5
+
+
+def lesson_of(place: Any, labels: Tensor | None = None, logits: Tensor | None = None) -> Parcel:
+    shape, draw = (12, *SMALL.large(place.fleet.whole).input_shape), torch.Generator().manual_seed(3)
+    return {
+        "weights": SMALL.start(place.fleet, 0)["weights"],
+        "lesson": {
+            "features": torch.randn(shape, generator=draw),
+            "logits": torch.randn(12, 4, generator=draw) if logits is None else logits,
+            "labels": torch.arange(12) % 4 if labels is None else labels,
+        },
+        "draw": {"seed": torch.tensor(5)},
+    }
+
+
+def taught(place: Any, method: FedGKT, box: Parcel) -> Parcel:
+    turn = place.turn(place.engine(method))
+    (reply,) = turn.compute(method.teach, {turn.cohort[0]: box})
+    sent: Parcel = reply.sent
+    return sent
+
+
+def learned(place: Any, method: FedGKT, answers: Mapping[str, Tensor]) -> Parcel:
+    engine = place.engine(method)
+    method.round({**method.start(place.fleet, 0), "answers": answers}, place.turn(engine))
+    engine.commit(1)
+    memory: Parcel = engine.memory.committed["0"]
+    return memory
+
+
+def test_the_weight_is_of_answers_on_devices_and_of_labels_on_the_server(place: Any) -> None:
+    """Without it devices do not mind the answers, nor the server the labels; with it they do."""
+    answers = made_up_answers(place), made_up_answers(place)
+    boxes = [lesson_of(place, labels=labels) for labels in (torch.arange(12) % 4, torch.arange(12) // 3)]
+    others = [lesson_of(place, logits=logits) for logits in (torch.zeros(12, 4), 5 * torch.eye(4).repeat(3, 1))]
+    for weight in (0.0, 0.5):
+        method = replace(SMALL, weight=weight)
+        assert len({fingerprint(learned(place, method, one)) for one in answers}) == (1 if weight == 0 else 2)
+        assert len({fingerprint(taught(place, method, box)) for box in boxes}) == (1 if weight == 0 else 2)
+        assert len({fingerprint(taught(place, method, box)) for box in others}) == 2
+
+
+@pytest.mark.usefixtures("double")
+def test_the_servers_step_by_hand(place: Any) -> None:
+    """One full batch: Adam with the decay of the paper's code, on answers and weighted labels."""
+    method, box = replace(SMALL, weight=0.3, server_batch=100, server_rate=0.01), lesson_of(place)
+    large = method.large(place.fleet.whole)
+    module = large.module().train()
+    module.load_state_dict(dict(box["weights"]), strict=False)
+    optimiser = torch.optim.Adam(module.parameters(), 0.01, weight_decay=1e-4)
+    logits = module(box["lesson"]["features"]).logits
+    loss = soft(logits, box["lesson"]["logits"], 3.0) + 0.3 * F.cross_entropy(logits, box["lesson"]["labels"])
+    loss.backward()
+    optimiser.step()
+    made = taught(place, method, box)
+    for name, weight in module.named_parameters():
+        assert torch.allclose(made["weights"][name], weight.detach(), atol=1e-10)
+
+
+@pytest.mark.usefixtures("double")
+def test_answers_are_the_servers_to_each_example_in_turn(place: Any) -> None:
+    box = lesson_of(place)
+    made, large = taught(place, SMALL, box), SMALL.large(place.fleet.whole)
+    examples = Examples(box["lesson"]["features"], box["lesson"]["labels"])
+    server = pupil(large, Adam(), examples, Schedule(SMALL.server_batch), seed=5)
+    ready = own_statistics(server, {name: one[None] for name, one in made["weights"].items()})
+    expected = large(ready, examples.x[None]).logits[0]
+    assert torch.allclose(made["answers"]["logits"], expected, atol=1e-10)
+
+
+def test_the_server_learns_from_all_that_was_sent_and_answers_each(place: Any) -> None:
+    engine = Listening(place.engine(SMALL))
+    server = place.play(SMALL, engine, rounds=1)
+    (box,) = engine.inboxes[1][1].values()
+    sent = [reply.sent["lesson"] for reply in sorted(engine.replies[0], key=lambda reply: reply.device.name)]
+    for name, tensor in box["lesson"].items():
+        assert torch.equal(tensor, torch.cat([lesson[name] for lesson in sent]))
+    (reply,) = engine.replies[1]
+    assert torch.equal(torch.cat([server["answers"][name] for name in "012"]), reply.sent["answers"]["logits"])
+    assert [len(server["answers"][name]) for name in "012"] == list(SIZES)
+    assert fingerprint({"weights": server["weights"]}) == fingerprint({"weights": reply.sent["weights"]})
+
+
+def test_a_lost_device_keeps_its_old_answers(place: Any, meddling: Callable[..., Any]) -> None:
+    engine = place.engine(SMALL)
+    before = place.play(SMALL, engine, rounds=1)
+    lossy = meddling(engine, lambda replies: [reply for reply in replies if reply.device.name != "1"])
+    after = SMALL.round(before, place.turn(lossy, 2))
+    assert torch.equal(after["answers"]["1"], before["answers"]["1"])
+    assert not any(torch.equal(after["answers"][name], before["answers"][name]) for name in "02")
+
+
+def test_a_device_that_was_never_asked_has_no_answers(place: Any) -> None:
+    engine = Listening(place.engine(SMALL))
+    turn = place.turn(engine)
+    server = SMALL.round(SMALL.start(place.fleet, 0), replace(turn, cohort=turn.cohort[:2]))
+    engine.commit(1)
+    assert [len(server["answers"][name]) for name in "012"] == [8, 5, 0]
+    SMALL.round(server, place.turn(engine, 2))
+    boxes = {device.name: box for device, box in engine.inboxes[2][1].items()}
+    assert [sorted(boxes[name]) for name in "012"] == [["teacher"], ["teacher"], []]
+
+
+def test_what_the_server_computes_does_not_travel(place: Any) -> None:
+    engine = Listening(place.engine(SMALL))
+    server, moved = SMALL.start(place.fleet, 0), []
+    for number in (1, 2):
+        turn = place.turn(engine, number)
+        server = SMALL.round(server, turn)
+        moved.append(turn.traffic)
+    assert [one.down for one in moved] == [0, sum(SIZES) * 4 * 4]
+    lessons = sum(payload_bytes(reply.sent) for reply in engine.replies[0])
+    assert [one.up for one in moved] == [lessons, lessons]
+    assert lessons == sum(SIZES) * (4 * 4 * 6 * 6 + 4 * 4 + 8)
+    assert [(one.asked, one.replied) for one in moved] == [(3, 3), (3, 3)]
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("family", ["bottleneck", "splitnet"])
+def test_the_servers_model_is_a_devices_extractor_and_then_the_servers_net(
+    family: str, world: Callable[..., Any], client_for: Callable[..., Client], block_weights: Callable[..., Any]
+) -> None:
+    place = world(family, sizes=SIZES)
+    small, large = place.fleet.whole, SMALL.large(place.fleet.whole)
+    own, servers, x = block_weights(small, 2), block_weights(large, 2, seed=1), torch.randn(2, 3, 1, 6, 6)
+    step = Step(torch.zeros(2, 1, dtype=torch.int64), torch.ones(2), {}, Draws((0, 0)))
+    client = client_for(small, place.dataset.train, [step], memory={"weights": own})
+    whole, weights = SMALL.with_server(client, {"weights": servers})
+    assert weights.keys() == whole.shapes().keys()
+    features = small.part("extractor")(small.part_weights("extractor", own), x, Draws((0, 0))).logits
+    expected = large(servers, features, Draws((0, 0))).logits
+    assert torch.allclose(whole(weights, x, Draws((0, 0))).logits, expected, atol=1e-12)
+    ready = {**weights, **whole.batch_statistics(weights, x)}
+    first, second = ({n.removeprefix(p): w for n, w in ready.items() if n.startswith(p)} for p in ("first.", "second."))
+    judged = large(second, small.part("extractor")(first, x).logits).logits
+    assert torch.allclose(whole(ready, x).logits, judged, atol=1e-12)
+
+
+def test_a_chain_is_a_value_with_the_names_of_both(tiny_model: Callable[..., Model]) -> None:
+    first = tiny_model("bottleneck").part("extractor")
+    second = SMALL.large(tiny_model("bottleneck"))
+    whole = chained(first, second)
+    assert whole == chained(first, second) and hash(whole) == hash(chained(first, second))
+    assert whole != chained(first, replace(second, classes=5))
+    assert (whole.input_shape, whole.classes) == (first.input_shape, second.classes)
+    expected = {f"first.{name}": shape for name, shape in first.shapes().items()}
+    assert whole.shapes() == expected | {f"second.{name}": shape for name, shape in second.shapes().items()}
+
+
+def test_devices_and_server_are_both_judged(place: Any) -> None:
+    engine = place.engine(SMALL)
+    candidates = SMALL.candidates(place.play(SMALL, engine))
+    assert all(isinstance(one, DeviceModel) for one in candidates.values())
+    rows = place.judge().rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
+    assert {row.candidate for row in rows} == {"clients", "server"}
+    for name in ("clients", "server"):
+        local = [row for row in rows if (row.candidate, row.test) == (name, "local")]
+        assert {row.device for row in local} == {"", "0", "1", "2"}
+
+
+@pytest.mark.parametrize("family", ["bottleneck", "splitnet"])
+def test_two_processes_learn_the_same_to_the_bit(
+    family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(family, sizes=(8, 5, 9, 8))
+    alone, hired = place.engine(SMALL, block=2), place.engine(SMALL, block=2)
+    pool = ProcessPool(hired, place.fleet, lambda address: SMALL.find(*address), 2)
+    try:
+        servers = [place.play(SMALL, engine) for engine in (alone, pool)]
+    finally:
+        pool.close()
+    assert place.refusals == []
+    assert parcels_equal(*servers)
+    memories = [dict(engine.memory.committed) for engine in (alone, hired)]
+    assert memories[0].keys() == memories[1].keys() == set("0123")
+    assert all(parcels_equal(memories[0][name], memories[1][name]) for name in "0123")
+
+
+def test_nets_that_have_only_their_extractors_shape_in_common_learn_together(
+    world: Callable[..., Any], tiny_model: Callable[..., Model]
+) -> None:
+    nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", planes=(5,), blocks=(1,)))]
+    place = world(models=nets, sizes=(8, 5, 9, 8))
+    assert SMALL.refuses(place.fleet) is None
+    server = place.play(SMALL, place.engine(SMALL))
+    assert place.refusals == []
+    assert [len(server["answers"][name]) for name in "0123"] == [8, 5, 9, 8]
+
+
+def test_features_of_two_shapes_are_refused(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
+    nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", stem=3))]
+    assert "features of one shape; those of tier 'b' are [(3, 6, 6)]" in str(SMALL.refuses(world(models=nets).fleet))
+    assert "needs nets with children named extractor" in str(SMALL.refuses(world("convnet").fleet))
+
+
+class Flat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor, self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(36, 8)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.classifier(self.extractor(x))
+        return made
+
+
+def test_features_that_are_no_maps_are_refused(world: Callable[..., Any]) -> None:
+    place = world(models=[("a", model("flat", Flat, {}, (1, 6, 6), 4))])
+    assert SMALL.refuses(place.fleet) == "fedgkt's server convolves feature maps; those of flat have shape (8,)"

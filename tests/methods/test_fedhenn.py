@@ -1,0 +1,486 @@
+"""FedHeNN: what it is without a pull, what the pull is towards, what leaves the devices, and that it aligns them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.fleet import Device, Engine, Reply, draw_cohort
+from fedloom.methods import agreement
+from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.fedhenn import FedHeNN
+from fedloom.methods.latest import bundle
+from fedloom.methods.standalone import Standalone
+from fedloom.models import Draws, Model
+from fedloom.tensors import Parcel, payload_bytes
+from fedloom.training import Schedule, Sgd, Step, Task, misalignment
+
+World = Any
+UNEQUAL = (8, 8, 5, 9, 12)
+KERNELS = ["linear", "rbf", "procrustes"]
+PULLED = FedHeNN(strength=2.0, growth="none", probe_size=8)
+AT_HOME = replace(PULLED, kernels_on="devices")
+ONE_MODEL = replace(PULLED, share="weights")
+
+
+@dataclass
+class Listening:
+    """An engine of which everything that went down and up is known."""
+
+    engine: Engine
+    asked: list[tuple[str, Mapping[Device, Parcel]]] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> list[Reply]:
+        self.asked.append((task.name, inboxes))
+        said = list(self.engine.ask(task, inboxes, round_number, repeat))
+        self.replies += said
+        return said
+
+    def commit(self, round_number: int) -> None:
+        self.engine.commit(round_number)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def inboxes(self, task: str) -> list[Parcel]:
+        return [inbox for name, inboxes in self.asked if name == task for inbox in inboxes.values()]
+
+
+@pytest.fixture
+def families(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> World:
+    """Nets that have nothing in common, with representations of 6, 3 and 5 numbers."""
+    models = [("a", tiny_model("convnet")), ("b", tiny_model("lenet", hidden=(3,))), ("c", tiny_model("mlp"))]
+    return world(models=models, sizes=(8, 8, 5, 9, 12, 7))
+
+
+def memories(place: World, method: FedHeNN | Standalone, engine: Any) -> dict[str, Parcel]:
+    """Of all devices, also of those that were never asked."""
+    kept = engine.memory.committed
+    return {d.name: kept.get(d.name) or method.prepare(d, place.seed) for d in place.fleet.devices(1)}
+
+
+def learned(place: World, method: FedHeNN | Standalone, rounds: int = 2, participation: float = 1.0) -> Any:
+    engine = place.engine(method)
+    place.play(method, engine, rounds, participation)
+    assert place.refusals == []
+    return memories(place, method, engine)
+
+
+def alike(left: Mapping[str, Parcel], right: Mapping[str, Parcel], compare: Callable[..., bool]) -> bool:
+    return left.keys() == right.keys() and all(compare(one, right[name]) for name, one in left.items())
+
+
+def furthest(left: Mapping[str, Parcel], right: Mapping[str, Parcel], difference: Callable[..., float]) -> float:
+    return max(difference(one, right[name]) for name, one in left.items())
+
+
+def test_without_a_pull_the_homogeneous_form_is_fedavg(
+    family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """Device by device: those with a memory and those without share no block."""
+    place, method = world(family, sizes=UNEQUAL), FedHeNN(strength=0, share="weights")
+    assert not method.probes
+    ours, theirs = (
+        place.play(one, place.engine(one, block=1), rounds=3, participation=0.6) for one in (method, FedAvg())
+    )
+    assert parcels_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kernels_on", ["server", "devices"])
+def test_without_a_pull_the_heterogeneous_form_is_standalone(
+    kernels_on: Any, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(family, sizes=UNEQUAL)
+    method = FedHeNN(strength=0, kernels_on=kernels_on)
+    ours, theirs = (learned(place, one, 3, 0.6) for one in (method, Standalone()))
+    assert alike(ours, theirs, parcels_equal)
+
+
+def test_the_same_holds_for_nets_that_have_nothing_in_common(
+    families: World, parcels_equal: Callable[..., bool]
+) -> None:
+    ours, theirs = (learned(families, one, 3, 0.6) for one in (FedHeNN(strength=0), Standalone()))
+    assert alike(ours, theirs, parcels_equal)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("method", [PULLED, AT_HOME], ids=["server", "devices"])
+def test_looking_at_the_examples_does_not_change_what_is_trained_on(
+    method: FedHeNN, families: World, difference: Callable[..., float]
+) -> None:
+    """All is asked and drawn as with a pull, but the pull is nothing."""
+    ours, theirs = (learned(families, one, 3, 0.6) for one in (replace(method, strength=1e-30), Standalone()))
+    assert furthest(ours, theirs, difference) <= 1e-12
+
+
+@pytest.mark.parametrize("share", ["kernels", "weights"])
+@pytest.mark.parametrize("growth", ["root", "linear"])
+def test_the_first_round_is_a_plain_one(
+    share: Any, growth: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(sizes=UNEQUAL)
+    method = FedHeNN(strength=1.0, growth=growth, share=share, probe_size=8)
+    engine = Listening(place.engine(method))
+    made = place.play(method, engine, rounds=1)
+    assert {name for name, _ in engine.asked} == {"train"}
+    assert not any("probe" in inbox or "target" in inbox for inbox in engine.inboxes("train"))
+    plain = replace(method, strength=0)
+    assert parcels_equal(made, place.play(plain, place.engine(plain), rounds=1))
+
+
+@pytest.mark.parametrize("share", ["kernels", "weights"])
+def test_the_second_round_is_not(share: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+    place, method = world(sizes=UNEQUAL), FedHeNN(strength=1.0, share=share, probe_size=8)
+    engine, plain = Listening(place.engine(method)), replace(method, strength=0)
+    made = place.play(method, engine, rounds=2)
+    assert all("probe" in inbox for inbox in engine.inboxes("train")[len(UNEQUAL) :])
+    assert not parcels_equal(made, place.play(plain, place.engine(plain), rounds=2))
+
+
+@pytest.mark.parametrize("method", [PULLED, AT_HOME, ONE_MODEL], ids=["server", "devices", "weights"])
+def test_a_device_that_is_not_asked_keeps_what_it_has(
+    method: FedHeNN, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(sizes=UNEQUAL)
+    engine = place.engine(method)
+    server = place.play(method, engine, rounds=2)
+    before = memories(place, method, engine)
+    turn = place.turn(engine, 3, 0.4)
+    method.round(server, turn)
+    engine.commit(3)
+    after, asked = memories(place, method, engine), {device.name for device in turn.cohort}
+    assert {name for name in before if not parcels_equal(before[name], after[name])} == asked
+
+
+@pytest.mark.parametrize("probe_size", [4, 8], ids=["kernels", "features"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("method", [PULLED, AT_HOME], ids=["server", "devices"])
+def test_any_nets_are_drawn_to_each_other(
+    method: FedHeNN, kernel: Any, probe_size: int, families: World, difference: Callable[..., float]
+) -> None:
+    method = replace(method, kernel=kernel, probe_size=probe_size)
+    assert method.refuses(families.fleet) is None
+    drawn, alone = (learned(families, one) for one in (method, Standalone()))
+    assert all(difference(drawn[name], alone[name]) > 1e-4 for name in alone)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_one_model_is_drawn_to_itself_by_every_kernel(
+    kernel: Any, world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    place, method = world(sizes=UNEQUAL), replace(ONE_MODEL, kernel=kernel)
+    drawn, plain = (place.play(one, place.engine(one)) for one in (method, FedAvg()))
+    assert place.refusals == []
+    assert difference(drawn, plain) > 1e-4
+
+
+def test_on_the_devices_no_weights_ever_leave(families: World) -> None:
+    engine = Listening(families.engine(AT_HOME))
+    server = families.play(AT_HOME, engine, rounds=3, participation=0.6)
+    assert server == {}
+    assert {name for reply in engine.replies for name in reply.sent} == {"told"}
+    told = [reply.sent["told"] for reply in engine.replies if reply.sent]
+    assert {tuple(tensor.shape) for one in told for tensor in one.values()} == {(8, 6), (8, 3), (8, 5)}
+
+
+def test_by_default_no_weights_leave_real_devices(families: World, parcels_equal: Callable[..., bool]) -> None:
+    engine = Listening(families.engine(PULLED))
+    server = PULLED.start(families.fleet, families.seed)
+    after = PULLED.round(server, replace(families.turn(engine, 2), deployed=True))
+    assert not any("weights" in reply.sent for reply in engine.replies)
+    assert {name for name, _ in engine.asked} == {"describe", "train"}
+    assert parcels_equal(after, server)
+
+
+def test_whoever_wants_kernels_on_the_server_gets_them_there(families: World) -> None:
+    method = replace(PULLED, kernels_on="server")
+    engine = Listening(families.engine(method))
+    method.round(method.start(families.fleet, 0), replace(families.turn(engine), deployed=True))
+    asked = [(name, device.here) for name, inboxes in engine.asked for device in inboxes]
+    assert set(asked) == {("describe", True), ("train", False)}
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_where_kernels_are_computed_makes_no_difference(
+    kernel: Any, families: World, difference: Callable[..., float]
+) -> None:
+    on_devices = replace(AT_HOME, kernel=kernel)
+    on_server = replace(on_devices, kernels_on="server", target="participants")
+    ours, theirs = (learned(families, one, 3, 0.6) for one in (on_devices, on_server))
+    assert furthest(ours, theirs, difference) <= 1e-10
+
+
+def test_the_server_has_what_the_devices_have(families: World, parcels_equal: Callable[..., bool]) -> None:
+    engine = families.engine(PULLED)
+    server = families.play(PULLED, engine, 3, 0.6)
+    kept = memories(families, PULLED, engine)
+    held = {d.name: {"weights": server[bundle(d.tier, d.name)]} for d in families.fleet.devices(1)}
+    assert len(server) == len(held)
+    assert alike(held, kept, parcels_equal)
+
+
+def kernel_by_hand(place: World, method: FedHeNN, server: Parcel, devices: list[Device], x: Tensor) -> Tensor:
+    """The mean of what each net finds alike, one after the other."""
+    kernels = []
+    for device in devices:
+        weights = {name: one.unsqueeze(0) for name, one in server[bundle(device.tier, device.name)].items()}
+        features = device.model.features(weights, place.dataset.preparation(x).unsqueeze(0))[0]
+        kernel = features @ features.T
+        if method.equally_loud:
+            centring = torch.eye(len(x)) - 1 / len(x)
+            kernel = kernel / (centring @ kernel @ centring).norm()
+        kernels.append(kernel)
+    return torch.stack(kernels).mean(0)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("equally_loud", [False, True])
+@pytest.mark.parametrize("target", ["all", "participants"])
+@pytest.mark.parametrize("probe_size", [4, 12])
+def test_the_target_is_the_mean_kernel_of_last_rounds_models(
+    target: Any, probe_size: int, equally_loud: bool, families: World
+) -> None:
+    method = replace(PULLED, target=target, probe_size=probe_size, equally_loud=equally_loud)
+    engine = Listening(families.engine(method))
+    server = families.play(method, engine, rounds=2)
+    engine.asked.clear()
+    turn = families.turn(engine, 3, 0.5)
+    method.round(server, turn)
+    inbox, *others = engine.inboxes("train")
+    assert all(other["target"] is inbox["target"] or other["target"] == inbox["target"] for other in others)
+    counted = turn.cohort if target == "participants" else families.fleet.devices(3)
+    expected = kernel_by_hand(families, method, server, counted, inbox["probe"]["x"])
+    told = inbox["target"]
+    found = told["kernel"] if "kernel" in told else told["features"] @ told["features"].T
+    assert len(counted) == (3 if target == "participants" else 6)
+    assert torch.allclose(found, expected, atol=1e-10)
+
+
+def test_all_and_participants_are_the_same_where_all_take_part(
+    families: World, parcels_equal: Callable[..., bool]
+) -> None:
+    methods = PULLED, replace(PULLED, target="participants")
+    assert alike(*(learned(families, one) for one in methods), parcels_equal)
+    assert not alike(*(learned(families, one, 2, 0.5) for one in methods), parcels_equal)
+
+
+def test_one_models_target_is_how_the_global_model_sees(world: Callable[..., Any]) -> None:
+    """So a pull holds devices to it."""
+    place = world(sizes=UNEQUAL, optimiser=Sgd(0.1), schedule=Schedule(batch_size=4, epochs=6))
+    x = place.dataset.preparation(place.public).unsqueeze(0)
+
+    def moved(method: FedHeNN) -> float:
+        engine = place.engine(method)
+        server = place.play(method, engine, rounds=1)
+        assert server.keys() == {"weights"}
+        first = {name: one.unsqueeze(0) for name, one in method.start(place.fleet, 0)["weights"].items()}
+        target = {"features": place.fleet.whole.features(first, x)}
+        after = [{n: w.unsqueeze(0) for n, w in one["weights"].items()} for one in engine.memory.committed.values()]
+        apart = misalignment(target, "linear")
+        return sum(float(apart(place.fleet.whole.features(weights, x))) for weights in after)
+
+    assert moved(replace(ONE_MODEL, strength=0.5, probe_size=12)) < 0.5 * moved(replace(ONE_MODEL, strength=0))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_from_where_it_starts_one_model_is_drawn_nowhere(
+    kernel: Any, world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    for epochs in (1, 2):
+        place = world(sizes=UNEQUAL, schedule=Schedule(batch_size=100, epochs=epochs))
+        method = replace(ONE_MODEL, kernel=kernel)
+        drawn, plain = (place.play(one, place.engine(one, block=1), rounds=1) for one in (method, FedAvg()))
+        assert (difference(drawn, plain) <= 1e-7) == (epochs == 1)
+
+
+@pytest.mark.parametrize("method", [PULLED, ONE_MODEL, AT_HOME], ids=["server", "weights", "devices"])
+def test_examples_travel_as_they_are_stored(method: FedHeNN, world: Callable[..., Any]) -> None:
+    place = world(sizes=UNEQUAL)
+    engine = Listening(place.engine(method))
+    turn = place.turn(engine, 2)
+    method.round(method.start(place.fleet, 0), turn)
+    shown = [inbox["probe"]["x"] for _, inboxes in engine.asked for inbox in inboxes.values()]
+    assert all(x.dtype == torch.uint8 and x.shape == (8, 1, 6, 6) for x in shown)
+    sent_down = [inbox for _, boxes in engine.asked for device, inbox in boxes.items() if not device.here]
+    shown_bytes, target, model = 8 * 36 + 4, 8 * 8 * 4, payload_bytes({"weights": place.fleet.whole.initial(0)})
+    expected = shown_bytes + {"kernels": target, "weights": model}[method.share]
+    first_question = shown_bytes if method.kernels_on == "devices" else 0
+    assert turn.traffic.down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)
+    assert turn.traffic.up == len(UNEQUAL) * (8 * 6 * 4 if method.kernels_on == "devices" else model)
+
+
+def test_every_round_shows_other_examples_and_the_same_to_all(world: Callable[..., Any]) -> None:
+    place = world(sizes=UNEQUAL)
+    engine = Listening(place.engine(PULLED))
+    place.play(PULLED, engine, rounds=2)
+    shown = [[inbox["probe"]["x"] for inbox in boxes.values()] for name, boxes in engine.asked if name == "train"]
+    assert all(torch.equal(x, xs[0]) for xs in shown for x in xs)
+    assert not torch.equal(shown[0][0], shown[1][0])
+
+
+def test_a_step_may_look_at_some_of_the_examples(world: Callable[..., Any], difference: Callable[..., float]) -> None:
+    some, none, more = (learned(world(sizes=UNEQUAL), replace(PULLED, probe_batch=size)) for size in (3, None, 8))
+    assert furthest(none, more, difference) == 0
+    assert furthest(none, some, difference) > 1e-4
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kernel", ["linear", "procrustes"])
+def test_in_one_step_the_others_are_as_if_not_there(
+    kernel: Any, world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    """The first of eight are the same as of four; batch norm would see the others."""
+    place = world(sizes=UNEQUAL, normalisation="none", schedule=Schedule(batch_size=100))
+    some = replace(PULLED, kernel=kernel, probe_size=8, probe_batch=4)
+    few = replace(PULLED, kernel=kernel, probe_size=4)
+    assert furthest(learned(place, some, 1), learned(place, few, 1), difference) <= 1e-10
+
+
+def test_steps_take_turns_with_the_examples(world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    plain = agreement.about
+    monkeypatch.setattr(agreement, "about", lambda told, rows: seen.append(rows.tolist()) or plain(told, rows))
+    place, method = world(sizes=(12,)), replace(PULLED, probe_batch=3)
+    place.play(method, place.engine(method), rounds=1)
+    assert seen == [[0, 1, 2], [3, 4, 5], [6, 7, 0]]
+
+
+def apart_on_average(place: World, kept: Mapping[str, Parcel]) -> float:
+    x = place.dataset.preparation(place.public).unsqueeze(0)
+    seen = [
+        device.model.features({n: w.unsqueeze(0) for n, w in kept[device.name]["weights"].items()}, x)
+        for device in place.fleet.devices(1)
+    ]
+    pairs = [float(misalignment({"features": other}, "linear")(one)) for one, other in combinations(seen, 2)]
+    return sum(pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_devices_come_to_see_alike(kernel: Any, families: World) -> None:
+    strong = replace(AT_HOME, strength=20.0, probe_size=12, kernel=kernel)
+    drawn = [apart_on_average(families, learned(families, strong, rounds)) for rounds in (0, 2, 6)]
+    alone = apart_on_average(families, learned(families, Standalone(), 6))
+    assert drawn[0] > 2 * drawn[1] > 2 * drawn[2]
+    assert alone > 0.8 * drawn[0]
+
+
+@pytest.mark.parametrize("method", [PULLED, AT_HOME], ids=["server", "devices"])
+def test_if_nobody_tells_how_it_sees_all_train_as_they_are(
+    method: FedHeNN, families: World, meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    engine = families.engine(method)
+    deaf = meddling(engine, lambda replies: [reply for reply in replies if "told" not in reply.sent])
+    families.play(method, deaf, rounds=2)
+    assert alike(memories(families, method, engine), learned(families, Standalone()), parcels_equal)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_devices_that_diverge_are_refused_and_stop_nobody(kernel: Any, world: Callable[..., Any]) -> None:
+    place = world(sizes=UNEQUAL, optimiser=Sgd(1e30))
+    method = replace(PULLED, kernel=kernel)
+    engine = place.engine(method)
+    place.play(method, engine, rounds=2)
+    assert {refusal.code for refusal in place.refusals} == {"NONFINITE"}
+    assert dict(engine.memory.committed) == {}
+
+
+def test_weights_of_different_models_cannot_be_averaged(families: World) -> None:
+    refused = ONE_MODEL.refuses(families.fleet)
+    assert refused is not None
+    assert 'share = "weights"' in refused
+    assert PULLED.refuses(families.fleet) is None
+
+
+@pytest.mark.parametrize("method", [PULLED, ONE_MODEL], ids=["kernels", "weights"])
+def test_devices_that_keep_a_model_cannot_change_their_tier(method: FedHeNN, world: Callable[..., Any]) -> None:
+    refused = method.refuses(replace(world().fleet, assignment="redrawn"))
+    assert refused is not None
+    assert "fixed" in refused
+
+
+@pytest.mark.parametrize("method", [PULLED, AT_HOME, ONE_MODEL], ids=["server", "devices", "weights"])
+def test_the_last_round_is_one_more_with_everybody(
+    method: FedHeNN, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(sizes=UNEQUAL)
+    engine = place.engine(method)
+    server = place.play(method, engine, 2, 0.6)
+    before = memories(place, method, engine)
+    ended = method.finish(server, place.turn(engine, 3))
+    engine.commit(3)
+    assert ended is not None
+    after = memories(place, method, engine)
+    assert not any(parcels_equal(before[name], after[name]) for name in before)
+    again = place.engine(method)
+    again.memory.committed = {name: one for name, one in before.items() if one}
+    assert parcels_equal(ended, method.round(server, place.turn(again, 3)))
+
+
+def test_the_last_round_can_be_left_out(world: Callable[..., Any]) -> None:
+    place, method = world(), replace(PULLED, last_round=False)
+    engine = Listening(place.engine(method))
+    assert method.finish(method.start(place.fleet, 0), place.turn(engine)) is None
+    assert engine.asked == []
+
+
+def test_whoever_has_not_trained_yet_is_judged_with_the_global_model(
+    world: Callable[..., Any], client_for: Callable[..., Any]
+) -> None:
+    place = world(sizes=UNEQUAL)
+    engine = place.engine(ONE_MODEL)
+    server = place.play(ONE_MODEL, engine, 1, 0.4)
+    trained = {device.name for device in draw_cohort(place.fleet, 0.4, 1)}
+    assert set(engine.memory.committed) == trained
+    candidates = ONE_MODEL.candidates(server)
+    assert candidates.keys() == {"personal", "server"}
+    rows = place.judge().rows(candidates, place.fleet, place.turn(engine, 2).ask, 1, per_device=True)
+    shares = {
+        (row.candidate, row.device): row.value
+        for row in rows
+        if row.device and row.test == "local" and row.metric == "accuracy"
+    }
+    untrained = {device.name for device in place.fleet.devices(1)} - trained
+    assert all(shares["personal", name] == shares["server", name] for name in untrained)
+    personal = candidates["personal"]
+    for device in place.fleet.devices(1):
+        memory = engine.memory.recall(device)
+        _, weights = personal.carried(  # type: ignore[union-attr]
+            replace(_client(place, client_for), memory=memory),
+            personal.inbox(device),  # type: ignore[union-attr]
+        )
+        assert (weights is server["weights"]) == (device.name in untrained)
+
+
+def _client(place: World, client_for: Callable[..., Any]) -> Any:
+    step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
+    return client_for(place.fleet.whole, place.dataset.train, [step])
+
+
+@pytest.mark.parametrize("method", [PULLED, AT_HOME, ONE_MODEL], ids=["server", "devices", "weights"])
+def test_a_server_without_examples_says_what_is_missing(method: FedHeNN, world: Callable[..., Any]) -> None:
+    place = world()
+    bare = replace(place.turn(place.engine(method)), public=None)
+    assert method.probes
+    with pytest.raises(ValueError, match=r"data\.public"):
+        method.round(method.start(place.fleet, 0), bare)
+    plain = replace(method, strength=0)
+    plain.round(plain.start(place.fleet, 0), bare)
+
+
+def test_devices_and_server_go_on_from_the_same_earlier_model(
+    world: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    place = world(widths=(1.0, 0.5))
+    warm = {name: torch.randn(shape) for name, shape in place.fleet.whole.shapes().items()}
+    server = PULLED.start(place.fleet, 0, warm)
+    for device in place.fleet.devices(1):
+        held, own = server[bundle(device.tier, device.name)], PULLED.prepare(device, 0, warm)["weights"]
+        expected = device.footprint.read(warm)
+        assert all(bits_equal(held[n], w) and bits_equal(own[n], w) for n, w in expected.items())

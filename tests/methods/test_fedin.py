@@ -1,0 +1,486 @@
+"""FedIN: shared ends, middles of one's own, and the features that pass between the devices."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedloom.fleet import Reply
+from fedloom.methods.fedin import FedIN
+from fedloom.methods.lgfedavg import LGFedAvg
+from fedloom.methods.pairs import collected, dealt, features_loss, no_pairs, refilled
+from fedloom.methods.standalone import Standalone
+from fedloom.models import Model, model
+from fedloom.tensors import combine, inner
+from fedloom.training import Client, Holdings, Schedule, Sgd, fit, gradient, label_loss, together
+
+SIZES = (8, 5, 9, 12)
+A_TO_E = {"a": (2, 3), "b": (2, 1), "c": (2, 2), "d": (1, 3), "e": (1, 1)}
+SMALL = FedIN(pairs=4, batch=6)
+
+
+@pytest.fixture
+def place(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any:
+    """Two nets whose middles differ in depth."""
+    sizes = [("a", tiny_model("splitnet")), ("b", tiny_model("splitnet", extra=(0, 0)))]
+    return world(models=sizes, sizes=SIZES)
+
+
+def client_of(place: Any, method: FedIN, sizes: int = 1, **changes: Any) -> Client:
+    """The first devices of a fleet as they are asked in the first round, all of the largest net."""
+    engine, devices = place.engine(method), place.fleet.devices(1)[:sizes]
+    rows = torch.stack([engine.shelf.rows(device) for device in devices])
+    made = Client(
+        model=place.fleet.whole,
+        optimiser=place.optimiser,
+        examples=place.dataset.train,
+        tests=place.dataset.test,
+        test_holdings=Holdings(rows, torch.ones_like(rows, dtype=torch.bool)),
+        holdings=Holdings(rows, torch.ones_like(rows, dtype=torch.bool)),
+        preparation=place.dataset.preparation,
+        plan=together([engine.plan(method.train, device, 1, 0) for device in devices]),
+        seen_labels=torch.ones(sizes, place.dataset.classes, dtype=torch.bool),
+        memory={},
+    )
+    return replace(made, **changes)
+
+
+def made_up_pairs(client: Client, count: int = 5) -> dict[str, Tensor]:
+    devices, model = len(client.seen_labels), client.model
+    return {
+        "enter": torch.randn(devices, count, *model.part("intermediate").input_shape),
+        "leave": torch.randn(devices, count, *model.part("classifier").input_shape),
+    }
+
+
+def slopes(client: Client, weights: Any, pairs: Any) -> tuple[Any, Any, Any]:
+    """Of the labels, of the features, and of both in one backward pass."""
+    batch, labels, features = client.batch(client.plan[0]), label_loss(client), features_loss(client, pairs)
+    each = [gradient(loss, weights, batch) for loss in (labels, features)]
+    return each[0], each[1], gradient(lambda w, b: labels(w, b) + features(w, b), weights, batch)
+
+
+@pytest.mark.usefixtures("double")
+def test_features_teach_the_middle_alone(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
+    client = client_of(world("splitnet"), SMALL, 2)
+    labels, features, _ = slopes(client, block_weights(client.model, 2), made_up_pairs(client))
+    for name, slope in features.items():
+        assert bool(slope.any()) == name.startswith("intermediate.")
+        assert bool(labels[name].any())
+
+
+@pytest.mark.usefixtures("double")
+def test_two_backward_passes_are_one_of_the_sum(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
+    client = client_of(world("splitnet"), SMALL, 2)
+    labels, features, both = slopes(client, block_weights(client.model, 2), made_up_pairs(client))
+    summed = FedIN(middle="sum").agreed(labels, features)
+    assert all(torch.allclose(summed[name], slope, atol=1e-12) for name, slope in both.items())
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("local", [0.0, 1.0, 2.0])
+def test_a_step_is_the_weighted_sum_in_the_middle_and_the_labels_at_the_ends(
+    local: float, world: Callable[..., Any], block_weights: Callable[..., Any]
+) -> None:
+    """The whole task, one step of plain gradient descent."""
+    place = world("splitnet", schedule=Schedule(100), optimiser=Sgd(0.1))
+    client = client_of(place, SMALL, 2)
+    weights, pairs = block_weights(client.model, 2), made_up_pairs(client)
+    labels, features, _ = slopes(client, weights, pairs)
+    ends = {name: one for name, one in weights.items() if not name.startswith("intermediate.")}
+    client = replace(client, memory={"weights": {name: one for name, one in weights.items() if name not in ends}})
+    made = replace(SMALL, local=local).train.run(client, {"weights": ends, "pairs": pairs})
+    assert made.remember is not None
+    for name, weight in {**made.send["weights"], **made.remember["weights"]}.items():
+        slope = labels[name] if name in ends else local / 2 * labels[name] + features[name]
+        assert torch.allclose(weight, weights[name] - 0.1 * slope, atol=1e-12)
+
+
+numbers = st.floats(-10, 10, width=32)
+vectors = st.lists(numbers, min_size=3, max_size=3)
+
+
+@given(own=vectors, other=vectors, elsewhere=st.lists(vectors, max_size=5))
+def test_a_projected_step_never_harms_and_changes_no_more_than_it_must(
+    own: list[float], other: list[float], elsewhere: list[list[float]]
+) -> None:
+    labels, features = (torch.tensor([numbers], dtype=torch.float64) for numbers in (own, other))
+    made = FedIN(middle="project").agreed({"w": labels}, {"w": features})["w"]
+    assert float((made * labels).sum()) >= -1e-6
+    if float((labels * features).sum()) >= 0:
+        assert torch.equal(made, features)
+    for numbers in elsewhere:
+        feasible = torch.tensor([numbers], dtype=torch.float64)
+        if float((feasible * labels).sum()) >= 0:
+            assert float((made - features).norm()) <= float((feasible - features).norm()) + 1e-9
+
+
+@given(own=st.lists(vectors, min_size=2, max_size=4), other=st.lists(vectors, min_size=4, max_size=4))
+def test_devices_and_tensors_are_projected_one_by_one(own: list[list[float]], other: list[list[float]]) -> None:
+    """And with `project_all` all tensors of a device as one."""
+    labels, features = (torch.tensor(one[: len(own)], dtype=torch.float64) for one in (own, other))
+    bundles = [{"a": one[:, :1], "b": one[:, 1:]} for one in (labels, features)]
+    for middle in ("project", "project_all"):
+        method = FedIN(middle=middle)  # type: ignore[arg-type]
+        block = method.agreed(*bundles)
+        for device in range(len(own)):
+            alone = method.agreed(*({name: one[device : device + 1] for name, one in b.items()} for b in bundles))
+            assert all(torch.equal(block[name][device : device + 1], one) for name, one in alone.items())
+        if middle == "project":
+            parts = [method.agreed(*({name: b[name]} for b in bundles)) for name in ("a", "b")]
+            assert torch.equal(block["a"], parts[0]["a"]) and torch.equal(block["b"], parts[1]["b"])
+        else:
+            whole = FedIN(middle="project").agreed({"w": labels}, {"w": features})["w"]
+            assert torch.allclose(torch.cat([block["a"], block["b"]], 1), whole, atol=1e-9)
+
+
+def test_where_labels_say_nothing_features_decide() -> None:
+    other = {"w": torch.tensor([[1.0, -2.0]])}
+    for middle in ("project", "project_all", "sum"):
+        made = FedIN(middle=middle).agreed({"w": torch.zeros(1, 2)}, other)  # type: ignore[arg-type]
+        assert torch.equal(made["w"], other["w"])
+
+
+@pytest.mark.usefixtures("double")
+def test_a_devices_own_fresh_pairs_teach_it_nothing(
+    world: Callable[..., Any], block_weights: Callable[..., Any]
+) -> None:
+    place = world("splitnet", normalisation="group")
+    client = client_of(place, SMALL, 2)
+    weights = block_weights(client.model, 2)
+    pairs, batch = collected(client, weights, 6), client.batch(client.plan[0])
+    loss = features_loss(client, pairs)
+    assert loss(weights, replace(batch, draws=None)).tolist() == [0.0, 0.0]
+    assert not any(bool(slope.any()) for slope in gradient(loss, weights, replace(batch, draws=None)).values())
+    assert bool((loss(combine(lambda one: one + 0.1, weights), replace(batch, draws=None)) > 0).all())
+
+
+@pytest.mark.usefixtures("double")
+def test_pairs_are_what_enters_and_leaves_the_middle_as_the_net_is_judged(
+    world: Callable[..., Any], block_weights: Callable[..., Any]
+) -> None:
+    """With batch norm's statistics of the device's own data, and of its own examples, each at most once."""
+    client = client_of(world("splitnet"), SMALL, 2)
+    weights = block_weights(client.model, 2)
+    total = [client.model.batch_statistics(weights, client.batch(step).x) for step in client.plan]
+    ready = {**weights, **combine(lambda *each: sum(each) / len(each), *total)}
+    assert client.holdings is not None
+    x = client.preparation(client.examples.x[client.holdings.rows])
+    expected = client.model(ready, x).taps
+    pairs = collected(client, weights, 6)
+    for device in range(2):
+        found = [
+            int((expected["extractor"][device] - enter).abs().flatten(1).sum(1).argmin())
+            for enter in pairs["enter"][device]
+        ]
+        assert len(set(found)) == 6
+        assert torch.allclose(pairs["enter"][device], expected["extractor"][device][found], atol=1e-12)
+        assert torch.allclose(pairs["leave"][device], expected["features"][device][found], atol=1e-12)
+
+
+def test_features_of_all_nets_have_one_shape(tiny_model: Callable[..., Model]) -> None:
+    nets = [tiny_model("splitnet", extra=extra) for extra in A_TO_E.values()]
+    shapes = {tuple((name, shape) for name, (shape, _) in SMALL.sent_pairs(net, {}, 9).items()) for net in nets}
+    assert len(shapes) == 1
+    assert len({tuple(net.shapes()) for net in nets}) == 5
+
+
+def test_nets_a_to_e_learn_from_each_other(
+    world: Callable[..., Any], tiny_model: Callable[..., Model], meddling: Callable[..., Any]
+) -> None:
+    nets = [(name, tiny_model("splitnet", extra=extra)) for name, extra in A_TO_E.items()]
+    place = world(models=nets, sizes=(8,) * 5, optimiser=Sgd(0.01))
+    assert SMALL.refuses(place.fleet) is None
+    engine = meddling(place.engine(SMALL), list)
+    server = place.play(SMALL, engine)
+    assert place.refusals == []
+    assert len(engine.delivered) == 10
+    assert len(server["pairs"]["enter"]) == 5 * 4
+
+
+def reply_of(place: Any, index: int, tag: float, count: int) -> Reply:
+    device = place.fleet.devices(1)[index]
+    layout = FedIN(pairs="all").sent_pairs(device.model, {}, count)
+    pairs = {name: torch.full(shape, tag, dtype=dtype) for name, (shape, dtype) in layout.items()}
+    return Reply(device, count, {"pairs": pairs})
+
+
+counts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=6)
+
+
+@given(counts=counts, most=st.integers(1, 9), max_age=st.integers(1, 4))
+def test_the_buffer_keeps_the_newest(counts: list[list[int]], most: int, max_age: int, world: Any) -> None:
+    """Against a plain list, pairs in and pairs out; each carries the round and device it is from."""
+    place = world("splitnet")
+    buffer, plain = no_pairs(place.fleet.whole), list[tuple[int, float]]()
+    for number, said in enumerate(counts, 1):
+        tags = [number + index / 10 for index in range(len(said))]
+        replies = [reply_of(place, index, tag, said[index]) for index, tag in enumerate(tags)]
+        buffer = refilled(buffer, replies, number, most, max_age)
+        if sum(said) > most:
+            said = [min(count, math.ceil(most / len(said))) for count in said]  # each loses its share
+        plain = [one for one in plain if one[0] + max_age > number]
+        plain = (plain + [(number, tag) for tag, count in zip(tags, said, strict=True) for _ in range(count)])[-most:]
+        assert buffer["round"].tolist() == [one[0] for one in plain]
+        for name in ("enter", "leave"):
+            assert len(buffer[name]) <= most
+            tagged = buffer[name].flatten(1)
+            assert torch.equal(tagged, torch.tensor([one[1] for one in plain]).view(-1, 1).expand_as(tagged))
+
+
+@given(held=st.integers(0, 9), count=st.integers(1, 12), seed=st.integers(0, 9))
+def test_what_is_dealt_comes_from_the_buffer_each_pair_once(held: int, count: int, seed: int) -> None:
+    numbers = torch.arange(float(held))
+    buffer = {"enter": numbers.view(-1, 1), "leave": -numbers.view(-1, 1), "round": torch.ones(held)}
+    made = dealt(buffer, count, 1, np.random.default_rng(seed))
+    assert ("pairs" in made) == (held > 0)
+    assert dealt(buffer, count, 2, np.random.default_rng(seed)) == {}  # all are too old
+    if held:
+        enter, leave = (made["pairs"][name].flatten().tolist() for name in ("enter", "leave"))
+        assert len(enter) == len(set(enter)) == min(held, count)
+        assert set(enter) <= set(numbers.tolist())
+        assert leave == [-one for one in enter]
+
+
+def test_pairs_are_dealt_out_the_round_after_and_never_a_label(
+    place: Any, scripted: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """The first round has none to deal; everybody gets the same, out of what was sent."""
+    alone = place.engine(SMALL)
+    heard = meddling(alone, list)
+    server, boxes = SMALL.start(place.fleet, 0), []
+    for number in (1, 2, 3):
+        asked = scripted(lambda device, inbox: None)
+        SMALL.round(server, place.turn(asked, number))
+        boxes.append(list(asked.asked[0][1].values()))
+        server = SMALL.round(server, place.turn(heard, number))
+        alone.commit(number)
+    assert all(box.keys() == {"weights"} for box in boxes[0])
+    for number, dealt_out in enumerate(boxes[1:]):
+        sent = [one for reply in heard.delivered[4 * number : 4 * number + 4] for one in reply.sent["pairs"]["enter"]]
+        for box in dealt_out:
+            assert box.keys() == {"weights", "pairs"}
+            assert len(box["pairs"]["enter"]) == 6
+            assert all(any(torch.equal(one, other) for other in sent) for one in box["pairs"]["enter"])
+            assert torch.equal(box["pairs"]["enter"], dealt_out[0]["pairs"]["enter"])
+    for reply in heard.delivered:
+        assert reply.sent.keys() == {"weights", "pairs"}
+        assert reply.sent["pairs"].keys() == {"enter", "leave"}
+        assert all(tensor.is_floating_point() for bundle in reply.sent.values() for tensor in bundle.values())
+
+
+@pytest.mark.parametrize(("pairs", "sent"), [("all", list(SIZES)), (3, [3] * 4), (8, [8, 5, 8, 8])])
+@pytest.mark.parametrize("last", ["keep", "drop", "wrap"])
+def test_a_device_sends_so_many_pairs_or_as_many_as_it_has(
+    pairs: Any, sent: list[int], last: Any, place: Any, meddling: Callable[..., Any]
+) -> None:
+    """Also where its plan leaves some examples out."""
+    place, method = replace(place, schedule=Schedule(4, 1, last)), FedIN(pairs=pairs)
+    engine = meddling(place.engine(method), list)
+    server = place.play(method, engine, rounds=1)
+    assert place.refusals == []
+    found = {reply.device.name: reply.sent["pairs"]["enter"] for reply in engine.delivered}
+    assert [len(found[name]) for name in sorted(found)] == sent
+    assert len(server["pairs"]["enter"]) == sum(sent)
+    for own in found.values():
+        assert len({tuple(one.flatten().tolist()) for one in own}) == len(own)
+
+
+def test_other_examples_are_drawn_every_round(place: Any, meddling: Callable[..., Any]) -> None:
+    """Of a device that does not learn, so that an example always has the same features."""
+    method = FedIN(pairs=3)
+    still = replace(place, optimiser=Sgd(1e-30), dataset=place.dataset)
+    engine = meddling(still.engine(method, block=1), list)
+    still.play(method, engine, rounds=4)
+    drawn = [reply.sent["pairs"]["enter"] for reply in engine.delivered if reply.device.name == "3"]
+    assert any(not torch.allclose(one, other, atol=1e-3) for one, other in pairwise(drawn))
+
+
+@pytest.mark.parametrize("middle", ["sum", "none"])
+def test_without_pairs_a_device_learns_from_labels_alone(
+    middle: Any, place: Any, world: Callable[..., Any], bits_equal: Callable[..., bool]
+) -> None:
+    """In the first round, and where the middle is not to learn from features."""
+    place, method = world("splitnet", sizes=(8, 8)), replace(SMALL, middle=middle)
+    client = client_of(place, method, 2)
+    first = {name: one.expand(2, *one.shape) for name, one in client.model.initial(0).items()}
+    shared = {name: one for name, one in first.items() if not name.startswith("intermediate.")}
+    memory = {"weights": {name: one for name, one in first.items() if name not in shared}}
+    made = method.train.run(replace(client, memory=memory), {"weights": shared})
+    expected = fit(client, first, label_loss(client))
+    assert made.remember is not None
+    assert made.send["weights"].keys() == shared.keys()
+    for name, weight in {**made.send["weights"], **made.remember["weights"]}.items():
+        assert bits_equal(weight, expected[name])
+
+
+def test_a_middle_that_does_not_learn_from_features_sends_none(place: Any, meddling: Callable[..., Any]) -> None:
+    method = replace(SMALL, middle="none")
+    engine = meddling(place.engine(method), list)
+    server = place.play(method, engine)
+    assert {len(reply.sent["pairs"][name]) for reply in engine.delivered for name in ("enter", "leave")} == {0}
+    assert len(server["pairs"]["round"]) == 0
+    assert place.refusals == []
+
+
+def test_without_features_and_averaging_everybody_is_alone(place: Any, parcels_equal: Callable[..., bool]) -> None:
+    method = replace(SMALL, middle="none", aggregation=False)
+    engines = place.engine(method), place.engine(Standalone())
+    for one, engine in zip((method, Standalone()), engines, strict=True):
+        place.play(one, engine, rounds=3, participation=0.6)
+    ours, theirs = (engine.memory.committed for engine in engines)
+    assert ours.keys() == theirs.keys()
+    assert all(parcels_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_without_averaging_features_still_travel(place: Any, difference: Callable[..., float]) -> None:
+    method = replace(SMALL, aggregation=False)
+    engines = place.engine(method), place.engine(Standalone())
+    server, _ = (place.play(one, engine) for one, engine in zip((method, Standalone()), engines, strict=True))
+    assert server["weights"] == {}
+    assert len(server["pairs"]["enter"]) == 4 * 4
+    assert difference(*(engine.memory.committed["0"] for engine in engines)) > 1e-4
+
+
+def test_without_features_it_is_lgfedavg_of_the_ends(
+    world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    """But for weighting, so with equal sizes."""
+    place = world("splitnet", sizes=(8, 8, 8))
+    methods = replace(SMALL, middle="none"), LGFedAvg(("extractor", "classifier"))
+    engines = [place.engine(method) for method in methods]
+    ours, theirs = (place.play(method, engine) for method, engine in zip(methods, engines, strict=True))
+    assert difference({"weights": ours["weights"]}, theirs) <= 1e-6
+    memories = [engine.memory.committed for engine in engines]
+    assert all(difference(memories[0][name], memories[1][name]) <= 1e-5 for name in "012")
+
+
+def test_ends_are_averaged_over_devices_not_examples(place: Any, meddling: Callable[..., Any]) -> None:
+    engine = meddling(place.engine(SMALL), list)
+    server = place.play(SMALL, engine, rounds=1)
+    assert server["weights"].keys() == set(place.fleet.whole.shapes()) - {
+        name for name in place.fleet.whole.shapes() if name.startswith("intermediate.")
+    }
+    for name, weight in server["weights"].items():
+        mean = torch.stack([reply.sent["weights"][name].double() for reply in engine.delivered]).mean(0)
+        assert torch.allclose(weight.double(), mean, atol=1e-6)
+
+
+@pytest.mark.usefixtures("double")
+def test_one_after_the_other_is_two_updates_and_the_second_leaves_the_ends(
+    world: Callable[..., Any], block_weights: Callable[..., Any]
+) -> None:
+    """By hand over two steps with momentum and decay, each of the two with a velocity of its own."""
+    place = world("splitnet", optimiser=Sgd(0.01, momentum=0.9, weight_decay=0.01))
+    client = client_of(place, SMALL)
+    weights, pairs = block_weights(client.model, 1), made_up_pairs(client)
+    ends = {name: one for name, one in weights.items() if not name.startswith("intermediate.")}
+    client = replace(client, memory={"weights": {name: one for name, one in weights.items() if name not in ends}})
+    made = replace(SMALL, middle="sequential").train.run(client, {"weights": ends, "pairs": pairs})
+    expected = {name: one.clone() for name, one in weights.items()}
+    losses = label_loss(client), features_loss(client, pairs)
+    velocities = [{name: torch.zeros_like(one) for name, one in weights.items()} for _ in losses]
+    assert len(client.plan) == 2
+    for step in client.plan:
+        for number, (loss, velocity) in enumerate(zip(losses, velocities, strict=True)):
+            slope = gradient(loss, expected, client.batch(step))
+            for name in [name for name in expected if number == 0 or name not in ends]:
+                velocity[name] = 0.9 * velocity[name] + slope[name] + 0.01 * expected[name]
+                expected[name] = expected[name] - 0.01 * velocity[name]
+    assert made.remember is not None
+    for name, weight in {**made.send["weights"], **made.remember["weights"]}.items():
+        assert torch.allclose(weight, expected[name], atol=1e-10)
+
+
+@pytest.mark.parametrize("middle", ["sum", "project", "project_all", "sequential"])
+def test_what_others_sent_changes_what_is_learned(middle: Any, place: Any, difference: Callable[..., float]) -> None:
+    made = []
+    for one in (middle, "none"):
+        method = replace(SMALL, middle=one)
+        engine = place.engine(method)
+        place.play(method, engine)
+        made.append(engine.memory.committed["0"])
+    assert place.refusals == []
+    assert difference(*made) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [("convnet", {}, "needs nets with children named extractor, intermediate, classifier; convnet has others"),
+     ("splitnet", {"channels": 2, "widest": 1.0}, "needs features of one shape; those of tier 'b'")],
+)  # fmt: skip
+def test_nets_that_do_not_come_apart_alike_are_refused(
+    family: str, changes: Any, said: str, world: Callable[..., Any], tiny_model: Callable[..., Model]
+) -> None:
+    place = world(models=[("a", tiny_model(family)), ("b", tiny_model(family, **changes))])
+    assert said in str(SMALL.refuses(place.fleet))
+
+
+def test_maps_and_vectors_do_not_mix(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
+    """Pooling in the classifier of one net alone: its middle hands on a map."""
+    nets = [("a", tiny_model("splitnet")), ("b", tiny_model("splitnet", pool="classifier"))]
+    assert "features of one shape" in str(SMALL.refuses(world(models=nets).fleet))
+    place = world("splitnet", pool="classifier")
+    server = place.play(SMALL, place.engine(SMALL))
+    assert place.refusals == []
+    assert server["pairs"]["leave"].dim() == 4
+
+
+def test_middles_of_tied_blocks_learn(
+    world: Callable[..., Any], tiny_model: Callable[..., Model], difference: Callable[..., float]
+) -> None:
+    nets = [(name, tiny_model("splitnet", extra=extra, tied=True)) for name, extra in (("a", (2, 3)), ("b", (1, 1)))]
+    place = world(models=nets, sizes=(8, 8, 8, 8), optimiser=Sgd(0.01))
+    assert nets[0][1].shapes() == nets[1][1].shapes()
+    assert SMALL.refuses(place.fleet) is None
+    engine = place.engine(SMALL)
+    place.play(SMALL, engine)
+    assert place.refusals == []
+    for device in place.fleet.devices(1):
+        assert difference(SMALL.prepare(device, 0), engine.memory.committed[device.name]) > 1e-4
+
+
+def test_the_inner_product_of_what_is_learned_is_not_negative(place: Any) -> None:
+    """Devices' own gradients at a real step, tensor by tensor and in all."""
+    client = client_of(place, SMALL)
+    weights = {name: one[None] for name, one in client.model.initial(0).items()}
+    labels, features, _ = slopes(client, weights, made_up_pairs(client))
+    middle = {name: labels[name] for name in labels if name.startswith("intermediate.")}
+    other = {name: features[name] for name in middle}
+    whole = FedIN(middle="project_all").agreed(middle, other)
+    assert float(inner(whole, middle)) >= -1e-6
+    for name, step in FedIN(middle="project").agreed(middle, other).items():
+        assert float((step * middle[name]).sum()) >= -1e-6
+
+
+class Plain(nn.Module):
+    """A net of somebody's own, whose middle may run more than once."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.extractor = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
+        self.intermediate, self.classifier, self.times = nn.Linear(8, 8), nn.Linear(8, 4), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.extractor(x)
+        for _ in range(self.times):
+            x = self.intermediate(x)
+        made: Tensor = self.classifier(x)
+        return made
+
+
+def test_nets_of_ones_own_will_do_if_each_part_runs_once(world: Callable[..., Any]) -> None:
+    once, twice = (world(models=[("a", model("plain", Plain, {"times": times}, (1, 6, 6), 4))]) for times in (1, 2))
+    assert SMALL.refuses(once.fleet) is None
+    assert once.play(SMALL, once.engine(SMALL))["pairs"]["enter"].shape == (12, 8)
+    assert "fedin cannot take plain apart: intermediate is no part that can run alone" in str(
+        SMALL.refuses(twice.fleet)
+    )

@@ -1,0 +1,474 @@
+"""Mixed fleets: every part is as if it were alone, and what draws the parts to each other comes from all of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.engines import ProcessPool
+from fedloom.fleet import Device, DeviceModel, Engine, Reply, Turn, draw_cohort
+from fedloom.methods import METHODS, Method
+from fedloom.methods.fedhen import FedHeN
+from fedloom.methods.fedhenn import FedHeNN
+from fedloom.methods.fedsup import FedSup
+from fedloom.methods.fjord import FjORD
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.methods.mixed import Mixed
+from fedloom.methods.parts import Part
+from fedloom.methods.standalone import Standalone
+from fedloom.models import Model
+from fedloom.tensors import Parcel
+from fedloom.training import Task
+
+World = Any
+Build = Callable[..., Model]
+SIZES = (8, 8, 5, 9, 12, 7)
+OWN_PULL = FedHeNN(strength=0.5, growth="none", probe_size=6)
+
+
+@dataclass
+class Listening:
+    """An engine of which everything that it is asked is known."""
+
+    engine: Engine
+    asked: list[tuple[Task, Mapping[Device, Parcel]]] = field(default_factory=list)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> list[Reply]:
+        self.asked.append((task, inboxes))
+        return list(self.engine.ask(task, inboxes, round_number, repeat))
+
+    def commit(self, round_number: int) -> None:
+        self.engine.commit(round_number)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fleet, and how it is dealt out."""
+
+    models: tuple[tuple[str, str, dict[str, Any]], ...]  # tier, family, settings
+    parts: tuple[Part, ...]
+
+    def world(self, world: Callable[..., Any], build: Build, **changes: Any) -> World:
+        models = [(tier, build(family, **settings)) for tier, family, settings in self.models]
+        return world(models=models, **{"sizes": SIZES, **changes})
+
+    def mixed(self, align: bool = False, **settings: Any) -> Mixed:
+        parts = tuple(replace(part, align=align and part is self.parts[-1]) for part in self.parts)
+        return Mixed(**{"growth": "none", "probe_size": 8, "strength": 0.0, **settings, "parts": parts})
+
+
+CASES = {
+    "heterofl-fedhenn": Case(
+        (("a", "convnet", {"width": 1.0}), ("b", "convnet", {"width": 0.5}), ("c", "lenet", {"hidden": (3,)})),
+        (Part(("a", "b"), HeteroFL()), Part(("c",), OWN_PULL)),
+    ),
+    "fedhen-standalone": Case(
+        (("a", "preactresnet", {"stages": 1}), ("b", "preactresnet", {}), ("c", "preactresnet", {"width": 0.5})),
+        (Part(("a", "b"), FedHeN()), Part(("c",), Standalone())),
+    ),
+    "fedsup-fedhenn": Case(
+        (("a", "convnet", {"width": 1.0}), ("b", "convnet", {"width": 0.5}), ("c", "mlp", {})),
+        (Part(("a", "b"), FedSup()), Part(("c",), replace(OWN_PULL, kernels_on="devices"))),
+    ),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+FIRST = CASES["heterofl-fedhenn"]
+
+
+@dataclass(frozen=True)
+class Learned:
+    server: Parcel
+    memories: Mapping[str, Parcel]
+
+
+def together(place: World, method: Mixed, rounds: int = 2, participation: float = 1.0, **engine: Any) -> Learned:
+    assert method.refuses(place.fleet) is None
+    made = place.engine(method, **engine)
+    server = place.play(method, made, rounds, participation)
+    assert place.refusals == []
+    return Learned(server, dict(made.memory.committed))
+
+
+def alone(place: World, part: Part, rounds: int = 2, participation: float = 1.0) -> Learned:
+    """The part's method in a fleet where only its tiers take part, with the same devices in every round."""
+    method, fleet = part.method, place.fleet.restricted(part.tiers)
+    engine = replace(place, fleet=fleet).engine(method)
+    server = method.start(fleet, place.seed)
+    for number in range(1, rounds + 1):
+        drawn = [one for one in draw_cohort(place.fleet, participation, number) if one.tier in part.tiers]
+        cohort = [fleet.device(int(one.name), number) for one in drawn]
+        server = method.round(server, Turn(number, cohort, fleet, engine, public=place.public))
+        engine.commit(number)
+    return Learned(server, dict(engine.memory.committed))
+
+
+def of_part(learned: Learned, number: int, place: World, part: Part) -> Learned:
+    prefix = f"{number}:"
+    own = {device.name for device in place.fleet.devices(1) if device.tier in part.tiers}
+    return Learned(
+        {name.removeprefix(prefix): one for name, one in learned.server.items() if name.startswith(prefix)},
+        {name: one for name, one in learned.memories.items() if name in own},
+    )
+
+
+def same(left: Learned, right: Learned, parcels_equal: Callable[..., bool]) -> bool:
+    remembered = left.memories.keys() == right.memories.keys() and all(
+        parcels_equal(one, right.memories[name]) for name, one in left.memories.items()
+    )
+    return remembered and parcels_equal(left.server, right.server)
+
+
+@every_case
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize(
+    "settings", [{"align": True, "strength": 0.0}, {"align": False, "strength": 3.0}], ids=["no pull", "nobody aligns"]
+)
+def test_without_a_pull_every_part_is_as_if_it_were_alone(
+    case: Case,
+    settings: Any,
+    participation: float,
+    world: Callable[..., Any],
+    tiny_model: Build,
+    parcels_equal: Callable[..., bool],
+) -> None:
+    place, mixed = case.world(world, tiny_model), case.mixed(**settings)
+    both = together(place, mixed, 3, participation)
+    for number, part in enumerate(mixed.parts):
+        found, expected = of_part(both, number, place, part), alone(place, part, 3, participation)
+        assert same(found, expected, parcels_equal)
+        assert found.server or found.memories
+
+
+@every_case
+def test_only_those_who_align_are_drawn(
+    case: Case, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
+    both = together(place, mixed)
+    others, drawn = (
+        same(of_part(both, number, place, part), alone(place, part), parcels_equal)
+        for number, part in enumerate(mixed.parts)
+    )
+    assert (others, drawn) == (True, False)
+
+
+def test_whoever_aligns_is_drawn_whatever_its_method(
+    world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    case = CASES["fedsup-fedhenn"]
+    parts = tuple(replace(part, align=True) for part in case.parts)
+    place, mixed = case.world(world, tiny_model), replace(case.mixed(strength=3.0), parts=parts)
+    both = together(place, mixed)
+    for number, part in enumerate(parts):
+        assert not same(of_part(both, number, place, part), alone(place, part), parcels_equal)
+
+
+def test_in_the_first_round_of_a_growing_pull_nobody_is_shown_anything(
+    world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0, growth="root")
+    both = together(place, mixed, rounds=1)
+    for number, part in enumerate(mixed.parts):
+        assert same(of_part(both, number, place, part), alone(place, part, rounds=1), parcels_equal)
+
+
+def kernel_of(place: World, model: Model, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    block = {name: one.unsqueeze(0) for name, one in weights.items()}
+    features = model.features(block, place.dataset.preparation(x).unsqueeze(0))[0]
+    return features @ features.T
+
+
+def told_target(engine: Listening) -> Parcel:
+    """What came to those who align from the whole fleet."""
+    (found,) = [
+        inbox
+        for task, inboxes in engine.asked
+        if task.address[-1] in ("train", "train_at_home")
+        for inbox in list(inboxes.values())[:1]
+        if "fleet.target" in inbox
+    ]
+    return found
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("probe_size", [4, 12])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_every_participant_has_its_share_in_the_mean_kernel(
+    participation: float, probe_size: int, world: Callable[..., Any], tiny_model: Build
+) -> None:
+    """As it is before the round: the global model at its tier, or a model of its own."""
+    place = FIRST.world(world, tiny_model)
+    mixed = FIRST.mixed(align=True, strength=3.0, probe_size=probe_size)
+    inner = place.engine(mixed)
+    server, engine = place.play(mixed, inner, 2), Listening(inner)
+    turn = place.turn(engine, 3, participation)
+    mixed.round(server, turn)
+    inbox = told_target(engine)
+    x, target = inbox["fleet.probe"]["x"], inbox["fleet.target"]
+    held = mixed.candidates(server)["server"]
+    kernels = [
+        kernel_of(place, one.model, inner.memory.committed[one.name]["weights"], x)
+        if one.tier == "c"
+        else kernel_of(place, one.model, held.weights(one), x)  # type: ignore[union-attr, arg-type]
+        for one in turn.cohort
+    ]
+    found = target["kernel"] if "kernel" in target else target["features"] @ target["features"].T
+    assert x.shape[0] == probe_size
+    assert torch.allclose(found, torch.stack(kernels).mean(0), atol=1e-10)
+
+
+def test_what_one_part_has_learned_reaches_the_other(
+    world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
+    first = mixed.start(place.fleet, 0)
+    other = {**first, "0:weights": {name: one + torch.randn_like(one) for name, one in first["0:weights"].items()}}
+    engines = [place.engine(mixed) for _ in range(2)]
+    for server, engine in zip((first, other), engines, strict=True):
+        mixed.round(server, place.turn(engine))
+        engine.commit(1)
+    one, two = (dict(engine.memory.committed) for engine in engines)
+    assert one.keys() == two.keys() == {"4", "5"}
+    assert not any(parcels_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "procrustes"])
+def test_families_that_share_no_weight_are_drawn_to_each_other(
+    kernel: Any, world: Callable[..., Any], tiny_model: Build, difference: Callable[..., float]
+) -> None:
+    families = ("convnet", "preactresnet", "mlp", "lenet")
+    place = world(models=[(name, tiny_model(name)) for name in families], sizes=(8,) * 8)
+    methods = (HeteroFL(), FedHeN(), Standalone(), FedHeNN(strength=0.5, growth="none", share="weights"))
+    parts = tuple(Part((name,), method, align=True) for name, method in zip(families, methods, strict=True))
+    mixed = Mixed(strength=2.0, growth="none", probe_size=8, kernel=kernel, parts=parts)
+    drawn, free = (together(place, one) for one in (mixed, replace(mixed, strength=0)))
+    assert set(drawn.memories) == {"4", "5", "6", "7"}
+    assert drawn.server.keys() == {"0:weights", "1:weights", "3:weights"}
+    assert all(difference({name: one}, {name: free.server[name]}) > 1e-4 for name, one in drawn.server.items())
+    assert all(difference(one, free.memories[name]) > 1e-4 for name, one in drawn.memories.items())
+
+
+def test_a_pull_of_ones_own_and_the_common_one_add_up(
+    world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    place = FIRST.world(world, tiny_model)
+    both = FIRST.mixed(align=True, strength=3.0)
+    without_own = replace(both, parts=(both.parts[0], replace(both.parts[1], method=replace(OWN_PULL, strength=0))))
+    made = [together(place, one).memories for one in (both, without_own, replace(both, strength=0))]
+    assert len({tuple(float(m[n]["weights"]["hidden.0.weight"].sum()) for n in m) for m in made}) == 3
+
+
+@every_case
+def test_two_processes_give_the_same_bits_as_one(
+    case: Case, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    """Device by device, for a single block would stay in the process that asks."""
+    place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
+    expected = together(place, mixed, block=1)
+    inner = place.engine(mixed, block=1)
+    pool = ProcessPool(inner, place.fleet, lambda address: mixed.find(*address), 2)
+    try:
+        found = Learned(place.play(mixed, pool), dict(inner.memory.committed))
+        assert pool.crew.pool
+    finally:
+        pool.close()
+    assert place.refusals == []
+    assert same(found, expected, parcels_equal)
+
+
+@every_case
+def test_every_tier_is_judged_once(case: Case, world: Callable[..., Any], tiny_model: Build) -> None:
+    place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
+    engine = place.engine(mixed)
+    candidates = mixed.candidates(place.play(mixed, engine))
+    tiers = [tier for one in candidates.values() for tier in one.tiers]
+    assert sorted(tiers) == ["a", "b", "c"]
+    rows = place.judge().rows(candidates, place.fleet, place.turn(engine, 3).ask, 2, per_device=False)
+    for test in ("local", "global"):
+        judged = sorted(row.tier for row in rows if row.test == test and row.metric == "accuracy")
+        assert judged == ["a", "b", "c"]
+    assert place.refusals == []
+
+
+def test_every_tier_is_judged_as_in_a_fleet_of_its_own(world: Callable[..., Any], tiny_model: Build) -> None:
+    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
+    engine = place.engine(mixed)
+    server = place.play(mixed, engine)
+    found = judged(place, mixed.candidates(server), engine)
+    for part in mixed.parts:
+        own = replace(place, fleet=place.fleet.restricted(part.tiers))
+        expected = alone(place, part)
+        memory = own.engine(part.method)
+        memory.memory.committed = expected.memories
+        for key, value in judged(own, part.method.candidates(expected.server), memory).items():
+            assert found[key] == value
+
+
+def judged(place: World, candidates: Any, engine: Any) -> dict[tuple[str, ...], float]:
+    rows = place.judge().rows(candidates, place.fleet, place.turn(engine, 3).ask, 2, per_device=True)
+    return {(row.candidate, row.tier, row.device, row.test, row.metric): row.value for row in rows}
+
+
+def test_candidates_of_one_name_are_told_apart_and_found_again(world: Callable[..., Any], tiny_model: Build) -> None:
+    place = FIRST.world(world, tiny_model)
+    parts = (Part(("a",), Standalone()), Part(("b",), HeteroFL()), Part(("c",), OWN_PULL))
+    mixed = Mixed(strength=0, parts=parts)
+    candidates = mixed.candidates(mixed.start(place.fleet, 0))
+    assert {name: one.tiers for name, one in candidates.items()} == {
+        "personal": ("a",),
+        "server": ("b",),
+        "personal-3": ("c",),
+    }
+    for name, method in (("personal", parts[0].method), ("personal-3", parts[2].method)):
+        one = candidates[name]
+        assert isinstance(one, DeviceModel)
+        assert mixed.find(*one.found_at) == method.own  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "reason"),
+    [
+        ((("a",), ("c",)), "'b' belongs to 0 parts"),
+        ((("a", "b"), ("b", "c")), "'b' belongs to 2 parts"),
+        ((("a", "a", "b"), ("c",)), "'a' belongs to 2 parts"),
+        ((("a", "b"), ("c", "d")), "'d', which does not take part"),
+        ((("a", "b", "c"), ()), "no tiers"),
+        ((), "'a' belongs to 0 parts"),
+    ],
+)
+def test_every_tier_must_belong_to_one_part(
+    tiers: tuple[tuple[str, ...], ...], reason: str, world: Callable[..., Any], tiny_model: Build
+) -> None:
+    fleet = FIRST.world(world, tiny_model).fleet
+    refused = Mixed(parts=tuple(Part(names, Standalone()) for names in tiers)).refuses(fleet)
+    assert refused is not None
+    assert reason in refused
+
+
+def test_a_tier_that_does_not_take_part_needs_no_part(world: Callable[..., Any], tiny_model: Build) -> None:
+    fleet = replace(FIRST.world(world, tiny_model).fleet, eligible=("a", "b"))
+    mixed = Mixed(parts=(Part(("a",), HeteroFL()), Part(("b",), Standalone())))
+    assert mixed.refuses(fleet) is None
+    assert "'c', which does not take part" in str(FIRST.mixed().refuses(fleet))
+
+
+@pytest.mark.parametrize(
+    ("method", "assignment"), [(HeteroFL(), "fixed"), (FedHeNN(share="weights"), "fixed"), (Standalone(), "redrawn")]
+)
+def test_what_a_part_refuses_the_whole_refuses(
+    method: Method, assignment: Any, world: Callable[..., Any], tiny_model: Build
+) -> None:
+    """With the part's own words; what is said of models holds among the part's tiers alone."""
+    fleet = replace(FIRST.world(world, tiny_model).fleet, assignment=assignment)
+    mixed = Mixed(parts=(Part(("a",), HeteroFL()), Part(("b", "c"), method)))
+    refused = mixed.refuses(fleet)
+    assert refused is not None
+    assert refused == method.refuses(fleet.restricted(("b", "c")))
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_the_last_exchange_is_that_of_the_parts_that_have_one(
+    participation: float, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
+    engine = place.engine(mixed)
+    server = place.play(mixed, engine, 2, participation)
+    ended = mixed.finish(server, place.turn(engine, 3))
+    engine.commit(3)
+    assert ended is not None
+    assert parcels_equal({"w": ended["0:weights"]}, {"w": server["0:weights"]})
+    part = mixed.parts[1]
+    own = place.fleet.restricted(part.tiers)
+    fedhenn = alone(place, part, 2, participation)
+    memory = replace(place, fleet=own).engine(part.method)
+    memory.memory.committed = fedhenn.memories
+    expected = part.method.finish(fedhenn.server, Turn(3, own.members(3), own, memory, public=place.public))
+    memory.commit(3)
+    assert expected is not None
+    found = of_part(Learned(ended, dict(engine.memory.committed)), 1, place, part)
+    assert same(found, Learned(expected, dict(memory.memory.committed)), parcels_equal)
+
+
+def test_where_no_part_has_a_last_exchange_there_is_none(world: Callable[..., Any], tiny_model: Build) -> None:
+    place = FIRST.world(world, tiny_model)
+    last = replace(FIRST.parts[1], method=replace(OWN_PULL, last_round=False))
+    mixed = replace(FIRST.mixed(), parts=(FIRST.parts[0], last))
+    engine = Listening(place.engine(mixed))
+    assert mixed.finish(mixed.start(place.fleet, 0), place.turn(engine)) is None
+    assert engine.asked == []
+
+
+def test_a_round_without_any_device_of_a_part_leaves_it_be(
+    world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
+    server = mixed.start(place.fleet, 0)
+    for absent in ("c", "ab"):
+        engine = place.engine(mixed)
+        turn = place.turn(engine)
+        some = replace(turn, cohort=[one for one in turn.cohort if one.tier not in absent])
+        made = mixed.round(server, some)
+        still, moving = ("1:", "0:") if absent == "c" else ("0:", "1:")
+        assert all(parcels_equal({"": made[n]}, {"": server[n]}) for n in server if n.startswith(still))
+        assert not all(parcels_equal({"": made[n]}, {"": server[n]}) for n in server if n.startswith(moving))
+
+
+def test_all_that_is_moved_is_counted(world: Callable[..., Any], tiny_model: Build) -> None:
+    place = FIRST.world(world, tiny_model)
+    mixed, free = FIRST.mixed(align=True, strength=3.0), FIRST.mixed()
+    turns = [place.turn(place.engine(one)) for one in (mixed, free)]
+    for one, turn in zip((mixed, free), turns, strict=True):
+        one.round(one.start(place.fleet, 0), turn)
+    drawn, plain = (turn.traffic for turn in turns)
+    assert (plain.asked, drawn.asked) == (6, 8)  # two devices of their own models are asked how they see
+    shown, features, kernel = 8 * 36 + 4, 8 * 3 * 4, 8 * 8 * 4
+    assert drawn.up - plain.up == 2 * features
+    assert drawn.down - plain.down == 2 * shown + 2 * (shown + kernel)
+
+
+def test_a_recipes_table_makes_the_parts() -> None:
+    table = {
+        "strength": 0.25,
+        "parts": [
+            {"tiers": ["a", "b"], "method": "heterofl", "weighting": "examples"},
+            {"tiers": ["c"], "method": "fedhenn", "align": True, "strength": 0.125},
+        ],
+    }
+    assert METHODS["mixed"].made(table, METHODS) == Mixed(
+        strength=0.25,
+        parts=(
+            Part(("a", "b"), HeteroFL(weighting="examples")),
+            Part(("c",), FedHeNN(strength=0.125), align=True),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("strength", "align", "own", "expected"),
+    [(0, True, 0, False), (1, False, 0, False), (1, True, 0, True), (0, False, 1, True)],
+)
+def test_the_server_needs_examples_where_anything_is_aligned(
+    strength: float, align: bool, own: float, expected: bool
+) -> None:
+    parts = (Part(("a",), HeteroFL(), align), Part(("b",), FedHeNN(strength=own)))
+    assert Mixed(strength=strength, parts=parts).probes == expected
+
+
+@pytest.mark.parametrize("method", [FedSup(), FjORD()], ids=["fedsup", "fjord"])
+def test_sizes_of_another_part_are_no_sizes_of_ones_own(
+    method: Method, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(
+        models=[(tier, tiny_model("convnet", width=w)) for tier, w in zip("abc", (1, 0.5, 0.25), strict=True)],
+        sizes=SIZES,
+    )
+    mixed = Mixed(strength=0, parts=(Part(("a", "b"), method), Part(("c",), Standalone())))
+    both = together(place, mixed)
+    assert same(of_part(both, 0, place, mixed.parts[0]), alone(place, mixed.parts[0]), parcels_equal)

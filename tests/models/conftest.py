@@ -1,0 +1,15 @@
+"""What only the tests of models share."""
+
+import inspect
+
+import pytest
+
+from fedloom.models import MODELS
+
+NORMED = [name for name, build in sorted(MODELS.items()) if "normalisation" in inspect.signature(build).parameters]
+
+
+@pytest.fixture(params=NORMED)
+def normed_family(request: pytest.FixtureRequest) -> str:
+    """Every model family whose normalisation can be chosen."""
+    return str(request.param)

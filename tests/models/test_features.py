@@ -1,0 +1,233 @@
+"""The representation: what the last layer gets, of whatever module and however its devices run."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.models import Draws, Model, Outputs, model
+from fedloom.models.blocks import Skeleton, Way, folded, one_by_one, vmapped
+
+NUMBERS = count()
+DEVICES = 3
+Pick = Callable[..., dict[str, Tensor]]
+
+
+def images(shape: tuple[int, ...], devices: int = DEVICES) -> Tensor:
+    draw = torch.Generator().manual_seed(5)
+    return torch.randn(devices, 4, *shape, generator=draw, dtype=torch.float64)
+
+
+def stranger(build: Callable[[], nn.Module], input_shape: tuple[int, ...] = (1, 6, 6)) -> Model:
+    return model(f"{build.__name__} {next(NUMBERS)}", build, {}, input_shape, 4)
+
+
+def judged_by_the_batch(net: Model, weights: dict[str, Tensor]) -> nn.Module:
+    """The plain module as it is judged, but for its batch norms."""
+    module = net.module().double().eval()
+    module.load_state_dict(weights, strict=False)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.train()
+    return module
+
+
+def test_every_family_shows_what_its_classifier_gets(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    """No statistics are asked for."""
+    net = tiny_model(family, width=0.5)
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    found = net.features(block, x)
+    for device in range(DEVICES):
+        heard: list[Tensor] = []
+        module = judged_by_the_batch(net, {name: tensor[device] for name, tensor in block.items()})
+        module.get_submodule("classifier").register_forward_pre_hook(lambda _, inputs, to=heard: to.extend(inputs))
+        module(x[device])
+        assert torch.allclose(found[device], heard[0].flatten(1), atol=1e-9)
+
+
+def test_families_show_it_in_every_call(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family)
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    found = net.features(block, x)
+    assert net.feature_width() == found.shape[-1]
+    statistics = net.batch_statistics(block, x)
+    assert net(block, x, Draws((1, 2, 3))).taps["features"].flatten(2).shape == found.shape
+    judged = net({**block, **statistics}, x).taps["features"].flatten(2)
+    assert judged.shape == found.shape
+    assert net.statistics() or torch.equal(judged, found)
+
+
+def test_company_changes_no_representation(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    net = tiny_model(family)
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    together = net.features(block, x)
+    for device in range(DEVICES):
+        alone = net.features(pick_device(block, device), x[device : device + 1])
+        assert torch.allclose(together[device : device + 1], alone, atol=1e-10)
+
+
+def test_it_is_differentiable_in_all_weights_before_the_last_layer(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    """Against a small step along random directions, where nothing has a kink."""
+    net = tiny_model(family)
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in block.items()}
+    slopes = torch.autograd.grad(net.features(leaves, x).square().sum(), list(leaves.values()), materialize_grads=True)
+    step = 1e-6
+    draw = torch.Generator().manual_seed(6)
+    along = [torch.randn(tensor.shape, generator=draw, dtype=torch.float64) for tensor in block.values()]
+    ahead, behind = (
+        float(
+            net.features({k: t + sign * step * d for (k, t), d in zip(block.items(), along, strict=True)}, x)
+            .square()
+            .sum()
+        )
+        for sign in (1, -1)
+    )
+    predicted = float(sum((slope * d).sum() for slope, d in zip(slopes, along, strict=True)))
+    assert abs((ahead - behind) / (2 * step) - predicted) <= 1e-3 * abs(predicted) + 1e-4
+
+
+class Plain(nn.Module):
+    """Returns logits and nothing else; its last layer looks at a whole map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last(self.norm(self.conv(x)).relu())
+        return made.flatten(1)
+
+
+def plain() -> nn.Module:
+    return Plain()
+
+
+@pytest.mark.parametrize("way", [folded, vmapped, one_by_one])
+def test_a_module_that_shows_nothing_is_watched_whichever_way_it_runs(
+    way: Way, block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = stranger(plain)
+    block, x = block_weights(net, DEVICES), images(net.input_shape)
+    made, _ = way(Skeleton(net.module().double(), training=True))(block, x)
+    found = made.taps["features"]
+    assert found.shape == (DEVICES, 4, 32)
+    logits = found @ block["last.weight"].flatten(2).mT + block["last.bias"].unsqueeze(1)
+    assert torch.allclose(logits, made.logits, atol=1e-10)
+    for device in range(DEVICES):
+        module = judged_by_the_batch(net, {name: tensor[device] for name, tensor in block.items()})
+        maps = module.get_submodule("norm")(module.get_submodule("conv")(x[device])).relu()
+        assert torch.allclose(found[device], maps.flatten(1), atol=1e-10)
+
+
+@pytest.mark.parametrize("devices", [1, DEVICES])
+def test_a_watched_module_is_as_fast_and_as_right_as_before(
+    devices: int, block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = stranger(plain)
+    block, x = block_weights(net, devices), images(net.input_shape, devices)
+    made = net(block, x, Draws((0,) * devices))
+    assert net.slow_reasons() == ()
+    assert torch.allclose(net.features(block, x), made.taps["features"], atol=1e-12)
+    assert list(made.exits) == ["logits"] and list(made.taps) == ["features"]
+
+
+class HeadFirst(nn.Module):
+    """The layer with the label rows is not the last that it holds."""
+
+    label_rows = ("head.weight", "head.bias")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(5, 4), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Outputs:
+        body = self.body(x).tanh()
+        return Outputs({"logits": self.head(body)}, {"body": 2 * body})
+
+
+def head_first() -> nn.Module:
+    return HeadFirst()
+
+
+def test_declared_label_rows_say_which_layer_is_last(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net = stranger(head_first, (6,))
+    made = net(block_weights(net, DEVICES), images((6,)))
+    assert list(made.taps) == ["body", "features"]
+    assert torch.equal(made.taps["features"], made.taps["body"] / 2)
+
+
+class Silent(nn.Module):
+    """Reaches for the weights of its last layer and never calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) @ self.last.weight.mT
+
+
+def silent() -> nn.Module:
+    return Silent()
+
+
+@pytest.mark.filterwarnings("ignore::fedloom.models.blocks.SlowBlock")
+def test_a_layer_that_is_never_called_shows_nothing(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net = stranger(silent, (6,))
+    block, x = block_weights(net, 1), images((6,), 1)
+    assert net(block, x).taps == {}
+    with pytest.raises(ValueError, match=r"silent .* shows no features"):
+        net.features(block, x)
+
+
+def embedded() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.Flatten(), Lookup())
+
+
+class Lookup(nn.Module):
+    """Its last layer gets numbers of rows, which are no representation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.rows(torch.zeros(1, dtype=torch.int64))
+        return made
+
+
+def test_row_numbers_are_no_features(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net = stranger(embedded, (6,))
+    assert net(block_weights(net, 1), images((6,), 1)).taps == {}
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 4))
+
+
+def test_a_watched_layers_input_is_after_whatever_is_dropped(
+    block_weights: Callable[..., dict[str, Tensor]],
+) -> None:
+    """In training; a representation is asked for as the model is judged, where nothing is."""
+    net = stranger(dropping, (6,))
+    block, x = block_weights(net, 2), images((6,), 2)
+    assert bool((net(block, x, Draws((1, 2))).taps["features"] == 0).any())
+    assert bool((net.features(block, x) != 0).all())
+
+
+def test_nothing_of_a_pass_is_held_on_to(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net = stranger(plain)
+    skeleton = Skeleton(net.module().double(), training=True)
+    folded(skeleton)(block_weights(net, 2), images(net.input_shape, 2))
+    assert skeleton._seen is None

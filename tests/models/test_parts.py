@@ -1,0 +1,118 @@
+"""A child of a module is a model like any other."""
+
+import inspect
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.models import Draws, Model, cost, model
+
+
+class Halves(nn.Module):
+    """Hands a map of another shape from one child to the next, and has children that cannot run alone."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(6, units), nn.ReLU())
+        self.right = nn.Sequential(nn.BatchNorm1d(units), nn.Linear(units, 3))
+        self.twice, self.unused = nn.Linear(6, 6), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.right(self.left(self.twice(self.twice(x))))
+        return made
+
+
+def halves(units: int = 5) -> nn.Module:
+    return Halves(units)
+
+
+def net_of(units: int = 4) -> Model:
+    return model("halves", halves, {"units": units}, (6,), 3)
+
+
+def test_a_part_is_a_value() -> None:
+    left, again = net_of().part("left"), net_of().part("left")
+    assert left == again and hash(left) == hash(again)
+    assert left != net_of().part("right") and left != net_of(5).part("left")
+    assert pickle.loads(pickle.dumps(left)) == left  # noqa: S301
+
+
+def test_a_part_knows_what_it_gets_and_what_it_ends_in() -> None:
+    left, right = net_of().part("left"), net_of().part("right")
+    assert (left.family, left.input_shape, left.classes) == ("halves.left", (6,), 4)
+    assert (right.family, right.input_shape, right.classes) == ("halves.right", (4,), 3)
+    assert {name: tuple(shape) for name, shape in left.shapes().items()} == {"0.weight": (4, 6), "0.bias": (4,)}
+    assert set(right.statistics()) == {"0.running_mean", "0.running_var"}
+    assert right.label_rows() == ("1.weight", "1.bias")
+    assert (cost(left).macs, cost(right).macs) == (24, 12)
+
+
+def test_a_part_is_drawn_as_in_the_whole() -> None:
+    net = net_of()
+    expected, drawn = net.part_weights("right", net.initial(3)), net.part("right").initial(3)
+    assert drawn.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in drawn.items())
+
+
+def test_weights_and_statistics_of_a_part_lose_its_name(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net = net_of()
+    weights = block_weights(net, 2)
+    weights |= net.batch_statistics(weights, torch.randn(2, 4, 6, dtype=torch.float64))
+    weights["rightmost.bias"] = torch.zeros(2)
+    found = net.part_weights("right", weights)
+    assert set(found) == {"0.weight", "0.bias", "0.running_mean", "0.running_var", "1.weight", "1.bias"}
+    assert all(tensor is weights[f"right.{name}"] for name, tensor in found.items())
+
+
+def test_parts_run_many_devices_and_train(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    net, x = net_of(), torch.randn(3, 5, 6, dtype=torch.float64)
+    leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 3).items()}
+    draws, made = Draws((0, 0, 0)), x
+    for name in ("twice", "twice", "left", "right"):
+        child = net.part(name) if name != "twice" else model("linear", linear, {}, (6,), 6)
+        made = child(net.part_weights(name, leaves), made, draws).logits
+    whole = net(leaves, x, draws).logits
+    assert torch.allclose(made, whole, atol=1e-12)
+    used = [tensor for name, tensor in leaves.items() if not name.startswith("unused")]
+    slopes = [torch.autograd.grad(one.sin().sum(), used) for one in (made, whole)]
+    assert all(torch.allclose(left, right, atol=1e-12) for left, right in zip(*slopes, strict=True))
+
+
+def linear() -> nn.Module:
+    return nn.Linear(6, 6)
+
+
+def test_there_are_parts_or_not() -> None:
+    net = net_of()
+    assert net.has_parts() and net.has_parts("left", "right") and not net.has_parts("left", "middle")
+    assert not net.has_parts("left.0")
+    for ask in (net.part, lambda name: net.part_weights(name, {})):
+        with pytest.raises(ValueError, match="halves has no part 'middle'; its parts are: left, right, twice, unused"):
+            ask("middle")
+
+
+@pytest.mark.parametrize(("name", "tensors"), [("twice", 2), ("unused", 0)])
+def test_a_child_that_is_not_run_once_is_no_part(name: str, tensors: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} .* gets {tensors} tensors"):
+        net_of().part(name)
+
+
+def test_settings_of_a_part_are_the_wholes() -> None:
+    child = model("halves", halves, {}, (6,), 3).part("left")
+    assert child.settings == ()
+    assert child.spelled_out() == {"units": 5}
+    assert list(inspect.signature(child.build).parameters) == ["units"]
+
+
+def test_every_family_has_a_classifier_that_runs_alone(
+    family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    net = tiny_model(family)
+    block, x = block_weights(net, 2), torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
+    made, head = net(block, x, Draws((0, 0))), net.part("classifier")
+    assert head.classes == net.classes
+    alone = head(net.part_weights("classifier", block), made.taps["features"], Draws((0, 0)))
+    assert torch.allclose(alone.logits, made.logits, atol=1e-12)
