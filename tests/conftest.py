@@ -212,8 +212,11 @@ def home_of(method: Method) -> str:
 
 
 # methods of every kind, tried with every family in each run of the tests; the others with theirs, the rest is slow
-OF_EVERY_KIND = ("fedavg", "heterofl", "standalone", "fedhenn")
-MADE_FOR_EACH_OTHER = {("fedhen", "preactresnet"), ("fedsup", "mobilenet"), ("efedsup", "mobilenet")}
+OF_EVERY_KIND = ("heterofl", "standalone")
+MADE_FOR_EACH_OTHER = {
+    ("fedhen", "preactresnet"), ("fedsup", "mobilenet"), ("efedsup", "mobilenet"), ("fedhenn", "lenet"),
+    ("fedgkt", "bottleneck"), ("lgfedavg", "mlp"),
+}  # fmt: skip
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

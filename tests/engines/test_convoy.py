@@ -33,7 +33,7 @@ def watched(seen: list[Work], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Crew, "outcomes", outcomes)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("hidden", [[8, 16], [3, 5]], ids=["whole vectors", "odd channels"])
 def test_an_arm_has_the_bits_of_running_alone(
     hidden: list[int],

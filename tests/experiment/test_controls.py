@@ -97,7 +97,7 @@ def test_an_unknown_control(prepared):
 )
 def test_which_model_a_device_ends_up_with(name, models, carried, prepared):
     _, fleet = prepared()
-    assert serving(name, fleet) == {
+    assert serving(name, fleet, fleet) == {
         tier: Serving(model, can_carry)
         for tier, model, can_carry in zip(["medium", "small", "large"], models, carried, strict=True)
     }
@@ -146,3 +146,12 @@ def test_an_arm_cannot_have_a_controls_name(prepared):
     loaded, fleet = prepared(compare={"arms": {"all-large": ["method.name=decouple"]}})
     with pytest.raises(RecipeError, match="ARM_NAME"):
         arms(loaded, Tables(), fleet, [])
+
+
+def test_an_arm_that_leaves_tiers_out_serves_their_devices_the_largest_it_trains(prepared):
+    """Who is left out of a model no smaller than its own cannot carry it."""
+    _, fleet = prepared()
+    found = serving("mine", fleet, fleet.restricted(["medium"]))
+    assert found == {
+        "large": Serving("medium", True), "medium": Serving("medium", True), "small": Serving("medium", False),
+    }  # fmt: skip

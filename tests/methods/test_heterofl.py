@@ -89,7 +89,7 @@ def test_every_weight_is_the_mean_of_its_holders(
     tiny_model: Callable[..., Model],
     scripted: Callable[..., Any],
 ) -> None:
-    for family in sorted(MODELS):
+    for family in ("convnet", "mobilenet", "preactresnet"):  # weight by weight: slices, kernels and depth
         fleet, old, replies = drawn_replies(tiny_model, family, round_of, seed)
         made = play(scripted, fleet, old, replies, HeteroFL(only_seen_rows=masked))
         assert made.keys() == old.keys()

@@ -10,10 +10,13 @@ import fedloom
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHORT = ["rounds=3", "training.epochs=1", "evaluation.every=3", "evaluation.statistics.max_batches=20"]
 
-pytestmark = pytest.mark.skipif(
-    not (Path(os.environ.get("FEDLOOM_DATA", "/nowhere")) / "mnist").is_dir(),
-    reason="FEDLOOM_DATA names no folder with mnist",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (Path(os.environ.get("FEDLOOM_DATA", "/nowhere")) / "mnist").is_dir(),
+        reason="FEDLOOM_DATA names no folder with mnist",
+    ),
+]
 
 
 def last(run: object, test: str) -> dict[str, float]:

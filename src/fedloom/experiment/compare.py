@@ -10,12 +10,15 @@ from ..engines import Crew, InProcess, convoy
 from ..fleet import Fleet, parameters
 from ..reporting import Arm, Overall, overall, read_rows, table, verdict
 from ..reporting.targets import Claim, Reach, conclusions, reaches, targets
+from ..tensors import payload_bytes
 from .assemble import Experiment, assemble, member, simulation
 from .controls import CONTROLS, arms, serving, told_at_its_line
+from .costing import rehearse
 from .load import Loaded
 from .problems import Problem, nearest
 from .recipe import Compare
 from .run import Round, one_thread, recorded
+from .sources import outline_of
 from .tables import Tables
 
 ROOM = 2 << 30  # bytes for the replies of experiments that run side by side
@@ -48,12 +51,13 @@ class Comparison:
         room = ROOM
         for arm, experiments in self.experiments.items():
             for experiment, folder in zip(experiments, self.folders(arm), strict=True):
-                if some and needs(experiment) > room:
+                size = needs(experiment)
+                if some and size > room:
                     yield some
                     some, room = {}, ROOM
                 name = arm if len(experiments) == 1 else f"{arm} seed {experiment.fleet.seed}"
                 some[name] = simulation(experiment), recorded(experiment, folder)
-                room -= needs(experiment)
+                room -= size
         yield some
 
     def result(self, test: str) -> "Result":
@@ -73,7 +77,10 @@ class Comparison:
 
     def _arm(self, name: str) -> Arm:
         runs = [list(read_rows(folder)) for folder in self.folders(name)]
-        return Arm(name, serving(name, self.fleet), runs, self.candidates.get(name, ""))
+        own = self.experiments[name][0].fleet
+        shares = {tier.name: share for tier, share in zip(own.tiers, own.shares, strict=True)}
+        alike = shares.keys() == {tier.name for tier in self.fleet.tiers}  # a control may have one tier alone
+        return Arm(name, serving(name, self.fleet, own), runs, self.candidates.get(name, ""), shares if alike else {})
 
     def _reached(self, judged: Sequence[Arm], tiers: Sequence[str], test: str) -> list[Reach]:
         if self.said.baseline is None:
@@ -82,9 +89,14 @@ class Comparison:
 
 
 def needs(experiment: Experiment) -> int:
-    """About how many bytes the replies of one question take, as they come and as they are handed on."""
-    cohort = experiment.loaded.recipe.fleet.participation * experiment.fleet.size
-    return int(2 * 4 * cohort * parameters(experiment.fleet.whole.shapes()))
+    """About how many bytes an experiment takes: the server's state, and what a round's devices send, as it comes and as
+    it is handed on. Found by a rehearsal."""
+    fleet, method, loaded = experiment.fleet, experiment.method, experiment.loaded
+    moved = rehearse(loaded, method, fleet, outline_of(experiment.dataset))
+    shares = zip(fleet.tiers, fleet.shares, strict=True)
+    sent = sum(share * moved.up.get(tier.name, 0) for tier, share in shares)
+    state = payload_bytes(method.start(fleet, fleet.seed, experiment.warm))
+    return int(state + 2 * loaded.recipe.fleet.participation * fleet.size * sent)
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,8 @@ def _at_arm(arm: str, problem: Problem) -> Problem:
     return replace(problem, place=("compare", "arms", arm), message=where + problem.message)
 
 
-def serving(name: str, fleet: Fleet) -> dict[str, Serving]:
-    """Which model of an arm a device of each tier ends up with, and whether it can carry it."""
+def serving(name: str, fleet: Fleet, own: Fleet) -> dict[str, Serving]:
+    """Which model of an arm, whose own fleet it is, a device of each tier ends up with, and whether it can carry it."""
     small, large = _extremes(fleet)
     match name:
         case "small-for-all":
@@ -94,7 +94,14 @@ def serving(name: str, fleet: Fleet) -> dict[str, Serving]:
         case "drop-the-small" | "all-large":
             return {tier.name: Serving(large, tier.name == large) for tier in fleet.tiers}
         case _:
-            return {tier.name: Serving(tier.name, True) for tier in fleet.tiers}
+            trained, instead = {tier.name for tier in own.served}, own.largest
+            smaller = parameters(instead.model.shapes())
+            return {
+                tier.name: Serving(tier.name, True)
+                if tier.name in trained
+                else Serving(instead.name, smaller < parameters(tier.model.shapes()))
+                for tier in fleet.tiers
+            }
 
 
 def _extremes(fleet: Fleet) -> tuple[str, str]:

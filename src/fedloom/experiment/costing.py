@@ -13,7 +13,7 @@ from ..models import cost
 from .assemble import build
 from .latency import latency_ms
 from .load import Loaded
-from .sources import Outline, outline
+from .sources import Outline, outline, server_rows
 from .tables import Tables
 
 
@@ -52,9 +52,10 @@ def tier_costs(loaded: Loaded, tables: Tables, folder: Path, timed: bool = False
 
 def rehearse(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> Rehearsal:
     """The second round with one device of each tier, and no devices: in the first some have nothing to tell yet."""
-    data = loaded.recipe.data
-    held = len(seen.labels.train) // data.devices
-    public = torch.zeros(data.public.examples, *seen.stored_shape, dtype=torch.uint8) if data.public else None
+    data, every = loaded.recipe.data, len(seen.labels.train)
+    held = (every - len(server_rows(loaded, every))) // data.devices
+    shown = 0 if data.public is None else every if data.public.source == "train_pool" else data.public.examples
+    public = torch.zeros(shown, *seen.stored_shape, dtype=torch.uint8) if shown else None
     shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
     one_of_each = replace(fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", unseen=frozenset())
     server = method.start(one_of_each, fleet.seed)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..fleet import Candidate, DeviceModel, Turn, slices
 from ..footprints import Contribution
+from ..models import Model
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
 from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
@@ -45,6 +46,9 @@ class Ditto(OwnModels):
         personal = fit(client, first, held)
         sent = personal if self.fedbabu_compat else trained
         return Outcome(send={"weights": sent}, remember={"weights": personal})
+
+    def device_work(self, model: Model, examples: int, steps: int) -> float:
+        return 2 * super().device_work(model, examples, steps)
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"personal": DeviceModel(self.own), "server": slices(server["weights"])}

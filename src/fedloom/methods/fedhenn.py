@@ -80,7 +80,8 @@ class FedHeNN(Agreement, OwnModels):
         return replace(self.train.run(client, inbox), send={})
 
     def device_work(self, model: Model, examples: int, steps: int) -> float:
-        return super().device_work(model, examples + steps * (self.probe_batch or self.probe_size), steps)
+        probed = steps * (self.probe_batch or self.probe_size) if self.probes else 0
+        return super().device_work(model, examples + probed, steps)
 
     def finish(self, server: Parcel, turn: Turn) -> Parcel | None:
         return self.round(server, turn) if self.last_round else None

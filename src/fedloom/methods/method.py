@@ -103,6 +103,6 @@ def fixed_tiers(fleet: Fleet) -> str | None:
 
 def one_model(method: str, fleet: Fleet) -> str | None:
     """The reason of a method that trains one model on every device alike."""
-    if all(tier.model == fleet.whole for tier in fleet.served):
+    if all(tier.model.is_the_same_as(fleet.whole) for tier in fleet.served):
         return None
     return f"{method} gives every device the same model, but the tiers differ; use one tier, or a method with tiers"

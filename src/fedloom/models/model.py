@@ -118,6 +118,10 @@ class Model:
         prefix = f"{name}."
         return {key.removeprefix(prefix): weight for key, weight in weights.items() if key.startswith(prefix)}
 
+    def is_the_same_as(self, other: "Model") -> bool:
+        """Also where one of them leaves to the family what the other says."""
+        return self == other or (self.build == other.build and self.spelled_out() == other.spelled_out())
+
     def spelled_out(self) -> dict[str, Any]:
         """All settings, also those that are left to the family."""
         named = inspect.signature(self.build).parameters

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..evaluation import Row
@@ -27,6 +27,7 @@ class Arm:
     serving: Mapping[str, Serving]
     runs: Sequence[Sequence[Row]]  # rows, seed by seed
     candidate: str = ""  # the one that counts; empty: the first there is
+    shares: Mapping[str, float] = field(default_factory=dict)  # of its devices, by tier, where not as in the others
 
     def curves(self, tier: str, test: str) -> list[list[Row]]:
         """The accuracies of what a device of this tier gets, seed by seed, judgement by judgement."""
@@ -116,7 +117,7 @@ def overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> Ov
 
 
 def _of_the_fleet(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:
-    by_tier = [(share, arm.accuracies(tier, test)) for tier, share in shares.items()]
+    by_tier = [(share, arm.accuracies(tier, test)) for tier, share in (arm.shares or shares).items()]
     return [math.fsum(share * seeds[number] for share, seeds in by_tier) for number in range(len(arm.runs))]
 
 
