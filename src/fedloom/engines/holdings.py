@@ -34,7 +34,7 @@ class Shelf:
         return sum(len(self.train[name]) for name in device.gathers or (device.name,))
 
     def seen_labels(self, device: Device) -> Tensor:
-        labels = self.dataset.train.y[self.rows(device)]
+        labels = self.dataset.train.y[self.rows(device)].flatten()
         return torch.bincount(labels, minlength=self.dataset.classes) > 0
 
     def tests(self, device: Device) -> Tensor:

@@ -5,10 +5,12 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..models import Model
 from ..tensors import Parcel
 from ..training import Client, Layout, Outcome, on_device
+from .metrics import hits
 
 
 @lru_cache(maxsize=4096)
@@ -30,11 +32,29 @@ def answers(model: Model, inbox: Parcel, examples: int) -> Layout:
     return {name: ((len(inbox["order"]["rows"]), model.classes), dtype) for name in exit_names(model)}
 
 
+def scores(model: Model, inbox: Parcel, examples: int) -> Layout:
+    """For each question and position of the last exit, the loss and whether the answer is right."""
+    shape = tuple(inbox["order"]["labels"].shape)
+    return {"loss": (shape, torch.get_default_dtype()), "right": (shape, torch.bool)}
+
+
 @dataclass(frozen=True)
 class Exam:
     """In large batches of the test set, in the order of the inbox."""
 
     batch_size: int
+
+    @on_device(sends={"scores": scores}, mixes=False)
+    @torch.inference_mode()
+    def score(self, client: Client, inbox: Parcel) -> Outcome:
+        """Where every position of an example is a question of its own: logits of all of them would fill the memory."""
+        made: dict[str, list[Tensor]] = {"loss": [], "right": []}
+        for rows in inbox["order"]["rows"][0].split(self.batch_size):
+            x, y = client.preparation(client.tests.x[rows]).unsqueeze(0), client.tests.y[rows]
+            logits = client.model(inbox["weights"], x).logits[0]
+            made["loss"].append(F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y))
+            made["right"].append(hits(logits, y))
+        return Outcome(send={"scores": {name: torch.cat(parts).unsqueeze(0) for name, parts in made.items()}})
 
     @on_device(sends={"exits": answers}, mixes=False)
     @torch.inference_mode()

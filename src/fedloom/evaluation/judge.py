@@ -18,6 +18,7 @@ from .metrics import hits, log_loss, per_group, percent
 from .personal import FineTune, Personal, by_acquaintance, share_right
 from .rows import Row
 from .static_batchnorm import StaticBatchNorm
+from .text import TextJudge
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Judge:
         models = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
         filled = self.statistics.fill(models, fleet, ask, round_number)
         labels = self.dataset.test.y
+        if labels.dim() > 1:
+            yield from self.text.rows(name, filled, fleet, ask, round_number)
+            return
         for tier, logits in self.logits(filled, fleet, ask).items():
 
             def row(test: str, metric: str, value: float, device: str = "", tier: Tier = tier) -> Row:
@@ -115,6 +119,10 @@ class Judge:
     @property
     def exam(self) -> Exam:
         return Exam(self.batch_size)
+
+    @property
+    def text(self) -> TextJudge:
+        return TextJudge(self.dataset, self.exam, self.batch_size)
 
     @torch.inference_mode()
     def _exit_hosts(self, models: Mapping[Tier, Tensors]) -> dict[Tier, Tier]:

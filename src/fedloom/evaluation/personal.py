@@ -44,7 +44,7 @@ class Personal:
         for x, y in zip(*(part.split(self.batch_size) for part in self.whole_test or ()), strict=True):
             prepared = client.preparation(x)
             logits = client.model(weights, prepared.expand(devices, *prepared.shape)).logits
-            correct, total = correct + hits(logits, y).sum(1), total + len(y)
+            correct, total = correct + hits(logits, y).flatten(1).sum(1), total + y.numel()
         return {"correct": correct, "total": total}
 
 
@@ -122,8 +122,10 @@ def own_test(client: Client, weights: Tensors, size: int, unseen_logit: float | 
             right = _without_padding(client, weights, batch.x, batch.y, real, unseen_logit)
         else:
             logits = mask_logits(client.model(weights, batch.x).logits, client.seen_labels, unseen_logit)
-            right = hits(logits, batch.y) & real
-        correct, total = correct + right.sum(1), total + real.sum(1)
+            right = hits(logits, batch.y)
+            right = right & real.view(*real.shape, *[1] * (right.dim() - 2))
+        asked = batch.y[0, 0].numel() if batch.y.shape[1] else 1  # positions of one example
+        correct, total = correct + right.flatten(1).sum(1), total + asked * real.sum(1)
     return {"correct": correct, "total": total}
 
 

@@ -13,6 +13,7 @@ import torch
 from ..engines import Refusal
 from ..evaluation import Row
 from ..evaluation.judge import judged_tiers
+from ..evaluation.metrics import unigram_perplexity
 from ..fleet import Ask, Device, ServerModel, Traffic, Turn, draw_cohort
 from ..reporting import Final, Journal, read_rows, summarise
 from ..tensors import Parcel, fingerprint
@@ -151,7 +152,17 @@ def manifest(experiment: Experiment) -> Mapping[str, Any]:
         "data": experiment.dataset.fingerprint(),
         "partition": experiment.partition.fingerprint(),
         "test_examples": len(experiment.dataset.test),
+        **unigram(experiment),
     }
+
+
+def unigram(experiment: Experiment) -> Mapping[str, float]:
+    """For text with hidden words, how well they are guessed by one who knows only how often each word occurs."""
+    dataset, hidden = experiment.dataset, experiment.judge.text.hidden()
+    if hidden is None or dataset.test.y.dim() < 2 or not bool(hidden.any()):
+        return {}
+    asked = dataset.test.y[hidden]
+    return {"unigram_perplexity_hidden": unigram_perplexity(dataset.train.y, asked, dataset.classes)}
 
 
 @contextmanager

@@ -51,8 +51,10 @@ class HeteroFL(Method):
         if self.only_seen_rows:
             seen = reply.sent["labels"]["seen"]
             for name in reply.device.model.label_rows():
-                footprint = footprint.restrict(name, axis=0, keep=seen)
-                weights[name] = weights[name][seen]
+                keep = torch.zeros(len(weights[name]), dtype=torch.bool)  # a row that is no label's is nobody's
+                keep[: len(seen)] = seen
+                footprint = footprint.restrict(name, axis=0, keep=keep)
+                weights[name] = weights[name][keep]
         return Contribution(footprint, weights, reply.examples if self.weighting == "examples" else 1.0)
 
     @property

@@ -32,7 +32,7 @@ def summarise(rows: Iterable[Row]) -> list[Final]:
 
 
 def _final(candidate: str, tier: str, test: str, metric: str, judged: list[Row]) -> Final:
-    sign = 1 if metric == "accuracy" else -1
+    sign = 1 if metric.startswith("accuracy") else -1
     best = max(judged, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
     mean = statistics.fmean(row.value for row in judged[-10:])
     return Final(candidate, tier, test, metric, judged[-1].value, best.value, best.round, mean)

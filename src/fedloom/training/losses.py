@@ -15,17 +15,17 @@ def label_loss(client: Client) -> Callable[[Tensors, Batch], Tensor]:
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """[K, batch, classes] -> [K], the mean over each device's batch."""
+    """[K, batch, ..., classes] -> [K], the mean over each device's batch and, if there are several, its positions."""
     losses = F.cross_entropy(
-        logits.flatten(0, 1), batch.y.flatten(), reduction="none", label_smoothing=batch.label_smoothing
+        logits.flatten(0, -2), batch.y.flatten(), reduction="none", label_smoothing=batch.label_smoothing
     )
-    return losses.view_as(batch.y).mean(1)
+    return losses.view_as(batch.y).flatten(1).mean(1)
 
 
 def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     """[K], of the student's logits with the teacher's answers, which learn nothing from it: in-place distillation."""
     answers = teacher.detach().softmax(-1)
-    return -(answers * logits.log_softmax(-1)).sum(-1).mean(1)
+    return -(answers * logits.log_softmax(-1)).sum(-1).flatten(1).mean(1)
 
 
 def distance(weights: Tensors, anchor: Tensors) -> Tensor:
@@ -35,5 +35,8 @@ def distance(weights: Tensors, anchor: Tensors) -> Tensor:
 
 
 def mask_logits(logits: Tensor, seen_labels: Tensor, fill: float | None) -> Tensor:
-    """Give every class a device has not seen one logit: [K, batch, classes], [K, classes]. None: leave them be."""
-    return logits if fill is None else logits.masked_fill(~seen_labels.unsqueeze(-2), fill)
+    """Give every class a device has not seen one logit: [K, batch, ..., classes], [K, classes]. None: leave them be."""
+    if fill is None:
+        return logits
+    between = [1] * (logits.dim() - 2)
+    return logits.masked_fill(~seen_labels.view(len(seen_labels), *between, logits.shape[-1]), fill)

@@ -1,0 +1,59 @@
+"""Judging models that answer at every position: perplexity over all positions, and over those that were hidden."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..data import Dataset
+from ..fleet import Ask, Fleet, Tier
+from ..tensors import Tensors
+from ..training import Schedule
+from .exam import Exam
+from .metrics import percent, perplexities
+from .rows import Row
+
+
+@dataclass(frozen=True)
+class TextJudge:
+    """`batch_size` rows make a batch, of which perplexity is the exponential of the mean loss."""
+
+    dataset: Dataset
+    exam: Exam
+    batch_size: int
+
+    def rows(
+        self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
+    ) -> Iterator[Row]:
+        for tier, said in self._scores(models, fleet, ask).items():
+            for metric, value in self._measured(said["loss"], said["right"]).items():
+                yield Row(round_number, name, tier.name, "", "global", metric, value)
+
+    def _scores(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensors]:
+        """A model that has diverged is not admitted, and so has no score."""
+        labels = self.dataset.test.y
+        order = {"rows": torch.arange(len(labels)), "labels": labels}
+        task = replace(self.exam.score, schedule=Schedule(self.batch_size), address=("exam", "score"))
+        inboxes = {fleet.pool(tier, 0): {"weights": weights, "order": order} for tier, weights in models.items()}
+        said = {reply.device.tier: reply.sent["scores"] for reply in ask(task, inboxes)}
+        silent = {"loss": torch.full(labels.shape, torch.nan), "right": torch.zeros(labels.shape, dtype=torch.bool)}
+        return {tier: said.get(tier.name, silent) for tier in models}
+
+    def _measured(self, losses: Tensor, right: Tensor) -> dict[str, float]:
+        mean_of_exponentials, exponential_of_mean = perplexities(losses, self.batch_size)
+        found = {
+            "perplexity": mean_of_exponentials,
+            "perplexity_of_mean": exponential_of_mean,
+            "accuracy": percent(float(right.sum()), right.numel()),
+        }
+        hidden = self.hidden()
+        if hidden is not None and bool(hidden.any()):
+            _, found["perplexity_hidden"] = perplexities(losses[hidden].unsqueeze(0), 1)
+            found["accuracy_hidden"] = percent(float(right[hidden].sum()), int(hidden.sum()))
+        return found
+
+    def hidden(self) -> Tensor | None:
+        """Which positions of the test set the model does not see; None where nothing is ever hidden."""
+        token = self.dataset.preparation.mask_token
+        return None if token is None else self.dataset.test.x == token
