@@ -211,8 +211,10 @@ def test_what_fedsup_and_fedhen_are_published_with(name, stored, black):
         {"crop_chance": 1.5},
         {"crop_padding": -1},
         {"cutout": -2},
+        {"mask_chance": 1.5, "mask_token": 3},
+        {"mask_chance": 0.5},
     ],
 )
 def test_impossible_options_are_refused(options):
-    with pytest.raises(ValueError, match=r"mean|crop_chance|crop_padding"):
+    with pytest.raises(ValueError, match=r"mean|crop_chance|crop_padding|mask_chance"):
         Preparation(**options)

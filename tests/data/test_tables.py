@@ -20,6 +20,8 @@ def test_names():
         "cifar10",
         "cifar100",
         "pathmnist",
+        "wikitext2",
+        "sentiment140",
         "npz",
     }
     assert list(PARTITIONS) == [
@@ -29,6 +31,8 @@ def test_names():
         "dirichlet_per_label",
         "dirichlet_per_device",
         "quantity",
+        "rows",
+        "natural",
         "file",
     ]
     assert "plain" in PREPARATIONS

@@ -191,7 +191,7 @@ def test_whatever_stands_anywhere_is_a_recipe_or_its_problem(place, document):
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_every_partition_can_be_named(name, document):
     options = {"label_shards": {"labels_per_device": 5}, "sorted_shards": {"shards_per_device": 2}, "iid": {},
-               "file": {"path": "map.json"}}.get(name, {"alpha": 1.0})  # fmt: skip
+               "rows": {}, "natural": {}, "file": {"path": "map.json"}}.get(name, {"alpha": 1.0})  # fmt: skip
     recipe = load(document(data__partition={"kind": name, **options}), TABLES).recipe
     assert again(recipe).data.partition == {"kind": name, **options}
 

@@ -29,6 +29,15 @@ PRERESNET = {
 }
 PRERESNET_TWO_BLOCKS_EACH = {"a": 11_172_170, "b": 2_796_714, "c": 701_018, "d": 176_178, "e": 44_510}
 
+# level: parameters, published FLOPs in millions, megabytes; parameters with one word less
+TRANSFORMER = {
+    "a": (19_263_999, "1367.97", "73.49", 19_263_486),
+    "b": (9_107_967, "614.78", "34.74", 9_107_710),
+    "c": (4_435_455, "290.09", "16.92", 4_435_326),
+    "d": (2_200_575, "140.72", "8.39", 2_200_510),
+    "e": (1_108_479, "69.28", "4.23", 1_108_446),
+}
+
 # settings, classes, parameters; stages = 2 is the simple net
 PREACTRESNET: list[tuple[dict[str, Any], int, int]] = [
     ({"exit_after": 0}, 10, 11_171_146),
@@ -173,6 +182,32 @@ def test_levels(family: str, published: dict[str, tuple[int, int, int, float]], 
     assert counted == published[level]
 
 
+def language_net(level: str, words: int = 33_279, widest: str = "a", **settings: Any) -> Model:
+    """Every row is 64 tokens; the mask is a token too."""
+    sizes = {"width": WIDTHS[level], "widest": WIDTHS[widest], **settings}
+    return model("transformer", MODELS["transformer"], sizes, (64,), words, words + 1)
+
+
+@pytest.mark.parametrize("level", WIDTHS)
+def test_language_models(level: str) -> None:
+    found = cost(language_net(level))
+    counted = (found.parameters, f"{found.published_flops / 1e6:.2f}", f"{found.megabytes:.2f}")
+    assert (*counted, weights_of(language_net(level, 33_278))) == TRANSFORMER[level]
+
+
+def test_a_mode_of_two_language_models() -> None:
+    """Only with 33 279 words does it weigh what the paper's table says."""
+    assert f"{sum(cost(language_net(level)).megabytes for level in 'ab') / 2:.2f}" == "54.12"
+    assert f"{cost(language_net('a', 33_278)).megabytes:.2f}" != TRANSFORMER["a"][2]
+
+
+@pytest.mark.parametrize(("layers", "parameters"), [(1, 221_472), (2, 353_568)])
+def test_nets_for_sentiment(layers: int, parameters: int) -> None:
+    """With given word vectors; here they are weights, of which there are 300 a token."""
+    net = model("lstm", MODELS["lstm"], {"layers": layers}, (25,), 2, 1)
+    assert weights_of(net) - 300 == parameters
+
+
 @pytest.mark.parametrize("level", WIDTHS)
 def test_resnet18_with_two_blocks_in_each_stage(level: str) -> None:
     shapes = cifar_net(level, (2, 2, 2, 2)).shapes()
@@ -273,14 +308,23 @@ def test_a_mode_costs_the_mean_of_its_letters(
         of_colour("mlp", {"width": 0.125}, 10),
         of_colour("splitnet", {"width": 0.125, "tied": True}, 10),
         of_colour("bottleneck", {}, 10),
+        model("lstm", MODELS["lstm"], {"layers": 2}, (25,), 2, 50),
     ],
-    ids=["convnet", "preresnet", "preactresnet", "mobilenet", "lenet", "mlp", "splitnet", "bottleneck"],
+    ids=["convnet", "preresnet", "preactresnet", "mobilenet", "lenet", "mlp", "splitnet", "bottleneck", "lstm"],
 )
 def test_macs_are_half_of_what_torch_counts(net: Model) -> None:
     module = net.module().eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(torch.zeros(1, *net.input_shape))
+        module(net.blank(1))
     assert cost(net).macs * 2 == counter.get_total_flops()
+
+
+def test_products_of_tokens_with_tokens_are_not_counted() -> None:
+    """In each of 4 layers and 8 heads every token meets every token twice, in 32 numbers at full width."""
+    net = language_net("d", words=50)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net.module().requires_grad_(False).eval()(net.blank(1))
+    assert cost(net).macs * 2 == counter.get_total_flops() - 2 * (4 * 8 * 2 * 64**2 * 32 // 8)
 
 
 @pytest.mark.parametrize("level", WIDTHS)
@@ -288,6 +332,8 @@ def test_a_slice_of_a_narrower_global_model_has_the_same_size(level: str) -> Non
     """Levels are shares of the full net; which of them is the global one does not change a level's own size."""
     for widest in "abcde"[: "abcde".index(level) + 1]:
         assert dict(mnist_net(level, widest).shapes()) == dict(mnist_net(level).shapes())
+        few = [dict(language_net(level, 50, one).shapes()) for one in (widest, "a")]
+        assert few[0] == few[1]
 
 
 @pytest.mark.parametrize(("level", "size"), [("a", 6_227_496), ("e", 26_376)])

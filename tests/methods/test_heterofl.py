@@ -28,7 +28,11 @@ devices_in_round = st.lists(
 )
 
 
-SCALED = [name for name, build in MODELS.items() if "scaler" in inspect.signature(build).parameters]
+SCALED = [  # text has no batch norm that could undo a scale
+    name
+    for name, build in MODELS.items()
+    if "scaler" in (named := inspect.signature(build).parameters) and "tokens" not in named
+]
 
 
 def fleet_of(tiny_model: Callable[..., Model], family: str, devices: int) -> Fleet:

@@ -7,9 +7,16 @@ import pytest
 from fedloom.models import MODELS
 
 NORMED = [name for name, build in sorted(MODELS.items()) if "normalisation" in inspect.signature(build).parameters]
+OF_TOKENS = [name for name, build in sorted(MODELS.items()) if "tokens" in inspect.signature(build).parameters]
 
 
 @pytest.fixture(params=NORMED)
 def normed_family(request: pytest.FixtureRequest) -> str:
     """Every model family whose normalisation can be chosen."""
+    return str(request.param)
+
+
+@pytest.fixture(params=OF_TOKENS)
+def token_family(request: pytest.FixtureRequest) -> str:
+    """Every model family that reads rows of tokens."""
     return str(request.param)

@@ -7,12 +7,16 @@ from collections.abc import Callable
 
 from .cifar import cifar10, cifar100
 from .examples import DataBroken, DataMissing, Dataset, Examples
-from .facts import FACTS, Facts
+from .facts import FACTS, Facts, facts_of, made_up_labels
 from .idx import fashion_mnist, mnist
+from .maps import labels_of
 from .npz import npz, pathmnist, pneumoniamnist
 from .partition import PARTITIONS, Labels, Partition, at_most, held_out, thinned, tie_to_labels
 from .preparation import PREPARATIONS, Preparation
+from .sentiment import sentiment140
 from .shipped import digits, fashion_mini
+from .wikitext import wikitext2
+from .words import word_vectors
 
 __all__ = [
     "DATASETS",
@@ -28,9 +32,13 @@ __all__ = [
     "Partition",
     "Preparation",
     "at_most",
+    "facts_of",
     "held_out",
+    "labels_of",
+    "made_up_labels",
     "thinned",
     "tie_to_labels",
+    "word_vectors",
 ]
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -42,5 +50,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar100": cifar100,
     "pathmnist": pathmnist,
     "pneumoniamnist": pneumoniamnist,
+    "wikitext2": wikitext2,
+    "sentiment140": sentiment140,
     "npz": npz,
 }

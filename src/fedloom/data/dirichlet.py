@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .maps import Labels, Partition, Rows, check_devices, deal, rows_by_label
+from .maps import Labels, Partition, Rows, check_devices, check_single, deal, rows_by_label
 from .matching import matching_test
 
 Numbers = npt.NDArray[np.float64]
@@ -165,6 +165,7 @@ def _label_by_label(
 
 def _check(labels: Labels, devices: int, alpha: float, min_examples: int) -> None:
     check_devices(labels, devices)
+    check_single(labels)
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha must be a number above 0, not {alpha}; 0.1 is very uneven, 100 almost even")
     if min_examples < 1:

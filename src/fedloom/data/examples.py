@@ -4,7 +4,7 @@ Examples stay as they are stored (images as bytes), so a data set takes a quarte
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,7 +38,10 @@ class DataBroken(Exception):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs and their labels, the same number of each; images are uint8 [n, channels, height, width]."""
+    """Inputs and their labels, the same number of each; images are uint8 [n, channels, height, width].
+
+    Text is int64 [n, length]; its labels are [n], or [n, length] where there is a word to tell at every place.
+    """
 
     x: Tensor
     y: Tensor
@@ -53,22 +56,43 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test set with labels 0 .. classes - 1."""
+    """A training and a test set with labels 0 .. classes - 1.
+
+    Text says how many different `tokens` a model may see, the mask included, and which word each one is. `groups` says
+    of every training and every test example where it comes from, such as a row of text or a user; a number means the
+    same group in both.
+    """
 
     name: str
     train: Examples
     test: Examples
     classes: int
     preparation: Preparation
+    tokens: int | None = None
+    groups: tuple[Tensor, Tensor] | None = None
+    vocabulary: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for part, examples in (("training", self.train), ("test", self.test)):
-            _check_labels(f"the {part} set of {self.name}", examples.y, self.classes)
+        for part, examples, place in (("training", self.train, 0), ("test", self.test, 1)):
+            what = f"the {part} set of {self.name}"
+            _check_labels(what, examples, self.classes)
+            if self.tokens is not None:
+                _check_tokens(what, examples.x, self.tokens)
+            if self.groups is not None:
+                _check_groups(what, self.groups[place], len(examples))
+        if self.vocabulary and len(self.vocabulary) != self.tokens:
+            said = f"{self.name} has {self.tokens} tokens but {len(self.vocabulary)} words for them"
+            raise DataBroken(said, "Give every token a word, or give none.")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one prepared example, e.g. (1, 28, 28)."""
         return tuple(self.preparation(self.train.x[:1]).shape[1:])
+
+    def with_tests(self, count: int) -> "Dataset":
+        """The same with the first `count` test examples alone."""
+        test = Examples(self.test.x[:count], self.test.y[:count])
+        return replace(self, test=test, groups=self.groups and (self.groups[0], self.groups[1][:count]))
 
     def fingerprint(self) -> str:
         """The sha256 of all examples and labels, with their shapes and kinds."""
@@ -79,14 +103,33 @@ class Dataset:
         return digest.hexdigest()
 
 
-def _check_labels(what: str, y: Tensor, classes: int) -> None:
+def _check_labels(what: str, examples: Examples, classes: int) -> None:
+    y = examples.y
     if y.dtype != torch.int64:
         raise DataBroken(f"{what} has labels of type {y.dtype}", "Labels are torch.int64.")
     if len(y) == 0:
         raise DataBroken(f"{what} is empty", "A data set needs examples to train on and examples to test on.")
+    if y.dim() != 1 and y.shape != examples.x.shape:
+        shapes = f"{tuple(y.shape)} for inputs of shape {tuple(examples.x.shape)}"
+        raise DataBroken(f"{what} has labels of shape {shapes}", "Give one label per example, or one per token.")
     lowest, highest = int(y.min()), int(y.max())
     if lowest < 0 or highest >= classes:
         raise DataBroken(
             f"{what} has labels from {lowest} to {highest}",
             f"With {classes} classes labels run from 0 to {classes - 1}.",
         )
+
+
+def _check_tokens(what: str, x: Tensor, tokens: int) -> None:
+    if x.dtype != torch.int64:
+        raise DataBroken(f"{what} has tokens of type {x.dtype}", "Tokens are torch.int64.")
+    lowest, highest = int(x.min()), int(x.max())
+    if lowest < 0 or highest >= tokens:
+        hint = f"With {tokens} tokens they run from 0 to {tokens - 1}."
+        raise DataBroken(f"{what} has tokens from {lowest} to {highest}", hint)
+
+
+def _check_groups(what: str, groups: Tensor, examples: int) -> None:
+    if groups.dtype != torch.int64 or groups.shape != (examples,):
+        shape = f"{groups.dtype} {tuple(groups.shape)}"
+        raise DataBroken(f"{what} has groups {shape} for {examples} examples", "Groups are torch.int64, one each.")

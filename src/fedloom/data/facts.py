@@ -1,6 +1,12 @@
 """What is known of a data set without its files, so that a recipe can be checked and costed anywhere."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .maps import Labels, Rows
 
 
 @dataclass(frozen=True)
@@ -10,6 +16,46 @@ class Facts:
     train: int
     test: int
     preparation: str  # unless the recipe names another
+    tokens: int | None = None  # where examples are text
+    label_per_token: bool = False
+    groups: tuple[int, int] | None = None  # how many in the training set, and how many others in the test set
+
+
+def facts_of(name: str, settings: Mapping[str, Any]) -> Facts | None:
+    """What is known of a data set read with these settings; None if that takes its files."""
+    facts = FACTS.get(name)
+    if facts and name == "cifar100" and settings.get("labels") == "coarse":
+        return replace(facts, classes=20)
+    return _wikitext2(**settings) if name == "wikitext2" else facts
+
+
+def made_up_labels(facts: Facts, tests: int | None = None) -> Labels:
+    """As many labels as the data set has, all as often and in turn; groups of equal size one after the other."""
+    counts = facts.train, min(facts.test, tests or facts.test)
+    train, test = (_in_turn(count, facts) for count in counts)
+    if facts.groups is None:
+        return Labels(train, test, facts.classes)
+    first, second = facts.groups
+    groups = np.arange(counts[0]) * first // facts.train, first + np.arange(counts[1]) * second // facts.test
+    return Labels(train, test, facts.classes, groups)
+
+
+def _in_turn(count: int, facts: Facts) -> Rows:
+    labels = np.arange(count) % facts.classes
+    return np.broadcast_to(labels[:, None], (count, *facts.shape)) if facts.label_per_token else labels
+
+
+def _wikitext2(
+    *,
+    rows: int = 100,
+    test_rows: int = 10,
+    length: int = 64,
+    most_words: int | None = None,
+    published: bool = False,
+) -> Facts:
+    words = min(33_278, most_words or 33_278) + published
+    train, test = (held * (text // held // length) for text, held in ((2_088_628, rows), (245_569, test_rows)))
+    return Facts((length,), words, train, test, "plain", words + 1, True, (rows, test_rows))
 
 
 FACTS: dict[str, Facts] = {
@@ -21,4 +67,5 @@ FACTS: dict[str, Facts] = {
     "cifar100": Facts((3, 32, 32), 100, 50_000, 10_000, "cifar100"),
     "pathmnist": Facts((3, 28, 28), 9, 89_996, 7_180, "fedsup_pathmnist"),
     "pneumoniamnist": Facts((1, 28, 28), 2, 4_708, 624, "plain"),
+    "wikitext2": _wikitext2(),
 }

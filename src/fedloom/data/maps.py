@@ -6,14 +6,14 @@ A map is made before training from labels and a seed alone, so it can be saved, 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .examples import DataBroken, DataMissing
+from .examples import DataBroken, DataMissing, Dataset
 
 Rows = npt.NDArray[np.int64]
 
@@ -22,11 +22,16 @@ _FORMAT = "fedloom partition 1"
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What a partition may look at."""
+    """What a partition may look at: labels, and the group of every training and every test example if there are any."""
 
     train: Rows
     test: Rows
     classes: int
+    groups: tuple[Rows, Rows] | None = None
+
+    def only(self, rows: Rows) -> "Labels":
+        """Those of these training examples, and all test examples."""
+        return replace(self, train=self.train[rows], groups=self.groups and (self.groups[0][rows], self.groups[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +75,22 @@ class Partition:
         return partition
 
 
+def labels_of(dataset: Dataset) -> Labels:
+    """What a partition may look at in this data set."""
+    groups = None if dataset.groups is None else (dataset.groups[0].numpy(), dataset.groups[1].numpy())
+    return Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes, groups)
+
+
 def rows_by_label(labels: Rows, classes: int) -> list[Rows]:
     """For every label, the rows that carry it, in their order."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+
+
+def equal_parts(rows: Rows, parts: int) -> tuple[Rows, ...]:
+    """As many rows for everybody, in their order; a remainder stays unused."""
+    size = len(rows) // parts
+    return tuple(rows[part * size : (part + 1) * size] for part in range(parts))
 
 
 def deal(piles: Sequence[Rows], counts: Rows) -> tuple[Rows, ...]:
@@ -92,6 +109,15 @@ def check_devices(labels: Labels, devices: int) -> None:
         raise ValueError(
             f"devices = {devices}, but it must lie between 1 and the {len(labels.train)} training examples; "
             "set fewer devices or take a larger data set"
+        )
+
+
+def check_single(labels: Labels) -> None:
+    """Refuse to go by the label of examples that have several."""
+    if labels.train.ndim > 1:
+        raise ValueError(
+            f"every example has {labels.train.shape[1]} labels here, but this goes by the one label of an example; "
+            'take "iid", or whole groups with "rows" or "natural"'
         )
 
 

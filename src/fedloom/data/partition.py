@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .dirichlet import dirichlet_per_device, dirichlet_per_label, quantity
-from .maps import Labels, Partition, Rows
+from .maps import Labels, Partition, Rows, check_single
+from .natural import natural, whole_rows
 from .shards import iid, label_shards, sorted_shards
 
 __all__ = ["PARTITIONS", "Labels", "Partition", "Rows", "from_file", "tie_to_labels"]
@@ -43,6 +44,7 @@ def tie_to_labels(partition: Partition, labels: Labels, dial: float, generator: 
         raise ValueError(f"the dial must lie between 0 (unchanged) and 1 (sorted by label), not {dial}")
     if dial == 0:
         return partition
+    check_single(labels)
     by_label = _ranks(np.lexsort([_mean_labels(partition, labels), _main_labels(partition, labels)]))
     at_random = generator.permutation(len(by_label))
     order = np.lexsort([by_label, dial * by_label + (1 - dial) * at_random])
@@ -94,5 +96,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dirichlet_per_label": dirichlet_per_label,
     "dirichlet_per_device": dirichlet_per_device,
     "quantity": quantity,
+    "rows": whole_rows,
+    "natural": natural,
     "file": from_file,
 }

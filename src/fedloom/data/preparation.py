@@ -1,7 +1,7 @@
 """How stored examples become a model's input, as plain data.
 
 What is random in training is drawn beforehand, so the step itself is a pure function of tensors and gives the
-same images on every engine. The named values are those of the papers whose results are repeated.
+same input on every engine. The named values are those of the papers whose results are repeated.
 """
 
 import math
@@ -19,7 +19,8 @@ class Preparation:
     """Stored examples -> a model's input; in training with random crops, flips and cut-outs drawn beforehand.
 
     Order: scale to 0..1, resize, repeat grey, crop, flip, normalise, cut out. Crops reach into a black border, or,
-    with `pad_normalised`, into a border that is zero after normalisation. Integer tokens pass through unchanged.
+    with `pad_normalised`, into a border that is zero after normalisation. Integer tokens pass through unchanged, but
+    for those that become `mask_token` in training, each with `mask_chance`.
     """
 
     mean: tuple[float, ...] = ()
@@ -31,18 +32,26 @@ class Preparation:
     flip: bool = False
     cutout: int = 0
     pad_normalised: bool = False
+    mask_chance: float = 0.0
+    mask_token: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or any(not spread > 0 for spread in self.std):
             raise ValueError("mean and std need one number per channel each, every std above 0")
-        if not 0 <= self.crop_chance <= 1:
-            raise ValueError(f"crop_chance must lie between 0 and 1, not {self.crop_chance}")
+        for name, chance in (("crop_chance", self.crop_chance), ("mask_chance", self.mask_chance)):
+            if not 0 <= chance <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, not {chance}")
+        if self.mask_chance and self.mask_token is None:
+            raise ValueError("mask_chance needs a mask_token, the number that stands for a hidden word")
         if min(self.crop_padding, self.cutout) < 0:
             raise ValueError("crop_padding and cutout count pixels and cannot be negative")
 
-    def draw(self, generator: np.random.Generator, count: int, height: int, width: int) -> dict[str, Tensor]:
-        """The random numbers for `count` stored images of this height and width: name -> [count, k]; {} if none."""
-        height, width = self.size or (height, width)
+    def draw(self, generator: np.random.Generator, count: int, *shape: int) -> dict[str, Tensor]:
+        """The random numbers for `count` stored examples of this shape: name -> [count, k]; {} if none.
+
+        The last two axes are an image's height and width; of text every token gets its own number.
+        """
+        height, width = self.size or (shape[-2:] if len(shape) > 1 else (1, 1))
         draws: dict[str, Tensor] = {}
         if self.crop_padding:
             offsets = generator.integers(0, 2 * self.crop_padding + 1, (count, 2))
@@ -52,14 +61,19 @@ class Preparation:
             draws["flip"] = torch.from_numpy(generator.random((count, 1)) < 0.5)
         if self.cutout:
             draws["cutout"] = torch.from_numpy(generator.integers(0, (height, width), (count, 2)))
+        if self.mask_chance:
+            draws["mask"] = torch.from_numpy(generator.random((count, *shape)) < self.mask_chance)
         return draws
 
     def __call__(
         self, x: Tensor, draws: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Prepare x [..., channels, height, width]; `draws` [..., k] share its leading axes; none: no augmentation."""
+        """Prepare x [..., channels, height, width] or tokens [..., length]; without `draws` nothing is random.
+
+        `draws` [..., k] share the leading axes of x.
+        """
         if x.dtype != torch.uint8 and not x.is_floating_point():
-            return x
+            return self._masked(x, draws or {})
         values = x.to(dtype or torch.get_default_dtype())
         if x.dtype == torch.uint8:
             values = values / 255
@@ -70,6 +84,11 @@ class Preparation:
         flat = {name: numbers.reshape(count, -1) for name, numbers in (draws or {}).items()}
         images = self._prepare(values.reshape(count, *x.shape[-3:]), flat)
         return images.reshape(*leading, *images.shape[1:])
+
+    def _masked(self, tokens: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        if "mask" not in draws or self.mask_token is None:
+            return tokens
+        return tokens.masked_fill(draws["mask"].to(tokens.device), self.mask_token)
 
     def _prepare(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         if self.size and tuple(images.shape[-2:]) != self.size:

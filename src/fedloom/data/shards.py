@@ -5,15 +5,15 @@ Label shards are HeteroFL's and FedBABU's "s classes per client"; sorted shards 
 
 import numpy as np
 
-from .maps import Labels, Partition, Rows, check_devices, rows_by_label
+from .maps import Labels, Partition, Rows, check_devices, check_single, equal_parts, rows_by_label
 from .matching import matching_test
 
 
 def iid(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
     """Shuffle and cut into equal parts, training and test alike; a remainder stays unused."""
     check_devices(labels, devices)
-    train = _equal_parts(generator.permutation(len(labels.train)), devices)
-    return Partition(train, _equal_parts(generator.permutation(len(labels.test)), devices))
+    train = equal_parts(generator.permutation(len(labels.train)), devices)
+    return Partition(train, equal_parts(generator.permutation(len(labels.test)), devices))
 
 
 def label_shards(
@@ -24,6 +24,7 @@ def label_shards(
     A device may draw one label twice: with `dedupe` it then holds one shard of it and the other stays unused
     (HeteroFL), without it holds both (FedBABU, FedHeNN).
     """
+    check_single(labels)
     shards = _shards_per_label(labels, devices, labels_per_device)
     drawn = generator.permutation(np.repeat(np.arange(labels.classes), shards)).reshape(devices, labels_per_device)
     numbers = np.empty_like(drawn)
@@ -43,20 +44,16 @@ def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, 
     A remainder of the sorted rows stays unused. Test rows follow the proportions of a device's training labels.
     """
     check_devices(labels, devices)
+    check_single(labels)
     if not 1 <= shards_per_device <= len(labels.train) // devices:
         raise ValueError(
             f"shards_per_device = {shards_per_device}, but it must lie between 1 and the "
             f"{len(labels.train) // devices} examples a device gets; set fewer shards or fewer devices"
         )
-    shards = _equal_parts(np.argsort(labels.train, kind="stable"), devices * shards_per_device)
+    shards = equal_parts(np.argsort(labels.train, kind="stable"), devices * shards_per_device)
     dealt = generator.permutation(len(shards)).reshape(devices, shards_per_device)
     train = tuple(np.concatenate([shards[number] for number in numbers]) for numbers in dealt)
     return Partition(train, matching_test(labels, train, generator))
-
-
-def _equal_parts(rows: Rows, parts: int) -> tuple[Rows, ...]:
-    size = len(rows) // parts
-    return tuple(rows[part * size : (part + 1) * size] for part in range(parts))
 
 
 def _shards_per_label(labels: Labels, devices: int, labels_per_device: int) -> int:

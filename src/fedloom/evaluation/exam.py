@@ -19,7 +19,7 @@ def exit_names(model: Model) -> tuple[str, ...]:
     weights = {**model.initial(0), **{name: torch.ones(shape) for name, shape in model.statistics().items()}}
     block = {name: one.unsqueeze(0) for name, one in weights.items()}
     with torch.no_grad():
-        return tuple(model(block, torch.zeros(1, 2, *model.input_shape)).exits)
+        return tuple(model(block, model.blank(1, 2)).exits)
 
 
 def last_exit(model: Model) -> str:

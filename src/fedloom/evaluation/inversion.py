@@ -63,7 +63,7 @@ def readable(decibels: float) -> str:
 def _searcher(part: Model, rate: float, steps: int) -> Client:
     """Somebody with nothing but the features: the plan's steps have no examples of their own."""
     row = torch.zeros(1, 1, dtype=torch.int64)
-    nothing = Examples(torch.zeros(1, *part.input_shape), torch.zeros(1, dtype=torch.int64))
+    nothing = Examples(part.blank(1), torch.zeros(1, dtype=torch.int64))
     plan = tuple(Step(row, torch.ones(1), {}, Draws((0,))) for _ in range(steps))
     seen, none = torch.ones(1, part.classes, dtype=torch.bool), Holdings(row, torch.zeros(1, 1, dtype=torch.bool))
     return Client(part, Adam(rate), nothing, nothing, none, Preparation(), plan, seen, {})

@@ -69,7 +69,7 @@ class FineTune:
 
     def tuned(self, model: Model) -> list[str]:
         """The weights that move: `head` is the last layer, `body` all else that the last exit depends on."""
-        behind, head = model.behind_last_exit(), set(model.label_rows())
+        behind, head = model.behind_last_exit(), set(model.head())
         return [name for name in behind if self.part == "all" or (name in head) == (self.part == "head")]
 
     def rows(

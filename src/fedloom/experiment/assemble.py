@@ -72,7 +72,7 @@ def build_models(loaded: Loaded, tables: Tables, seen: Outline) -> list[tuple[st
         family = tier.family or recipe.model.family
         try:
             size = _size(loaded, tables, number)
-            made = model(family, tables.models[family], size, seen.input_shape, seen.labels.classes)
+            made = model(family, tables.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens)
             made.fits_the_data()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ import torch
 from ..fleet import Fleet, Tier
 from ..models import Draws, Model
 from ..tensors import join
-from ..training import Batch, cross_entropy, gradient
+from ..training import Batch, gradient, towards_first_class
 
 SIZES = (1, 2, 4, 8, 16)
 NO_GAIN = 0.95  # a larger block must save at least a twentieth, or the smaller one is taken
@@ -48,10 +48,10 @@ def _measure(tier: Tier, batch_size: int, repeats: int) -> Measured:
 def _gradient_time(model: Model, batch_size: int, devices: int) -> float:
     """Of one gradient, which is most of a step; what is in the batch does not matter."""
     weights = {name: weight.clone() for name, weight in join([{"w": model.initial(0)}] * devices)["w"].items()}
-    x, y = torch.zeros(devices, batch_size, *model.input_shape), torch.zeros(devices, batch_size, dtype=torch.int64)
-    batch = Batch(x, y, Draws((0,) * devices))
+    y = torch.zeros(devices, batch_size, dtype=torch.int64)
+    batch = Batch(model.blank(devices, batch_size), y, Draws((0,) * devices))
     began = time.perf_counter()
-    gradient(lambda w, b: cross_entropy(model(w, b.x, b.draws).logits, b), weights, batch)
+    gradient(towards_first_class(model), weights, batch)
     return time.perf_counter() - began
 
 

@@ -15,7 +15,7 @@ WARM_UPS, TIMED = 10, 100
 @lru_cache(maxsize=4096)
 def latency_ms(net: Model) -> float:
     """Of one example, in the plain module on one thread of this machine: the median of 100 runs after 10."""
-    module, example, spent = net.module().eval(), torch.zeros(1, *net.input_shape), []
+    module, example, spent = net.module().eval(), net.blank(1), []
     with one_thread(), torch.inference_mode():
         for _ in range(WARM_UPS + TIMED):
             began = time.perf_counter()

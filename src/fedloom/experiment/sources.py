@@ -10,14 +10,16 @@ from torch import Tensor
 
 from ..data import (
     DATASETS,
-    FACTS,
     PARTITIONS,
     PREPARATIONS,
     Dataset,
     Labels,
     Partition,
     at_most,
+    facts_of,
     held_out,
+    labels_of,
+    made_up_labels,
     thinned,
     tie_to_labels,
 )
@@ -34,8 +36,7 @@ def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
     place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
     dataset = reader(**place, **data.settings)
     if data.test_examples is not None:
-        test = dataset.test
-        dataset = replace(dataset, test=replace(test, x=test.x[: data.test_examples], y=test.y[: data.test_examples]))
+        dataset = dataset.with_tests(data.test_examples)
     return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
 
 
@@ -46,25 +47,24 @@ class Outline:
     input_shape: tuple[int, ...]
     stored_shape: tuple[int, ...]
     labels: Labels
+    tokens: int | None = None
 
 
 def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
     """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
     data = loaded.recipe.data
-    if data.dataset not in FACTS or tables.datasets[data.dataset] is not DATASETS[data.dataset]:
+    ours = tables.datasets[data.dataset] is DATASETS.get(data.dataset)
+    facts = facts_of(data.dataset, data.settings) if ours else None
+    if facts is None:
         return outline_of(read_data(loaded, tables, folder))
-    facts = FACTS[data.dataset]
     prepare = PREPARATIONS[data.preparation or facts.preparation]
-    made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8))
-    classes = 20 if data.settings.get("labels") == "coarse" else facts.classes
-    tests = min(facts.test, data.test_examples or facts.test)
-    labels = Labels(np.arange(facts.train) % classes, np.arange(tests) % classes, classes)
-    return Outline(tuple(made_up.shape[1:]), facts.shape, labels)
+    made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8 if facts.tokens is None else torch.int64))
+    labels = made_up_labels(facts, data.test_examples)
+    return Outline(tuple(made_up.shape[1:]), facts.shape, labels, facts.tokens)
 
 
 def outline_of(dataset: Dataset) -> Outline:
-    labels = Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes)
-    return Outline(dataset.input_shape, tuple(dataset.train.x.shape[1:]), labels)
+    return Outline(dataset.input_shape, tuple(dataset.train.x.shape[1:]), labels_of(dataset), dataset.tokens)
 
 
 def public_examples(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset) -> Tensor | None:
@@ -130,5 +130,5 @@ def _partition(loaded: Loaded, labels: Labels) -> Partition:
             raise ValueError("the partition gives devices examples that data.public holds out for the server")
         return made
     left = np.delete(np.arange(len(labels.train)), kept_back)
-    made = cut(replace(labels, train=labels.train[left]), data.devices, draw)
+    made = cut(labels.only(left), data.devices, draw)
     return Partition(tuple(left[rows] for rows in made.train), made.test)

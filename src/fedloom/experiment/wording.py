@@ -12,7 +12,7 @@ from .problems import Problem, nearest
 from .recipe import Data, ModelPart, TierPart
 from .tables import Tables
 
-HANDED_TO_FAMILIES = ("input_shape", "classes", "widest")
+HANDED_TO_FAMILIES = ("input_shape", "classes", "widest", "tokens")
 HANDED_TO_PARTITIONS = ("labels", "devices", "generator")
 
 

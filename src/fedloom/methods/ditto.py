@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..fleet import Candidate, DeviceModel, Turn, slices
-from ..footprints import Contribution
 from ..models import Model
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
 from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
+from .method import averaged_by_examples
 from .own import OwnModels
 
 
@@ -30,9 +30,7 @@ class Ditto(OwnModels):
     fedbabu_compat: bool = False
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
-        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-        return {"weights": turn.merge(server["weights"], said)}
+        return averaged_by_examples(self.train, server, turn)
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> Outcome:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..fleet import Turn
-from ..footprints import Contribution
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
 from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
-from .method import Method
+from .method import Method, averaged_by_examples
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,7 @@ class FedProx(Method):
     proximal: NotNegative = 0.1
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
-        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-        return {"weights": turn.merge(server["weights"], said)}
+        return averaged_by_examples(self.train, server, turn)
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> Outcome:

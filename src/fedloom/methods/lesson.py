@@ -32,7 +32,7 @@ def pupil(model: Model, optimiser: Optimiser, examples: Examples, schedule: Sche
     plan = plan_for(rows, schedule, examples, Preparation(), generator(seed, "server batches"))
     everything = Holdings(rows.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
     nothing = Holdings(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
-    seen = torch.bincount(examples.y, minlength=model.classes) > 0
+    seen = torch.bincount(examples.y.flatten(), minlength=model.classes) > 0
     return Client(
         model, optimiser, examples, examples, nothing, Preparation(), together([plan]), seen.unsqueeze(0), {},
         holdings=everything,

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
 from ..fleet import Candidate, Device, Fleet, Turn, nesting_problem, slices
-from ..footprints import between, is_part
+from ..footprints import Contribution, between, is_part
 from ..models import Model, cost
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, fit, label_loss, like, on_any_device
+from ..training import Client, Outcome, Task, fit, label_loss, like, on_any_device
 
 Models = Literal["one model", "sizes of one model", "any models"]
 
@@ -85,6 +85,13 @@ class Method(Protocol):
 def train_on_labels(client: Client, inbox: Parcel) -> Outcome:
     """A device's half where nothing is special about it: learn the labels, send the weights."""
     return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
+
+
+def averaged_by_examples(task: Task, server: Parcel, turn: Turn) -> Parcel:
+    """A server's half where nothing is special about it: everybody gets the global model, and FedAvg's mean is next."""
+    replies = turn.ask(task, {device: {"weights": server["weights"]} for device in turn.cohort})
+    said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
+    return {"weights": turn.merge(server["weights"], said)}
 
 
 def first_weights(device: Device, seed: int, warm: Tensors | None) -> Tensors:

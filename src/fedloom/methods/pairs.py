@@ -93,7 +93,7 @@ def feature_shape(model: Model) -> tuple[int, ...]:
     """What leaves the extractor for one example."""
     part = model.part("extractor")
     with torch.no_grad():
-        return tuple(part.module().eval()(torch.zeros(2, *part.input_shape)).shape[1:])
+        return tuple(part.module().eval()(part.blank(2)).shape[1:])
 
 
 def parts_problem(method: str, fleet: Fleet, parts: Sequence[str]) -> str | None:

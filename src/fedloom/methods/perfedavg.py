@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..fleet import Candidate, Carried, DeviceModel, Turn, slices
-from ..footprints import Contribution
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors, combine
 from ..training import Batch, Client, Outcome, fit, gradient, label_loss, like, on_device
-from .method import Method
+from .method import Method, averaged_by_examples
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,7 @@ class PerFedAvg(Method):
     adaptation_rate: NotNegative | None = None
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
-        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-        return {"weights": turn.merge(server["weights"], said)}
+        return averaged_by_examples(self.train, server, turn)
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> Outcome:

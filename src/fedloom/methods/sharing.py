@@ -66,7 +66,7 @@ class Sharing(Method, Protocol):
 
 
 def shared_names(shared: Shared, model: Model) -> tuple[str, ...]:
-    head, names = set(model.label_rows()), model.shapes()
+    head, names = set(model.head()), model.shapes()
     match shared:
         case "head" | "body":
             return tuple(name for name in names if (name in head) == (shared == "head"))

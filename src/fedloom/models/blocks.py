@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .inspection import last_layer
+from .inspection import folds, last_layer
 from .layers import StaticBatchNorm, fold, give_rules, unfold
 from .outputs import Outputs, as_outputs
 
@@ -155,10 +155,11 @@ def fastest(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor
     """The fastest way that is right for a module, and why faster ones are not.
 
     None is trusted unseen: a few devices with random weights must make of `sample` what each makes alone. `skeleton` is
-    the module in double precision, where right and wrong are far apart.
+    the module in double precision, where right and wrong are far apart. A module with a part that says `folds = False`
+    is not folded, and that is no reason to warn: its activations have no channels to lay side by side.
     """
     reasons: list[str] = []
-    for way in (folded, vmapped):
+    for way in (folded, vmapped) if folds(skeleton.module) else (vmapped,):
         try:
             if _agree(way(skeleton), one_by_one(skeleton), shapes, sample):
                 return way, tuple(reasons)

@@ -31,4 +31,5 @@ class Chained(nn.Module):
 
 def chained(first: Model, second: Model) -> Model:
     """Their weights are named `first.…` and `second.…`."""
-    return Model(f"{first.family}+{second.family}", Chain(first, second), (), first.input_shape, second.classes)
+    family, build = f"{first.family}+{second.family}", Chain(first, second)
+    return Model(family, build, (), first.input_shape, second.classes, first.tokens)

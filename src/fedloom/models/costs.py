@@ -15,6 +15,9 @@ from .model import Model
 CONVOLUTIONS = nn.modules.conv._ConvNd
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
+MACS = "macs_per_output"
+"""The attribute by which any other layer says how many multiply-adds are behind each number that it makes."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -37,13 +40,16 @@ def cost(model: Model) -> Cost:
         found[0] += macs
         found[1] += _published(layer, macs, output) * len(list(layer.parameters(recurse=False)))
 
-    watched = (CONVOLUTIONS, nn.Linear, *NORMS)
-    hooks = [part.register_forward_hook(watch) for part in module.modules() if isinstance(part, watched)]
+    hooks = [part.register_forward_hook(watch) for part in module.modules() if _is_counted(part)]
     with torch.no_grad():
-        module(torch.zeros(1, *model.input_shape))
+        module(model.blank(1))
     for hook in hooks:
         hook.remove()
     return Cost(sum(shape.numel() for shape in model.shapes().values()), found[0], found[1])
+
+
+def _is_counted(layer: nn.Module) -> bool:
+    return isinstance(layer, (CONVOLUTIONS, nn.Linear, *NORMS)) or hasattr(layer, MACS)
 
 
 def _macs(layer: nn.Module, output: Tensor) -> int:
@@ -51,10 +57,10 @@ def _macs(layer: nn.Module, output: Tensor) -> int:
         return output.numel() * layer.weight[0].numel()
     if isinstance(layer, nn.Linear):
         return output.numel() * layer.in_features
-    return 0
+    return output.numel() * int(getattr(layer, MACS, 0))
 
 
 def _published(layer: nn.Module, macs: int, output: Tensor) -> int:
     if isinstance(layer, CONVOLUTIONS):
         return macs + (output.numel() if layer.bias is not None else 0)
-    return macs if isinstance(layer, nn.Linear) else 2 * output.numel()
+    return 2 * output.numel() if isinstance(layer, NORMS) else macs

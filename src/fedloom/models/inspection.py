@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from .inputs import Inputs
 from .outputs import as_outputs
 
 STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -29,17 +30,17 @@ def label_rows(module: nn.Module, classes: int) -> tuple[str, ...]:
     return tuple(f"{last}.{key}".lstrip(".") for key, weight in own if weight.shape[:1] == (classes,))
 
 
-def logits_made(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+def logits_made(module: nn.Module, inputs: Inputs) -> int:
     """How many numbers it ends in, for one example."""
     with torch.no_grad():
-        made = as_outputs(module.eval()(torch.zeros(2, *input_shape)))
+        made = as_outputs(module.eval()(inputs.blank(2)))
     return int(made.logits.shape[-1])
 
 
-def behind_last_exit(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, ...]:
+def behind_last_exit(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """The weights that the last exit depends on."""
     with torch.inference_mode(False), torch.enable_grad():
-        made = as_outputs(module.train()(torch.zeros(2, *input_shape)))
+        made = as_outputs(module.train()(inputs.blank(2)))
         names, weights = zip(*module.named_parameters(), strict=True)
         slopes = torch.autograd.grad(made.logits.sum(), weights, allow_unused=True)
     return tuple(name for name, slope in zip(names, slopes, strict=True) if slope is not None)
@@ -59,13 +60,17 @@ def children(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in module.named_children())
 
 
-def input_of(module: nn.Module, child: str, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what a child gets of one example when the whole module runs."""
+def input_of(module: nn.Module, child: str, inputs: Inputs) -> Inputs:
+    """What a child gets when the whole module runs."""
     seen: list[Tensor] = []
-    hook = module.get_submodule(child).register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
+    hook = module.get_submodule(child).register_forward_pre_hook(lambda _, given: seen.extend(given))
     with torch.no_grad():
-        module.eval()(torch.zeros(2, *input_shape))
+        module.eval()(inputs.blank(2))
     hook.remove()
     if len(seen) != 1:
         raise ValueError(f"{child} is no part that can run alone: in one pass it gets {len(seen)} tensors, not one")
-    return tuple(seen[0].shape[1:])
+    return inputs.passed_on(seen[0])
+
+
+def folds(module: nn.Module) -> bool:
+    return all(getattr(part, "folds", True) for part in module.modules())

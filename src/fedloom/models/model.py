@@ -5,7 +5,6 @@ written down: it is found by comparing the shapes of their weights.
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,9 +16,11 @@ from torch import Tensor, nn
 from ..seeds import number
 from ..tensors import Tensors
 from . import inspection
-from .blocks import Block, Skeleton, SlowBlock, Way, alone, fastest, is_random, seeded, statistic_slots, trial
+from .blocks import seeded, statistic_slots, trial
+from .inputs import Inputs
 from .outputs import Outputs
 from .parts import Child
+from .running import all_shapes, block_of, fastest_of, trains_at_random, trial_examples
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
@@ -41,16 +42,17 @@ class Model:
     settings: tuple[tuple[str, Any], ...]
     input_shape: tuple[int, ...]
     classes: int
+    tokens: int | None = None  # how many different ones, where inputs are tokens; else they are numbers
 
     def __call__(self, weights: Tensors, x: Tensor, draws: Draws | None = None) -> Outputs:
         """[K, ...] weights and [K, batch, ...] inputs -> outputs with the devices in front."""
         if draws is None:
             self._require_statistics(weights)
-            block = _block(self, len(x), training=False)
-        elif _is_random(self):
-            block = seeded(_block(self, 1, training=True), draws.seeds)
+            block = block_of(self, len(x), training=False)
+        elif trains_at_random(self):
+            block = seeded(block_of(self, 1, training=True), draws.seeds)
         else:
-            block = _block(self, len(x), training=True)
+            block = block_of(self, len(x), training=True)
         return block(weights, x)[0]
 
     def features(self, weights: Tensors, x: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ class Model:
 
         As the model is judged, except that batch norm goes by the batch's own statistics: a device has no others.
         """
-        made, _ = _block(self, len(x), training=False, tracking=bool(self.statistics()))(weights, x)
+        made, _ = block_of(self, len(x), training=False, tracking=bool(self.statistics()))(weights, x)
         if "features" not in made.taps:
             raise ValueError(f"{self.family} shows no features: its last layer gets no batch of numbers to look at")
         return made.taps["features"].flatten(2)
@@ -68,7 +70,19 @@ class Model:
 
         As the model is judged, not as it trains: statistics taken with the width scaler on would be of other numbers.
         """
-        return _block(self, len(x), training=False, tracking=True)(weights, x)[1]
+        return block_of(self, len(x), training=False, tracking=True)(weights, x)[1]
+
+    @property
+    def inputs(self) -> Inputs:
+        return Inputs(self.input_shape, self.tokens)
+
+    def blank(self, *leading: int) -> Tensor:
+        """Made-up inputs, all zero, behind these leading axes."""
+        return self.inputs.blank(*leading)
+
+    def sample(self, draw: torch.Generator, *leading: int) -> Tensor:
+        """Made-up inputs, drawn at random."""
+        return self.inputs.sample(draw, *leading)
 
     def shapes(self) -> Shapes:
         """Of the weights, which are trained and sent."""
@@ -90,7 +104,7 @@ class Model:
 
     def fits_the_data(self) -> None:
         """Raise unless the module makes one logit per class out of examples of the right shape."""
-        made = _found(self, inspection.logits_made, self.input_shape)
+        made = _found(self, inspection.logits_made, self.inputs)
         if made != self.classes:
             raise ValueError(f"it makes {made} logits where the data has {self.classes} classes")
 
@@ -131,17 +145,25 @@ class Model:
         """The weights that have one row per class: those of the last layer, or what the module names itself."""
         return _found(self, inspection.label_rows, self.classes)
 
+    def head(self) -> tuple[str, ...]:
+        """The weights of the last layer: those with exactly one row per class."""
+        return tuple(name for name in self.label_rows() if self.shapes()[name][0] == self.classes)
+
     def behind_last_exit(self) -> tuple[str, ...]:
         """The weights that the last exit depends on: all but those of earlier exits' own heads."""
-        return _found(self, inspection.behind_last_exit, self.input_shape)
+        return _found(self, inspection.behind_last_exit, self.inputs)
 
     def mixes_examples(self) -> bool:
         """Whether what it makes of an example, when judged, depends on the others in the batch."""
         return _mixes_examples(self)
 
+    def folds(self) -> bool:
+        """Whether many devices are meant to run as one wide network; families of text say that they are not."""
+        return _found(self, inspection.folds)
+
     def slow_reasons(self) -> tuple[str, ...]:
-        """Why many devices cannot train as one network; empty when they can."""
-        return _fastest(self, True, False)[1]
+        """Why many devices train more slowly than they could; empty where they do not."""
+        return fastest_of(self, True, False)[1]
 
     def unsliceable(self) -> tuple[str, ...]:
         """Weights of layers that stack several things on one axis, so that its first part means nothing."""
@@ -153,60 +175,22 @@ class Model:
             raise ValueError(f"{self.family} is judged with batch-norm statistics; {missing[0]} was not given")
 
 
-def model(family: str, build: Family, settings: Mapping[str, Any], input_shape: tuple[int, ...], classes: int) -> Model:
+def model(
+    family: str,
+    build: Family,
+    settings: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    classes: int,
+    tokens: int | None = None,
+) -> Model:
     """A model of a family; what the data decides is passed on if the family names it."""
-    facts = {"input_shape": input_shape, "classes": classes}
+    facts = {"input_shape": input_shape, "classes": classes, "tokens": tokens}
     named = inspect.signature(build).parameters
     known = {name: fact for name, fact in facts.items() if name in named}
     for name, value in settings.items():
         if not isinstance(value, Hashable):
             raise TypeError(f"{name} = {value!r} cannot be a setting: use a number, a text, a list or a truth value")
-    return Model(family, build, tuple(sorted({**known, **settings}.items())), input_shape, classes)
-
-
-def _block(model: Model, devices: int, training: bool, tracking: bool = False) -> Block:
-    # a skeleton holds its module's constants, and those have a precision
-    made = _alone if devices == 1 else _many
-    return made(model, training, tracking, torch.get_default_dtype())
-
-
-@lru_cache(maxsize=256)
-def _skeleton(model: Model, training: bool, tracking: bool, dtype: torch.dtype) -> Skeleton:
-    return Skeleton(model.module().to(dtype), training, tracking)
-
-
-@lru_cache(maxsize=256)
-def _alone(model: Model, training: bool, tracking: bool, dtype: torch.dtype) -> Block:
-    return alone(_skeleton(model, training, tracking, dtype), _all_shapes(model), _sample(model))
-
-
-@lru_cache(maxsize=256)
-def _many(model: Model, training: bool, tracking: bool, dtype: torch.dtype) -> Block:
-    way, reasons = _fastest(model, training, tracking)
-    if reasons:
-        warnings.warn(f"a slower way is used ({'; '.join(reasons)})", SlowBlock, stacklevel=2)
-    return way(_skeleton(model, training, tracking, dtype))
-
-
-@lru_cache(maxsize=256)
-def _fastest(model: Model, training: bool, tracking: bool) -> tuple[Way, tuple[str, ...]]:
-    skeleton = Skeleton(model.module().double(), training, tracking)
-    return fastest(skeleton, _all_shapes(model), _sample(model))
-
-
-@lru_cache(maxsize=256)
-def _is_random(model: Model) -> bool:
-    return is_random(_skeleton(model, True, False, torch.get_default_dtype()), _all_shapes(model), _sample(model))
-
-
-def _all_shapes(model: Model) -> Shapes:
-    return {**model.shapes(), **model.statistics()}
-
-
-def _sample(model: Model) -> Tensor:
-    """Made-up examples for trials: two for each of three devices, no two alike."""
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(3, 2, *model.input_shape, generator=draw)
+    return Model(family, build, tuple(sorted({**known, **settings}.items())), input_shape, classes, tokens)
 
 
 def _found(model: Model, find: Callable[..., Fact], *facts: Hashable) -> Fact:
@@ -235,7 +219,7 @@ def _initial(model: Model, seed: int, dtype: torch.dtype) -> Tensors:
 
 @lru_cache(maxsize=1024)
 def _mixes_examples(model: Model) -> bool:
-    weights, x = trial(_all_shapes(model), _sample(model), torch.get_default_dtype())
+    weights, x = trial(all_shapes(model), trial_examples(model), torch.get_default_dtype())
     with torch.no_grad():
         together, alone = model(weights, x), model(weights, x[:, :1])
     return not torch.allclose(together.logits[:, :1], alone.logits, rtol=1e-3, atol=1e-5)
@@ -250,13 +234,13 @@ def _require_part(model: Model, name: str) -> None:
 @lru_cache(maxsize=1024)
 def _part(model: Model, name: str) -> Model:
     _require_part(model, name)
-    shape = inspection.input_of(model.module(), name, model.input_shape)
-    made = Model(f"{model.family}.{name}", Child(model.build, name), model.settings, shape, 0)
-    return replace(made, classes=_found(made, inspection.logits_made, shape))
+    inputs = inspection.input_of(model.module(), name, model.inputs)
+    made = Model(f"{model.family}.{name}", Child(model.build, name), model.settings, inputs.shape, 0, inputs.tokens)
+    return replace(made, classes=_found(made, inspection.logits_made, inputs))
 
 
 @lru_cache(maxsize=1024)
 def _feature_width(model: Model) -> int:
     weights = {name: torch.zeros(1, *shape) for name, shape in model.shapes().items()}
     with torch.no_grad():
-        return model.features(weights, torch.zeros(1, 2, *model.input_shape)).shape[-1]
+        return model.features(weights, model.blank(1, 2)).shape[-1]

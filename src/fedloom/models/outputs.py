@@ -9,7 +9,7 @@ from torch import Tensor
 class Outputs(NamedTuple):
     """What a module makes of a batch; a module that returns one tensor has one exit."""
 
-    exits: Mapping[str, Tensor]  # exit name -> logits [K, batch, classes], shallow to deep
+    exits: Mapping[str, Tensor]  # exit name -> logits [K, batch, (length,) classes], shallow to deep
     taps: Mapping[
         str, Tensor
     ]  # stage name -> features [K, batch, channels, ...]; "features" is what the last layer gets

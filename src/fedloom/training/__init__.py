@@ -17,7 +17,7 @@ from .client import (
 )
 from .elastic import Stream, draw_subnets, subnet_logits
 from .fit import fit, gradient
-from .losses import cross_entropy, distance, label_loss, mask_logits, soft_cross_entropy
+from .losses import cross_entropy, distance, label_loss, mask_logits, soft_cross_entropy, towards_first_class
 from .optimisers import OPTIMISERS, RATES, Adam, Constant, Cosine, Milestones, Optimiser, Rates, Sgd, at_round
 from .plan import DevicePlan, Schedule, Step, plan_for, together
 from .statistics import batch_sums, own_statistics
@@ -68,4 +68,5 @@ __all__ = [
     "soft_cross_entropy",
     "subnet_logits",
     "together",
+    "towards_first_class",
 ]

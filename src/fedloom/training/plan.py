@@ -70,11 +70,10 @@ def plan_for(
     sizes = _sizes(len(rows), schedule)
     order = [_visits(draw.permutation(len(rows)), sum(sizes)) for _ in range(schedule.epochs)]
     positions = torch.from_numpy(np.concatenate(order))
-    height, width = examples.x.shape[-2:] if examples.x.dim() >= 4 else (1, 1)
     return DevicePlan(
         rows=rows[positions],
         positions=positions,
-        augmentation=preparation.draw(draw, len(positions), height, width),
+        augmentation=preparation.draw(draw, len(positions), *examples.x.shape[1:]),
         sizes=sizes * schedule.epochs,
         seed=int(draw.integers(2**62)),
         common=common,

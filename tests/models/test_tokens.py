@@ -1,0 +1,195 @@
+"""Models that read tokens: what they are given, how many devices run at once, and narrow ones inside wide ones."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.footprints import between
+from fedloom.models import MODELS, Draws, Inputs, Model, chained, cost, model
+from fedloom.models.blocks import vmapped
+from fedloom.models.running import fastest_of
+from fedloom.tensors import Tensors
+
+DEVICES = 3
+Pick = Callable[[Tensors, int], dict[str, Tensor]]
+Weights = Callable[..., dict[str, Tensor]]
+
+
+def rows_of(net: Model, devices: int = DEVICES, batch: int = 4) -> Tensor:
+    return net.sample(torch.Generator().manual_seed(3), devices, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_made_up_numbers_have_the_default_dtype(dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
+    if dtype == torch.float64:
+        request.getfixturevalue("double")
+    inputs, draw = Inputs((2, 3)), torch.Generator().manual_seed(0)
+    for made in (inputs.blank(4, 1), inputs.sample(draw, 4, 1)):
+        assert (made.shape, made.dtype) == ((4, 1, 2, 3), dtype)
+    assert not inputs.blank(1).any()
+
+
+def test_made_up_tokens_are_ids() -> None:
+    inputs = Inputs((6,), tokens=7)
+    blank, drawn = inputs.blank(2), inputs.sample(torch.Generator().manual_seed(0), 20, 5)
+    assert blank.dtype == drawn.dtype == torch.int64
+    assert (blank.shape, drawn.shape) == ((2, 6), (20, 5, 6))
+    assert set(drawn.flatten().tolist()) == set(range(7))
+    assert torch.equal(drawn, inputs.sample(torch.Generator().manual_seed(0), 20, 5))
+
+
+def test_a_model_makes_up_what_it_reads(token_family: str, tiny_model: Callable[..., Model]) -> None:
+    net, images = tiny_model(token_family), tiny_model("convnet")
+    assert (net.tokens, net.blank(2).dtype, net.blank(2).shape) == (5, torch.int64, (2, 5))
+    assert int(net.sample(torch.Generator(), 50).max()) == 4
+    assert (images.tokens, images.blank(2).dtype, images.blank(2, 3).shape) == (None, torch.float32, (2, 3, 1, 6, 6))
+
+
+def test_the_number_of_tokens_reaches_only_families_that_name_it(token_family: str) -> None:
+    named = model(token_family, MODELS[token_family], {}, (6,), 3, 9)
+    assert dict(named.settings) == {"input_shape": (6,), "classes": 3, "tokens": 9}
+    assert named.resized(width=0.5).tokens == 9
+    other = model("convnet", MODELS["convnet"], {}, (1, 6, 6), 3, 9)
+    assert dict(other.settings) == {"input_shape": (1, 6, 6), "classes": 3}
+
+
+@pytest.mark.parametrize(("shape", "tokens"), [((6,), None), ((1, 6, 6), 9), ((3, 8, 8), None)])
+def test_other_examples_are_refused(token_family: str, shape: tuple[int, ...], tokens: int | None) -> None:
+    with pytest.raises(ValueError, match=r"rows of tokens"):
+        model(token_family, MODELS[token_family], {}, shape, 3, tokens).fits_the_data()
+
+
+def test_what_can_be_found_out_is_found_out(token_family: str, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(token_family)
+    net.fits_the_data()
+    assert not net.mixes_examples()
+    assert net.statistics() == {} and net.unsliceable() == ()
+    assert set(net.behind_last_exit()) == {name for name in net.shapes() if not name.startswith("exit.")}
+    assert cost(net).macs > 0
+    assert (
+        net.feature_width() == net.features({k: v[None] for k, v in net.initial(0).items()}, rows_of(net, 1)).shape[-1]
+    )
+    with pytest.raises(ValueError, match="4 logits where the data has 3 classes"):
+        Model(net.family, net.build, net.settings, net.input_shape, 3, net.tokens).fits_the_data()
+
+
+def outputs_and_slopes(
+    net: Model, weights: dict[str, Tensor], x: Tensor, draws: Draws | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+    made = net(leaves, x, draws)
+    named = {**made.exits, **made.taps}
+    total = sum((tensor.sin() * (1 + number)).sum() for number, tensor in enumerate(named.values()))
+    slopes = torch.autograd.grad(total, list(leaves.values()))
+    return {name: tensor.detach() for name, tensor in named.items()}, dict(zip(leaves, slopes, strict=True))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
+def test_a_block_is_each_device_alone(
+    token_family: str,
+    training: bool,
+    dropout: float,
+    tiny_model: Callable[..., Model],
+    block_weights: Weights,
+    pick_device: Pick,
+) -> None:
+    """Without a warning, which would be an error here. Dropout draws from each device's own seed."""
+    net = tiny_model(token_family, width=0.5, dropout=dropout)
+    block, x, seeds = block_weights(net, DEVICES), rows_of(net), (10, 11, 12)
+    together = outputs_and_slopes(net, block, x, Draws(seeds) if training else None)
+    for device in range(DEVICES):
+        draws = Draws(seeds[device : device + 1]) if training else None
+        alone = outputs_and_slopes(net, pick_device(block, device), x[device : device + 1], draws)
+        for of_block, of_one in zip(together, alone, strict=True):
+            for name, tensor in of_one.items():
+                assert tensor.shape == of_block[name][device : device + 1].shape
+                assert float((tensor - of_block[name][device : device + 1]).abs().max()) <= 1e-10, name
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
+def test_many_devices_run_mapped(token_family: str, training: bool, tiny_model: Callable[..., Model]) -> None:
+    net = tiny_model(token_family)
+    assert fastest_of(net, training, False) == (vmapped, ())
+    assert net.slow_reasons() == ()
+
+
+def test_a_broken_device_leaves_its_neighbours_clean(
+    token_family: str, tiny_model: Callable[..., Model], block_weights: Weights
+) -> None:
+    net = tiny_model(token_family)
+    block, x, draws = block_weights(net, DEVICES), rows_of(net), Draws((1, 2, 3))
+    broken = {name: tensor.clone() for name, tensor in block.items()}
+    for tensor in broken.values():
+        tensor[1] = torch.nan
+    clean, dirty = outputs_and_slopes(net, block, x, draws), outputs_and_slopes(net, broken, x, draws)
+    for of_clean, of_dirty in zip(clean, dirty, strict=True):
+        for name, tensor in of_clean.items():
+            assert torch.equal(of_dirty[name][[0, 2]], tensor[[0, 2]])
+
+
+def test_slopes_are_finite_from_the_start(token_family: str) -> None:
+    net = model(token_family, MODELS[token_family], {"dropout": 0.0, "layers": 2}, (8,), 12, 13)
+    block = {name: tensor.expand(2, *tensor.shape) for name, tensor in net.initial(0).items()}
+    _, slopes = outputs_and_slopes(net, block, rows_of(net, 2, 2), Draws((0, 0)))
+    assert all(bool(slope.isfinite().all()) for slope in slopes.values())
+    assert all(bool(slope.any()) for name, slope in slopes.items() if not name.endswith("key.bias"))
+
+
+def test_the_modules_own_modes(token_family: str, tiny_model: Callable[..., Model], block_weights: Weights) -> None:
+    net = tiny_model(token_family, width=0.5)
+    block, x = block_weights(net, 1), rows_of(net, 1)
+    for draws in (Draws((0,)), None):
+        module = net.module().double().train(draws is not None)
+        module.load_state_dict({name: tensor[0] for name, tensor in block.items()})
+        assert torch.allclose(net(block, x, draws).logits[0], module(x[0]).logits, atol=1e-12)
+
+
+def test_all_levels_nest(token_family: str) -> None:
+    """Carving level by level is carving at once, and nothing of a smaller level lies outside a larger."""
+    sizes = {"widest": 1.0, "layers": 2}
+    levels = [
+        model(token_family, MODELS[token_family], {**sizes, "width": width}, (6,), 4, 5)
+        for width in (1.0, 0.5, 0.25, 0.125, 0.0625)
+    ]
+    weights = stepwise = levels[0].initial(0)
+    for larger, smaller in pairwise(levels):
+        stepwise = between(smaller.shapes(), larger.shapes()).read(stepwise)
+        at_once = between(smaller.shapes(), levels[0].shapes()).read(weights)
+        assert at_once.keys() == smaller.shapes().keys()
+        assert {name: tensor.shape for name, tensor in at_once.items()} == dict(smaller.shapes())
+        assert all(torch.equal(tensor, stepwise[name]) for name, tensor in at_once.items())
+
+
+class Twice(nn.Module):
+    """Hands tokens on to a child, and numbers to the next."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.folds = False
+        self.lookup, self.classifier = nn.Embedding(tokens, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.classifier(self.lookup(x).mean(1))
+        return made
+
+
+def twice(tokens: int | None) -> nn.Module:
+    return Twice(tokens or 1)
+
+
+def test_parts_and_chains_know_who_gets_the_tokens(block_weights: Weights) -> None:
+    net = model("twice", twice, {}, (6,), 2, 9)
+    lookup, head = net.part("lookup"), net.part("classifier")
+    assert (lookup.inputs, head.inputs) == (Inputs((6,), 9), Inputs((3,)))
+    lengthened = chained(net, model("last", last, {}, (2,), 4))
+    assert lengthened.inputs == net.inputs
+    made = lengthened(block_weights(lengthened, DEVICES), rows_of(net), Draws((1, 2, 3)))
+    assert made.logits.shape == (DEVICES, 4, 4)
+
+
+def last() -> nn.Module:
+    return nn.Linear(2, 4)

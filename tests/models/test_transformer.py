@@ -1,0 +1,250 @@
+"""HeteroFL's Transformer: torch's own layers as a reference, its heads cut, its exit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.footprints import between, rolling
+from fedloom.models import MODELS, Draws, Model, model
+from fedloom.models.layers import Scaler
+from fedloom.tensors import Tensors
+
+SIZES = {"embedding": 8, "heads": 2, "hidden": 6, "layers": 2, "dropout": 0.0}
+LENGTH, CLASSES = 5, 7
+Weights = Callable[..., dict[str, Tensor]]
+
+
+def net_of(length: int = LENGTH, classes: int = CLASSES, **settings: Any) -> Model:
+    return model("transformer", MODELS["transformer"], {**SIZES, **settings}, (length,), classes, classes + 1)
+
+
+def rows(net: Model, batch: int = 3) -> Tensor:
+    return net.sample(torch.Generator().manual_seed(1), 1, batch)
+
+
+def norm(w: Tensors, name: str, x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+def linear(w: Tensors, name: str, x: Tensor) -> Tensor:
+    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+def attention(w: Tensors, name: str, x: Tensor, rate: float) -> Tensor:
+    """Head by head."""
+    made = w[f"{name}.out.bias"].expand_as(x)
+    for head in range(w[f"{name}.out.weight"].shape[2]):
+        query, key, value = (
+            F.linear(x, w[f"{name}.{one}.weight"][..., head], w[f"{name}.{one}.bias"][:, 0, head]) / rate
+            for one in ("query", "key", "value")
+        )
+        shares = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+        made = made + shares @ value @ w[f"{name}.out.weight"][..., head].mT
+    return made / rate
+
+
+def decoder(w: Tensors, name: str, x: Tensor, rate: float) -> Tensor:
+    return linear(w, f"{name}.classifier", norm(w, f"{name}.norm", F.gelu(linear(w, f"{name}.hidden", x) / rate)))
+
+
+def by_hand(w: Tensors, x: Tensor, rate: float) -> tuple[list[Tensor], Tensor]:
+    """What would be decoded after each layer, and the last hidden state."""
+    x = norm(w, "entry.norm", w["entry.tokens.weight"][x] / rate + w["entry.places"] / rate)
+    states = []
+    for number in range(2):
+        name = f"layers.{number}"
+        x = norm(w, f"{name}.norm1", x + attention(w, f"{name}.attention", x, rate))
+        inner = F.gelu(linear(w, f"{name}.widen", x) / rate)
+        x = norm(w, f"{name}.norm2", x + linear(w, f"{name}.narrow", inner) / rate)
+        states.append(x)
+    return states, x
+
+
+@pytest.mark.parametrize("width", [1.0, 0.5])
+@pytest.mark.parametrize("draws", [None, Draws((0,))], ids=["judging", "training"])
+def test_forward_is_the_papers(draws: Draws | None, width: float, block_weights: Weights) -> None:
+    """The scaler acts in training alone."""
+    net = net_of(width=width, exit_after=1)
+    weights, x = block_weights(net, 1), rows(net)
+    w, rate = {name: tensor[0] for name, tensor in weights.items()}, width if draws else 1.0
+    (early, late), _ = by_hand(w, x[0], rate)
+    made = net(weights, x, draws)
+    assert list(made.exits) == ["exit", "full"]
+    assert made.logits.shape == (1, 3, LENGTH, CLASSES)
+    assert torch.allclose(made.exits["exit"][0], decoder(w, "exit", early, rate), atol=1e-10)
+    assert torch.allclose(made.exits["full"][0], decoder(w, "decoder", late, rate), atol=1e-10)
+    assert torch.allclose(made.taps["features"][0], late.mean(1), atol=1e-10)
+
+
+def test_a_layer_is_torchs_own(block_weights: Weights) -> None:
+    """An independent reference: its heads lie one after the other in the rows of one matrix."""
+    net = net_of()
+    layer = net.module().double().get_submodule("layers.0")
+    own = torch.nn.TransformerEncoderLayer(8, 2, 6, 0.0, "gelu", batch_first=True, norm_first=False).double()
+    w = {name.removeprefix("layers.0."): tensor[0] for name, tensor in block_weights(net, 1).items()}
+    layer.load_state_dict({name: w[name] for name in layer.state_dict()})
+    packed = [w[f"attention.{one}.weight"].permute(2, 0, 1).flatten(0, 1) for one in ("query", "key", "value")]
+    biases = [w[f"attention.{one}.bias"].permute(2, 0, 1).flatten() for one in ("query", "key", "value")]
+    theirs = {
+        "self_attn.in_proj_weight": torch.cat(packed),
+        "self_attn.in_proj_bias": torch.cat(biases),
+        "self_attn.out_proj.weight": w["attention.out.weight"].permute(0, 2, 1).flatten(1),
+        "self_attn.out_proj.bias": w["attention.out.bias"],
+    }
+    for mine, other in (("widen", "linear1"), ("narrow", "linear2"), ("norm1", "norm1"), ("norm2", "norm2")):
+        theirs |= {f"{other}.{key}": w[f"{mine}.{key}"] for key in ("weight", "bias")}
+    own.load_state_dict(theirs)
+    x = torch.randn(3, LENGTH, 8, dtype=torch.float64)
+    assert torch.allclose(layer(x), own(x), atol=1e-10)
+
+
+def test_a_slice_keeps_a_part_of_every_head() -> None:
+    """Eight rows of two heads one after the other: a half of each is rows 0, 1, 4 and 5."""
+    wide, narrow = net_of(), net_of(width=0.5)
+    footprint = between(narrow.shapes(), wide.shapes())
+    numbers = torch.arange(8.0).view(2, 4).mT  # [dimension, heads]
+    whole = {name: torch.zeros(shape) for name, shape in wide.shapes().items()}
+    for one in ("query", "key", "value"):
+        whole[f"layers.0.attention.{one}.weight"] = numbers.unsqueeze(1).expand(4, 8, 2)
+        whole[f"layers.0.attention.{one}.bias"] = numbers.unsqueeze(1)
+    whole["layers.0.attention.out.weight"] = numbers.expand(8, 4, 2)
+    part = footprint.read(whole)
+    for name in ("query.weight", "key.weight", "value.weight", "query.bias", "key.bias", "value.bias", "out.weight"):
+        kept = part[f"layers.0.attention.{name}"]
+        kept = kept.transpose(0, 1) if name == "out.weight" else kept
+        assert kept[:, 0].T.flatten().tolist() == [0, 1, 4, 5]
+    assert tuple(part["layers.0.attention.query.weight"].shape) == (2, 4, 2)
+    assert tuple(part["layers.0.attention.out.weight"].shape) == (4, 2, 2)
+
+
+@pytest.mark.parametrize(("width", "widest", "size", "dimension"), [(0.5, 1, 4, 2), (0.25, 0.5, 2, 1), (0.3, 1, 3, 2)])
+def test_every_dimension_is_the_ceil_of_a_share(width: float, widest: float, size: int, dimension: int) -> None:
+    shapes = net_of(width=width, widest=widest).shapes()
+    assert tuple(shapes["layers.0.attention.key.weight"]) == (dimension, size, 2)
+    assert tuple(shapes["layers.0.attention.key.bias"]) == (dimension, 1, 2)
+    assert tuple(shapes["layers.0.attention.out.weight"]) == (size, dimension, 2)
+    assert tuple(shapes["entry.tokens.weight"]) == (CLASSES + 1, size)
+    assert tuple(shapes["entry.places"]) == (LENGTH, size)
+    assert tuple(shapes["decoder.classifier.weight"]) == (CLASSES, size)
+
+
+def test_a_rolling_window_keeps_all_heads_words_and_places() -> None:
+    wide, narrow = net_of(), net_of(width=0.5)
+    blocks = between(narrow.shapes(), wide.shapes(), rolling(3)).blocks
+    query, key, out = (blocks[f"layers.0.attention.{one}.weight"] for one in ("query", "key", "out"))
+    assert [axis.tolist() for axis in query[:2]] == [[3, 0], [3, 4, 5, 6]]
+    assert torch.equal(key[0], query[0]) and torch.equal(out[1], query[0]) and torch.equal(out[0], query[1])
+    assert query[2] == key[2] == out[2] == slice(0, 2)
+    assert blocks["decoder.classifier.weight"][0] == slice(0, CLASSES)
+    assert blocks["entry.tokens.weight"][0] == slice(0, CLASSES + 1)
+    assert blocks["entry.places"][0] == slice(0, LENGTH)
+
+
+def test_places_matter_and_so_does_everything_around(block_weights: Weights) -> None:
+    net = net_of()
+    weights, x = block_weights(net, 1), rows(net)
+    logits, turned = net(weights, x).logits, net(weights, x.flip(2)).logits
+    assert not torch.allclose(logits.flip(2), turned, atol=1e-3)
+    without = {**weights, "entry.places": torch.zeros_like(weights["entry.places"])}
+    assert torch.allclose(net(without, x).logits.flip(2), net(without, x.flip(2)).logits, atol=1e-10)
+    other = x.clone()
+    other[..., -1] = (x[..., -1] + 1) % CLASSES
+    assert bool((net(weights, other).logits[:, :, 0] != logits[:, :, 0]).any(-1).all())
+
+
+def test_no_token_is_padding(block_weights: Weights) -> None:
+    """Every id has a vector that counts and that learns, the mask and the first too."""
+    net = net_of()
+    leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 1).items()}
+    x = torch.tensor([[[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]]])
+    (slope,) = torch.autograd.grad(net(leaves, x, Draws((0,))).logits.sin().sum(), leaves["entry.tokens.weight"])
+    assert bool(slope.any(-1).all())
+
+
+def test_a_shorter_row_is_read_from_its_first_place(block_weights: Weights) -> None:
+    net, short = net_of(), net_of(length=3)
+    weights, x = block_weights(net, 1), rows(short)
+    cut = {**weights, "entry.places": weights["entry.places"][:, :3]}
+    assert torch.equal(net(weights, x).logits, short(cut, x).logits)
+
+
+def test_what_speaks_for_words_is_known() -> None:
+    """The decoder is not the embedding; the mask has a vector but is never an answer."""
+    net = net_of(exit_after=1)
+    heads = [f"{name}.classifier.{key}" for name in ("exit", "decoder") for key in ("weight", "bias")]
+    assert net.label_rows() == ("entry.tokens.weight", *heads)
+    assert [net.shapes()[name][0] for name in net.label_rows()] == [CLASSES + 1, *[CLASSES] * 4]
+    assert net_of().label_rows() == ("entry.tokens.weight", "decoder.classifier.weight", "decoder.classifier.bias")
+
+
+def test_the_scaler_is_relative_to_the_widest_and_can_be_left_out() -> None:
+    def rates(**settings: Any) -> set[float]:
+        return {part.rate for part in net_of(**settings).module().modules() if isinstance(part, Scaler)}
+
+    assert rates(width=0.25, widest=0.5) == {0.5}
+    assert rates(width=0.25, scaler=False) == {1.0}
+
+
+def test_how_it_starts() -> None:
+    weights = net_of(embedding=64, heads=4, hidden=128).initial(0)
+    assert all(not weight.any() for name, weight in weights.items() if name.endswith("bias"))
+    assert all(bool((weight == 1).all()) for name, weight in weights.items() if "norm" in name and "weight" in name)
+    for name in ("widen", "narrow"):
+        assert abs(float(weights[f"layers.0.{name}.weight"].std()) - 0.02) < 0.002
+    for name in ("query", "out"):
+        largest = float(weights[f"layers.0.attention.{name}.weight"].abs().max())
+        assert 0.95 / 8 < largest <= 1 / 8
+    assert not torch.equal(weights["layers.0.widen.weight"], weights["layers.1.widen.weight"])
+
+
+def test_dropout_in_training_alone(block_weights: Weights) -> None:
+    net, still = net_of(dropout=0.5), net_of()
+    weights, x = block_weights(net, 1), rows(net)
+    first, again, other = (net(weights, x, Draws((seed,))).logits for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.allclose(first, other)
+    assert torch.equal(net(weights, x).logits, still(weights, x).logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "exits", "layers"),
+    [
+        ({"exit_after": 1}, ["exit", "full"], 2),
+        ({"exit_after": 1, "depth": 1}, ["exit"], 1),
+        ({"exit_after": 2}, ["exit"], 2),
+        ({}, ["full"], 2),
+    ],
+)
+def test_exits(settings: dict[str, Any], exits: list[str], layers: int, block_weights: Weights) -> None:
+    net = net_of(**settings)
+    weights, x = block_weights(net, 1), rows(net)
+    assert list(net(weights, x).exits) == exits
+    assert len({name.split(".")[1] for name in net.shapes() if name.startswith("layers.")}) == layers
+
+
+def test_the_simple_net_lies_in_the_complex_one(block_weights: Weights) -> None:
+    complex_net, simple = net_of(exit_after=1), net_of(exit_after=1, depth=1)
+    weights, x = block_weights(complex_net, 1), rows(simple)
+    part = between(simple.shapes(), complex_net.shapes()).read({name: tensor[0] for name, tensor in weights.items()})
+    assert part.keys() == simple.shapes().keys()
+    early = simple({name: tensor[None] for name, tensor in part.items()}, x).logits
+    assert torch.equal(early, complex_net(weights, x).exits["exit"])
+    unused = set(complex_net.shapes()) - set(complex_net.behind_last_exit())
+    assert unused == {name for name in complex_net.shapes() if name.startswith("exit.")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"depth": 1}, r"ends at its exit \(0\) or after all 2 layers, not after 1"),
+        ({"exit_after": 3}, r"exit \(3\)"),
+        ({"exit_after": 2, "depth": 1}, r"exit \(2\)"),
+        ({"embedding": 9}, "9 numbers of a token cannot be dealt to 2 heads"),
+    ],
+)
+def test_impossible_sizes(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        net_of(**settings).module()
