@@ -1,6 +1,6 @@
 """What is known of a data set without its files, so that a recipe can be checked and costed anywhere."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,8 @@ def facts_of(name: str, settings: Mapping[str, Any]) -> Facts | None:
     facts = FACTS.get(name)
     if facts and name == "cifar100" and settings.get("labels") == "coarse":
         return replace(facts, classes=20)
-    return _wikitext2(**settings) if name == "wikitext2" else facts
+    by_settings: dict[str, Callable[..., Facts]] = {"wikitext2": _wikitext2, "sentiment140": _sentiment140}
+    return by_settings[name](**settings) if name in by_settings else facts
 
 
 def made_up_labels(facts: Facts, tests: int | None = None) -> Labels:
@@ -58,6 +59,11 @@ def _wikitext2(
     return Facts((length,), words, train, test, "plain", words + 1, True, (rows, test_rows))
 
 
+def _sentiment140(*, length: int = 25, words: int = 10_000, test_share: float = 0.1) -> Facts:
+    """Of the official files, before a share of every user's tweets goes to the test set."""
+    return Facts((length,), 2, 1_600_000, 359, "plain", words + 2, groups=(659_775, 1))
+
+
 FACTS: dict[str, Facts] = {
     "digits": Facts((1, 8, 8), 10, 1_437, 360, "plain"),
     "fashion-mini": Facts((1, 28, 28), 10, 2_000, 500, "fashion"),
@@ -68,4 +74,5 @@ FACTS: dict[str, Facts] = {
     "pathmnist": Facts((3, 28, 28), 9, 89_996, 7_180, "fedsup_pathmnist"),
     "pneumoniamnist": Facts((1, 28, 28), 2, 4_708, 624, "plain"),
     "wikitext2": _wikitext2(),
+    "sentiment140": _sentiment140(),
 }
