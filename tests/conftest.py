@@ -242,8 +242,7 @@ def home_of(method: Method) -> str:
     return next(family for family in ("convnet", "splitnet", *sorted(MODELS)) if admits(method, family))
 
 
-# methods of every kind, tried with every family; the others with theirs. All with all learn the same in company, but
-# that is slow
+# methods of every kind, tried with every family in each run of the tests; the others with theirs, the rest is slow
 OF_EVERY_KIND = ("heterofl", "standalone")
 MADE_FOR_EACH_OTHER = {
     ("fedhen", "preactresnet"), ("fedsup", "mobilenet"), ("efedsup", "mobilenet"), ("fedhenn", "lenet"),
@@ -268,9 +267,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for family in sorted(MODELS):
             if admits(method, family):
                 quick = name in OF_EVERY_KIND or family == home_of(method) or (name, family) in MADE_FOR_EACH_OTHER
-                if quick or metafunc.module.__name__.endswith("test_every_way"):
-                    marks = [] if quick else [pytest.mark.slow]
-                    pairs.append(pytest.param(method, family, id=f"{name}-{family}", marks=marks))
+                marks = [] if quick else [pytest.mark.slow]
+                pairs.append(pytest.param(method, family, id=f"{name}-{family}", marks=marks))
     metafunc.parametrize(("method", "family"), pairs)
 
 

@@ -4,18 +4,30 @@ A round shows everybody the same unlabelled examples. Who is drawn trains with s
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..fleet import AT_THE_SERVER, Device, Reply, Turn
+from ..fleet import AT_THE_SERVER, Carried, Device, Reply, Turn
 from ..models import Model
 from ..settings import Count, FixedTable, NotNegative, Positive
 from ..tensors import Parcel, Tensors
-from ..training import Batch, Client, Kernel, Layout, about, blended, described, description, misalignment
+from ..training import (
+    Batch,
+    Client,
+    Kernel,
+    Layout,
+    Outcome,
+    Task,
+    about,
+    blended,
+    described,
+    description,
+    misalignment,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,15 @@ class Agreement:
         """How a device's model finds the examples."""
         with torch.no_grad():
             return described(client.model.features(weights, _prepared(client, inbox)), self.kernel, self.bandwidth)
+
+    def telling_task(self, carried: Callable[[Client, Parcel], Carried], *address: str) -> Task:
+        """Have devices tell how a model that they carry finds the examples."""
+
+        def run(client: Client, inbox: Parcel) -> Outcome:
+            model, weights = carried(client, inbox)
+            return Outcome(send={"told": self.tell(replace(client, model=model), weights, inbox)})
+
+        return Task("describe", run, {"told": self.telling}, address=address)
 
     def telling(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         """What `tell` gives."""

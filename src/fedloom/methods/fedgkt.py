@@ -7,10 +7,8 @@ them and sends back its own logits. Each learns from the labels and from the oth
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ..data import Examples
 from ..fleet import Candidate, Carried, DeviceModel, Fleet, Turn
 from ..models import MODELS, Model, cost, model
 from ..settings import Count, FixedTable, NotNegative, Positive
@@ -39,17 +37,12 @@ class FedGKT(OwnModels):
     server_blocks: tuple[Count, ...] = (6, 6, 6)
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        unasked = {device.name: torch.zeros(0, fleet.whole.classes) for device in fleet.members(1)}
-        return {"weights": self.large(fleet.whole).initial(seed), "answers": unasked}
+        return {"weights": self.large(fleet.whole).initial(seed), "answers": lesson.no_answers(fleet)}
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         replies = turn.ask(self.train, {device: lesson.teacher_of(server, device) for device in turn.cohort})
-        if not replies:
-            return server
-        box = {"weights": server["weights"], **lesson.gathered(replies, turn.draw("server"))}
-        for taught in turn.compute(self.teach, {replies[0].device: box}):
-            fresh = lesson.dealt_back(taught.sent["answers"]["logits"], replies)
-            server = {"weights": taught.sent["weights"], "answers": {**server["answers"], **fresh}}
+        for taught in turn.compute(self.teach, lesson.gathered(server["weights"], replies, turn.draw("server"))):
+            server = {**taught.sent, "answers": lesson.dealt_back(server["answers"], taught, replies)}
         return server
 
     @on_device(sends={"lesson": lesson.lesson_layout})
@@ -67,9 +60,8 @@ class FedGKT(OwnModels):
     @on_device(sends={"weights": like("weights"), "answers": lesson.answer_layout}, mixes=False)
     def teach(self, client: Client, inbox: Parcel) -> Outcome:
         """What the server does, as a client that has what the devices sent."""
-        x, logits, y = (inbox["lesson"][name][0] for name in ("features", "logits", "labels"))
-        schedule, optimiser = Schedule(self.server_batch, self.server_epochs), Adam(self.server_rate, weight_decay=1e-4)
-        server = lesson.pupil(self.large(client.model), optimiser, Examples(x, y), schedule, int(inbox["draw"]["seed"]))
+        optimiser, schedule = Adam(self.server_rate, weight_decay=1e-4), Schedule(self.server_batch, self.server_epochs)
+        server, logits = lesson.received(self.large(client.model), optimiser, schedule, inbox)
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             made = server.model(weights, batch.x, batch.draws).logits
@@ -94,7 +86,4 @@ class FedGKT(OwnModels):
         return lesson.extended(client, self.large(client.model), inbox["weights"])
 
     def objection(self, fleet: Fleet) -> str | None:
-        problem = parts_problem("fedgkt", fleet, ("extractor",))
-        if not problem and len(shape := feature_shape(fleet.whole)) != 3:
-            problem = f"fedgkt's server convolves feature maps; those of {fleet.whole.family} have shape {shape}"
-        return problem or super().objection(fleet)
+        return parts_problem("fedgkt", fleet, ("extractor",)) or lesson.map_problem(fleet) or super().objection(fleet)

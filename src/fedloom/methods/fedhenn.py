@@ -5,26 +5,24 @@ alike what the others, on average, find alike.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ..fleet import Candidate, Carried, Device, DeviceModel, Fleet, Turn, slices
-from ..footprints import Contribution
 from ..models import Model
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, Task, fit, label_loss, on_device
 from .agreement import Agreement
 from .latest import bundle, received, whole_model
-from .method import first_weights, one_model
+from .method import averaged_by_examples, first_weights, one_model
 from .own import OwnModels
 
 
 @dataclass(frozen=True)
 class FedHeNN(Agreement, OwnModels):
-    """`share`: "kernels" of devices with models of their own (the paper's heterogeneous form), or also the "weights" of
-    one model (homogeneous). `kernels_on`: the server computes them from uploaded weights, as published; or the devices
-    do, whose weights then stay at home: the default where they are real. `target`: the mean over all devices or over
-    the participants, as it always is where they compute it. `last_round`: one more at the end, with everybody."""
+    """`share`: "kernels" of devices with their own models (the paper's heterogeneous form), or "weights" too. `target`:
+    the mean over all devices, or participants. `kernels_on`: by the server from uploaded weights, as published; or by
+    the participants, whose weights then stay: the default for real ones. `last_round`: one more, with everybody."""
 
     paper = "Makhija et al., ICML 2022"
     leaves, keeps = "its weights, or only how alike it finds examples that all know", "its model"
@@ -47,9 +45,7 @@ class FedHeNN(Agreement, OwnModels):
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         shown = self.shown(turn)
         if self.share == "weights":  # the target is how the global model finds the examples: devices see for themselves
-            replies = turn.ask(self.train, {device: {**server, **shown} for device in turn.cohort})
-            said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-            return {"weights": turn.merge(server["weights"], said)}
+            return averaged_by_examples(self.train, server, turn, shown)
         if self.kernels_on == "devices" or (self.kernels_on == "auto" and turn.deployed):
             told = turn.ask(self.describe, dict.fromkeys(turn.cohort, shown)) if shown else []
             turn.ask(self.train_at_home, dict.fromkeys(turn.cohort, self.aimed(shown, told)))
@@ -72,12 +68,7 @@ class FedHeNN(Agreement, OwnModels):
 
     @property
     def train_at_home(self) -> Task:
-        """The same on the same batches, which a task's name decides; but nothing is sent."""
-        same = self.train.same and ("at home", self.train.same)
-        return replace(self.train, run=self._trained_at_home, sends={}, address=("train_at_home",), same=same)
-
-    def _trained_at_home(self, client: Client, inbox: Parcel) -> Outcome:
-        return replace(self.train.run(client, inbox), send={})
+        return self.train.silent("train_at_home")
 
     def device_work(self, model: Model, examples: int, steps: int) -> float:
         probed = steps * (self.probe_batch or self.probe_size) if self.probes else 0
@@ -87,9 +78,8 @@ class FedHeNN(Agreement, OwnModels):
         return self.round(server, turn) if self.last_round else None
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        if self.share == "weights":
-            return {"personal": DeviceModel(self.own, lambda device: server), "server": slices(server["weights"])}
-        return {"personal": DeviceModel(self.own)}
+        shared = {"server": slices(server["weights"])} if self.share == "weights" else {}
+        return {"personal": DeviceModel(self.own, lambda device: server if shared else {}), **shared}
 
     def own(self, client: Client, inbox: Parcel) -> Carried:
         return client.model, client.memory.get("weights") or inbox["weights"]

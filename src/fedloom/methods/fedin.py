@@ -7,14 +7,12 @@ leaves their middle, and each also learns to make the same of others' features, 
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from ..fleet import Fleet, Turn
 from ..models import Model, cost
 from ..settings import Count, NotNegative
-from ..tensors import Parcel, Tensors, beside, combine, inner
+from ..tensors import Parcel, Tensors, combine
 from ..training import Batch, Client, Layout, Outcome, fit, gradient, label_loss, like, on_device
-from .pairs import PARTS, collected, dealt, ends_problem, features_loss, no_pairs, pair_layout, parts_problem, refilled
+from .pairs import PARTS, collected, dealt, features_loss, no_pairs, pair_layout, parts_problem, projected, refilled
 from .sharing import Sharing, parted
 
 
@@ -47,8 +45,6 @@ class FedIN(Sharing):
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         others = dealt(server["pairs"], self.batch, turn.number - self.max_age, turn.draw("pairs"))
         replies = turn.ask(self.train, {device: {**self.inbox(server, device), **others} for device in turn.cohort})
-        if not replies:
-            return server
         kept = refilled(server["pairs"], replies, turn.number, self.buffer, self.max_age)
         return {"weights": self.averaged(server, turn, replies, by_examples=False), "pairs": kept}
 
@@ -75,8 +71,8 @@ class FedIN(Sharing):
         if self.middle == "sum":
             return combine(lambda mine, theirs: theirs + self.local / 2 * mine, own, other)
         if self.middle == "project":
-            return {name: _projected({name: own[name]}, {name: other[name]})[name] for name in own}
-        return _projected(own, other)
+            return {name: projected({name: own[name]}, {name: other[name]})[name] for name in own}
+        return projected(own, other)
 
     def device_work(self, model: Model, examples: int, steps: int) -> float:
         both = 3.0 * cost(model.part("intermediate")).macs * examples if self.middle != "none" else 0.0
@@ -89,12 +85,4 @@ class FedIN(Sharing):
         return 0 if self.middle == "none" else examples if self.pairs == "all" else min(self.pairs, examples)
 
     def objection(self, fleet: Fleet) -> str | None:
-        problem = parts_problem("fedin", fleet, PARTS) or ends_problem("fedin", fleet, self.shared)
-        return problem or super().objection(fleet)
-
-
-def _projected(own: Tensors, other: Tensors) -> Tensors:
-    """`other`, less the part of it that points against `own`."""
-    size = inner(own, own)
-    against = torch.where(size > 0, inner(own, other).clamp_max(0) / size.clamp_min(torch.finfo(size.dtype).tiny), 0)
-    return combine(lambda mine, theirs: theirs - beside(against, mine) * mine, own, other)
+        return parts_problem("fedin", fleet, PARTS, ends=self.shared) or super().objection(fleet)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data import Examples, Preparation
-from ..fleet import Carried, Device, Reply
+from ..fleet import Carried, Device, Fleet, Reply
 from ..models import Model, chained
 from ..seeds import generator
 from ..tensors import Parcel, Tensors
@@ -39,6 +39,19 @@ def pupil(model: Model, optimiser: Optimiser, examples: Examples, schedule: Sche
     )  # fmt: skip
 
 
+def received(model: Model, optimiser: Optimiser, schedule: Schedule, inbox: Parcel) -> tuple[Client, Tensor]:
+    """The server with what the devices sent as its examples, and the logits they gave them."""
+    features, logits, labels = (inbox["lesson"][name][0] for name in ("features", "logits", "labels"))
+    return pupil(model, optimiser, Examples(features, labels), schedule, int(inbox["draw"]["seed"])), logits
+
+
+def map_problem(fleet: Fleet) -> str | None:
+    shape = feature_shape(fleet.whole)
+    if len(shape) == 3:
+        return None
+    return f"fedgkt's server convolves feature maps; those of {fleet.whole.family} have shape {shape}"
+
+
 def lesson_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
     floats = torch.get_default_dtype()
     return {
@@ -57,16 +70,25 @@ def lesson_of(client: Client, weights: Tensors) -> dict[str, Tensor]:
     return dict(zip(("features", "logits", "labels"), (torch.cat(p, 1) for p in zip(*said, strict=True)), strict=True))
 
 
-def gathered(replies: Sequence[Reply], draw: np.random.Generator) -> Parcel:
-    """What all devices sent, one after the other, and where the server's own draws come from."""
+def no_answers(fleet: Fleet) -> dict[str, Tensor]:
+    """What the server has answered before it was asked."""
+    return {device.name: torch.zeros(0, fleet.whole.classes) for device in fleet.members(1)}
+
+
+def gathered(weights: Tensors, replies: Sequence[Reply], draw: np.random.Generator) -> dict[Device, Parcel]:
+    """The server's net, what all devices sent, one after the other, and where its own draws come from: as an inbox of
+    its own; none, if nobody sent anything."""
+    if not replies:
+        return {}
     lesson = {name: torch.cat([r.sent["lesson"][name] for r in replies]) for name in replies[0].sent["lesson"]}
-    return {"lesson": lesson, "draw": {"seed": torch.tensor(int(draw.integers(2**62)))}}
+    seed = torch.tensor(int(draw.integers(2**62)))
+    return {replies[0].device: {"weights": weights, "lesson": lesson, "draw": {"seed": seed}}}
 
 
-def dealt_back(answers: Tensor, replies: Sequence[Reply]) -> dict[str, Tensor]:
-    """The server's logits, to each device those of its own examples."""
-    each = answers.split([reply.examples for reply in replies])
-    return {reply.device.name: own.clone() for reply, own in zip(replies, each, strict=True)}
+def dealt_back(before: Tensors, taught: Reply, replies: Sequence[Reply]) -> dict[str, Tensor]:
+    """The server's logits, to each device those of its own examples; whoever sent nothing keeps what it had."""
+    each = taught.sent["answers"]["logits"].split([reply.examples for reply in replies])
+    return {**before, **{reply.device.name: own.clone() for reply, own in zip(replies, each, strict=True)}}
 
 
 def teacher_of(server: Parcel, device: Device) -> Parcel:

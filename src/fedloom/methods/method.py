@@ -87,9 +87,11 @@ def train_on_labels(client: Client, inbox: Parcel) -> Outcome:
     return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
 
 
-def averaged_by_examples(task: Task, server: Parcel, turn: Turn) -> Parcel:
-    """A server's half where nothing is special about it: everybody gets the global model, and FedAvg's mean is next."""
-    replies = turn.ask(task, {device: {"weights": server["weights"]} for device in turn.cohort})
+def averaged_by_examples(task: Task, server: Parcel, turn: Turn, beside: Parcel | None = None) -> Parcel:
+    """A server's half where nothing is special about it: everybody gets the global model, perhaps with something
+    beside it, and FedAvg's mean is next."""
+    box = {"weights": server["weights"], **(beside or {})}
+    replies = turn.ask(task, dict.fromkeys(turn.cohort, box))
     said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
     return {"weights": turn.merge(server["weights"], said)}
 

@@ -1,16 +1,15 @@
 """Mixed fleets: several methods in one round, each for its own tiers, and one agreement among all of them.
 
-A part is trained as its method says, as if it were alone. Every part contributes to the mean kernel of a few unlabelled
-examples (FedHeNN's), and the devices of parts that `align` are drawn to it: so nets that share no weight still learn
-from each other.
+A part is trained as if it were alone. Every part contributes to the mean kernel of unlabelled examples (FedHeNN's), and
+devices of parts that `align` are drawn to it: so nets that share no weight may still learn from each other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..fleet import Carried, DeviceModel, Reply, Turn
+from ..fleet import DeviceModel, Reply, Turn
 from ..settings import FixedTable
 from ..tensors import Parcel
 from ..training import Client, Outcome, Task
@@ -87,8 +86,4 @@ class Mixed(Agreement, MadeOfParts):
         if address[0] != "describe":
             return super().find(*address)
         carried = self.parts[int(address[1])].method.find(*address[2:]) if address[1:] else given
-        return Task("describe", partial(self._describe, carried), {"told": self.telling}, address=address)
-
-    def _describe(self, carried: Callable[[Client, Parcel], Carried], client: Client, inbox: Parcel) -> Outcome:
-        model, weights = carried(client, inbox)
-        return Outcome(send={"told": self.tell(replace(client, model=model), weights, inbox)})
+        return self.telling_task(carried, *address)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..fleet import Fleet, Reply
 from ..models import Model
 from ..seeds import generator
-from ..tensors import Parcel, Tensors
+from ..tensors import Parcel, Tensors, beside, combine, inner
 from ..training import Batch, Client, Layout, own_statistics
 
 PARTS = ("extractor", "intermediate", "classifier")
@@ -62,6 +62,13 @@ def features_loss(client: Client, pairs: Tensors) -> Callable[[Tensors, Batch], 
     return loss
 
 
+def projected(own: Tensors, other: Tensors) -> Tensors:
+    """`other`, less the part of it that points against `own`."""
+    size = inner(own, own)
+    against = torch.where(size > 0, inner(own, other).clamp_max(0) / size.clamp_min(torch.finfo(size.dtype).tiny), 0)
+    return combine(lambda mine, theirs: theirs - beside(against, mine) * mine, own, other)
+
+
 def no_pairs(model: Model) -> dict[str, Tensor]:
     """A buffer with nothing in it yet."""
     empty = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in pair_layout(model, 0).items()}
@@ -72,7 +79,9 @@ def refilled(
     buffer: Tensors, replies: Sequence[Reply], round_number: int, most: int, max_age: int
 ) -> dict[str, Tensor]:
     """First in, first out; what is too old to be dealt out next time goes too. Of devices that together send more than
-    there is room for, each loses its share."""
+    there is room for, each loses its share. Where nobody sent anything, nothing changes."""
+    if not replies:
+        return dict(buffer)
     sent = sum(len(reply.sent["pairs"]["enter"]) for reply in replies)
     room = sent if sent <= most else -(-most // len(replies))
     new = {name: torch.cat([reply.sent["pairs"][name][:room] for reply in replies]) for name in ("enter", "leave")}
@@ -96,7 +105,7 @@ def feature_shape(model: Model) -> tuple[int, ...]:
         return tuple(part.module().eval()(part.blank(2)).shape[1:])
 
 
-def parts_problem(method: str, fleet: Fleet, parts: Sequence[str]) -> str | None:
+def parts_problem(method: str, fleet: Fleet, parts: Sequence[str], ends: Sequence[str] = ()) -> str | None:
     """Why nets cannot be taken apart, or what they pass on is not of one shape."""
     for tier in fleet.served:
         if not tier.model.has_parts(*parts):
@@ -108,10 +117,10 @@ def parts_problem(method: str, fleet: Fleet, parts: Sequence[str]) -> str | None
             return f"{method} cannot take {tier.model.family} apart: {reason}"
         if own != first:
             return f"{method} needs features of one shape; those of tier {tier.name!r} are {own}, others' {first}"
-    return None
+    return _ends_problem(method, fleet, ends)
 
 
-def ends_problem(method: str, fleet: Fleet, ends: Sequence[str]) -> str | None:
+def _ends_problem(method: str, fleet: Fleet, ends: Sequence[str]) -> str | None:
     """Why the ends that all share are not the same in every tier."""
     whole = fleet.whole.shapes()
     for tier in fleet.served:

@@ -4,7 +4,7 @@ Every tensor carries the devices in front: a task is written once and runs for o
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import torch
@@ -138,6 +138,14 @@ class Task:
     schedule: Schedule | None = None  # None: as the recipe trains
     address: tuple[str, ...] = ()  # where another process finds it; (): the method's own, under its name
     same: Hashable = None  # tasks of the same value do the same, also those of different experiments; None: unknown
+
+    def silent(self, *address: str) -> "Task":
+        """The same on the same batches, which a task's name decides; but nothing is sent."""
+
+        def run(client: Client, inbox: Parcel) -> Outcome:
+            return replace(self.run(client, inbox), send={})
+
+        return replace(self, run=run, sends={}, address=address, same=self.same and ("silent", self.same))
 
 
 class OnDevice:
