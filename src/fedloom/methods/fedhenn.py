@@ -56,11 +56,11 @@ class FedHeNN(Agreement, OwnModels):
         replies = turn.ask(self.train, dict.fromkeys(turn.cohort, self.aimed(shown, told)))
         return {**server, **received(server, replies)}
 
-    @on_device(sends={"told": "telling"})
+    @on_device(sends={"told": "telling"}, mixes=False)
     def describe(self, client: Client, inbox: Parcel) -> Outcome:
         return Outcome(send={"told": self.tell(client, self.own(client, inbox)[1], inbox)})
 
-    @on_device(sends={"weights": whole_model})
+    @on_device(sends={"weights": whole_model}, mixes=False)
     def train(self, client: Client, inbox: Parcel) -> Outcome:
         first = inbox["weights"] if "weights" in inbox else client.memory["weights"]
         weights = fit(self.drawn(client, inbox, first), first, label_loss(client))
