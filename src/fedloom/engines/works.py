@@ -102,7 +102,7 @@ def works(errands: Sequence[Errand]) -> list[Work]:
         for device, inbox in errand.inboxes.items():
             memory = engine.memory.recall(device)
             seat = Seat(errand, device, engine.plan(errand.task, device, errand.round_number, errand.repeat))
-            mixes = not device.gathers and engine.at_once(device) > 1 and least_company(device.model)
+            mixes = not device.gathers and engine.at_once(device) > 1 and errand.task.same and _mixes(seat)
             holds = (
                 layout(inbox),
                 layout(memory),
@@ -146,24 +146,26 @@ def carry_out(work: Work) -> Outcome:
 
 
 @lru_cache(maxsize=4096)
-def least_company(model: Model) -> int:
-    """Blocks of a multiple of this many devices, and of at least two, give each device the same bits; 0: none is known.
+def at_ease(model: Model, batch: int) -> bool:
+    """Whether a device gets the same bits in whatever company of one or more, and wherever it sits.
 
     Sums over a map run through whole vectors of channels, and what fills no vector is added up in another order. Which
-    layers mind is tried out: the last of eight devices must get the same gradient among fewer.
+    layers mind, and with how many examples in a batch, is tried out: the last of eight devices must get the same
+    gradients among themselves.
     """
-    trial = _gradients(model, range(8))
-    return next((count for count, fewer in ((1, 3), (2, 2)) if _same(_gradients(model, range(8 - fewer, 8)), trial)), 0)
+    all_of_them = _gradients(model, batch, 8)
+    return all(_same(_gradients(model, batch, count), all_of_them) for count in (3, 7, 2, 5))
 
 
-def _gradients(model: Model, devices: range) -> dict[str, Tensor]:
-    """Of made-up devices, each with weights and examples of its own whoever is beside it."""
+def _gradients(model: Model, batch_size: int, count: int) -> dict[str, Tensor]:
+    """Of the last of eight made-up devices, each with weights and examples of its own whoever is beside it."""
     made: list[tuple[dict[str, Tensor], Tensor]] = []
+    devices = range(8 - count, 8)
     for device in devices:
         draw = torch.Generator().manual_seed(device)
         weights = {name: torch.rand(shape, generator=draw) - 0.4 for name, shape in model.shapes().items()}
-        made.append((weights, model.sample(draw, 2)))
-    x, y = torch.stack([x for _, x in made]), torch.zeros(len(made), 2, dtype=torch.int64)
+        made.append((weights, model.sample(draw, batch_size)))
+    x, y = torch.stack([x for _, x in made]), torch.zeros(count, batch_size, dtype=torch.int64)
     block = {name: torch.stack([weights[name] for weights, _ in made]) for name in model.shapes()}
     batch = Batch(x, y, Draws(tuple(devices)))
     return dict(gradient(towards_first_class(model), block, batch))
@@ -181,10 +183,14 @@ def _work(group: list[tuple[Seat, Parcel]]) -> Work:
     return Work(seats, len(group), inbox, join([memory for _, memory in full]))
 
 
+def _mixes(seat: Seat) -> bool:
+    """Whether devices of other experiments may be beside it."""
+    return all(at_ease(seat.device.model, size) for size in set(seat.plan.sizes))
+
+
 def _size(seat: Seat, devices: int) -> int:
     """Whom nobody joins sits beside itself: other kernels, and so other bits, would run for it alone."""
     alone = seat.errand.engine.at_once(seat.device) == 1 or seat.device.gathers
     if alone or (seat.device.here and not seat.errand.task.same):  # whom nobody can join
         return devices
-    multiple = least_company(seat.device.model) or 1
-    return max(2, -(-devices // multiple) * multiple)
+    return max(2, devices)

@@ -45,7 +45,7 @@ class FedGKT(OwnModels):
             server = {**taught.sent, "answers": lesson.dealt_back(server["answers"], taught, replies)}
         return server
 
-    @on_device(sends={"lesson": lesson.lesson_layout})
+    @on_device(sends={"lesson": lesson.lesson_layout}, mixes=False)
     def train(self, client: Client, inbox: Parcel) -> Outcome:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = client.model(weights, batch.x, batch.draws).logits

@@ -48,7 +48,7 @@ class FedIN(Sharing):
         kept = refilled(server["pairs"], replies, turn.number, self.buffer, self.max_age)
         return {"weights": self.averaged(server, turn, replies, by_examples=False), "pairs": kept}
 
-    @on_device(sends={"weights": like("weights"), "pairs": "sent_pairs"})
+    @on_device(sends={"weights": like("weights"), "pairs": "sent_pairs"}, mixes=False)
     def train(self, client: Client, inbox: Parcel) -> Outcome:
         labels = label_loss(client)
 

@@ -186,7 +186,8 @@ def _has_value(instance: object) -> bool:
 
 def on_device(sends: Sends, mixes: bool = True) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
     """Mark a part of a method that runs on the devices, and declare every bundle it sends back. `mixes`: devices of
-    several experiments may share a block; not where a task draws once for a whole block."""
+    several experiments may share a block; not where a task draws once for a whole block, nor where it sends other
+    things through the model than its batches, of which it is not known in which company they keep their bits."""
     return lambda function: OnDevice(function, sends, mixes, of_method=True)
 
 

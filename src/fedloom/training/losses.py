@@ -18,11 +18,12 @@ def label_loss(client: Client) -> Callable[[Tensors, Batch], Tensor]:
 
 
 def towards_first_class(model: Model) -> Callable[[Tensors, Batch], Tensor]:
-    """A loss for trials and timings, whatever the labels: as if every answer were the first class."""
+    """A loss for trials and timings, whatever the labels: as if every answer of every exit were the first class."""
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
-        logits = model(weights, batch.x, batch.draws).logits
-        return cross_entropy(logits, replace(batch, y=torch.zeros(logits.shape[:-1], dtype=torch.int64)))
+        exits = list(model(weights, batch.x, batch.draws).exits.values())
+        asked = replace(batch, y=torch.zeros(exits[-1].shape[:-1], dtype=torch.int64))
+        return torch.stack([cross_entropy(logits, asked) for logits in exits]).sum(0)
 
     return loss
 
