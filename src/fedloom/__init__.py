@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,3 +39,24 @@ def run(
     for _ in recorded(experiment, folder):
         pass
     return Run(folder)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    methods: Mapping[str, type[Method]] | None = None,
+    models: Mapping[str, Family] | None = None,
+    datasets: Mapping[str, Callable[..., Dataset]] | None = None,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+) -> Run:
+    """Finish a run from its last checkpoint: the same bits as if it had never stopped."""
+    from .experiment import Run, Tables, recorded
+    from .experiment.places import data_folder
+    from .experiment.resume import reopened
+
+    tables, place = Tables().and_also(methods, models, datasets), Path(folder)
+    experiment, since = reopened(place, tables, data_folder(data_dir), workers, warnings.warn)
+    for _ in recorded(experiment, place, since):
+        pass
+    return Run(place)

@@ -64,7 +64,10 @@ def fingerprint(parcel: Parcel) -> str:
     for bundle, tensors in sorted(parcel.items()):
         for name, tensor in sorted(tensors.items()):
             digest.update(repr((bundle, name, tuple(tensor.shape), str(tensor.dtype))).encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            plain = tensor.detach().cpu().contiguous().flatten()
+            if plain.stride() != (1,):  # one number seen as many, or as one, is contiguous too
+                plain = plain.clone(memory_format=torch.contiguous_format)
+            digest.update(plain.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

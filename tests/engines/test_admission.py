@@ -65,6 +65,7 @@ def test_a_good_reply_is_admitted() -> None:
         (changed("labels", "seen", torch.ones(3)), "DTYPE", "seen"),
         (changed("weights", "bias", torch.tensor([0.0, float("nan"), 0.0])), "NONFINITE", "bias"),
         (changed("weights", "weight", torch.full((3, 2), -float("inf"))), "NONFINITE", "weight"),
+        (changed("weights", "weight", torch.full((3, 2), 1e30)), "HUGE", "weight"),
     ],
 )
 def test_each_fault_has_its_code_and_says_where(sent: Parcel, code: str, word: str) -> None:
@@ -74,8 +75,8 @@ def test_each_fault_has_its_code_and_says_where(sent: Parcel, code: str, word: s
     assert word in refusal.reason
 
 
-@pytest.mark.parametrize("examples", [0, -1])
-def test_a_device_that_trained_on_nothing_is_refused(examples: int) -> None:
+@pytest.mark.parametrize("examples", [0, -1, 10**18, 2.0, float("nan"), True, None])
+def test_a_count_that_cannot_be_is_refused(examples: Any) -> None:
     refusal = refuse(Reply(device(), examples, good()), TASK, INBOX)
     assert refusal is not None
     assert refusal.code == "METRIC"

@@ -14,7 +14,7 @@ import fedloom
 from fedloom.engines import ProcessPool
 from fedloom.engines.wire import pack, unpack
 from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.run import recorded
+from fedloom.experiment.record import recorded
 from fedloom.reporting import read_manifest, read_rows
 from fedloom.tensors import Parcel
 
@@ -64,22 +64,12 @@ def test_no_worker_outlives_its_run(recipe: Recipe, tmp_path: Path) -> None:
             os.kill(process, 0)
 
 
-def test_no_pickle_is_read_while_workers_answer(recipe: Recipe, tmp_path: Path) -> None:
+def test_no_pickle_is_read_while_workers_answer(
+    recipe: Recipe, tmp_path: Path, pickles_heard: Callable[[], Any]
+) -> None:
     """What travels is JSON and safetensors."""
-    import sys
-
-    heard: list[str] = []
-    listening = [True]
-
-    def listen(event: str, arguments: Any) -> None:
-        if listening[0] and event == "pickle.find_class":
-            heard.append(str(arguments))
-
-    sys.addaudithook(listen)
-    try:
+    with pickles_heard() as heard:
         fedloom.run(recipe(), out=tmp_path / "run", workers=2)
-    finally:
-        listening[0] = False
     assert heard == []
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedloom.evaluation.metrics import hits, per_group, percent, perplexities, unigram_perplexity
+from fedloom.evaluation.metrics import exponential, hits, per_group, percent, unigram_perplexity
 
 
 def test_of_equal_logits_the_lowest_class_wins() -> None:
@@ -32,15 +32,9 @@ def test_groups_are_summed_and_empty_ones_are_zero() -> None:
     assert found.tolist() == [1.0, 0.0, 2.0, 0.0]
 
 
-def test_perplexity_is_a_mean_of_exponentials_or_the_exponential_of_a_mean():
-    """Two batches of equal rows, with mean losses 1 and 2."""
-    losses = torch.tensor([[0.5, 1.5], [1.0, 1.0], [2.0, 2.0], [1.0, 3.0]])
-    assert perplexities(losses, 2) == (pytest.approx(5.053669), pytest.approx(4.481689))
-
-
-def test_batches_count_by_their_rows():
-    losses = torch.tensor([[1.0], [1.0], [2.0]])
-    assert perplexities(losses, 2)[0] == pytest.approx((2 * math.e + math.exp(2)) / 3)
+def test_a_loss_beyond_all_bounds_is_an_infinite_perplexity():
+    assert exponential(1.0) == pytest.approx(math.e)
+    assert exponential(800.0) == exponential(math.inf) == math.inf
 
 
 def test_one_who_knows_only_how_often_words_occur():

@@ -28,7 +28,9 @@ def test_defaults():
         "seed": 0,
         "rounds": 3,
         "data": {"dataset": "fashion-mini", "devices": 20, "partition": {"kind": "iid"}, "tier_label_tie": 0.0},
-        "fleet": {"participation": 1.0, "assignment": "fixed", "eligible": (), "unseen": 0.0},
+        "fleet": {
+            "participation": 1.0, "sampling": "fixed_size", "assignment": "fixed", "eligible": (), "unseen": 0.0,
+        },
         "model": {"family": "convnet"},
         "tiers": ({"name": "all", "share": 1.0},),
         "training": {
@@ -42,8 +44,14 @@ def test_defaults():
             "candidates": (),
         },
         "engine": {"kind": "in_process", "blocks": {}},
+        "faults": {
+            "dropout": 0.0, "dead": (), "quorum": 0.0, "ring_quorum": 1, "over_selection": 0.0, "give_up_after": 5,
+        },
         "start": {},
-        "privacy": {"acknowledge_feature_sharing": False},
+        "checkpoints": {"every": "auto"},
+        "defence": {"rule": "none", "thin": "hold", "thin_below": 3},
+        "privacy": {"acknowledge_feature_sharing": False, "delta": 1e-5, "accountant": "rdp"},
+        "admission": {"most_examples": 10**9},
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import json
 import platform
 import re
 import tomllib
+from pathlib import Path
 
 import numpy
 import pytest
@@ -33,7 +34,9 @@ def lines(run, name):
 
 def test_the_files_there_are(finished):
     run, _ = finished
-    assert sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()) == [
+    found = [path.relative_to(run.folder) for path in run.folder.rglob("*") if path.is_file()]
+    assert Path("checkpoints/LATEST") in found
+    assert sorted(str(path) for path in found if path.parts[0] != "checkpoints") == [
         "events.jsonl", "manifest.json", "models/large.safetensors", "models/small.safetensors", "partition.json",
         "recipe.toml", "rows.jsonl",
     ]  # fmt: skip

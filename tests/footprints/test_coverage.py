@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,8 +113,9 @@ def test_sums_are_in_float64() -> None:
     assert made.tolist() == torch.tensor([4.0 / 6.0]).tolist()
 
 
-def test_nothing_given_is_changed() -> None:
-    old, new = torch.zeros(2), torch.ones(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_given_is_changed(dtype: torch.dtype) -> None:
+    old, new = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)
     coverage_mean({"w": old}, [Contribution(everything((2,)), {"w": new}, 2.0)] * 2)
     assert old.tolist() == [0.0, 0.0]
     assert new.tolist() == [1.0, 1.0]

@@ -13,7 +13,6 @@ from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import InProcess, Memory, shelf
 from fedloom.evaluation import Judge, StaticBatchNorm
 from fedloom.fleet import Device, Fleet, Reply, Turn, nested, slices
-from fedloom.footprints import between
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import model
 from fedloom.tensors import Parcel
@@ -176,9 +175,3 @@ def test_static_batch_norm(query: Any, batch_size: int, mean: float, variance: f
 @pytest.mark.parametrize(("round_number", "rate"), [(1, 0.1), (150, 0.1), (151, 0.01), (250, 0.01), (251, 0.001)])
 def test_learning_rate_of_cifar10(round_number: int, rate: float) -> None:
     assert at_round(Sgd(0.1), Milestones((150, 250)), round_number).learning_rate == pytest.approx(rate, rel=1e-12)
-
-
-def test_6_a_slice_keeps_part_of_every_head() -> None:
-    """Projections stored as (heads, dimension): eight outputs, two heads, half the width."""
-    half = between({"query": torch.Size([2, 2])}, {"query": torch.Size([2, 4])})
-    assert half.read({"query": torch.arange(8).view(2, 4)})["query"].flatten().tolist() == [0, 1, 4, 5]

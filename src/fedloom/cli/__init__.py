@@ -1,13 +1,16 @@
 """The command line. Heavy imports wait until a verb runs, so that --help answers at once."""
 
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from . import audit, calibrate, check, cka, compare, doctor, init, listing, plan, run, subnet
+from . import attack, audit, calibrate, check, cka, compare, doctor, init, listing, plan, resume, run, subnet
 from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, say, wants_json
 
 app = typer.Typer(
@@ -19,6 +22,8 @@ app = typer.Typer(
 )
 VERBS: dict[str, Callable[..., None]] = {
     "run": run.run,
+    "resume": resume.resume,
+    "verify": resume.verify,
     "compare": compare.compare,
     "plan": plan.plan,
     "check": check.check,
@@ -26,6 +31,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "subnet": subnet.subnet,
     "cka": cka.cka,
     "audit": audit.audit,
+    "attack": attack.attack,
     "list": listing.show,
     "init": init.init,
     "doctor": doctor.doctor,
@@ -51,11 +57,29 @@ for name, verb in VERBS.items():
     app.command(name)(verb)
 
 
+@contextmanager
+def ended_like_interrupted() -> Iterator[None]:
+    """Being asked to end (SIGTERM) is being interrupted: what is unsaved gets saved first."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # who may not say what a signal does
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and leave with its exit code."""
     said = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        code = typer.main.get_command(app).main(said, prog_name="fedloom", standalone_mode=False)
+        with ended_like_interrupted():
+            code = typer.main.get_command(app).main(said, prog_name="fedloom", standalone_mode=False)
     except Exit as done:
         raise SystemExit(done.code) from None
     except (KeyboardInterrupt, typer.Abort):

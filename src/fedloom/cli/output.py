@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..experiment import RecipeError
 
 SCHEMA_VERSION = 1
-OK, RUN_FAILED, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 4, 5, 130
+OK, RUN_FAILED, TOO_FEW, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 3, 4, 5, 130
 
 
 class Format(StrEnum):
@@ -91,8 +91,11 @@ def exits(format: Format) -> Iterator[None]:
 def _explained(error: Exception, as_json: bool) -> int:
     """Say what is wrong, and whose fault it is."""
     from ..data import DataBroken, DataMissing
-    from ..experiment import NothingAdmitted, RecipeError
+    from ..experiment import NoQuorum, NothingAdmitted, RecipeError
 
+    if isinstance(error, NoQuorum):
+        report_failure("NO_QUORUM", str(error), error.hint, as_json)
+        return TOO_FEW
     if isinstance(error, NothingAdmitted):
         report_failure("NOTHING_ADMITTED", str(error), error.hint, as_json)
         return RUN_FAILED

@@ -8,14 +8,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..experiment import Experiment, Round
+    from ..experiment.checkpoint import Point
 
 
-def follow(experiment: "Experiment", folder: "Path", name: str, quiet: bool) -> None:
-    """Run an experiment into its folder and say how it goes."""
+def follow(experiment: "Experiment", folder: "Path", name: str, quiet: bool, since: "Point | None" = None) -> None:
+    """Run an experiment into its folder, or go on with it, and say how it goes."""
     from ..experiment import recorded
+    from ..experiment.privacy import told
 
-    for done in recorded(experiment, folder):
+    for done in recorded(experiment, folder, since):
         note(line(name, done), quiet)
+    privacy = told(experiment.loaded.recipe)
+    if privacy:
+        note(f"{name}  {privacy}", quiet)
 
 
 def line(name: str, done: "Round") -> str:

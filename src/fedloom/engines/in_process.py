@@ -5,16 +5,23 @@ from dataclasses import dataclass, field
 
 from ..fleet import Device, Reply
 from ..seeds import generator, number
-from ..tensors import split
+from ..tensors import Parcel, split
 from ..training import DevicePlan, Optimiser, Outcome, Rates, Schedule, Task, plan_for
-from .admission import Refusal, refuse
+from .admission import MOST_EXAMPLES, Refusal, refuse
 from .holdings import Shelf, devices_at_once
 from .memory import Memory
+from .norms import Norms
 from .works import Errand, Parcels, Work, carry_out, works
 
 Listener = Callable[[int, Refusal], None]
 Carry = Callable[[Errand], Iterable[tuple[Work, Outcome]]]
 """How the pieces of an errand are carried out, and in whose company."""
+
+Way = Callable[[Reply], Reply | None]
+"""What becomes of a reply before it is at the gate; None: it never gets there, and its device does not remember."""
+
+Passed = tuple[Reply, Parcel | None]
+"""A reply, and what its device remembers if it is admitted."""
 
 
 def one_after_the_other(errand: Errand) -> Iterator[tuple[Work, Outcome]]:
@@ -35,13 +42,22 @@ class InProcess:
     blocks: Mapping[str, int] = field(default_factory=dict)  # the same for single tiers, where it was measured
     on_refusal: Listener = field(default=lambda round_number, refusal: None)
     carry: Carry = one_after_the_other
+    most_examples: int = MOST_EXAMPLES  # that a device may say it holds
+    norms: Norms | None = None  # None: nobody minds how long updates are
 
-    def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
+    def ask(
+        self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0, way: Way = lambda reply: reply
+    ) -> Iterator[Reply]:
         errand = Errand(self, task, inboxes, round_number, repeat)
-        for work, outcome in self.carry(errand):
-            yield from self._admitted(errand, work, outcome)
+        passed = (one for work, outcome in self.carry(errand) for one in self._passed(errand, work, outcome, way))
+        for reply, kept in self._of_usual_length(errand, list(passed)) if self.norms else passed:
+            if kept is not None:
+                self.memory.remember(reply.device, kept)
+            yield reply
 
     def commit(self, round_number: int) -> None:
+        if self.norms:
+            self.norms.commit()
         self.memory.commit()
 
     def close(self) -> None:
@@ -56,15 +72,25 @@ class InProcess:
     def at_once(self, device: Device) -> int:
         return self.blocks.get(device.tier) or self.block or devices_at_once(device.model)
 
-    def _admitted(self, errand: Errand, work: Work, outcome: Outcome) -> Iterator[Reply]:
-        """The errand's replies, as far as they pass the gate; what their devices remember is kept."""
+    def _passed(self, errand: Errand, work: Work, outcome: Outcome, way: Way) -> Iterator[Passed]:
+        """The errand's replies, as far as they pass the gate, with what their devices would remember."""
         for place, device in work.places(errand):
-            reply = Reply(device, self.shelf.count(device), split(outcome.send, place))
+            reply = way(Reply(device, self.shelf.count(device), split(outcome.send, place)))
+            if reply is None:
+                continue
             kept = None if outcome.remember is None else split(outcome.remember, place)
-            refusal = refuse(reply, errand.task, errand.inboxes[device], kept)
+            refusal = refuse(reply, errand.task, errand.inboxes[device], kept, self.most_examples)
             if refusal:
                 self.on_refusal(errand.round_number, refusal)
-                continue
-            if kept is not None:
-                self.memory.remember(device, kept)
-            yield reply
+            else:
+                yield reply, kept
+
+    def _of_usual_length(self, errand: Errand, passed: list[Passed]) -> Iterator[Passed]:
+        """Once all are here, for at first there is nothing else to measure them by."""
+        assert self.norms is not None
+        refusals = self.norms.refusals(errand.task, errand.repeat, [reply for reply, _ in passed], errand.inboxes)
+        for reply, kept in sorted(passed, key=lambda one: one[0].device.name):
+            if reply.device in refusals:
+                self.on_refusal(errand.round_number, refusals[reply.device])
+            else:
+                yield reply, kept

@@ -36,6 +36,8 @@ class Memory:
         self._staged: dict[str, _Kept] = {}
         self._held: dict[_Kept, Parcel] = {}  # the least recently used first
         self._files = _Files(folder)
+        self._stamps = count()
+        self.commits = 0
 
     def recall(self, device: Device) -> Parcel:
         """The newest memory; a device that has none yet prepares its first, and the server has none."""
@@ -52,6 +54,7 @@ class Memory:
             self._drop(self._committed.get(name))
             self._committed[name] = kept
         self._staged.clear()
+        self.commits += 1
 
     def abandon(self) -> None:
         for kept in self._staged.values():
@@ -77,12 +80,18 @@ class Memory:
         for kept in before.values():
             self._drop(kept)
 
+    @property
+    def stamps(self) -> dict[str, int]:
+        """A number for every memory, which no other memory has had or will have."""
+        return {name: kept.stamp for name, kept in self._committed.items()}
+
     def _put(self, generation: "dict[str, _Kept]", name: str, parcel: Parcel) -> None:
         own = {bundle: combine(_owned, tensors) for bundle, tensors in parcel.items()}
         self._drop(generation.get(name))
         generation[name] = _Kept(
             names={bundle: tuple(tensors) for bundle, tensors in own.items()},
             size=sum(tensor.nbytes for tensors in own.values() for tensor in tensors.values()),
+            stamp=next(self._stamps),
         )
         self._hold(generation[name], own)
 
@@ -120,6 +129,7 @@ class _Kept:
 
     names: Mapping[str, tuple[str, ...]]  # bundle -> its tensors: a file keeps neither their order nor empty bundles
     size: int
+    stamp: int
     file: Path | None = None
 
     def load(self) -> Parcel:

@@ -121,6 +121,7 @@ class Crew:
     def _serve(self, link: Connection, others: list[Connection]) -> None:
         """A worker's life: until its pipe closes."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked decides when to stop
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for other in others:
             other.close()  # or a pipe would stay open after its owner has gone
         torch.set_num_threads(1)

@@ -5,12 +5,11 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..models import Model
 from ..tensors import Parcel
 from ..training import Client, Layout, Outcome, on_device
-from .metrics import hits
+from .positions import scored
 
 
 @lru_cache(maxsize=4096)
@@ -51,9 +50,9 @@ class Exam:
         made: dict[str, list[Tensor]] = {"loss": [], "right": []}
         for rows in inbox["order"]["rows"][0].split(self.batch_size):
             x, y = client.preparation(client.tests.x[rows]).unsqueeze(0), client.tests.y[rows]
-            logits = client.model(inbox["weights"], x).logits[0]
-            made["loss"].append(F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y))
-            made["right"].append(hits(logits, y))
+            losses, right = scored(client.model(inbox["weights"], x).logits[0], y)
+            made["loss"].append(losses)
+            made["right"].append(right)
         return Outcome(send={"scores": {name: torch.cat(parts).unsqueeze(0) for name, parts in made.items()}})
 
     @on_device(sends={"exits": answers}, mixes=False)

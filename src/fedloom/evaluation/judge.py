@@ -15,7 +15,7 @@ from ..tensors import Tensors
 from ..training import Schedule, mask_logits
 from .exam import Exam, exit_names, last_exit
 from .metrics import hits, log_loss, per_group, percent
-from .personal import FineTune, Personal, by_acquaintance, share_right
+from .personal import FineTune, Personal, by_acquaintance
 from .rows import Row
 from .static_batchnorm import StaticBatchNorm
 from .text import TextJudge
@@ -63,7 +63,7 @@ class Judge:
         models = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
         filled = self.statistics.fill(models, fleet, ask, round_number)
         labels = self.dataset.test.y
-        if labels.dim() > 1:
+        if self.by_position:
             yield from self.text.rows(name, filled, fleet, ask, round_number)
             return
         for tier, logits in self.logits(filled, fleet, ask).items():
@@ -152,19 +152,26 @@ class Judge:
 
     def personal(self, candidate: DeviceModel) -> Personal:
         whole = self.dataset.test.x, self.dataset.test.y
-        return Personal(candidate, whole if "global" in self.tests else None, self.device_batch)
+        rows = self.batch_size if self.by_position else None
+        return Personal(candidate, whole if "global" in self.tests else None, self.device_batch, rows)
+
+    @property
+    def by_position(self) -> bool:
+        """Whether every position of an example is a question of its own."""
+        return self.dataset.test.y.dim() > 1
 
     @property
     def device_batch(self) -> int:
-        """Examples at a time where devices judge: many devices do it at once, and memory must not grow with them."""
-        return max(1, self.batch_size // 8)
+        """Examples at a time where devices judge: many devices do it at once, and memory must not grow with them, nor
+        with the positions that one example has."""
+        return max(1, self.batch_size // 8 // math.prod(self.dataset.test.y.shape[1:]))
 
     def _device_rows(
         self, name: str, candidate: DeviceModel, fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
         address = ("personal", json.dumps(candidate.unseen_logit), *candidate.found_at)
-        measure = self.personal(candidate).measure
-        task = replace(measure, schedule=Schedule(self.statistics.batch_size), address=address)
+        personal = self.personal(candidate)
+        task = replace(personal.measure, schedule=Schedule(self.statistics.batch_size), address=address)
         tiers = [tier.name for tier in judged_tiers(candidate, fleet)]
         asked = [device for device in fleet.devices(round_number) if device.tier in tiers]
         replies = sorted(ask(task, {one: candidate.inbox(one) for one in asked}), key=lambda reply: reply.device.name)
@@ -173,11 +180,11 @@ class Judge:
             for shown, said in groups.items():
                 for tier in tiers:
                     of_tier = [reply for reply in said if reply.device.tier == tier]
-                    if of_tier:
-                        yield Row(round_number, name, tier, "", shown, "accuracy", share_right(of_tier, test))
+                    for metric, value in personal.measured(of_tier, test).items() if of_tier else ():
+                        yield Row(round_number, name, tier, "", shown, metric, value)
                 for reply in said:
-                    one, share = reply.device, share_right([reply], test)
-                    yield Row(round_number, name, one.tier, one.name, shown, "accuracy", share)
+                    for metric, value in personal.measured([reply], test).items():
+                        yield Row(round_number, name, reply.device.tier, reply.device.name, shown, metric, value)
 
 
 def judged_tiers(candidate: Candidate, fleet: Fleet) -> list[Tier]:

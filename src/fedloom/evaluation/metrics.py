@@ -1,7 +1,5 @@
 """Exact definitions of what is measured."""
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,12 +19,9 @@ def log_loss(logits: Tensor, labels: Tensor) -> float:
     return float(F.cross_entropy(logits.double(), labels))
 
 
-def perplexities(losses: Tensor, batch_size: int) -> tuple[float, float]:
-    """Of losses [rows, positions]: the mean over batches of the exponential of a batch's mean, weighted by rows, as
-    HeteroFL reports it; and the exponential of the mean over all."""
-    batches = [(float(batch.double().mean()), len(batch)) for batch in losses.split(batch_size)]
-    mean_of_exponentials = sum(math.exp(mean) * rows for mean, rows in batches) / len(losses)
-    return mean_of_exponentials, math.exp(float(losses.double().mean()))
+def exponential(mean_loss: float) -> float:
+    """Perplexity from a mean loss; a model that is lost beyond numbers has an infinite one."""
+    return float(torch.tensor(mean_loss, dtype=torch.float64).exp())
 
 
 def unigram_perplexity(seen: Tensor, asked: Tensor, classes: int) -> float:

@@ -14,11 +14,29 @@ from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
 from ..models import Model
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, Schedule, Sgd, fit, label_loss, mask_logits, on_device, own_statistics, shaped
+from ..training import (
+    Batch,
+    Client,
+    Layout,
+    Outcome,
+    Schedule,
+    Sgd,
+    fit,
+    label_loss,
+    mask_logits,
+    on_device,
+    own_statistics,
+    shaped,
+)
 from .metrics import hits, percent
+from .positions import SUMS, position_metrics, tallied
 from .rows import Row
 
 COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
+
+
+Answers = Iterator[tuple[Batch, Tensor, Tensor]]
+"""What a block of devices was asked, its logits [K, batch, ..., classes], and which of them are no padding."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +46,37 @@ class Personal:
     candidate: DeviceModel
     whole_test: tuple[Tensor, Tensor] | None
     batch_size: int
+    perplexity_batch: int | None = None  # where every position is answered: so many rows make a batch
 
-    @on_device(sends={"local": COUNTS, "global": COUNTS}, mixes=False)
+    @on_device(sends={"local": "sums", "global": "sums"}, mixes=False)
     def measure(self, client: Client, inbox: Parcel) -> Outcome:
         model, carried = self.candidate.carried(client, inbox)
         client = replace(client, model=model)
         weights = own_statistics(client, carried)
         with torch.no_grad():
-            own = own_test(client, weights, self.batch_size, self.candidate.unseen_logit)
-            return Outcome(send={"local": own, "global": self._whole(client, weights)})
+            own = self._summed(client, own_answers(client, weights, self.batch_size, self.candidate.unseen_logit))
+            return Outcome(send={"local": own, "global": self._summed(client, self._whole_answers(client, weights))})
 
-    def _whole(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
+    def sums(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        return (SUMS if self.perplexity_batch else COUNTS)(model, inbox, examples)
+
+    def _summed(self, client: Client, answers: Answers) -> dict[str, Tensor]:
         devices = len(client.seen_labels)
-        correct = total = torch.zeros(devices, dtype=torch.float64)
-        for x, y in zip(*(part.split(self.batch_size) for part in self.whole_test or ()), strict=True):
-            prepared = client.preparation(x)
-            logits = client.model(weights, prepared.expand(devices, *prepared.shape)).logits
-            correct, total = correct + hits(logits, y).flatten(1).sum(1), total + y.numel()
-        return {"correct": correct, "total": total}
+        if self.perplexity_batch:
+            return tallied(answers, client.preparation, devices, self.perplexity_batch)
+        return counted(answers, devices)
+
+    def _whole_answers(self, client: Client, weights: Tensors) -> Answers:
+        devices = len(client.seen_labels)
+        for examples in zip(*(part.split(self.batch_size) for part in self.whole_test or ()), strict=True):
+            x, y = (one.expand(devices, *one.shape) for one in (client.preparation(examples[0]), examples[1]))
+            yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool)
+
+    def measured(self, replies: Sequence[Reply], test: str) -> dict[str, float]:
+        """Metric by metric, all answers of these devices counted alike."""
+        if self.perplexity_batch:
+            return position_metrics([reply.sent[test] for reply in replies])
+        return {"accuracy": share_right(replies, test)}
 
 
 @dataclass(frozen=True)
@@ -114,32 +145,40 @@ def _parcel(model: Model, weights: Tensors) -> Parcel:
     return {"weights": {name: weights[name] for name in model.shapes()}, **({"statistics": given} if given else {})}
 
 
-def own_test(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> dict[str, Tensor]:
+def own_test(client: Client, weights: Tensors, size: int) -> dict[str, Tensor]:
     """Per device, right answers and questions on its own test examples: [K] each."""
-    correct = total = torch.zeros(len(client.seen_labels), dtype=torch.float64)
-    for batch, real in client.test_batches(size):
-        if client.model.mixes_examples() and not bool(real.all()):
-            right = _without_padding(client, weights, batch.x, batch.y, real, unseen_logit)
-        else:
-            logits = mask_logits(client.model(weights, batch.x).logits, client.seen_labels, unseen_logit)
-            right = hits(logits, batch.y)
-            right = right & real.view(*real.shape, *[1] * (right.dim() - 2))
-        asked = batch.y[0, 0].numel() if batch.y.shape[1] else 1  # positions of one example
-        correct, total = correct + right.flatten(1).sum(1), total + asked * real.sum(1)
+    return counted(own_answers(client, weights, size), len(client.seen_labels))
+
+
+def counted(answers: Answers, devices: int) -> dict[str, Tensor]:
+    correct = total = torch.zeros(devices, dtype=torch.float64)
+    for batch, logits, real in answers:
+        correct, total = correct + (hits(logits, batch.y) & real).sum(1), total + real.sum(1)
     return {"correct": correct, "total": total}
 
 
-def _without_padding(
-    client: Client, weights: Tensors, x: Tensor, y: Tensor, real: Tensor, unseen_logit: float | None
-) -> Tensor:
-    """Device by device, for models that would see the padding: which of the real answers are right."""
-    right = torch.zeros_like(real)
+def own_answers(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> Answers:
+    """To the devices' own test examples."""
+    for batch, real in client.test_batches(size):
+        if client.model.mixes_examples() and not bool(real.all()):
+            logits = _without_padding(client, weights, batch.x, real)
+        else:
+            logits = client.model(weights, batch.x).logits
+        yield batch, mask_logits(logits, client.seen_labels, unseen_logit), real
+
+
+def _without_padding(client: Client, weights: Tensors, x: Tensor, real: Tensor) -> Tensor:
+    """Device by device, for models that would see the padding, whose own logits are zero."""
+    made: dict[int, Tensor] = {}
     for k in range(len(real)):
         if bool(real[k].any()):
             own = {name: weight[k : k + 1] for name, weight in weights.items()}
-            logits = client.model(own, x[k : k + 1, real[k]]).logits
-            right[k, real[k]] = hits(mask_logits(logits, client.seen_labels[k : k + 1], unseen_logit), y[k, real[k]])[0]
-    return right
+            made[k] = client.model(own, x[k : k + 1, real[k]]).logits[0]
+    one = next(iter(made.values()))  # the longest list reaches into every batch
+    logits = one.new_zeros(*real.shape, *one.shape[1:])
+    for k, answered in made.items():
+        logits[k, real[k]] = answered
+    return logits
 
 
 def share_right(replies: Sequence[Reply], test: str) -> float:

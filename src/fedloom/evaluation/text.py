@@ -11,7 +11,7 @@ from ..fleet import Ask, Fleet, Tier
 from ..tensors import Tensors
 from ..training import Schedule
 from .exam import Exam
-from .metrics import percent, perplexities
+from .positions import device_sums, hidden_positions, position_metrics, row_sums
 from .rows import Row
 
 
@@ -41,19 +41,10 @@ class TextJudge:
         return {tier: said.get(tier.name, silent) for tier in models}
 
     def _measured(self, losses: Tensor, right: Tensor) -> dict[str, float]:
-        mean_of_exponentials, exponential_of_mean = perplexities(losses, self.batch_size)
-        found = {
-            "perplexity": mean_of_exponentials,
-            "perplexity_of_mean": exponential_of_mean,
-            "accuracy": percent(float(right.sum()), right.numel()),
-        }
         hidden = self.hidden()
-        if hidden is not None and bool(hidden.any()):
-            _, found["perplexity_hidden"] = perplexities(losses[hidden].unsqueeze(0), 1)
-            found["accuracy_hidden"] = percent(float(right[hidden].sum()), int(hidden.sum()))
-        return found
+        rows = row_sums(losses[None], right[None], None if hidden is None else hidden[None])
+        everything = torch.ones(1, len(losses), dtype=torch.bool)
+        return position_metrics([device_sums(rows, everything, self.batch_size)])
 
     def hidden(self) -> Tensor | None:
-        """Which positions of the test set the model does not see; None where nothing is ever hidden."""
-        token = self.dataset.preparation.mask_token
-        return None if token is None else self.dataset.test.x == token
+        return hidden_positions(self.dataset.preparation, self.dataset.test.x)

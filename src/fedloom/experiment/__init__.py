@@ -4,9 +4,11 @@ from .assemble import Experiment, assemble
 from .compare import Comparison, Result, comparison
 from .controls import CONTROLS, arms, serving
 from .costing import TierCost, tier_costs
+from .faults import NoQuorum
 from .load import Loaded, load
 from .problems import Problem, RecipeError
-from .run import NothingAdmitted, Round, Run, recorded
+from .record import NothingAdmitted, recorded
+from .run import Round, Run
 from .tables import Tables
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "Comparison",
     "Experiment",
     "Loaded",
+    "NoQuorum",
     "NothingAdmitted",
     "Problem",
     "RecipeError",

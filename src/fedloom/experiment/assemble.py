@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,18 +14,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..data import Dataset, Partition
-from ..engines import InProcess, Member, Memory, ProcessPool, Refusal, shelf
+from ..engines import Attacked, InProcess, Member, Memory, Norms, ProcessPool, Refusal, shelf
 from ..evaluation import FineTune, Judge, StaticBatchNorm
 from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, nesting_problem, side_by_side
+from ..footprints import RULES, Defence, Merge, coverage_mean
 from ..methods import Method
 from ..models import Model, model
 from ..seeds import generator
 from ..tensors import Tensors
 from ..training import OPTIMISERS, RATES, Schedule, Task
 from .choices import picked
+from .clock import build_clock
+from .faults import Faults, build_faults
 from .load import Loaded
+from .privacy import refuse_known_noise, refuse_uncovered
 from .problems import Problem, RecipeError
+from .recipe import DefencePart
 from .sources import Outline, build_partition, outline_of, public_examples, read_data
+from .standing import Standing
 from .tables import Tables
 
 
@@ -43,6 +49,9 @@ class Experiment:
     refusals: list[tuple[int, Refusal]]
     warm: Tensors | None
     public: Tensor | None  # what the server has
+    merge: Merge
+    faults: Faults
+    standing: Standing = field(default_factory=Standing)  # changes as the run goes
 
 
 def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
@@ -114,8 +123,15 @@ def build_method(loaded: Loaded, tables: Tables, fleet: Fleet) -> Method:
     return made
 
 
+def build_merge(defence: DefencePart) -> Merge:
+    """How replies become weights: the papers' mean, or a rule that a few bad ones cannot bend."""
+    rule = picked(RULES, {"rule": defence.rule, **defence.settings}, "rule")()
+    return Defence(rule, defence.thin, defence.thin_below) if rule else coverage_mean
+
+
 def refuse_deployment(loaded: Loaded, method: Method) -> None:
     """Raise unless real devices may be asked for what this method takes from them."""
+    refuse_known_noise(loaded)
     if method.simulated:
         said = f"{loaded.recipe.method.name} takes {method.leaves}"
         raise loaded.error(Problem(("method", "name"), "SIMULATION_ONLY", said))
@@ -128,7 +144,9 @@ def refuse_deployment(loaded: Loaded, method: Method) -> None:
 def build(loaded: Loaded, tables: Tables, seen: Outline) -> tuple[Fleet, Method]:
     """Who learns and how: all of a recipe that can be refused without its data."""
     fleet = build_fleet(loaded, tables, seen)
-    return fleet, build_method(loaded, tables, fleet)
+    method = build_method(loaded, tables, fleet)
+    refuse_uncovered(loaded, fleet, method)
+    return fleet, method
 
 
 def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
@@ -188,6 +206,11 @@ def assemble(
     warm = warm_start(loaded, fleet)
     held = shelf(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
+    standing, admission = Standing(), recipe.admission
+
+    def tell(round_number: int, refusal: Refusal) -> None:
+        refusals.append((round_number, refusal))
+
     alone = InProcess(
         shelf=held,
         memory=Memory(lambda device: method.prepare(device, recipe.seed, warm)),
@@ -198,7 +221,9 @@ def assemble(
         label_smoothing=recipe.training.label_smoothing,
         block=recipe.engine.block,
         blocks=recipe.engine.blocks,
-        on_refusal=lambda round_number, refusal: refusals.append((round_number, refusal)),
+        on_refusal=tell,
+        most_examples=admission.most_examples,
+        norms=Norms(admission.norm, lambda: standing.others.setdefault("norms", {})) if admission.norm else None,
     )
     judge = Judge(
         dataset=dataset,
@@ -212,13 +237,16 @@ def assemble(
     )
     engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
     public = public_examples(loaded, tables, folder, dataset)
-    return Experiment(loaded, dataset, partition, fleet, method, engine, judge, refusals, warm, public)
+    return Experiment(
+        loaded, dataset, partition, fleet, method, engine, judge, refusals, warm, public, build_merge(recipe.defence),
+        build_faults(loaded, fleet, alone, build_clock(loaded, method, fleet), tell), standing,
+    )  # fmt: skip
 
 
 def simulation(experiment: Experiment) -> InProcess:
     """The engine that knows the experiment's devices, be there workers or not."""
     engine = experiment.engine
-    return engine.inner if isinstance(engine, ProcessPool) else cast(InProcess, engine)
+    return engine.inner if isinstance(engine, ProcessPool | Attacked) else cast(InProcess, engine)
 
 
 def member(experiment: Experiment) -> Member:

@@ -15,7 +15,8 @@ from ..tensors import Tensors
 from .assemble import Experiment, assemble
 from .load import load
 from .problems import Problem, RecipeError
-from .run import SHARED, one_thread
+from .record import SHARED
+from .run import one_thread
 from .tables import Tables
 
 STATISTICS_OF = 200  # examples

@@ -17,7 +17,8 @@ from .costing import rehearse
 from .load import Loaded
 from .problems import Problem, nearest
 from .recipe import Compare
-from .run import Round, one_thread, recorded
+from .record import recorded
+from .run import Round, one_thread
 from .sources import outline_of
 from .tables import Tables
 

@@ -3,13 +3,15 @@
 import re
 from typing import Annotated, Any, Literal
 
-from annotated_types import Len
+from annotated_types import Interval, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from ..fleet import Assignment
+from ..fleet import Assignment, Sampling
+from ..footprints import Thin
 from ..settings import Count, Fraction, Natural, NotNegative, Positive, Share
 
+Accountant = Literal["rdp", "pld"]
 FILE_NAME = r"^\w[\w.+-]*$"
 
 
@@ -59,6 +61,7 @@ class Data(OpenPart):
 
 class FleetPart(Part):
     participation: Share = 1.0
+    sampling: Sampling = "fixed_size"
     assignment: Assignment = "fixed"
     eligible: tuple[str, ...] = ()
     unseen: Fraction = 0.0  # a share of the devices that is judged but never trains
@@ -113,10 +116,91 @@ class EnginePart(Part):
     blocks: dict[str, Count] = Field(default_factory=dict)  # the same, tier by tier
 
 
+class CheckpointPart(Part):
+    """How often a run is saved: after every so many rounds; "auto", as often as a twentieth of its time allows; 0, only
+    when it is interrupted or ends."""
+
+    every: Natural | Literal["auto"] = "auto"
+
+
+class AdmissionPart(Part):
+    """What the gate between devices and a method minds beside form: off unless said, for no paper has it."""
+
+    norm: Annotated[float, Interval(ge=1)] | None = None  # times the median of their like, for updates
+    quarantine: Count | None = None  # rounds in a row
+    most_examples: Count = 10**9  # that a device may say it holds
+
+
+class DefencePart(OpenPart):
+    """How replies are merged when some may be bad. Other keys are settings of the rule."""
+
+    rule: str = "none"
+    thin: Thin = "hold"  # what becomes of entries with too few votes for the rule
+    thin_below: Count = 3  # votes
+
+
+class DeadTier(Part):
+    """A tier that cannot be reached from one round to another, both counted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+    tier: str
+    first: Count = Field(alias="from")
+    to: Count
+
+    @field_validator("to")
+    @classmethod
+    def _ends_after_it_begins(cls, to: int, about: ValidationInfo) -> int:
+        if to < about.data.get("first", 0):
+            raise wrong("a window cannot end before it begins")
+        return to
+
+
+class Corrupt(Part):
+    """Devices, so many or a share of all, whose replies are always broken."""
+
+    devices: Count | Share
+    how: Literal["nan", "inf", "huge", "shape", "any"] = "any"
+
+
+class FaultsPart(Part):
+    """What goes wrong in a round, and how much of that it takes."""
+
+    dropout: Fraction = 0.0
+    trace: str | None = None
+    stragglers: dict[str, Any] | None = None
+    dead: tuple[DeadTier, ...] = ()
+    corrupt: Corrupt | None = None
+    deadline: Positive | None = None  # seconds on the fleet's own devices
+    quorum: Fraction = 0.0
+    ring_quorum: Count = 1
+    over_selection: NotNegative = 0.0
+    give_up_after: Count = 5
+
+
 class Privacy(Part):
-    """What whoever deploys a recipe has to say yes to."""
+    """What whoever deploys a recipe has to say yes to; and, with `clip` and `noise`, how every single device is hidden:
+    updates no longer than `clip`, and Gaussian noise of `noise` times that on their sum."""
 
     acknowledge_feature_sharing: bool = False
+    clip: Positive | None = None
+    noise: Positive | None = None
+    delta: Annotated[float, Interval(gt=0, lt=1)] = 1e-5
+    target_epsilon: Positive | None = None
+    accountant: Accountant = "rdp"
+
+    @field_validator("noise", "target_epsilon")
+    @classmethod
+    def _only_with_the_rest(cls, value: float | None, about: ValidationInfo) -> float | None:
+        if value is not None and about.data.get("clip", 1.0) is None:  # a clip that is wrong itself has been told of
+            raise wrong(f"without privacy.clip there is no differential privacy for {about.field_name} to be part of")
+        return value
+
+    @field_validator("accountant")
+    @classmethod
+    def _can_count_so(cls, value: Accountant, about: ValidationInfo) -> Accountant:
+        if value == "pld" and (about.data.get("noise") or 1.0) < 0.3:
+            raise wrong("pld takes gigabytes where there is so little noise; use rdp, or privacy.noise from 0.3 on")
+        return value
 
 
 class Start(Part):
@@ -175,9 +259,21 @@ class Recipe(Part):
     method: MethodPart
     evaluation: Evaluation = Field(default_factory=Evaluation)
     engine: EnginePart = Field(default_factory=EnginePart)
+    faults: FaultsPart = Field(default_factory=FaultsPart)
     start: Start = Field(default_factory=Start)
+    checkpoints: CheckpointPart = Field(default_factory=CheckpointPart)
+    defence: DefencePart = Field(default_factory=DefencePart)
     privacy: Privacy = Field(default_factory=Privacy)
+    admission: AdmissionPart = Field(default_factory=AdmissionPart)
     compare: Compare = Field(default_factory=Compare)
+
+    @field_validator("admission")
+    @classmethod
+    def _nobody_decides_about_others(cls, admission: AdmissionPart, about: ValidationInfo) -> AdmissionPart:
+        privacy = about.data.get("privacy")
+        if admission.norm is not None and privacy is not None and privacy.clip is not None:
+            raise wrong("with differential privacy no device may decide whether another is heard; unset admission.norm")
+        return admission
 
     @field_validator("compare")
     @classmethod

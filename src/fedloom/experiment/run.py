@@ -1,35 +1,24 @@
-"""The loop: draw a cohort, let the method have its round, judge when due, write it down."""
+"""The loop: draw a cohort, let the method have its round, judge when due."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..engines import Refusal
 from ..evaluation import Row
-from ..evaluation.judge import judged_tiers
-from ..evaluation.metrics import unigram_perplexity
-from ..fleet import Ask, Device, ServerModel, Traffic, Turn, draw_cohort
-from ..reporting import Final, Journal, read_rows, summarise
-from ..tensors import Parcel, fingerprint
+from ..fleet import Ask, Device, Traffic, Turn
+from ..reporting import Final, read_rows, summarise
+from ..tensors import Parcel
 from .assemble import Experiment
+from .checkpoint import Point
 from .clock import round_seconds
-from .toml import dumps
-
-SHARED = "shared.safetensors"
-
-
-class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
-    """A run in which no reply of any device could be used: nothing was learned, and it must not look as if."""
-
-    def __init__(self, first: Refusal, folder: Path):
-        super().__init__(f"no reply was ever admitted; device {first.device}: {first.code}: {first.reason}")
-        self.hint = f"every refusal is in {folder / 'events.jsonl'}"
+from .merging import merge_for
+from .privacy import spent
+from .quarantine import note_refusals, trusted
 
 
 @dataclass(frozen=True)
@@ -45,36 +34,51 @@ class Round:
     server: Parcel
 
 
-def rounds(experiment: Experiment) -> Iterator[Round]:
-    """All rounds of an experiment, one after the other."""
-    recipe, method, fleet, engine = (
-        experiment.loaded.recipe, experiment.method, experiment.fleet, experiment.engine,
+def rounds(experiment: Experiment, since: Point | None = None) -> Iterator[Round]:
+    """All rounds of an experiment, one after the other, or those that are left."""
+    recipe, method, fleet, engine, faults = (
+        experiment.loaded.recipe, experiment.method, experiment.fleet, experiment.engine, experiment.faults,
     )  # fmt: skip
-    server = method.start(fleet, recipe.seed, experiment.warm)
-    for number in range(1, recipe.rounds + 1):
+    gone = since.number if since else 0
+    server = since.server if since and gone else method.start(fleet, recipe.seed, experiment.warm)
+    for number in range(gone + 1, recipe.rounds + 1):
         began, before = time.perf_counter(), len(experiment.refusals)
         last = number == recipe.rounds
-        turn = _turn(experiment, number, draw_cohort(fleet, recipe.fleet.participation, number))
-        server = method.round(server, turn)
-        engine.commit(number)
+        turn = _turn(experiment, number, trusted(experiment, faults.cohort(number)))
+        server = faults.settled(experiment.standing, turn, server, method.round(server, turn))
+        note_refusals(experiment, turn, [one for _, one in experiment.refusals[before:]])
         due = last or number % recipe.evaluation.every == 0
         rows = judged(experiment, server, number, last) if due else []
+        engine.commit(number)
         yield _done(experiment, turn, server, rows, began, before)
+        faults.give_up(experiment.standing)
+    if gone > recipe.rounds:  # the last exchange is over too
+        return
     began, before = time.perf_counter(), len(experiment.refusals)
-    turn = _turn(experiment, recipe.rounds + 1, fleet.members(recipe.rounds + 1))
+    turn = _turn(experiment, recipe.rounds + 1, trusted(experiment, faults.members(recipe.rounds + 1)))
     ended = method.finish(server, turn)
     if ended is not None:  # a last exchange is one more round, in which everybody may take part
+        ended = faults.settled(experiment.standing, turn, server, ended)
+        rows = judged(experiment, ended, turn.number, True)
         engine.commit(turn.number)
-        yield _done(experiment, turn, ended, judged(experiment, ended, turn.number, True), began, before)
+        yield _done(experiment, turn, ended, rows, began, before)
 
 
 def _turn(experiment: Experiment, number: int, cohort: list[Device]) -> Turn:
-    return Turn(number, cohort, experiment.fleet, experiment.engine, public=experiment.public)
+    merge = merge_for(experiment, number)
+    turn = Turn(number, cohort, experiment.fleet, experiment.engine, merge, experiment.public)
+    return experiment.faults.around(turn)
 
 
 def _done(experiment: Experiment, turn: Turn, server: Parcel, rows: list[Row], began: float, before: int) -> Round:
-    figures = {"down": turn.traffic.down, "up": turn.traffic.up, "clock": round_seconds(experiment, turn)}
+    figures = {
+        "down": turn.traffic.down,
+        "up": turn.traffic.up,
+        "clock": round_seconds(experiment, turn),
+        "epsilon": spent(experiment.loaded.recipe, turn.number),
+    }
     moved = [Row(turn.number, "", "", "", "", name, one) for name, one in figures.items() if one is not None]
+    moved += experiment.faults.rows(experiment.standing, turn)
     return Round(
         turn.number, max(turn.number, experiment.loaded.recipe.rounds), turn.traffic,
         tuple(one for _, one in experiment.refusals[before:]), (*rows, *moved), time.perf_counter() - began, server,
@@ -106,63 +110,6 @@ class Run:
     @property
     def final(self) -> list[Final]:
         return [one for one in summarise(self.rows()) if one.candidate]
-
-
-def recorded(experiment: Experiment, folder: Path) -> Iterator[Round]:
-    """The rounds of an experiment, each written into the run's folder before it is handed on."""
-    journal, seen, replied, began = Journal(folder), 0, 0, time.perf_counter()
-    with one_thread(), closing(experiment.engine):
-        journal.open(dumps(experiment.loaded.recipe.document()), manifest(experiment))
-        with journal.watched():
-            experiment.partition.save(folder / "partition.json")
-            for done in rounds(experiment):
-                journal.rows(done.rows)
-                new, seen = experiment.refusals[seen:], len(experiment.refusals)
-                journal.events({"round": number, **asdict(refusal)} for number, refusal in new)
-                replied += done.traffic.replied
-                yield done
-            if not replied and experiment.refusals:
-                raise NothingAdmitted(experiment.refusals[0][1], folder)
-            save_models(experiment, done.server, journal)
-            seconds = round(time.perf_counter() - began, 3)
-            journal.update(status="finished", sha256=fingerprint(done.server), seconds=seconds)
-
-
-def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> None:
-    """Every tier's model with its normalisation statistics, ready to be used; where the server has no whole model, the
-    weights that it has."""
-    fleet, number = experiment.fleet, experiment.loaded.recipe.rounds
-    ask = asker(experiment, number)
-    candidates = experiment.method.candidates(server)
-    if "weights" in server and not any(isinstance(one, ServerModel) for one in candidates.values()):
-        journal.tensors(SHARED, server["weights"])
-    for name, candidate in candidates.items():
-        if not isinstance(candidate, ServerModel):
-            continue
-        models = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
-        for tier, weights in experiment.judge.statistics.fill(models, fleet, ask, number).items():
-            about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
-            journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)
-
-
-def manifest(experiment: Experiment) -> Mapping[str, Any]:
-    return {
-        "seed": experiment.loaded.recipe.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "data": experiment.dataset.fingerprint(),
-        "partition": experiment.partition.fingerprint(),
-        "test_examples": len(experiment.dataset.test),
-        **unigram(experiment),
-    }
-
-
-def unigram(experiment: Experiment) -> Mapping[str, float]:
-    """For text with hidden words, how well they are guessed by one who knows only how often each word occurs."""
-    dataset, hidden = experiment.dataset, experiment.judge.text.hidden()
-    if hidden is None or dataset.test.y.dim() < 2 or not bool(hidden.any()):
-        return {}
-    asked = dataset.test.y[hidden]
-    return {"unigram_perplexity_hidden": unigram_perplexity(dataset.train.y, asked, dataset.classes)}
 
 
 @contextmanager

@@ -6,10 +6,12 @@ from typing import Any
 
 from ..data import PARTITIONS, PREPARATIONS
 from ..evaluation import FineTune, StaticBatchNorm
+from ..fleet.stragglers import STRAGGLERS
+from ..footprints import RULES
 from ..training import OPTIMISERS, RATES
 from .choices import choice_problems, setting_problems
 from .problems import Problem, nearest
-from .recipe import Data, ModelPart, TierPart
+from .recipe import Data, DefencePart, ModelPart, TierPart
 from .tables import Tables
 
 HANDED_TO_FAMILIES = ("input_shape", "classes", "widest", "tokens")
@@ -28,6 +30,8 @@ def wording_problems(document: Mapping[str, Any], tables: Tables) -> list[Proble
     if "method" in parts:
         problems += choice_problems(tables.methods, parts["method"], ("method",), key="name")
         problems += _parts(parts["method"], [str(tier.get("name")) for tier in tiers], tables)
+    problems += _defence(parts.get("defence", {}))
+    problems += _faults(parts.get("faults", {}), [str(tier.get("name")) for tier in tiers])
     statistics = parts.get("evaluation", {}).get("statistics", {})
     if isinstance(statistics, Mapping):
         problems += setting_problems(StaticBatchNorm, statistics, ("evaluation", "statistics"))
@@ -56,6 +60,20 @@ def _parts(method: Mapping[str, Any], tiers: Sequence[str], tables: Tables) -> l
     return problems
 
 
+def _faults(faults: Mapping[str, Any], tiers: Sequence[str]) -> list[Problem]:
+    problems = []
+    if isinstance(faults.get("stragglers"), Mapping):
+        place = ("faults", "stragglers")
+        problems += choice_problems(STRAGGLERS, faults["stragglers"], place, given=("fleet",))
+    said = faults.get("dead")
+    for number, window in enumerate(said if isinstance(said, list | tuple) else ()):
+        if isinstance(window, Mapping) and "tier" in window and window["tier"] not in tiers:
+            hint, name = nearest(str(window["tier"]), tiers), window["tier"]
+            there = ("faults", "dead", number, "tier")
+            problems.append(Problem(there, "RECIPE_NAME", "there is no tier of that name", hint, name))
+    return problems
+
+
 def _part(tiers: tuple[str, ...], align: bool = False) -> None:
     """What every part has beside its method."""
 
@@ -80,6 +98,12 @@ def _data(data: Mapping[str, Any], tables: Tables) -> list[Problem]:
         place = ("data", "preparation")
         problems.append(Problem(place, "RECIPE_NAME", "there is no preparation of that name", hint, preparation))
     return problems
+
+
+def _defence(defence: Mapping[str, Any]) -> list[Problem]:
+    known = DefencePart.model_fields
+    own = {key: value for key, value in defence.items() if key == "rule" or key not in known}
+    return choice_problems(RULES, {"rule": known["rule"].default, **own}, ("defence",), "rule", beside=known)
 
 
 def _training(training: Mapping[str, Any]) -> list[Problem]:

@@ -1,7 +1,7 @@
 """The fleet as the server knows it: devices, tiers, who takes part, and one turn of a method."""
 
 from .candidate import Candidate, Carried, DeviceModel, ServerModel, slices
-from .cohort import draw_cohort
+from .cohort import Sampling, draw_cohort, expected_voters
 from .device import AT_THE_SERVER, Ask, Device, Engine, Reply, Tier
 from .tiers import Assignment, BadTier, Fleet, nested, nesting_problem, parameters, side_by_side
 from .turn import Traffic, Turn
@@ -18,11 +18,13 @@ __all__ = [
     "Engine",
     "Fleet",
     "Reply",
+    "Sampling",
     "ServerModel",
     "Tier",
     "Traffic",
     "Turn",
     "draw_cohort",
+    "expected_voters",
     "nested",
     "nesting_problem",
     "parameters",

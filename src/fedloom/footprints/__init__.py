@@ -1,13 +1,21 @@
 """How a small model lies inside a large one, and how many small ones become the large one again."""
 
 from .coverage import Contribution, Merge, coverage_mean
+from .defence import Defence, Thin
 from .footprint import Footprint, Place, between, carve, centred, fits, is_part, leading, part_of, rolling
+from .private import Electorate, PrivateMerge
+from .robust import RULES
 
 __all__ = [
+    "RULES",
     "Contribution",
+    "Defence",
+    "Electorate",
     "Footprint",
     "Merge",
     "Place",
+    "PrivateMerge",
+    "Thin",
     "between",
     "carve",
     "centred",

@@ -46,9 +46,9 @@ def _mean(old: Tensor, parts: list[Part]) -> Tensor:
     """One tensor after the other, so that its sum stays in the cache."""
     first = parts[0]
     whole_first = first.tensor.shape == old.shape and all(isinstance(axis, slice) for axis in first.block)
-    total = first.tensor.double() if whole_first else torch.zeros_like(old, dtype=torch.float64)
+    total = first.tensor.to(torch.float64, copy=True) if whole_first else torch.zeros_like(old, dtype=torch.float64)
     if whole_first and first.weight != 1:
-        total = total * first.weight
+        total *= first.weight
     for block, tensor, weight in parts[1:] if whole_first else parts:
         _add(total, block, tensor, weight)
     rings = _nested(parts)

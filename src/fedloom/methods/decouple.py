@@ -16,6 +16,7 @@ class Decouple(Method):
 
     paper = "Acar & Saligrama, 2022"
     leaves, keeps, gives = "weights", "nothing", "global"
+    unmerged = "votes in several merges, one for each tier"
     train = train_on_labels
 
     report: bool = False

@@ -6,7 +6,7 @@ from typing import Literal
 from ..fleet import Turn
 from ..footprints import Contribution
 from ..tensors import Parcel
-from .method import Method, train_on_labels
+from .method import BY_EXAMPLES, Method, train_on_labels
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class FedAvg(Method):
     train = train_on_labels
 
     weighting: Literal["examples", "uniform"] = "examples"
+
+    @property
+    def unmerged(self) -> str:
+        return BY_EXAMPLES if self.weighting == "examples" else ""
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})

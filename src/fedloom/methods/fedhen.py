@@ -14,7 +14,7 @@ from ..fleet import Candidate, Fleet, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
 from ..training import Batch, Client, Outcome, cross_entropy, fit, like, on_device
-from .latest import received, report_problem, reports, with_latest
+from .latest import KEPT, received, report_problem, reports, with_latest
 from .method import Method
 
 
@@ -45,6 +45,10 @@ class FedHeN(Method):
             return torch.stack([cross_entropy(logits, batch) for logits in exits.values()]).sum(0)
 
         return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+
+    @property
+    def unmerged(self) -> str:
+        return KEPT if self.report else ""
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"]), **reports(server)}

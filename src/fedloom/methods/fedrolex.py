@@ -7,10 +7,10 @@ every size.
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Fleet, Turn
-from ..footprints import Contribution, between, rolling
+from ..fleet import Fleet, Tier, Turn
+from ..footprints import Contribution, Footprint, between, rolling
 from ..tensors import Parcel
-from .method import Method, train_on_labels
+from .method import BY_EXAMPLES, Method, train_on_labels
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,19 @@ class FedRolex(Method):
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
-        whole, place = turn.fleet.whole.shapes(), rolling(turn.number - 1)
-        window = {model: between(model.shapes(), whole, place) for model in {device.model for device in turn.cohort}}
-        inboxes = {device: {"weights": window[device.model].read(server["weights"])} for device in turn.cohort}
+        window = {tier.name: self.votes_on(tier, turn.fleet, turn.number) for tier in turn.fleet.served}
+        inboxes = {device: {"weights": window[device.tier].read(server["weights"])} for device in turn.cohort}
         replies = turn.ask(self.train, inboxes)
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
-        said = (Contribution(window[r.device.model], r.sent["weights"], share[r.device]) for r in replies)
+        said = (Contribution(window[r.device.tier], r.sent["weights"], share[r.device]) for r in replies)
         return {"weights": turn.merge(server["weights"], said)}
+
+    @property
+    def unmerged(self) -> str:
+        return BY_EXAMPLES if self.weighting == "examples" else ""
+
+    def votes_on(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
+        return between(tier.model.shapes(), fleet.whole.shapes(), rolling(round_number - 1))
 
     def objection(self, fleet: Fleet) -> str | None:
         """A layer behind a flattened map has several inputs for each channel, and they would have to roll together."""

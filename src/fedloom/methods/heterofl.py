@@ -15,7 +15,7 @@ from ..fleet import Candidate, Fleet, Reply, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
 from ..training import Batch, Client, Outcome, cross_entropy, fit, like, mask_logits, on_device, shaped
-from .method import Method
+from .method import BY_EXAMPLES, Method
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ class HeteroFL(Method):
                 footprint = footprint.restrict(name, axis=0, keep=keep)
                 weights[name] = weights[name][keep]
         return Contribution(footprint, weights, reply.examples if self.weighting == "examples" else 1.0)
+
+    @property
+    def unmerged(self) -> str:
+        if self.only_seen_rows:
+            return "the set of its labels (method.only_seen_rows = false does without)"
+        return BY_EXAMPLES if self.weighting == "examples" else ""
 
     @property
     def _fill(self) -> float | None:

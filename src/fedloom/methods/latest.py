@@ -14,6 +14,8 @@ from ..models import Model
 from ..tensors import Parcel, Tensors, combine
 from ..training import Layout
 
+KEPT = "what it sent last, which the server keeps for reports (method.report = false does without)"
+
 
 def latest_models(fleet: Fleet, first: Tensors) -> dict[str, Tensors]:
     """Everybody's first model, tier by tier; all share the same memory until they answer."""

@@ -13,7 +13,7 @@ from ..fleet import Carried, Device, Fleet, Reply
 from ..models import Model, chained
 from ..seeds import generator
 from ..tensors import Parcel, Tensors
-from ..training import Client, Holdings, Layout, Optimiser, Schedule, own_statistics, plan_for, together
+from ..training import Bounded, Client, Holdings, Layout, Optimiser, Schedule, own_statistics, plan_for, together
 from .pairs import feature_shape, run_part
 
 AT_ONCE = 64  # examples, so that memory does not grow with their number
@@ -57,7 +57,7 @@ def lesson_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
     return {
         "features": ((examples, *feature_shape(model)), floats),
         "logits": ((examples, model.classes), floats),
-        "labels": ((examples,), torch.int64),
+        "labels": Bounded((examples,), torch.int64, below=model.classes),
     }
 
 

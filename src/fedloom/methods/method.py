@@ -4,13 +4,14 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
-from ..fleet import Candidate, Device, Fleet, Turn, nesting_problem, slices
-from ..footprints import Contribution, between, is_part
+from ..fleet import Candidate, Device, Fleet, Tier, Turn, nesting_problem, slices
+from ..footprints import Contribution, Footprint, between, is_part
 from ..models import Model, cost
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, Task, fit, label_loss, like, on_any_device
 
 Models = Literal["one model", "sizes of one model", "any models"]
+BY_EXAMPLES = 'the number of its examples, by which it counts (method.weighting = "uniform" does without)'
 
 
 class Method(Protocol):
@@ -34,6 +35,16 @@ class Method(Protocol):
     def probes(self) -> bool:
         """Whether the server needs examples of its own."""
         return False
+
+    @property
+    def unmerged(self) -> str:
+        """What of a device reaches the server's state in another way than by one vote of weight 1 in the one merge of a
+        round: noise on the merge does not hide it. "": nothing. Who does not say is taken to send all of it so."""
+        return self.leaves or "what it does not tell"
+
+    def votes_on(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
+        """Where the devices of a tier vote in that merge: known before anybody is asked."""
+        return tier.footprint
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         """The server's first state; `warm` is an earlier model to go on from. By default one global model."""

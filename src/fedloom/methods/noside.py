@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Candidate, Fleet, Reply, Turn, slices
-from ..footprints import Contribution
+from ..fleet import Candidate, Device, Fleet, Reply, Tier, Turn, slices
+from ..footprints import Contribution, Footprint
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, fit, label_loss, like, on_device
-from .latest import received, report_problem, reports, with_latest
+from .latest import KEPT, received, report_problem, reports, with_latest
 from .method import Method
 
 
@@ -39,10 +39,17 @@ class NoSide(Method):
         return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client), only=trained)})
 
     def _contribution(self, reply: Reply) -> Contribution:
-        footprint = reply.device.footprint
-        if self.exit_head == "trained_only":
-            footprint = footprint.only(*reply.device.model.behind_last_exit())
-        return Contribution(footprint, reply.sent["weights"], 1.0)
+        return Contribution(self._spoken_for(reply.device), reply.sent["weights"], 1.0)
+
+    def _spoken_for(self, by: Device | Tier) -> Footprint:
+        return by.footprint.only(*by.model.behind_last_exit()) if self.exit_head == "trained_only" else by.footprint
+
+    def votes_on(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
+        return self._spoken_for(tier)
+
+    @property
+    def unmerged(self) -> str:
+        return KEPT if self.report else ""
 
     def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
         return {"server": slices(server["weights"]), **reports(server)}

@@ -14,6 +14,7 @@ class Standalone(OwnModels):
     paper = "the floor every paper compares with"
     leaves, keeps, gives = "nothing", "its model", "personalised"
     admits = "any models"
+    unmerged = ""
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         return {}

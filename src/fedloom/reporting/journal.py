@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..evaluation import Row
+from .durable import sync_files, write_whole
+
+LINES = ("rows.jsonl", "events.jsonl")
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,32 @@ class Journal:
     folder: Path
 
     def open(self, recipe: str, manifest: Mapping[str, Any]) -> None:
-        """Make the folder; a run never writes into one that is there."""
-        self.folder.mkdir(parents=True, exist_ok=False)
-        (self.folder / "recipe.toml").write_text(recipe, encoding="utf-8")
-        self.manifest({**manifest, **versions(), "status": "running"})
-        for name in ("rows.jsonl", "events.jsonl"):
-            (self.folder / name).touch()
+        """Make the folder, whole at once; a run never writes into one that is there."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        if self.folder.exists():
+            raise FileExistsError(f"{self.folder} is there already")
+        new = Journal(Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent)))
+        new.folder.chmod(0o755)
+        (new.folder / "recipe.toml").write_text(recipe, encoding="utf-8")
+        new.manifest({**manifest, **versions(), "status": "running"})
+        for name in LINES:
+            (new.folder / name).touch()
+        new.folder.rename(self.folder)
+
+    def reopen(self, sizes: Mapping[str, int]) -> None:
+        """Go on after a crash: lines that were written later than this are dropped."""
+        for name in LINES:
+            with (self.folder / name).open("r+b") as file:
+                file.truncate(sizes.get(name, 0))
+        self.update(status="running")
+
+    def sync(self) -> None:
+        """All lines are on the disk."""
+        sync_files(self.folder / name for name in LINES)
+
+    def sizes(self) -> dict[str, int]:
+        """How many bytes of lines there are."""
+        return {name: (self.folder / name).stat().st_size for name in LINES}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -44,9 +68,7 @@ class Journal:
             raise
 
     def manifest(self, content: Mapping[str, Any]) -> None:
-        written = self.folder / "manifest.json.new"
-        written.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        written.replace(self.folder / "manifest.json")
+        write_whole(self.folder / "manifest.json", (json.dumps(content, indent=2) + "\n").encode())
 
     def update(self, **content: Any) -> None:
         self.manifest({**read_manifest(self.folder), **content})

@@ -6,7 +6,7 @@ What was not reached within a run's rounds is known only to take more than they 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..evaluation import Row
@@ -33,12 +33,15 @@ class Reach:
     arm: str
     rounds: list[Amount]
     bytes: list[Amount]
+    seconds: list[Amount] = field(default_factory=list)  # on the fleet's own devices, where it is known
 
     def record(self) -> dict[str, Any]:
-        amounts = {
+        amounts: dict[str, list[Any]] = {
             "rounds": [int(one.value) if one.exact else None for one in self.rounds],
             "bytes": [one.value if one.exact else None for one in self.bytes],
         }
+        if self.seconds:
+            amounts["seconds"] = [one.value if one.exact else None for one in self.seconds]
         return {"tier": self.tier, "target": self.target, "arm": self.arm, **amounts}
 
 
@@ -74,6 +77,12 @@ def bytes_to(last: float, rows: Sequence[Row]) -> float:
     return sum(row.value for row in rows if row.metric in ("down", "up") and row.round <= last)
 
 
+def seconds_to(last: float, rows: Sequence[Row]) -> float | None:
+    """How long all rounds to the end of this one would take on the fleet's own devices; None: nobody knows."""
+    ticks = [row.value for row in rows if row.metric == "clock" and row.round <= last]
+    return sum(ticks) if ticks else None
+
+
 def targets(arms: Sequence[Arm], tiers: Sequence[str], test: str, baseline: str, margin: float) -> dict[str, float]:
     """Tier by tier, from the baseline alone: its final accuracy, in the median over seeds, less a margin."""
     (base,) = [arm for arm in arms if arm.name == baseline]
@@ -82,13 +91,16 @@ def targets(arms: Sequence[Arm], tiers: Sequence[str], test: str, baseline: str,
 
 
 def reach(arm: Arm, tier: str, test: str, target: float) -> Reach:
-    rounds, moved = [], []
+    rounds, moved, seconds = [], [], []
     for rows, judged in zip(arm.runs, arm.curves(tier, test), strict=True):
         found = rounds_to(target, judged)
         last = max((row.round for row in rows), default=0) if found is None else found
         rounds.append(Amount(last, found is not None))
         moved.append(Amount(bytes_to(last, rows), found is not None))
-    return Reach(tier, target, arm.name, rounds, moved)
+        took = seconds_to(last, rows)
+        if took is not None:
+            seconds.append(Amount(took, found is not None))
+    return Reach(tier, target, arm.name, rounds, moved, seconds if len(seconds) == len(rounds) else [])
 
 
 def reaches(arms: Sequence[Arm], aims: Mapping[str, float], test: str) -> list[Reach]:

@@ -3,6 +3,7 @@
 from .alignment import Kernel, about, blended, described, description, misalignment
 from .client import (
     Batch,
+    Bounded,
     Client,
     Holdings,
     Layout,
@@ -27,6 +28,7 @@ __all__ = [
     "RATES",
     "Adam",
     "Batch",
+    "Bounded",
     "Client",
     "Constant",
     "Cosine",

@@ -106,6 +106,17 @@ Sent = Callable[[Model, Parcel, int], Layout]
 needs to know of a task."""
 
 
+class Bounded(tuple[tuple[int, ...], torch.dtype]):
+    """Shape and dtype of whole numbers that are from 0 to below something: a label that no class has is no label."""
+
+    below: int
+
+    def __new__(cls, shape: tuple[int, ...], dtype: torch.dtype, below: int) -> "Bounded":
+        made = super().__new__(cls, (shape, dtype))
+        made.below = below
+        return made
+
+
 Sends = Mapping[str, Sent | str]
 """Bundle by bundle; by name, where a method's settings decide and one of its own functions says."""
 

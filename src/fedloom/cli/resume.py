@@ -1,0 +1,69 @@
+"""fedloom resume: go on with a run after a crash or an interruption. fedloom verify: play its last rounds again."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import DataDir, OutputFormat, Quiet, With, Workers, own_tables, processes
+from .output import RUN_FAILED, Exit, Format, exits, note, say, say_json
+from .run import final_table
+
+Folder = Annotated[Path | None, typer.Argument(help="The folder of a run; none: the newest in ./runs.")]
+
+
+def resume(
+    run: Folder = None,
+    data_dir: DataDir = None,
+    workers: Workers = None,
+    files: With = [],  # noqa: B006 - typer reads it, nobody changes it
+    format: OutputFormat = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Finish a run from its last checkpoint: the same bits as if it had never stopped."""
+    with exits(format):
+        from ..engines import keep_the_heap
+        from ..experiment import Run
+        from ..experiment.places import data_folder
+        from ..experiment.resume import newest_run, reopened
+        from .progress import follow
+
+        keep_the_heap()
+        folder = run or newest_run()
+        tables = own_tables(files)
+        experiment, since = reopened(folder, tables, data_folder(data_dir), processes(workers), note)
+        note(f"{folder}: goes on after round {since.number}", quiet)
+        follow(experiment, folder, experiment.loaded.recipe.method.name, quiet, since)
+        finished = Run(folder)
+        if format is Format.json:
+            say_json({"run": str(folder), "since": since.number, "final": [asdict(one) for one in finished.final]})
+        else:
+            say(f"{final_table(finished)}\n\nrun: {folder}")
+
+
+def verify(
+    run: Folder = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="At least so many rounds; more if need be.")] = 1,
+    data_dir: DataDir = None,
+    workers: Workers = None,
+    files: With = [],  # noqa: B006
+    format: OutputFormat = Format.text,
+    quiet: Quiet = False,
+) -> None:
+    """Play the last rounds of a finished run again and compare weights, devices' memories and rows to the bit."""
+    with exits(format):
+        from ..experiment.places import data_folder
+        from ..experiment.resume import newest_run, verify
+
+        folder = run or newest_run()
+        found = verify(
+            folder, own_tables(files), data_folder(data_dir), rounds, processes(workers), lambda said: note(said, quiet)
+        )
+        if format is Format.json:
+            say_json({"run": str(folder), **asdict(found)})
+        else:
+            again = f"{found.rounds} rounds after round {found.since} played again"
+            say(f"{again}: " + ("; ".join(found.differences) if found.differences else "the same to the bit"))
+        if found.differences:
+            raise Exit(RUN_FAILED)

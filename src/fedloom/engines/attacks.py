@@ -1,0 +1,253 @@
+"""A test bench: an engine some of whose devices misbehave, so that a defence can be seen to hold.
+
+Attackers see all that the server sends and what everybody answers, and work together. What they send goes through the
+same gate as any reply. Attacks change the bundle "weights" of replies to a bundle "weights", whatever the method;
+replies to other questions, such as those of a judgement, stay honest.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Examples
+from ..fleet import Device, Fleet, Reply, parameters
+from ..footprints import Footprint, carve
+from ..seeds import generator
+from ..tensors import Parcel, Tensors, combine
+from ..training import Task
+from .admission import refuse
+from .holdings import Shelf
+from .in_process import InProcess
+
+WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the attackers know in one ask: their own honest replies, the others', and what all were given."""
+
+    bad: list[Reply]
+    good: list[Reply]
+    inboxes: Mapping[Device, Parcel]
+    fleet: Fleet
+    draw: np.random.Generator
+
+    def given(self, reply: Reply) -> Tensors:
+        return self.inboxes[reply.device][WEIGHTS]
+
+    def update(self, reply: Reply) -> dict[str, Tensor]:
+        return combine(torch.sub, reply.sent[WEIGHTS], self.given(reply))
+
+    def honest_updates(self, like: Reply) -> list[dict[str, Tensor]]:
+        """Those of honest devices with the same layout; an attacker whom nobody is like has only its own."""
+        alike = [reply for reply in self.good if _shapes(reply.sent[WEIGHTS]) == _shapes(like.sent[WEIGHTS])]
+        return [self.update(reply) for reply in alike or [like]]
+
+
+Forge = Callable[[Scene], list[Tensors]]
+"""What the attackers send instead, in their order."""
+
+Poison = Callable[[Shelf, Collection[str]], Shelf]
+"""What devices hold, once these have spoiled their own examples."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    forge: Forge | None = None
+    poison: Poison | None = None
+
+
+def scaled(factor: float) -> Forge:
+    """Everybody's own update, so many times as long; negative: away from where it leads."""
+    return lambda scene: [
+        combine(lambda old, step: old + factor * step, scene.given(one), scene.update(one)) for one in scene.bad
+    ]
+
+
+def gaussian(strength: float) -> Forge:
+    """Noise in place of an update, so many times as long as that."""
+
+    def forge(scene: Scene) -> list[Tensors]:
+        return [
+            combine(lambda old, noise: old + noise, scene.given(one), _noise(scene, one, strength)) for one in scene.bad
+        ]
+
+    return forge
+
+
+def inner_product(strength: float) -> Forge:
+    """IPM, Xie, Koyejo & Gupta, UAI 2019: the honest mean, turned round; not longer than honest ones, so that no norm
+    gives it away."""
+
+    def forge(scene: Scene) -> list[Tensors]:
+        return [_moved(scene, one, lambda steps: -strength * steps.mean(0)) for one in scene.bad]
+
+    return forge
+
+
+def little_is_enough(deviations: float) -> Forge:
+    """ALIE, Baruch, Baruch & Goldberg, NeurIPS 2019: the honest mean less so many standard deviations, entry by entry:
+    each a value that an honest device might have."""
+
+    def forge(scene: Scene) -> list[Tensors]:
+        def shifted(steps: Tensor) -> Tensor:
+            return steps.mean(0) - deviations * steps.std(0, correction=0)
+
+        return [_moved(scene, one, shifted) for one in scene.bad]
+
+    return forge
+
+
+def thinnest_ring(factor: float) -> Forge:
+    """Devices of the widest tier scale their update where hardly anybody else has a vote; the rest of it, and all
+    other attackers, are honest."""
+
+    def forge(scene: Scene) -> list[Tensors]:
+        widest = max((parameters(one.device.model.shapes()) for one in (*scene.bad, *scene.good)), default=0)
+        votes = _votes(scene)
+
+        def attacked(one: Reply) -> Tensors:
+            if parameters(one.device.model.shapes()) < widest:
+                return one.sent[WEIGHTS]
+            counts = {name: carve(votes[name], block) for name, block in _lying(one).blocks.items()}
+            fewest = min((int(count.min()) for count in counts.values()), default=0)
+            steps = scene.update(one)
+            thin = {
+                name: torch.where(counts[name] == fewest, factor, 1.0) if name in counts else torch.ones(())
+                for name in steps
+            }
+            return combine(lambda old, step, by: old + by.to(step.dtype) * step, scene.given(one), steps, thin)
+
+        return [attacked(one) for one in scene.bad]
+
+    return forge
+
+
+def tier_lie(scene: Scene) -> list[Tensors]:
+    """The weights of somebody of another tier: refused at the gate, where there is such a one."""
+    everybody = [*scene.good, *scene.bad]
+
+    def borrowed(one: Reply) -> Tensors:
+        own = _shapes(one.sent[WEIGHTS])
+        others = (other.sent[WEIGHTS] for other in everybody if _shapes(other.sent[WEIGHTS]) != own)
+        return next(others, one.sent[WEIGHTS])
+
+    return [borrowed(one) for one in scene.bad]
+
+
+def label_flip(shelf: Shelf, names: Collection[str]) -> Shelf:
+    """The attackers' examples get the label opposite, y -> classes - 1 - y. They are copies: a partition may give one
+    example to several devices, and the honest keep theirs."""
+    held = torch.cat([shelf.train[name] for name in sorted(names)]) if names else torch.zeros(0, dtype=torch.int64)
+    data, first = shelf.dataset, len(shelf.dataset.train)
+    flipped = Examples(
+        torch.cat([data.train.x, data.train.x[held]]), torch.cat([data.train.y, data.classes - 1 - data.train.y[held]])
+    )
+    rows = dict(shelf.train)
+    for name in sorted(names):
+        rows[name] = torch.arange(first, first + len(rows[name]))
+        first += len(rows[name])
+    return replace(shelf, dataset=replace(data, train=flipped, groups=None), train=rows)
+
+
+ATTACKS: dict[str, Attack] = {
+    "label_flip": Attack(poison=label_flip),
+    "sign_flip": Attack(scaled(-5.0)),
+    "gaussian": Attack(gaussian(100.0)),
+    "scaling": Attack(scaled(20.0)),
+    "ipm": Attack(inner_product(1.0)),
+    "alie": Attack(little_is_enough(1.5)),
+    "thin_ring": Attack(thinnest_ring(-20.0)),
+    "tier_lie": Attack(tier_lie),
+}
+
+
+def malicious(fleet: Fleet, share: float) -> frozenset[str]:
+    """Who misbehaves: a share of the devices, the same for every attack and every defence of a seed."""
+    drawn = generator(fleet.seed, "malicious").permutation(fleet.size)[: round(share * fleet.size)]
+    return frozenset(fleet.name(int(index)) for index in drawn)
+
+
+def poisoned(attack: Attack, shelf: Shelf, names: Collection[str]) -> Shelf:
+    """What devices hold under an attack; the engine that is attacked must be given it."""
+    return attack.poison(shelf, names) if attack.poison else shelf
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """`inner`, some of whose devices, by name, carry out an attack."""
+
+    inner: InProcess
+    attack: Attack
+    names: frozenset[str]
+    fleet: Fleet
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        replies = self.inner.ask(task, inboxes, round_number, repeat)
+        if self.attack.forge is None or WEIGHTS not in task.sends:
+            yield from replies
+            return
+        told = sorted(replies, key=lambda reply: reply.device.name)  # who answered first must not matter
+        worth = {reply.device: self._speaks(reply, inboxes[reply.device]) for reply in told}
+        bad = [one for one in told if worth[one.device] and one.device.name in self.names]
+        good = [one for one in told if worth[one.device] and one.device.name not in self.names]
+        draw = generator(self.fleet.seed, "attack", round_number, task.name, repeat)
+        forged = self.attack.forge(Scene(bad, good, inboxes, self.fleet, draw))
+        yield from (one for one in told if not worth[one.device] or one.device.name not in self.names)
+        for one, weights in zip(bad, forged, strict=True):
+            reply = replace(one, sent={**one.sent, WEIGHTS: weights})
+            refusal = refuse(reply, task, inboxes[one.device])
+            if refusal:
+                self.inner.on_refusal(round_number, refusal)
+            else:
+                yield reply
+
+    def commit(self, round_number: int) -> None:
+        self.inner.commit(round_number)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _speaks(self, reply: Reply, inbox: Parcel) -> bool:
+        """Whether a reply's weights are those it was given, changed; what the server computes itself is its own."""
+        given = inbox.get(WEIGHTS)
+        return given is not None and not reply.device.here and _shapes(given) == _shapes(reply.sent[WEIGHTS])
+
+
+def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _moved(scene: Scene, one: Reply, step: Callable[[Tensor], Tensor]) -> Tensors:
+    honest = scene.honest_updates(one)
+    return {name: old + step(torch.stack([own[name] for own in honest])) for name, old in scene.given(one).items()}
+
+
+def _noise(scene: Scene, one: Reply, strength: float) -> Tensors:
+    """Drawn by name: in which order tensors stand in a reply depends on how it came."""
+    steps = dict(sorted(scene.update(one).items()))
+    entries = sum(step.numel() for step in steps.values())
+    size = math.sqrt(sum(float(step.double().square().sum()) for step in steps.values()) / max(1, entries))
+    return combine(
+        lambda step: torch.from_numpy(scene.draw.standard_normal(step.shape)).to(step.dtype) * (strength * size), steps
+    )
+
+
+def _lying(one: Reply) -> Footprint:
+    """Where a device's weights lie in the global model, as far as they are of the shape that this says."""
+    shapes = one.device.model.shapes()
+    fitting = [name for name, tensor in one.sent[WEIGHTS].items() if shapes.get(name) == tensor.shape]
+    return Footprint({name: block for name, block in one.device.footprint.blocks.items() if name in fitting})
+
+
+def _votes(scene: Scene) -> dict[str, Tensor]:
+    """For every entry of the global model, how many speak for it."""
+    votes = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in scene.fleet.whole.shapes().items()}
+    for one in (*scene.bad, *scene.good):
+        part = _lying(one)
+        votes = part.write(votes, {name: count + 1 for name, count in part.read(votes).items()})
+    return votes

@@ -1,0 +1,128 @@
+"""Devices as they are: silent, dead, slow or broken. An engine for one turn of a method; whoever judges asks another.
+
+Nothing that goes wrong depends on when replies come: a fate is drawn before its device is asked, and seconds follow
+from what it is told, has to do and will send. So a run gives the same bits with any number of workers.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from ..fleet import Device, Reply
+from ..tensors import Parcel, payload_bytes
+from ..training import Task
+from .admission import Refusal
+from .in_process import InProcess
+
+Seconds = Callable[[Device, int, int], float]
+"""(device, bytes that it has moved in this round, examples that it holds) -> when it is done."""
+
+Damage = Literal["nan", "inf", "huge", "shape"]
+HUGE = 1e30
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What befalls the devices of a round, by name; and how long the server waits for the others."""
+
+    dead: Mapping[str, str] = field(default_factory=dict)  # with the reason: they get nothing and do nothing
+    silent: frozenset[str] = frozenset()  # they do what they are told, but nothing of it is heard
+    broken: Mapping[str, Damage] = field(default_factory=dict)
+    deadline: float = math.inf  # seconds
+    needed: float = 1.0  # the share of those asked whose replies are enough: the first ones
+
+
+@dataclass
+class Faulty:
+    """What became of a turn's devices is known when it is over. Whoever is lost once is lost for the round."""
+
+    inner: InProcess
+    fates: Fates
+    seconds: Seconds | None  # None: nobody knows how fast the devices are
+    tell: Callable[[Refusal], None]
+    asked: dict[str, Device] = field(default_factory=dict)
+    unheard: set[str] = field(default_factory=set)  # for whatever reason: lost on the way, or refused
+    waited: float = 0.0  # by the server
+    _lost: set[str] = field(default_factory=set)
+    _moved: dict[str, int] = field(default_factory=dict)
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterable[Reply]:
+        if all(device.here for device in inboxes):  # the server does not lose itself
+            return self.inner.ask(task, inboxes, round_number, repeat)
+        took = {device.name: self._took(task, device, inbox) for device, inbox in inboxes.items()}
+        self._lose_some(took)
+        told = {device: inbox for device, inbox in inboxes.items() if device.name not in self.fates.dead}
+        replies = list(self.inner.ask(task, told, round_number, repeat, self._on_its_way))
+        self.asked |= {device.name: device for device in inboxes}
+        self.unheard |= took.keys() - {reply.device.name for reply in replies}
+        return replies
+
+    def commit(self, round_number: int) -> None:
+        self.inner.commit(round_number)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def answered(self) -> list[Device]:
+        """Those of whom everything was heard."""
+        return [device for name, device in self.asked.items() if name not in self.unheard]
+
+    def _took(self, task: Task, device: Device, inbox: Parcel) -> float:
+        """Until its reply is here, from the beginning of the round; all its work is counted from the first question."""
+        examples = self.inner.shelf.count(device)
+        sent = {bundle: _outline(declared(device.model, inbox, examples)) for bundle, declared in task.sends.items()}
+        self._moved[device.name] = self._moved.get(device.name, 0) + payload_bytes(inbox) + payload_bytes(sent)
+        return self.seconds(device, self._moved[device.name], examples) if self.seconds else 0.0
+
+    def _lose_some(self, took: Mapping[str, float]) -> None:
+        """The dead and the silent, then the late, then whoever comes after there is enough."""
+        fates, enough = self.fates, max(1, math.floor(self.fates.needed * len(took) + 1e-9))
+        heard, last = 0, 0.0
+        for name in sorted(took, key=lambda name: (took[name], name)):
+            if name in self._lost:
+                continue
+            if name in fates.dead:
+                self._lose(name, "DEAD", fates.dead[name])
+            elif name in fates.silent:
+                self._lose(name, "SILENT", "no reply came")
+            elif took[name] > fates.deadline:
+                self._lose(name, "LATE", f"done after {took[name]:.4g} s, the deadline is {fates.deadline:g} s")
+            elif heard >= enough:
+                self._lose(name, "SPARE", f"done after {took[name]:.4g} s, {enough} others were sooner")
+            else:
+                heard, last = heard + (name not in fates.broken), took[name]
+        everybody = heard >= enough or all(name not in self._lost for name in took)
+        self.waited = max(self.waited, last if everybody or math.isinf(fates.deadline) else fates.deadline)
+
+    def _lose(self, name: str, code: str, reason: str) -> None:
+        self._lost.add(name)
+        self.tell(Refusal(name, code, reason))
+
+    def _on_its_way(self, reply: Reply) -> Reply | None:
+        name = reply.device.name
+        if name in self._lost:
+            return None
+        return damaged(reply, self.fates.broken[name]) if name in self.fates.broken else reply
+
+
+def damaged(reply: Reply, how: Damage) -> Reply:
+    """As it should not be: in one number, or in the shape of what has none. To a reply without tensors one is added."""
+    places = sorted((bundle, name) for bundle, tensors in reply.sent.items() for name in tensors)
+    numbers = [(b, n) for b, n in places if reply.sent[b][n].is_floating_point() and reply.sent[b][n].numel()]
+    if not places:
+        return replace(reply, sent={**reply.sent, "noise": {"x": torch.zeros(1)}})
+    bundle, name = (numbers or places)[0]
+    tensor = reply.sent[bundle][name].clone()
+    if how == "shape" or not numbers:
+        tensor = torch.stack([tensor, tensor])
+    else:
+        tensor.view(-1)[0] = {"nan": math.nan, "inf": math.inf, "huge": HUGE}[how]
+    return replace(reply, sent={**reply.sent, bundle: {**reply.sent[bundle], name: tensor}})
+
+
+def _outline(layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
+    """Tensors without content: what they weigh can be told without them."""
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in layout.items()}

@@ -1,0 +1,103 @@
+"""Who votes where: rings, which are the entries of a model that the same contributions cover, and what is said on them.
+
+Whoever is to be outvoted must be outvoted where he speaks. Between a wide and a narrow device some entries have all
+votes, others those of the wide alone; a rule that looks at whole models would compare what cannot be compared.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..tensors import Tensors
+from .coverage import Contribution
+from .footprint import Axis, grid
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """`voters` are numbers of contributions; `places` the entries, tensor by tensor, counted as if it were flat."""
+
+    voters: tuple[int, ...]
+    places: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return sum(len(where) for where in self.places.values())
+
+    def read(self, whole: Tensors) -> Tensor:
+        """The entries as one row, in float64."""
+        return torch.cat([whole[name].reshape(-1)[where].double() for name, where in self.places.items()])
+
+    def hear(self, whole: Tensors, said: Sequence[Contribution]) -> Tensor:
+        """[voters, entries]: what each voter says on them, in float64."""
+        rows = []
+        for voter in self.voters:
+            told = (
+                _spread(said[voter], name, whole[name]).reshape(-1)[where].double()
+                for name, where in self.places.items()
+            )
+            rows.append(torch.cat(list(told)))
+        return torch.stack(rows)
+
+    def write(self, made: Tensors, row: Tensor) -> None:
+        """Put a row where it belongs; other entries are not touched."""
+        parts = row.split([len(where) for where in self.places.values()])
+        for (name, where), part in zip(self.places.items(), parts, strict=True):
+            made[name].view(-1)[where] = part.to(made[name].dtype)
+
+
+def rings(whole: Tensors, said: Sequence[Contribution]) -> list[Ring]:
+    """All rings that have a voter. Every entry that anybody covers is in exactly one."""
+    found: defaultdict[tuple[int, ...], dict[str, list[Tensor]]] = defaultdict(dict)
+    for name, old in whole.items():
+        speakers = [number for number, one in enumerate(said) if name in one.footprint.blocks]
+        blocks = [said[number].footprint.blocks[name] for number in speakers]
+        if blocks and old.numel():
+            for voters, where in _cells(old, blocks):
+                found[tuple(speakers[voter] for voter in voters)].setdefault(name, []).append(where)
+    return [
+        Ring(voters, {name: torch.cat(cells).sort().values for name, cells in places.items()})
+        for voters, places in sorted(found.items())
+    ]
+
+
+def _cells(old: Tensor, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Boxes of entries with the same voters. On each axis numbers that the same blocks hold are of one kind, and a box
+    is one kind for every axis: so no entry has to be looked at by itself."""
+    kinds = [_kinds(axis, size, blocks) for axis, size in enumerate(old.shape)]
+    cells = []
+    for box in itertools.product(*kinds):
+        voters = set(range(len(blocks))).intersection(*(holders for holders, _ in box))
+        if voters:
+            where = torch.zeros((), dtype=torch.int64)
+            for axis, (_, numbers) in enumerate(box):
+                where = where.unsqueeze(-1) + numbers * math.prod(old.shape[axis + 1 :])
+            cells.append((tuple(sorted(voters)), where.reshape(-1).to(old.device)))
+    return cells
+
+
+def _kinds(axis: int, size: int, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[frozenset[int], Tensor]]:
+    """The numbers along an axis, by who holds them."""
+    held = torch.zeros(size, len(blocks), dtype=torch.bool)
+    for number, block in enumerate(blocks):
+        held[block[axis], number] = True
+    sorts, sort_of = held.unique(dim=0, return_inverse=True)
+    return [
+        (frozenset(holders.nonzero().flatten().tolist()), (sort_of == sort).nonzero().flatten())
+        for sort, holders in enumerate(sorts)
+        if bool(holders.any())
+    ]
+
+
+def _spread(contribution: Contribution, name: str, old: Tensor) -> Tensor:
+    """A contribution's tensor laid out like the whole one; what it does not cover is any number."""
+    block, tensor = contribution.footprint.blocks[name], contribution.tensors[name]
+    if tensor.shape == old.shape and all(isinstance(axis, slice) for axis in block):
+        return tensor
+    spread = torch.empty(old.shape, dtype=tensor.dtype, device=old.device)
+    spread[grid(spread, block)] = tensor
+    return spread

@@ -1,0 +1,155 @@
+"""fedloom attack: every attack against every rule, with the same devices bad in all."""
+
+import pytest
+
+from fedloom.engines import ATTACKS
+
+SIX = ("devices = 4", "devices = 10")
+
+
+@pytest.fixture(scope="module")
+def matrix(fedloom_in):
+    call, write, _ = fedloom_in
+    write(SIX)
+    said = call(
+        "attack", "my.toml", "--attacks", "scaling,tier_lie,label_flip", "--rules", "default,median", "--seeds", "2",
+        "--share", "0.3", "--format", "json",
+    )  # fmt: skip
+    assert said.code == 0
+    return said
+
+
+def cell(said, attack, rule):
+    (found,) = [one for one in said.data["cells"] if (one["attack"], one["rule"]) == (attack, rule)]
+    return found
+
+
+def test_the_honest_fleet_and_the_plain_mean_are_always_there(matrix):
+    assert list(matrix.data) == ["share", "bad", "test", "cells"]
+    assert [(one["attack"], one["rule"]) for one in matrix.data["cells"]] == [
+        (attack, rule)
+        for attack in ("none", "scaling", "tier_lie", "label_flip")
+        for rule in ("none", "default", "median")
+    ]
+    assert (matrix.data["share"], matrix.data["test"]) == (0.3, "global")
+
+
+def test_who_is_bad_is_told_seed_by_seed(matrix):
+    bad = matrix.data["bad"]
+    assert list(bad) == ["0", "1"]
+    assert all(len(names) == 3 for names in bad.values())
+    assert bad["0"] != bad["1"]
+
+
+def test_accuracies_are_by_share_and_the_worst_is_a_tiers(matrix):
+    for one in matrix.data["cells"]:
+        assert list(one) == ["attack", "rule", "accuracy", "worst_tier", "tiers", "points_lost", "refused"]
+        tiers = {name: value["mean"] for name, value in one["tiers"].items()}
+        assert list(tiers) == ["large", "small"]
+        assert one["accuracy"]["mean"] == pytest.approx(sum(tiers.values()) / 2)
+        assert one["worst_tier"]["mean"] <= min(tiers.values()) + 1e-9
+    base = cell(matrix, "none", "none")["accuracy"]["mean"]
+    assert cell(matrix, "none", "none")["points_lost"] == 0
+    lost = cell(matrix, "scaling", "none")
+    assert lost["points_lost"] == pytest.approx(base - lost["accuracy"]["mean"])
+
+
+def test_only_a_lie_about_the_tier_is_refused(matrix):
+    refused = {(one["attack"], one["rule"]): one["refused"] for one in matrix.data["cells"]}
+    assert {place for place, count in refused.items() if count} == {
+        ("tier_lie", rule) for rule in ("none", "default", "median")
+    }
+    assert refused["tier_lie", "none"] == 3 * 2 * 2  # devices, rounds, seeds
+
+
+def test_without_an_attack_it_is_the_run_itself(matrix, fedloom_in):
+    call, _, _ = fedloom_in
+    said = call("run", "my.toml", "--format", "json", "--quiet", "--out", "plain", "--set", "rounds=2")
+    assert said.code == 0
+    from pathlib import Path
+
+    from fedloom.reporting import read_rows
+
+    last = {
+        row.tier: row.value
+        for row in read_rows(Path("plain"))
+        if (row.device, row.test, row.metric) == ("", "global", "accuracy")
+    }
+    again = call("attack", "my.toml", "--attacks", "none", "--rules", "none", "--format", "json", "--quiet")
+    assert {tier: value["mean"] for tier, value in cell(again, "none", "none")["tiers"].items()} == last
+
+
+def test_a_cell_is_the_same_in_any_company(matrix, fedloom_in):
+    call, _, _ = fedloom_in
+    alone = call(
+        "attack", "my.toml", "--attacks", "scaling", "--rules", "median", "--seeds", "2", "--share", "0.3",
+        "--workers", "1", "--format", "json", "--quiet",
+    )  # fmt: skip
+    assert cell(alone, "scaling", "median") == cell(matrix, "scaling", "median")
+
+
+def test_the_table(fedloom, write):
+    write(SIX)
+    said = fedloom("attack", "my.toml", "--attacks", "scaling", "--set", "rounds=1", "--quiet")
+    assert said.code == 0
+    table, verdict = said.out.split("\n\n")
+    header, honest, scaled, legend = table.splitlines()
+    assert header.split() == ["attack", "plain", "mean", "default"]
+    assert honest.startswith("no attack")
+    assert scaled.startswith("scaling")
+    assert "20 % of the devices bad" in legend
+    assert [line.split(":")[0].strip() for line in verdict.splitlines()[1:]] == ["plain mean", "default"]
+
+
+def test_all_attacks_unless_told(fedloom, write, files):
+    write(SIX)
+    before = files()
+    said = fedloom("attack", "my.toml", "--rules", "none", "--set", "rounds=1", "--format", "json", "--quiet")
+    assert [one["attack"] for one in said.data["cells"]] == ["none", *ATTACKS]
+    assert files() == before  # a run under attack is no run to go on from
+
+
+def test_the_recipes_own_settings_of_a_rule_count(fedloom, write):
+    write(SIX)
+    common = ("attack", "my.toml", "--attacks", "scaling", "--rules", "trimmed_mean", "--format", "json", "--quiet")
+    mild, strict = (
+        fedloom(*common, "--set", f"defence={{rule='trimmed_mean', share={share}}}") for share in (0.0, 0.45)
+    )
+    assert cell(mild, "none", "none") == cell(strict, "none", "none")
+    assert cell(mild, "scaling", "trimmed_mean") != cell(strict, "scaling", "trimmed_mean")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "code", "hint"),
+    [("--attacks", "scalling", "ATTACK_NAME", "scaling"), ("--rules", "medain", "RULE_NAME", "median")],
+)
+def test_unknown_names(option, name, code, hint, fedloom, write):
+    write()
+    said = fedloom("attack", "my.toml", option, name)
+    (problem,) = said.problems
+    assert (said.code, problem.code) == (4, code)
+    assert hint in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "hint"),
+    [
+        ("defence.rule=medain", "RECIPE_NAME", "median"),
+        ("defence.thin=holds", "RECIPE_VALUE", ""),
+        ("defence.thin_below=0", "RECIPE_RANGE", ""),
+        ("defence.shar=0.1", "RECIPE_KEY", ""),
+        ("defence={rule='trimmed_mean', share=0.5}", "RECIPE_RANGE", ""),
+        ("defence={rule='median', share=0.1}", "RECIPE_KEY", ""),
+    ],
+)
+def test_a_defence_that_cannot_work_is_refused(change, code, hint, fedloom, write):
+    write()
+    said = fedloom("check", "my.toml", "--set", change)
+    assert said.code == 4
+    assert said.problems[0].code == code
+    assert hint in said.problems[0].hint
+
+
+def test_other_faults_are_refused(fedloom, write):
+    done = fedloom("attack", write(("rounds = 2", "rounds = 2\n[faults]\ndropout = 0.5\n")))
+    assert (done.code, done.problems[0].code) == (4, "FAULTS_TOO")

@@ -1,0 +1,48 @@
+"""A run that too few devices answer ends with an exit code of its own, and says why."""
+
+import json
+
+import pytest
+
+from fedloom.reporting import read_manifest, read_rows
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_five_failed_rounds_in_a_row_are_exit_3(format, fedloom, write, tmp_path):
+    write(("rounds = 2", "rounds = 9"), ("[method]", "[faults]\ndropout = 0.5\nquorum = 0.8\n[method]"))
+    said = fedloom("run", "my.toml", "--out", "run", "--format", format)
+    assert said.code == 3
+    if format == "json":
+        assert said.failure["error_code"] == "NO_QUORUM"
+        assert "5 rounds in a row failed" in said.failure["message"]
+        assert "events.jsonl" in said.failure["hint"]
+    else:
+        assert "error NO_QUORUM: 5 rounds in a row failed" in said.err
+        assert "Traceback" not in said.err
+    run = tmp_path / "run"
+    assert read_manifest(run)["status"] == "failed"
+    assert {row.round for row in read_rows(run)} == {1, 2, 3, 4, 5}
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert {one["code"] for one in events} == {"SILENT", "QUORUM"}
+    assert all(one.keys() == {"round", "device", "code", "reason"} for one in events)
+
+
+def test_a_tier_that_is_not_there_is_refused(fedloom, write):
+    write(("[method]", "[faults]\ndead = [{ tier = 'smal', from = 1, to = 2 }]\n[method]"))
+    said = fedloom("run", "my.toml")
+    assert said.code == 4
+    (trouble,) = said.problems
+    assert (trouble.code, trouble.hint) == ("RECIPE_NAME", "did you mean 'small'?")
+
+
+def test_time_to_target_is_told_where_the_clock_is_known(fedloom, write):
+    write(
+        ("width = 1.0", "width = 1.0\nspeed = 1e6\nbandwidth = 1e4"),
+        ("width = 0.5", "width = 0.5\nspeed = 1e6\nbandwidth = 1e4"),
+        ("[method]", '[compare]\nbaseline = "half"\n[compare.arms]\nhalf = ["faults.dropout=0.5"]\n[method]'),
+    )
+    said = fedloom("compare", "my.toml", "--seeds", "1", "--format", "json", "--quiet")
+    assert said.code == 0
+    for one in said.data["targets"]:
+        assert len(one["seconds"]) == 1
+        assert one["seconds"][0] is None or one["seconds"][0] > 0

@@ -1,0 +1,105 @@
+"""One bad device is nothing: with every method, a round in which one device sends what it should not is the round in
+which it was asked and nothing of it came."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.engines import ByMail, Question
+from fedloom.engines.works import Errand, Work, carry_out, works
+from fedloom.methods import Method
+from fedloom.tensors import Parcel, fingerprint
+from fedloom.training import Outcome
+from tests.malformed import MALFORMED, expected_code, honest
+
+SIZES = (6, 5, 9, 8)
+LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [0, 3]]
+BAD = ("2", "pool")  # the latter is the only device of a method that gathers all data
+
+Prints = dict[str, str]
+
+
+@dataclass
+class OneIsBad:
+    kind: str | None  # None: nothing of it arrives
+    codes: list[tuple[str, str]] = field(default_factory=list)  # device and code of all that should be refused
+
+    def __call__(self, data: bytes, question: Question) -> Iterable[bytes]:
+        if question.device.name not in BAD:
+            return [data]
+        if self.kind is None:
+            return []
+        letter = honest(data, question)
+        self.codes.append((question.device.name, expected_code(self.kind, letter)))
+        return MALFORMED[self.kind][0](letter)
+
+
+def bits(parcel: Parcel) -> str:
+    """Also of what a block shares, which is stored once and has no strides."""
+    plain = {
+        bundle: {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+        for bundle, tensors in parcel.items()
+    }
+    return fingerprint(plain)
+
+
+@dataclass
+class Remembering:
+    """What a block of devices makes of the same question is worked out once: only what becomes of it is tried here."""
+
+    known: dict[Any, Outcome] = field(default_factory=dict)
+
+    def __call__(self, errand: Errand) -> Iterator[tuple[Work, Outcome]]:
+        for work in works([errand]):
+            asked = errand.task.name, errand.round_number, errand.repeat, *(seat.device.name for seat in work.seats)
+            key = asked, bits(work.inbox), bits(work.memory)
+            if key not in self.known:
+                self.known[key] = carry_out(work)
+            yield work, self.known[key]
+
+
+def played(place: Any, method: Method, engine: Any, inner: Any) -> Prints:
+    """What a round leaves behind, at the server and on the devices."""
+    server = place.play(method, engine, rounds=1)
+    kept = {name: fingerprint(parcel) for name, parcel in inner.memory.committed.items()}
+    return {"": fingerprint(server), **kept}
+
+
+@pytest.fixture
+def round_of(method: Method, world_for: Callable[..., Any]) -> Callable[..., tuple[Prints, list[tuple[str, str]]]]:
+    place, carry = world_for(method, None, sizes=SIZES, labels=LABELS), Remembering()
+
+    def play(transit: Any) -> tuple[Prints, list[tuple[str, str]]]:
+        place.refusals.clear()
+        inner = place.engine(method, carry=carry)
+        engine = inner if transit is None else ByMail(inner, transit=transit)
+        prints = played(place, method, engine, inner)
+        return prints, [(refusal.device, refusal.code) for refusal in place.refusals]
+
+    return play
+
+
+def test_a_malformed_reply_is_as_one_that_never_came(
+    round_of: Callable[..., tuple[Prints, list[tuple[str, str]]]],
+) -> None:
+    with_it, none = round_of(lambda data, question: [data])
+    assert none == []
+    without, none = round_of(OneIsBad(None))
+    assert none == []
+    assert with_it != without
+    for kind in MALFORMED:
+        bad = OneIsBad(kind)
+        prints, refused = round_of(bad)
+        assert sorted(refused) == sorted(bad.codes) != [], kind
+        assert prints == (with_it if kind == "duplicate" else without), kind  # the first of two counts
+
+
+def test_mail_changes_no_bits(round_of: Callable[..., tuple[Prints, list[tuple[str, str]]]]) -> None:
+    assert round_of(None) == round_of(lambda data, question: [data])
+
+
+def test_there_are_as_many_kinds_as_promised() -> None:
+    assert len(MALFORMED) == 27  # of 24, one is four: weights of -1, 0, NaN and 1e18

@@ -1,0 +1,78 @@
+"""Broken replies: each is broken in one way, and the gate sees which."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedloom.engines import refuse
+from fedloom.engines.faults import Fates, Faulty, damaged
+from fedloom.fleet import Device, Reply
+from fedloom.footprints import Footprint
+from fedloom.methods import METHODS
+from fedloom.training import Task, like, shaped
+
+
+@pytest.fixture
+def asked(tiny_model):
+    task = Task("train", lambda client, inbox: None, {"weights": like("weights"), "seen": shaped(x=((2,), torch.bool))})
+    inbox = {"weights": {"a": torch.zeros(3), "b": torch.zeros(2, 2)}}
+    device = Device("0", "all", tiny_model("mlp"), Footprint({}))
+    sent = {"weights": {"b": torch.ones(2, 2), "a": torch.ones(3)}, "seen": {"x": torch.tensor([True, False])}}
+    return task, inbox, Reply(device, 5, sent)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("nan", "NONFINITE"), ("inf", "NONFINITE"), ("huge", "HUGE"), ("shape", "SHAPE")]
+)
+def test_the_gate_sees_what_is_wrong(how, code, asked):
+    task, inbox, reply = asked
+    assert refuse(reply, task, inbox) is None
+    refusal = refuse(damaged(reply, how), task, inbox)
+    assert (refusal.device, refusal.code) == ("0", code)
+    assert torch.equal(reply.sent["weights"]["a"], torch.ones(3)), "the device's own numbers stay as they are"
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "huge", "shape"])
+def test_what_has_no_numbers_is_broken_otherwise(how, asked):
+    task, inbox, reply = asked
+    truths = replace(task, sends={"seen": task.sends["seen"]})
+    only = replace(reply, sent={"seen": reply.sent["seen"]})
+    assert refuse(damaged(only, how), truths, inbox).code == "SHAPE"
+    assert refuse(damaged(replace(reply, sent={}), how), replace(task, sends={}), inbox).code == "KEYS"
+
+
+def test_large_numbers_pass_and_larger_ones_do_not(asked):
+    task, inbox, reply = asked
+    for value, code in ((1e17, None), (-1e17, None), (1e19, "HUGE"), (-1e19, "HUGE")):
+        weights = {**reply.sent["weights"], "a": torch.tensor([0.0, value, 0.0])}
+        refusal = refuse(replace(reply, sent={**reply.sent, "weights": weights}), task, inbox)
+        assert (refusal.code if refusal else None) == code
+
+
+def test_whoever_is_lost_once_is_lost_for_the_round(world):
+    """Two questions in one round: who is late with the first is not heard with the second, and told of once."""
+    method = METHODS["fedavg"]()
+    made = world()
+    engine, events = made.engine(method), []
+    slow = Faulty(
+        engine, Fates(deadline=1.0), lambda device, moved, examples: float(device.name == "1") * 2, events.append
+    )
+    cohort, weights = made.fleet.members(1), method.start(made.fleet, 0)["weights"]
+    for repeat in (0, 1):
+        replies = list(slow.ask(method.train, {device: {"weights": weights} for device in cohort}, 1, repeat))
+        assert {reply.device.name for reply in replies} == {"0", "2"}
+    assert [(one.device, one.code) for one in events] == [("1", "LATE")]
+    assert [device.name for device in slow.answered()] == ["0", "2"]
+    assert slow.waited == 1.0
+
+
+def test_the_server_does_not_lose_itself(world):
+    method = METHODS["fedavg"]()
+    made = world()
+    dead = Faulty(made.engine(method), Fates(dead=dict.fromkeys("012", "gone")), None, lambda lost: None)
+    answers = list(dead.ask(replace(method.train, sends={}, run=method.train.silent("train").run), {
+        device.at_the_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.members(1)
+    }, 1))  # fmt: skip
+    assert len(answers) == 3
+    assert dead.asked == {}

@@ -1,0 +1,85 @@
+"""Sums over positions, rows and devices, and what follows from them."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.data import Preparation
+from fedloom.evaluation.positions import ENDLESS, device_sums, position_metrics, row_sums, tallied
+from fedloom.training import Batch
+
+
+def measured(losses: Tensor, batch_size: int) -> dict[str, float]:
+    """Of one device's losses [rows, positions], none of them right, nothing hidden."""
+    rows = row_sums(losses[None], torch.zeros(1, *losses.shape, dtype=torch.bool), None)
+    return position_metrics([device_sums(rows, torch.ones(1, len(losses), dtype=torch.bool), batch_size)])
+
+
+def test_perplexity_is_a_mean_of_exponentials_or_the_exponential_of_a_mean() -> None:
+    """Two batches of equal rows, with mean losses 1 and 2."""
+    found = measured(torch.tensor([[0.5, 1.5], [1.0, 1.0], [2.0, 2.0], [1.0, 3.0]]), 2)
+    assert (round(found["perplexity"], 6), round(found["perplexity_of_mean"], 6)) == (5.053669, 4.481689)
+
+
+def test_batches_count_by_their_rows() -> None:
+    found = measured(torch.tensor([[1.0], [1.0], [2.0]]), 2)
+    assert found["perplexity"] == pytest.approx((2 * math.e + math.exp(2)) / 3)
+
+
+def test_a_batch_of_everything_makes_both_the_same() -> None:
+    found = measured(torch.rand(5, 3), 5)
+    assert found["perplexity"] == pytest.approx(found["perplexity_of_mean"])
+
+
+def test_padding_is_in_no_sum() -> None:
+    """Two devices: three rows, and one row with two of padding, whose losses are not even numbers."""
+    losses = torch.tensor([[[1.0, 3.0], [2.0, 2.0], [4.0, 4.0]], [[5.0, 7.0], [torch.nan] * 2, [torch.inf] * 2]])
+    real = torch.tensor([[True] * 3, [True, False, False]])
+    right = torch.tensor([[[True, False], [True, True], [False, False]], [[False, True], [True, True], [True, True]]])
+    hidden = torch.tensor([[[False, True], [False, False], [True, False]], [[True, False], [True, True], [True, True]]])
+    sums = device_sums(row_sums(losses, right, hidden), real, 2)
+    assert {name: one.tolist() for name, one in sums.items()} == {
+        "rows": [3.0, 1.0],
+        "log_exponentials": pytest.approx([math.log(2 * math.exp(2) + math.exp(4)), 6]),
+        "total": [6.0, 2.0],
+        "loss": [16.0, 12.0],
+        "correct": [3.0, 1.0],
+        "hidden_total": [2.0, 1.0],
+        "hidden_loss": [7.0, 5.0],
+        "hidden_correct": [0.0, 0.0],
+    }
+    each = [{name: one[device] for name, one in sums.items()} for device in (0, 1)]
+    assert position_metrics(each) == pytest.approx(
+        {
+            "perplexity": (2 * math.exp(2) + math.exp(4) + math.exp(6)) / 4,
+            "perplexity_of_mean": math.exp(28 / 8),
+            "accuracy": 50.0,
+            "perplexity_hidden": math.exp(4),
+            "accuracy_hidden": 0.0,
+        }
+    )
+
+
+def test_without_questions_there_is_nothing_to_say() -> None:
+    none = tallied(iter(()), Preparation(), devices=2, batch_size=4)
+    assert none.pop("log_exponentials").tolist() == [-ENDLESS] * 2  # of nothing at all
+    assert all(one.tolist() == [0.0, 0.0] for one in none.values())
+    assert position_metrics([{name: one[0] for name, one in none.items()}]) == position_metrics([]) == {}
+
+
+@pytest.mark.parametrize("logit", [-1e30, -math.inf, math.nan])
+def test_a_lost_device_sends_numbers_and_makes_perplexity_infinite(logit: float) -> None:
+    """It must neither be refused, which would flatter those it is averaged with, nor stop the run."""
+    logits = torch.zeros(2, 1, 3, 2)
+    logits[1, 0, 0, 0] = logit
+    batch = Batch(torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(2, 1, 3, dtype=torch.int64))
+    answers = [(batch, logits, torch.ones(2, 1, dtype=torch.bool))]
+    sums = tallied(answers, Preparation(mask_token=1), devices=2, batch_size=4)
+    assert all(bool((one.abs() <= ENDLESS).all()) for one in sums.values())
+    sound, lost = ({name: one[device] for name, one in sums.items()} for device in (0, 1))
+    assert position_metrics([sound])["perplexity"] == pytest.approx(2)
+    assert position_metrics([lost])["perplexity"] == position_metrics([sound, lost])["perplexity"] == math.inf
+    assert position_metrics([sound, lost])["perplexity_of_mean"] == math.inf
+    assert position_metrics([sound])["accuracy"] == 100.0

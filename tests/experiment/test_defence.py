@@ -1,0 +1,45 @@
+"""The recipe's defence reaches every merge, and a recipe without one merges as the papers do."""
+
+import pytest
+
+from fedloom.experiment.assemble import build_merge
+from fedloom.experiment.recipe import DefencePart
+from fedloom.footprints import RULES, Defence, coverage_mean
+from fedloom.footprints.robust import TrimmedMean
+from fedloom.reporting import read_manifest
+
+
+def test_without_a_defence_it_is_the_papers_mean_itself():
+    assert build_merge(DefencePart()) is coverage_mean
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "none"])
+def test_every_rule_can_be_named(rule):
+    made = build_merge(DefencePart(rule=rule, thin="clipped", thin_below=4))
+    assert isinstance(made, Defence)
+    assert (made.rule, made.thin, made.thin_below) == (RULES[rule](), "clipped", 4)
+
+
+def test_settings_of_the_rule_stand_beside_it():
+    made = build_merge(DefencePart(rule="trimmed_mean", share=0.4))
+    assert isinstance(made, Defence)
+    assert made.rule == TrimmedMean(0.4)
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "fjord", "noside", "decouple"])
+def test_a_run_merges_by_its_defence(run, method):
+    """With more votes asked for than there are, every ring holds: the run ends with what it began with."""
+    found = {}
+    for name, defence in {
+        "plain": {},
+        "none": {"rule": "none", "thin_below": 99},
+        "median": {"rule": "median", "thin_below": 1},
+        "held": {"rule": "median", "thin_below": 99},
+        "held longer": {"rule": "median", "thin_below": 99},
+    }.items():
+        rounds = 3 if name == "held longer" else 2
+        made = run(name, method={"name": method}, defence=defence, rounds=rounds, data__devices=6)
+        found[name] = read_manifest(made.folder)["sha256"]
+    assert found["plain"] == found["none"]
+    assert found["held"] == found["held longer"]
+    assert len({found["plain"], found["median"], found["held"]}) == 3

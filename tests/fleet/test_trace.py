@@ -1,0 +1,129 @@
+"""Who is there when, and how fast: from files in both forms, and drawn."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.fleet import Fleet, draw_cohort, side_by_side
+from fedloom.fleet.rings import ring_name, tier_rings
+from fedloom.fleet.stragglers import Pace, from_file, lognormal
+from fedloom.fleet.trace import ALWAYS, BadTrace, Trace, read_trace
+
+
+@pytest.fixture
+def fleet(tiny_model):
+    models = [("large", tiny_model("mlp")), ("small", tiny_model("mlp", width=0.5))]
+    return Fleet(side_by_side(models), (0.5, 0.5), 20, seed=3)
+
+
+def written(path: Path, content: object) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_both_forms_say_the_same(tmp_path):
+    table = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=bool)
+    np.savez(tmp_path / "trace.npz", available=table)
+    spans = {"0": [[1, 2], [4, 4]], "1": [], "2": [[1, 4]]}
+    as_json = read_trace(written(tmp_path / "trace.json", {"available": spans, "period": 4}), 3)
+    as_npz = read_trace(tmp_path / "trace.npz", 3)
+    for number in range(1, 13):  # three times round
+        expected = [bool(one) for one in table[:, (number - 1) % 4]]
+        assert [as_json.there(index, number) for index in range(3)] == expected
+        assert [as_npz.there(index, number) for index in range(3)] == expected
+
+
+def test_without_a_period_it_ends_and_who_is_not_named_is_always_there(tmp_path):
+    trace = read_trace(written(tmp_path / "t.json", {"available": {"01": [[2, 3]]}}), 2)
+    assert [trace.there(1, number) for number in range(1, 6)] == [False, True, True, False, False]
+    assert all(trace.there(0, number) for number in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {},
+        {"available": [1]},
+        {"available": {"x": []}},
+        {"available": {"0": [[2, 1]]}},
+        {"available": {"0": [[0, 1]]}},
+        {"available": {"0": [[1.5, 2]]}},
+        {"available": {"0": [[1]]}},
+        {"available": {"7": [[1, 2]]}},
+        {"available": {}, "period": 0},
+    ],
+)
+def test_what_is_no_trace_is_refused(content, tmp_path):
+    with pytest.raises(BadTrace):
+        read_trace(written(tmp_path / "t.json", content), 3)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"other": np.ones((2, 2), bool)},
+        {"available": np.ones((2, 2))},
+        {"available": np.ones(2, bool)},
+        {"available": np.ones((4, 2), bool)},
+        {"available": np.array([[{}]], dtype=object)},
+    ],
+)
+def test_what_is_no_table_is_refused(arrays, tmp_path):
+    np.savez(tmp_path / "t.npz", **arrays)
+    with pytest.raises(BadTrace):
+        read_trace(tmp_path / "t.npz", 3)
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.npz"])
+def test_a_file_that_is_missing_or_something_else_is_refused(name, tmp_path):
+    with pytest.raises(BadTrace, match="no file"):
+        read_trace(tmp_path / name, 3)
+    (tmp_path / name).write_bytes(b"\x80\x04 no trace")
+    with pytest.raises(BadTrace):
+        read_trace(tmp_path / name, 3)
+
+
+def test_whoever_is_missing_is_replaced_by_the_next(fleet):
+    names = {number: [one.name for one in draw_cohort(fleet, 0.25, number)] for number in range(1, 9)}
+    for number, before in names.items():
+        gone = int(before[0])
+        after = draw_cohort(fleet, 0.25, number, Trace({gone: ()}))
+        assert len(after) == 5
+        assert set(before) - {one.name for one in after} == {before[0]}
+    assert draw_cohort(fleet, 0.25, 1, Trace(dict.fromkeys(range(20), ()))) == []
+
+
+def test_over_selection_adds_to_the_same_cohort(fleet):
+    for number in range(1, 9):
+        few, many = draw_cohort(fleet, 0.25, number), draw_cohort(fleet, 0.25, number, ALWAYS, 0.3)
+        assert (len(few), len(many)) == (5, 7)  # ceil(6.5)
+        assert {one.name for one in few} < {one.name for one in many}
+
+
+def test_paces_are_spread_around_that_of_the_tier(fleet):
+    crowd = Fleet(fleet.tiers, fleet.shares, 2000, seed=1)
+    speeds = [math.log(pace.speed) for pace in lognormal(crowd, speed=0.5, bandwidth=0.0).values()]
+    assert statistics.fmean(speeds) == pytest.approx(0.0, abs=0.05)
+    assert statistics.stdev(speeds) == pytest.approx(0.5, abs=0.03)
+    assert {pace.bandwidth for pace in lognormal(crowd, speed=0.5, bandwidth=0.0).values()} == {1.0}
+    assert lognormal(fleet) == lognormal(fleet)
+
+
+def test_paces_from_a_file(fleet, tmp_path):
+    path = written(tmp_path / "p.json", {"3": {"speed": 0.25}, "11": {"bandwidth": 2}})
+    assert from_file(fleet, path=str(path)) == {"03": Pace(0.25, 1.0), "11": Pace(1.0, 2.0)}
+    for wrong in ({"30": {}}, {"1": {"speed": 0}}, {"1": {"sped": 1}}, {"1": 2}, []):
+        with pytest.raises(ValueError, match=r"q\.json"):
+            from_file(fleet, path=str(written(tmp_path / "q.json", wrong)))
+
+
+def test_rings_are_what_the_same_tiers_hold(fleet, tiny_model):
+    assert {ring_name(ring) for ring in tier_rings(fleet)} == {"large", "large+small"}
+    apart = side_by_side([("a", tiny_model("mlp")), ("b", tiny_model("convnet"))])
+    named = {ring_name(ring) for ring in tier_rings(Fleet(apart, (0.5, 0.5), 4, seed=0))}
+    assert {"a", "b"} <= named

@@ -1,0 +1,27 @@
+"""Entries with too few voices stay as they are, all others are as they would have been."""
+
+import torch
+
+from fedloom.footprints import Contribution, between, coverage_mean
+from fedloom.footprints.voices import thin_rings_stay, voices
+
+
+def part(rows: int, value: float, weight: float = 1.0) -> Contribution:
+    small, large = {"w": torch.Size([rows, 2])}, {"w": torch.Size([4, 2])}
+    return Contribution(between(small, large), {"w": torch.full((rows, 2), value)}, weight)
+
+
+def test_voices_are_counted_entry_by_entry() -> None:
+    found = voices({"w": torch.Size([4, 2])}, [(part(4, 0.0).footprint, 1), (part(2, 0.0).footprint, 2)])
+    assert found["w"].tolist() == [[3, 3], [3, 3], [1, 1], [1, 1]]
+
+
+def test_a_thin_ring_stays_bit_for_bit() -> None:
+    whole = {"w": torch.randn(4, 2), "nobody": torch.randn(3)}
+    said = [part(4, 3.0), part(2, 1.0), part(2, 2.0, 5.0), part(4, 7.0, 0.0)]  # who has no weight has no voice
+    plain = coverage_mean(whole, said)
+    for least, moved in ((1, 4), (2, 2), (3, 2), (4, 0)):
+        made = thin_rings_stay(coverage_mean, least)(whole, iter(said))
+        assert torch.equal(made["w"][:moved], plain["w"][:moved])
+        assert torch.equal(made["w"][moved:], whole["w"][moved:])
+        assert torch.equal(made["nobody"], whole["nobody"])

@@ -1,0 +1,174 @@
+"""Letters that no device should send, each with the code by which it is refused."""
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.engines import Question, Refusal, opened, sealed
+from fedloom.engines.mail import Heading
+
+Sent = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Letter:
+    """An honest one, to be spoiled."""
+
+    data: bytes
+    question: Question
+    heading: Heading
+    sent: Sent
+
+    def headed(self, **changes: Any) -> bytes:
+        return sealed(replace(self.heading, **changes), self.sent)
+
+    def holding(self, sent: Sent) -> bytes:
+        return sealed(self.heading, sent)
+
+    def floats(self) -> list[tuple[str, str, Tensor]]:
+        """Those with something in them, the longest shape first."""
+        all_of_them = [(bundle, name, t) for bundle, tensors in self.sent.items() for name, t in tensors.items()]
+        found = [one for one in all_of_them if one[2].is_floating_point() and one[2].numel()]
+        return sorted(found, key=lambda one: -one[2].dim())
+
+    def changed(self, bundle: str, name: str, tensor: Tensor) -> bytes:
+        return self.holding({**self.sent, bundle: {**self.sent[bundle], name: tensor}})
+
+    def with_extra(self, tensor: Tensor | None = None) -> bytes:
+        bundle = next(iter(self.sent), "extra")
+        extra = torch.zeros(2) if tensor is None else tensor
+        return self.holding({**self.sent, bundle: {**self.sent.get(bundle, {}), "stowaway": extra}})
+
+
+def honest(data: bytes, question: Question) -> Letter:
+    reply = opened(data, question)
+    assert not isinstance(reply, Refusal), reply
+    sent = {bundle: dict(tensors) for bundle, tensors in reply.sent.items()}
+    return Letter(data, question, question.heading(reply.examples), sent)
+
+
+def in_one(change: Callable[[Tensor], Tensor]) -> Callable[[Letter], list[bytes]]:
+    """Change the first tensor that becomes another by it; where a device sends none, it sends one."""
+
+    def forge(letter: Letter) -> list[bytes]:
+        for bundle, name, tensor in letter.floats():
+            made = change(tensor.clone())
+            if made.shape != tensor.shape or made.dtype != tensor.dtype or not torch.equal(made, tensor):
+                return [letter.changed(bundle, name, made)]
+        return [letter.with_extra(change(torch.ones(2, 3)))]
+
+    return forge
+
+
+def _first(value: float) -> Callable[[Tensor], Tensor]:
+    def change(tensor: Tensor) -> Tensor:
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return change
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, 1) if tensor.dim() > 1 else tensor
+
+
+def _broadcastable(tensor: Tensor) -> Tensor:
+    return tensor[:1] if tensor.dim() and len(tensor) > 1 else tensor.unsqueeze(0)
+
+
+def _grown(tensor: Tensor) -> Tensor:
+    return torch.ones([size + 1 for size in tensor.shape] or [1], dtype=tensor.dtype)
+
+
+def _missing(letter: Letter) -> list[bytes]:
+    if not letter.floats():
+        return [letter.with_extra()]
+    bundle, missing, _ = letter.floats()[0]
+    rest = {name: tensor for name, tensor in letter.sent[bundle].items() if name != missing}
+    return [letter.holding({**letter.sent, bundle: rest})]
+
+
+def _renamed(letter: Letter) -> list[bytes]:
+    if not letter.floats():
+        return [letter.with_extra()]
+    bundle, old, _ = letter.floats()[0]
+    renamed = {f"{name}_" if name == old else name: tensor for name, tensor in letter.sent[bundle].items()}
+    return [letter.holding({**letter.sent, bundle: renamed})]
+
+
+def _of_a_smaller_tier(letter: Letter) -> list[bytes]:
+    smaller = {
+        bundle: {name: t[:1] if t.dim() else t for name, t in one.items()} for bundle, one in letter.sent.items()
+    }
+    return [sealed(replace(letter.heading, tier="smaller", spec="0" * 64), smaller)]
+
+
+def with_head(data: bytes, change: Callable[[str], str]) -> bytes:
+    """The same with another head, its length set right."""
+    size = int.from_bytes(data[:8], "little")
+    head = change(data[8 : 8 + size].decode()).encode()
+    return len(head).to_bytes(8, "little") + head + data[8 + size :]
+
+
+def _of_strings(letter: Letter) -> list[bytes]:
+    data = letter.data if letter.floats() else letter.with_extra()
+    return [with_head(data, lambda head: head.replace('"dtype":"F', '"dtype":"STRING_', 1))]
+
+
+def _giant_head(letter: Letter) -> list[bytes]:
+    return [with_head(letter.data, lambda head: head + " " * 500_000)]
+
+
+def _noise(letter: Letter) -> list[bytes]:
+    return [torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(3)).to(torch.uint8).numpy().tobytes()]
+
+
+def _numbered(examples: Any) -> Callable[[Letter], list[bytes]]:
+    return lambda letter: [letter.headed(examples=examples)]
+
+
+MALFORMED: dict[str, tuple[Callable[[Letter], list[bytes]], str]] = {
+    "empty": (lambda letter: [b""], "BAD_FORMAT"),
+    "truncated": (lambda letter: [letter.data[:-5]], "BAD_FORMAT"),
+    "random bytes": (_noise, "BAD_FORMAT"),
+    "pickle": (lambda letter: [pickle.dumps({"weights": [1.0] * 50})], "BAD_FORMAT"),
+    "wrong magic": (lambda letter: [letter.data[:8] + b"PK" + letter.data[10:]], "BAD_FORMAT"),
+    "giant header": (_giant_head, "TOO_BIG"),
+    "missing key": (_missing, "KEYS"),
+    "extra key": (lambda letter: [letter.with_extra()], "KEYS"),
+    "renamed key": (_renamed, "KEYS"),
+    "transposed": (in_one(_transposed), "SHAPE"),
+    "broadcastable": (in_one(_broadcastable), "SHAPE"),
+    "smaller tier": (_of_a_smaller_tier, "TIER_MISMATCH"),
+    "bigger tier": (in_one(_grown), "SHAPE"),
+    "int tensor": (in_one(lambda tensor: torch.ones(tensor.shape, dtype=torch.int32)), "DTYPE"),
+    "string tensor": (_of_strings, "BAD_FORMAT"),
+    "one NaN": (in_one(_first(torch.nan)), "NONFINITE"),
+    "all NaN": (in_one(lambda tensor: torch.full_like(tensor, torch.nan)), "NONFINITE"),
+    "Inf": (in_one(_first(-torch.inf)), "NONFINITE"),
+    "metric out of range": (_numbered(2.5), "METRIC"),
+    "1e30": (in_one(_first(1e30)), "HUGE"),
+    "weight -1": (_numbered(-1), "METRIC"),
+    "weight 0": (_numbered(0), "METRIC"),
+    "weight NaN": (_numbered(torch.nan), "METRIC"),
+    "weight 1e18": (_numbered(10**18), "METRIC"),
+    "old round": (lambda letter: [letter.headed(round=letter.heading.round - 1)], "STALE"),
+    "other run": (lambda letter: [letter.headed(run="another")], "STALE"),
+    "duplicate": (lambda letter: [letter.data, letter.data], "DUPLICATE"),
+}
+OF_TENSORS = {"SHAPE", "DTYPE", "NONFINITE", "HUGE"}  # without tensors there is only one way to spoil them: to add one
+
+
+def expected_code(kind: str, letter: Letter) -> str:
+    code = MALFORMED[kind][1]
+    return "KEYS" if code in OF_TENSORS and not letter.floats() else code
+
+
+def head_of(data: bytes | bytearray) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return made
