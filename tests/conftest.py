@@ -242,11 +242,12 @@ def home_of(method: Method) -> str:
     return next(family for family in ("convnet", "splitnet", *sorted(MODELS)) if admits(method, family))
 
 
-# methods of every kind, tried with every family in each run of the tests; the others with theirs, the rest is slow
-OF_EVERY_KIND = ("heterofl", "standalone")
+# tried with every family in each run of the tests; the others with those they are for, and the rest is slow
+OF_EVERY_KIND = ("heterofl",)
 MADE_FOR_EACH_OTHER = {
     ("fedhen", "preactresnet"), ("fedsup", "mobilenet"), ("efedsup", "mobilenet"), ("fedhenn", "lenet"),
     ("fedgkt", "bottleneck"), ("lgfedavg", "mlp"), ("fedavg", "transformer"), ("fedhenn", "lstm"),
+    ("standalone", "lenet"), ("standalone", "preresnet"),
 }  # fmt: skip
 
 

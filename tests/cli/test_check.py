@@ -96,7 +96,12 @@ def variants(recipe):
     return [shlex.split(line[line.index("--set") :]) for line in lines if re.search(r":\s+--set", line)]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def slow_if_full_size(recipe):
+    """Some of the papers' recipes name dozens of variants."""
+    return pytest.param(recipe, marks=pytest.mark.slow) if recipe.parent.name == "papers" else recipe
+
+
+@pytest.mark.parametrize("recipe", [slow_if_full_size(one) for one in RECIPES], ids=lambda recipe: recipe.stem)
 def test_every_recipe_of_the_project_and_every_variant_it_names(recipe, fedloom):
     for sets in ([], *variants(recipe)):
         said = fedloom("check", recipe, *sets)

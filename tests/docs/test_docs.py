@@ -18,7 +18,12 @@ def commands(text: str) -> list[str]:
     return [line.split(" #")[0].strip() for line in text.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def slow_if_long(page: Path) -> object:
+    """The README's commands take most of a minute."""
+    return pytest.param(page, marks=pytest.mark.slow) if page.name == "README.md" else page
+
+
+@pytest.mark.parametrize("page", [slow_if_long(page) for page in PAGES], ids=lambda page: page.name)
 def test_every_block_of_a_page_works_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that open with a file's name are written to it; Python blocks run; fedloom commands must exit 0."""
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")

@@ -26,7 +26,10 @@ def test_settings_of_the_rule_stand_beside_it():
     assert made.rule == TrimmedMean(0.4)
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "fjord", "noside", "decouple"])
+@pytest.mark.parametrize(
+    "method",
+    ["heterofl", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fedrolex", "fjord", "noside", "decouple"))],
+)
 def test_a_run_merges_by_its_defence(run, method):
     """With more votes asked for than there are, every ring holds: the run ends with what it began with."""
     found = {}

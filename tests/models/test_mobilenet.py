@@ -88,6 +88,7 @@ def assert_cut_out_is_dynamic(whole: Model, weights: Tensors, architecture: Arch
         assert torch.allclose(sub_net(own, x, draws).logits[0], by_slicing, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_hundred_architectures_cut_out_are_the_dynamic_net(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
