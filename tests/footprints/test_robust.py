@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.footprints import RULES, Contribution, Defence, Footprint, between, coverage_mean, leading, rolling
-from fedloom.footprints.rings import rings
+from fedloom.footprints.rings import rings_of
 from fedloom.footprints.robust import (
     Clipping,
     GeometricMedian,
@@ -272,7 +272,7 @@ def test_multi_krum_chooses_where_all_speak_and_averages_everywhere(case: Case, 
 @given(case=cases())
 def test_every_covered_entry_is_in_exactly_one_ring(case: Case) -> None:
     whole, said = case
-    found = rings(whole, said)
+    found = rings_of(whole, said)
     count = {name: torch.zeros(old.numel(), dtype=torch.int64) for name, old in whole.items()}
     for ring in found:
         for name, where in ring.places.items():

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from fedloom.models import Draws, Model, Outputs, model
 from fedloom.models.blocks import SlowBlock
 from fedloom.models.normalisation import Normalisation
-from fedloom.tensors import Tensors
+from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
 DEVICES = 3
 NUMBERS = count()
-Pick = Callable[[Tensors, int], dict[str, Tensor]]
 
 
 def images(shape: tuple[int, ...], batch: int = 5, devices: int = DEVICES) -> Tensor:
@@ -34,31 +33,6 @@ def with_statistics(net: Model, block: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, shape in net.statistics().items()
     }
     return {**block, **found}
-
-
-def outputs_and_slopes(
-    net: Model, weights: dict[str, Tensor], x: Tensor, draws: Draws | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Everything a module makes, and the gradient of a sum over all of it."""
-    leaves = {name: weights[name].clone().requires_grad_() for name in net.shapes()}
-    made = net({**weights, **leaves}, x, draws)
-    named = {f"exit {name}": tensor for name, tensor in made.exits.items()}
-    named |= {f"tap {name}": tensor for name, tensor in made.taps.items()}
-    total = sum((tensor.sin() * (1 + number)).sum() for number, tensor in enumerate(named.values()))
-    slopes = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
-    return {name: tensor.detach() for name, tensor in named.items()}, dict(zip(leaves, slopes, strict=True))
-
-
-def assert_block_is_each_alone(net: Model, block: dict[str, Tensor], x: Tensor, training: bool, pick: Pick) -> None:
-    seeds = tuple(range(10, 10 + len(x)))
-    together = outputs_and_slopes(net, block, x, Draws(seeds) if training else None)
-    for number in range(len(x)):
-        draws = Draws(seeds[number : number + 1]) if training else None
-        alone = outputs_and_slopes(net, pick(block, number), x[number : number + 1], draws)
-        for of_block, of_one in zip(together, alone, strict=True):
-            for name, tensor in of_one.items():
-                assert tensor.shape == of_block[name][number : number + 1].shape
-                assert float((tensor - of_block[name][number : number + 1]).abs().max()) <= 1e-10, name
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])

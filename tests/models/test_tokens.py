@@ -11,10 +11,9 @@ from fedloom.footprints import between
 from fedloom.models import MODELS, Draws, Inputs, Model, chained, cost, model
 from fedloom.models.blocks import vmapped
 from fedloom.models.running import fastest_of
-from fedloom.tensors import Tensors
+from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
 DEVICES = 3
-Pick = Callable[[Tensors, int], dict[str, Tensor]]
 Weights = Callable[..., dict[str, Tensor]]
 
 
@@ -76,17 +75,6 @@ def test_what_can_be_found_out_is_found_out(token_family: str, tiny_model: Calla
         Model(net.family, net.build, net.settings, net.input_shape, 3, net.tokens).fits_the_data()
 
 
-def outputs_and_slopes(
-    net: Model, weights: dict[str, Tensor], x: Tensor, draws: Draws | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
-    made = net(leaves, x, draws)
-    named = {**made.exits, **made.taps}
-    total = sum((tensor.sin() * (1 + number)).sum() for number, tensor in enumerate(named.values()))
-    slopes = torch.autograd.grad(total, list(leaves.values()))
-    return {name: tensor.detach() for name, tensor in named.items()}, dict(zip(leaves, slopes, strict=True))
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
 def test_a_block_is_each_device_alone(
@@ -99,15 +87,7 @@ def test_a_block_is_each_device_alone(
 ) -> None:
     """Without a warning, which would be an error here. Dropout draws from each device's own seed."""
     net = tiny_model(token_family, width=0.5, dropout=dropout)
-    block, x, seeds = block_weights(net, DEVICES), rows_of(net), (10, 11, 12)
-    together = outputs_and_slopes(net, block, x, Draws(seeds) if training else None)
-    for device in range(DEVICES):
-        draws = Draws(seeds[device : device + 1]) if training else None
-        alone = outputs_and_slopes(net, pick_device(block, device), x[device : device + 1], draws)
-        for of_block, of_one in zip(together, alone, strict=True):
-            for name, tensor in of_one.items():
-                assert tensor.shape == of_block[name][device : device + 1].shape
-                assert float((tensor - of_block[name][device : device + 1]).abs().max()) <= 1e-10, name
+    assert_block_is_each_alone(net, block_weights(net, DEVICES), rows_of(net), training, pick_device)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])

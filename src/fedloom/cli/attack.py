@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import DataDir, OutputFormat, Quiet, Seed, Sets, With, Workers, processes, read
+from .options import (
+    DataDir,
+    OutputFormat,
+    Quiet,
+    Seed,
+    Seeds,
+    Sets,
+    TestSet,
+    With,
+    Workers,
+    listed,
+    processes,
+    read_judged,
+)
 from .output import Format, columns, exits, note, say, say_json
 from .progress import line
 
@@ -17,12 +30,10 @@ if TYPE_CHECKING:
 def attack(
     recipe: Annotated[Path, typer.Argument(help="A recipe.")],
     share: Annotated[float, typer.Option("--share", min=0.0, max=1.0, help="Of the devices, how many are bad.")] = 0.2,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the recipe's on.")] = 1,
+    seeds: Seeds = 1,
     attacks: Annotated[str | None, typer.Option("--attacks", help="Which attacks, by commas; else all.")] = None,
     rules: Annotated[str, typer.Option("--rules", help="Which rules beside the plain mean, by commas.")] = "default",
-    test: Annotated[
-        str, typer.Option("--test", help="Judge on the global test set or on devices' local ones.")
-    ] = "global",
+    test: TestSet = "global",
     sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
     seed: Seed = None,
     data_dir: DataDir = None,
@@ -34,17 +45,14 @@ def attack(
     """Run a recipe with a share of its devices bad, under every attack and with every rule, and say what it costs."""
     with exits(format):
         from ..engines import ATTACKS, keep_the_heap
-        from ..experiment import Problem
         from ..experiment.attack import bench
         from ..experiment.places import data_folder
 
         keep_the_heap()
-        loaded, tables = read(recipe, sets, seed, files)
-        if test not in loaded.recipe.evaluation.tests:
-            raise loaded.error(Problem(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))
-        chosen = list(ATTACKS) if attacks is None else _names(attacks)
+        loaded, tables = read_judged(recipe, sets, seed, files, test)
+        chosen = list(ATTACKS) if attacks is None else listed(attacks)
         planned = bench(
-            loaded, tables, data_folder(data_dir), chosen, _names(rules), share, seeds, test, processes(workers)
+            loaded, tables, data_folder(data_dir), chosen, listed(rules), share, seeds, test, processes(workers)
         )
         for name, done in planned.rounds():
             note(line(name, done), quiet)
@@ -53,10 +61,6 @@ def attack(
             say_json({"share": share, "bad": planned.bad, "test": test, "cells": _records(cells)})
         else:
             say(_told(cells, share))
-
-
-def _names(said: str) -> list[str]:
-    return [name.strip() for name in said.split(",") if name.strip()]
 
 
 def _records(cells: "list[Cell]") -> list[dict[str, Any]]:

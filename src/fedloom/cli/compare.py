@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, Workers, processes, read
+from .options import (
+    DataDir,
+    Out,
+    OutputFormat,
+    Quiet,
+    Seed,
+    Seeds,
+    Sets,
+    TestSet,
+    With,
+    Workers,
+    listed,
+    processes,
+    read_judged,
+)
 from .output import Format, columns, exits, note, say, say_json
 from .progress import line
 
@@ -17,14 +31,12 @@ if TYPE_CHECKING:
 
 def compare(
     recipe: Annotated[Path, typer.Argument(help="A recipe.")],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the recipe's on.")] = 1,
+    seeds: Seeds = 1,
     controls: Annotated[
         str | None,
         typer.Option("--controls", help="Which controls to run, by commas; else all, or none if the recipe has arms."),
     ] = None,
-    test: Annotated[
-        str, typer.Option("--test", help="Judge on the global test set or on devices' local ones.")
-    ] = "global",
+    test: TestSet = "global",
     sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
     seed: Seed = None,
     out: Out = None,
@@ -37,17 +49,13 @@ def compare(
     """Run a recipe beside the arms it names, or else standalone, small-for-all, drop-the-small and all-large."""
     with exits(format):
         from ..engines import keep_the_heap
-        from ..experiment import CONTROLS, Problem, comparison
+        from ..experiment import CONTROLS, comparison
         from ..experiment.places import data_folder, fresh_folder
 
         keep_the_heap()
-        loaded, tables = read(recipe, sets, seed, files)
-        if test not in loaded.recipe.evaluation.tests:
-            raise loaded.error(Problem(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))
-        if controls is None:
-            names = [] if loaded.recipe.compare.arms else list(CONTROLS)
-        else:
-            names = [name.strip() for name in controls.split(",") if name.strip()]
+        loaded, tables = read_judged(recipe, sets, seed, files, test)
+        usual = [] if loaded.recipe.compare.arms else list(CONTROLS)
+        names = usual if controls is None else listed(controls)
         home = fresh_folder(out, "compare")
         planned = comparison(loaded, tables, seeds, names, home, data_folder(data_dir), processes(workers))
         result = follow_all(planned, test, quiet)

@@ -22,6 +22,8 @@ DataDir = Annotated[
 With = Annotated[list[Path], typer.Option("--with", metavar="FILE.py", help="Your own METHODS, MODELS or DATASETS.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; else one a core. Same results.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the recipe's on.")]
+TestSet = Annotated[str, typer.Option("--test", help="Judge on the global test set or on devices' local ones.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
@@ -42,6 +44,23 @@ def own_tables(files: list[Path]) -> "Tables":
     for file in files:
         tables = tables.with_file(file)
     return tables
+
+
+def read_judged(
+    recipe: Path, sets: list[str], seed: int | None, files: list[Path], test: str
+) -> "tuple[Loaded, Tables]":
+    """The same for a verb that judges on one test set, which the recipe must have."""
+    from ..experiment import Problem
+
+    loaded, tables = read(recipe, sets, seed, files)
+    if test not in loaded.recipe.evaluation.tests:
+        raise loaded.error(Problem(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))
+    return loaded, tables
+
+
+def listed(said: str) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for name in said.split(",") if name.strip()]
 
 
 def processes(said: int | None) -> int:

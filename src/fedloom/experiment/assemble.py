@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..data import Dataset, Partition
-from ..engines import Attacked, InProcess, Member, Memory, Norms, ProcessPool, Refusal, shelf
+from ..engines import Attacked, InProcess, Member, Memory, Norms, ProcessPool, Refusal, Shelf, shelf
 from ..evaluation import FineTune, Judge, StaticBatchNorm
 from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, nesting_problem, side_by_side
 from ..footprints import RULES, Defence, Merge, coverage_mean
@@ -29,7 +29,7 @@ from .faults import Faults, build_faults
 from .load import Loaded
 from .privacy import refuse_known_noise, refuse_uncovered
 from .problems import Problem, RecipeError
-from .recipe import DefencePart
+from .recipe import DefencePart, Evaluation
 from .sources import Outline, build_partition, outline_of, public_examples, read_data
 from .standing import Standing
 from .tables import Tables
@@ -193,52 +193,60 @@ def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
     return find
 
 
+def build_simulation(loaded: Loaded, method: Method, held: Shelf, warm: Tensors | None, notes: Standing) -> InProcess:
+    """The engine that knows the devices; whoever wants to hear of refusals says so later."""
+    recipe, training, admission = loaded.recipe, loaded.recipe.training, loaded.recipe.admission
+    return InProcess(
+        shelf=held,
+        memory=Memory(lambda device: method.prepare(device, recipe.seed, warm)),
+        schedule=Schedule(training.batch_size, training.epochs, training.last_batch),
+        optimiser=picked(OPTIMISERS, training.optimiser)(),
+        rates=picked(RATES, training.rates)(),
+        seed=recipe.seed,
+        label_smoothing=training.label_smoothing,
+        block=recipe.engine.block,
+        blocks=recipe.engine.blocks,
+        most_examples=admission.most_examples,
+        norms=Norms(admission.norm, lambda: notes.others.setdefault("norms", {})) if admission.norm else None,
+    )
+
+
+def build_judge(said: Evaluation, dataset: Dataset, partition: Partition, held: Shelf, fleet: Fleet) -> Judge:
+    return Judge(
+        dataset=dataset,
+        own_tests=[torch.from_numpy(rows) for rows in partition.test],
+        seen_labels=torch.stack([held.seen_labels(device) for device in fleet.devices(1)]),
+        statistics=StaticBatchNorm(**said.statistics),
+        batch_size=said.batch_size,
+        tests=said.tests,
+        candidates=said.candidates,
+        fine_tune=None if said.fine_tune is None else FineTune(**said.fine_tune),
+    )
+
+
 def assemble(
     loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | None = None, workers: int = 1
 ) -> Experiment:
     """`dataset` is the recipe's data where it has been read before: arms of a comparison share it. The number of
     workers changes nothing but the time."""
-    recipe = loaded.recipe
     dataset = dataset or read_data(loaded, tables, folder)
     seen = outline_of(dataset)
     partition = build_partition(loaded, seen.labels)
     fleet, method = build(loaded, tables, seen)
-    warm = warm_start(loaded, fleet)
-    held = shelf(dataset, partition, fleet)
+    warm, held = warm_start(loaded, fleet), shelf(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
-    standing, admission = Standing(), recipe.admission
+    standing = Standing()
 
     def tell(round_number: int, refusal: Refusal) -> None:
         refusals.append((round_number, refusal))
 
-    alone = InProcess(
-        shelf=held,
-        memory=Memory(lambda device: method.prepare(device, recipe.seed, warm)),
-        schedule=Schedule(recipe.training.batch_size, recipe.training.epochs, recipe.training.last_batch),
-        optimiser=picked(OPTIMISERS, recipe.training.optimiser)(),
-        rates=picked(RATES, recipe.training.rates)(),
-        seed=recipe.seed,
-        label_smoothing=recipe.training.label_smoothing,
-        block=recipe.engine.block,
-        blocks=recipe.engine.blocks,
-        on_refusal=tell,
-        most_examples=admission.most_examples,
-        norms=Norms(admission.norm, lambda: standing.others.setdefault("norms", {})) if admission.norm else None,
-    )
-    judge = Judge(
-        dataset=dataset,
-        own_tests=[torch.from_numpy(rows) for rows in partition.test],
-        seen_labels=torch.stack([held.seen_labels(device) for device in fleet.devices(1)]),
-        statistics=StaticBatchNorm(**recipe.evaluation.statistics),
-        batch_size=recipe.evaluation.batch_size,
-        tests=recipe.evaluation.tests,
-        candidates=recipe.evaluation.candidates,
-        fine_tune=None if recipe.evaluation.fine_tune is None else FineTune(**recipe.evaluation.fine_tune),
-    )
+    alone = build_simulation(loaded, method, held, warm, standing)
+    alone.on_refusal = tell
+    judge = build_judge(loaded.recipe.evaluation, dataset, partition, held, fleet)
     engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
-    public = public_examples(loaded, tables, folder, dataset)
     return Experiment(
-        loaded, dataset, partition, fleet, method, engine, judge, refusals, warm, public, build_merge(recipe.defence),
+        loaded, dataset, partition, fleet, method, engine, judge, refusals, warm,
+        public_examples(loaded, tables, folder, dataset), build_merge(loaded.recipe.defence),
         build_faults(loaded, fleet, alone, build_clock(loaded, method, fleet), tell), standing,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from ..fleet import Device, Fleet, Turn, draw_cohort
 from ..fleet.cohort import cohort_size
 from ..fleet.rings import Ring, ring_name, tier_rings
 from ..fleet.trace import ALWAYS, BadTrace, Trace, read_trace
-from ..footprints.voices import thin_rings_stay
+from ..footprints.rings import thin_rings_stay
 from ..seeds import generator
 from ..tensors import Parcel
 from .clock import Clock

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..settings import Count
 from ..tensors import Tensors
 from .coverage import Contribution
-from .rings import Ring, rings
+from .rings import Ring, copied, rings_of
 from .robust import Rule, Voters, kind, mean, shortened
 
 Thin = Literal["hold", "clipped"]
@@ -30,12 +29,8 @@ class Defence:
 
     def __call__(self, whole: Tensors, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
         said = self.rule.heard(whole, [one for one in contributions if one.weight > 0])
-        found = rings(whole, said)
-        touched = {name for ring in found for name in ring.places}
-        made = {
-            name: old.clone(memory_format=torch.contiguous_format) if name in touched else old
-            for name, old in whole.items()
-        }
+        found = rings_of(whole, said)
+        made = copied(whole, found)
         sizes = _Sizes(len(said))
         for ring in found:
             if len(ring.voters) >= self.thin_below:

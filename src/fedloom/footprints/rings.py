@@ -7,15 +7,15 @@ votes, others those of the wide alone; a rule that looks at whole models would c
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from ..tensors import Tensors
-from .coverage import Contribution
-from .footprint import Axis, grid
+from .coverage import Contribution, Merge
+from .footprint import Axis, Footprint, grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,33 +50,62 @@ class Ring:
             made[name].view(-1)[where] = part.to(made[name].dtype)
 
 
-def rings(whole: Tensors, said: Sequence[Contribution]) -> list[Ring]:
+def rings(shapes: Mapping[str, Size], voters: Sequence[Footprint]) -> list[Ring]:
     """All rings that have a voter. Every entry that anybody covers is in exactly one."""
     found: defaultdict[tuple[int, ...], dict[str, list[Tensor]]] = defaultdict(dict)
-    for name, old in whole.items():
-        speakers = [number for number, one in enumerate(said) if name in one.footprint.blocks]
-        blocks = [said[number].footprint.blocks[name] for number in speakers]
-        if blocks and old.numel():
-            for voters, where in _cells(old, blocks):
-                found[tuple(speakers[voter] for voter in voters)].setdefault(name, []).append(where)
+    for name, shape in shapes.items():
+        speakers = [number for number, one in enumerate(voters) if name in one.blocks]
+        blocks = [voters[number].blocks[name] for number in speakers]
+        if blocks and shape.numel():
+            for heard, where in _cells(shape, blocks):
+                found[tuple(speakers[one] for one in heard)].setdefault(name, []).append(where)
     return [
-        Ring(voters, {name: torch.cat(cells).sort().values for name, cells in places.items()})
-        for voters, places in sorted(found.items())
+        Ring(who, {name: torch.cat(cells).sort().values for name, cells in places.items()})
+        for who, places in sorted(found.items())
     ]
 
 
-def _cells(old: Tensor, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[tuple[int, ...], Tensor]]:
+def rings_of(whole: Tensors, said: Sequence[Contribution]) -> list[Ring]:
+    """The rings of what is said about a model."""
+    return rings({name: old.shape for name, old in whole.items()}, [one.footprint for one in said])
+
+
+def copied(whole: Tensors, found: Iterable[Ring]) -> dict[str, Tensor]:
+    """With tensors of its own, that can be written to, where any of these rings lies."""
+    touched = {name for ring in found for name in ring.places}
+    return {
+        name: old.clone(memory_format=torch.contiguous_format) if name in touched else old
+        for name, old in whole.items()
+    }
+
+
+def thin_rings_stay(merge: Merge, least: int) -> Merge:
+    """The same, but entries with fewer votes than that stay bit for bit."""
+
+    def merged(whole: Tensors, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
+        said = list(contributions)
+        counting = [one for one in said if one.weight > 0]
+        thin = [ring for ring in rings_of(whole, counting) if len(ring.voters) < least]
+        made = copied(merge(whole, said), thin)
+        for ring in thin:
+            ring.write(made, ring.read(whole))
+        return made
+
+    return merged
+
+
+def _cells(shape: Size, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[tuple[int, ...], Tensor]]:
     """Boxes of entries with the same voters. On each axis numbers that the same blocks hold are of one kind, and a box
     is one kind for every axis: so no entry has to be looked at by itself."""
-    kinds = [_kinds(axis, size, blocks) for axis, size in enumerate(old.shape)]
+    kinds = [_kinds(axis, size, blocks) for axis, size in enumerate(shape)]
     cells = []
     for box in itertools.product(*kinds):
         voters = set(range(len(blocks))).intersection(*(holders for holders, _ in box))
         if voters:
             where = torch.zeros((), dtype=torch.int64)
             for axis, (_, numbers) in enumerate(box):
-                where = where.unsqueeze(-1) + numbers * math.prod(old.shape[axis + 1 :])
-            cells.append((tuple(sorted(voters)), where.reshape(-1).to(old.device)))
+                where = where.unsqueeze(-1) + numbers * math.prod(shape[axis + 1 :])
+            cells.append((tuple(sorted(voters)), where.reshape(-1)))
     return cells
 
 

@@ -5,6 +5,7 @@ word must not buy votes. Where a rule averages whole contributions (`clipping`, 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..settings import Count, Positive
 from ..tensors import Tensors, combine
 from .coverage import Contribution
-from .rings import rings
+from .rings import rings_of
 
 Minority = Annotated[float, Interval(ge=0, lt=0.5)]
 AtLeastOne = Annotated[float, Interval(ge=1, lt=math.inf)]
@@ -34,14 +35,14 @@ def kind(one: Contribution) -> Hashable:
     return frozenset((name, tuple(one.tensors[name].shape[1:])) for name in one.footprint.blocks)
 
 
-class Rule:
+class Rule(ABC):
     def heard(self, whole: Tensors, said: list[Contribution]) -> list[Contribution]:
         """What is listened to at all, before it is looked at ring by ring."""
         return said
 
+    @abstractmethod
     def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
         """(a ring's entries, [voters, entries], who they are) -> the ring's new entries; all in float64."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class MultiKrum(Rule):
     share: Minority = 0.3
 
     def heard(self, whole: Tensors, said: list[Contribution]) -> list[Contribution]:
-        common = [ring for ring in rings(whole, said) if len(ring.voters) == len(said)]
+        common = [ring for ring in rings_of(whole, said) if len(ring.voters) == len(said)]
         if not common:
             return []
         told = common[0].hear(whole, said)

@@ -3,7 +3,7 @@
 import torch
 
 from fedloom.footprints import Contribution, between, coverage_mean
-from fedloom.footprints.voices import thin_rings_stay, voices
+from fedloom.footprints.rings import rings, thin_rings_stay
 
 
 def part(rows: int, value: float, weight: float = 1.0) -> Contribution:
@@ -11,9 +11,10 @@ def part(rows: int, value: float, weight: float = 1.0) -> Contribution:
     return Contribution(between(small, large), {"w": torch.full((rows, 2), value)}, weight)
 
 
-def test_voices_are_counted_entry_by_entry() -> None:
-    found = voices({"w": torch.Size([4, 2])}, [(part(4, 0.0).footprint, 1), (part(2, 0.0).footprint, 2)])
-    assert found["w"].tolist() == [[3, 3], [3, 3], [1, 1], [1, 1]]
+def test_every_entry_is_in_the_ring_of_those_who_cover_it() -> None:
+    outer, inner = rings({"w": torch.Size([4, 2])}, [part(4, 0.0).footprint, part(2, 0.0).footprint])
+    assert (outer.voters, outer.places["w"].tolist()) == ((0,), [4, 5, 6, 7])
+    assert (inner.voters, inner.places["w"].tolist()) == ((0, 1), [0, 1, 2, 3])
 
 
 def test_a_thin_ring_stays_bit_for_bit() -> None:

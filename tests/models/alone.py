@@ -1,0 +1,36 @@
+"""Whether a block of devices computes for each what it computes alone."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedloom.models import Draws, Model
+from fedloom.tensors import Tensors
+
+Pick = Callable[[Tensors, int], dict[str, Tensor]]
+
+
+def outputs_and_slopes(
+    net: Model, weights: dict[str, Tensor], x: Tensor, draws: Draws | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Everything a module makes, and the gradient of a sum over all of it."""
+    leaves = {name: weights[name].clone().requires_grad_() for name in net.shapes()}
+    made = net({**weights, **leaves}, x, draws)
+    named = {f"exit {name}": tensor for name, tensor in made.exits.items()}
+    named |= {f"tap {name}": tensor for name, tensor in made.taps.items()}
+    total = sum((tensor.sin() * (1 + number)).sum() for number, tensor in enumerate(named.values()))
+    slopes = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    return {name: tensor.detach() for name, tensor in named.items()}, dict(zip(leaves, slopes, strict=True))
+
+
+def assert_block_is_each_alone(net: Model, block: dict[str, Tensor], x: Tensor, training: bool, pick: Pick) -> None:
+    seeds = tuple(range(10, 10 + len(x)))
+    together = outputs_and_slopes(net, block, x, Draws(seeds) if training else None)
+    for number in range(len(x)):
+        draws = Draws(seeds[number : number + 1]) if training else None
+        alone = outputs_and_slopes(net, pick(block, number), x[number : number + 1], draws)
+        for of_block, of_one in zip(together, alone, strict=True):
+            for name, tensor in of_one.items():
+                assert tensor.shape == of_block[name][number : number + 1].shape
+                assert float((tensor - of_block[name][number : number + 1]).abs().max()) <= 1e-10, name
