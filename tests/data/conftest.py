@@ -1,17 +1,27 @@
 """Tiny data sets and label lists that the tests of this folder share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedloom.data import Labels
+from tests.pickles import pickles_heard
 
 
 @pytest.fixture(autouse=True)
 def _no_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDLOOM_DOWNLOAD", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_pickles() -> Iterator[None]:
+    """Whatever a test of this folder has read, nothing of it was a pickle."""
+    with pickles_heard() as heard:
+        yield
+    assert heard == []
 
 
 @pytest.fixture

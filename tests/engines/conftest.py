@@ -1,8 +1,6 @@
-"""A recipe small enough to run in a blink, and an ear for pickles."""
+"""A recipe small enough to run in a blink."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,25 +22,3 @@ def recipe() -> Callable[..., dict[str, Any]]:
         }
 
     return changed
-
-
-@contextmanager
-def listening_for_pickles() -> Iterator[list[str]]:
-    """What is unpickled meanwhile. A hook cannot be taken back, so it stops listening."""
-    heard: list[str] = []
-    listening = [True]
-
-    def listen(event: str, arguments: Any) -> None:
-        if listening[0] and event.startswith("pickle."):
-            heard.append(f"{event} {arguments}")
-
-    sys.addaudithook(listen)
-    try:
-        yield heard
-    finally:
-        listening[0] = False
-
-
-@pytest.fixture(scope="session")
-def pickles_heard() -> Callable[[], AbstractContextManager[list[str]]]:
-    return listening_for_pickles

@@ -1,7 +1,6 @@
 """Replies as bytes: what comes back is what was sent, or a refusal with a code, whatever the bytes."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from fedloom.models import model
 from fedloom.tensors import Parcel, fingerprint
 from fedloom.training import Bounded, Client, Outcome, Task, like, shaped
 from tests.malformed import MALFORMED, head_of, honest, with_head
+from tests.pickles import pickles_heard
 
 
 def tiny() -> nn.Module:
@@ -193,7 +193,7 @@ def test_a_reason_is_short_and_plain() -> None:
     assert found.reason.isascii() and found.reason.isprintable() and len(found.reason) < 200
 
 
-def test_no_pickle_is_read_while_letters_are_opened(pickles_heard: Callable[[], Any]) -> None:
+def test_no_pickle_is_read_while_letters_are_opened() -> None:
     letters = [letter()]
     letters += [data for forge, _ in MALFORMED.values() for data in forge(honest(letter(), question()))]
     with pickles_heard() as heard:

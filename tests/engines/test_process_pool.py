@@ -17,6 +17,7 @@ from fedloom.experiment import Tables, assemble, load
 from fedloom.experiment.record import recorded
 from fedloom.reporting import read_manifest, read_rows
 from fedloom.tensors import Parcel
+from tests.pickles import pickles_heard
 
 Recipe = Callable[..., dict[str, Any]]
 
@@ -64,9 +65,7 @@ def test_no_worker_outlives_its_run(recipe: Recipe, tmp_path: Path) -> None:
             os.kill(process, 0)
 
 
-def test_no_pickle_is_read_while_workers_answer(
-    recipe: Recipe, tmp_path: Path, pickles_heard: Callable[[], Any]
-) -> None:
+def test_no_pickle_is_read_while_workers_answer(recipe: Recipe, tmp_path: Path) -> None:
     """What travels is JSON and safetensors."""
     with pickles_heard() as heard:
         fedloom.run(recipe(), out=tmp_path / "run", workers=2)

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.experiment import RecipeError, Tables, assemble, checkpoint, load
+from fedloom.experiment import RecipeError, Tables, assemble, checkpoint, load, toml
 from fedloom.experiment.checkpoint import FILES, KEPT, Checkpoints, Keeper, Point
 from fedloom.experiment.record import recorded
 from fedloom.experiment.resume import changes, newest_run, reopened, verify
 from fedloom.reporting import durable, read_manifest
 from fedloom.tensors import Parcel, Tensors
 from tests.chaos import recipe
+from tests.pickles import pickles_heard
 
 
 def parcel(value: float, *names: str) -> dict[str, Tensors]:
@@ -207,6 +208,17 @@ class TestRuns:
         whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
         assert read_manifest(begun)["sha256"] == read_manifest(whole.folder)["sha256"]
         assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
+
+    def test_no_pickle_is_read_with_a_recipe_its_data_or_a_checkpoint(self, tmp_path: Path) -> None:
+        """With devices that remember, and from the recipe as a file."""
+        written = tmp_path / "recipe.toml"
+        written.write_text(toml.dumps(recipe("fedhenn", rounds=3)))
+        with pickles_heard() as heard:
+            steps = recorded(assemble(load(written, Tables()), Tables(), tmp_path), tmp_path / "run")
+            next(steps)
+            steps.close()  # type: ignore[attr-defined]
+            assert [done.number for done in self.go_on(tmp_path / "run")] == [2, 3, 4]  # a last exchange
+        assert heard == []
 
     def test_rows_beyond_the_checkpoint_are_dropped(self, begun: Path) -> None:
         with (begun / "rows.jsonl").open("a") as file:
