@@ -1,0 +1,158 @@
+"""One tensor in fewer bytes: what is lost is bounded, what is kept is exact, and no reading trusts what it reads."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedloom.engines.codes import UP, Code, Half, Int8, Malformed, TopK, Whole, is_coded
+from fedloom.tensors import Tensors
+
+EVERY: list[Code] = [
+    Whole(), Half(torch.float16), Half(torch.bfloat16), Int8(), Int8("tensor"), TopK(0.1), TopK(0.02), TopK(1.0),
+]  # fmt: skip
+
+
+@st.composite
+def tensors(draw: st.DrawFn, largest: float = 1e6) -> Tensor:
+    """Of any shape that is coded, with equal entries and zeros among them, in either precision."""
+    shape = draw(st.lists(st.integers(1, 9), min_size=2, max_size=4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    size = math.exp(draw(st.floats(math.log(1e-9), math.log(largest))))
+    made = torch.randn(shape, generator=generator, dtype=draw(st.sampled_from([torch.float32, torch.float64]))) * size
+    grain = draw(st.sampled_from([0.0, size, 2 * size]))
+    return made if grain == 0 else (made / grain).round() * grain
+
+
+def outline(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def read(code: Code, tensor: Tensor) -> Tensor:
+    return code.decode(code.encode(tensor), *outline(tensor))
+
+
+def layout(parts: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: outline(part) for name, part in parts.items()}
+
+
+@given(st.sampled_from(EVERY), tensors())
+def test_what_comes_is_as_long_as_was_said_and_is_read_as_it_was(code: Code, tensor: Tensor) -> None:
+    assert layout(code.encode(tensor)) == {name: tuple(one) for name, one in code.parts(*outline(tensor)).items()}
+    assert outline(read(code, tensor)) == outline(tensor)
+
+
+@given(tensors(6e4))
+def test_half_numbers_are_off_by_half_a_step_at_most(tensor: Tensor) -> None:
+    """A step is the 1024th part of a number, and near zero the smallest number there is."""
+    assert bool(((read(Half(torch.float16), tensor) - tensor).abs() <= tensor.abs() / 2048 + 2.0**-25).all())
+    assert bool(((read(Half(torch.bfloat16), tensor) - tensor).abs() <= tensor.abs() / 256).all())
+
+
+def test_half_numbers_have_a_largest_and_hide_nothing() -> None:
+    found = read(Half(torch.float16), torch.tensor([[1e9, -1e9], [math.inf, math.nan]]))
+    assert found[0].tolist() == [65504.0, -65504.0]
+    assert found[1, 0] == math.inf
+    assert found[1, 1].isnan()
+
+
+@given(tensors(), st.sampled_from(["row", "tensor"]))
+def test_whole_numbers_are_off_by_half_a_scale_at_most(tensor: Tensor, scale: str) -> None:
+    code = Int8(scale)  # type: ignore[arg-type]
+    scales = code.encode(tensor)["scale"]
+    assert bool((scales == tensor.reshape(len(scales), -1).abs().amax(1) / 127).all())
+    allowed = scales.view(-1, *[1] * (tensor.dim() - 1)).double() / 2 * (1 + 1e-4)  # and rounding of the quotient
+    assert bool(((read(code, tensor) - tensor).double().abs() <= allowed).all())
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    tensor = torch.tensor([[0.0, 0.0], [1.0, -2.0]])
+    assert torch.equal(read(Int8(), tensor)[0], tensor[0])
+    assert torch.equal(read(Int8(), torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+@given(tensors(), st.floats(0.01, 1.0))
+def test_exactly_the_largest_are_kept_and_nothing_is_lost(tensor: Tensor, share: float) -> None:
+    code = TopK(share)
+    sent = read(code, tensor)
+    left = tensor - sent
+    count = math.ceil(share * tensor.numel() - 1e-9)
+    assert torch.equal(sent + left, tensor)
+    assert bool(((sent == 0) | (left == 0)).all())
+    assert len(code.encode(tensor)["values"]) == count
+    assert torch.equal(sent.abs().flatten().sort(descending=True).values[:count], largest(tensor, count))
+    assert bool(left.abs().max() <= largest(tensor, count)[-1])
+
+
+def largest(tensor: Tensor, count: int) -> Tensor:
+    return tensor.abs().flatten().sort(descending=True).values[:count]
+
+
+def test_of_equal_ones_the_first_are_kept() -> None:
+    assert read(TopK(0.5), torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 2.0]])).tolist() == [[1, -1, 0], [0, 0, 2]]
+
+
+def test_what_is_no_number_is_sent_and_not_hidden() -> None:
+    assert read(TopK(0.3), torch.tensor([[9.0, math.nan], [1.0, math.inf]])).isnan().any()
+    assert not read(TopK(0.3), torch.full((2, 3), math.nan)).isfinite().all()
+    assert not Int8().encode(torch.tensor([[1.0, math.nan], [1.0, 2.0]]))["scale"].isfinite().all()
+    assert not Int8().encode(torch.tensor([[1.0, math.inf], [1.0, 2.0]]))["scale"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("share", "kind", "size"), [(0.1, torch.uint8, 125), (0.04, torch.uint8, 125), (0.03, torch.int32, 30)]
+)
+def test_places_are_told_in_the_shorter_way(share: float, kind: torch.dtype, size: int) -> None:
+    shape, dtype = TopK(share).parts((10, 100), torch.float32)["places"]
+    assert (shape, dtype) == ((size,), kind)
+
+
+def bits(*places: int, entries: int = 12) -> Tensor:
+    made = torch.zeros(-(-entries // 8), dtype=torch.uint8)
+    for place in places:
+        made[place // 8] |= 128 >> place % 8
+    return made
+
+
+MALFORMED: dict[str, tuple[Code, Tensors]] = {
+    "too few bits": (TopK(0.25), {"values": torch.ones(3), "places": bits(1, 2)}),
+    "too many bits": (TopK(0.25), {"values": torch.ones(3), "places": torch.full((2,), 255, dtype=torch.uint8)}),
+    "a bit behind the end": (TopK(0.25), {"values": torch.ones(3), "places": bits(1, 2, 13)}),
+    "twice": (TopK(0.01), {"values": torch.ones(2), "places": torch.tensor([4, 4], dtype=torch.int32)}),
+    "out of order": (TopK(0.01), {"values": torch.ones(2), "places": torch.tensor([4, 3], dtype=torch.int32)}),
+    "below zero": (TopK(0.01), {"values": torch.ones(2), "places": torch.tensor([-1, 3], dtype=torch.int32)}),
+    "beyond the end": (TopK(0.01), {"values": torch.ones(2), "places": torch.tensor([4, 12], dtype=torch.int32)}),
+    "a negative scale": (Int8(), {"int8": torch.ones(3, 4, dtype=torch.int8), "scale": torch.tensor([1.0, -1.0, 1.0])}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "parts"), MALFORMED.values(), ids=MALFORMED)
+def test_what_no_honest_device_sends_is_seen(code: Code, parts: Tensors) -> None:
+    with pytest.raises(Malformed):
+        code.decode(parts, (3, 4), torch.float32)
+
+
+def test_bits_in_order_are_read() -> None:
+    made = TopK(0.25).decode({"values": torch.tensor([1.0, 2.0, 3.0]), "places": bits(0, 7, 11)}, (3, 4), torch.float32)
+    assert made.tolist() == [[1, 0, 0, 0], [0, 0, 0, 2], [0, 0, 0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "coded"),
+    [
+        ((3, 4), torch.float32, True), ((3, 4, 5), torch.float64, True), ((3,), torch.float32, False),
+        ((), torch.float32, False), ((3, 4), torch.int64, False), ((3, 4), torch.bool, False),
+        ((0, 4), torch.float32, False),
+    ],
+)  # fmt: skip
+def test_only_numbers_in_tables_are_coded(shape: tuple[int, ...], dtype: torch.dtype, coded: bool) -> None:
+    assert is_coded(shape, dtype) is coded
+
+
+def test_every_code_has_a_name() -> None:
+    assert {name: made(**({"share": 0.1} if name == "top_k" else {})) for name, made in UP.items()} == {
+        "float16": Half(torch.float16), "bfloat16": Half(torch.bfloat16), "int8": Int8(), "top_k": TopK(0.1),
+    }  # fmt: skip
