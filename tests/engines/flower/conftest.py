@@ -1,0 +1,7 @@
+"""Flower is asked to be silent before anything of it is imported; where it is not installed, nothing here is tried."""
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import fedloom.engines.flower  # noqa: F401
