@@ -25,7 +25,7 @@ def journal(tmp_path):
 
 def test_a_new_folder(journal):
     assert sorted(path.name for path in journal.folder.iterdir()) == [
-        "events.jsonl", "manifest.json", "recipe.toml", "rows.jsonl",
+        "attendance.jsonl", "events.jsonl", "manifest.json", "recipe.toml", "rows.jsonl", "timings.jsonl",
     ]  # fmt: skip
     assert (journal.folder / "recipe.toml").read_text() == "rounds = 1\n"
     manifest = read_manifest(journal.folder)

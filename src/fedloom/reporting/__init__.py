@@ -1,7 +1,7 @@
 """What happened, for people and for programs."""
 
 from .comparison import Arm, Difference, Overall, Serving, difference, overall, table, verdict
-from .journal import Journal, read_manifest, read_rows, versions
+from .journal import Journal, peak_memory, read_manifest, read_rows, versions
 from .summary import Final, summarise
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Serving",
     "difference",
     "overall",
+    "peak_memory",
     "read_manifest",
     "read_rows",
     "summarise",

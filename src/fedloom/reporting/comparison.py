@@ -28,11 +28,12 @@ class Arm:
     runs: Sequence[Sequence[Row]]  # rows, seed by seed
     candidate: str = ""  # the one that counts; empty: the first there is
     shares: Mapping[str, float] = field(default_factory=dict)  # of its devices, by tier, where not as in the others
+    metric: str = "accuracy"  # whose values its curves have
 
     def curves(self, tier: str, test: str) -> list[list[Row]]:
         """The accuracies of what a device of this tier gets, seed by seed, judgement by judgement."""
-        served = self.serving[tier].tier
-        return [_curve(rows, self.candidate, served, test) for rows in self.runs]
+        key = (self.serving[tier].tier, "", test, self.metric)
+        return [_curve(rows, self.candidate, key) for rows in self.runs]
 
     def accuracies(self, tier: str, test: str) -> list[float]:
         """What a device of this tier gets, seed by seed: the last value, not the best."""
@@ -72,7 +73,7 @@ def difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Di
     gaps = [one - two for one, two in pairs]
     mean = statistics.fmean(gaps)
     level = statistics.fmean(value for pair in pairs for value in pair) / 100
-    spread = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
+    spread = _spread(gaps)["std"] / math.sqrt(len(gaps))
     noise = 2 * math.hypot(100 * math.sqrt(2 * level * (1 - level) / examples), spread)
     one_sign = all(gap > 0 for gap in gaps) or all(gap < 0 for gap in gaps)
     beyond = one_sign and (len(gaps) >= 5 or abs(mean) > noise)
@@ -159,11 +160,13 @@ def verdict(
     return lines
 
 
-def _curve(rows: Sequence[Row], candidate: str, tier: str, test: str) -> list[Row]:
-    key = (tier, "", test, "accuracy")
+def _curve(rows: Sequence[Row], candidate: str, key: tuple[str, str, str, str]) -> list[Row]:
     found = [row for row in rows if (row.tier, row.device, row.test, row.metric) == key]
     return [row for row in found if row.candidate == (candidate or found[0].candidate)]
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
+    """A number that is not there makes both of them not be there."""
+    if any(map(math.isnan, values)):
+        return {"mean": math.nan, "std": math.nan}
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}

@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..durable import sync_files, write_whole
 from ..evaluation import Row
-from .durable import sync_files, write_whole
 
-LINES = ("rows.jsonl", "events.jsonl")
+MANIFEST = "manifest.json"
+LINES = ("rows.jsonl", "events.jsonl", "attendance.jsonl", "timings.jsonl")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Journal:
     def reopen(self, sizes: Mapping[str, int]) -> None:
         """Go on after a crash: lines that were written later than this are dropped."""
         for name in LINES:
+            (self.folder / name).touch()  # a run of an older release lacks some
             with (self.folder / name).open("r+b") as file:
                 file.truncate(sizes.get(name, 0))
         self.update(status="running")
@@ -68,7 +70,7 @@ class Journal:
             raise
 
     def manifest(self, content: Mapping[str, Any]) -> None:
-        write_whole(self.folder / "manifest.json", (json.dumps(content, indent=2) + "\n").encode())
+        write_whole(self.folder / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
 
     def update(self, **content: Any) -> None:
         self.manifest({**read_manifest(self.folder), **content})
@@ -78,6 +80,17 @@ class Journal:
 
     def events(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._append("events.jsonl", events)
+
+    def attendance(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Who was asked in a round, and what came of it."""
+        self._append("attendance.jsonl", lines)
+
+    def timings(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """What another machine, or the same one on another day, would not say again."""
+        self._append("timings.jsonl", lines)
+
+    def document(self, name: str, content: Any) -> None:
+        write_whole(self.folder / name, (json.dumps(content, allow_nan=False) + "\n").encode())
 
     def model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         (self.folder / "models").mkdir(exist_ok=True)
@@ -93,7 +106,7 @@ class Journal:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return content
 
 
@@ -107,6 +120,16 @@ def read_rows(folder: Path) -> Iterator[Row]:
 def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no word for a loss that is not a finite number; null is."""
     return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in line.items()}
+
+
+def peak_memory() -> int | None:
+    """The most that this process has held so far, in bytes; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # not there on every system
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if platform.system() == "Darwin" else 1024 * most
 
 
 def versions() -> dict[str, Any]:

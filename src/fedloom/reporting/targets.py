@@ -156,7 +156,7 @@ def conclusions(found: Sequence[Reach]) -> tuple[list[Claim], list[str]]:
     for tier in dict.fromkeys(one.tier for one in found):
         this, *others = [one for one in found if one.tier == tier]
         of_tier = [claim(this, other) for other in others]
-        best = gain(median(this.rounds), [median(other.rounds) for other in others])
+        best = gain(median(this.rounds), [median(other.rounds) for other in others]) if others else None
         claims += of_tier
         lines += [str(one) for one in of_tier]
         if best is not None:

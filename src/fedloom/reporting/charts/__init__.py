@@ -1,0 +1,27 @@
+"""The report's figures, in the order in which they are shown."""
+
+from collections.abc import Callable
+
+from ..subject import Subject
+from .alike import likeness
+from .chart import Absent, Chart, Mark, Panel
+from .crowd import norms, participation, refusals, votes
+from .devices import accuracy_per_device, data_partition, personalised
+from .differences import paired
+from .learning import against_bytes, against_rounds
+from .reaching import rounds_to_target
+from .spending import left_the_devices, time_and_memory
+from .tradeoff import pareto
+
+__all__ = ["COMPARED", "SINGLE", "Absent", "Chart", "Mark", "Panel"]
+
+Maker = Callable[[Subject], Chart | Absent]
+COMPARED: tuple[Maker, ...] = (
+    paired, against_rounds, against_bytes, rounds_to_target, pareto, accuracy_per_device, time_and_memory,
+)  # fmt: skip
+"""Of all arms and seeds together."""
+
+SINGLE: tuple[Maker, ...] = (
+    personalised, participation, votes, data_partition, likeness, refusals, norms, left_the_devices,
+)  # fmt: skip
+"""Of one run; where there are several, of the first."""

@@ -1,0 +1,200 @@
+"""Device by device: how well it is served, what tuning to its own data adds, and what data it holds."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from ...evaluation import Row
+from ..story import Story
+from ..subject import Subject
+from . import drawing
+from .chart import Absent, Chart, Mark, Panel, Record, counted, listed
+
+ACCURACY, TUNED, HOLDINGS = "Accuracy per device", "Initial against personalised accuracy", "Who holds what data"
+MOST_LINES = 240  # devices in a map; of more, every so many are shown
+
+
+@dataclass(frozen=True)
+class Served:
+    arm: str
+    seed: int
+    device: str
+    tier: str
+    accuracy: float
+
+
+def accuracy_per_device(subject: Subject) -> Chart | Absent:
+    """Of the model a device ends up with, on its own test examples, after the last round."""
+    found = [
+        one
+        for group in subject.groups
+        for story in group.stories
+        for one in _served(group.name, story, group.arm.candidate)
+    ]
+    if not found:
+        return Absent(ACCURACY, "single devices were not judged: evaluation.per_device, or no local test")
+    records: list[Record] = [(one.arm, one.seed, one.device, one.tier, one.accuracy) for one in found]
+    columns = ("arm", "seed", "device", "tier", "accuracy")
+    tiers = [tier for tier in subject.tiers if any(one.tier == tier for one in found)]
+    by_arm = {arm: [one for one in found if one.arm == arm] for arm in dict.fromkeys(one.arm for one in found)}
+    panels = [_histogram(some, tiers, arm if subject.several else "") for arm, some in by_arm.items()]
+    legend = [Mark(tier, place, tier) for place, tier in enumerate(tiers)]
+    return Chart("devices", ACCURACY, _read_served(by_arm), columns, records, panels, legend, marks="areas")
+
+
+def _served(arm: str, story: Story, candidate: str) -> list[Served]:
+    rows = [row for row in story.rows if row.device and row.metric == "accuracy" and row.test in ("local", "unseen")]
+    last = max((row.round for row in rows), default=0)
+    chosen = candidate or next((row.candidate for row in rows), "")
+    return [
+        Served(arm, story.seed, row.device, row.tier, row.value)
+        for row in rows
+        if row.round == last and row.candidate == chosen and _own(row, story) and not math.isnan(row.value)
+    ]
+
+
+def _own(row: Row, story: Story) -> bool:
+    """A server's model is judged by every device at every tier; a device has only its own tier's."""
+    return not story.tier_of or story.tier_of.get(row.device) == row.tier or _one_tier(story)
+
+
+def _one_tier(story: Story) -> bool:
+    return len([tier for tier in story.fleet["tiers"] if tier.get("trained", True)]) == 1
+
+
+def _histogram(some: Sequence[Served], tiers: Sequence[str], title: str) -> Panel:
+    """With a line where the worst tenth is."""
+
+    def draw(axes: Axes) -> None:
+        edges = [5.0 * step for step in range(21)]
+        for place, tier in enumerate(tiers):
+            values = [one.accuracy for one in some if one.tier == tier]
+            if not values:
+                continue
+            _, _, made = axes.hist(
+                values, bins=edges, histtype="stepfilled", alpha=0.45, linewidth=1.4, color=drawing.colour(place),
+                linestyle=drawing.dash(place), edgecolor=drawing.colour(place),
+            )  # fmt: skip
+            drawing.of_tier(made, tier)
+        axes.axvline(worst_tenth([one.accuracy for one in some]), color=drawing.INK, linewidth=1, linestyle=":")
+        drawing.told(axes, "accuracy on a device's own test examples, %", "devices")
+        drawing.whole(axes.yaxis)
+
+    parts = [f"{tier} {_range(of_tier)}" for tier in tiers if (of_tier := [one for one in some if one.tier == tier])]
+    size = (5.0, 2.6) if title else (6.4, 3.4)
+    return Panel(
+        f"Histogram of accuracy per device{f', {title}' if title else ''}: {'; '.join(parts)}", draw, title, "", size
+    )
+
+
+def _range(some: Sequence[Served]) -> str:
+    values = [one.accuracy for one in some]
+    return f"{counted(len(values), 'device')} from {min(values):.0f} to {max(values):.0f} %"
+
+
+def worst_tenth(values: Sequence[float]) -> float:
+    """The mean of the worst tenth, which is never empty."""
+    return statistics.fmean(sorted(values)[: max(1, round(len(values) / 10))])
+
+
+def _read_served(by_arm: dict[str, list[Served]]) -> str:
+    if len(by_arm) > 1:
+        parts = [f"{arm} {_worst(some):.1f} % (all devices {_mean(some):.1f} %)" for arm, some in by_arm.items()]
+        return f"The worst tenth of devices, the dotted line, get on average {listed(parts)}."
+    (some,) = by_arm.values()
+    return (
+        f"Devices get {_mean(some):.1f} % on average, the worst tenth of them {_worst(some):.1f} % (dotted); "
+        f"{_range(some)}."
+    )
+
+
+def _worst(some: Sequence[Served]) -> float:
+    return worst_tenth([one.accuracy for one in some])
+
+
+def _mean(some: Sequence[Served]) -> float:
+    return statistics.fmean(one.accuracy for one in some)
+
+
+def personalised(subject: Subject) -> Chart | Absent:
+    """FedSup's two figures: before and after a device tunes a tier's model to its own data."""
+    story, tiers = subject.first, list(subject.tiers)
+    pairs: dict[tuple[str, str], dict[str, float]] = {}
+    for row in story.rows:
+        if row.device and row.metric in ("initial", "personalised"):
+            pairs.setdefault((row.tier, row.device), {})[row.metric] = row.value
+    whole = {place: one for place, one in pairs.items() if len(one) == 2}
+    if not whole:
+        return Absent(TUNED, "the recipe has no evaluation.fine_tune")
+    records: list[Record] = [
+        (tier, device, one["initial"], one["personalised"]) for (tier, device), one in whole.items()
+    ]
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 100], [0, 100], color=drawing.INK, linewidth=0.7, alpha=0.6)
+        for place, tier in enumerate(tiers):
+            of_tier = [one for (name, _), one in whole.items() if name == tier]
+            made = axes.plot(
+                [one["initial"] for one in of_tier], [one["personalised"] for one in of_tier], linestyle="",
+                marker=drawing.marker(place), markersize=4, alpha=0.7, color=drawing.colour(place),
+            )  # fmt: skip
+            drawing.of_tier(list(made), tier)
+        drawing.told(axes, "initial accuracy, %", "personalised accuracy, %")
+
+    said = [_tuned(tier, [one for (name, _), one in whole.items() if name == tier]) for tier in tiers]
+    alt = "Personalised against initial accuracy, a point a device and tier; " + "; ".join(filter(None, said))
+    legend = [Mark(tier, place, tier) for place, tier in enumerate(tiers)]
+    columns = ("tier", "device", "initial", "personalised")
+    sentence = f"Tuning to a device's own data takes {listed([one for one in said if one])}; above the line it helps."
+    return Chart(
+        "personalised", TUNED, sentence, columns, records, [Panel(alt, draw, size=(6.4, 4.2))], legend, "points"
+    )
+
+
+def _tuned(tier: str, pairs: Sequence[dict[str, float]]) -> str:
+    if not pairs:
+        return ""
+    before, after = (statistics.fmean(one[name] for one in pairs) for name in ("initial", "personalised"))
+    better = sum(one["personalised"] > one["initial"] for one in pairs)
+    return f"tier {tier} from {before:.1f} % to {after:.1f} % ({better} of {len(pairs)} devices gain)"
+
+
+def data_partition(subject: Subject) -> Chart | Absent:
+    story = subject.first
+    held = story.fleet.get("holdings")
+    if not held or not story.fleet["devices"]:
+        return Absent(HOLDINGS, "the run does not say what its devices hold")
+    devices, classes, counts = story.fleet["devices"], held["classes"], held["counts"]
+    records: list[Record] = [
+        (device, story.tier_of.get(device, ""), name, count)
+        for device, line in zip(devices, counts, strict=True)
+        for name, count in zip(classes, line, strict=True)
+    ]
+    step = -(-len(devices) // MOST_LINES)
+    some, lines = devices[::step], np.array(counts[::step], dtype=float)
+
+    def draw(axes: Axes) -> None:
+        most = lines.max() or 1.0
+        drawing.cells(axes, lines / most, np.zeros(lines.shape), classes, some)
+        drawing.told(axes, "class", "device")
+
+    alt = f"Map of {len(some)} devices by {len(classes)} classes, darker where a device holds more examples"
+    height = min(6.0, 1.2 + 0.14 * len(some))
+    columns = ("device", "tier", "class", "examples")
+    return Chart(
+        "partition", HOLDINGS, _read_held(counts, step), columns, records, [Panel(alt, draw, size=(6.0, height))]
+    )
+
+
+def _read_held(counts: Sequence[Sequence[int]], step: int) -> str:
+    totals, kinds = [sum(line) for line in counts], [sum(count > 0 for count in line) for line in counts]
+    share = statistics.fmean(max(line) / sum(line) for line in counts if sum(line))
+    shown = f" One device in {step} is shown." if step > 1 else ""
+    return (
+        f"A device holds {min(totals):,} to {max(totals):,} examples of {min(kinds)} to {max(kinds)} classes; its most "
+        f"frequent class is on average {100 * share:.0f} % of them.{shown}"
+    )

@@ -1,0 +1,157 @@
+"""How good the models are against what was spent on them: rounds, or bytes."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from ...evaluation import Row
+from ..subject import Group, Subject
+from . import drawing
+from .chart import Absent, Chart, Mark, Panel, Record, listed, size
+
+
+@dataclass(frozen=True)
+class Series:
+    """What the devices of a tier got from an arm, judgement by judgement."""
+
+    arm: str
+    tier: str
+    place: int
+    x: list[float]
+    by_seed: list[list[float]]  # judgement by judgement, seed by seed
+
+    @property
+    def mean(self) -> list[float]:
+        return [statistics.fmean(values) for values in self.by_seed]
+
+    @property
+    def spread(self) -> list[float]:
+        return [statistics.stdev(values) if len(values) > 1 else 0.0 for values in self.by_seed]
+
+
+Spent = Callable[[Sequence[Row], int], float]
+"""What a run had spent at the end of a round."""
+
+
+def series(subject: Subject, spent: Spent) -> list[Series]:
+    """Arms that give a tier's devices a model they can carry; of a run alone, its tiers."""
+    found = []
+    for number, group in enumerate(subject.groups):
+        for place, tier in enumerate(subject.tiers):
+            if group.arm.serving[tier].can_carry:
+                found.append(_series(subject, group, tier, number if subject.several else place, spent))
+    return [one for one in found if one.x]
+
+
+def _series(subject: Subject, group: Group, tier: str, place: int, spent: Spent) -> Series:
+    curves = group.measured(subject.metric).curves(tier, subject.test)
+    common = sorted(set.intersection(*({row.round for row in curve} for curve in curves))) if curves else []
+    values = [{row.round: row.value for row in curve} for curve in curves]
+    x = [statistics.fmean(spent(rows, number) for rows in group.arm.runs) for number in common]
+    return Series(group.name, tier, place, x, [[one[number] for one in values] for number in common])
+
+
+def rounds_spent(rows: Sequence[Row], number: int) -> float:
+    return number
+
+
+def bytes_spent(rows: Sequence[Row], number: int) -> float:
+    return sum(row.value for row in rows if row.metric in ("down", "up") and row.round <= number) / 1e6
+
+
+def against_rounds(subject: Subject) -> Chart | Absent:
+    title = f"{subject.metric.title.capitalize()} against rounds"
+    found = series(subject, rounds_spent)
+    if not found:
+        return Absent(title, "nothing was judged yet")
+    return _chart(subject, found, "learning_rounds", title, "round", _read_rounds(subject, found))
+
+
+def against_bytes(subject: Subject) -> Chart | Absent:
+    title = f"{subject.metric.title.capitalize()} against bytes moved"
+    found = series(subject, bytes_spent)
+    if not any(one.x[-1] for one in found):
+        return Absent(title, "no device moved a byte")
+    return _chart(subject, found, "learning_bytes", title, "megabytes", _read_bytes(subject, found))
+
+
+def _chart(subject: Subject, found: Sequence[Series], key: str, title: str, unit: str, sentence: str) -> Chart:
+    columns = ("arm", "tier", unit, f"{subject.metric.name}_mean", f"{subject.metric.name}_std", "seeds")
+    records: list[Record] = [
+        (one.arm, one.tier, x, mean, std, len(values))
+        for one in found
+        for x, mean, std, values in zip(one.x, one.mean, one.spread, one.by_seed, strict=True)
+    ]
+    label = "round" if unit == "round" else "MB moved by all devices, down and up"
+    panels = _panels(subject, found, title, label)
+    marks = dict.fromkeys(Mark(one.arm if subject.several else one.tier, one.place) for one in found)
+    tiers = {one.tier: one.place for one in found}
+    legend = list(marks) if subject.several else [Mark(tier, place, tier) for tier, place in tiers.items()]
+    return Chart(key, title, sentence, columns, records, panels, legend)
+
+
+def _panels(subject: Subject, found: Sequence[Series], title: str, label: str) -> list[Panel]:
+    """A panel for each tier with all arms; of a run alone, one with all tiers."""
+    y = f"{subject.metric.title}{', %' if subject.metric.unit else ''}"
+    tiers = [tier for tier in subject.tiers if any(one.tier == tier for one in found)] if subject.several else [""]
+    made = []
+    for tier in tiers:
+        shown = [one for one in found if not tier or one.tier == tier]
+        alt = f"{title}{f', tier {tier}' if tier else ''}: " + "; ".join(_ends(subject, one) for one in shown)
+        wide = (5.0, 3.0) if tier else (6.4, 3.4)
+        made.append(Panel(alt, _drawing(shown, label, y, bool(tier)), f"tier {tier}" if tier else "", tier, wide))
+    return made
+
+
+def _ends(subject: Subject, one: Series) -> str:
+    said = subject.metric.said
+    name = one.arm if subject.several else one.tier
+    return f"{name} from {said(one.mean[0])} to {said(one.mean[-1])}"
+
+
+def _drawing(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Callable[[Axes], None]:
+    def draw(axes: Axes) -> None:
+        for one in shown:
+            tier = "" if of_arms else one.tier
+            drawing.line(axes, one.x, one.mean, one.place, tier)
+            if any(one.spread):
+                low = [mean - std for mean, std in zip(one.mean, one.spread, strict=True)]
+                high = [mean + std for mean, std in zip(one.mean, one.spread, strict=True)]
+                drawing.band(axes, one.x, low, high, one.place, tier)
+        drawing.told(axes, label, y)
+        if label == "round":
+            drawing.whole(axes.xaxis)
+
+    return draw
+
+
+def _read_rounds(subject: Subject, found: Sequence[Series]) -> str:
+    said, sign = subject.metric.said, 1 if subject.metric.higher_is_better else -1
+    last = max(one.x[-1] for one in found)
+    best = max(found, key=lambda one: sign * one.mean[-1])
+    worst = min(found, key=lambda one: sign * one.mean[-1])
+    if best is worst:
+        return f"After round {last:.0f} {_named(subject, best)} is at {said(best.mean[-1])}."
+    bands = " Bands are one standard deviation over seeds." if any(any(one.spread) for one in found) else ""
+    return (
+        f"After round {last:.0f} {_named(subject, best)} is best with {said(best.mean[-1])} and "
+        f"{_named(subject, worst)} last with {said(worst.mean[-1])}.{bands}"
+    )
+
+
+def _read_bytes(subject: Subject, found: Sequence[Series]) -> str:
+    totals = {one.arm: one.x[-1] for one in found}
+    if len(totals) == 1:
+        ends = listed([f"{one.tier} to {subject.metric.said(one.mean[-1])}" for one in found])
+        return f"Moving {size(1e6 * found[0].x[-1])} in all brought {ends}."
+    least, most = min(totals, key=totals.__getitem__), max(totals, key=totals.__getitem__)
+    return (
+        f"{least} moved least, {size(1e6 * totals[least])}; {most} most, {size(1e6 * totals[most])}. "
+        "Where one curve lies left of another it gets as far with fewer bytes."
+    )
+
+
+def _named(subject: Subject, one: Series) -> str:
+    return f"{one.arm} on tier {one.tier}" if subject.several else f"tier {one.tier}"

@@ -1,0 +1,188 @@
+"""What left the devices, and what the run cost the machine that simulated it."""
+
+import statistics
+from collections import Counter
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from ..subject import Group, Subject
+from . import drawing
+from .chart import Absent, Chart, Mark, Panel, Record, beside, counted, listed, size
+
+LEFT, TIME = "What left the devices", "Time and memory"
+PARTS = ("training", "judging", "saving")
+
+
+def left_the_devices(subject: Subject) -> Chart | Absent:
+    """Bytes that devices sent, by what they are and whose; of the first run."""
+    story = subject.first
+    sent: Counter[tuple[int, str, str]] = Counter()
+    for line in story.attendance:
+        for bundle, count in line["up"].items():
+            sent[line["round"], line["tier"], bundle] += count
+    if not sent:
+        return Absent(LEFT, "nothing did" if story.attendance else "the run does not say")
+    records: list[Record] = [(*place, count) for place, count in sorted(sent.items())]
+    totals: Counter[tuple[str, str]] = Counter()
+    for (_, tier, bundle), count in sent.items():
+        totals[tier, bundle] += count
+    tiers = [tier for tier in subject.tiers if any(one == tier for one, _ in totals)]
+    tiers += sorted({tier for tier, _ in totals} - set(tiers))
+    by_bundle = Counter[str]()
+    for (_, bundle), count in totals.items():
+        by_bundle[bundle] += count
+    legend = [Mark(tier, place, tier) for place, tier in enumerate(tiers)]
+    panel = _bars(tiers, [bundle for bundle, _ in by_bundle.most_common()], totals)
+    columns = ("round", "tier", "bundle", "bytes")
+    return Chart("left", LEFT, _read_left(subject, by_bundle), columns, records, [panel], legend, marks="areas")
+
+
+def _bars(tiers: list[str], bundles: list[str], totals: Counter[tuple[str, str]]) -> Panel:
+    def draw(axes: Axes) -> None:
+        thick = 0.8 / len(tiers)
+        for place, tier in enumerate(tiers):
+            at = [row + (place - (len(tiers) - 1) / 2) * thick for row in range(len(bundles))]
+            colour = drawing.colour(place)
+            made = axes.barh(at, [totals[tier, bundle] for bundle in bundles], height=0.9 * thick, color=colour)
+            drawing.of_tier(list(made), tier)
+        axes.set_xscale("log")
+        drawing.magnitudes(axes.xaxis)
+        axes.set_yticks(range(len(bundles)), bundles)
+        axes.invert_yaxis()
+        drawing.told(axes, "bytes sent by all devices of a tier (logarithmic)", "")
+
+    parts = [f"{tier} {bundle} {size(totals[tier, bundle])}" for bundle in bundles for tier in tiers]
+    return Panel(
+        f"Bars of bytes sent: {'; '.join(parts)}",
+        draw,
+        size=(6.4, 0.8 + 0.26 * len(tiers) * len(bundles)),
+        left=beside(bundles),
+    )
+
+
+def _read_left(subject: Subject, by_bundle: Counter[str]) -> str:
+    method = subject.first.fleet["method"]
+    said = f"By {method['name']} devices give away {method.get('leaves') or 'what it does not tell'}; "
+    parts = [f"{size(count)} of {bundle}" for bundle, count in by_bundle.most_common()]
+    features = method.get("features")
+    warning = f" Features of the {features} leave: inputs can be rebuilt from them." if features else ""
+    spent = [row.value for row in subject.first.rows if row.metric == "epsilon"]
+    hidden = f" Differential privacy: epsilon {spent[-1]:.2f} so far." if spent else ""
+    return f"{said}in all {listed(parts)}.{warning}{hidden}"
+
+
+def time_and_memory(subject: Subject) -> Chart | Absent:
+    records = [record for group in subject.groups for record in _spent(group)]
+    if not records:
+        return Absent(TIME, "the run does not say")
+    panels = [_seconds_by_arm(subject, records)] if subject.several else [_seconds(records)]
+    panels.append(_memory(subject, records))
+    names = [group.name for group in subject.groups] if subject.several else list(PARTS)
+    legend = [Mark(name, place) for place, name in enumerate(names)]
+    columns = (
+        "arm",
+        "seed",
+        "round",
+        "training_seconds",
+        "judging_seconds",
+        "saving_seconds",
+        "peak_megabytes",
+        "clock",
+    )
+    return Chart(
+        "time",
+        TIME,
+        _read_time(records, subject),
+        columns,
+        records,
+        panels,
+        legend,
+        marks="lines" if subject.several else "areas",
+    )
+
+
+def _spent(group: Group) -> list[Record]:
+    found: list[Record] = []
+    for story in group.stories:
+        clock = {row.round: row.value for row in story.rows if row.metric == "clock"}
+        for line in story.timings:
+            judging, saving = line["judging_seconds"], line["saving_seconds"]
+            memory = None if line["peak_memory"] is None else line["peak_memory"] / 1e6
+            took = max(0.0, line["seconds"] - judging)
+            found.append(
+                (group.name, story.seed, line["round"], took, judging, saving, memory, clock.get(line["round"]))
+            )
+    return found
+
+
+def _seconds(records: list[Record]) -> Panel:
+    """Of one run; stacked, for they add up."""
+    rounds = sorted({int(one[2] or 0) for one in records})
+    sums = [[sum(_number(one[at]) for one in records if one[2] == number) for number in rounds] for at in (3, 4, 5)]
+
+    def draw(axes: Axes) -> None:
+        floor = np.zeros(len(rounds))
+        for place, values in enumerate(sums):
+            axes.bar(rounds, values, bottom=floor, color=drawing.colour(place), width=0.8)
+            floor = floor + np.array(values)
+        drawing.from_zero(axes)
+        drawing.told(axes, "round", "seconds here")
+        drawing.whole(axes.xaxis)
+
+    total = [sum(values) for values in sums]
+    alt = f"Seconds round by round: training {total[0]:.1f}, judging {total[1]:.1f}, saving {total[2]:.1f} in all"
+    return Panel(alt, draw, "seconds", size=(5.0, 3.0))
+
+
+def _seconds_by_arm(subject: Subject, records: list[Record]) -> Panel:
+    def draw(axes: Axes) -> None:
+        for place, group in enumerate(subject.groups):
+            by_round = _means(records, group.name, 3)
+            drawing.line(axes, list(by_round), list(by_round.values()), place)
+        drawing.from_zero(axes)
+        drawing.told(axes, "round", "seconds of training here")
+        drawing.whole(axes.xaxis)
+
+    means = [f"{g.name} {statistics.fmean(_means(records, g.name, 3).values() or [0.0]):.2f}" for g in subject.groups]
+    return Panel(f"Seconds of training a round, mean over seeds: {'; '.join(means)}", draw, "seconds", size=(5.0, 3.0))
+
+
+def _memory(subject: Subject, records: list[Record]) -> Panel:
+    def draw(axes: Axes) -> None:
+        for place, group in enumerate(subject.groups):
+            by_round = _means(records, group.name, 6)
+            drawing.line(axes, list(by_round), list(by_round.values()), place)
+        drawing.from_zero(axes)
+        drawing.told(axes, "round", "peak memory so far, MB")
+        drawing.whole(axes.xaxis)
+
+    most = max((_number(one[6]) for one in records), default=0.0)
+    return Panel(
+        f"Peak memory of the main process round by round, {most:,.0f} MB at most", draw, "memory", size=(5.0, 3.0)
+    )
+
+
+def _means(records: list[Record], arm: str, column: int) -> dict[float, float]:
+    by_round: dict[float, list[float]] = {}
+    for one in records:
+        if one[0] == arm:
+            by_round.setdefault(_number(one[2]), []).append(_number(one[column]))
+    return {number: statistics.fmean(values) for number, values in sorted(by_round.items())}
+
+
+def _number(cell: object) -> float:
+    return float(cell) if isinstance(cell, int | float) else 0.0
+
+
+def _read_time(records: list[Record], subject: Subject) -> str:
+    parts = {name: sum(_number(one[3 + at]) for one in records) for at, name in enumerate(PARTS)}
+    whole = sum(parts.values()) or 1.0
+    shares = listed([f"{100 * part / whole:.0f} % {name}" for name, part in parts.items()])
+    most = max((_number(one[6]) for one in records), default=0.0)
+    clock = [_number(one[7]) for one in records if one[7] is not None]
+    devices = f" On the fleet's own devices the rounds would take {sum(clock):,.3g} s." if clock else ""
+    took = f"{counted(len(records), 'round')} took {whole:,.1f} s on the machine that ran them: {shares}"
+    if subject.several:
+        took = f"Of the seconds, {shares}; arms ran side by side, so a round's seconds hold some of the others'"
+    return f"{took}; the main process held {most:,.0f} MB at most.{devices}"

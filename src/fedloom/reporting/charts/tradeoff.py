@@ -1,0 +1,106 @@
+"""What accuracy costs: tiers and sub-nets by multiply-adds, and the front that no other betters."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from ...evaluation.pareto import front
+from ..subject import Subject
+from . import drawing
+from .chart import Absent, Chart, Mark, Panel, Record, counted
+
+TITLE = "Accuracy against multiply-adds"
+COLUMNS = ("arm", "model", "parameters", "macs", "accuracy", "on_front")
+
+
+@dataclass(frozen=True)
+class Point:
+    arm: str
+    model: str
+    parameters: int
+    macs: int
+    accuracy: float
+    place: int
+    tier: str = ""
+
+
+def pareto(subject: Subject) -> Chart | Absent:
+    points = [*_tiers(subject), *_subnets(subject)]
+    if not points:
+        return Absent(TITLE, "the run does not say what its models cost, or nothing was judged yet")
+    best = set(front((float(one.macs), one.accuracy) for one in points))
+    records: list[Record] = [
+        (one.arm, one.model, one.parameters, one.macs, one.accuracy, int((one.macs, one.accuracy) in best))
+        for one in points
+    ]
+    names = dict.fromkeys((one.arm if subject.several or not one.tier else one.tier, one.place) for one in points)
+    legend = [Mark(name, place, "" if subject.several or name not in subject.tiers else name) for name, place in names]
+    alt = f"{counted(len(points), 'model')} by multiply-adds and accuracy; {_ends(points)}"
+    return Chart(
+        "pareto", TITLE, _read(points, best), COLUMNS, records, [Panel(alt, _drawing(points))], legend, "points"
+    )
+
+
+def _tiers(subject: Subject) -> list[Point]:
+    found = []
+    for number, group in enumerate(subject.groups):
+        known = {tier["name"]: tier for tier in group.stories[0].fleet["tiers"] if "macs" in tier}
+        for place, tier in enumerate(subject.tiers):
+            served = group.arm.serving[tier].tier
+            values = group.arm.accuracies(tier, subject.test) if any(group.arm.curves(tier, subject.test)) else []
+            if served == tier and values and tier in known:
+                one, mean = known[tier], sum(values) / len(values)
+                shown = number if subject.several else place
+                found.append(Point(group.name, tier, one["parameters"], one["macs"], mean, shown, tier))
+    return found
+
+
+def _subnets(subject: Subject) -> list[Point]:
+    """Judged by `fedloom subnet`, if it was called; on as many examples as most of them were."""
+    found = []
+    for number, group in enumerate(subject.groups):
+        kept = group.stories[0].subnets
+        most = max((one["examples"] for one in kept), default=0)
+        place = number if subject.several else len(subject.tiers)
+        name = group.name if subject.several else "sub-nets"
+        for one in kept:
+            if one["examples"] == most:
+                found.append(Point(name, "sub-net", one["parameters"], one["macs"], one["accuracy"], place))
+    return found
+
+
+def _drawing(points: Sequence[Point]) -> Callable[[Axes], None]:
+    def draw(axes: Axes) -> None:
+        edge = front((float(one.macs), one.accuracy) for one in points)
+        x, y = ([point[at] for point in edge] for at in (0, 1))
+        axes.plot(x, y, drawstyle="steps-post", color=drawing.INK, linewidth=0.8, alpha=0.6)
+        for one in points:
+            small = one.model == "sub-net"
+            made = axes.plot(
+                one.macs, one.accuracy, color=drawing.colour(one.place), linestyle="",
+                marker=drawing.marker(one.place), markersize=3.5 if small else 8,
+                alpha=0.6 if small else 1.0,
+            )  # fmt: skip
+            drawing.of_tier(list(made), one.tier)
+        axes.set_xscale("log")
+        drawing.magnitudes(axes.xaxis)
+        drawing.told(axes, "multiply-adds for one example (logarithmic)", "accuracy, %")
+
+    return draw
+
+
+def _ends(points: Sequence[Point]) -> str:
+    small, large = min(points, key=lambda one: one.macs), max(points, key=lambda one: one.macs)
+    return (
+        f"the smallest takes {small.macs:,} and gets {small.accuracy:.1f} %, the largest takes {large.macs:,} and gets "
+        f"{large.accuracy:.1f} %"
+    )
+
+
+def _read(points: Sequence[Point], best: set[tuple[float, float]]) -> str:
+    subnets = sum(one.model == "sub-net" for one in points)
+    front_of = f"{len(best)} of {counted(len(points), 'model')} are on the front: no other is better for its cost"
+    said = f"{_ends(points)}; {front_of}."
+    more = "" if subnets else " `fedloom subnet` judges sub-nets between them."
+    return said[0].upper() + said[1:] + more

@@ -1,0 +1,161 @@
+"""A paper's claim, judged: what each of its two sides came to, seed by seed, and whether all seeds agree."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..evaluation import Row
+from .comparison import Verdict
+from .targets import Amount, bytes_to, seconds_to
+
+Measure = Literal["last", "rounds", "bytes", "seconds", "gain"]
+Relation = Literal["more", "less", "at least", "alike"]
+ALL = "*"  # devices, each tier by its share
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things that are compared."""
+
+    arm: str
+    tier: str = ALL
+    candidate: str = ""  # empty: the first there is
+    minus: str | None = None  # another arm: then it is the arm's lead over that one
+
+
+@dataclass(frozen=True)
+class Terms:
+    """By what the sides are measured. `target` is by tier, for measures of how soon."""
+
+    measure: Measure
+    relation: Relation
+    test: str = "global"
+    metric: str = "accuracy"
+    within: float = 0.0  # points that may lie between what is alike
+    targets: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that was measured in a comparison, arm by arm."""
+
+    runs: Mapping[str, Sequence[Sequence[Row]]]  # rows, seed by seed
+    shares: Mapping[str, Mapping[str, float]]  # of an arm's devices, by tier
+
+
+@dataclass(frozen=True)
+class Finding:
+    this: list[Amount]  # seed by seed
+    other: list[Amount]
+    gaps: list[float]
+    verdict: Verdict
+    agreeing: int  # seeds that say what the claim says
+
+
+def judge(this: Side, other: Side, terms: Terms, seen: Evidence) -> Finding:
+    """By the one rule: a claim holds if every seed says so, does not if every seed says the opposite."""
+    first, second = amounts(this, terms, seen), amounts(other, terms, seen)
+    gaps = [gap(one, two) for one, two in zip(first, second, strict=True)]
+    agreeing = sum(agrees(one, terms) for one in gaps)
+    return Finding(first, second, gaps, decide(gaps, terms), agreeing)
+
+
+def decide(gaps: Sequence[float], terms: Terms) -> Verdict:
+    if gaps and all(agrees(one, terms) for one in gaps):
+        return "holds"
+    if gaps and all(contradicts(one, terms) for one in gaps):
+        return "does not hold"
+    return "within noise"
+
+
+def agrees(gap: float, terms: Terms) -> bool:
+    match terms.relation:
+        case "more":
+            return gap > 0
+        case "less":
+            return gap < 0
+        case "at least":
+            return gap >= 0
+        case "alike":
+            return abs(gap) <= terms.within
+
+
+def contradicts(gap: float, terms: Terms) -> bool:
+    """The opposite sign; a tie, or a number that is none, is neither."""
+    match terms.relation:
+        case "more" | "at least":
+            return gap < 0
+        case "less":
+            return gap > 0
+        case "alike":
+            return abs(gap) > terms.within
+
+
+def gap(one: Amount, two: Amount) -> float:
+    """Never is later than any round; never twice is a tie."""
+    if one.exact and two.exact:
+        return one.value - two.value
+    return 0.0 if one.exact == two.exact else -math.inf if one.exact else math.inf
+
+
+def amounts(side: Side, terms: Terms, seen: Evidence) -> list[Amount]:
+    """What a side came to, seed by seed."""
+    own = [_amount(rows, side, side.arm, terms, seen) for rows in seen.runs[side.arm]]
+    if side.minus is None:
+        return own
+    others = [_amount(rows, side, side.minus, terms, seen) for rows in seen.runs[side.minus]]
+    pairs = zip(own, others, strict=True)
+    if terms.measure == "gain":
+        return [Amount(two.value / one.value) for one, two in pairs]
+    return [Amount(one.value - two.value, one.exact and two.exact) for one, two in pairs]
+
+
+def _amount(rows: Sequence[Row], side: Side, arm: str, terms: Terms, seen: Evidence) -> Amount:
+    if terms.measure == "seconds":
+        return Amount(seconds_to(math.inf, rows) or math.nan)
+    curve = values(rows, side, terms, seen.shares[arm])
+    if terms.measure == "last":
+        return Amount(list(curve.values())[-1] if curve else math.nan)
+    target = (terms.targets or {})[side.tier]
+    reached = min((number for number, value in curve.items() if value >= target), default=None)
+    last = max(curve, default=0) if reached is None else reached
+    amount = bytes_to(last, rows) if terms.measure == "bytes" else last
+    return Amount(amount, reached is not None)
+
+
+def values(rows: Sequence[Row], side: Side, terms: Terms, shares: Mapping[str, float]) -> dict[int, float]:
+    """A side's curve, judgement by judgement; of all devices, where it is theirs."""
+    tiers = shares if side.tier == ALL else {side.tier: 1.0}
+    fitting = [row for row in rows if (row.device, row.test, row.metric) == ("", terms.test, terms.metric)]
+    fitting = [row for row in fitting if row.tier in tiers]
+    candidate = side.candidate or (fitting[0].candidate if fitting else "")
+    found: dict[int, dict[str, float]] = {}
+    for row in fitting:
+        if row.candidate == candidate:
+            found.setdefault(row.round, {})[row.tier] = row.value
+    judged = {tier for by_tier in found.values() for tier in by_tier}  # a tier may have no device
+    total = math.fsum(tiers[tier] for tier in judged)
+    return {
+        number: math.fsum(tiers[tier] * value for tier, value in by_tier.items()) / total
+        for number, by_tier in found.items()
+        if by_tier.keys() == judged
+    }
+
+
+def targets(side: Side, terms: Terms, margin: float, seen: Evidence) -> dict[str, float]:
+    """From the baseline alone: its last value, in the median over seeds, less a margin."""
+    last = Terms("last", "more", terms.test, terms.metric)
+    return {side.tier: statistics.median(one.value for one in amounts(side, last, seen)) - margin}
+
+
+def record(found: Finding) -> dict[str, Any]:
+    """For programs; what was never reached is null."""
+    sides = {"this": found.this, "other": found.other}
+    said = {name: [_number(one.value) if one.exact else None for one in side] for name, side in sides.items()}
+    return {**said, "difference": [_number(one) for one in found.gaps], "agreeing_seeds": found.agreeing}
+
+
+def _number(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None

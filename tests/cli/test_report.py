@@ -1,0 +1,126 @@
+"""fedloom report, and the page at the end of a run."""
+
+import json
+
+import pytest
+
+import fedloom.cli.report as verb
+from fedloom.reporting import read_manifest
+from fedloom.reporting.subject import subject_of
+
+
+@pytest.fixture(scope="module")
+def home(fedloom_in):
+    call, write, folder = fedloom_in
+    write()
+    assert call("run", "my.toml", "--out", "run", "--quiet").code == 0
+    assert call("compare", "my.toml", "--controls", "standalone", "--out", "both", "--quiet").code == 0
+    return call, folder
+
+
+def test_of_a_run(home):
+    call, folder = home
+    said = call("report", "run")
+    assert (said.code, said.out) == (0, "report: run/report.html\n")
+    assert (folder / "run/report.html").read_text().startswith("<!doctype html>")
+    assert (folder / "run/figures/learning_rounds.csv").is_file()
+
+
+def test_of_a_comparison(home):
+    call, folder = home
+    said = call("report", "both", "--format", "json")
+    assert (said.code, said.data) == (0, {"report": "both/report.html", "status": "finished"})
+    html = (folder / "both/report.html").read_text()
+    assert "Paired differences" in html and "fedloom compare my.toml --seeds 1 --controls standalone" in html
+
+
+def test_of_runs_side_by_side(home):
+    call, folder = home
+    assert call("report", "both/heterofl/seed-0", "both/standalone/seed-0", "--out", "page.html").code == 0
+    assert "Paired differences" in (folder / "page.html").read_text()
+    assert (folder / "page-figures/differences.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["report", "nowhere"], "fedloom run my.toml"),
+        (["report", "run", "both/heterofl/seed-0"], "--out"),
+        (["report", "run", "--test", "other"], "there are: global, local"),
+    ],
+)
+def test_what_is_no_run_is_refused(home, arguments, hint):
+    said = home[0](*arguments, "--format", "json")
+    assert said.code == 4
+    assert said.failure["error_code"] == "RUN_FOLDER"
+    assert hint in said.failure["hint"]
+
+
+def test_watch_writes_until_the_run_is_over(home, monkeypatch):
+    """What a page of a run in progress says is tested where pages are."""
+    call, folder = home
+    manifest = folder / "run/manifest.json"
+    whole, seen = manifest.read_text(), []
+
+    def write(runs, file, test):
+        seen.append(subject_of(runs, test))
+        return seen[-1]
+
+    def wait(seconds):
+        assert seconds == 0.5
+        if len(seen) == 2:
+            manifest.write_text(whole)
+
+    manifest.write_text(json.dumps({**json.loads(whole), "status": "running"}))
+    monkeypatch.setattr(verb, "write_page", write)
+    monkeypatch.setattr(verb.time, "sleep", wait)
+    assert call("report", "run", "--watch", "--every", "0.5").code == 0
+    assert [one.under_way for one in seen] == [True, True, False]
+
+
+def test_at_the_end_of_a_run(fedloom, write, tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDLOOM_REPORT")
+    write(("rounds = 2", "rounds = 1"))
+    said = fedloom("run", "my.toml", "--out", "with")
+    assert said.out.endswith("run: with\nreport: with/report.html\n")
+    assert (tmp_path / "with/report.html").is_file()
+    assert "report" not in fedloom("run", "my.toml", "--out", "without", "--no-report").out
+    assert not (tmp_path / "without/report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_does_not_undo_a_run(fedloom, write, tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDLOOM_REPORT")
+    monkeypatch.setattr(verb, "write_page", lambda *_: 1 / 0)
+    write(("rounds = 2", "rounds = 1"))
+    said = fedloom("run", "my.toml", "--out", "run")
+    assert said.code == 0
+    assert "no report: ZeroDivisionError" in said.err
+    assert read_manifest(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.fixture(scope="module")
+def told(home):
+    """One comparison, printed as a page, with everything else beside it."""
+    call, folder = home
+    arguments = ["--set", "rounds=1", "--controls", "", "--out", "told", "--no-report", "--quiet"]
+    return call("compare", "my.toml", *arguments, "--format", "html"), folder / "told"
+
+
+def test_a_page_that_is_asked_for_is_made_whatever_else_was_said(told):
+    said, folder = told
+    assert said.code == 0
+    assert said.out == (folder / "report.html").read_text() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "begins"), [("results.md", "| arm |"), ("results.csv", "arm,tier,"), ("results.tex", "\\begin{table}")]
+)
+def test_a_comparison_leaves_its_tables(told, file, begins):
+    assert (told[1] / file).read_text().startswith(begins)
+
+
+def test_what_is_printed_is_the_table(told, home):
+    """Told again from the folder, for it has run."""
+    arguments = ["--set", "rounds=1", "--controls", "", "--out", "again", "--quiet"]
+    said = home[0]("compare", "my.toml", *arguments, "--format", "csv")
+    assert said.out == (told[1] / "results.csv").read_text()

@@ -1,0 +1,105 @@
+"""Who was asked and what came of it: written as the run goes, the same however it was run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.experiment import Run
+
+Go = Callable[..., Run]
+
+
+def lines(run: Run, name: str = "attendance.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
+
+
+def test_everybody_asked_is_in_one_line_of_a_round(run: Go) -> None:
+    done = run(rounds=2, data__devices=6, fleet={"participation": 0.5})
+    for number in (1, 2):
+        names = [name for line in lines(done) if line["round"] == number for name in line["devices"]]
+        assert len(names) == len(set(names)) == 3
+
+
+def test_bytes_add_up_to_those_of_the_rows(run: Go) -> None:
+    done = run(rounds=2)
+    for number in (1, 2):
+        met = [line for line in lines(done) if line["round"] == number]
+        moved = {row.metric: row.value for row in done.rows() if row.round == number and not row.candidate}
+        assert sum(line["down"] for line in met) == moved["down"]
+        assert sum(sum(line["up"].values()) for line in met) == moved["up"]
+        assert {bundle for line in met for bundle in line["up"]} == {"weights", "labels"}
+
+
+def test_who_is_lost_or_refused_is_told_by_the_reason(run: Go) -> None:
+    done = run(rounds=3, data__devices=8, faults={"dropout": 0.3, "corrupt": {"devices": 1, "how": "nan"}})
+    found = {(line["round"], name): line["outcome"] for line in lines(done) for name in line["devices"]}
+    events = {(one["round"], one["device"]): one["code"] for one in lines(done, "events.jsonl") if one["device"]}
+    assert set(events.values()) >= {"SILENT", "NONFINITE"}
+    assert {place: outcome for place, outcome in found.items() if outcome != "admitted"} == events
+
+
+def test_a_norm_is_least_median_and_most(run: Go) -> None:
+    done = run(rounds=1)
+    for line in lines(done):
+        least, median, most = line["norms"]
+        assert 0 < least <= median <= most
+
+
+def test_nothing_sent_has_no_norm(run: Go) -> None:
+    done = run(rounds=1, method={"name": "standalone"})
+    assert all(line["up"] == {} and "norms" not in line for line in lines(done))
+
+
+def test_private_runs_do_not_tell_norms(run: Go) -> None:
+    pytest.importorskip("dp_accounting")
+    done = run(
+        rounds=1, fleet={"participation": 0.5, "sampling": "poisson"}, model__normalisation="group",
+        method={"name": "fedavg", "weighting": "uniform"}, tiers=[{"name": "all", "share": 1.0}],
+        privacy={"clip": 1.0, "noise": 1.0},
+    )  # fmt: skip
+    assert all("norms" not in line for line in lines(done))
+
+
+def test_workers_change_nothing_but_the_time(run: Go) -> None:
+    import fedloom
+
+    first = run("first", rounds=2)
+    second = fedloom.run(str(first.folder / "recipe.toml"), out=first.folder.parent / "second", workers=2)
+    assert lines(first) == lines(second)
+    assert [line["round"] for line in lines(second, "timings.jsonl")] == [1, 2]
+
+
+def test_times_are_apart_from_what_must_be_the_same_again(run: Go) -> None:
+    (line, *_) = lines(run(rounds=1), "timings.jsonl")
+    assert list(line) == ["round", "seconds", "judging_seconds", "saving_seconds", "peak_memory"]
+    assert line["seconds"] >= line["judging_seconds"] > 0
+
+
+def test_the_fleet_and_what_it_holds(run: Go) -> None:
+    done = run(rounds=1, data__partition={"kind": "label_shards", "labels_per_device": 5})
+    said = json.loads((done.folder / "fleet.json").read_text())
+    assert [tier["name"] for tier in said["tiers"]] == ["large", "small"]
+    assert said["tiers"][0]["parameters"] > said["tiers"][1]["parameters"] > 0
+    assert said["tiers"][0]["macs"] > said["tiers"][1]["macs"] > 0
+    assert said["rings"] == [["large"], ["large", "small"]]
+    assert said["device_tiers"] == ["large", "large", "small", "small"]
+    held = json.loads((done.folder / "partition.json").read_text())["train"]
+    assert [sum(line) for line in said["holdings"]["counts"]] == [len(rows) for rows in held]
+    assert all(sum(count > 0 for count in line) <= 5 for line in said["holdings"]["counts"])
+    assert said["own_names"] == []
+
+
+def test_models_that_the_server_has_are_compared(run: Go) -> None:
+    done = run(rounds=1)
+    same, other = json.loads((done.folder / "likeness.json").read_text())
+    assert (same["tier"], same["against"], other["tier"]) == ("large", "large", "small")
+    assert same["cka"][-1][-1] == 1.0
+    assert 0 <= other["cka"][-1][-1] < 1
+
+
+def test_models_that_it_has_not_are_not(run: Go, tmp_path: Path) -> None:
+    done = run(rounds=1, method={"name": "standalone"})
+    assert json.loads((done.folder / "likeness.json").read_text()) == []

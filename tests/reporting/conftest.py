@@ -1,0 +1,112 @@
+"""Real runs of tiny nets, made once, for the tests that only look at what they left."""
+
+import contextlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedloom
+from fedloom.cli import main
+from fedloom.data import Dataset, Examples, Preparation
+from fedloom.experiment import Tables, load
+from fedloom.experiment.compare import comparison
+from fedloom.reporting.page import Page, page
+from fedloom.reporting.subject import Subject, subject_of
+
+TIERS = [
+    {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},
+    {"name": "small", "share": 0.5, "width": 0.5, "speed": 2e5, "bandwidth": 1e4},
+]
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    """Devices with half of the labels, of which some are silent and one is broken."""
+    return {
+        "seed": 0, "rounds": 4, "tiers": TIERS, "method": {"name": "heterofl"},
+        "data": {
+            "dataset": "digits", "devices": 8, "most_examples": 30, "test_examples": 100,
+            "partition": {"kind": "label_shards", "labels_per_device": 5},
+        },
+        "fleet": {"participation": 0.75}, "model": {"family": "convnet", "hidden": [4, 8]},
+        "training": {"batch_size": 10, "epochs": 2, "optimiser": {"kind": "sgd", "learning_rate": 0.3}}, **changes,
+    }  # fmt: skip
+
+
+def quietly(*arguments: object) -> None:
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        pytest.raises(SystemExit),
+    ):
+        main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="package")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that a run can have to show."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    said = recipe(
+        evaluation={"fine_tune": {"part": "head", "epochs": 1, "batch_size": 10, "learning_rate": 0.1}},
+        faults={"dropout": 0.3, "corrupt": {"devices": 1, "how": "nan"}},
+    )
+    fedloom.run(said, out=folder)
+    quietly("subnet", folder, "--count", 5, "--examples", 40, "--workers", 1, "--quiet")
+    return folder
+
+
+@pytest.fixture(scope="package")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """HeteroFL beside two other ways, with two seeds."""
+    home = tmp_path_factory.mktemp("several") / "home"
+    said = {
+        **recipe(rounds=3),
+        "compare": {"arms": {"fjord": ["method={name='fjord'}"]}, "baseline": "fjord", "margin": 0.0},
+    }
+    planned = comparison(load(said, Tables()), Tables(), 2, ["standalone", "drop-the-small"], home, home)
+    list(planned.rounds())
+    planned.result("global")
+    return home
+
+
+@pytest.fixture(scope="package")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words that are hidden and guessed."""
+
+    def words() -> Dataset:
+        draw = torch.Generator().manual_seed(0)
+        parts = [torch.randint(0, 6, (count, 5), generator=draw) for count in (40, 20)]
+        hiding = Preparation(mask_chance=0.3, mask_token=6)
+        return Dataset("words", *(Examples(one, one) for one in parts), 6, hiding, 7)
+
+    folder = tmp_path_factory.mktemp("text") / "run"
+    sizes: dict[str, Any] = {"embedding": 4, "heads": 2, "hidden": 6, "layers": 1, "dropout": 0.0}
+    said = recipe(
+        rounds=3, data={"dataset": "words", "devices": 4, "partition": {"kind": "iid"}},
+        model={"family": "transformer", **sizes}, evaluation={"tests": ["global"]},
+    )  # fmt: skip
+    fedloom.run(said, out=folder, datasets={"words": words})
+    return folder
+
+
+@pytest.fixture(scope="package")
+def subject(run: Path) -> Subject:
+    return subject_of([run])
+
+
+@pytest.fixture(scope="package")
+def several(compared: Path) -> Subject:
+    return subject_of([compared])
+
+
+@pytest.fixture(scope="package")
+def pages(subject: Subject, several: Subject, text: Path) -> dict[str, Page]:
+    return {"run": page(subject), "comparison": page(several), "text": page(subject_of([text]))}
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., dict[str, Any]]:
+    return recipe

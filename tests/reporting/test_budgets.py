@@ -1,0 +1,57 @@
+"""Arms at equal rounds, bytes or seconds."""
+
+import pytest
+
+from fedloom.evaluation import Row
+from fedloom.reporting import Arm, Serving
+from fedloom.reporting.budgets import at_equal_budgets, said, spending
+
+
+def rows(per_round: float, rounds: int, seconds: float = 1.0) -> list[Row]:
+    made = []
+    for number in range(1, rounds + 1):
+        made += [
+            Row(number, "server", "large", "", "global", "accuracy", 10.0 * number),
+            Row(number, "", "", "", "", "down", per_round / 4),
+            Row(number, "", "", "", "", "up", 3 * per_round / 4),
+            Row(number, "", "", "", "", "clock", seconds),
+        ]
+    return made
+
+
+def arm(name: str, *runs: list[Row]) -> Arm:
+    return Arm(name, {"large": Serving("large", True)}, runs)
+
+
+ARMS = [
+    arm("ours", rows(8.0, 6), rows(10.0, 6)),
+    arm("dear", rows(20.0, 6, 0.5), rows(20.0, 6, 0.5)),
+    arm("alone", rows(0.0, 6, 2.0), rows(0.0, 6, 2.0)),
+]
+
+
+def test_what_was_spent_adds_up_over_rounds() -> None:
+    assert spending(rows(8.0, 3), "bytes") == {1: 8.0, 2: 16.0, 3: 24.0}
+    assert spending(rows(8.0, 3, 0.5), "seconds") == {1: 0.5, 2: 1.0, 3: 1.5}
+    assert spending(rows(8.0, 3), "rounds") == {1: 1, 2: 2, 3: 3}
+
+
+@pytest.mark.parametrize(
+    ("unit", "accuracies"),
+    [
+        ("rounds", [[60.0, 60.0], [60.0, 60.0], [60.0, 60.0]]),
+        ("bytes", [[60.0, 60.0], [20.0, 30.0], [60.0, 60.0]]),  # 48 and 60 bytes, seed by seed
+        ("seconds", [[60.0, 60.0], [60.0, 60.0], [30.0, 30.0]]),
+    ],
+)
+def test_the_last_judgement_within_the_budget_counts(unit, accuracies) -> None:
+    assert [one.accuracies("large", "global") for one in at_equal_budgets(ARMS, unit)] == accuracies
+
+
+def test_who_cannot_end_a_round_has_nothing_to_show() -> None:
+    (_, dear) = at_equal_budgets([ARMS[0], arm("dear", rows(100.0, 6), rows(100.0, 6))], "bytes")
+    assert dear.runs == [[], []]
+
+
+def test_it_is_said_how_far_each_came() -> None:
+    assert said(ARMS, "bytes")[1] == "at equal bytes: dear counts up to round 2 of 6"

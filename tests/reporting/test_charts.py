@@ -1,0 +1,164 @@
+"""Every figure: its CSV's columns, a series that says something, a sentence, and words for its picture."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedloom.reporting.charts import COMPARED, SINGLE, Absent, Chart
+from fedloom.reporting.charts.crowd import votes
+from fedloom.reporting.charts.devices import worst_tenth
+from fedloom.reporting.story import Story
+from fedloom.reporting.subject import Subject, subject_of
+
+LEARNED = ["accuracy_mean", "accuracy_std", "seeds"]
+TIME = ["training_seconds", "judging_seconds", "saving_seconds", "peak_megabytes", "clock"]
+ONE_RUN = {
+    "learning_rounds": ["arm", "tier", "round", *LEARNED],
+    "learning_bytes": ["arm", "tier", "megabytes", *LEARNED],
+    "targets": ["arm", "tier", "target", "reached", "rounds", "megabytes", "simulated_seconds"],
+    "pareto": ["arm", "model", "parameters", "macs", "accuracy", "on_front"],
+    "devices": ["arm", "seed", "device", "tier", "accuracy"],
+    "time": ["arm", "seed", "round", *TIME],
+    "personalised": ["tier", "device", "initial", "personalised"],
+    "participation": ["round", "device", "tier", "outcome"],
+    "rings": ["round", "ring", "votes", "age"],
+    "partition": ["device", "tier", "class", "examples"],
+    "cka": ["tier", "layer", "against_tier", "against_layer", "cka"],
+    "refusals": ["round", "code", "replies"],
+    "norms": ["round", "tier", "least", "median", "most"],
+    "left": ["round", "tier", "bundle", "bytes"],
+}
+SAYS = {  # the column whose values must differ, or the figure would show nothing
+    "learning_rounds": "accuracy_mean", "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
+    "devices": "accuracy", "time": "training_seconds", "personalised": "personalised", "participation": "outcome",
+    "rings": "votes", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median", "left": "bytes",
+    "differences": "difference",
+}  # fmt: skip
+SEVERAL = {
+    "differences": [
+        "tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds",
+    ],
+    "learning_rounds": ONE_RUN["learning_rounds"],
+    "learning_bytes": ONE_RUN["learning_bytes"],
+    "targets": [*ONE_RUN["targets"], "gain"],
+    "pareto": ONE_RUN["pareto"],
+    "devices": ONE_RUN["devices"],
+    "time": ONE_RUN["time"],
+}  # fmt: skip
+
+
+def charts_of(subject: Subject) -> dict[str, Chart]:
+    made = [make(subject) for make in (*COMPARED, *SINGLE)]
+    return {one.key: one for one in made if isinstance(one, Chart)}
+
+
+@pytest.fixture(scope="module")
+def charts(subject: Subject) -> dict[str, Chart]:
+    return charts_of(subject)
+
+
+@pytest.fixture(scope="module")
+def of_several(several: Subject) -> dict[str, Chart]:
+    return charts_of(several)
+
+
+def lines(chart: Chart) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(chart.csv())))
+
+
+def check(chart: Chart, columns: list[str]) -> None:
+    read = lines(chart)
+    assert list(read[0]) == columns
+    assert len({line[SAYS[chart.key]] for line in read}) > 1, "a constant series shows nothing"
+    assert chart.sentence.endswith(".") and any(sign.isdigit() for sign in chart.sentence)
+    assert chart.panels and all(len(panel.alt) > 20 for panel in chart.panels)
+
+
+def test_a_run_has_every_figure(charts: dict[str, Chart]) -> None:
+    assert charts.keys() == ONE_RUN.keys()
+
+
+@pytest.mark.parametrize("key", ONE_RUN)
+def test_a_figure_of_a_run(key: str, charts: dict[str, Chart]) -> None:
+    check(charts[key], ONE_RUN[key])
+
+
+@pytest.mark.parametrize("key", SEVERAL)
+def test_a_figure_of_several_runs(key: str, of_several: dict[str, Chart]) -> None:
+    check(of_several[key], SEVERAL[key])
+
+
+def test_arms_and_seeds_are_merged(of_several: dict[str, Chart]) -> None:
+    read = lines(of_several["learning_rounds"])
+    assert {line["arm"] for line in read} == {"heterofl", "fjord", "standalone", "drop-the-small"}
+    assert {line["seeds"] for line in read} == {"2"}
+    assert any(float(line["accuracy_std"]) for line in read)
+
+
+def test_an_arm_that_a_tier_cannot_carry_has_no_curve_there(of_several: dict[str, Chart]) -> None:
+    tiers = {line["tier"] for line in lines(of_several["learning_rounds"]) if line["arm"] == "drop-the-small"}
+    assert tiers == {"large"}
+
+
+def test_sub_nets_are_points_of_the_front_s_figure(charts: dict[str, Chart]) -> None:
+    assert sum(line["model"] == "sub-net" for line in lines(charts["pareto"])) >= 2
+
+
+def test_who_never_answers_is_seen(charts: dict[str, Chart]) -> None:
+    outcomes = {line["outcome"] for line in lines(charts["participation"])}
+    assert {"admitted", "SILENT", "NONFINITE"} <= outcomes
+
+
+def test_votes_are_those_that_were_admitted(subject: Subject) -> None:
+    story, chart = subject.first, votes(subject)
+    assert isinstance(chart, Chart)
+    heard = sum(len(one["devices"]) for one in story.attendance if one["outcome"] == "admitted" and one["round"] == 1)
+    assert [one["votes"] for one in lines(chart) if (one["round"], one["ring"]) == ("1", "large+small")] == [str(heard)]
+
+
+def test_perplexity_where_words_are_guessed(text: Path) -> None:
+    charts = charts_of(subject_of([text]))
+    assert list(lines(charts["learning_rounds"])[0])[3] == "perplexity_mean"
+    assert {"norms", "rings", "partition", "left", "time"} <= charts.keys()
+
+
+def test_what_does_not_apply_says_why(text: Path) -> None:
+    made = [make(subject_of([text])) for make in (*COMPARED, *SINGLE)]
+    why = {one.title: one.why for one in made if isinstance(one, Absent)}
+    assert why["Initial against personalised accuracy"] == "the recipe has no evaluation.fine_tune"
+    assert why["Refusals"] == "every reply was admitted"
+
+
+def test_a_run_that_has_just_begun_has_next_to_nothing_to_show(run: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    for name in ("manifest.json", "recipe.toml", "fleet.json"):
+        (begun / name).write_bytes((run / name).read_bytes())
+    assert charts_of(subject_of([begun])).keys() == {"partition"}
+
+
+def test_a_line_that_is_just_being_written_is_left_for_later(run: Path, tmp_path: Path) -> None:
+    whole = (run / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(whole[:-20])
+    assert len(Story(tmp_path).rows) == len(whole.splitlines()) - 1
+
+
+@pytest.mark.parametrize(("values", "worst"), [([5.0], 5.0), (list(range(20)), 0.5), ([3.0, 1.0, 2.0], 1.0)])
+def test_the_worst_tenth_is_never_empty(values: list[float], worst: float) -> None:
+    assert worst_tenth(values) == worst
+
+
+def test_nobody_votes_in_a_round_that_does_not_count(subject: Subject, tmp_path: Path, run: Path) -> None:
+    for path in run.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"round": 2, "device": "", "code": "QUORUM", "reason": "too few"}\n')
+    story = Story(tmp_path)
+    chart = votes(replace(subject, groups=[replace(subject.groups[0], stories=[story])]))
+    assert isinstance(chart, Chart)
+    assert {one["votes"] for one in lines(chart) if one["round"] == "2"} == {"0"}
+    assert {one["age"] for one in lines(chart) if one["round"] == "2"} == {"1"}

@@ -1,0 +1,103 @@
+"""Verdicts over seeds: the one rule, on numbers worked out by hand."""
+
+import math
+
+import pytest
+
+from fedloom.evaluation import Row
+from fedloom.reporting.claims import Evidence, Side, Terms, amounts, decide, gap, judge, record, targets
+from fedloom.reporting.targets import Amount
+
+MORE, LESS, AT_LEAST = (Terms("last", relation) for relation in ("more", "less", "at least"))
+ALIKE = Terms("last", "alike", within=1.0)
+
+
+@pytest.mark.parametrize(
+    ("terms", "gaps", "verdict"),
+    [
+        (MORE, [1, 2, 3, 0.1, 5], "holds"),
+        (MORE, [1, 2, 3, -0.1, 5], "within noise"),
+        (MORE, [1, 2, 3, 0, 5], "within noise"),
+        (MORE, [-1, -2, -3, -0.1, -5], "does not hold"),
+        (MORE, [-1, -2, 0, -0.1, -5], "within noise"),
+        (MORE, [1, 2, math.nan, 1, 1], "within noise"),
+        (MORE, [math.nan] * 5, "within noise"),
+        (MORE, [], "within noise"),
+        (LESS, [-1, -2, -3], "holds"),
+        (LESS, [1, 2, 3], "does not hold"),
+        (LESS, [-math.inf, -1, -2], "holds"),
+        (AT_LEAST, [0, 0, 0], "holds"),
+        (AT_LEAST, [0, 1, -0.1], "within noise"),
+        (AT_LEAST, [-1, -1, -0.1], "does not hold"),
+        (ALIKE, [1.0, -1.0, 0.3], "holds"),
+        (ALIKE, [1.0, -1.1, 0.3], "within noise"),
+        (ALIKE, [2.0, -1.1, 1.3], "does not hold"),
+    ],
+)
+def test_all_seeds_must_agree(terms: Terms, gaps: list[float], verdict: str) -> None:
+    assert decide(gaps, terms) == verdict
+
+
+def test_never_is_later_than_any_round_and_never_twice_is_a_tie() -> None:
+    reached, never = Amount(7), Amount(50, exact=False)
+    assert gap(reached, Amount(9)) == -2
+    assert gap(reached, never) == -math.inf
+    assert gap(never, reached) == math.inf
+    assert gap(never, never) == 0
+
+
+def rows(*values: float, tier: str = "a", candidate: str = "server", metric: str = "accuracy") -> list[Row]:
+    judged = [Row(number, candidate, tier, "", "global", metric, value) for number, value in enumerate(values, 1)]
+    moved = [Row(number, "", "", "", "", "down", 10.0) for number in range(1, len(values) + 1)]
+    return judged + moved
+
+
+def test_the_last_value_counts_and_not_the_best() -> None:
+    seen = Evidence({"x": [rows(50, 90, 70)], "y": [rows(60, 60, 71)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    found = judge(Side("x"), Side("y"), MORE, seen)
+    assert ([one.value for one in found.this], found.gaps, found.verdict) == ([70], [-1], "does not hold")
+
+
+def test_all_devices_count_by_their_tiers_shares_and_a_tier_without_devices_does_not() -> None:
+    both = rows(80, 80) + rows(40, 60, tier="b")
+    seen = Evidence({"x": [both]}, {"x": {"a": 0.25, "b": 0.5, "empty": 0.25}})
+    assert amounts(Side("x"), MORE, seen)[0].value == pytest.approx((0.25 * 80 + 0.5 * 60) / 0.75)
+    assert amounts(Side("x", "b"), MORE, seen)[0].value == 60
+
+
+def test_a_candidate_can_be_named_and_else_the_first_counts() -> None:
+    seen = Evidence({"x": [rows(10) + rows(20, candidate="personal")]}, {"x": {"a": 1.0}})
+    assert amounts(Side("x"), MORE, seen)[0].value == 10
+    assert amounts(Side("x", candidate="personal"), MORE, seen)[0].value == 20
+    assert math.isnan(amounts(Side("x", candidate="nobody"), MORE, seen)[0].value)
+
+
+def test_rounds_and_bytes_to_what_the_baseline_ends_with() -> None:
+    runs = {"base": [rows(50, 60, 70), rows(50, 60, 72)], "x": [rows(60, 70, 71), rows(50, 60, 65)]}
+    seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
+    aims = targets(Side("base", "a"), MORE, 1.0, seen)
+    assert aims == {"a": 70.0}  # the median of 70 and 72, less a point
+    both = (Terms("rounds", "less", targets=aims), [2, 3]), (Terms("bytes", "less", targets=aims), [20, 30])
+    for terms, wanted in both:
+        found = amounts(Side("x", "a"), terms, seen)
+        assert [one.value for one in found] == wanted
+        assert [one.exact for one in found] == [True, False]
+
+
+def test_leads_and_gains_over_another_arm() -> None:
+    runs = {"x": [rows(60, 80)], "y": [rows(50, 70)]}
+    seen = Evidence(runs, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    assert amounts(Side("x", "a", minus="y"), MORE, seen) == [Amount(10)]
+    assert amounts(Side("x", "a", minus="y"), Terms("gain", "more", targets={"a": 60}), seen) == [Amount(2.0)]
+
+
+def test_simulated_seconds_are_those_of_all_rounds() -> None:
+    ticks = [Row(number, "", "", "", "", "clock", 1.5) for number in (1, 2)]
+    seen = Evidence({"x": [ticks]}, {"x": {"a": 1.0}})
+    assert amounts(Side("x"), Terms("seconds", "less"), seen) == [Amount(3.0)]
+
+
+def test_a_record_has_no_number_that_json_lacks() -> None:
+    seen = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    found = judge(Side("x", "a"), Side("y", "a"), Terms("rounds", "less", targets={"a": 70}), seen)
+    assert record(found) == {"this": [2], "other": [None], "difference": [None], "agreeing_seeds": 1}

@@ -1,0 +1,28 @@
+"""Whatever a method keeps, sends and judges, there is a page of it."""
+
+from pathlib import Path
+
+import pytest
+
+import fedloom
+from fedloom.reporting.page import page
+from fedloom.reporting.subject import subject_of
+from tests.chaos import FAMILIES, recipe
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tests", [["global", "local"], ["local"]], ids=["both tests", "local"])
+def test_a_page_of_every_family(family: str, tests: list[str], tmp_path: Path) -> None:
+    said = recipe(family, rounds=3)
+    fedloom.run({**said, "evaluation": {**said["evaluation"], "every": 1, "tests": tests}}, out=tmp_path / "run")
+    made = page(subject_of([tmp_path / "run"]))
+    assert {"learning_rounds.csv", "participation.csv", "partition.csv", "devices.csv", "time.csv"} <= made.csvs.keys()
+
+
+@pytest.mark.parametrize("changes", [{"assignment": "redrawn"}, {"eligible": ["large"]}, {"unseen": 0.5}], ids=str)
+def test_a_page_of_every_kind_of_fleet(changes: dict[str, object], tmp_path: Path) -> None:
+    said = recipe("heterofl", rounds=3)
+    fedloom.run({**said, "fleet": {**said["fleet"], **changes}}, out=tmp_path / "run")
+    assert "devices.csv" in page(subject_of([tmp_path / "run"])).csvs

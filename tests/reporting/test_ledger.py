@@ -1,0 +1,69 @@
+"""The ledger of claims: merged, never lost, and a page of which only one part is written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedloom.reporting.claims import Finding
+from fedloom.reporting.ledger import CLOSES, OPENS, measured_text, merge, read_ledger, rewrite
+from fedloom.reporting.targets import Amount
+
+
+def entry(name: str, verdict: str = "holds") -> dict[str, Any]:
+    measured = {"text": "x 1.00 [0.50–2.00]; y 0.00", "agreeing_seeds": 5}
+    return {
+        "claim": name, "paper": "P", "statement": f"{name} | said.", "published": "2 against 1", "measured": measured,
+        "seeds": [0, 1, 2, 3, 4], "verdict": verdict, "command": f"fedloom reproduce --claim {name}",
+        "wall_seconds": 90.0, "commit": None,
+    }  # fmt: skip
+
+
+def test_merging_keeps_what_others_have_found(tmp_path: Path) -> None:
+    path = tmp_path / "docs" / "results.json"
+    merge(path, [entry("b")], {"two.toml": {"torch": "1"}}, ["a", "b"])
+    merge(path, [entry("a", "within noise")], {"one.toml": {"torch": "2"}}, ["a", "b"])
+    merge(path, [entry("b", "does not hold")], {"two.toml": {"torch": "3"}}, ["a", "b"])
+    said = read_ledger(path)
+    assert [(one["claim"], one["verdict"]) for one in said["claims"]] == [("a", "within noise"), ("b", "does not hold")]
+    assert said["comparisons"] == {"one.toml": {"torch": "2"}, "two.toml": {"torch": "3"}}
+    assert json.loads(path.read_text())["schema_version"] == 1
+
+
+def test_a_claim_that_has_left_the_list_stays_in_the_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    merge(path, [entry("gone")], {}, ["gone"])
+    assert [one["claim"] for one in merge(path, [entry("a")], {}, ["a"])] == ["a", "gone"]
+
+
+def test_there_may_be_no_ledger_yet(tmp_path: Path) -> None:
+    assert read_ledger(tmp_path / "results.json")["claims"] == []
+
+
+def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text(f"# Results\n\nby hand\n\n{OPENS}\nstale\n{CLOSES}\n\n## Later\n", encoding="utf-8")
+    for _ in range(2):
+        rewrite(page, [entry("a"), entry("b", "does not hold")], 3, {"b": "because of this"})
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# Results\n\nby hand\n\n{OPENS}\n")
+    assert text.endswith(f"{CLOSES}\n\n## Later\n")
+    assert "stale" not in text
+    assert "2 claims judged (1 holds, 1 does not hold, 0 within noise), 3 not yet" in text
+    assert "| `a`: a \\| said. | P | 2 against 1 | x 1.00 [0.50–2.00]; y 0.00 | 5 of 5 | **holds** | 1.5 | - |" in text
+    assert "`b` (does not hold): because of this" in text
+
+
+def test_a_page_without_marks_gets_them_at_its_end(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("# Results\n\nby hand\n", encoding="utf-8")
+    rewrite(page, [entry("a")], 0, {})
+    assert page.read_text(encoding="utf-8").startswith(f"# Results\n\nby hand\n\n{OPENS}")
+    rewrite(tmp_path / "new.md", [entry("a")], 0, {})
+    assert (tmp_path / "new.md").read_text(encoding="utf-8").startswith(f"# Results\n\n{OPENS}")
+
+
+def test_what_was_measured_is_told_with_its_range() -> None:
+    found = Finding([Amount(80.0), Amount(82.0), Amount(81.0)], [Amount(70.0)] * 3, [10.0, 12.0, 11.0], "holds", 3)
+    assert measured_text(found, "last", ("x", "y")) == "x 81.00 [80.00–82.00]; y 70.00 [70.00–70.00]; difference +11.00"
+    never = Finding([Amount(5)], [Amount(9, exact=False)], [float("-inf")], "holds", 1)
+    assert measured_text(never, "rounds", ("x", "y")) == "x 5 [5–5] rounds; y >9 [>9–>9] rounds"

@@ -1,0 +1,195 @@
+"""The page: whole, offline, small, and readable by whoever cannot see it."""
+
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fedloom.reporting.overview import verdict
+from fedloom.reporting.page import Page, page
+from fedloom.reporting.subject import NoReport, subject_of
+
+VOID = {"meta", "input", "br", "link", "img"}
+LIMIT = 3_000_000
+
+
+class Reader(HTMLParser):
+    """Keeps the tags that are open, and all that were."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    return reader
+
+
+@pytest.fixture(params=["run", "comparison", "text"])
+def made(request: pytest.FixtureRequest, pages: dict[str, Page]) -> Page:
+    return pages[request.param]
+
+
+def test_every_tag_is_closed_where_it_must_be(made: Page) -> None:
+    reader = read(made.html)
+    assert (reader.wrong, reader.open) == ([], [])
+    assert made.html.startswith("<!doctype html>")
+
+
+def test_it_needs_nothing_from_elsewhere(made: Page) -> None:
+    assert not re.search(r"https?://|//\w+\.", made.html)
+    asked = [value for _, marks in read(made.html).seen for key, value in marks.items() if key in ("src", "href")]
+    assert all(value and value.startswith(("#", "data:", "figures/")) for value in asked)
+    assert "@import" not in made.html
+
+
+def test_it_is_small(made: Page) -> None:
+    assert len(made.html.encode()) < LIMIT / 4
+
+
+def test_no_two_parts_have_the_same_name(made: Page) -> None:
+    names = Counter(marks["id"] for _, marks in read(made.html).seen if "id" in marks)
+    assert names and max(names.values()) == 1
+    asked = re.findall(r'aria-labelledby="([^"]+)"|href="#([^"]+)"|url\(#([^)]+)\)', made.html)
+    assert {next(filter(None, one)) for one in asked} <= names.keys()
+
+
+def test_every_picture_has_words(made: Page) -> None:
+    seen = read(made.html).seen
+    pictures = [(at, marks) for at, (tag, marks) in enumerate(seen) if tag == "svg"]
+    assert len(pictures) > 5
+    for at, marks in pictures:
+        if marks.get("aria-hidden") == "true":
+            continue
+        assert marks["role"] == "img"
+        assert seen[at + 1][0] == "title" and seen[at + 1][1]["id"] == marks["aria-labelledby"]
+    assert not any(tag == "img" for tag, _ in seen)
+
+
+def test_tables_have_captions_and_heads(made: Page) -> None:
+    tags = [tag for tag, _ in read(made.html).seen]
+    assert tags.count("table") == tags.count("caption") == tags.count("thead")
+    assert all(marks.get("scope") in ("col", "row") for tag, marks in read(made.html).seen if tag == "th")
+
+
+def test_headings_go_down_by_one(made: Page) -> None:
+    levels = [int(tag[1]) for tag, _ in read(made.html).seen if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_it_can_be_walked_by_keyboard(made: Page) -> None:
+    seen = read(made.html).seen
+    assert next(marks["href"] for tag, marks in seen if tag == "a") == "#verdict"
+    choices = [marks["value"] for tag, marks in seen if tag == "input" and marks.get("name") == "tier"]
+    assert choices == ["", "large", "small"]
+    assert "prefers-color-scheme: dark" in made.html and "@media print" in made.html and ":focus-visible" in made.html
+
+
+def test_colours_are_the_pages_own(made: Page) -> None:
+    pictures = "".join(re.findall(r"<svg.*?</svg>", made.html, flags=re.DOTALL))
+    assert "var(--c0)" in pictures and "var(--ink)" in pictures
+    assert set(re.findall(r"#[0-9a-fA-F]{6}\b", pictures)) <= {"#000000", "#ffffff"}
+
+
+def test_every_csv_is_in_the_page_or_beside_it(made: Page, tmp_path: Path) -> None:
+    made.write(tmp_path / "report.html")
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(made.csvs)
+    for name in made.csvs:
+        assert f'download="{name}"' in made.html
+
+
+def test_two_pages_in_one_folder_do_not_mix(pages: dict[str, Page], tmp_path: Path) -> None:
+    pages["run"].write(tmp_path / "one.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one-figures", "one.html"]
+
+
+def test_the_same_run_gives_the_same_page(text: Path, pages: dict[str, Page]) -> None:
+    assert page(subject_of([text])).html == pages["text"].html
+
+
+def test_the_command_that_repeats_it(run: Path, pages: dict[str, Page]) -> None:
+    assert f"fedloom run {run / 'recipe.toml'}" in pages["run"].html
+    assert json.loads((run / "manifest.json").read_text())["sha256"] in pages["run"].html
+
+
+def test_a_run_in_progress_says_so(run: Path, tmp_path: Path) -> None:
+    for path in run.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    said = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**said, "status": "running"}))
+    rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(line for line in rows if '"round": 4' not in line))
+    html = page(subject_of([tmp_path])).html
+    assert "In progress: 3 of 4 rounds" in html and 'http-equiv="refresh"' in html
+    assert "So far, after 3 of 4 rounds" in html
+
+
+def test_a_large_fleet_fits_too(run: Path, tmp_path: Path) -> None:
+    devices, rounds = [f"{number:04d}" for number in range(1500)], range(1, 101)
+    for name in ("manifest.json", "recipe.toml"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    fleet = json.loads((run / "fleet.json").read_text())
+    held = {"classes": [str(one) for one in range(100)], "counts": [[1] * 100] * len(devices)}
+    tiers = ["large", "small"] * (len(devices) // 2)
+    (tmp_path / "fleet.json").write_text(
+        json.dumps({**fleet, "devices": devices, "device_tiers": tiers, "holdings": held})
+    )
+    line = {"tier": "large", "outcome": "admitted", "devices": devices[:400], "down": 10, "up": {"weights": 8}}
+    (tmp_path / "attendance.jsonl").write_text("".join(json.dumps({"round": one, **line}) + "\n" for one in rounds))
+    row = {"candidate": "server", "tier": "large", "test": "local", "metric": "accuracy"}
+    lines = [{**row, "round": one, "device": "", "test": "global", "value": one / 2} for one in rounds]
+    lines += [{**row, "round": 100, "device": name, "value": 50.0} for name in devices[::2]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert len(page(subject_of([tmp_path])).html.encode()) < LIMIT
+
+
+def test_runs_side_by_side(compared: Path) -> None:
+    names = ("heterofl", "fjord")
+    folders = [compared / arm / f"seed-{seed}" for arm in names for seed in (0, 1)]
+    subject = subject_of(folders)
+    assert [group.name for group in subject.groups] == list(names)
+    assert [len(group.stories) for group in subject.groups] == [2, 2]
+    assert subject.result is not None
+
+
+def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
+    subject = subject_of([compared / "heterofl" / f"seed-{seed}" for seed in (1, 0)])
+    assert [story.seed for story in subject.groups[0].stories] == [0, 1]
+    assert "mean over 2 seeds" in verdict(subject)[0]
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        (["heterofl/seed-0", "heterofl/seed-0"], "named twice"),
+        (["heterofl/seed-0", "fjord/seed-1"], "not the same seeds"),
+        (["heterofl/seed-0", "."], "stands alone"),
+        (["heterofl"], "not the folder of a run"),
+    ],
+)
+def test_what_cannot_be_put_side_by_side(compared: Path, folders: list[str], said: str) -> None:
+    with pytest.raises(NoReport, match=said):
+        subject_of([compared / folder for folder in folders])
