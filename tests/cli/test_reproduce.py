@@ -1,0 +1,262 @@
+"""fedloom reproduce: rows and claims of a ledger small enough to run in a blink, and the project's own lists."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedloom.reporting import read_manifest
+from fedloom.reporting.ledger import CLOSES, OPENS
+
+ROOT = Path(__file__).parents[2]
+ROWS = """
+paper = "Own"
+levels = { large = 1.0 }
+
+[choices]
+short = ["rounds=1"]
+
+[[tables]]
+name = "own_table1"
+source = "Table 1"
+recipe = "my.toml"
+numbers = [{ tier = "large" }, { tier = "small", selection = "best" }]
+rows = { "short" = [90.5, "-"] }
+
+[[tables]]
+name = "own_table2"
+source = "Table 2"
+recipe = "my.toml"
+numbers = [{ tier = "large", metric = "parameters", selection = "cost" }]
+rows = { "short" = [1000] }
+"""
+CLAIMS = """
+seeds = 2
+
+[[claims]]
+name = "masked-like-unmasked"
+paper = "Own"
+statement = "With all labels everywhere the mask changes nothing."
+published = "90.5 against 90.5"
+recipe = "my.toml"
+this = { arm = "heterofl", tier = "large" }
+other = { arm = "unmasked", tier = "large" }
+relation = "at least"
+
+[[claims]]
+name = "sooner"
+paper = "Own"
+statement = "Large ones are there sooner."
+published = "1 against 2 rounds"
+recipe = "my.toml"
+this = { arm = "heterofl", tier = "large" }
+other = { arm = "heterofl", tier = "small" }
+measure = "rounds"
+relation = "less"
+baseline = { arm = "unmasked" }
+
+[[claims]]
+name = "elsewhere"
+paper = "Own"
+statement = "Decided by another comparison."
+published = "-"
+recipe = "other.toml"
+this = { arm = "heterofl" }
+other = { arm = "unmasked" }
+"""
+ARMS = '\n[compare.arms]\nunmasked = ["method.mask_unseen_labels=false"]\n'
+
+
+@pytest.fixture
+def ledger(write, tmp_path):
+    """A folder of recipes with lists beside them, named as options."""
+    home = tmp_path / "own"
+    (home / "ledger").mkdir(parents=True)
+    (home / "ledger" / "own.toml").write_text(ROWS)
+    (home / "ledger" / "claims.toml").write_text(CLAIMS)
+    for name in ("my.toml", "other.toml"):
+        write(to=name).rename(home / name)
+        (home / name).write_text((home / name).read_text() + ARMS)
+    return ["--recipes", "own", "--runs", "runs", "--results", "docs/results.json"]
+
+
+def test_a_row_is_run_and_stands_beside_what_was_published(ledger, fedloom, tmp_path):
+    done = fedloom("reproduce", "own_table1_short", *ledger, "--quiet", "--format", "json")
+    assert done.code == 0
+    assert (done.data["run"], done.data["source"]) == ("runs/own_table1_short", "Own, Table 1")
+    large, small = done.data["numbers"]
+    assert large["published"] == 90.5 and 0 <= large["measured"] <= 100
+    assert small["published"] is None
+    assert large["what"] == "large accuracy, global, last"
+    rows = (tmp_path / "runs/own_table1_short/rows.jsonl").read_bytes()
+    again = fedloom("reproduce", "own_table1_short", *ledger)
+    assert again.code == 0 and again.err == ""  # nothing is run twice
+    assert "90.5" in again.out and "run: runs/own_table1_short" in again.out
+    assert (tmp_path / "runs/own_table1_short/rows.jsonl").read_bytes() == rows
+
+
+def test_a_trial_with_changes_has_a_folder_of_its_own(ledger, fedloom, tmp_path):
+    done = fedloom("reproduce", "own_table1_short", *ledger, "--set", "data.devices=6", "--quiet", "--format", "json")
+    assert done.code == 0
+    assert done.data["run"].startswith("runs/own_table1_short+")
+    assert not (tmp_path / "runs/own_table1_short").exists()
+
+
+def test_what_needs_no_run_is_not_run(ledger, fedloom, tmp_path):
+    done = fedloom("reproduce", "own_table2_short", *ledger, "--format", "json")
+    (number,) = done.data["numbers"]
+    assert number["published"] == 1000 and number["measured"] > 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_row_whose_recipe_has_changed_is_refused(ledger, fedloom, tmp_path):
+    assert fedloom("reproduce", "own_table1_short", *ledger, "--quiet").code == 0
+    recipe = tmp_path / "own" / "my.toml"
+    recipe.write_text(recipe.read_text().replace("batch_size = 100", "batch_size = 50"))
+    done = fedloom("reproduce", "own_table1_short", *ledger)
+    assert done.code == 4
+    assert "RECIPE_CHANGED" in done.err and "training.batch_size was 100, is 50" in done.err
+
+
+def test_a_claim_is_decided_and_so_are_those_of_the_same_runs(ledger, fedloom, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results.md").write_text("# Results\n\nby hand\n")
+    (tmp_path / "docs" / "analyses.toml").write_text('sooner = "Both are there at once."\n')
+    done = fedloom("reproduce", "--claim", "masked-like-unmasked", *ledger, "--quiet", "--format", "json")
+    assert done.code == 0
+    assert [one["claim"] for one in done.data["claims"]] == ["masked-like-unmasked", "sooner"]
+    said = json.loads((tmp_path / "docs" / "results.json").read_text())
+    first, second = said["claims"]
+    assert first["verdict"] == "holds" and first["measured"]["difference"] == [0.0, 0.0]
+    assert (first["paper"], first["published"], first["seeds"]) == ("Own", "90.5 against 90.5", [0, 1])
+    assert first["command"] == "fedloom reproduce --claim masked-like-unmasked"
+    assert first["wall_seconds"] > 0 and "commit" in first
+    assert "large" in second["measured"]["targets"] and "small" in second["measured"]["targets"]
+    made_of = said["comparisons"]["my.toml"]
+    assert made_of["arms"].keys() == {"heterofl", "unmasked"}
+    assert len(made_of["arms"]["unmasked"]["1"]["sha256"]) == 64
+    assert made_of["torch"] and made_of["machine"] and made_of["data"]
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert page.startswith(f"# Results\n\nby hand\n\n{OPENS}") and page.endswith(f"{CLOSES}\n")
+    assert "2 claims judged" in page and "1 not yet" in page and "Both are there at once." in page
+
+
+def test_the_rest_is_decided_and_nothing_twice(ledger, fedloom, tmp_path):
+    assert fedloom("reproduce", "--claim", "sooner", *ledger, "--quiet").code == 0
+    before = json.loads((tmp_path / "docs" / "results.json").read_text())
+    rest = fedloom("reproduce", "--all", *ledger, "--quiet", "--format", "json")
+    assert [one["claim"] for one in rest.data["claims"]] == ["elsewhere"]
+    after = json.loads((tmp_path / "docs" / "results.json").read_text())
+    assert after["claims"][:2] == before["claims"]
+    assert after["comparisons"]["my.toml"] == before["comparisons"]["my.toml"]
+    none = fedloom("reproduce", "--all", *ledger)
+    assert (none.code, none.out) == (0, "every claim has been decided\n")
+
+
+def test_a_trial_of_a_claim_is_not_written_down(ledger, fedloom, tmp_path):
+    done = fedloom("reproduce", "--claim", "sooner", *ledger, "--set", "rounds=1", "--quiet", "--format", "json")
+    assert done.code == 0 and done.data["results"] is None
+    assert done.data["claims"][0]["command"].endswith("--set rounds=1")
+    assert not (tmp_path / "docs").exists()
+
+
+STOPPED = """
+import os
+from fedloom.methods import METHODS as KNOWN
+
+class Stopped(KNOWN["heterofl"]):
+    def round(self, server, turn):
+        made = super().round(server, turn)
+        if turn.number == 2 and "STOP" in os.environ:
+            os.kill(os.getpid(), int(os.environ["STOP"]))
+        return made
+
+METHODS = {"heterofl": Stopped}
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(["own_table1_long"], id="row"),
+        pytest.param(["--claim", "sooner"], id="claim", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_interrupted_goes_on(what, ledger, fedloom, tmp_path):
+    """And ends with the bits that it would have had."""
+    rows = tmp_path / "own/ledger/own.toml"
+    rows.write_text(
+        rows.read_text()
+        .replace('"short" = [90.5, "-"]', '"long" = [90.5, "-"]')
+        .replace("[choices]", "[choices]\nlong = []")
+    )
+    recipe = tmp_path / "own" / "my.toml"
+    recipe.write_text(recipe.read_text().replace("rounds = 2", "rounds = 4\n[checkpoints]\nevery = 1\n"))
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    command = ["reproduce", *what, *ledger, "--with", "stopped.py", "--workers", "1", "--quiet"]
+    stopped = subprocess.run(
+        [sys.executable, "-m", "fedloom", *command],
+        cwd=tmp_path, env={**os.environ, "STOP": str(int(signal.SIGTERM))}, capture_output=True, timeout=100,
+    )  # fmt: skip
+    assert stopped.returncode == 130, stopped.stderr
+    assert not (tmp_path / "docs").exists()
+    assert fedloom(*command).code == 0
+    whole = [one if one != "runs" else "whole" for one in command]
+    assert fedloom(*whole).code == 0
+    folders = sorted(path.parent.relative_to(tmp_path / "runs") for path in (tmp_path / "runs").rglob("rows.jsonl"))
+    assert len(folders) == (1 if len(what) == 1 else 4)
+    for folder in folders:
+        assert (tmp_path / "runs" / folder / "rows.jsonl").read_bytes() == (
+            tmp_path / "whole" / folder / "rows.jsonl"
+        ).read_bytes()
+        one, other = (read_manifest(tmp_path / home / folder) for home in ("runs", "whole"))
+        assert one["sha256"] == other["sha256"]
+
+
+def test_a_comparison_whose_recipe_has_changed_is_refused(ledger, fedloom, tmp_path):
+    assert fedloom("reproduce", "--claim", "sooner", *ledger, "--quiet").code == 0
+    recipe = tmp_path / "own" / "my.toml"
+    recipe.write_text(recipe.read_text().replace("batch_size = 100", "batch_size = 50"))
+    done = fedloom("reproduce", "--claim", "sooner", *ledger)
+    assert done.code == 4 and "RECIPE_CHANGED" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], "ARGUMENTS"),
+        (["own_table1_short", "--all"], "ARGUMENTS"),
+        (["own_table1_shirt"], "ROW_NAME"),
+        (["--claim", "soon"], "CLAIM_NAME"),
+    ],
+)
+def test_what_cannot_be_meant(arguments, code, ledger, fedloom, tmp_path):
+    done = fedloom("reproduce", *arguments, *ledger, "--format", "json")
+    assert (done.code, done.failure["error_code"]) == (4, code)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_arm_that_is_not_there_is_told_before_anything_runs(ledger, fedloom, tmp_path):
+    claims = tmp_path / "own/ledger/claims.toml"
+    claims.write_text(claims.read_text().replace('baseline = { arm = "unmasked" }', 'baseline = { arm = "masked" }'))
+    done = fedloom("reproduce", "--claim", "masked-like-unmasked", *ledger)
+    assert done.code == 4 and "needs the arm 'masked'" in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_elsewhere_there_are_no_lists(fedloom):
+    done = fedloom("reproduce", "--all", "--recipes", "nowhere")
+    assert done.code == 4 and "--recipes" in done.err
+
+
+def test_the_projects_lists(fedloom):
+    own = ["--recipes", ROOT / "recipes"]
+    said = fedloom("reproduce", "--list", *own, "--format", "json")
+    assert len(said.data["rows"]) > 1000 and len(said.data["claims"]) >= 24
+    assert {"name", "paper", "statement", "published", "recipe", "arms", "verdict"} == said.data["claims"][0].keys()
+    some = fedloom("reproduce", "--list", "fedsup_table9", *own)
+    assert some.out.count("fedsup_table9_") == 6 and "30.41" in some.out
