@@ -7,14 +7,14 @@ BIN := $(VENV)/bin
 # one torch thread a process: more are slower for nets of this size, and results stay the same everywhere
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup run test test-slow bench check clean
+.PHONY: setup run test test-slow test-flower bench check clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,privacy]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,privacy,flower,export]"
 	touch $@
 
 run: setup
@@ -26,6 +26,10 @@ test: setup
 test-slow: setup
 	$(BIN)/pytest -n 2 -m slow
 
+# a SuperLink with three SuperNodes, and Ray, on this machine alone; ends all that it starts
+test-flower: setup
+	$(BIN)/pytest -m slow tests/engines/flower
+
 bench: setup
 	$(BIN)/python -m benchmarks
 
@@ -36,4 +40,4 @@ check: setup
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) artefacts .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist

@@ -27,6 +27,10 @@ from fedloom.tensors import fingerprint
 TIERS = [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "width": 0.5}]
 FAMILIES: dict[str, dict[str, Any]] = {
     "heterofl": {"method": {"name": "heterofl"}, "model": {"hidden": [2, 4]}},
+    "top_k": {
+        "method": {"name": "heterofl"}, "model": {"hidden": [2, 4]},
+        "codec": {"up": {"kind": "top_k", "share": 0.1}, "down": {"kind": "int8"}},
+    },
     "fedhen": {
         "method": {"name": "fedhen"},
         "model": {"family": "preactresnet", "hidden": [2, 3], "blocks": [1, 1], "exit_after": 1},
@@ -123,6 +127,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "devices_sha256": said["devices_sha256"],
         "rows": (folder / "rows.jsonl").read_bytes(),
         "events": (folder / "events.jsonl").read_bytes(),
+        "attendance": (folder / "attendance.jsonl").read_bytes(),
         **{path.name: fingerprint({"weights": load_file(path)}) for path in models},  # their headers have no order
     }
 

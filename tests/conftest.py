@@ -1,5 +1,6 @@
 """Tiny models, data, fleets and engines that the tests of many rooms share."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,9 @@ from fedloom.methods import METHODS, Method
 from fedloom.models import MODELS, Model, model
 from fedloom.tensors import Parcel, Tensors
 from fedloom.training import Client, Constant, Holdings, Optimiser, Schedule, Sgd, Step, Task
+
+# drawing takes longer than these runs; whoever tests reports asks for them
+os.environ.setdefault("FEDLOOM_REPORT", "off")
 
 # every run tries the same cases, so a failure seen once is seen again
 settings.register_profile("fedloom", deadline=None, max_examples=40, derandomize=True, database=None)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from .data import Dataset
     from .experiment import Run
     from .methods import Method
@@ -31,14 +33,16 @@ def run(
     number of workers, processes of this machine, changes nothing but the time."""
     from .experiment import Run, Tables, assemble, load, recorded  # torch is heavy, and importing fedloom is not
     from .experiment.places import data_folder, fresh_folder
+    from .experiment.remote import engaged
 
     tables = Tables().and_also(methods, models, datasets)
     loaded = load(recipe, tables, sets)
-    experiment = assemble(loaded, tables, data_folder(data_dir), workers=workers)
+    data = data_folder(data_dir)
     folder = fresh_folder(out, loaded.recipe.method.name)
+    experiment = engaged(assemble(loaded, tables, data, workers=workers), tables, data, folder)
     for _ in recorded(experiment, folder):
         pass
-    return Run(folder)
+    return Run(folder, tables, data)
 
 
 def resume(
@@ -55,8 +59,31 @@ def resume(
     from .experiment.places import data_folder
     from .experiment.resume import reopened
 
-    tables, place = Tables().and_also(methods, models, datasets), Path(folder)
-    experiment, since = reopened(place, tables, data_folder(data_dir), workers, warnings.warn)
+    tables, place, data = Tables().and_also(methods, models, datasets), Path(folder), data_folder(data_dir)
+    experiment, since = reopened(place, tables, data, workers, warnings.warn)
     for _ in recorded(experiment, place, since):
         pass
-    return Run(place)
+    return Run(place, tables, data)
+
+
+def open(
+    folder: str | Path,
+    *,
+    methods: Mapping[str, type[Method]] | None = None,
+    models: Mapping[str, Family] | None = None,
+    datasets: Mapping[str, Callable[..., Dataset]] | None = None,
+    data_dir: str | Path | None = None,
+) -> Run:
+    """A run that is there already: its rows, its models."""
+    from .experiment import Run, Tables
+    from .experiment.places import data_folder
+
+    return Run(Path(folder), Tables().and_also(methods, models, datasets), data_folder(data_dir))
+
+
+def load(folder: str | Path, *, models: Mapping[str, Family] | None = None) -> nn.Module:
+    """A model that was exported to safetensors."""
+    from .experiment import Tables
+    from .experiment.reloading import load_exported
+
+    return load_exported(Path(folder), Tables().and_also(models=models))

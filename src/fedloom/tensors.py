@@ -5,6 +5,7 @@ On a device every tensor carries one leading device axis: a block of K devices i
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -55,7 +56,13 @@ def layout(parcel: Parcel) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
 
 def payload_bytes(parcel: Parcel) -> int:
     """What a parcel costs to send: numbers at their own size, truth values one bit each."""
-    return sum(_tensor_bytes(tensor) for tensors in parcel.values() for tensor in tensors.values())
+    return sum(outline_bytes(one.shape, one.dtype) for tensors in parcel.values() for one in tensors.values())
+
+
+def outline_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """The same for a tensor that need not be there."""
+    entries = math.prod(shape)
+    return -(-entries // 8) if dtype == torch.bool else entries * dtype.itemsize
 
 
 def fingerprint(parcel: Parcel) -> str:
@@ -64,11 +71,16 @@ def fingerprint(parcel: Parcel) -> str:
     for bundle, tensors in sorted(parcel.items()):
         for name, tensor in sorted(tensors.items()):
             digest.update(repr((bundle, name, tuple(tensor.shape), str(tensor.dtype))).encode())
-            plain = tensor.detach().cpu().contiguous().flatten()
-            if plain.stride() != (1,):  # one number seen as many, or as one, is contiguous too
-                plain = plain.clone(memory_format=torch.contiguous_format)
-            digest.update(plain.view(torch.uint8).numpy().tobytes())
+            digest.update(raw_bytes(tensor))
     return digest.hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """Its numbers one after the other, as they are stored."""
+    plain = tensor.detach().cpu().contiguous().flatten()
+    if plain.stride() != (1,):  # one number seen as many, or as one, is contiguous too
+        plain = plain.clone(memory_format=torch.contiguous_format)
+    return plain.view(torch.uint8).numpy().tobytes()
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -79,7 +91,3 @@ def _stack(alike: Sequence[Tensor]) -> Tensor:
     if all(tensor is alike[0] for tensor in alike):
         return alike[0].expand(len(alike), *alike[0].shape)
     return torch.stack(list(alike))
-
-
-def _tensor_bytes(tensor: Tensor) -> int:
-    return -(-tensor.numel() // 8) if tensor.dtype == torch.bool else tensor.numel() * tensor.element_size()

@@ -41,7 +41,7 @@ def moved(compared):
 
 def test_every_arm_and_seed_has_its_run(compared):
     _, folder = compared
-    assert sorted(path.name for path in folder.iterdir()) == sorted(ARMS)
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == sorted(ARMS)
     for arm in ARMS:
         assert sorted(path.name for path in (folder / arm).iterdir()) == ["seed-7", "seed-8"]
         for seed in (7, 8):
@@ -317,3 +317,48 @@ def test_a_run_takes_no_notice(fedloom, write, tmp_path):
     write(with_arms(), ("rounds = 2", "rounds = 1"))
     assert fedloom("run", "my.toml", "--out", "out").code == 0
     assert "compare" not in tomllib.loads((tmp_path / "out/recipe.toml").read_text())
+
+
+def test_a_finished_comparison_is_told_again(compared, fedloom_in):
+    said, _ = compared
+    again = fedloom_in[0]("resume", "out", "--format", "json")
+    assert (again.code, again.data) == (0, said.data)
+
+
+def test_other_methods_and_recipes_beside_it(fedloom_in):
+    call, write, folder = fedloom_in
+    write(("rounds = 2", "rounds = 1"))
+    (folder / "slow.toml").write_text((folder / "my.toml").read_text() + "\n[defence]\nrule = 'median'\n")
+    said = call("compare", "my.toml", "slow.toml", "--methods", "fjord,heterofl", "--format", "json", "--out", "more")
+    assert said.code == 0
+    assert [one["arm"] for one in said.data["arms"]] == ["heterofl", "slow", "fjord"]
+    assert tomllib.loads((folder / "more/fjord/seed-0/recipe.toml").read_text())["method"]["name"] == "fjord"
+
+
+def test_all_methods_are_those_the_recipe_can_be_run_with(fedloom_in):
+    call, write, _ = fedloom_in
+    write(("rounds = 2", "rounds = 1"))
+    said = call("compare", "my.toml", "--methods", "all", "--equal", "bytes", "--format", "json", "--out", "all")
+    assert said.code == 0
+    assert {"heterofl", "fjord", "fedhen", "fedsup", "standalone"} <= {one["arm"] for one in said.data["arms"]}
+    assert "without fedavg: fedavg gives every device the same model" in said.err
+    assert "at equal bytes: fjord counts up to round 1 of 1" in said.data["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--methods", "nobody"], "RECIPE_NAME"), (["--equal", "seconds"], "CLOCK_UNKNOWN")],
+)
+def test_what_cannot_be_compared_is_refused(fedloom_in, arguments, code):
+    call, write, _ = fedloom_in
+    write()
+    said = call("compare", "my.toml", *arguments, "--format", "json", "--out", "none")
+    assert (said.code, said.failure["error_code"]) == (4, code)
+
+
+def test_a_recipe_for_other_rounds_cannot_stand_beside(fedloom_in):
+    call, write, folder = fedloom_in
+    write()
+    (folder / "longer.toml").write_text((folder / "my.toml").read_text().replace("rounds = 2", "rounds = 3"))
+    said = call("compare", "my.toml", "longer.toml", "--format", "json", "--out", "none")
+    assert (said.code, said.failure["error_code"]) == (4, "ARM_DIFFERS")

@@ -3,6 +3,7 @@
 import pytest
 
 from fedloom.data import DATASETS, PARTITIONS, PREPARATIONS
+from fedloom.engines.codes import UP
 from fedloom.experiment import CONTROLS
 from fedloom.methods import METHODS
 from fedloom.models import MODELS
@@ -16,6 +17,7 @@ TABLES = {
     "preparations": PREPARATIONS,
     "optimisers": OPTIMISERS,
     "rates": RATES,
+    "codecs": UP,
     "controls": CONTROLS,
 }
 

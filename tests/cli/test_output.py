@@ -59,6 +59,11 @@ def test_a_line_of_a_round():
     )
 
 
+def test_a_line_says_what_travelled_where_a_codec_made_it_less():
+    rows = [Row(3, "", "", "", "", name, size) for name, size in (("down_coded", 450.0), ("up_coded", 200_000.0))]
+    assert "  1.79 kB down 1.8 MB up (coded 450 B and 200 kB)  " in line("x", round_of(rows))
+
+
 def test_a_line_without_the_whole_test_set_shows_devices_own():
     assert "  small  40.0 %  " in line("x", round_of([accuracy("small", 40.0, test="local")]))
 

@@ -15,7 +15,7 @@ KNOWN = {  # colours and classes
     "pathmnist": (3, 9),
     "pneumoniamnist": (1, 2),
 }
-KEYS = ["name", "parameters", "macs", "published_flops", "bytes_down", "bytes_up"]
+KEYS = ["name", "parameters", "macs", "published_flops", "bytes_down", "bytes_up", "training_memory"]
 
 
 def convnet_parameters(inputs, first, second, classes):
@@ -97,10 +97,25 @@ def test_text_is_a_table_of_the_same_numbers(fedloom, write):
     said = fedloom("plan", "my.toml")
     header, large, small = said.out.splitlines()
     assert (said.code, said.err) == (0, "")
-    assert header.split() == ["tier", "parameters", "MACs", "published", "FLOPs", "bytes", "down", "bytes", "up"]
+    assert header.split()[:-3] == ["tier", "parameters", "MACs", "published", "FLOPs", "bytes", "down", "bytes", "up"]
+    assert header.endswith("bytes to train")
     tiers = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
     for line, tier in zip((large, small), tiers, strict=True):
         assert line.replace(",", "").split() == [str(tier[key]) for key in KEYS]
+
+
+def test_a_codec_adds_what_travels(fedloom, write):
+    write()
+    codec = ("--set", "codec.up={kind='top_k', share=0.1}", "--set", "codec.down={kind='float16'}")
+    plain = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
+    coded = fedloom("plan", "my.toml", *codec, "--format", "json").data["tiers"]
+    for before, tier in zip(plain, coded, strict=True):
+        assert list(tier) == [*KEYS, "bytes_down_coded", "bytes_up_coded"]
+        assert {key: tier[key] for key in KEYS} == before
+        assert tier["bytes_up_coded"] < tier["bytes_down_coded"] < tier["bytes_down"]
+    header, *lines = fedloom("plan", "my.toml", *codec).out.splitlines()
+    assert header.split()[-4:] == ["down", "coded", "up", "coded"]
+    assert [line.replace(",", "").split()[-1] for line in lines] == [str(tier["bytes_up_coded"]) for tier in coded]
 
 
 def test_changes_count(fedloom, write):
@@ -126,3 +141,49 @@ def test_time_is_taken_where_it_is_asked_for(fedloom, write):
     assert [list(tier) for tier in timed] == [[*KEYS, "latency_ms"]] * 2
     assert all(tier["latency_ms"] > 0 for tier in timed)
     assert "ms here" in fedloom("plan", "my.toml", "--latency").out
+
+
+def test_a_fleet_is_planned(fedloom, write, tmp_path):
+    write()
+    (large, small) = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
+    between = (large["training_memory"] + small["training_memory"]) // 2
+    (tmp_path / "fleet.csv").write_text(f"name,count,memory\nphone,3,{between}\ngateway,1,1 GB\n", encoding="utf-8")
+    fleet = fedloom("plan", "my.toml", "--fleet", "fleet.csv", "--headroom", "1", "--format", "json").data["fleet"]
+    assert [(one["name"], one["tier"]) for one in fleet["devices"]] == [("phone", "small"), ("gateway", "large")]
+    assert fleet["shares"] == {"small": 0.75, "large": 0.25}
+    assert [one["tiers"] for one in fleet["rings"]] == [["large"], ["large", "small"]]
+    said = fedloom("plan", "my.toml", "--fleet", "fleet.csv")
+    assert said.code == 0
+    assert "gateway" in said.out and "votes a round" in said.out
+
+
+def test_a_probe_is_a_fleet_of_one(fedloom, write, tmp_path):
+    write()
+    said = fedloom("probe", "my.toml", "--name", "here", "--bandwidth", "1e6", "--format", "json")
+    assert said.code == 0
+    assert set(said.data["speeds"]) == {"large", "small"}
+    assert said.data["speed"] == min(said.data["speeds"].values())
+    assert (said.data["name"], said.data["bandwidth"]) == ("here", 1e6)
+    (tmp_path / "here.json").write_text(said.out, encoding="utf-8")
+    (one,) = fedloom("plan", "my.toml", "--fleet", "here.json", "--format", "json").data["fleet"]["devices"]
+    assert one["tier"] == "large"
+    assert one["moving_seconds"] > 0
+    assert "multiply-adds a second" in fedloom("probe").out
+
+
+def test_a_recipe_that_knows_its_devices_says_how_long_they_take(fedloom, write):
+    write(("width = 1.0", "width = 1.0\nspeed = 1e6\nbandwidth = 1e3"))
+    large, small = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
+    examples = 1437 // 4
+    assert (
+        large["device_seconds"] == (large["bytes_down"] + large["bytes_up"]) / 1e3 + 3 * large["macs"] * examples / 1e6
+    )
+    assert "device_seconds" not in small
+    assert "s a round" in fedloom("plan", "my.toml").out
+
+
+def test_the_time_of_a_round_is_measured_where_it_is_asked_for(fedloom, write):
+    write()
+    said = fedloom("plan", "my.toml", "--measure", "--workers", "1", "--format", "json").data["round"]
+    assert said["training"] > 0 and said["judging"] > 0 and said["workers"] == 1
+    assert "a round here" in fedloom("plan", "my.toml", "--measure", "--workers", "1").out

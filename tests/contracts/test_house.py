@@ -145,3 +145,13 @@ def test_nothing_is_pickled(path: Path) -> None:
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
     }
     assert attributes.isdisjoint({("torch", "load"), ("torch", "save")})
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_only_its_own_room_needs_flower(path: Path) -> None:
+    """And nobody enters it unless a recipe asks for it."""
+    if name_of(path).startswith("engines/flower/"):
+        return
+    assert "flwr" not in {module.split(".")[0] for module, _ in imported(path)}
+    at_once = [node for node in tree_of(path).body if isinstance(node, ast.ImportFrom)]
+    assert not any("flower" in (node.module or "") for node in at_once)

@@ -29,7 +29,7 @@ def labels_and_devices(draw, most_devices=12):
 @st.composite
 def cases(draw):
     """A partition by name, labels and devices it can serve, and options of every kind."""
-    others = ("file", "label_shards", "rows", "natural")
+    others = ("file", "label_shards", "rows", "natural", "own")
     name = draw(st.sampled_from([name for name in PARTITIONS if name not in others]))
     labels, devices = draw(labels_and_devices())
     most = len(labels.train) // devices

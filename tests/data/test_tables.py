@@ -34,6 +34,7 @@ def test_names():
         "rows",
         "natural",
         "file",
+        "own",
     ]
     assert "plain" in PREPARATIONS
 

@@ -63,8 +63,8 @@ def test_whoever_is_lost_once_is_lost_for_the_round(world):
         replies = list(slow.ask(method.train, {device: {"weights": weights} for device in cohort}, 1, repeat))
         assert {reply.device.name for reply in replies} == {"0", "2"}
     assert [(one.device, one.code) for one in events] == [("1", "LATE")]
-    assert [device.name for device in slow.answered()] == ["0", "2"]
-    assert slow.waited == 1.0
+    assert [device.name for device in slow.hearing.answered()] == ["0", "2"]
+    assert slow.hearing.waited == 1.0
 
 
 def test_the_server_does_not_lose_itself(world):
@@ -75,4 +75,4 @@ def test_the_server_does_not_lose_itself(world):
         device.at_the_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.members(1)
     }, 1))  # fmt: skip
     assert len(answers) == 3
-    assert dead.asked == {}
+    assert dead.hearing.asked == {}

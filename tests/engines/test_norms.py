@@ -11,12 +11,13 @@ import torch
 
 import fedloom
 from fedloom.engines import Norms
-from fedloom.engines.norms import KEPT, update_norm
+from fedloom.engines.norms import KEPT
 from fedloom.experiment import Tables, assemble, load
 from fedloom.experiment.problems import RecipeError
 from fedloom.experiment.record import recorded
 from fedloom.experiment.resume import reopened
 from fedloom.fleet import Reply
+from fedloom.fleet.norms import update_norm
 from fedloom.methods import METHODS
 from fedloom.reporting import read_manifest
 from fedloom.tensors import Parcel

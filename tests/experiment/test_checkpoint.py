@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import fedloom
+from fedloom import durable
 from fedloom.experiment import RecipeError, Tables, assemble, checkpoint, load, toml
 from fedloom.experiment.checkpoint import FILES, KEPT, Checkpoints, Keeper, Point
 from fedloom.experiment.record import recorded
 from fedloom.experiment.resume import changes, newest_run, reopened, verify
-from fedloom.reporting import durable, read_manifest
+from fedloom.reporting import read_manifest
 from fedloom.tensors import Parcel, Tensors
 from tests.chaos import recipe
 from tests.pickles import pickles_heard

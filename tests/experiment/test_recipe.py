@@ -52,6 +52,7 @@ def test_defaults():
         "defence": {"rule": "none", "thin": "hold", "thin_below": 3},
         "privacy": {"acknowledge_feature_sharing": False, "delta": 1e-5, "accountant": "rdp"},
         "admission": {"most_examples": 10**9},
+        "codec": {},
     }  # fmt: skip
 
 
@@ -199,7 +200,8 @@ def test_whatever_stands_anywhere_is_a_recipe_or_its_problem(place, document):
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_every_partition_can_be_named(name, document):
     options = {"label_shards": {"labels_per_device": 5}, "sorted_shards": {"shards_per_device": 2}, "iid": {},
-               "rows": {}, "natural": {}, "file": {"path": "map.json"}}.get(name, {"alpha": 1.0})  # fmt: skip
+               "own": {}, "rows": {}, "natural": {},
+               "file": {"path": "map.json"}}.get(name, {"alpha": 1.0})  # fmt: skip
     recipe = load(document(data__partition={"kind": name, **options}), TABLES).recipe
     assert again(recipe).data.partition == {"kind": name, **options}
 

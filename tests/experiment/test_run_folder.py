@@ -37,8 +37,9 @@ def test_the_files_there_are(finished):
     found = [path.relative_to(run.folder) for path in run.folder.rglob("*") if path.is_file()]
     assert Path("checkpoints/LATEST") in found
     assert sorted(str(path) for path in found if path.parts[0] != "checkpoints") == [
-        "events.jsonl", "manifest.json", "models/large.safetensors", "models/small.safetensors", "partition.json",
-        "recipe.toml", "rows.jsonl",
+        "attendance.jsonl", "events.jsonl", "fleet.json", "likeness.json", "manifest.json",
+        "models/large.safetensors", "models/small.safetensors", "partition.json", "recipe.toml", "rows.jsonl",
+        "timings.jsonl",
     ]  # fmt: skip
 
 

@@ -10,7 +10,25 @@ from typing import Annotated
 
 import typer
 
-from . import attack, audit, calibrate, check, cka, compare, doctor, init, listing, plan, resume, run, subnet
+from . import (
+    attack,
+    audit,
+    calibrate,
+    check,
+    cka,
+    compare,
+    doctor,
+    export,
+    init,
+    listing,
+    plan,
+    probe,
+    report,
+    reproduce,
+    resume,
+    run,
+    subnet,
+)
 from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, say, wants_json
 
 app = typer.Typer(
@@ -25,10 +43,14 @@ VERBS: dict[str, Callable[..., None]] = {
     "resume": resume.resume,
     "verify": resume.verify,
     "compare": compare.compare,
+    "report": report.report,
+    "reproduce": reproduce.reproduce,
     "plan": plan.plan,
+    "probe": probe.probe,
     "check": check.check,
     "calibrate": calibrate.calibrate,
     "subnet": subnet.subnet,
+    "export": export.export,
     "cka": cka.cka,
     "audit": audit.audit,
     "attack": attack.attack,

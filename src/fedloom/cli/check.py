@@ -53,7 +53,7 @@ def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list
         refuse_deployment(loaded, method)
     warm_start(loaded, fleet)
     build_partition(loaded, seen.labels)
-    _, *others = arms(loaded, tables, fleet, ()).items()
+    _, *others = arms(loaded, tables, fleet).items()
     for arm, changed in others:
         with told_at_its_line(loaded, arm):
             build(changed, tables, seen)

@@ -1,6 +1,8 @@
 """fedloom compare: a recipe beside other arms and the ordinary ways to treat a fleet, paired by seed."""
 
-from dataclasses import asdict
+import shlex
+from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,68 +10,131 @@ import typer
 
 from .options import (
     DataDir,
+    Equal,
+    NoReport,
     Out,
-    OutputFormat,
     Quiet,
     Seed,
     Seeds,
     Sets,
+    TableFormat,
     TestSet,
+    Unit,
     With,
     Workers,
     listed,
     processes,
     read_judged,
 )
-from .output import Format, columns, exits, note, say, say_json
+from .output import columns, exits, note, say, say_json
 from .progress import line
+from .report import PAGE, page_of
 
 if TYPE_CHECKING:
-    from ..experiment import Comparison, Result
+    from ..experiment import Comparison, Loaded, Result, Tables
     from ..reporting.targets import Amount, Reach
+
+Others = Annotated[list[Path] | None, typer.Argument(help="Other recipes, for the same data, rounds and judgement.")]
+Methods = Annotated[
+    str | None,
+    typer.Option("--methods", help="Other methods for the same recipe, by commas; all: those it can be run with."),
+]
+Controls = Annotated[
+    str | None,
+    typer.Option("--controls", help="Which controls to run, by commas; else all, or none if the recipe has arms."),
+]
+ResultFormat = Annotated[
+    TableFormat, typer.Option("--format", help="text for people, json for programs; or a table; or the page.")
+]
 
 
 def compare(
     recipe: Annotated[Path, typer.Argument(help="A recipe.")],
+    others: Others = None,
+    methods: Methods = None,
     seeds: Seeds = 1,
-    controls: Annotated[
-        str | None,
-        typer.Option("--controls", help="Which controls to run, by commas; else all, or none if the recipe has arms."),
-    ] = None,
+    controls: Controls = None,
     test: TestSet = "global",
+    equal: Equal = Unit.rounds,
     sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
     seed: Seed = None,
     out: Out = None,
     data_dir: DataDir = None,
     workers: Workers = None,
     files: With = [],  # noqa: B006
-    format: OutputFormat = Format.text,
+    format: ResultFormat = TableFormat.text,
+    no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a recipe beside the arms it names, or else standalone, small-for-all, drop-the-small and all-large."""
     with exits(format):
         from ..engines import keep_the_heap
-        from ..experiment import CONTROLS, comparison
+        from ..experiment import CONTROLS, comparison, load
+        from ..experiment.controls import with_methods
         from ..experiment.places import data_folder, fresh_folder
 
         keep_the_heap()
         loaded, tables = read_judged(recipe, sets, seed, files, test)
-        usual = [] if loaded.recipe.compare.arms else list(CONTROLS)
+        data = data_folder(data_dir)
+        beside = {path.stem: load(path, tables, [*sets, f"seed={loaded.recipe.seed}"]) for path in others or []}
+        beside |= with_methods(loaded, tables, _methods(methods, loaded, tables, data, quiet))
+        usual = [] if loaded.recipe.compare.arms or beside else list(CONTROLS)
         names = usual if controls is None else listed(controls)
         home = fresh_folder(out, "compare")
-        planned = comparison(loaded, tables, seeds, names, home, data_folder(data_dir), processes(workers))
-        result = follow_all(planned, test, quiet)
-        if format is Format.json:
-            say_json({"run": str(planned.home), **records(result)})
-            return
+        planned = comparison(loaded, tables, seeds, names, home, data, processes(workers), beside)
+        if equal is Unit.seconds:
+            planned.refuse_without_clock()
+        spoken = {"--methods": methods, "--controls": controls, "--equal": equal.value, "--test": test}
+        planned = replace(planned, command=command([recipe, *(others or [])], seeds, seed, sets, files, spoken))
+        tell(planned, follow_all(planned, test, quiet, equal), format, no_report)
+
+
+def _methods(said: str | None, loaded: "Loaded", tables: "Tables", data: Path, quiet: bool) -> list[str]:
+    from ..experiment.controls import admitted
+
+    if said != "all":
+        return listed(said or "")
+    found, refused = admitted(loaded, tables, data)
+    for name, reason in refused.items():
+        note(f"without {name}: {reason}", quiet)
+    return found
+
+
+def command(
+    recipes: list[Path], seeds: int, seed: int | None, sets: list[str], files: list[Path], others: dict[str, str | None]
+) -> str:
+    """What to say to have it all again."""
+    usual = {"--methods": None, "--controls": None, "--equal": "rounds", "--test": "global"}
+    words = ["fedloom", "compare", *map(str, recipes), "--seeds", str(seeds)]
+    words += ["--seed", str(seed)] if seed is not None else []
+    words += [word for option, said in others.items() if said != usual[option] for word in (option, str(said))]
+    words += [word for one in sets for word in ("--set", one)]
+    return shlex.join([*words, *(word for file in files for word in ("--with", str(file)))])
+
+
+def tell(planned: "Comparison", result: "Result", format: StrEnum, no_report: bool = False) -> None:
+    """In the way that was asked for; the other ways are in files beside the runs."""
+    from ..reporting.outputs import FILES, as_csv, latex, markdown
+
+    for name, written in FILES.items():
+        (planned.home / name).write_text(written(result), encoding="utf-8")
+    page = page_of(planned.home, no_report, format == TableFormat.html)
+    if format == TableFormat.json:
+        say_json({"run": str(planned.home), **records(result)})
+    elif format == TableFormat.text:
         say(told(result))
-        say(f"\nruns: {planned.home}")
+        say(f"\nruns: {planned.home}" + (f"\n{page}" if page else ""))
+    elif format == TableFormat.html:
+        say((planned.home / PAGE).read_text(encoding="utf-8"))
+    else:
+        tables = {TableFormat.markdown: markdown, TableFormat.csv: as_csv, TableFormat.latex: latex}
+        say(tables[TableFormat(format)](result).rstrip("\n"))
 
 
-def follow_all(planned: "Comparison", test: str, quiet: bool) -> "Result":
+def follow_all(planned: "Comparison", test: str, quiet: bool, equal: Unit = Unit.rounds) -> "Result":
     for name, done in planned.rounds():
         note(line(name, done), quiet)
-    return planned.result(test)
+    return planned.result(test, equal.value)
 
 
 def records(result: "Result") -> dict[str, Any]:

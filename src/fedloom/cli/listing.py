@@ -17,6 +17,7 @@ class What(StrEnum):
     preparations = "preparations"
     optimisers = "optimisers"
     rates = "rates"
+    codecs = "codecs"
     controls = "controls"
 
 
@@ -37,6 +38,7 @@ def show(
 
 def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
     from ..data import FACTS, PARTITIONS, PREPARATIONS
+    from ..engines.codes import DOWN, UP
     from ..experiment import CONTROLS
     from ..experiment.wording import HANDED_TO_FAMILIES, HANDED_TO_PARTITIONS
     from ..training import OPTIMISERS, RATES
@@ -61,6 +63,11 @@ def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
             return [{"name": n, "settings": _settings(f, HANDED_TO_PARTITIONS)} for n, f in PARTITIONS.items()]
         case What.preparations:
             return [{"name": name, "is": str(made)} for name, made in PREPARATIONS.items()]
+        case What.codecs:
+            return [
+                {"name": n, "ways": "up and down" if n in DOWN else "up", "settings": _settings(f)}
+                for n, f in UP.items()
+            ]
         case What.controls:
             return [{"name": name, "is": (control.__doc__ or "").strip()} for name, control in CONTROLS.items()]
         case _:

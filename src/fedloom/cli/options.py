@@ -1,6 +1,7 @@
 """Options that several verbs share."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,26 @@ from .output import Format
 
 if TYPE_CHECKING:
     from ..experiment import Loaded, Tables
+
+
+class Unit(StrEnum):
+    """What arms of a comparison have spent alike."""
+
+    rounds = "rounds"
+    bytes = "bytes"
+    seconds = "seconds"
+
+
+class TableFormat(StrEnum):
+    """How a comparison's result is said."""
+
+    text = "text"
+    json = "json"
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+    html = "html"
+
 
 Sets = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, e.g. training.epochs=2.")
@@ -24,6 +45,8 @@ OutputFormat = Annotated[Format, typer.Option("--format", help="text for people,
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; else one a core. Same results.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the recipe's on.")]
 TestSet = Annotated[str, typer.Option("--test", help="Judge on the global test set or on devices' local ones.")]
+Equal = Annotated[Unit, typer.Option("--equal", help="Compare arms at equal rounds, bytes or simulated seconds.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="No report.html at the end.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 

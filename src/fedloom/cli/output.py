@@ -71,9 +71,9 @@ def report_failure(code: str, message: str, hint: str, as_json: bool) -> None:
 
 
 @contextmanager
-def exits(format: Format) -> Iterator[None]:
+def exits(format: StrEnum) -> Iterator[None]:
     """Turn whatever ends a verb early into a message and an exit code."""
-    as_json = format is Format.json
+    as_json = format == Format.json
     try:
         yield
     except Exit:

@@ -30,6 +30,8 @@ def line(name: str, done: "Round") -> str:
     several = len({row.candidate for row in judged}) > 1
     marks = "  ".join(f"{f'{row.candidate} ' if several else ''}{row.tier} {row.value:5.1f} %" for row in judged)
     moved = f"{_size(done.traffic.down)} down {_size(done.traffic.up)} up"
+    coded = {row.metric: row.value for row in done.rows if row.metric in ("down_coded", "up_coded")}
+    moved += f" (coded {_size(coded['down_coded'])} and {_size(coded['up_coded'])})" if coded else ""
     lost = f"  {len(done.refused)} refused ({done.refused[0].code}: {done.refused[0].reason})" if done.refused else ""
     votes = f"{done.traffic.replied}/{done.traffic.asked} replies"
     number = f"round {done.number:>{len(str(done.of))}}/{done.of}"

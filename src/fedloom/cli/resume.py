@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from .options import DataDir, OutputFormat, Quiet, With, Workers, own_tables, processes
+from .compare import follow_all, tell
+from .options import DataDir, Equal, NoReport, OutputFormat, Quiet, TestSet, Unit, With, Workers, own_tables, processes
 from .output import RUN_FAILED, Exit, Format, exits, note, say, say_json
+from .report import page_of
 from .run import final_table
 
 Folder = Annotated[Path | None, typer.Argument(help="The folder of a run; none: the newest in ./runs.")]
@@ -15,16 +17,20 @@ Folder = Annotated[Path | None, typer.Argument(help="The folder of a run; none: 
 
 def resume(
     run: Folder = None,
+    test: TestSet = "global",
+    equal: Equal = Unit.rounds,
     data_dir: DataDir = None,
     workers: Workers = None,
     files: With = [],  # noqa: B006 - typer reads it, nobody changes it
     format: OutputFormat = Format.text,
+    no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
-    """Finish a run from its last checkpoint: the same bits as if it had never stopped."""
+    """Finish a run, or a whole comparison, from its last checkpoint: the same bits as if it had never stopped."""
     with exits(format):
         from ..engines import keep_the_heap
         from ..experiment import Run
+        from ..experiment.compare import is_comparison, reopened_comparison
         from ..experiment.places import data_folder
         from ..experiment.resume import newest_run, reopened
         from .progress import follow
@@ -32,14 +38,18 @@ def resume(
         keep_the_heap()
         folder = run or newest_run()
         tables = own_tables(files)
+        if is_comparison(folder):
+            planned = reopened_comparison(folder, tables, data_folder(data_dir), processes(workers), note)
+            tell(planned, follow_all(planned, test, quiet, equal), format, no_report)
+            return
         experiment, since = reopened(folder, tables, data_folder(data_dir), processes(workers), note)
         note(f"{folder}: goes on after round {since.number}", quiet)
         follow(experiment, folder, experiment.loaded.recipe.method.name, quiet, since)
-        finished = Run(folder)
+        finished, page = Run(folder), page_of(folder, no_report)
         if format is Format.json:
             say_json({"run": str(folder), "since": since.number, "final": [asdict(one) for one in finished.final]})
         else:
-            say(f"{final_table(finished)}\n\nrun: {folder}")
+            say(f"{final_table(finished)}\n\nrun: {folder}" + (f"\n{page}" if page else ""))
 
 
 def verify(

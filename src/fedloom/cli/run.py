@@ -1,19 +1,23 @@
 """fedloom run: train by a recipe; without one, the bundled demonstration."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .compare import follow_all, told
-from .options import DataDir, Out, OutputFormat, Quiet, Seed, Sets, With, Workers, demo, processes, read
+from .options import DataDir, NoReport, Out, OutputFormat, Quiet, Seed, Sets, With, Workers, demo, processes, read
 from .output import Format, columns, exits, say, say_json
 from .progress import follow
+from .report import page_of
 
 if TYPE_CHECKING:
     from ..experiment import Run
 
+EngineKind = Annotated[
+    str | None, typer.Option("--engine", help="in_process, or flower-sim: on Ray, RAY_ADDRESS for a cluster.")
+]
 DEMO_CONTROLS = ("small-for-all", "drop-the-small")
 NEXT = """next: fedloom list methods
       fedloom init heterofl --out my.toml
@@ -27,39 +31,48 @@ def run(
     out: Out = None,
     data_dir: DataDir = None,
     workers: Workers = None,
+    engine: EngineKind = None,
     files: With = [],  # noqa: B006
     format: OutputFormat = Format.text,
+    no_report: NoReport = False,
     quiet: Quiet = False,
 ) -> None:
     """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
     with exits(format):
         from ..engines import keep_the_heap
-        from ..experiment import Run, assemble, comparison
+        from ..experiment import Problem, Run, assemble, comparison
         from ..experiment.places import data_folder, fresh_folder
+        from ..experiment.remote import engaged
 
         keep_the_heap()
-        loaded, tables = read(recipe or demo(), sets, seed, files)
+        chosen = [] if engine is None else [f"engine.kind={engine}"]
+        loaded, tables = read(recipe or demo(), [*sets, *chosen], seed, files)
+        if recipe is None and chosen:
+            raise loaded.error(Problem(("engine", "kind"), "ENGINE_DEMO", "the demonstration runs in process"))
         if recipe is None:
             home = fresh_folder(out, "compare")
             planned = comparison(loaded, tables, 1, DEMO_CONTROLS, home, data_folder(data_dir), processes(workers))
+            planned = replace(planned, command="fedloom run")
             result = follow_all(planned, "global", quiet)
             finished = Run(planned.folders(loaded.recipe.method.name)[0])
             if format is Format.text:
                 say(told(result))
         else:
-            experiment = assemble(loaded, tables, data_folder(data_dir), workers=processes(workers))
-            folder = fresh_folder(out, loaded.recipe.method.name)
+            data, folder = data_folder(data_dir), fresh_folder(out, loaded.recipe.method.name)
+            experiment = assemble(loaded, tables, data, workers=processes(workers))
+            experiment = engaged(experiment, tables, data, folder)
             follow(experiment, folder, loaded.recipe.method.name, quiet)
             finished = Run(folder)
             if format is Format.text:
                 say(final_table(finished))
-        if format is Format.json:
-            final = [asdict(one) for one in finished.final]
-            say_json({"run": str(finished.folder), "final": final})
-            return
-        say(f"\nrun: {finished.folder}")
-        if recipe is None:
-            say(NEXT)
+        _tell(finished, page_of(finished.folder if recipe else home, no_report), format, NEXT if recipe is None else "")
+
+
+def _tell(finished: "Run", page: str, format: Format, further: str) -> None:
+    if format is Format.json:
+        say_json({"run": str(finished.folder), "final": [asdict(one) for one in finished.final]})
+        return
+    say("\n".join(filter(None, [f"\nrun: {finished.folder}", page, further])))
 
 
 def final_table(finished: "Run") -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..settings import Count
 from . import hub
 from .arrays import Array, Arrays, as_dataset
 from .examples import DataBroken, DataMissing, Dataset
@@ -20,13 +21,14 @@ SPELLINGS = (
 )
 
 
-def npz(*, folder: Path, file: str) -> Dataset:
-    """Any .npz file with a training and a test set, looked for in the data directory, then from here."""
+def npz(*, folder: Path, file: str, classes: Count | None = None) -> Dataset:
+    """Any .npz file with a training and a test set, looked for in the data directory, then from here. `classes` has to
+    be said where not every file has examples of all."""
     path = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
     if path is None:
         hint = f"Put it into {folder}, name the data directory with FEDLOOM_DATA or --data-dir, or give a full path."
         raise DataMissing(f"there is no file {file}", hint)
-    return as_dataset(path.stem, read_npz(path), None, PREPARATIONS["plain"])
+    return as_dataset(path.stem, read_npz(path), classes, PREPARATIONS["plain"])
 
 
 def pathmnist(*, folder: Path) -> Dataset:

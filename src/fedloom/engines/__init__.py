@@ -3,6 +3,8 @@
 from .admission import Refusal, refuse
 from .attacks import ATTACKS, Attacked, malicious, poisoned
 from .by_mail import ByMail
+from .codecs import Codec
+from .coded import Coded
 from .convoy import convoy
 from .holdings import Shelf, devices_at_once, shelf
 from .in_process import InProcess
@@ -16,6 +18,8 @@ __all__ = [
     "ATTACKS",
     "Attacked",
     "ByMail",
+    "Codec",
+    "Coded",
     "Crew",
     "Heading",
     "InProcess",

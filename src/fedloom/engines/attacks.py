@@ -22,6 +22,7 @@ from ..training import Task
 from .admission import refuse
 from .holdings import Shelf
 from .in_process import InProcess
+from .memory import Memory
 
 WEIGHTS = "weights"
 
@@ -185,6 +186,10 @@ class Attacked:
     attack: Attack
     names: frozenset[str]
     fleet: Fleet
+
+    @property
+    def memory(self) -> Memory:
+        return self.inner.memory
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
         replies = self.inner.ask(task, inboxes, round_number, repeat)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from ..fleet import Reply
 from ..training import Task
 from .admission import Refusal
+from .codecs import Codec
+from .coded import Coded
 from .in_process import InProcess
 from .mail import Question, opened, sealed
 from .works import Parcels
@@ -25,15 +27,19 @@ class ByMail:
     inner: InProcess
     run: str = "run"
     transit: Transit = as_sent
+    codec: Codec | None = None
 
     def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
+        asked = self.codec.asked(task) if self.codec else task
+
         def way(reply: Reply) -> Reply | None:
             if reply.device.here:  # the server does not write to itself
                 return reply
             device, most = reply.device, self.inner.most_examples
-            return self._arrived(reply, Question(self.run, round_number, repeat, task, device, inboxes[device], most))
+            return self._arrived(reply, Question(self.run, round_number, repeat, asked, device, inboxes[device], most))
 
-        return self.inner.ask(task, inboxes, round_number, repeat, way)
+        engine = Coded(self.inner, self.codec) if self.codec else self.inner
+        return engine.ask(task, inboxes, round_number, repeat, way)
 
     def commit(self, round_number: int) -> None:
         self.inner.commit(round_number)

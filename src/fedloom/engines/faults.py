@@ -11,11 +11,13 @@ from typing import Literal
 
 import torch
 
-from ..fleet import Device, Reply
-from ..tensors import Parcel, payload_bytes
+from ..fleet import PLAIN, Device, Reply
+from ..tensors import Parcel
 from ..training import Task
 from .admission import Refusal
+from .coded import Coded
 from .in_process import InProcess
+from .waiting import Hearing
 
 Seconds = Callable[[Device, int, int], float]
 """(device, bytes that it has moved in this round, examples that it holds) -> when it is done."""
@@ -39,13 +41,11 @@ class Fates:
 class Faulty:
     """What became of a turn's devices is known when it is over. Whoever is lost once is lost for the round."""
 
-    inner: InProcess
+    inner: InProcess | Coded
     fates: Fates
     seconds: Seconds | None  # None: nobody knows how fast the devices are
     tell: Callable[[Refusal], None]
-    asked: dict[str, Device] = field(default_factory=dict)
-    unheard: set[str] = field(default_factory=set)  # for whatever reason: lost on the way, or refused
-    waited: float = 0.0  # by the server
+    hearing: Hearing = field(default_factory=Hearing)
     _lost: set[str] = field(default_factory=set)
     _moved: dict[str, int] = field(default_factory=dict)
 
@@ -56,8 +56,7 @@ class Faulty:
         self._lose_some(took)
         told = {device: inbox for device, inbox in inboxes.items() if device.name not in self.fates.dead}
         replies = list(self.inner.ask(task, told, round_number, repeat, self._on_its_way))
-        self.asked |= {device.name: device for device in inboxes}
-        self.unheard |= took.keys() - {reply.device.name for reply in replies}
+        self.hearing.note(inboxes, replies)
         return replies
 
     def commit(self, round_number: int) -> None:
@@ -66,15 +65,13 @@ class Faulty:
     def close(self) -> None:
         self.inner.close()
 
-    def answered(self) -> list[Device]:
-        """Those of whom everything was heard."""
-        return [device for name, device in self.asked.items() if name not in self.unheard]
-
     def _took(self, task: Task, device: Device, inbox: Parcel) -> float:
         """Until its reply is here, from the beginning of the round; all its work is counted from the first question."""
         examples = self.inner.shelf.count(device)
         sent = {bundle: _outline(declared(device.model, inbox, examples)) for bundle, declared in task.sends.items()}
-        self._moved[device.name] = self._moved.get(device.name, 0) + payload_bytes(inbox) + payload_bytes(sent)
+        coding = self.inner.codec if isinstance(self.inner, Coded) else PLAIN
+        moved = coding.down_bytes(inbox) + coding.up_bytes(task, sent)
+        self._moved[device.name] = self._moved.get(device.name, 0) + moved
         return self.seconds(device, self._moved[device.name], examples) if self.seconds else 0.0
 
     def _lose_some(self, took: Mapping[str, float]) -> None:
@@ -95,7 +92,8 @@ class Faulty:
             else:
                 heard, last = heard + (name not in fates.broken), took[name]
         everybody = heard >= enough or all(name not in self._lost for name in took)
-        self.waited = max(self.waited, last if everybody or math.isinf(fates.deadline) else fates.deadline)
+        waited = last if everybody or math.isinf(fates.deadline) else fates.deadline
+        self.hearing.waited = max(self.hearing.waited, waited)
 
     def _lose(self, name: str, code: str, reason: str) -> None:
         self._lost.add(name)

@@ -24,6 +24,10 @@ Passed = tuple[Reply, Parcel | None]
 """A reply, and what its device remembers if it is admitted."""
 
 
+def straight(reply: Reply) -> Reply | None:
+    return reply
+
+
 def one_after_the_other(errand: Errand) -> Iterator[tuple[Work, Outcome]]:
     for work in works([errand]):
         yield work, carry_out(work)
@@ -46,11 +50,18 @@ class InProcess:
     norms: Norms | None = None  # None: nobody minds how long updates are
 
     def ask(
-        self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0, way: Way = lambda reply: reply
+        self,
+        task: Task,
+        inboxes: Parcels,
+        round_number: int,
+        repeat: int = 0,
+        way: Way = straight,
+        told: Parcels | None = None,
     ) -> Iterator[Reply]:
-        errand = Errand(self, task, inboxes, round_number, repeat)
+        """`told`: the inboxes as they reach the devices, where a codec makes them other numbers of the same layout."""
+        errand = Errand(self, task, inboxes if told is None else told, round_number, repeat)
         passed = (one for work, outcome in self.carry(errand) for one in self._passed(errand, work, outcome, way))
-        for reply, kept in self._of_usual_length(errand, list(passed)) if self.norms else passed:
+        for reply, kept in self._of_usual_length(errand, inboxes, list(passed)) if self.norms else passed:
             if kept is not None:
                 self.memory.remember(reply.device, kept)
             yield reply
@@ -85,10 +96,10 @@ class InProcess:
             else:
                 yield reply, kept
 
-    def _of_usual_length(self, errand: Errand, passed: list[Passed]) -> Iterator[Passed]:
+    def _of_usual_length(self, errand: Errand, inboxes: Parcels, passed: list[Passed]) -> Iterator[Passed]:
         """Once all are here, for at first there is nothing else to measure them by."""
         assert self.norms is not None
-        refusals = self.norms.refusals(errand.task, errand.repeat, [reply for reply, _ in passed], errand.inboxes)
+        refusals = self.norms.refusals(errand.task, errand.repeat, [reply for reply, _ in passed], inboxes)
         for reply, kept in sorted(passed, key=lambda one: one[0].device.name):
             if reply.device in refusals:
                 self.on_refusal(errand.round_number, refusals[reply.device])

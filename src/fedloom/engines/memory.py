@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,26 @@ from ..tensors import Parcel, combine
 from .wire import pack, unpack
 
 BUDGET = 2 * 1024**3
+LEFT_OUT = " left out"  # behind the name of a device; no device has a name with a space
+
+
+class Memories(Protocol):
+    """What devices remember, or where they do: as much of it as a run's record and its faults must know."""
+
+    commits: int
+
+    @property
+    def committed(self) -> Mapping[str, Parcel]: ...
+
+    @committed.setter
+    def committed(self, parcels: Mapping[str, Parcel]) -> None: ...
+
+    @property
+    def stamps(self) -> dict[str, int]: ...
+
+    def commit(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Memory:
@@ -48,6 +69,14 @@ class Memory:
 
     def remember(self, device: Device, parcel: Parcel) -> None:
         self._put(self._staged, device.name, parcel)
+
+    def left_out(self, device: Device) -> Parcel:
+        """What a codec has left out of what the device sent: no task sees it, and it shares the memory's fate."""
+        kept = self._staged.get(device.name + LEFT_OUT) or self._committed.get(device.name + LEFT_OUT)
+        return self._read(kept) if kept else {}
+
+    def leave_out(self, device: Device, parcel: Parcel) -> None:
+        self._put(self._staged, device.name + LEFT_OUT, parcel)
 
     def commit(self) -> None:
         for name, kept in self._staged.items():

@@ -4,15 +4,13 @@ Off unless a recipe asks for it: no paper has it. An update is measured against 
 rounds, of the same tier and task; in the first round, against the median of those who answer the same question.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from torch import Tensor
-
 from ..fleet import Device, Reply
-from ..tensors import Parcel, Tensors
+from ..fleet.norms import update_norm
+from ..tensors import Parcel
 from ..training import Task
 from .admission import Refusal
 
@@ -67,24 +65,3 @@ class Norms:
     def _refusal(self, device: Device, norm: float, usual: float) -> Refusal:
         said = f"an update of norm {norm:.4g}, more than {self.most:g} times the median of {usual:.4g}"
         return Refusal(device.name, "NORM", said)
-
-
-def update_norm(reply: Reply, inbox: Parcel) -> float | None:
-    """Over all bundles that come back as they were given, but for their numbers; None if there are none. What the
-    server computes is its own affair."""
-    mirrored = [bundle for bundle, sent in reply.sent.items() if _mirrors(sent, inbox.get(bundle, {}))]
-    if not mirrored or reply.device.here:
-        return None
-    return math.sqrt(sum(_square(reply.sent[b][name], given) for b in mirrored for name, given in inbox[b].items()))
-
-
-def _mirrors(sent: Tensors, given: Tensors) -> bool:
-    return (
-        bool(sent)
-        and sent.keys() == given.keys()
-        and all(tensor.shape == given[name].shape and tensor.is_floating_point() for name, tensor in sent.items())
-    )
-
-
-def _square(sent: Tensor, given: Tensor) -> float:
-    return float((sent.double() - given.double()).square().sum())

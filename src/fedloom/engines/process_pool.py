@@ -10,26 +10,25 @@ import json
 import multiprocessing
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
-from ..fleet import Device, Fleet, Reply
+from ..fleet import Fleet, Reply
 from ..models import cost
 from ..tensors import Parcel
-from ..training import Outcome, Schedule, Task
+from ..training import Outcome, Task
 from .in_process import InProcess
+from .memory import Memory
 from .wire import pack, unpack
+from .words import Find, device_from_words, device_in_words, task_from_words, task_in_words
 from .works import Errand, Parcels, Seat, Work, carry_out, works
 
 TRIES = 3  # how often work may cost a worker its life before it is done by the one who asked
-
-Find = Callable[[tuple[str, ...]], Task]
-"""A task by its address."""
 
 
 @dataclass
@@ -136,20 +135,15 @@ class Crew:
                 _send_outcome(link, outcome)
 
     def _header(self, work: Work) -> dict[str, Any]:
-        task, engines = work.task, [member.engine for member in self.members]
+        engines = [member.engine for member in self.members]
         return {
-            "address": task.address or (task.name,),
-            "schedule": asdict(task.schedule) if task.schedule else None,
+            **task_in_words(work.task),
             "seats": [
                 {
                     "member": next(number for number, one in enumerate(engines) if one is seat.errand.engine),
                     "round": seat.errand.round_number,
                     "repeat": seat.errand.repeat,
-                    "name": seat.device.name,
-                    "tier": seat.device.tier,
-                    "size": seat.device.model.settings,
-                    "gathers": seat.device.gathers,
-                    "here": seat.device.here,
+                    **device_in_words(seat.device),
                 }
                 for seat in work.seats
             ],
@@ -164,11 +158,7 @@ class Crew:
 
     def _seat(self, one: Mapping[str, Any], header: Mapping[str, Any]) -> Seat:
         member = self.members[one["member"]]
-        schedule = Schedule(**header["schedule"]) if header["schedule"] else None
-        task = replace(member.find(tuple(header["address"])), schedule=schedule)
-        (tier,) = [tier for tier in member.fleet.tiers if tier.name == one["tier"]]
-        model = replace(tier.model, settings=_tuples(one["size"]))
-        device = Device(one["name"], tier.name, model, tier.footprint, tuple(one["gathers"]), one["here"])
+        task, device = task_from_words(header, member.find), device_from_words(one, member.fleet)
         errand = Errand(member.engine, task, {}, one["round"], one["repeat"])
         return Seat(errand, device, member.engine.plan(task, device, one["round"], one["repeat"]))  # the same draws
 
@@ -185,6 +175,10 @@ class ProcessPool:
     def __post_init__(self) -> None:
         self.crew = Crew([Member(self.inner, self.fleet, self.find)], self.workers)
         self.inner.carry = lambda errand: self.crew.outcomes(works([errand]))
+
+    @property
+    def memory(self) -> Memory:
+        return self.inner.memory
 
     def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
         return self.inner.ask(task, inboxes, round_number, repeat)
@@ -211,11 +205,6 @@ def _receive_outcome(link: Connection) -> Outcome | None:
         return None
     parcels = {key: None if names is None else unpack(link.recv_bytes(), names) for key, names in header.items()}
     return Outcome(parcels["send"] or {}, parcels["remember"])
-
-
-def _tuples(value: Any) -> Any:
-    """Settings as they were before JSON made lists of them."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def keep_the_heap() -> None:

@@ -4,21 +4,24 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..data import Dataset
-from ..fleet import Ask, Candidate, DeviceModel, Fleet, ServerModel, Tier
+from ..fleet import Ask, Candidate, Carried, Device, DeviceModel, Fleet, ServerModel, Tier
 from ..seeds import generator
-from ..tensors import Tensors
-from ..training import Schedule, mask_logits
+from ..tensors import Parcel, Tensors
+from ..training import Client, Schedule, mask_logits
 from .exam import Exam, exit_names, last_exit
 from .metrics import hits, log_loss, per_group, percent
 from .personal import FineTune, Personal, by_acquaintance
 from .rows import Row
 from .static_batchnorm import StaticBatchNorm
 from .text import TextJudge
+
+SERVER_MODEL = ("server model",)  # where a device finds what it judges that with
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Judge:
     tests: tuple[str, ...] = ("global", "local")
     fine_tune: FineTune | None = None
     candidates: tuple[str, ...] = ()  # those that are judged; empty: all
+    own_tests_away: bool = False  # only the devices know them, and so are asked
 
     def rows(
         self,
@@ -74,7 +78,7 @@ class Judge:
             if "global" in self.tests:
                 yield row("global", "accuracy", percent(float(hits(logits, labels).sum()), len(labels)))
                 yield row("global", "loss", log_loss(logits, labels))
-            if "local" in self.tests:
+            if "local" in self.tests and not self.own_tests_away:
                 correct, total = self._own_counts(logits, candidate.unseen_logit)
                 for test, devices in _acquaintance(fleet).items():
                     share = percent(float(correct[devices].sum()), float(total[devices].sum()))
@@ -83,6 +87,11 @@ class Judge:
                         share = percent(float(correct[index]), float(total[index]))
                         yield row(test, "accuracy", share, fleet.name(index))
         yield from self._shuffled_rows(name, filled, fleet, ask, round_number)
+        if "local" in self.tests and self.own_tests_away:
+            given = DeviceModel(
+                server_model, partial(_weights_for, filled), candidate.unseen_logit, candidate.tiers, SERVER_MODEL
+            )
+            yield from replace(self, tests=("local",))._device_rows(name, given, fleet, ask, round_number)
         if self.fine_tune and last:
             yield from self.fine_tune.rows(name, filled, fleet, ask, round_number)
 
@@ -108,7 +117,7 @@ class Judge:
         rows = torch.arange(len(self.dataset.test.y)) if order is None else order
         task = replace(self.exam.answer, schedule=Schedule(self.batch_size), address=("exam", "answer"))
         inboxes = {
-            fleet.pool(tier, 0): {"weights": weights, "order": {"rows": rows}}
+            fleet.examiner(tier): {"weights": weights, "order": {"rows": rows}}
             for tier, weights in models.items()
             if tier not in hosts
         }
@@ -185,6 +194,16 @@ class Judge:
                 for reply in said:
                     for metric, value in personal.measured([reply], test).items():
                         yield Row(round_number, name, reply.device.tier, reply.device.name, shown, metric, value)
+
+
+def server_model(client: Client, inbox: Parcel) -> Carried:
+    """What the server has, judged by a device."""
+    return client.model, inbox["weights"]
+
+
+def _weights_for(models: Mapping[Tier, Tensors], device: Device) -> Parcel:
+    """Every device judges its own tier's."""
+    return next({"weights": weights} for tier, weights in models.items() if tier.name == device.tier)
 
 
 def judged_tiers(candidate: Candidate, fleet: Fleet) -> list[Tier]:

@@ -27,7 +27,7 @@ class TextJudge:
         self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
         for tier, said in self._scores(models, fleet, ask).items():
-            for metric, value in self._measured(said["loss"], said["right"]).items():
+            for metric, value in self.measured(said["loss"], said["right"]).items():
                 yield Row(round_number, name, tier.name, "", "global", metric, value)
 
     def _scores(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensors]:
@@ -35,12 +35,12 @@ class TextJudge:
         labels = self.dataset.test.y
         order = {"rows": torch.arange(len(labels)), "labels": labels}
         task = replace(self.exam.score, schedule=Schedule(self.batch_size), address=("exam", "score"))
-        inboxes = {fleet.pool(tier, 0): {"weights": weights, "order": order} for tier, weights in models.items()}
+        inboxes = {fleet.examiner(tier): {"weights": weights, "order": order} for tier, weights in models.items()}
         said = {reply.device.tier: reply.sent["scores"] for reply in ask(task, inboxes)}
         silent = {"loss": torch.full(labels.shape, torch.nan), "right": torch.zeros(labels.shape, dtype=torch.bool)}
         return {tier: said.get(tier.name, silent) for tier in models}
 
-    def _measured(self, losses: Tensor, right: Tensor) -> dict[str, float]:
+    def measured(self, losses: Tensor, right: Tensor) -> dict[str, float]:
         hidden = self.hidden()
         rows = row_sums(losses[None], right[None], None if hidden is None else hidden[None])
         everything = torch.ones(1, len(losses), dtype=torch.bool)

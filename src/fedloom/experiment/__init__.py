@@ -1,7 +1,8 @@
 """From a recipe to a run: reading, checking, assembling, the loop, and comparisons."""
 
+from ..reporting.result import Result
 from .assemble import Experiment, assemble
-from .compare import Comparison, Result, comparison
+from .compare import Comparison, comparison
 from .controls import CONTROLS, arms, serving
 from .costing import TierCost, tier_costs
 from .faults import NoQuorum

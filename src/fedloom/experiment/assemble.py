@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,10 @@ from torch import Tensor
 
 from ..data import Dataset, Partition
 from ..engines import Attacked, InProcess, Member, Memory, Norms, ProcessPool, Refusal, Shelf, shelf
+from ..engines.memory import Memories
+from ..engines.waiting import Remote
 from ..evaluation import FineTune, Judge, StaticBatchNorm
+from ..evaluation.judge import SERVER_MODEL, server_model
 from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, nesting_problem, side_by_side
 from ..footprints import RULES, Defence, Merge, coverage_mean
 from ..methods import Method
@@ -25,12 +28,13 @@ from ..tensors import Tensors
 from ..training import OPTIMISERS, RATES, Schedule, Task
 from .choices import picked
 from .clock import build_clock
+from .coding import refuse_uncodable
 from .faults import Faults, build_faults
 from .load import Loaded
 from .privacy import refuse_known_noise, refuse_uncovered
 from .problems import Problem, RecipeError
 from .recipe import DefencePart, Evaluation
-from .sources import Outline, build_partition, outline_of, public_examples, read_data
+from .sources import Outline, build_partition, holds_its_own, outline_of, public_examples, read_data
 from .standing import Standing
 from .tables import Tables
 
@@ -52,6 +56,12 @@ class Experiment:
     merge: Merge
     faults: Faults
     standing: Standing = field(default_factory=Standing)  # changes as the run goes
+    deployed: bool = False  # real devices, with data of their own
+
+    @property
+    def memory(self) -> Memories:
+        """What the devices remember, or where they do."""
+        return cast(Remote, self.engine).memory  # so has every engine of a run
 
 
 def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
@@ -146,6 +156,7 @@ def build(loaded: Loaded, tables: Tables, seen: Outline) -> tuple[Fleet, Method]
     fleet = build_fleet(loaded, tables, seen)
     method = build_method(loaded, tables, fleet)
     refuse_uncovered(loaded, fleet, method)
+    refuse_uncodable(loaded, fleet, method)
     return fleet, method
 
 
@@ -185,7 +196,8 @@ def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
             case ("fine_tune", name):
                 task = getattr(judge.fine_tune, name)
             case ("personal", fill, *rest):
-                task = judge.personal(DeviceModel(method.find(*rest), unseen_logit=json.loads(fill))).measure
+                carried = server_model if tuple(rest) == SERVER_MODEL else method.find(*rest)
+                task = judge.personal(DeviceModel(carried, unseen_logit=json.loads(fill))).measure
             case _:
                 task = method.find(*address)
         return task
@@ -243,6 +255,7 @@ def assemble(
     alone = build_simulation(loaded, method, held, warm, standing)
     alone.on_refusal = tell
     judge = build_judge(loaded.recipe.evaluation, dataset, partition, held, fleet)
+    judge = replace(judge, own_tests_away=holds_its_own(loaded))
     engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
     return Experiment(
         loaded, dataset, partition, fleet, method, engine, judge, refusals, warm,
@@ -252,9 +265,9 @@ def assemble(
 
 
 def simulation(experiment: Experiment) -> InProcess:
-    """The engine that knows the experiment's devices, be there workers or not."""
+    """The engine that knows what the experiment's devices hold, whoever carries it out."""
     engine = experiment.engine
-    return engine.inner if isinstance(engine, ProcessPool | Attacked) else cast(InProcess, engine)
+    return engine if isinstance(engine, InProcess) else cast(ProcessPool | Attacked, engine).inner
 
 
 def member(experiment: Experiment) -> Member:

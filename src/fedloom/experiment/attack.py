@@ -16,7 +16,7 @@ from .assemble import Experiment, assemble, member, simulation
 from .compare import ROOM, needs
 from .load import Loaded
 from .problems import Problem, nearest
-from .recipe import FaultsPart
+from .recipe import CodecPart, FaultsPart
 from .run import Round, one_thread, rounds
 from .tables import Tables
 
@@ -125,6 +125,9 @@ def bench(
     if loaded.recipe.faults != FaultsPart():
         said = "a bench of attacks has no other faults, so that what is lost is lost to the attack"
         raise loaded.error(Problem(("faults",), "FAULTS_TOO", said, "leave [faults] out"))
+    if loaded.recipe.codec != CodecPart():
+        said = "what attackers forge here is not what they could send through a codec"
+        raise loaded.error(Problem(("codec",), "CODEC_TOO", said, "leave [codec] out"))
     found: dict[tuple[str, str], list[Experiment]] = {}
     bad, dataset = dict[int, list[str]](), None
     for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds):

@@ -18,7 +18,7 @@ import safetensors
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..reporting.durable import sync_folder, write_whole
+from ..durable import sync_folder, write_whole
 from ..tensors import Parcel, Tensors
 
 FOLDER, LATEST = "checkpoints", "LATEST"

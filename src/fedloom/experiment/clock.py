@@ -59,15 +59,15 @@ def build_clock(loaded: Loaded, method: Method, fleet: Fleet) -> Clock:
 def round_seconds(experiment: "Experiment", turn: Turn) -> float | None:
     """None unless the recipe says how fast every tier that was asked is."""
     clock, traffic, speed = experiment.faults.clock, turn.traffic, experiment.loaded.recipe.fleet.server_speed
-    if not clock.knows(traffic.carriers[name].tier for name in traffic.moved):
+    if not clock.knows(traffic.carriers[name].tier for name in traffic.travelled):
         return None
-    held = {name: traffic.examples.get(name, 0) for name in traffic.moved}
+    held = {name: traffic.examples.get(name, 0) for name in traffic.travelled}
     extra = experiment.method.server_work(experiment.fleet.whole, sum(held.values()))
     if extra and speed is None:
         return None
     if isinstance(turn.engine, Faulty):
-        slowest = turn.engine.waited
+        slowest = turn.engine.hearing.waited
     else:
-        took = (clock.seconds(traffic.carriers[name], moved, held[name]) for name, moved in traffic.moved.items())
+        took = (clock.seconds(traffic.carriers[name], moved, held[name]) for name, moved in traffic.travelled.items())
         slowest = max(took, default=0.0)
     return slowest + extra / (speed or 1.0)

@@ -1,17 +1,22 @@
 """The arms of a comparison: the recipe, those it names, and controls that treat the fleet in the ordinary ways."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..fleet import Fleet, parameters
 from ..reporting import Serving
+from .assemble import build
 from .load import Loaded, load
 from .problems import Problem, RecipeError, nearest, spell
+from .sources import outline_of, read_data
 from .tables import Tables
 
 Document = dict[str, Any]
+NOBODY: Mapping[str, Loaded] = MappingProxyType({})
 KEPT = ("seed", "rounds", "data", "evaluation")  # else arms would not be paired, or not judged alike
 
 
@@ -43,12 +48,20 @@ CONTROLS: dict[str, Callable[[Document, Fleet], Document]] = {
 }
 
 
-def arms(loaded: Loaded, tables: Tables, fleet: Fleet, controls: Sequence[str]) -> dict[str, Loaded]:
-    """The recipe itself, under its method's name, its own arms, and the controls that differ from it."""
+def arms(
+    loaded: Loaded, tables: Tables, fleet: Fleet, controls: Sequence[str] = (), beside: Mapping[str, Loaded] = NOBODY
+) -> dict[str, Loaded]:
+    """The recipe itself, under its method's name, its own arms, other recipes, and the controls that differ from it."""
     found = {loaded.recipe.method.name: loaded}
     for name, changes in loaded.recipe.compare.arms.items():
         with told_at_its_line(loaded, name):
-            found[name] = _own_arm(loaded, tables, name, changes)
+            found[name] = _paired(loaded, name, load(loaded.recipe.document(), tables, changes))
+    for name, other in beside.items():
+        if name in found:
+            raise loaded.error(
+                Problem((), "ARM_NAME", f"there is an arm {name!r} already", "give the file another name")
+            )
+        found[name] = _paired(loaded, name, other)
     for name in controls:
         if name not in CONTROLS:
             raise loaded.error(Problem((), "CONTROL_NAME", f"there is no control {name!r}", nearest(name, CONTROLS)))
@@ -57,13 +70,31 @@ def arms(loaded: Loaded, tables: Tables, fleet: Fleet, controls: Sequence[str]) 
     return found
 
 
-def _own_arm(loaded: Loaded, tables: Tables, name: str, changes: Sequence[str]) -> Loaded:
-    before = loaded.recipe.document()
-    recipe = load(before, tables, changes).recipe
-    after, tiers = recipe.document(), [tier.name for tier in recipe.tiers]
-    if name in CONTROLS:
+def with_methods(loaded: Loaded, tables: Tables, names: Sequence[str]) -> dict[str, Loaded]:
+    """The same recipe with other methods, as they are by default."""
+    others = [name for name in names if name != loaded.recipe.method.name]
+    return {name: load({**loaded.recipe.document(), "method": {"name": name}}, tables) for name in others}
+
+
+def admitted(loaded: Loaded, tables: Tables, data: Path) -> tuple[list[str], dict[str, str]]:
+    """The methods that this recipe can be run with, as they are by default, and why not the others."""
+    found, refused = [], {}
+    seen = outline_of(read_data(loaded, tables, data))
+    for name in tables.methods:
+        try:
+            build(loaded.changed({**loaded.recipe.document(), "method": {"name": name}}), tables, seen)
+            found.append(name)
+        except (RecipeError, TypeError) as error:
+            refused[name] = error.problems[0].message if isinstance(error, RecipeError) else str(error)
+    return found, refused
+
+
+def _paired(loaded: Loaded, name: str, other: Loaded) -> Loaded:
+    before, after = loaded.recipe.document(), other.recipe.document()
+    tiers, known = ([tier.name for tier in one.recipe.tiers] for one in (other, loaded))
+    if name in CONTROLS and name != other.recipe.method.name:
         raise loaded.error(Problem((), "ARM_NAME", "a control has that name"))
-    if any(before[key] != after[key] for key in KEPT) or sorted(tiers) != sorted(t.name for t in loaded.recipe.tiers):
+    if any(before[key] != after[key] for key in KEPT) or sorted(tiers) != sorted(known):
         said = f"an arm has the recipe's {', '.join(KEPT)} and names of tiers, so that it can be compared seed by seed"
         raise loaded.error(Problem((), "ARM_DIFFERS", said))
     return loaded.changed(after)

@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import get_args
 
-from ..engines import InProcess, Refusal
+from ..engines import Codec, Coded, InProcess, Refusal
 from ..engines.faults import Damage, Fates, Faulty, Seconds
+from ..engines.waiting import Hearing, Patient, Remote
 from ..evaluation import Row
 from ..fleet import Device, Fleet, Turn, draw_cohort
 from ..fleet.cohort import cohort_size
@@ -41,7 +42,7 @@ class NoQuorum(Exception):  # noqa: N818 - named for what is wrong
 class Faults:
     recipe: Recipe
     fleet: Fleet
-    engine: InProcess
+    engine: InProcess | Remote
     clock: Clock
     trace: Trace
     tell: Callable[[int, Refusal], None]
@@ -64,33 +65,42 @@ class Faults:
 
     def around(self, turn: Turn) -> Turn:
         """The same turn with devices as they are."""
-        if self.none:
+        if isinstance(self.engine, InProcess) and self.none:
             return turn
-        engine = Faulty(self.engine, self._fates(turn), self._seconds, lambda lost: self.tell(turn.number, lost))
         least = self.recipe.faults.ring_quorum
         merge = thin_rings_stay(turn.merge, least) if least > 1 else turn.merge
-        return replace(turn, engine=engine, merge=merge)
+        return replace(turn, engine=self._around(turn), merge=merge)
+
+    def _around(self, turn: Turn) -> Faulty | Patient:
+        fates = self._fates(turn)
+        if not isinstance(self.engine, InProcess):
+            codec = turn.coding if isinstance(turn.coding, Codec) else None
+            return Patient(self.engine, fates.deadline, fates.needed, codec)
+        inner = turn.engine if isinstance(turn.engine, Coded) else self.engine
+        return Faulty(inner, fates, self._seconds, lambda lost: self.tell(turn.number, lost))
 
     def settled(self, standing: Standing, turn: Turn, before: Parcel, after: Parcel) -> Parcel:
         """The server's state after a round: that from before it if too few were heard, and then nobody remembers."""
-        if not isinstance(turn.engine, Faulty):
+        hearing = hearing_of(turn)
+        if hearing is None:
             return after
-        failed = self._failed(turn, turn.engine)
+        failed = self._failed(turn, hearing)
         standing.failed_in_a_row = standing.failed_in_a_row + 1 if failed else 0
-        self._grow_older(standing, turn, turn.engine, failed)
+        self._grow_older(standing, turn, hearing, failed)
         if not failed:
             return after
-        heard, asked = len(turn.engine.answered()), len(turn.engine.asked)
+        heard, asked = len(hearing.answered()), len(hearing.asked)
         self.tell(turn.number, Refusal("", "QUORUM", f"{heard} of {asked} heard: the round does not count"))
         self.engine.memory.abandon()
         return before
 
     def rows(self, standing: Standing, turn: Turn) -> list[Row]:
         """Of a round in which anything was missing."""
-        if not isinstance(turn.engine, Faulty):
+        hearing = hearing_of(turn)
+        if hearing is None:
             return []
-        heard, asked = len(turn.engine.answered()), len(turn.engine.asked)
-        if heard >= self._wanted(turn, turn.engine) and not any(standing.ages.values()):
+        heard, asked = len(hearing.answered()), len(hearing.asked)
+        if heard >= self._wanted(turn, hearing) and not any(standing.ages.values()):
             return []
         figures = {"degraded": 1.0, "asked": float(asked), "replied": float(heard)}
         ages = [Row(turn.number, "", name, "", "", "ring_age", float(age)) for name, age in standing.ages.items()]
@@ -144,19 +154,19 @@ class Faults:
         everybody = turn.number > self.recipe.rounds
         return cohort_size(self.fleet, 1.0 if everybody else part.participation, turn.number)
 
-    def _wanted(self, turn: Turn, engine: Faulty) -> float:
+    def _wanted(self, turn: Turn, hearing: Hearing) -> float:
         """The same for those who were asked: a method need not ask the whole cohort."""
         needed = self._needed(turn)
-        return needed * len(engine.asked) / len(turn.cohort) - 1e-9 if turn.cohort else needed
+        return needed * len(hearing.asked) / len(turn.cohort) - 1e-9 if turn.cohort else needed
 
-    def _failed(self, turn: Turn, engine: Faulty) -> bool:
+    def _failed(self, turn: Turn, hearing: Hearing) -> bool:
         """Whether too few were heard; nobody at all is always too few, unless nobody was wanted."""
-        wanted = self._wanted(turn, engine)
-        return wanted > 0 and len(engine.answered()) < max(1.0, self.recipe.faults.quorum * wanted)
+        wanted = self._wanted(turn, hearing)
+        return wanted > 0 and len(hearing.answered()) < max(1.0, self.recipe.faults.quorum * wanted)
 
-    def _grow_older(self, standing: Standing, turn: Turn, engine: Faulty, failed: bool) -> None:
-        heard = Counter(device.tier for device in engine.answered())
-        asked = {device.tier for device in engine.asked.values()}
+    def _grow_older(self, standing: Standing, turn: Turn, hearing: Hearing, failed: bool) -> None:
+        heard = Counter(device.tier for device in hearing.answered())
+        asked = {device.tier for device in hearing.asked.values()}
         last_exchange = turn.number > self.recipe.rounds  # which may be with some tiers alone
         for ring in self._rings:
             if last_exchange and asked.isdisjoint(ring):
@@ -173,6 +183,11 @@ class Faults:
         return tier_rings(self.fleet)
 
 
+def hearing_of(turn: Turn) -> Hearing | None:
+    """Who was heard in a turn; None where everybody always is."""
+    return turn.engine.hearing if isinstance(turn.engine, Faulty | Patient) else None
+
+
 def build_faults(
     loaded: Loaded, fleet: Fleet, engine: InProcess, clock: Clock, tell: Callable[[int, Refusal], None]
 ) -> Faults:
@@ -183,7 +198,8 @@ def build_faults(
         except BadTrace as error:
             raise loaded.error(Problem(("faults", "trace"), "TRACE", str(error))) from error
     for key in ("deadline", "over_selection"):
-        if getattr(part, key) and not clock.knows(tier.name for tier in fleet.served):
+        known = loaded.recipe.engine.kind != "in_process" or clock.knows(tier.name for tier in fleet.served)
+        if getattr(part, key) and not known:
             said = f"{key} needs to know how fast the devices are"
             hint = "give every tier its speed and bandwidth"
             raise loaded.error(Problem(("faults", key), "RECIPE_VALUE", said, hint))

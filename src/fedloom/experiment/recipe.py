@@ -111,7 +111,7 @@ class Evaluation(Part):
 
 
 class EnginePart(Part):
-    kind: Literal["in_process"] = "in_process"
+    kind: Literal["in_process", "flower-sim", "flower"] = "in_process"
     block: Count | None = None  # devices of a tier that run at once; 1: device by device; not set: by a rule
     blocks: dict[str, Count] = Field(default_factory=dict)  # the same, tier by tier
 
@@ -129,6 +129,13 @@ class AdmissionPart(Part):
     norm: Annotated[float, Interval(ge=1)] | None = None  # times the median of their like, for updates
     quarantine: Count | None = None  # rounds in a row
     most_examples: Count = 10**9  # that a device may say it holds
+
+
+class CodecPart(Part):
+    """How parcels travel in fewer bytes: up from the devices, and down to them."""
+
+    up: dict[str, Any] | None = None
+    down: dict[str, Any] | None = None
 
 
 class DefencePart(OpenPart):
@@ -265,6 +272,7 @@ class Recipe(Part):
     defence: DefencePart = Field(default_factory=DefencePart)
     privacy: Privacy = Field(default_factory=Privacy)
     admission: AdmissionPart = Field(default_factory=AdmissionPart)
+    codec: CodecPart = Field(default_factory=CodecPart)
     compare: Compare = Field(default_factory=Compare)
 
     @field_validator("admission")

@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ..engines import Refusal
+from ..engines import Memory, Refusal
 from ..evaluation import Row
 from ..evaluation.judge import judged_tiers
 from ..evaluation.metrics import unigram_perplexity
 from ..fleet import ServerModel
-from ..reporting import Journal
+from ..reporting import Journal, peak_memory
 from ..tensors import Parcel, fingerprint
-from .assemble import Experiment, simulation
+from . import likeness, portrait
+from .assemble import Experiment
 from .checkpoint import FOLDER, Checkpoints, Keeper, Point
 from .run import Round, asker, one_thread, rounds
 from .toml import dumps
@@ -37,7 +38,7 @@ def recorded(experiment: Experiment, folder: Path, since: Point | None = None) -
     """The rounds of an experiment, each written into the run's folder before it is handed on. With `since`, the folder
     is there and the run goes on from then; after round 0, it begins anew."""
     journal = Journal(folder)
-    keeper = Keeper(Checkpoints(folder / FOLDER), experiment.loaded.recipe.checkpoints.every, journal.sync)
+    keeper = Keeper(Checkpoints(folder / FOLDER), saved_every(experiment), journal.sync)
     record = Record(experiment, journal, keeper)
     with one_thread(), closing(experiment.engine):
         record.open(since)
@@ -46,6 +47,11 @@ def recorded(experiment: Experiment, folder: Path, since: Point | None = None) -
                 record.add(done)
                 yield done
             record.close()
+
+
+def saved_every(experiment: Experiment) -> int | Literal["auto"]:
+    """Devices that keep their memories themselves forget what is older than the last round that counts."""
+    return experiment.loaded.recipe.checkpoints.every if isinstance(experiment.memory, Memory) else 1
 
 
 @dataclass
@@ -58,11 +64,13 @@ class Record:
     replied: int = 0
     seen: int = 0  # refusals
     commits: int = 0  # of devices' memories
+    saving: float = 0.0  # seconds, told so far
 
     def open(self, since: Point | None) -> None:
         if since is None:
             self.journal.open(dumps(self.experiment.loaded.recipe.document()), manifest(self.experiment))
         self.experiment.partition.save(self.journal.folder / "partition.json")
+        self.journal.document(portrait.FILE, portrait.portrait(self.experiment))
         if since is None:
             return
         self.keeper.checkpoints.forget_after(since.number)
@@ -76,18 +84,27 @@ class Record:
         new, self.seen = self.experiment.refusals[self.seen :], len(self.experiment.refusals)
         in_order = sorted(new, key=lambda one: (one[0], one[1].device, one[1].code))  # not in that of arrival
         self.journal.events({"round": number, **asdict(refusal)} for number, refusal in in_order)
+        self.journal.attendance(done.attendance)
+        self.journal.timings([self._timing(done)])
         self.replied += done.traffic.replied
         self.server = done.server
         self.keeper.after(self._point(done.number), score(done.rows))
-        self.commits = simulation(self.experiment).memory.commits  # last: an interruption must not find it half done
+        self.commits = self.experiment.memory.commits  # last: an interruption must not find it half done
 
     def _point(self, number: int) -> Point:
-        memory = simulation(self.experiment).memory
+        memory = self.experiment.memory
         about = {
             "replied": self.replied, "seconds": self._seconds(), "sizes": self.journal.sizes(),
             "standing": self.experiment.standing.as_json(), **self._made_of,
         }  # fmt: skip
         return Point(number, self.server, memory.committed, about, memory.stamps)
+
+    def _timing(self, done: Round) -> dict[str, Any]:
+        """What depends on the machine, and so is no row; saving is what was spent on it since the round before."""
+        saving, self.saving = self.keeper.spent - self.saving, self.keeper.spent
+        took = {"seconds": done.seconds, "judging_seconds": done.judging, "saving_seconds": saving}
+        rounded = {name: round(one, 4) for name, one in took.items()}
+        return {"round": done.number, **rounded, "peak_memory": peak_memory()}
 
     @cached_property
     def _made_of(self) -> dict[str, Any]:
@@ -103,7 +120,7 @@ class Record:
         try:
             yield
         except BaseException:
-            if simulation(self.experiment).memory.commits == self.commits:  # else memories are ahead of the server
+            if self.experiment.memory.commits == self.commits:  # else memories are ahead of the server
                 self.keeper.save()
             raise
 
@@ -113,19 +130,20 @@ class Record:
             raise NothingAdmitted(experiment.refusals[0][1], self.journal.folder)
         self.keeper.save()
         save_models(experiment, self.server, self.journal)
+        self.journal.document(likeness.FILE, likeness.tiers_alike(experiment, self.journal.folder))
         spent = {"seconds": self._seconds(), "checkpoint_seconds": round(self.keeper.spent, 3)}
         self.journal.update(status="finished", **spent, **fingerprints(experiment, self.server))
 
 
 def put_back(experiment: Experiment, since: Point) -> None:
     """Everything but the server's state, as it was after a round."""
-    simulation(experiment).memory.committed = since.memories
+    experiment.memory.committed = since.memories
     experiment.standing.restore(since.about.get("standing", {}))
 
 
 def fingerprints(experiment: Experiment, server: Parcel) -> dict[str, str]:
-    """One of the server's state, one of all that devices remember."""
-    held = simulation(experiment).memory.committed
+    """One of the server's state, one of all that devices remember; of when they did, where they keep it themselves."""
+    held = experiment.memory.committed
     kept = {f"{who} {name}": tensors for who in sorted(held) for name, tensors in held[who].items()}
     return {"sha256": fingerprint(server), "devices_sha256": fingerprint(kept)}
 
@@ -166,12 +184,16 @@ def made_of(experiment: Experiment) -> dict[str, Any]:
 def manifest(experiment: Experiment) -> Mapping[str, Any]:
     return {
         "seed": experiment.loaded.recipe.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": now(),
         "data": experiment.dataset.fingerprint(),
         "partition": experiment.partition.fingerprint(),
         "test_examples": len(experiment.dataset.test),
         **unigram(experiment),
     }
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def unigram(experiment: Experiment) -> Mapping[str, float]:

@@ -13,6 +13,7 @@ from .checkpoint import FOLDER, Checkpoints, Point
 from .load import load
 from .problems import Problem, RecipeError
 from .record import fingerprints, made_of, put_back
+from .remote import engaged
 from .run import one_thread, rounds
 from .tables import Tables
 
@@ -20,11 +21,11 @@ Noticed = Callable[[str], None]
 
 
 def newest_run(home: Path = Path("runs")) -> Path:
-    """The one that was begun last and is not finished; else the last."""
-    folders = [path.parent for path in home.glob("*/manifest.json")] if home.is_dir() else []
-    if not folders:
+    """The one that was begun last and is not finished; else the last. A comparison counts as one."""
+    found = {path.parent: read_manifest(path.parent) for path in home.glob("*/manifest.json")}
+    if not found:
         raise _wrong(home, "RUN_FOLDER", "there is no run here", "say its folder")
-    return max(folders, key=lambda one: (read_manifest(one)["status"] != "finished", read_manifest(one)["started"]))
+    return max(found, key=lambda one: (found[one]["status"] != "finished", found[one]["started"]))
 
 
 def reopened(folder: Path, tables: Tables, data: Path, workers: int, noticed: Noticed) -> tuple[Experiment, Point]:
@@ -32,10 +33,16 @@ def reopened(folder: Path, tables: Tables, data: Path, workers: int, noticed: No
     if _status(folder) == "finished":
         raise _wrong(folder, "RUN_FINISHED", "this run has finished", "fedloom verify plays its last rounds again")
     experiment = assemble(load(folder / "recipe.toml", tables), tables, data, workers=workers)
+    experiment = engaged(experiment, tables, data, folder)
+    return experiment, standing_of(folder, experiment, noticed)
+
+
+def standing_of(folder: Path, experiment: Experiment, noticed: Noticed) -> Point:
+    """Where an experiment can go on that was begun in this folder; refused if it was another one."""
     point = Checkpoints(folder / FOLDER).newest(noticed) or Point(0, {}, {})
     before = point.about if point.number else {**made_of(experiment), **_remembered(folder)}
     refuse_changes(folder, before, made_of(experiment))
-    return experiment, point
+    return point
 
 
 def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -74,6 +81,9 @@ def verify(folder: Path, tables: Tables, data: Path, back: int, workers: int, no
     if _status(folder) != "finished":
         raise _wrong(folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it")
     experiment = assemble(load(folder / "recipe.toml", tables), tables, data, workers=workers)
+    if experiment.loaded.recipe.engine.kind != "in_process":
+        said_why = "its devices have kept to themselves what they remember, and so cannot be played again"
+        raise _wrong(folder, "RUN_ENGINE", said_why, 'verify a run with engine.kind = "in_process"')
     said, store = read_manifest(folder), Checkpoints(folder / FOLDER)
     last = max((row.round for row in read_rows(folder)), default=0)
     old = [number for number in store.numbers() if number <= last - back]
@@ -106,7 +116,10 @@ def _status(folder: Path) -> str:
         raise _wrong(
             folder, "RUN_FOLDER", "this is not the folder of a run", "fedloom run my.toml --out my-run makes one"
         )
-    return str(read_manifest(folder)["status"])
+    said = read_manifest(folder)
+    if "arms" in said:
+        raise _wrong(folder, "RUN_FOLDER", "this is a whole comparison", "say one of its runs, such as ARM/seed-0")
+    return str(said["status"])
 
 
 def _said(value: Any) -> str:

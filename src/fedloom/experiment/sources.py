@@ -15,6 +15,7 @@ from ..data import (
     Dataset,
     Labels,
     Partition,
+    Preparation,
     at_most,
     facts_of,
     held_out,
@@ -48,6 +49,7 @@ class Outline:
     stored_shape: tuple[int, ...]
     labels: Labels
     tokens: int | None = None
+    preparation: Preparation = PREPARATIONS["plain"]
 
 
 def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
@@ -60,11 +62,12 @@ def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
     prepare = PREPARATIONS[data.preparation or facts.preparation]
     made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8 if facts.tokens is None else torch.int64))
     labels = made_up_labels(facts, data.test_examples)
-    return Outline(tuple(made_up.shape[1:]), facts.shape, labels, facts.tokens)
+    return Outline(tuple(made_up.shape[1:]), facts.shape, labels, facts.tokens, prepare)
 
 
 def outline_of(dataset: Dataset) -> Outline:
-    return Outline(dataset.input_shape, tuple(dataset.train.x.shape[1:]), labels_of(dataset), dataset.tokens)
+    stored = tuple(dataset.train.x.shape[1:])
+    return Outline(dataset.input_shape, stored, labels_of(dataset), dataset.tokens, dataset.preparation)
 
 
 def public_examples(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset) -> Tensor | None:
@@ -99,9 +102,17 @@ def server_rows(loaded: Loaded, examples: int) -> np.ndarray:
     return held_out(examples, count, generator(loaded.recipe.seed, "public"))
 
 
+def holds_its_own(loaded: Loaded) -> bool:
+    """Whether devices have data that the server knows nothing of."""
+    return bool(loaded.recipe.data.partition["kind"] == "own")
+
+
 def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
-    if data.devices > len(labels.train):
+    if holds_its_own(loaded) and loaded.recipe.engine.kind != "flower":
+        said, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
+        raise loaded.error(Problem(("data", "partition"), "DEPLOYMENT", said, hint))
+    if not holds_its_own(loaded) and data.devices > len(labels.train):
         said = f"there are only {len(labels.train)} training examples for {data.devices} devices"
         raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
     try:

@@ -99,11 +99,15 @@ class Search:
 
     def save(self, net: Model, path: Path) -> None:
         """A net's weights with its normalisation statistics, ready to be used."""
+        weights, number = self.weights(net), self.nets.index(net)
+        about = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
+        save_file({name: weight.contiguous().clone() for name, weight in weights.items()}, path, metadata=about)
+
+    def weights(self, net: Model) -> Tensors:
+        """With the normalisation statistics that it is judged with."""
         tier = self._tier(self.nets.index(net), net)
         with one_thread(), closing(self._engine([tier], 1)) as engine:
-            weights = self._filled([tier], self._ask(engine))[tier]
-        about = {"family": net.family, "tier": tier.name, "settings": repr(dict(net.settings))}
-        save_file({name: weight.contiguous().clone() for name, weight in weights.items()}, path, metadata=about)
+            return self._filled([tier], self._ask(engine))[tier]
 
     def _tier(self, number: int, net: Model) -> Tier:
         return Tier(f"subnet-{number}", net, part_of(net, self.supernet.whole))

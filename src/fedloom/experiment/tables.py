@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ class Tables:
     methods: Mapping[str, type[Method]] = field(default_factory=lambda: METHODS)
     models: Mapping[str, Family] = field(default_factory=lambda: MODELS)
     datasets: Mapping[str, Callable[..., Dataset]] = field(default_factory=lambda: DATASETS)
+    files: tuple[Path, ...] = ()  # a user's own, where these names come from
 
     def and_also(
         self,
@@ -30,6 +31,7 @@ class Tables:
             {**self.methods, **(methods or {})},
             {**self.models, **(models or {})},
             {**self.datasets, **(datasets or {})},
+            self.files,
         )
 
     def with_file(self, path: Path) -> "Tables":
@@ -43,7 +45,7 @@ class Tables:
             if entries is not None and not _is_table(entries):
                 said = f"{name.upper()} must be a dict from names to {'classes' if name == 'methods' else 'functions'}"
                 raise RecipeError([Problem((), "WITH_FORM", said)], str(path))
-        return self.and_also(**found)
+        return replace(self.and_also(**found), files=(*self.files, path.resolve()))
 
 
 def _is_table(entries: Any) -> bool:

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..data import PARTITIONS, PREPARATIONS
+from ..engines.codes import DOWN, UP
 from ..evaluation import FineTune, StaticBatchNorm
 from ..fleet.stragglers import STRAGGLERS
 from ..footprints import RULES
@@ -31,6 +33,7 @@ def wording_problems(document: Mapping[str, Any], tables: Tables) -> list[Proble
         problems += choice_problems(tables.methods, parts["method"], ("method",), key="name")
         problems += _parts(parts["method"], [str(tier.get("name")) for tier in tiers], tables)
     problems += _defence(parts.get("defence", {}))
+    problems += _codec(parts.get("codec", {}))
     problems += _faults(parts.get("faults", {}), [str(tier.get("name")) for tier in tiers])
     statistics = parts.get("evaluation", {}).get("statistics", {})
     if isinstance(statistics, Mapping):
@@ -104,6 +107,19 @@ def _defence(defence: Mapping[str, Any]) -> list[Problem]:
     known = DefencePart.model_fields
     own = {key: value for key, value in defence.items() if key == "rule" or key not in known}
     return choice_problems(RULES, {"rule": known["rule"].default, **own}, ("defence",), "rule", beside=known)
+
+
+def _codec(codec: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    for key, table in (("up", UP), ("down", DOWN)):
+        said = codec.get(key)
+        if not isinstance(said, Mapping):
+            continue
+        found = choice_problems(table, said, ("codec", key))
+        whole_updates = key == "down" and said.get("kind") == "top_k"
+        why = "top_k is for updates, and those only come up" if whole_updates else "there is no codec of that name"
+        problems += [replace(one, message=why) if one.code == "RECIPE_NAME" else one for one in found]
+    return problems
 
 
 def _training(training: Mapping[str, Any]) -> list[Problem]:

@@ -2,17 +2,19 @@
 
 from .candidate import Candidate, Carried, DeviceModel, ServerModel, slices
 from .cohort import Sampling, draw_cohort, expected_voters
-from .device import AT_THE_SERVER, Ask, Device, Engine, Reply, Tier
+from .device import AT_THE_SERVER, PLAIN, Ask, Coding, Device, Engine, Reply, Tier
 from .tiers import Assignment, BadTier, Fleet, nested, nesting_problem, parameters, side_by_side
 from .turn import Traffic, Turn
 
 __all__ = [
     "AT_THE_SERVER",
+    "PLAIN",
     "Ask",
     "Assignment",
     "BadTier",
     "Candidate",
     "Carried",
+    "Coding",
     "Device",
     "DeviceModel",
     "Engine",

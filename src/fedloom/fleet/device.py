@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ..footprints import Footprint, part_of
 from ..models import Model
-from ..tensors import Parcel
+from ..tensors import Parcel, payload_bytes
 from ..training import Task
 
 AT_THE_SERVER = "server."  # before the name of a device for which the server computes
@@ -50,6 +50,27 @@ class Reply:
 
 Ask = Callable[[Task, Mapping[Device, Parcel]], Iterable[Reply]]
 """Have these devices carry out this task. Replies come in any order, and maybe fewer than asked."""
+
+
+class Coding(Protocol):
+    """What parcels weigh on their way."""
+
+    def down_bytes(self, inbox: Parcel) -> int: ...
+
+    def up_bytes(self, task: Task, sent: Parcel) -> int: ...
+
+
+class Plain:
+    """Of parcels that travel as they are."""
+
+    def down_bytes(self, inbox: Parcel) -> int:
+        return payload_bytes(inbox)
+
+    def up_bytes(self, task: Task, sent: Parcel) -> int:
+        return payload_bytes(sent)
+
+
+PLAIN: Coding = Plain()
 
 
 class Engine(Protocol):

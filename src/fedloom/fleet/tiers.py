@@ -81,6 +81,10 @@ class Fleet:
         held = tuple(self.name(index) for index in known[: max(1, int(share * len(known) + 0.5))])
         return Device("pool", tier.name, tier.model, tier.footprint, gathers=held)
 
+    def examiner(self, tier: Tier) -> Device:
+        """The server, when it puts the test set to a tier's model."""
+        return Device("examiner", tier.name, tier.model, tier.footprint, here=True)
+
     def _tier(self, index: int, round_number: int) -> Tier:
         return self.tiers[self._tier_index(index, round_number)]
 

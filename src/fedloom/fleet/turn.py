@@ -12,7 +12,8 @@ from ..footprints import Merge, coverage_mean
 from ..seeds import generator
 from ..tensors import Parcel, payload_bytes
 from ..training import Task
-from .device import Device, Engine, Reply
+from .device import PLAIN, Coding, Device, Engine, Reply
+from .norms import update_norm
 from .tiers import Fleet
 
 
@@ -27,6 +28,11 @@ class Traffic:
     moved: Counter[str] = field(default_factory=Counter)  # bytes both ways, device by device
     examples: dict[str, int] = field(default_factory=dict)  # that a device says it holds
     carriers: dict[str, Device] = field(default_factory=dict)  # the devices that were asked
+    sent: dict[str, Counter[str]] = field(default_factory=dict)  # bytes up, device by device and bundle by bundle
+    norms: dict[str, float] = field(default_factory=dict)  # how far a device moved what it was given, the last time
+    coded_down: int = 0  # as it travels, where a codec makes that less
+    coded_up: int = 0
+    travelled: Counter[str] = field(default_factory=Counter)  # like `moved`, as it travels
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Turn:
     public: Tensor | None = None  # examples without labels, as they are stored, that the server has
     deployed: bool = False  # real devices, not simulated ones
     traffic: Traffic = field(default_factory=Traffic)
+    coding: Coding = PLAIN
     _asked: Counter[str] = field(default_factory=Counter)
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
@@ -47,16 +54,33 @@ class Turn:
         self.traffic.asked += len(inboxes)
         self.traffic.replied += len(replies)
         for device, inbox in inboxes.items():
-            size = payload_bytes(inbox)
-            self.traffic.down += size
-            self.traffic.moved[device.name] += size
+            self.note_down(device, inbox)
             self.traffic.carriers[device.name] = device
         for reply in replies:
-            size = payload_bytes(reply.sent)
-            self.traffic.up += size
-            self.traffic.moved[reply.device.name] += size
-            self.traffic.examples[reply.device.name] = reply.examples
+            self._note(task, reply, inboxes.get(reply.device, {}))
         return replies
+
+    def note_down(self, device: Device, parcel: Parcel) -> None:
+        """Count what goes to a device."""
+        traffic, size, coded = self.traffic, payload_bytes(parcel), self.coding.down_bytes(parcel)
+        traffic.down += size
+        traffic.moved[device.name] += size
+        traffic.coded_down += coded
+        traffic.travelled[device.name] += coded
+
+    def _note(self, task: Task, reply: Reply, inbox: Parcel) -> None:
+        traffic, name = self.traffic, reply.device.name
+        for bundle, tensors in reply.sent.items():
+            traffic.sent.setdefault(name, Counter())[bundle] += payload_bytes({bundle: tensors})
+        size, coded = payload_bytes(reply.sent), self.coding.up_bytes(task, reply.sent)
+        traffic.up += size
+        traffic.moved[name] += size
+        traffic.coded_up += coded
+        traffic.travelled[name] += coded
+        traffic.examples[name] = reply.examples
+        norm = update_norm(reply, inbox)
+        if norm is not None:
+            traffic.norms[name] = norm
 
     def compute(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
         """Have the server itself carry out a task, as often as there are inboxes: nothing travels."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..fleet import Candidate, Carried, Device, DeviceModel, Engine, Fleet, Reply, Turn
-from ..tensors import Parcel, Tensors, payload_bytes
+from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, Task
 from .method import Method
 
@@ -46,11 +46,9 @@ class PartEngine:
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterable[Reply]:
         extra = {COMMON + name: tensors for name, tensors in self.common.items()}
         boxes = {device: inbox if device.here else {**inbox, **extra} for device, inbox in inboxes.items()}
-        size = payload_bytes(extra)
         for device in boxes:
             if not device.here:
-                self.whole.traffic.down += size
-                self.whole.traffic.moved[device.name] += size
+                self.whole.note_down(device, extra)
         found_at = (str(self.number), *(task.address or (task.name,)))
         own = replace(self.guided(task), address=found_at, same=None if extra else task.same)
         return self.whole.engine.ask(own, boxes, round_number, repeat)

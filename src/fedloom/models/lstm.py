@@ -93,7 +93,7 @@ class Cells(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias = (self.bias + self.recurrent_bias).permute(1, 2, 0).flatten(1)
         given, recurrent = x @ _flat(self.weight) + bias, _flat(self.recurrent)
-        state = memory = x.new_zeros(len(x), recurrent.shape[0])
+        state = memory = x.new_zeros(x.shape[0], recurrent.shape[0])
         states = []
         for step in given.unbind(1):
             admit, keep, new, show = (step + state @ recurrent).chunk(GATES, -1)

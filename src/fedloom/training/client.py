@@ -121,9 +121,18 @@ Sends = Mapping[str, Sent | str]
 """Bundle by bundle; by name, where a method's settings decide and one of its own functions says."""
 
 
+@dataclass(frozen=True)
+class Like:
+    """The same tensors as a bundle of the inbox, with other values: what changed is an update of it."""
+
+    bundle: str
+
+    def __call__(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in inbox[self.bundle].items()}
+
+
 def like(bundle: str) -> Sent:
-    """The same tensors as a bundle of the inbox, with other values."""
-    return lambda model, inbox, examples: {name: (tuple(t.shape), t.dtype) for name, t in inbox[bundle].items()}
+    return Like(bundle)
 
 
 def shaped(**layout: tuple[tuple[int | Literal["classes", "examples"], ...], torch.dtype]) -> Sent:

@@ -22,8 +22,8 @@ def batch_sums(client: Client, weights: Tensors, max_batches: int | None) -> tup
 
 
 def own_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
-    """A device's own weights with the statistics of its own data."""
-    if not client.model.statistics():
+    """A device's own weights with the statistics of its own data, unless they have come with some."""
+    if client.model.statistics().keys() <= weights.keys():
         return dict(weights)
     total, batches = batch_sums(client, weights, None)
     return {**weights, **combine(lambda one: one / beside(batches.to(one), one), total)}
