@@ -246,9 +246,9 @@ def home_of(method: Method) -> str:
     return next(family for family in ("convnet", "splitnet", *sorted(MODELS)) if admits(method, family))
 
 
-# tried with every family in each run of the tests; the others with those they are for, and the rest is slow
-OF_EVERY_KIND = ("heterofl",)
+# besides a family that many methods admit, those that methods were made for; every other pair is slow
 MADE_FOR_EACH_OTHER = {
+    ("heterofl", "preresnet"), ("heterofl", "transformer"), ("heterofl", "lstm"),
     ("fedhen", "preactresnet"), ("fedsup", "mobilenet"), ("efedsup", "mobilenet"), ("fedhenn", "lenet"),
     ("fedgkt", "bottleneck"), ("lgfedavg", "mlp"), ("fedavg", "transformer"), ("fedhenn", "lstm"),
     ("standalone", "lenet"), ("standalone", "preresnet"),
@@ -271,7 +271,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, method in methods.items():
         for family in sorted(MODELS):
             if admits(method, family):
-                quick = name in OF_EVERY_KIND or family == home_of(method) or (name, family) in MADE_FOR_EACH_OTHER
+                quick = family == home_of(method) or (name, family) in MADE_FOR_EACH_OTHER
                 marks = [] if quick else [pytest.mark.slow]
                 pairs.append(pytest.param(method, family, id=f"{name}-{family}", marks=marks))
     metafunc.parametrize(("method", "family"), pairs)

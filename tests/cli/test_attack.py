@@ -4,6 +4,8 @@ import pytest
 
 from fedloom.engines import ATTACKS
 
+pytestmark = pytest.mark.slow  # tests/engines/test_attacks.py tries every attack with every method
+
 SIX = ("devices = 4", "devices = 10")
 
 

@@ -42,7 +42,9 @@ def judged_last(run, **wanted):
     return rows[-1].value
 
 
-@pytest.mark.parametrize(("to", "tier"), [("onnx", "small"), ("pt2", "large"), ("safetensors", "small")])
+@pytest.mark.parametrize(
+    ("to", "tier"), [("onnx", "small"), pytest.param("pt2", "large", marks=pytest.mark.slow), ("safetensors", "small")]
+)
 def test_a_tiers_model_is_what_the_run_judged(to, tier, runs):
     for module in FORMATS[to].needs:
         pytest.importorskip(module)

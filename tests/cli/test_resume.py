@@ -31,7 +31,7 @@ def saving(write):
     return write(("rounds = 2", "rounds = 5\n[checkpoints]\nevery = 1\n"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupted_run_goes_on(number, write, fedloom, tmp_path):
     recipe = write(("rounds = 2", "rounds = 5\n[checkpoints]\nevery = 1\n"), ('name = "heterofl"', 'name = "stopped"'))
     (tmp_path / "own.py").write_text(STOPPED)

@@ -36,7 +36,10 @@ def played(place: Any, method: Method, inner: Any, engine: Any, codec: Codec) ->
     return [fingerprint(server), *(f"{name} {fingerprint(held[name])}" for name in sorted(held))], moved
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize(
+    "codec",
+    [pytest.param(one, id=name, marks=[] if name == "top_k" else [pytest.mark.slow]) for name, one in CODECS.items()],
+)
 def test_every_method_runs_with_every_codec(codec: Codec, method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)

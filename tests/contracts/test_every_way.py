@@ -141,7 +141,7 @@ def agree(family: str, expected: Learned, difference: Callable[[Parcel, Parcel],
     return check
 
 
-@pytest.mark.parametrize("way", [folded, vmapped, one_by_one])
+@pytest.mark.parametrize("way", [folded, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmapped, one_by_one))])
 def test_devices_in_company_learn_what_each_learns_alone(
     way: Way,
     family: str,
@@ -164,6 +164,7 @@ def test_devices_in_company_learn_what_each_learns_alone(
     assert watched.steps >= demand(family).steps if shared else watched.steps == 0
 
 
+@pytest.mark.slow  # tests/engines/test_process_pool.py tries every method
 def test_devices_in_other_processes_learn_what_each_learns_alone(
     learn: Callable[..., Learned], agree: Callable[[Learned], None]
 ) -> None:

@@ -24,7 +24,7 @@ def memories(engine: Any) -> dict[str, Parcel]:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("last", ["keep", "wrap"])
+@pytest.mark.parametrize("last", ["keep", pytest.param("wrap", marks=pytest.mark.slow)])
 def test_many_devices_at_once_learn_what_each_learns_alone(
     method: Method,
     family: str,
@@ -85,7 +85,7 @@ def test_replies_in_any_order_give_the_same_bits(
     assert fingerprint(place.play(method, shuffled)) == fingerprint(place.play(method, place.engine(method)))
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("kept", [1, *(pytest.param(kept, marks=pytest.mark.slow) for kept in (0, 2))])
 def test_missing_replies_do_not_stop_a_round(
     kept: int, method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
@@ -290,7 +290,7 @@ CHAOTIC = {"mobilenet": 1e-8, "splitnet": 1e-8}  # families where differences of
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("name", [NESTED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NESTED[1:])])
 def test_tiers_may_be_redrawn_every_round(
     name: str, family: str, world: Callable[..., Any], meddling: Callable[..., Any], difference: Callable[..., float]
 ) -> None:

@@ -18,7 +18,17 @@ def commands(text: str) -> list[str]:
     return [line.split(" #")[0].strip() for line in text.splitlines() if line.strip()]
 
 
-LONG = ("README.md", "export.md", "plan.md", "report.md", "reproduce.md", "text.md")
+LONG = (
+    "README.md",
+    "bytes.md",
+    "export.md",
+    "faults.md",
+    "plan.md",
+    "report.md",
+    "reproduce.md",
+    "resume.md",
+    "text.md",
+)
 
 
 def slow_if_long(page: Path) -> object:

@@ -35,10 +35,11 @@ def watched(seen: list[Work], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Crew, "outcomes", outcomes)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     "hidden",
-    [pytest.param([16, 32], id="whole vectors"), pytest.param([3, 5], id="odd channels", marks=pytest.mark.slow)],
+    [pytest.param([16, 32], id="whole vectors"), pytest.param([3, 5], id="odd channels")],
 )
 def test_an_arm_has_the_bits_of_running_alone(
     hidden: list[int],

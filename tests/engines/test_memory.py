@@ -229,6 +229,7 @@ def alive() -> int:
     return sum({one.data_ptr(): one.untyped_storage().nbytes() for one in found}.values())
 
 
+@pytest.mark.slow
 def test_no_more_is_alive_than_the_budget(world: Callable[..., Any], tmp_path: Path) -> None:
     """Counted from outside, while many devices remember within one round and over several."""
     memory = Memory(lambda one: {}, budget=3 * LARGE, folder=tmp_path)
@@ -346,12 +347,13 @@ assert len(list(folder.glob("*/*.safetensors"))) == 1
 """
 
 
-@pytest.mark.parametrize("ending", ["close", "exit"])
+@pytest.mark.parametrize("ending", [pytest.param("close", marks=pytest.mark.slow), "exit"])
 def test_files_end_with_the_process_that_made_them_and_not_with_a_forked_one(ending: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", FORKING, tmp_path, ending], check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_budget_changes_nothing_that_is_learned(
     method: Method, world_for: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:

@@ -132,6 +132,7 @@ def test_tiers_are_not_compared_with_each_other(world: Callable[..., Any]) -> No
     assert len(list(engine.ask(task, inboxes, 1))) == 4
 
 
+@pytest.mark.slow
 def test_a_run_with_the_check_is_the_same_with_workers_and_after_an_interruption(
     recipe: Recipe, tmp_path: Path
 ) -> None:
