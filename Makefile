@@ -24,7 +24,7 @@ test: setup
 	$(BIN)/pytest -n 2
 
 test-slow: setup
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 # a SuperLink with three SuperNodes, and Ray, on this machine alone; ends all that it starts
 test-flower: setup

@@ -277,6 +277,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("method", "family"), pairs)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The one test that takes as long as all others together begins first, so that nobody waits for it alone."""
+    items.sort(key=lambda item: item.path.name != "test_loopback.py")
+
+
 def explicit_parameters(metafunc: pytest.Metafunc) -> set[str]:
     """What the test names itself."""
     marks = metafunc.definition.iter_markers("parametrize")

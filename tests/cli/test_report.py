@@ -8,6 +8,8 @@ import fedloom.cli.report as verb
 from fedloom.reporting import read_manifest
 from fedloom.reporting.subject import subject_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(fedloom_in):

@@ -12,6 +12,8 @@ import pytest
 from fedloom.reporting import read_manifest
 from fedloom.reporting.ledger import CLOSES, OPENS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ROWS = """
 paper = "Own"

@@ -4,6 +4,7 @@ Flower runs beside the loop, in a thread of its own: its server half hands over 
 """
 
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from queue import Queue
@@ -63,7 +64,9 @@ class RayGrid:
             self._over.wait()
 
         logging.getLogger("flwr").setLevel(logging.ERROR)  # its progress is not the run's
-        settings: dict[str, Any] = {"client_resources": RESOURCES, "init_args": QUIET}
+        # else Ray would join whatever cluster was last begun on this machine, or wait for one that is gone
+        where = {} if os.environ.get("RAY_ADDRESS") else {"address": "local"}
+        settings: dict[str, Any] = {"client_resources": RESOURCES, "init_args": {**QUIET, **where}}
         try:
             run_simulation(server_app(hand_over), self.app, self.devices, backend_config=settings)
         except BaseException as error:
