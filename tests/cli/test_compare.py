@@ -6,6 +6,8 @@ import pytest
 
 from fedloom.reporting import read_manifest, read_rows
 
+pytestmark = pytest.mark.slow
+
 ARMS = ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
 LARGE, SMALL = 4 * 158 + 2, 4 * 66 + 2  # bytes that a device of each tier sends up
 

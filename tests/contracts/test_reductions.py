@@ -28,6 +28,8 @@ from fedloom.methods.standalone import Standalone
 from fedloom.models import Model
 from fedloom.training import Schedule, Sgd
 
+pytestmark = pytest.mark.slow
+
 FULL_BATCH = Schedule(batch_size=1000, epochs=1)
 SKEWED = [[0, 1], [1, 2], [2, 3, 0]]
 

@@ -115,6 +115,7 @@ def test_what_all_devices_share_is_sent_once() -> None:
     assert back.shape == (16, 1000) and back.stride(0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_every_method_learns_the_same_in_other_processes(
     method: Any, family: str, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
