@@ -29,6 +29,9 @@ SIZES = (8, 8, 5, 9, 12, 7)
 OWN_PULL = FedHeNN(strength=0.5, growth="none", probe_size=6)
 
 
+pytestmark = pytest.mark.slow
+
+
 @dataclass
 class Listening:
     """An engine of which everything that it is asked is known."""

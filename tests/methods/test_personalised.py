@@ -24,6 +24,8 @@ from fedloom.methods.perfedavg import PerFedAvg
 from fedloom.methods.standalone import Standalone
 from fedloom.training import Schedule, Sgd, gradient, label_loss, together
 
+pytestmark = pytest.mark.slow
+
 SIZES = (8, 5, 9, 12)
 ONE_BATCH = Schedule(batch_size=100)
 
