@@ -19,8 +19,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.record import recorded
-from fedloom.experiment.resume import reopened
+from fedloom.experiment.running.record import recorded
+from fedloom.experiment.running.resume import reopened
 from fedloom.reporting import read_manifest
 from fedloom.tensors import fingerprint
 

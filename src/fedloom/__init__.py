@@ -32,8 +32,8 @@ def run(
     """Run a recipe, from a file or a mapping, and return the finished run. The tables add your own names to its; the
     number of workers, processes of this machine, changes nothing but the time."""
     from .experiment import Run, Tables, assemble, load, recorded  # torch is heavy, and importing fedloom is not
-    from .experiment.places import data_folder, fresh_folder
-    from .experiment.remote import engaged
+    from .experiment.deployment.remote import engaged
+    from .experiment.recipes.places import data_folder, fresh_folder
 
     tables = Tables().and_also(methods, models, datasets)
     loaded = load(recipe, tables, sets)
@@ -56,8 +56,8 @@ def resume(
 ) -> Run:
     """Finish a run from its last checkpoint: the same bits as if it had never stopped."""
     from .experiment import Run, Tables, recorded
-    from .experiment.places import data_folder
-    from .experiment.resume import reopened
+    from .experiment.recipes.places import data_folder
+    from .experiment.running.resume import reopened
 
     tables, place, data = Tables().and_also(methods, models, datasets), Path(folder), data_folder(data_dir)
     experiment, since = reopened(place, tables, data, workers, warnings.warn)
@@ -76,7 +76,7 @@ def open(
 ) -> Run:
     """A run that is there already: its rows, its models."""
     from .experiment import Run, Tables
-    from .experiment.places import data_folder
+    from .experiment.recipes.places import data_folder
 
     return Run(Path(folder), Tables().and_also(methods, models, datasets), data_folder(data_dir))
 
@@ -84,6 +84,6 @@ def open(
 def load(folder: str | Path, *, models: Mapping[str, Family] | None = None) -> nn.Module:
     """A model that was exported to safetensors."""
     from .experiment import Tables
-    from .experiment.reloading import load_exported
+    from .experiment.finished.reloading import load_exported
 
     return load_exported(Path(folder), Tables().and_also(models=models))

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from fedloom.experiment import Tables, load
-from fedloom.experiment.toml import dumps
+from fedloom.experiment.recipes.toml import dumps
 from fedloom.methods import METHODS
 from fedloom.reporting import read_manifest
 

@@ -92,8 +92,8 @@ def test_every_recipe_opens_with_its_command() -> None:
 
 
 def test_the_recipe_page_names_every_key() -> None:
-    from fedloom.experiment.load import SECTIONS
-    from fedloom.experiment.recipe import Recipe, TierPart
+    from fedloom.experiment.recipes.load import SECTIONS
+    from fedloom.experiment.recipes.recipe import Recipe, TierPart
 
     text = (ROOT / "docs/recipe.md").read_text("utf-8")
     keys = {field.alias or name for part in (*SECTIONS.values(), TierPart) for name, field in part.model_fields.items()}

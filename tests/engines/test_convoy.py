@@ -10,7 +10,7 @@ import fedloom
 from fedloom.engines import Crew, InProcess, convoy
 from fedloom.engines.works import Errand, Work, at_ease, carry_out, works
 from fedloom.experiment import Tables, load
-from fedloom.experiment.compare import Comparison, comparison
+from fedloom.experiment.studies.compare import Comparison, comparison
 from fedloom.methods import Method
 from fedloom.models import Model
 from fedloom.reporting import read_manifest, read_rows

@@ -13,9 +13,9 @@ import fedloom
 from fedloom.engines import Norms
 from fedloom.engines.norms import KEPT
 from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.problems import RecipeError
-from fedloom.experiment.record import recorded
-from fedloom.experiment.resume import reopened
+from fedloom.experiment.recipes.problems import RecipeError
+from fedloom.experiment.running.record import recorded
+from fedloom.experiment.running.resume import reopened
 from fedloom.fleet import Reply
 from fedloom.fleet.norms import update_norm
 from fedloom.methods import METHODS

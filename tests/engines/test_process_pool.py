@@ -14,7 +14,7 @@ import fedloom
 from fedloom.engines import ProcessPool
 from fedloom.engines.wire import pack, unpack
 from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.record import recorded
+from fedloom.experiment.running.record import recorded
 from fedloom.reporting import read_manifest, read_rows
 from fedloom.tensors import Parcel
 from tests.pickles import pickles_heard

@@ -6,7 +6,7 @@ import pytest
 
 from fedloom.cli import main
 from fedloom.experiment import Tables, load
-from fedloom.experiment.calibrate import SIZES, Measured, with_blocks
+from fedloom.experiment.costs.calibrate import SIZES, Measured, with_blocks
 
 MEASURED = [Measured("a", {1: 2.0, 2: 1.0}, 2), Measured("b", {1: 1.0, 2: 1.0}, 1)]
 

@@ -13,10 +13,12 @@ import torch
 
 import fedloom
 from fedloom import durable
-from fedloom.experiment import RecipeError, Tables, assemble, checkpoint, load, toml
-from fedloom.experiment.checkpoint import FILES, KEPT, Checkpoints, Keeper, Point
-from fedloom.experiment.record import recorded
-from fedloom.experiment.resume import changes, newest_run, reopened, verify
+from fedloom.experiment import RecipeError, Tables, assemble, load
+from fedloom.experiment.recipes import toml
+from fedloom.experiment.running import checkpoint
+from fedloom.experiment.running.checkpoint import FILES, KEPT, Checkpoints, Keeper, Point
+from fedloom.experiment.running.record import recorded
+from fedloom.experiment.running.resume import changes, newest_run, reopened, verify
 from fedloom.reporting import read_manifest
 from fedloom.tensors import Parcel, Tensors
 from tests.chaos import recipe

@@ -10,10 +10,10 @@ import pytest
 from fedloom.engines import Codec, Coded
 from fedloom.engines.codes import Half, Int8, TopK
 from fedloom.experiment import Experiment, RecipeError, Tables, assemble, load, recorded, tier_costs
-from fedloom.experiment.attack import bench
-from fedloom.experiment.coding import build_codec
-from fedloom.experiment.resume import reopened, verify
-from fedloom.experiment.run import rounds
+from fedloom.experiment.assembly.coding import build_codec
+from fedloom.experiment.running.resume import reopened, verify
+from fedloom.experiment.running.run import rounds
+from fedloom.experiment.studies.attack import bench
 from fedloom.reporting import read_manifest
 from fedloom.tensors import fingerprint
 

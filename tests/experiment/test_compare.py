@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedloom.experiment import RecipeError, Tables, comparison, load
-from fedloom.experiment.compare import Comparison, is_comparison, reopened_comparison
-from fedloom.experiment.resume import newest_run, verify
+from fedloom.experiment.running.resume import newest_run, verify
+from fedloom.experiment.studies.compare import Comparison, is_comparison, reopened_comparison
 from fedloom.reporting import read_manifest
 from tests.chaos import recipe
 

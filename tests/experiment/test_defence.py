@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedloom.experiment.assemble import build_merge
-from fedloom.experiment.recipe import DefencePart
+from fedloom.experiment.assembly.assemble import build_merge
+from fedloom.experiment.recipes.recipe import DefencePart
 from fedloom.footprints import RULES, Defence, coverage_mean
 from fedloom.footprints.robust import TrimmedMean
 from fedloom.reporting import read_manifest

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedloom import run as run_recipe
 from fedloom.experiment import NoQuorum, RecipeError, Tables, assemble, load
-from fedloom.experiment.run import rounds
-from fedloom.experiment.standing import Standing
-from fedloom.experiment.toml import dumps
+from fedloom.experiment.assembly.standing import Standing
+from fedloom.experiment.recipes.toml import dumps
+from fedloom.experiment.running.run import rounds
 from fedloom.fleet import Turn
 from fedloom.models import cost
 from fedloom.tensors import fingerprint

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.experiment import footing
-from fedloom.experiment.footing import training_memory, training_speed
+from fedloom.experiment.costs import footing
+from fedloom.experiment.costs.footing import training_memory, training_speed
 from fedloom.models import MODELS, cost, model
 from fedloom.training import Adam, Sgd
 from tests.conftest import build_tiny

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.experiment import RecipeError
-from fedloom.experiment.places import data_folder, fresh_folder
+from fedloom.experiment.recipes.places import data_folder, fresh_folder
 
 
 def test_the_data_folder(monkeypatch):

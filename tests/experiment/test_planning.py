@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedloom.experiment import RecipeError, Tables, assemble, load, tier_costs
-from fedloom.experiment.machines import Machine, free_memory, probe, read_machines
-from fedloom.experiment.planning import plan_fleet
-from fedloom.experiment.run import rounds
-from fedloom.experiment.timing import _load, _prices, round_time
+from fedloom.experiment.costs.machines import Machine, free_memory, probe, read_machines
+from fedloom.experiment.costs.planning import plan_fleet
+from fedloom.experiment.costs.timing import _load, _prices, round_time
+from fedloom.experiment.running.run import rounds
 
 HERE = Path("data")
 

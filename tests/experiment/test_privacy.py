@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fedloom.experiment import Experiment, RecipeError, Tables, assemble, comparison, load
-from fedloom.experiment.accountant import AccountantMissing, Mechanism
-from fedloom.experiment.assemble import refuse_deployment
-from fedloom.experiment.merging import merge_for
-from fedloom.experiment.privacy import spent, told
-from fedloom.experiment.resume import verify
+from fedloom.experiment.assembly.accountant import AccountantMissing, Mechanism
+from fedloom.experiment.assembly.assemble import refuse_deployment
+from fedloom.experiment.assembly.merging import merge_for
+from fedloom.experiment.assembly.privacy import spent, told
+from fedloom.experiment.running.resume import verify
 from fedloom.fleet import Turn
 from fedloom.footprints import PrivateMerge, coverage_mean
 from fedloom.methods import METHODS, Method

@@ -3,7 +3,7 @@
 import pytest
 
 from fedloom.experiment import Problem, RecipeError
-from fedloom.experiment.problems import lines_of, nearest, spell
+from fedloom.experiment.recipes.problems import lines_of, nearest, spell
 
 TEXT = """\
 # a comment, with key = value

@@ -8,10 +8,10 @@ import pytest
 
 from fedloom.evaluation import Row
 from fedloom.experiment import RecipeError, Tables, load
-from fedloom.experiment.assemble import build
-from fedloom.experiment.claims import Claim, read_claims
-from fedloom.experiment.published import Number, measured, read_published
-from fedloom.experiment.sources import build_partition, outline
+from fedloom.experiment.assembly.assemble import build
+from fedloom.experiment.assembly.sources import build_partition, outline
+from fedloom.experiment.studies.claims import Claim, read_claims
+from fedloom.experiment.studies.published import Number, measured, read_published
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = read_published(RECIPES)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedloom.data import PARTITIONS
 from fedloom.experiment import RecipeError, Tables, load
-from fedloom.experiment.toml import dumps
+from fedloom.experiment.recipes.toml import dumps
 from fedloom.methods import METHODS
 
 TABLES = Tables()

@@ -15,10 +15,11 @@ import fedloom
 from fedloom.data import DATASETS
 from fedloom.engines import process_pool
 from fedloom.engines.works import carry_out
-from fedloom.experiment import RecipeError, Tables, latency, supernet
-from fedloom.experiment.latency import latency_ms
-from fedloom.experiment.subnets import search
-from fedloom.experiment.supernet import Budget, open_supernet
+from fedloom.experiment import RecipeError, Tables
+from fedloom.experiment.finished import latency, supernet
+from fedloom.experiment.finished.latency import latency_ms
+from fedloom.experiment.finished.subnets import search
+from fedloom.experiment.finished.supernet import Budget, open_supernet
 from fedloom.footprints import part_of
 from fedloom.models import cost
 

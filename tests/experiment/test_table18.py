@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.run import rounds
+from fedloom.experiment.running.run import rounds
 
 NETS: dict[str, dict[str, Any]] = {
     "B": {"widths": [4, 8], "depths": [1, 2], "kernels": [5, 5]},

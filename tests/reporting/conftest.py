@@ -13,7 +13,7 @@ import fedloom
 from fedloom.cli import main
 from fedloom.data import Dataset, Examples, Preparation
 from fedloom.experiment import Tables, load
-from fedloom.experiment.compare import comparison
+from fedloom.experiment.studies.compare import comparison
 from fedloom.reporting.page import Page, page
 from fedloom.reporting.subject import Subject, subject_of
 

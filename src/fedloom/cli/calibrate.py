@@ -20,11 +20,11 @@ def calibrate(
     """Measure how many devices of each tier run best as one network. Without it a fixed rule decides."""
     with exits(format):
         from ..engines import keep_the_heap
-        from ..experiment.assemble import build
-        from ..experiment.calibrate import SIZES, calibrated, with_blocks
-        from ..experiment.places import data_folder
-        from ..experiment.run import one_thread
-        from ..experiment.sources import outline
+        from ..experiment.assembly.assemble import build
+        from ..experiment.assembly.sources import outline
+        from ..experiment.costs.calibrate import SIZES, calibrated, with_blocks
+        from ..experiment.recipes.places import data_folder
+        from ..experiment.running.run import one_thread
 
         keep_the_heap()
         loaded, tables = read(recipe, sets, None, files)

@@ -41,10 +41,10 @@ def check(
 
 
 def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path], deployment: bool) -> None:
-    from ..experiment.assemble import build, refuse_deployment, warm_start
-    from ..experiment.controls import arms, told_at_its_line
-    from ..experiment.places import data_folder
-    from ..experiment.sources import build_partition, outline
+    from ..experiment.assembly.assemble import build, refuse_deployment, warm_start
+    from ..experiment.assembly.sources import build_partition, outline
+    from ..experiment.recipes.places import data_folder
+    from ..experiment.studies.controls import arms, told_at_its_line
 
     loaded, tables = read(recipe, sets, None, files)
     seen = outline(loaded, tables, data_folder(data_dir))

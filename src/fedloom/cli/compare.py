@@ -70,8 +70,8 @@ def compare(
     with exits(format):
         from ..engines import keep_the_heap
         from ..experiment import CONTROLS, comparison, load
-        from ..experiment.controls import with_methods
-        from ..experiment.places import data_folder, fresh_folder
+        from ..experiment.recipes.places import data_folder, fresh_folder
+        from ..experiment.studies.controls import with_methods
 
         keep_the_heap()
         loaded, tables = read_judged(recipe, sets, seed, files, test)
@@ -90,7 +90,7 @@ def compare(
 
 
 def _methods(said: str | None, loaded: "Loaded", tables: "Tables", data: Path, quiet: bool) -> list[str]:
-    from ..experiment.controls import admitted
+    from ..experiment.studies.controls import admitted
 
     if said != "all":
         return listed(said or "")

@@ -9,7 +9,7 @@ from .options import DataDir, OutputFormat, With, own_tables
 from .output import BAD_INPUT, RUN_FAILED, Exit, Format, columns, exits, report_failure, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment.exporting import Exported
+    from ..experiment.finished.exporting import Exported
 
 
 def export(
@@ -34,9 +34,9 @@ def export(
     if given not in ("stored", "prepared"):
         raise typer.BadParameter("--input is stored or prepared")
     with exits(format):
-        from ..experiment.exporting import NotTheSame, export
-        from ..experiment.places import data_folder
-        from ..experiment.wanted import Wanted
+        from ..experiment.finished.exporting import NotTheSame, export
+        from ..experiment.finished.wanted import Wanted
+        from ..experiment.recipes.places import data_folder
         from ..export import Unavailable
 
         wanted = Wanted(tier, device, macs)

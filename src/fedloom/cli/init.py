@@ -48,7 +48,7 @@ def init(
     """Write a commented recipe that runs a method on the bundled data."""
     with exits(format):
         from ..experiment import Problem, RecipeError
-        from ..experiment.problems import nearest
+        from ..experiment.recipes.problems import nearest
 
         tables = own_tables(files)
         if method not in tables.methods:
@@ -81,8 +81,8 @@ def _recipe(method: str, out: Path, tables: "Tables") -> str:
 
 def _method_section(name: str, method: Any) -> str:
     """The method and its settings: those it has a value for as comments, those that must be said as an open line."""
-    from ..experiment.choices import settings_of
-    from ..experiment.toml import dumps, written
+    from ..experiment.recipes.choices import settings_of
+    from ..experiment.recipes.toml import dumps, written
 
     lines = ["[method]", f'name = "{name}"' + (f"  # {method.paper}" if method.paper else "")]
     lines += (f"{setting} = {written(value)}" for setting, value in method.sample.items())
@@ -105,9 +105,9 @@ def _problem(tables: "Tables", text: str) -> str | None:
     import tomllib
 
     from ..experiment import RecipeError, load
-    from ..experiment.assemble import build
-    from ..experiment.places import data_folder
-    from ..experiment.sources import outline
+    from ..experiment.assembly.assemble import build
+    from ..experiment.assembly.sources import outline
+    from ..experiment.recipes.places import data_folder
 
     try:
         loaded = load(tomllib.loads(text), tables)

@@ -40,7 +40,7 @@ def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
     from ..data import FACTS, PARTITIONS, PREPARATIONS
     from ..engines.codes import DOWN, UP
     from ..experiment import CONTROLS
-    from ..experiment.wording import HANDED_TO_FAMILIES, HANDED_TO_PARTITIONS
+    from ..experiment.recipes.wording import HANDED_TO_FAMILIES, HANDED_TO_PARTITIONS
     from ..training import OPTIMISERS, RATES
 
     tables = own_tables(files)
@@ -78,7 +78,7 @@ def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
 def _settings(function: Any, handed: tuple[str, ...] = ()) -> dict[str, Any]:
     from inspect import Parameter
 
-    from ..experiment.choices import settings_of
+    from ..experiment.recipes.choices import settings_of
 
     found = settings_of(function, handed)
     return {name: "required" if p.default is Parameter.empty else _plain(p.default) for name, p in found.items()}

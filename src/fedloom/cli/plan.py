@@ -10,8 +10,8 @@ from .output import Format, columns, exits, say, say_json
 
 if TYPE_CHECKING:
     from ..experiment import TierCost
-    from ..experiment.planning import FleetPlan
-    from ..experiment.timing import RoundTime
+    from ..experiment.costs.planning import FleetPlan
+    from ..experiment.costs.timing import RoundTime
 
 HEADERS = {
     "name": "tier",
@@ -52,10 +52,10 @@ def plan(
     """What each tier costs: size, work, bytes, memory; with --fleet, which tier real devices can carry. No data."""
     with exits(format):
         from ..experiment import tier_costs
-        from ..experiment.machines import read_machines
-        from ..experiment.places import data_folder
-        from ..experiment.planning import plan_fleet
-        from ..experiment.timing import round_time
+        from ..experiment.costs.machines import read_machines
+        from ..experiment.costs.planning import plan_fleet
+        from ..experiment.costs.timing import round_time
+        from ..experiment.recipes.places import data_folder
 
         loaded, tables = read(recipe, sets, seed, files)
         folder, machines = data_folder(data_dir), [one for path in fleet for one in read_machines(path)]

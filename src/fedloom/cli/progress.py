@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..experiment import Experiment, Round
-    from ..experiment.checkpoint import Point
+    from ..experiment.running.checkpoint import Point
 
 
 def follow(experiment: "Experiment", folder: "Path", name: str, quiet: bool, since: "Point | None" = None) -> None:
     """Run an experiment into its folder, or go on with it, and say how it goes."""
     from ..experiment import recorded
-    from ..experiment.privacy import told
+    from ..experiment.assembly.privacy import told
 
     for done in recorded(experiment, folder, since):
         note(line(name, done), quiet)

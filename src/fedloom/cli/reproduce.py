@@ -13,10 +13,10 @@ from .progress import follow, line
 
 if TYPE_CHECKING:
     from ..experiment import Loaded
-    from ..experiment.claims import Claim, Claims
-    from ..experiment.compare import Comparison
-    from ..experiment.published import Published
-    from ..experiment.reproduce import Place
+    from ..experiment.studies.claims import Claim, Claims
+    from ..experiment.studies.compare import Comparison
+    from ..experiment.studies.published import Published
+    from ..experiment.studies.reproduce import Place
 
 
 Row = Annotated[str | None, typer.Argument(help="A row or a curve; with --list, how names begin.")]
@@ -47,8 +47,8 @@ def reproduce(
     with exits(format):
         from ..engines import keep_the_heap
         from ..experiment import Problem, RecipeError
-        from ..experiment.places import data_folder
-        from ..experiment.reproduce import Place
+        from ..experiment.recipes.places import data_folder
+        from ..experiment.studies.reproduce import Place
 
         keep_the_heap()
         place = Place(own_tables(files), data_folder(data_dir), processes(workers), lambda said: note(said, quiet))
@@ -73,8 +73,8 @@ class Where:
 
 
 def show(recipes: Path, results: Path, beginning: str, format: Format) -> None:
-    from ..experiment.claims import read_claims
-    from ..experiment.published import read_published
+    from ..experiment.studies.claims import read_claims
+    from ..experiment.studies.published import read_published
     from ..reporting.ledger import read_ledger
 
     rows = [row for row in read_published(recipes).values() if row.name.startswith(beginning)]
@@ -103,7 +103,7 @@ def _claim(claim: "Claim", verdicts: dict[str, str]) -> dict[str, Any]:
 
 
 def run_row(name: str, recipes: Path, sets: list[str], runs: Path, place: "Place", format: Format, quiet: bool) -> None:
-    from ..experiment.reproduce import row_folder, row_result
+    from ..experiment.studies.reproduce import row_folder, row_result
 
     row, folder = named_row(name, recipes), row_folder(runs, name, sets)
     found = row_result(row, row_run(row, sets, folder, place, quiet), folder, place)
@@ -119,8 +119,8 @@ def run_row(name: str, recipes: Path, sets: list[str], runs: Path, place: "Place
 
 def named_row(name: str, recipes: Path) -> "Published":
     from ..experiment import Problem, RecipeError
-    from ..experiment.problems import nearest
-    from ..experiment.published import read_published
+    from ..experiment.recipes.problems import nearest
+    from ..experiment.studies.published import read_published
 
     known = read_published(recipes)
     if name not in known:
@@ -133,7 +133,7 @@ def named_row(name: str, recipes: Path) -> "Published":
 def row_run(row: "Published", sets: list[str], folder: Path, place: "Place", quiet: bool) -> "Loaded":
     """Have a row's run finished, where it needs one; its recipe."""
     from ..experiment import load
-    from ..experiment.reproduce import begin_row
+    from ..experiment.studies.reproduce import begin_row
 
     if row.costs_only:
         return load(row.recipe, place.tables, [*row.changes, *sets])
@@ -146,7 +146,7 @@ def row_run(row: "Published", sets: list[str], folder: Path, place: "Place", qui
 def run_claims(name: str | None, where: Where, place: "Place", format: Format, quiet: bool) -> None:
     """The named claim's comparison, or all that decide a claim which the ledger does not have yet."""
     from ..data import DataBroken, DataMissing
-    from ..experiment.claims import read_claims
+    from ..experiment.studies.claims import read_claims
     from ..reporting.ledger import read_ledger
 
     listed = read_claims(where.recipes)
@@ -178,7 +178,7 @@ def _any_open(claim: "Claim", listed: "Claims", open_ones: "list[Claim]") -> boo
 
 def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet: bool) -> list[dict[str, Any]]:
     """Run what is left of a comparison, and write down all that it decides. A trial with changes is not written."""
-    from ..experiment.reproduce import (
+    from ..experiment.studies.reproduce import (
         begin_comparison,
         commit_of,
         entry,

@@ -30,9 +30,9 @@ def resume(
     with exits(format):
         from ..engines import keep_the_heap
         from ..experiment import Run
-        from ..experiment.compare import is_comparison, reopened_comparison
-        from ..experiment.places import data_folder
-        from ..experiment.resume import newest_run, reopened
+        from ..experiment.recipes.places import data_folder
+        from ..experiment.running.resume import newest_run, reopened
+        from ..experiment.studies.compare import is_comparison, reopened_comparison
         from .progress import follow
 
         keep_the_heap()
@@ -63,8 +63,8 @@ def verify(
 ) -> None:
     """Play the last rounds of a finished run again and compare weights, devices' memories and rows to the bit."""
     with exits(format):
-        from ..experiment.places import data_folder
-        from ..experiment.resume import newest_run, verify
+        from ..experiment.recipes.places import data_folder
+        from ..experiment.running.resume import newest_run, verify
 
         folder = run or newest_run()
         found = verify(

@@ -41,8 +41,8 @@ def run(
     with exits(format):
         from ..engines import keep_the_heap
         from ..experiment import Problem, Run, assemble, comparison
-        from ..experiment.places import data_folder, fresh_folder
-        from ..experiment.remote import engaged
+        from ..experiment.deployment.remote import engaged
+        from ..experiment.recipes.places import data_folder, fresh_folder
 
         keep_the_heap()
         chosen = [] if engine is None else [f"engine.kind={engine}"]

@@ -11,8 +11,8 @@ from .options import DataDir, OutputFormat, Quiet, With, Workers, own_tables, pr
 from .output import Format, columns, exits, note, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment.subnets import Search
-    from ..experiment.supernet import Budget, Kind
+    from ..experiment.finished.subnets import Search
+    from ..experiment.finished.supernet import Budget, Kind
 
 
 def subnet(
@@ -44,9 +44,9 @@ def subnet(
         raise typer.BadParameter("say one of --macs, --params and --latency-ms")
     with exits(format):
         from ..engines import keep_the_heap
-        from ..experiment.places import data_folder
-        from ..experiment.subnets import search
-        from ..experiment.supernet import open_supernet
+        from ..experiment.finished.subnets import search
+        from ..experiment.finished.supernet import open_supernet
+        from ..experiment.recipes.places import data_folder
 
         keep_the_heap()
         _must_be_free(out)
@@ -68,7 +68,7 @@ def _must_be_free(out: Path | None) -> None:
 
 
 def _budget(macs: int | None, params: int | None, latency: float | None) -> "Budget | None":
-    from ..experiment.supernet import Budget
+    from ..experiment.finished.supernet import Budget
 
     said: dict[Kind, float | None] = {"macs": macs, "parameters": params, "latency_ms": latency}
     return next((Budget(kind, most) for kind, most in said.items() if most is not None), None)
@@ -85,7 +85,7 @@ def _follow(sought: "Search", workers: int, quiet: bool) -> dict[str, Any]:
 
 
 def _result(sought: "Search", judged: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    from ..experiment.latency import latency_ms
+    from ..experiment.finished.latency import latency_ms
 
     net, best = sought.best()
     if out is not None:

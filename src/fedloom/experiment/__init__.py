@@ -1,16 +1,16 @@
 """From a recipe to a run: reading, checking, assembling, the loop, and comparisons."""
 
 from ..reporting.result import Result
-from .assemble import Experiment, assemble
-from .compare import Comparison, comparison
-from .controls import CONTROLS, arms, serving
-from .costing import TierCost, tier_costs
-from .faults import NoQuorum
-from .load import Loaded, load
-from .problems import Problem, RecipeError
-from .record import NothingAdmitted, recorded
-from .run import Round, Run
-from .tables import Tables
+from .assembly.assemble import Experiment, assemble
+from .assembly.faults import NoQuorum
+from .costs.costing import TierCost, tier_costs
+from .recipes.load import Loaded, load
+from .recipes.problems import Problem, RecipeError
+from .recipes.tables import Tables
+from .running.record import NothingAdmitted, recorded
+from .running.run import Round, Run
+from .studies.compare import Comparison, comparison
+from .studies.controls import CONTROLS, arms, serving
 
 __all__ = [
     "CONTROLS",

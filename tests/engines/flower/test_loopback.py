@@ -10,9 +10,9 @@ import pytest
 from fedloom.engines.flower.diary import Diary
 from fedloom.engines.flower.shim import write_app
 from fedloom.experiment import RecipeError, Tables, assemble, load
-from fedloom.experiment.checkpoint import FOLDER, Checkpoints
-from fedloom.experiment.record import recorded
-from fedloom.experiment.toml import dumps
+from fedloom.experiment.recipes.toml import dumps
+from fedloom.experiment.running.checkpoint import FOLDER, Checkpoints
+from fedloom.experiment.running.record import recorded
 from fedloom.methods import METHODS
 from fedloom.models import MODELS
 from fedloom.tensors import Parcel
@@ -30,9 +30,9 @@ import torch
 
 from fedloom.engines.flower.apps import server_app
 from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.record import recorded
-from fedloom.experiment.remote import over_flower, roster_over
-from fedloom.experiment.serving import flower_client
+from fedloom.experiment.running.record import recorded
+from fedloom.experiment.deployment.remote import over_flower, roster_over
+from fedloom.experiment.deployment.serving import flower_client
 
 
 def play(grid, config):

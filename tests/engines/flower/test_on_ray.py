@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.experiment.toml import dumps
+from fedloom.experiment.recipes.toml import dumps
 from fedloom.reporting import read_manifest
 from tests import chaos
 from tests.superlink import environment

@@ -13,10 +13,10 @@ import fedloom
 from fedloom.data import DATASETS, Dataset, Partition
 from fedloom.engines.flower.diary import Diary
 from fedloom.experiment import Experiment, RecipeError, Tables, assemble, load
-from fedloom.experiment.homes import home_of, introduced
-from fedloom.experiment.record import recorded
-from fedloom.experiment.remote import engaged, over_flower, roster_over
-from fedloom.experiment.resume import standing_of
+from fedloom.experiment.deployment.homes import home_of, introduced
+from fedloom.experiment.deployment.remote import engaged, over_flower, roster_over
+from fedloom.experiment.running.record import recorded
+from fedloom.experiment.running.resume import standing_of
 from fedloom.reporting import read_manifest, read_rows
 from fedloom.tensors import fingerprint
 from tests import chaos

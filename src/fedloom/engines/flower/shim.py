@@ -34,7 +34,7 @@ with = ""
 
 APP = '''"""The two halves of a run, as fedloom has them."""
 
-from fedloom.experiment.serving import flower_client, flower_server
+from fedloom.experiment.deployment.serving import flower_client, flower_server
 
 client = flower_client()
 server = flower_server()

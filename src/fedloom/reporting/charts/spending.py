@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -135,32 +136,30 @@ def _seconds(records: list[Record]) -> Panel:
     return Panel(alt, draw, "seconds", size=(5.0, 3.0))
 
 
-def _seconds_by_arm(subject: Subject, records: list[Record]) -> Panel:
+def _by_arm(subject: Subject, records: list[Record], column: int, told: str) -> Callable[[Axes], None]:
+    """One line an arm, of the mean over its seeds."""
+
     def draw(axes: Axes) -> None:
         for place, group in enumerate(subject.groups):
-            by_round = _means(records, group.name, 3)
+            by_round = _means(records, group.name, column)
             drawing.line(axes, list(by_round), list(by_round.values()), place)
         drawing.from_zero(axes)
-        drawing.told(axes, "round", "seconds of training here")
+        drawing.told(axes, "round", told)
         drawing.whole(axes.xaxis)
 
+    return draw
+
+
+def _seconds_by_arm(subject: Subject, records: list[Record]) -> Panel:
     means = [f"{g.name} {statistics.fmean(_means(records, g.name, 3).values() or [0.0]):.2f}" for g in subject.groups]
-    return Panel(f"Seconds of training a round, mean over seeds: {'; '.join(means)}", draw, "seconds", size=(5.0, 3.0))
+    alt = f"Seconds of training a round, mean over seeds: {'; '.join(means)}"
+    return Panel(alt, _by_arm(subject, records, 3, "seconds of training here"), "seconds", size=(5.0, 3.0))
 
 
 def _memory(subject: Subject, records: list[Record]) -> Panel:
-    def draw(axes: Axes) -> None:
-        for place, group in enumerate(subject.groups):
-            by_round = _means(records, group.name, 6)
-            drawing.line(axes, list(by_round), list(by_round.values()), place)
-        drawing.from_zero(axes)
-        drawing.told(axes, "round", "peak memory so far, MB")
-        drawing.whole(axes.xaxis)
-
     most = max((_number(one[6]) for one in records), default=0.0)
-    return Panel(
-        f"Peak memory of the main process round by round, {most:,.0f} MB at most", draw, "memory", size=(5.0, 3.0)
-    )
+    alt = f"Peak memory of the main process round by round, {most:,.0f} MB at most"
+    return Panel(alt, _by_arm(subject, records, 6, "peak memory so far, MB"), "memory", size=(5.0, 3.0))
 
 
 def _means(records: list[Record], arm: str, column: int) -> dict[float, float]:

@@ -1,0 +1,1 @@
+"""What a recipe costs, and what machines can carry, before it is spent."""

@@ -1,0 +1,1 @@
+"""A run whose devices are elsewhere: on Ray, or on machines of their own."""

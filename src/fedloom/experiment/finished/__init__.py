@@ -1,0 +1,1 @@
+"""What a finished run is good for: its models opened, cut, compared, exported and audited."""

@@ -1,0 +1,1 @@
+"""A run: the loop, what it writes down, and how it goes on after a crash."""

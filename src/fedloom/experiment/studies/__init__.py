@@ -1,0 +1,1 @@
+"""More than one run: comparisons, attacks, and what papers published."""

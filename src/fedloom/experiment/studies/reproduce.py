@@ -1,0 +1,198 @@
+"""Run what papers published, at full size or as a claim: into a folder of its own, from where it can go on."""
+
+import hashlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...durable import write_whole
+from ...reporting import read_manifest, read_rows
+from ...reporting.claims import Evidence, judge, record, targets
+from ...reporting.journal import MANIFEST
+from ...reporting.ledger import measured_text
+from ..assembly.assemble import Experiment, assemble
+from ..costs.costing import tier_costs
+from ..recipes.load import Loaded, load
+from ..recipes.problems import Problem, RecipeError
+from ..recipes.tables import Tables
+from ..running.checkpoint import Point
+from ..running.record import now
+from ..running.resume import Noticed, changes, reopened
+from .claims import Claim
+from .compare import Comparison, comparison, is_comparison, reopened_comparison
+from .published import Number, Published, measured
+
+WALL = "wall.json"
+KEPT = ("sha256", "devices_sha256", "partition", "started", "seconds")
+MACHINE = ("fedloom", "python", "torch", "numpy", "machine", "threads")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things lie, and who works."""
+
+    tables: Tables
+    data: Path
+    workers: int
+    noticed: Noticed
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A row's run: finished, or an experiment and where it goes on."""
+
+    folder: Path
+    loaded: Loaded
+    experiment: Experiment | None = None
+    since: Point | None = None
+
+
+def row_folder(home: Path, name: str, sets: Sequence[str]) -> Path:
+    """A trial with changes does not stand where the row itself belongs."""
+    trial = hashlib.sha256("\n".join(sets).encode()).hexdigest()[:8]
+    return home / (f"{name}+{trial}" if sets else name)
+
+
+def begin_row(row: Published, sets: Sequence[str], folder: Path, place: Place) -> Begun:
+    """Anew, or from the last checkpoint, or as it was finished."""
+    loaded = load(row.recipe, place.tables, [*row.changes, *sets])
+    if not (folder / MANIFEST).is_file():
+        return Begun(folder, loaded, assemble(loaded, place.tables, place.data, workers=place.workers))
+    before = load(folder / "recipe.toml", place.tables)
+    refuse_other(folder, before.recipe.document(), loaded.recipe.document())
+    if read_manifest(folder)["status"] == "finished":
+        return Begun(folder, loaded)
+    return Begun(folder, loaded, *reopened(folder, place.tables, place.data, place.workers, place.noticed))
+
+
+def refuse_other(folder: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    different = "; ".join(changes(plain(before), plain(after)))
+    if different:
+        said, hint = f"another recipe was begun here: {different}", "remove the folder, or say another --runs"
+        raise RecipeError([Problem((), "RECIPE_CHANGED", said, hint)], str(folder))
+
+
+def plain(document: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(document))
+
+
+def row_shares(loaded: Loaded) -> dict[str, float]:
+    return {tier.name: tier.share for tier in loaded.recipe.tiers}
+
+
+def row_result(row: Published, loaded: Loaded, folder: Path, place: Place) -> list[dict[str, Any]]:
+    """Every number of a row: as printed, and as it came out."""
+    rows = [] if row.costs_only else list(read_rows(folder))
+    timed = any(number.metric == "latency_ms" for number, _ in row.numbers)
+    costs = {one.name: one.record() for one in tier_costs(loaded, place.tables, place.data, timed)} if not rows else {}
+
+    def found(number: Number) -> float | None:
+        if number.selection == "cost":
+            return costs[number.tier or next(iter(costs))].get(number.metric)
+        return measured(number, rows, row_shares(loaded))
+
+    return [{"what": one.said, "published": printed, "measured": found(one)} for one, printed in row.numbers]
+
+
+def begin_comparison(
+    claim: Claim, recipes: Path, home: Path, seeds: int, sets: Sequence[str], place: Place
+) -> Comparison:
+    """The comparison that decides a claim: anew, or as far as it has got."""
+    folder = row_folder(home, Path(claim.recipe).stem, sets)
+    loaded = load(recipes / claim.recipe, place.tables, sets)
+    planned = comparison(loaded, place.tables, seeds, (), folder, place.data, place.workers)
+    if not is_comparison(folder):
+        return replace(planned, noticed=place.noticed)
+    said = read_manifest(folder)
+    wanted = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
+    refuse_other(folder, {"arms": said["arms"]}, {"arms": wanted})
+    return reopened_comparison(folder, place.tables, place.data, place.workers, place.noticed)
+
+
+def is_finished(planned: Comparison) -> bool:
+    return is_comparison(planned.home) and read_manifest(planned.home)["status"] == "finished"
+
+
+@contextmanager
+def on_the_clock(home: Path) -> Iterator[None]:
+    """Add up how long a comparison takes, over all the times that it is taken up again."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        home.mkdir(parents=True, exist_ok=True)
+        write_whole(home / WALL, json.dumps({"seconds": wall_seconds(home) + time.monotonic() - began}).encode())
+
+
+def wall_seconds(home: Path) -> float:
+    path = home / WALL
+    return float(json.loads(path.read_text(encoding="utf-8"))["seconds"]) if path.is_file() else 0.0
+
+
+def evidence(planned: Comparison) -> Evidence:
+    runs = {arm: [list(read_rows(folder)) for folder in planned.folders(arm)] for arm in planned.experiments}
+    fleets = {arm: experiments[0].fleet for arm, experiments in planned.experiments.items()}
+    shares = {
+        arm: {tier.name: share for tier, share in zip(fleet.tiers, fleet.shares, strict=True)}
+        for arm, fleet in fleets.items()
+    }
+    return Evidence(runs, shares)
+
+
+def refuse_unknown_arms(claim: Claim, known: Sequence[str]) -> None:
+    missing = sorted(claim.arms - set(known))
+    if missing:
+        said, hint = f"{claim.name} needs the arm {missing[0]!r}", f"there are: {', '.join(known)}"
+        raise RecipeError([Problem((), "ARM_NAME", said, hint)], claim.recipe)
+
+
+def entry(claim: Claim, planned: Comparison, command: str, commit: str | None) -> dict[str, Any]:
+    """A claim's line in the ledger, with what its runs were made of."""
+    seen, terms = evidence(planned), claim.terms
+    if claim.baseline is not None:
+        tiers = dict.fromkeys((claim.this.tier, claim.other.tier))
+        aims = [targets(replace(claim.baseline, tier=tier), terms, claim.margin, seen) for tier in tiers]
+        terms = replace(terms, targets={tier: aim for one in aims for tier, aim in one.items()})
+    found = judge(claim.this, claim.other, terms, seen)
+    said = {"text": measured_text(found, claim.measure, (side_name(claim, 0), side_name(claim, 1))), **record(found)}
+    return {
+        "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,
+        "measured": {**said, **({"targets": dict(terms.targets)} if terms.targets else {})},
+        "seeds": [one.fleet.seed for one in planned.experiments[claim.this.arm]],
+        "verdict": found.verdict, "command": command, "wall_seconds": round(wall_seconds(planned.home), 1),
+        "commit": commit, "date": now(), "recipe": claim.recipe,
+    }  # fmt: skip
+
+
+def side_name(claim: Claim, number: int) -> str:
+    side, both = (claim.this, claim.other)[number], claim.this.tier != claim.other.tier
+    name = side.arm if side.minus is None else f"{side.arm} over {side.minus}"
+    return f"{name} ({side.tier})" if both else name
+
+
+def manifests(planned: Comparison) -> dict[str, Any]:
+    """What decides, or proves, the numbers: fingerprints arm by arm and seed by seed, versions and the machine."""
+    by_arm = {arm: [read_manifest(folder) for folder in planned.folders(arm)] for arm in planned.experiments}
+    first = next(iter(by_arm.values()))[0]
+    runs = {
+        arm: {str(one["seed"]): {key: one[key] for key in KEPT if key in one} for one in said}
+        for arm, said in by_arm.items()
+    }
+    shared = {key: first[key] for key in (*MACHINE, "data") if key in first}
+    return {**shared, "processors": os.cpu_count(), "workers": planned.workers, "arms": runs}
+
+
+def commit_of(folder: Path, run: Callable[..., Any] = subprocess.run) -> str | None:
+    """The commit that a folder is at, marked where files have changed since; None: nobody knows."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+changes", "--abbrev=10"]
+    try:
+        said = run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout.strip() or None if said.returncode == 0 else None
