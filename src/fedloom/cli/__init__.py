@@ -17,6 +17,7 @@ from . import (
     check,
     cka,
     compare,
+    deploy,
     doctor,
     export,
     init,
@@ -77,6 +78,7 @@ def options(
 
 for name, verb in VERBS.items():
     app.command(name)(verb)
+app.add_typer(deploy.deploy)
 
 
 @contextmanager

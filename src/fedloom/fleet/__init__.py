@@ -3,7 +3,7 @@
 from .candidate import Candidate, Carried, DeviceModel, ServerModel, slices
 from .cohort import Sampling, draw_cohort, expected_voters
 from .device import AT_THE_SERVER, PLAIN, Ask, Coding, Device, Engine, Reply, Tier
-from .tiers import Assignment, BadTier, Fleet, nested, nesting_problem, parameters, side_by_side
+from .tiers import Assignment, BadTier, Fleet, nested, nesting_problem, number_name, parameters, side_by_side
 from .turn import Traffic, Turn
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "expected_voters",
     "nested",
     "nesting_problem",
+    "number_name",
     "parameters",
     "side_by_side",
     "slices",

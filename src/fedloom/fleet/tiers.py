@@ -28,6 +28,7 @@ class Fleet:
     assignment: Assignment = "fixed"
     eligible: tuple[str, ...] = ()  # tiers that take part in training; empty: all
     unseen: frozenset[int] = frozenset()  # devices, by index, that are judged but never train
+    given: tuple[str, ...] = ()  # the tier of every device where that is fixed but not by shares
 
     @cached_property
     def whole(self) -> Model:
@@ -73,7 +74,7 @@ class Fleet:
         return [self.device(index, round_number) for index in range(self.size)]
 
     def name(self, index: int) -> str:
-        return f"{index:0{len(str(self.size - 1))}d}"  # names sort like numbers
+        return number_name(index, self.size)
 
     def pool(self, tier: Tier, share: float = 1.0) -> Device:
         """Simulation alone: one device that holds the data of the first `share` of all devices that may train."""
@@ -96,9 +97,17 @@ class Fleet:
 
     @cached_property
     def _by_index(self) -> tuple[int, ...]:
-        """Filled in index order by the shares; what rounding leaves over takes the last tier."""
+        """Filled in index order by the shares; what rounding leaves over takes the last tier. Unless it is given."""
+        if self.given:
+            names = [tier.name for tier in self.tiers]
+            return tuple(names.index(name) for name in self.given)
         filled = [number for number, share in enumerate(self.shares) for _ in range(int(share * self.size + 1e-4))]
         return tuple(filled + [len(self.tiers) - 1] * (self.size - len(filled)))
+
+
+def number_name(index: int, size: int) -> str:
+    """Of a device in a fleet of this size: names sort like numbers."""
+    return f"{index:0{len(str(size - 1))}d}"
 
 
 def parameters(shapes: Shapes) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,18 @@ from .records import ENTRY, SAID
 
 ANSWER_WITHIN = 60.0  # seconds
 
-Place = Callable[[int, dict[str, Any]], str | None]
-"""(node, what its device says of itself) -> the name by which the fleet knows it; None: it is none of the fleet's."""
+Place = Callable[[int, dict[str, Any]], str | Refusal | None]
+"""(node, what its device says of itself) -> the name by which the fleet knows it; None: it is none of the fleet's; or
+why it is not believed."""
 
 
-def as_it_says(node: int, said: dict[str, Any]) -> str | None:
+def as_it_says(node: int, said: dict[str, Any]) -> str | Refusal | None:
     name = said.get("device")
     return name if isinstance(name, str) else None
+
+
+def nobody() -> Iterable[Refusal]:
+    return ()
 
 
 @dataclass
@@ -31,21 +36,39 @@ class Roster:
     place: Place = as_it_says
     expected: int = 0
     within: float = ANSWER_WITHIN  # seconds, for those expected
+    turned_away: Callable[[], Iterable[Refusal]] = nobody  # who did not come as far as to be called, since last asked
     nodes: dict[str, int] = field(default_factory=dict)  # by name of the device
     _said: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _doubted: set[int] = field(default_factory=set)  # told of once
+    _untold: list[Refusal] = field(default_factory=list)
     _out: dict[str, int] = field(default_factory=dict)  # questions to nodes, by message
     _called: bool = False
 
     def call(self) -> Iterator[Refusal]:
         """Know everybody who is connected and has said who it is; tells who is not believed."""
+        yield from self.turned_away()
+        untold, self._untold = self._untold, []
+        yield from untold
+        yield from self._called_over()
+
+    def meet(self) -> dict[str, dict[str, Any]]:
+        """The same before a run begins: what each has said of itself, by name. Who is not believed is told later."""
+        self._untold += self._called_over()
+        return {name: self._said[node] for name, node in self.nodes.items()}
+
+    def _called_over(self) -> Iterator[Refusal]:
         until = time.monotonic() + (0.0 if self._called else self.within)
         there, self._called = self._there(until), True
         self.nodes = {name: node for name, node in self.nodes.items() if node in there}
         self._said = {node: said for node, said in self._said.items() if node in there}
+        self._doubted &= there
         yield from self._hear(there, until)
-        for node in sorted(self._said.keys() - set(self.nodes.values())):
+        for node in sorted(self._said.keys() - set(self.nodes.values()) - self._doubted):
             name = self.place(node, self._said[node])
-            if name is not None and name in self.nodes:
+            if isinstance(name, Refusal):
+                self._doubted.add(node)
+                yield name
+            elif name is not None and name in self.nodes:
                 yield Refusal(name, "DUPLICATE", f"node {node} takes itself for it too")
             elif name is not None:
                 self.nodes[name] = node

@@ -30,6 +30,8 @@ recipe = ""
 out = ""
 data-dir = ""
 with = ""
+fleet = ""
+launch = ""
 """
 
 APP = '''"""The two halves of a run, as fedloom has them."""

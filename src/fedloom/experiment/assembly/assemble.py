@@ -66,13 +66,14 @@ class Experiment:
 
 def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
     recipe, part = loaded.recipe, loaded.recipe.fleet
+    _refuse_given_amiss(loaded)
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
     models, strangers = build_models(loaded, tables, seen), round(part.unseen * recipe.data.devices)
     unseen = generator(recipe.seed, "unseen").permutation(recipe.data.devices)[:strangers]
     fleet = Fleet(
         side_by_side(models), shares, recipe.data.devices, recipe.seed, part.assignment,
-        unseen=frozenset(unseen.tolist()),
+        unseen=frozenset(unseen.tolist()), given=part.given,
     )  # fmt: skip
     if part.eligible:
         fleet = fleet.restricted(part.eligible)
@@ -81,6 +82,16 @@ def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
         place = ("fleet", "eligible" if part.eligible else "unseen")
         raise loaded.error(Problem(place, "RECIPE_VALUE", said))
     return fleet
+
+
+def _refuse_given_amiss(loaded: Loaded) -> None:
+    part, devices = loaded.recipe.fleet, loaded.recipe.data.devices
+    if part.given and part.assignment == "redrawn":
+        said = "tiers cannot be given and redrawn"
+        raise loaded.error(Problem(("fleet", "given"), "RECIPE_VALUE", said, "leave fleet.assignment out"))
+    if part.given and len(part.given) != devices:
+        said = f"{len(part.given)} devices are given a tier, the recipe has {devices}"
+        raise loaded.error(Problem(("fleet", "given"), "RECIPE_VALUE", said))
 
 
 def build_models(loaded: Loaded, tables: Tables, seen: Outline) -> list[tuple[str, Model]]:

@@ -89,7 +89,7 @@ def held_examples(loaded: Loaded, seen: Outline) -> int:
 def one_of_each(fleet: Fleet) -> Fleet:
     """A fleet of the same tiers with a device for each."""
     shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
-    return replace(fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", unseen=frozenset())
+    return replace(fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", unseen=frozenset(), given=())
 
 
 def rehearse(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> Rehearsal:

@@ -49,7 +49,7 @@ def roster_over(grid: "Grid", fleet: Fleet, place: "Place | None" = None) -> "Ro
     from ...engines.flower.post import Post
     from ...engines.flower.roster import Roster
 
-    return Roster(Post(grid), place or partial(_numbered, fleet), fleet.size)
+    return Roster(Post(grid), place or partial(numbered, fleet), fleet.size)
 
 
 def over_flower(experiment: Experiment, roster: "Roster", hang_up: Callable[[], None] = lambda: None) -> Experiment:
@@ -88,7 +88,7 @@ def _home_on_ray(own: Config, recipe: Mapping[str, Any], config: Config) -> Any:
     return home_of(recipe, {**config, **own})
 
 
-def _numbered(fleet: Fleet, node: int, said: Mapping[str, Any]) -> str | None:
+def numbered(fleet: Fleet, node: int, said: Mapping[str, Any]) -> str | None:
     number = said.get("index")
     return fleet.name(number) if type(number) is int and 0 <= number < fleet.size else None
 

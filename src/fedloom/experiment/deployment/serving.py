@@ -1,40 +1,73 @@
 """A run with real devices, and a device of one, as the two halves of a Flower app."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...reporting import read_manifest
 from ..assembly.assemble import Experiment, assemble, refuse_deployment
-from ..recipes.load import load
+from ..recipes.load import Loaded, load
 from ..recipes.places import data_folder
 from ..recipes.problems import Problem
+from ..recipes.tables import Tables
 from ..running.record import recorded
 from ..running.resume import standing_of
+from .book import GATE_LOG, Book, read_book
 from .homes import Config, files_of, home_of, introduced, tables_of
 from .remote import over_flower, roster_over
+from .seats import by_key, knocking, seated
+from .server import serving_here
 
 if TYPE_CHECKING:
     from ...engines.flower.apps import ClientApp, ServerApp
     from ...engines.flower.post import Grid
+    from ...engines.flower.roster import Roster
 
 
 def serve(grid: "Grid", config: Config) -> None:
     """A run with real devices, as the server half of a Flower app: `recipe`, `out` (gone on with if it is there),
-    `data-dir`, `with`."""
+    `data-dir`, `with`; and `fleet`, the folder of a fleet whose devices are known by their keys."""
+    if config.get("launch"):
+        serving_here(Path(str(config["fleet"])), str(config["launch"]))
     tables, folder = tables_of(files_of(config)), Path(str(config["out"]))
     data = data_folder(str(config.get("data-dir", "")))
     begun = folder.exists()
     if begun and read_manifest(folder)["status"] == "finished":  # whoever restarts what has ended need not know
         return
-    loaded = load(folder / "recipe.toml" if begun else str(config["recipe"]), tables)
-    experiment = assemble(loaded, tables, data)
-    refuse_deployment(loaded, experiment.method)
+    experiment = assemble(load(folder / "recipe.toml" if begun else str(config["recipe"]), tables), tables, data)
+    refuse_deployment(experiment.loaded, experiment.method)
     _refuse_pooled(experiment)
-    served = replace(over_flower(experiment, roster_over(grid, experiment.fleet)), deployed=True)
+    if config.get("fleet"):
+        experiment, roster = _introduced(experiment, tables, data, grid, Path(str(config["fleet"])), begun)
+    else:
+        roster = roster_over(grid, experiment.fleet)
+    served = replace(over_flower(experiment, roster), deployed=True)
     since = standing_of(folder, served, lambda said: None) if begun else None
     for _ in recorded(served, folder, since):
         pass
+
+
+def _introduced(
+    experiment: Experiment, tables: Tables, data: Path, grid: "Grid", home: Path, begun: bool
+) -> "tuple[Experiment, Roster]":
+    """With devices that are known by their keys, each in the tier it is given when the run begins."""
+    book = read_book(home)
+    refuse_other_size(experiment.loaded, book)
+    roster = roster_over(grid, experiment.fleet, by_key(book, experiment.fleet))
+    if not begun:
+        seen = roster.meet()
+        loaded = seated(experiment.loaded, tables, data, experiment.fleet, book, seen)
+        experiment = assemble(loaded, tables, data)
+    roster.turned_away = partial(knocking, home / GATE_LOG, experiment.standing)
+    return experiment, roster
+
+
+def refuse_other_size(loaded: Loaded, book: Book) -> None:
+    size, known = loaded.recipe.data.devices, len(book.entries)
+    if size != known:
+        said = f"the recipe has {size} devices, the fleet {known}"
+        raise loaded.error(Problem(("data", "devices"), "FLEET_SIZE", said, f"--set data.devices={known}"))
 
 
 def _refuse_pooled(experiment: Experiment) -> None:

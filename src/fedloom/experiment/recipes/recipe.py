@@ -63,6 +63,7 @@ class FleetPart(Part):
     participation: Share = 1.0
     sampling: Sampling = "fixed_size"
     assignment: Assignment = "fixed"
+    given: tuple[str, ...] = ()  # the tier of every device, in place of shares
     eligible: tuple[str, ...] = ()
     unseen: Fraction = 0.0  # a share of the devices that is judged but never trains
     server_speed: Positive | None = None  # multiply-adds a second

@@ -36,7 +36,7 @@ class Tables:
 
     def with_file(self, path: Path) -> "Tables":
         """A Python file's METHODS, MODELS and DATASETS beside the known ones."""
-        module = _module(path)
+        module = module_of(path)
         found = {name: getattr(module, name.upper(), None) for name in ("methods", "models", "datasets")}
         if not any(found.values()):
             hint = "define METHODS, MODELS or DATASETS in it: a dict from a name to your class or function"
@@ -52,7 +52,8 @@ def _is_table(entries: Any) -> bool:
     return isinstance(entries, Mapping) and all(isinstance(k, str) and callable(v) for k, v in entries.items())
 
 
-def _module(path: Path) -> Any:
+def module_of(path: Path) -> Any:
+    """A user's Python file, read once."""
     if not path.is_file():
         raise RecipeError([Problem((), "FILE_MISSING", f"there is no file {path}")], str(path))
     name = f"fedloom_user_{path.stem}"

@@ -174,7 +174,8 @@ def _tiers(tiers: Sequence[Mapping[str, Any]], fleet: Mapping[str, Any], engine:
     for number, name in enumerate(names):
         if name in names[:number] and "name" in tiers[number]:
             problems.append(Problem(("tiers", number, "name"), "RECIPE_VALUE", "two tiers of one name", value=name))
-    for place, said in ((("fleet", "eligible"), fleet.get("eligible")), (("engine", "blocks"), engine.get("blocks"))):
+    named = ((("fleet", "eligible"), fleet), (("fleet", "given"), fleet), (("engine", "blocks"), engine))
+    for place, said in ((place, part.get(place[1])) for place, part in named):
         for name in said if isinstance(said, list | tuple | Mapping) else ():
             if name not in names:
                 hint = nearest(str(name), names)

@@ -1,0 +1,166 @@
+"""A fleet's server, looked after: Flower's programs, the gate, and the run itself, which goes on from its last
+checkpoint whatever has ended."""
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from ...durable import write_whole
+from ...reporting import read_manifest
+from ..running.checkpoint import FOLDER, Checkpoints
+from .book import GATE_LOG, Book
+from .duty import lines
+from .keys import Authority, is_loopback
+
+if TYPE_CHECKING:
+    from ...engines.flower.gate import Gate
+
+APP = "app.json"
+LOOK_EVERY = 0.5  # seconds
+BEGIN_WITHIN = 180.0  # seconds from Flower's promise to run the server's half until it is there
+MOST_FUTILE = 3  # times in a row that it may end without a round more
+
+
+class GivenUp(Exception):  # noqa: N818 - named for what is wrong
+    """The server's half of the run ends again and again."""
+
+
+@dataclass
+class Supervisor:
+    book: Book
+    out: Path
+    config: Mapping[str, str]  # of the server's half: recipe, data-dir, with
+    say: Callable[[str], None]
+    _launch: str = ""
+    _run: str = ""  # with Flower
+    _launched: float = 0.0
+    _futile: int = 0
+    _rounds: int = -1  # that were saved when the server's half was last started
+    _shown: int = 0
+
+    def play(self) -> None:
+        """Until the run has finished."""
+        from ...engines.flower.shim import write_app
+        from ...engines.flower.station import Station
+
+        home = self.book.folder / "flower"
+        station = Station(home, _certificates(self.book), self.say)
+        gate = None
+        try:
+            station.start()
+            gate = open_gate(self.book, station.port)
+            self.say(f"devices may come to {self.book.server}")
+            self._register(station)
+            app = write_app(home / "app")
+            while not self.finished():
+                station.tend()
+                self._show()
+                if not self._running():
+                    self._begin(station, app)
+                time.sleep(LOOK_EVERY)
+            self._show()
+        finally:
+            if gate is not None:
+                gate.shutdown()
+            station.end()
+
+    def finished(self) -> bool:
+        with suppress(OSError, ValueError):
+            return bool(read_manifest(self.out)["status"] == "finished")
+        return False
+
+    def _register(self, station: Any) -> None:
+        if not self.book.secure:
+            return
+        known = {one.name: one.node for one in self.book.entries if one.node is not None}
+        self.book = self.book.registered(station.register({one.name: one.key for one in self.book.entries}, known))
+        self.book.write()
+
+    def _running(self) -> bool:
+        """Whether the server's half is there, or may yet come."""
+        from ...engines.flower.processes import alive
+
+        if not self._launch:
+            return False
+        with suppress(OSError, ValueError):
+            said = json.loads((self.book.folder / APP).read_text("utf-8"))
+            if said["launch"] == self._launch:
+                return alive(int(said["pid"]))
+        return time.monotonic() - self._launched < BEGIN_WITHIN
+
+    def _begin(self, station: Any, app: Path) -> None:
+        """The server's half, from the last checkpoint if there is one."""
+        from ...engines.flower.station import FlowerFailed
+
+        saved = rounds_saved(self.out)
+        if self._launch:
+            self._futile = self._futile + 1 if saved == self._rounds else 0
+            self.say(f"the server's half has ended; it goes on after round {saved}")
+        if self._futile >= MOST_FUTILE:
+            raise GivenUp(f"it ended {MOST_FUTILE} times without a round more: see {station.home}/flower-superexec.log")
+        self._rounds, self._launch = saved, uuid4().hex
+        try:
+            if self._run:
+                with suppress(FlowerFailed):  # what has ended cannot be stopped
+                    station.abandon(self._run)
+            config = {**self.config, "out": str(self.out.resolve()), "fleet": str(self.book.folder.resolve())}
+            self._run = station.launch(app, {**config, "launch": self._launch})
+            self._launched = time.monotonic()
+        except FlowerFailed as error:  # its SuperLink may just be away
+            self.say(str(error))
+            self._launch = ""
+
+    def _show(self) -> None:
+        for line in list(lines(self.out / "timings.jsonl"))[self._shown :]:
+            self._shown += 1
+            self.say(f"round {line['round']}  {line['seconds']:.1f} s")
+
+
+def serving_here(folder: Path, launch: str) -> None:
+    """Told by the server's half to whoever looks after it."""
+    write_whole(folder / APP, json.dumps({"pid": os.getpid(), "launch": launch}).encode())
+
+
+def rounds_saved(out: Path) -> int:
+    point = Checkpoints(out / FOLDER).newest() if (out / FOLDER).exists() else None
+    return point.number if point else 0
+
+
+def open_gate(book: Book, port: int) -> "Gate":
+    from ...engines.flower.gate import Porter, opened
+
+    inner = outer = None
+    if book.secure:
+        made = Authority(book.folder)
+        outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        outer.minimum_version = ssl.TLSVersion.TLSv1_2
+        outer.load_cert_chain(made.server_certificate, made.server_key)
+        inner = ssl.create_default_context(cafile=str(made.certificate))
+    admits = _keys(book) if book.secure else None
+    host = "127.0.0.1" if is_loopback(book.host) else ""
+    return opened((host, book.port), Porter(("127.0.0.1", port), book.folder / GATE_LOG, outer, inner, admits))
+
+
+def _keys(book: Book) -> Callable[[str], bool]:
+    from cryptography.hazmat.primitives import serialization as form
+
+    def as_pem(key: str) -> str:
+        public = form.load_ssh_public_key(key.encode())
+        return public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo).decode().strip()
+
+    known = {as_pem(one.key) for one in book.entries}
+    return lambda key: key.strip() in known
+
+
+def _certificates(book: Book) -> Any:
+    from ...engines.flower.station import Certificates
+
+    made = Authority(book.folder)
+    return Certificates(made.certificate, made.server_certificate, made.server_key) if book.secure else None
