@@ -24,6 +24,7 @@ MOST_ECHO = 4 << 20  # bytes
 KEY = "flwr-public-key"
 TLS_HELLO = b"\x16"
 CHUNK = 1 << 18  # bytes
+LINGER = 1.0  # seconds
 IDLE = 120.0  # seconds without a word, after which a connection is closed
 MOST_AT_ONCE = 1024  # connections
 QUIET_FOR = 10.0  # seconds: whoever knocks in the same wrong way again is not written down again
@@ -75,7 +76,8 @@ class Gate(ThreadingHTTPServer):
             request.settimeout(IDLE)
             visitor = self._greeted(request, client_address[0])
             if visitor is not None:
-                _Visit(visitor, client_address, self)
+                with visitor:  # the caller closes only what it has accepted
+                    _Visit(visitor, client_address, self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that broke is the device's to open again."""
@@ -153,6 +155,7 @@ class _Visit(BaseHTTPRequestHandler):
         except (OSError, http.client.HTTPException):  # the server is away; devices know how to wait
             self.close_connection = True
             self._answer(503, [], b"")
+            self._hear_out(length)
             return
         passed = [(name, value) for name, value in answer.getheaders() if name.lower() not in OF_ONE_HOP]
         self._answer(answer.status, passed, answer.read())
@@ -184,9 +187,19 @@ class _Visit(BaseHTTPRequestHandler):
             yield part
 
     def _refuse(self, status: int, code: str, reason: str) -> None:
-        self.close_connection = True  # its body has not been read
+        self.close_connection = True
         self.server.porter.turn_away(self.client_address[0], code, reason)
         self._answer(status, [], reason.encode())
+        length = self.headers.get("Content-Length", "")
+        self._hear_out(int(length) if length.isdigit() else 0)
+
+    def _hear_out(self, length: int) -> None:
+        """Who is closed upon in the middle of a message may never see the answer to it."""
+        self.wfile.flush()
+        self.connection.settimeout(LINGER)
+        with suppress(OSError):
+            for _ in zip(self._body(length), range(MOST_ECHO // CHUNK), strict=False):
+                pass
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)
@@ -207,5 +220,5 @@ def _reason(error: ssl.SSLError) -> str:
 def opened(address: tuple[str, int], porter: Porter) -> Gate:
     """At work in a thread of its own until it is shut down."""
     gate = Gate(address, porter)
-    threading.Thread(target=gate.serve_forever, name="gate", daemon=True).start()
+    threading.Thread(target=gate.serve_forever, args=(0.2,), name="gate", daemon=True).start()
     return gate

@@ -1,0 +1,81 @@
+"""python -m tests.fleet_chaos: a real fleet on loopback, in each run of which one process is killed at some moment.
+
+Where no device was lost, a run must end with the weights of one that nobody disturbed; where one was, a round in which
+its reply is missing must be told of.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from fedloom.experiment import Tables, assemble, load
+from fedloom.experiment.recipes.toml import dumps
+from fedloom.experiment.running.record import recorded
+from tests.real_fleet import Killer, lines, real_fleet
+
+TIERS = ("large", "medium", "small")
+
+
+def recipe(rounds: int, devices: int) -> dict[str, object]:
+    widths = (1.0, 0.5, 0.25)
+    return {
+        "rounds": rounds,
+        "data": {"dataset": "digits", "devices": devices, "most_examples": 40},
+        "model": {"family": "mlp", "hidden": [16]},
+        "tiers": [
+            {"name": n, "share": s, "width": w} for n, s, w in zip(TIERS, (0.34, 0.33, 0.33), widths, strict=True)
+        ],
+        "training": {"batch_size": 10, "optimiser": {"kind": "sgd", "learning_rate": 0.1}},
+        "method": {"name": "heterofl"},
+        "evaluation": {"tests": ["global"], "every": rounds},
+        "faults": {"deadline": 240.0},
+    }
+
+
+def undisturbed(document: dict[str, object], given: list[str], folder: Path) -> str:
+    """The weights of the same run in process."""
+    said = {**document, "fleet": {"given": given}}
+    del said["faults"]
+    for _ in recorded(assemble(load(said, Tables()), Tables(), folder), folder / "here"):
+        pass
+    return str(json.loads((folder / "here" / "manifest.json").read_text())["sha256"])
+
+
+def one_run(target: str, seed: int, devices: int = 3, rounds: int = 4) -> str:
+    draw = random.Random(seed)
+    document = recipe(rounds, devices)
+    given = [TIERS[number * len(TIERS) // devices] for number in range(devices)]
+    with tempfile.TemporaryDirectory() as scratch:
+        home, out = Path(scratch), Path(scratch) / "run"
+        (home / "recipe.toml").write_text(dumps(document), encoding="utf-8")
+        with real_fleet(home, [f"d{number}:{tier}" for number, tier in enumerate(given)]) as fleet:
+            killer = Killer(fleet, out, target, draw)
+            fleet.serve(home / "recipe.toml", out)
+            fleet.join()
+            began = time.monotonic()
+            fleet.await_end(1200, killer)
+            took = time.monotonic() - began
+        found = json.loads((out / "manifest.json").read_text())["sha256"]
+        same = found == undisturbed(document, given, home)
+        events = [f"{one['code']} {one['device']} round {one['round']}" for one in lines(out / "events.jsonl")]
+        degraded = [one["round"] for one in lines(out / "rows.jsonl") if one["metric"] == "degraded"]
+        assert killer.done, "nobody was killed"
+        assert same or (target == "node" and events), (killer.done, events)
+        said = "the same weights" if same else f"without {events}"
+        return (
+            f"{killer.done}: finished in {took:.0f} s, {said}, degraded rounds {sorted(set(degraded))}, events {events}"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--devices", type=int, default=3)
+    asked = parser.parse_args()
+    for number in range(asked.runs):
+        target = ("app", "link", "node")[number % 3]
+        print(one_run(target, asked.seed + number, asked.devices), flush=True)

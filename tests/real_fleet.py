@@ -1,0 +1,146 @@
+"""A real fleet on loopback, by the commands a user types: one server, devices with folders of their own, and whatever
+may be killed among them. Everything is ended whatever happens."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedloom.engines.flower.processes import descendants, end_all, free_port
+
+FEDLOOM = (sys.executable, "-m", "fedloom")
+
+
+@dataclass
+class RealFleet:
+    home: Path
+    devices: Sequence[str]  # as `deploy keys` takes them
+    data: Sequence[Path] = ()  # a folder for each device
+    port: int = field(default_factory=free_port)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "fleet"
+
+    def bundle(self, name: str) -> Path:
+        return self.folder / "devices" / name
+
+    def names(self) -> list[str]:
+        return [one.partition(":")[0] for one in self.devices]
+
+    def enroll(self) -> None:
+        wishes = [word for one in self.devices for word in ("--device", one)]
+        self.done("deploy", "keys", str(self.folder), "--server", f"127.0.0.1:{self.port}", *wishes)
+
+    def done(self, *words: str) -> str:
+        ended = subprocess.run([*FEDLOOM, *words], capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def start(self, name: str, *words: str) -> None:
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen([*FEDLOOM, *words], stdout=log, stderr=subprocess.STDOUT)
+
+    def serve(self, recipe: Path, out: Path, *words: str) -> None:
+        self.start("server", "deploy", "server", str(recipe), "--fleet", str(self.folder), "--out", str(out), *words)
+
+    def join(self, *names: str) -> None:
+        for number, name in enumerate(self.names()):
+            if name in names or not names:
+                data = ["--data-dir", str(self.data[number])] if self.data else []
+                self.start(name, "deploy", "device", str(self.bundle(name)), *data)
+
+    def await_end(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Of the server; `meanwhile` is called every half second."""
+        until = time.monotonic() + seconds
+        while self.processes["server"].poll() is None:
+            assert time.monotonic() < until, self.logs()
+            meanwhile()
+            time.sleep(0.5)
+        assert self.processes["server"].returncode == 0, self.logs()
+
+    def logs(self) -> str:
+        found = [*self.home.glob("*.log"), *self.folder.glob("flower/*.log")]
+        return "\n".join(f"== {path.name}\n{path.read_text('utf-8', 'replace')[-1500:]}" for path in found)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            end_all(process.pid, process)
+
+    def victims(self, name: str, program: str) -> list[int]:
+        """Processes of a program that one of ours has started."""
+        return [pid for pid in descendants(self.processes[name].pid) if program in command(pid)]
+
+    def the_apps(self) -> list[int]:
+        """The process that runs the server's half."""
+        with suppress(OSError, ValueError):
+            return [int(json.loads((self.folder / "app.json").read_text())["pid"])]
+        return []
+
+
+def command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def real_fleet(home: Path, devices: Sequence[str], data: Sequence[Path] = ()) -> Iterator[RealFleet]:
+    home.mkdir(parents=True, exist_ok=True)
+    fleet = RealFleet(home, devices, data)
+    fleet.enroll()
+    try:
+        yield fleet
+    finally:
+        fleet.end()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def committed(out: Path) -> int:
+    return max((line["round"] for line in lines(out / "timings.jsonl")), default=0)
+
+
+@dataclass
+class Killer:
+    """Kills one of a fleet's processes once, some time after the first round."""
+
+    fleet: RealFleet
+    out: Path
+    target: str  # node, link, app
+    draw: random.Random
+    done: str = ""
+    _at: float | None = None
+
+    def __call__(self) -> None:
+        if self.done or not committed(self.out):
+            return
+        self._at = self._at or time.monotonic() + self.draw.uniform(0, 20)
+        if time.monotonic() < self._at:
+            return
+        name = self.draw.choice(self.fleet.names())
+        pids = {
+            "node": lambda: self.fleet.victims(name, "flower-supernode"),
+            "link": lambda: self.fleet.victims("server", "flower-superlink"),
+            "app": self.fleet.the_apps,
+        }[self.target]()
+        if pids:
+            kill(pids)
+            self.done = f"{self.target} {name if self.target == 'node' else ''} after round {committed(self.out)}"
