@@ -120,27 +120,31 @@ def committed(out: Path) -> int:
 
 @dataclass
 class Killer:
-    """Kills one of a fleet's processes once, some time after the first round."""
+    """Kills a fleet's processes, one after the other: each in a later round than the last, at some moment of it."""
 
     fleet: RealFleet
     out: Path
-    target: str  # node, link, app
+    targets: list[str]  # node, link, app
     draw: random.Random
-    done: str = ""
+    done: list[str] = field(default_factory=list)
+    _round: int = 0  # of the last one
     _at: float | None = None
 
     def __call__(self) -> None:
-        if self.done or not committed(self.out):
+        if not self.targets or committed(self.out) <= self._round:
             return
-        self._at = self._at or time.monotonic() + self.draw.uniform(0, 20)
+        self._at = self._at or time.monotonic() + self.draw.uniform(0, 10)
         if time.monotonic() < self._at:
             return
-        name = self.draw.choice(self.fleet.names())
-        pids = {
-            "node": lambda: self.fleet.victims(name, "flower-supernode"),
-            "link": lambda: self.fleet.victims("server", "flower-superlink"),
-            "app": self.fleet.the_apps,
-        }[self.target]()
+        target, name = self.targets[0], self.draw.choice(self.fleet.names())
+        pids = self._processes(target, name)
         if pids:
             kill(pids)
-            self.done = f"{self.target} {name if self.target == 'node' else ''} after round {committed(self.out)}"
+            self._round, self._at = committed(self.out), None
+            self.done.append(f"{target} {name if target == 'node' else ''} after round {self._round}")
+            self.targets.pop(0)
+
+    def _processes(self, target: str, name: str) -> list[int]:
+        if target == "node":
+            return self.fleet.victims(name, "flower-supernode")
+        return self.fleet.victims("server", "flower-superlink") if target == "link" else self.fleet.the_apps()

@@ -13,7 +13,7 @@ pytest.importorskip("cryptography")
 
 from fedloom.experiment import RecipeError, Tables, assemble, load
 from fedloom.experiment.assembly.standing import Standing
-from fedloom.experiment.deployment.book import enroll, read_book, read_bundle, wish
+from fedloom.experiment.deployment.book import enroll, read_book, read_bundle, revoke, wish
 from fedloom.experiment.deployment.homes import home_of, introduced
 from fedloom.experiment.deployment.keys import is_loopback
 from fedloom.experiment.deployment.seats import by_key, knocking, largest_allowed, machine, seated
@@ -55,6 +55,13 @@ def test_a_server_that_moves_keeps_its_authority(tmp_path: Path) -> None:
     assert (tmp_path / "ca.crt").read_bytes() == before["ca.crt"]
     assert (tmp_path / "server.crt").read_bytes() != before["server.crt"]
     assert read_bundle(tmp_path / "devices" / "one").server == "b.example:1"
+
+
+def test_a_revoked_key_is_none_of_the_fleets(tmp_path: Path) -> None:
+    book = revoke(enroll(tmp_path, "a.example:1", [wish("a"), wish("b")], secure=True), ["a"])
+    assert [(one.name, bool(one.key)) for one in read_book(tmp_path).entries] == [("a", False), ("b", True)]
+    with pytest.raises(RecipeError, match="no device c"):
+        revoke(book, ["c"])
 
 
 def test_a_device_may_bring_its_own_key(tmp_path: Path) -> None:

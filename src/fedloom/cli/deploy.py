@@ -32,14 +32,15 @@ def keys(
             "--device", metavar="NAME[:TIER][=PUBLIC]", help="Its name; the largest tier it may carry; its key."
         ),
     ] = [],  # noqa: B006 - typer reads it, nobody changes it
+    revoked: Annotated[list[str], typer.Option("--revoke", metavar="NAME", help="Its key is worth nothing now.")] = [],  # noqa: B006
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine alone.")] = False,
     format: OutputFormat = Format.text,
 ) -> None:
     """Make a fleet: an authority, the server's certificate, and a folder with a key for every device. Again: more."""
     with exits(format):
-        from ..experiment.deployment.book import enroll, wish
+        from ..experiment.deployment.book import enroll, revoke, wish
 
-        book = enroll(folder, server, [wish(one) for one in devices], secure=not insecure)
+        book = revoke(enroll(folder, server, [wish(one) for one in devices], secure=not insecure), revoked)
         bundles = [str(folder / "devices" / one.name) for one in book.entries]
         if format is Format.json:
             say_json({"server": book.server, "devices": [{"name": one.name, "cap": one.cap} for one in book.entries]})

@@ -22,7 +22,7 @@ GATE_LOG = "gate.jsonl"
 class Entry:
     name: str
     cap: str | None  # the largest tier that its key may carry; None: whatever fits
-    key: str  # the public half, as ssh writes it; "": a fleet without keys
+    key: str  # the public half, as ssh writes it; "": it has none, or none any more
     node: int | None = None  # by which Flower knows the key, once it is registered
 
 
@@ -111,6 +111,17 @@ def enroll(folder: Path, server: str | None, wishes: Iterable[Wish], secure: boo
     book.write()
     for number in range(len(book.entries)):
         _bundle(book, number)
+    return book
+
+
+def revoke(book: Book, names: Iterable[str]) -> Book:
+    """These devices keep their places, and are let in no more."""
+    for name in names:
+        if name not in {one.name for one in book.entries}:
+            raise problem(book.folder, "DEVICE_NAME", f"there is no device {name}")
+        entries = tuple(replace(one, key="") if one.name == name else one for one in book.entries)
+        book = replace(book, entries=entries)
+    book.write()
     return book
 
 

@@ -80,7 +80,7 @@ class Supervisor:
         if not self.book.secure:
             return
         known = {one.name: one.node for one in self.book.entries if one.node is not None}
-        self.book = self.book.registered(station.register({one.name: one.key for one in self.book.entries}, known))
+        self.book = self.book.registered(station.register({one.name: one.key for one in self.book.entries if one.key}, known))
         self.book.write()
 
     def _running(self) -> bool:
@@ -155,7 +155,7 @@ def _keys(book: Book) -> Callable[[str], bool]:
         public = form.load_ssh_public_key(key.encode())
         return public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo).decode().strip()
 
-    known = {as_pem(one.key) for one in book.entries}
+    known = {as_pem(one.key) for one in book.entries if one.key}
     return lambda key: key.strip() in known
 
 

@@ -1,0 +1,93 @@
+"""A real fleet by the commands a user types: TLS, keys, a gate. Whoever should not be heard is not, each for its own
+reason; and a run outlives what it runs on."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedloom.engines.flower.processes import end_all, environment, free_port, program
+from fedloom.experiment.deployment.book import enroll, wish
+from fedloom.experiment.recipes.toml import dumps
+from tests.fleet_chaos import one_run, recipe
+from tests.real_fleet import lines, real_fleet
+
+LIAR = '''"""A device that says now and then what it should not; installed on it, so no server can prevent it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+import fedloom.engines.flower.device as device
+
+honest, kept = device.answer, Path(__file__).with_name("kept")
+
+
+def answer(heading, sent, remembers):
+    if heading.round == 1:
+        kept.with_suffix(".json").write_text(json.dumps([dataclasses.asdict(heading), list(sent)]))
+        for name, tensors in sent.items():
+            save_file({key: one.contiguous() for key, one in tensors.items()}, kept.with_suffix("." + name))
+    if heading.round == 2:  # what it said before, word for word
+        said, names = json.loads(kept.with_suffix(".json").read_text())
+        sent = {name: load_file(kept.with_suffix("." + name)) for name in names}
+        return honest(type(heading)(**said), sent, remembers)
+    lies = {3: {"tier": "large"}, 4: {"run": "another"}}
+    return honest(dataclasses.replace(heading, **lies.get(heading.round, {})), sent, remembers)
+
+
+device.answer = answer
+DATASETS = {"of-a-liar": answer}
+'''
+
+
+@contextmanager
+def stranger(home: Path, server: str, *lock: str) -> Iterator[None]:
+    """A SuperNode that nobody has invited."""
+    home.mkdir()
+    command = [program("flower-supernode"), "--superlink", server, "--port", str(free_port()), *lock]
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment(home), stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        end_all(process.pid, process)
+
+
+@pytest.mark.slow
+def test_six_who_are_not_heard(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(dumps(recipe(4, 2)), encoding="utf-8")
+    (tmp_path / "liar.py").write_text(LIAR, encoding="utf-8")
+    out, others = tmp_path / "run", enroll(tmp_path / "others", "127.0.0.1:1", [wish("x")], secure=True)
+    key, their_authority = others.folder / "devices" / "x" / "key", others.folder / "ca.crt"
+    with real_fleet(tmp_path / "ours", ["honest:large", "liar:small"]) as fleet:
+        fleet.serve(tmp_path / "recipe.toml", out)
+        fleet.join("honest")
+        fleet.start("liar", "deploy", "device", str(fleet.bundle("liar")), "--with", str(tmp_path / "liar.py"))
+        server, trust = f"127.0.0.1:{fleet.port}", ["--root-certificates", str(fleet.folder / "ca.crt")]
+        proof = ["--auth-supernode-private-key", str(key)]
+        with (
+            stranger(tmp_path / "plain", server, "--insecure"),
+            stranger(tmp_path / "distrustful", server, "--root-certificates", str(their_authority), *proof),
+            stranger(tmp_path / "unknown", server, *trust, *proof),
+        ):
+            fleet.await_end(600)
+    events = lines(out / "events.jsonl")
+    found = {(one["code"], one["reason"].partition(": ")[2] or one["reason"]) for one in events}
+    said = {code: [reason for one, reason in sorted(found) if one == code] for code, _ in found}
+    assert said["PLAINTEXT"] == ["it speaks without TLS"]
+    assert any("unknown ca" in reason for reason in said["TLS"])
+    assert said["UNREGISTERED"] == ["its key is none of this fleet's"]
+    liars = {(one["round"], one["code"]): one["reason"] for one in events if one["device"] == "1"}
+    assert set(liars) == {(2, "STALE"), (3, "TIER_MISMATCH"), (4, "STALE")}
+    assert liars[2, "STALE"] != liars[4, "STALE"]
+    assert {one["device"] for one in events} == {"", "1"}
+
+
+@pytest.mark.slow
+def test_a_run_outlives_what_it_runs_on() -> None:
+    assert "the same weights" in one_run(("app", "link"), seed=1, devices=2, rounds=4)
