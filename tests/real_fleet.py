@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedloom.engines.flower.processes import descendants, end_all, free_port
+from fedloom.engines.flower.processes import command_of, descendants, end_all, free_port
 
 FEDLOOM = (sys.executable, "-m", "fedloom")
 
@@ -78,19 +78,13 @@ class RealFleet:
 
     def victims(self, name: str, program: str) -> list[int]:
         """Processes of a program that one of ours has started."""
-        return [pid for pid in descendants(self.processes[name].pid) if program in command(pid)]
+        return [pid for pid in descendants(self.processes[name].pid) if program in command_of(pid)]
 
     def the_apps(self) -> list[int]:
         """The process that runs the server's half."""
         with suppress(OSError, ValueError):
             return [int(json.loads((self.folder / "app.json").read_text())["pid"])]
         return []
-
-
-def command(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return ""
 
 
 def kill(pids: Sequence[int]) -> None:

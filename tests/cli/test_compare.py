@@ -364,3 +364,14 @@ def test_a_recipe_for_other_rounds_cannot_stand_beside(fedloom_in):
     (folder / "longer.toml").write_text((folder / "my.toml").read_text().replace("rounds = 2", "rounds = 3"))
     said = call("compare", "my.toml", "longer.toml", "--format", "json", "--out", "none")
     assert (said.code, said.failure["error_code"]) == (4, "ARM_DIFFERS")
+
+
+def test_with_a_codec_a_round_moves_what_travels(fedloom, write, tmp_path):
+    write(("rounds = 2", "rounds = 1"))
+    said = fedloom(
+        "compare", "my.toml", "--controls", "small-for-all", "--set", "codec.up.kind=int8", "--out", "out",
+        "--format", "json",
+    )  # fmt: skip
+    for record in said.data["arms"]:
+        moved = {row.metric: row.value for row in read_rows(tmp_path / "out" / record["arm"] / "seed-0")}
+        assert record["bytes_per_round"] == moved["down_coded"] + moved["up_coded"] < moved["down"] + moved["up"]

@@ -88,7 +88,8 @@ def test_every_recipe_opens_with_its_command() -> None:
     recipes = [one for one in (ROOT / "recipes").rglob("*.toml") if one.parent.name != "ledger"]  # those are lists
     for recipe in sorted(recipes):
         place = recipe.relative_to(ROOT).as_posix()
-        assert re.match(rf"# fedloom (run {place}|compare {place} --seeds \d+.*)\n", recipe.read_text("utf-8")), place
+        verbs = rf"run {place}|compare {place} --seeds \d+.*|deploy server {place} --fleet my-fleet"
+        assert re.match(rf"# fedloom ({verbs})\n", recipe.read_text("utf-8")), place
 
 
 def test_the_recipe_page_names_every_key() -> None:

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedloom.experiment import Run
+from fedloom.evaluation.cka import cka_map, features
+from fedloom.experiment import Run, Tables
+from fedloom.experiment.finished.trained import finished, trained
+from fedloom.experiment.finished.wanted import Wanted
 
 Go = Callable[..., Run]
 
@@ -100,6 +102,31 @@ def test_models_that_the_server_has_are_compared(run: Go) -> None:
     assert 0 <= other["cka"][-1][-1] < 1
 
 
-def test_models_that_it_has_not_are_not(run: Go, tmp_path: Path) -> None:
-    done = run(rounds=1, method={"name": "standalone"})
-    assert json.loads((done.folder / "likeness.json").read_text()) == []
+@pytest.mark.parametrize(("method", "workers"), [("standalone", 1), ("standalone", 2), ("fedrep", 1)])
+def test_where_it_has_none_a_device_of_each_tier_stands_for_it(run: Go, method: str, workers: int) -> None:
+    """By what is read from the checkpoint afterwards. Both tiers' first devices: 0 and 2."""
+    done = run(own={"workers": workers}, rounds=1, method={"name": method})
+    experiment = finished(done.folder, Tables(), done.data)
+    x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
+    seen = []
+    for device in ("0", "2"):
+        kept = trained(done.folder, experiment, Wanted(device=device), Tables(), done.data)
+        seen.append(features(kept.model, kept.weights, x))
+    found = json.loads((done.folder / "likeness.json").read_text())
+    assert [one["layers"] for one in found] == [list(one) for one in seen]
+    for one, maps in zip(found, seen, strict=True):
+        assert one["cka"] == [pytest.approx(line, abs=1e-5) for line in cka_map(maps, seen[0])]
+
+
+def test_a_device_that_has_learned_stands_for_its_tier_before_one_that_has_not(run: Go) -> None:
+    done = run(rounds=1, method={"name": "standalone"}, data__devices=8, fleet={"participation": 0.25}, seed=1)
+    asked = {name for line in lines(done) for name in line["devices"]}
+    assert "0" not in asked  # or this would show nothing
+    experiment = finished(done.folder, Tables(), done.data)
+    x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
+    shown = json.loads((done.folder / "likeness.json").read_text())
+    first = min(asked)
+    kept = trained(done.folder, experiment, Wanted(device=first), Tables(), done.data)
+    maps = features(kept.model, kept.weights, x)
+    (own,) = [one for one in shown if one["tier"] == one["against"] == kept.tier]
+    assert own["cka"] == [pytest.approx(line, abs=1e-5) for line in cka_map(maps, maps)]

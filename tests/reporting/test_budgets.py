@@ -55,3 +55,30 @@ def test_who_cannot_end_a_round_has_nothing_to_show() -> None:
 
 def test_it_is_said_how_far_each_came() -> None:
     assert said(ARMS, "bytes")[1] == "at equal bytes: dear counts up to round 2 of 6"
+
+
+def coded(per_round: float, rounds: int, share: float) -> list[Row]:
+    """The same run behind a codec that leaves this share of the bytes."""
+    plain = rows(per_round, rounds)
+    moved = [row for row in plain if row.metric in ("down", "up")]
+    return plain + [Row(row.round, "", "", "", "", f"{row.metric}_coded", share * row.value) for row in moved]
+
+
+def test_with_a_codec_the_bytes_that_travelled_are_spent() -> None:
+    assert spending(coded(8.0, 3, 0.25), "bytes") == {1: 2.0, 2: 4.0, 3: 6.0}
+    arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(16.0, 6, 0.25))]  # 24 bytes at 4 a round
+    assert said(arms, "bytes")[1] == "at equal bytes: coded counts up to round 6 of 6"
+    assert said(arms[::-1], "bytes") == [
+        "at equal bytes: coded counts up to round 6 of 6", "at equal bytes: plain counts up to round 3 of 3",
+    ]  # fmt: skip
+
+
+def test_an_arm_behind_a_codec_is_not_cut_by_bytes_that_never_travelled() -> None:
+    arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(32.0, 6, 0.25)), arm("raw", rows(32.0, 6))]
+    assert [one.accuracies("large", "global") for one in at_equal_budgets(arms[:2], "bytes")] == [[30.0], [30.0]]
+    assert at_equal_budgets([arms[0], arms[2]], "bytes")[1].runs == [[]]
+
+
+def test_a_round_moves_what_travelled() -> None:
+    assert arm("plain", rows(8.0, 3)).bytes_per_round() == 8.0
+    assert arm("coded", coded(8.0, 3, 0.25), coded(16.0, 3, 0.25)).bytes_per_round() == 3.0

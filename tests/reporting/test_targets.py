@@ -55,6 +55,13 @@ def test_bytes_are_those_of_all_rounds_to_the_target():
     assert (found.rounds[1], found.bytes[1]) == (Amount(2, False), Amount(40.0, False))
 
 
+def test_with_a_codec_bytes_to_the_target_are_those_that_travelled():
+    coded = [Row(n, "", "", "", "", way, 2.0) for n in (1, 2, 3) for way in ("down_coded", "up_coded")]
+    rows = run_of(80.0, 84.0, 83.0) + coded
+    assert bytes_to(2, rows) == 8.0
+    assert reach(Arm("a", OWN, [rows]), "small", "global", 84.0).bytes == [Amount(8.0)]
+
+
 def test_rounds_that_were_not_judged_count_by_their_bytes():
     rows = [row for row in run_of(80.0, 85.0, 86.0, 87.0) if row.metric != "accuracy" or row.round % 2 == 0]
     found = reach(Arm("a", OWN, [rows]), "small", "global", 81.0)

@@ -19,15 +19,17 @@ from .options import (
     Sets,
     TableFormat,
     TestSet,
+    Tracked,
     Unit,
     With,
     Workers,
     listed,
     processes,
     read_judged,
+    tracked,
 )
 from .output import columns, exits, note, say, say_json
-from .progress import line
+from .progress import telling
 from .report import PAGE, page_of
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def compare(
     data_dir: DataDir = None,
     workers: Workers = None,
     files: With = [],  # noqa: B006
+    track: Tracked = [],  # noqa: B006
     format: ResultFormat = TableFormat.text,
     no_report: NoReport = False,
     quiet: Quiet = False,
@@ -74,6 +77,7 @@ def compare(
         from ..experiment.studies.controls import with_methods
 
         keep_the_heap()
+        followers = tracked(track)
         loaded, tables = read_judged(recipe, sets, seed, files, test)
         data = data_folder(data_dir)
         beside = {path.stem: load(path, tables, [*sets, f"seed={loaded.recipe.seed}"]) for path in others or []}
@@ -85,7 +89,8 @@ def compare(
         if equal is Unit.seconds:
             planned.refuse_without_clock()
         spoken = {"--methods": methods, "--controls": controls, "--equal": equal.value, "--test": test}
-        planned = replace(planned, command=command([recipe, *(others or [])], seeds, seed, sets, files, spoken))
+        again = command([recipe, *(others or [])], seeds, seed, sets, files, spoken)
+        planned = replace(planned, command=again, track=followers, noticed=note)
         tell(planned, follow_all(planned, test, quiet, equal), format, no_report)
 
 
@@ -132,8 +137,10 @@ def tell(planned: "Comparison", result: "Result", format: StrEnum, no_report: bo
 
 
 def follow_all(planned: "Comparison", test: str, quiet: bool, equal: Unit = Unit.rounds) -> "Result":
-    for name, done in planned.rounds():
-        note(line(name, done), quiet)
+    runs = {name: experiment.loaded.recipe.rounds for name, (experiment, _) in planned.left().items()}
+    with telling(quiet, runs) as tell:
+        for name, done in planned.rounds():
+            tell(name, done)
     return planned.result(test, equal.value)
 
 

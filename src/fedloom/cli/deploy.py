@@ -5,7 +5,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -68,7 +68,7 @@ def server(
 
         book, folder = read_book(fleet), out or fresh_folder(None, recipe.stem)
         config = {
-            "recipe": str(_settled(recipe, fleet, sets, seed, files, book).resolve()),
+            "recipe": str(_settled(recipe, fleet, sets, seed, files, data_folder(data_dir)).resolve()),
             "data-dir": str(data_folder(data_dir).resolve()),
             "with": ",".join(str(file.resolve()) for file in files),
         }
@@ -82,20 +82,20 @@ def server(
         _told(folder)
 
 
-def _settled(recipe: Path, fleet: Path, sets: list[str], seed: int | None, files: list[Path], book: Any) -> Path:
+def _settled(recipe: Path, fleet: Path, sets: list[str], seed: int | None, files: list[Path], data: Path) -> Path:
     """The recipe as it is to be run, beside the fleet: refused before anything is started."""
     from ..experiment.assembly.assemble import build, refuse_deployment
     from ..experiment.assembly.sources import outline
+    from ..experiment.deployment.book import read_book
     from ..experiment.deployment.serving import refuse_other_size
-    from ..experiment.recipes.places import data_folder
     from ..experiment.recipes.toml import dumps
 
     changes = [*sets, 'engine.kind="flower"']
     loaded, tables = read(recipe, changes, seed, files)
     if loaded.recipe.faults.deadline is None:
         loaded, tables = read(recipe, [*changes, f"faults.deadline={UNTIL_LATE}"], seed, files)
-    refuse_other_size(loaded, book)
-    _, method = build(loaded, tables, outline(loaded, tables, data_folder(None)))
+    refuse_other_size(loaded, read_book(fleet))
+    _, method = build(loaded, tables, outline(loaded, tables, data))
     refuse_deployment(loaded, method)
     path = fleet / "recipe.toml"
     path.write_text(dumps(loaded.recipe.document()), encoding="utf-8")

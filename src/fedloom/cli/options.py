@@ -21,6 +21,13 @@ class Unit(StrEnum):
     seconds = "seconds"
 
 
+class Track(StrEnum):
+    """What rows can be written for, besides the run's folder."""
+
+    tensorboard = "tensorboard"
+    mlflow = "mlflow"
+
+
 class TableFormat(StrEnum):
     """How a comparison's result is said."""
 
@@ -46,6 +53,9 @@ Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the recipe's on.")]
 TestSet = Annotated[str, typer.Option("--test", help="Judge on the global test set or on devices' local ones.")]
 Equal = Annotated[Unit, typer.Option("--equal", help="Compare arms at equal rounds, bytes or simulated seconds.")]
+Tracked = Annotated[
+    list[Track], typer.Option("--track", help="Write every row for this too; may be said twice. Needs fedloom[track].")
+]
 NoReport = Annotated[bool, typer.Option("--no-report", help="No report.html at the end.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
@@ -79,6 +89,19 @@ def read_judged(
     if test not in loaded.recipe.evaluation.tests:
         raise loaded.error(Problem(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))
     return loaded, tables
+
+
+def tracked(said: list[Track]) -> list[str]:
+    """What is to follow a run. Refused before anything is spent, where a library is missing."""
+    from ..experiment import Problem, RecipeError
+    from ..reporting.trackers import TrackerMissing, followed_by
+
+    names = [one.value for one in said]
+    try:
+        followed_by(names)
+    except TrackerMissing as error:
+        raise RecipeError([Problem((), "TRACKER_MISSING", str(error), error.hint)], "--track") from None
+    return names
 
 
 def listed(said: str) -> list[str]:

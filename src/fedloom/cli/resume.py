@@ -1,13 +1,27 @@
 """fedloom resume: go on with a run after a crash or an interruption. fedloom verify: play its last rounds again."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .compare import follow_all, tell
-from .options import DataDir, Equal, NoReport, OutputFormat, Quiet, TestSet, Unit, With, Workers, own_tables, processes
+from .options import (
+    DataDir,
+    Equal,
+    NoReport,
+    OutputFormat,
+    Quiet,
+    TestSet,
+    Tracked,
+    Unit,
+    With,
+    Workers,
+    own_tables,
+    processes,
+    tracked,
+)
 from .output import RUN_FAILED, Exit, Format, exits, note, say, say_json
 from .report import page_of
 from .run import final_table
@@ -22,6 +36,7 @@ def resume(
     data_dir: DataDir = None,
     workers: Workers = None,
     files: With = [],  # noqa: B006 - typer reads it, nobody changes it
+    track: Tracked = [],  # noqa: B006
     format: OutputFormat = Format.text,
     no_report: NoReport = False,
     quiet: Quiet = False,
@@ -33,18 +48,22 @@ def resume(
         from ..experiment.recipes.places import data_folder
         from ..experiment.running.resume import newest_run, reopened
         from ..experiment.studies.compare import is_comparison, reopened_comparison
+        from ..reporting.trackers import followed_by
         from .progress import follow
 
         keep_the_heap()
+        followers = tracked(track)
         folder = run or newest_run()
         tables = own_tables(files)
         if is_comparison(folder):
             planned = reopened_comparison(folder, tables, data_folder(data_dir), processes(workers), note)
+            planned = replace(planned, track=followers)
             tell(planned, follow_all(planned, test, quiet, equal), format, no_report)
             return
         experiment, since = reopened(folder, tables, data_folder(data_dir), processes(workers), note)
         note(f"{folder}: goes on after round {since.number}", quiet)
-        follow(experiment, folder, experiment.loaded.recipe.method.name, quiet, since)
+        name = experiment.loaded.recipe.method.name
+        follow(experiment, folder, name, quiet, since, followed_by(followers, noticed=note))
         finished, page = Run(folder), page_of(folder, no_report)
         if format is Format.json:
             say_json({"run": str(folder), "since": since.number, "final": [asdict(one) for one in finished.final]})

@@ -7,8 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .compare import follow_all, told
-from .options import DataDir, NoReport, Out, OutputFormat, Quiet, Seed, Sets, With, Workers, demo, processes, read
-from .output import Format, columns, exits, say, say_json
+from .options import (
+    DataDir,
+    NoReport,
+    Out,
+    OutputFormat,
+    Quiet,
+    Seed,
+    Sets,
+    Tracked,
+    With,
+    Workers,
+    demo,
+    processes,
+    read,
+    tracked,
+)
+from .output import Format, columns, exits, note, say, say_json
 from .progress import follow
 from .report import page_of
 
@@ -33,6 +48,7 @@ def run(
     workers: Workers = None,
     engine: EngineKind = None,
     files: With = [],  # noqa: B006
+    track: Tracked = [],  # noqa: B006
     format: OutputFormat = Format.text,
     no_report: NoReport = False,
     quiet: Quiet = False,
@@ -43,8 +59,10 @@ def run(
         from ..experiment import Problem, Run, assemble, comparison
         from ..experiment.deployment.remote import engaged
         from ..experiment.recipes.places import data_folder, fresh_folder
+        from ..reporting.trackers import followed_by
 
         keep_the_heap()
+        followers = tracked(track)
         chosen = [] if engine is None else [f"engine.kind={engine}"]
         loaded, tables = read(recipe or demo(), [*sets, *chosen], seed, files)
         if recipe is None and chosen:
@@ -52,7 +70,7 @@ def run(
         if recipe is None:
             home = fresh_folder(out, "compare")
             planned = comparison(loaded, tables, 1, DEMO_CONTROLS, home, data_folder(data_dir), processes(workers))
-            planned = replace(planned, command="fedloom run")
+            planned = replace(planned, command="fedloom run", track=followers, noticed=note)
             result = follow_all(planned, "global", quiet)
             finished = Run(planned.folders(loaded.recipe.method.name)[0])
             if format is Format.text:
@@ -61,7 +79,7 @@ def run(
             data, folder = data_folder(data_dir), fresh_folder(out, loaded.recipe.method.name)
             experiment = assemble(loaded, tables, data, workers=processes(workers))
             experiment = engaged(experiment, tables, data, folder)
-            follow(experiment, folder, loaded.recipe.method.name, quiet)
+            follow(experiment, folder, loaded.recipe.method.name, quiet, followers=followed_by(followers, noticed=note))
             finished = Run(folder)
             if format is Format.text:
                 say(final_table(finished))

@@ -1,7 +1,6 @@
 """Arms at equal expense: of every run only as much counts as was done with what the first arm spends in all."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -9,19 +8,28 @@ from typing import Literal, get_args
 
 from ..evaluation import Row
 from .comparison import Arm
+from .travel import travelled
 
 Unit = Literal["rounds", "bytes", "seconds"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
-COUNTED = {"bytes": ("down", "up"), "seconds": ("clock",)}
 
 
 def spending(rows: Sequence[Row], unit: Unit) -> dict[int, float]:
     """All that a run had spent at the end of each of its rounds."""
-    each: dict[int, float] = defaultdict(float)
-    for row in rows:
-        each[row.round] += row.value if row.metric in COUNTED.get(unit, ()) else 0.0
-    numbers = sorted(each)
-    return dict(zip(numbers, numbers if unit == "rounds" else accumulate(each[one] for one in numbers), strict=True))
+    each = dict.fromkeys(sorted({row.round for row in rows}), 0.0)
+    for row in _counted(rows, unit):
+        each[row.round] += row.value
+    return dict(zip(each, accumulate(each.values()) if unit != "rounds" else each, strict=True))
+
+
+def _counted(rows: Sequence[Row], unit: Unit) -> list[Row]:
+    match unit:
+        case "rounds":
+            return []  # each counts by its number
+        case "bytes":
+            return travelled(rows)
+        case "seconds":
+            return [row for row in rows if row.metric == "clock"]
 
 
 def at_equal_budgets(arms: Sequence[Arm], unit: Unit) -> list[Arm]:

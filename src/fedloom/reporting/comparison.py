@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..evaluation import Row
+from .travel import travelled
 
 Verdict = Literal["holds", "does not hold", "within noise"]
 
@@ -40,7 +41,8 @@ class Arm:
         return [judged[-1].value if judged else math.nan for judged in self.curves(tier, test)]
 
     def bytes_per_round(self) -> float:
-        moved = [row.value for rows in self.runs for row in rows if row.metric in ("down", "up")]
+        """That travelled, both ways, all devices together."""
+        moved = [row.value for rows in self.runs for row in travelled(rows)]
         rounds = sum(row.metric == "down" for rows in self.runs for row in rows)
         return sum(moved) / rounds if rounds else 0.0
 

@@ -10,6 +10,7 @@ from .charts.chart import counted, listed, size
 from .comparison import Arm, difference
 from .story import Story
 from .subject import Group, Subject
+from .travel import travelled
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _heard(story: Story) -> list[str]:
     outcomes = Counter[str]()
     for line in story.attendance:
         outcomes[line["outcome"]] += len(line["devices"])
-    moved = sum(row.value for row in story.rows if row.metric in ("down", "up"))
+    moved = sum(row.value for row in travelled(story.rows))
     if not outcomes.total():
         return []
     share = 100 * outcomes["admitted"] / outcomes.total()

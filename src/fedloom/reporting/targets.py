@@ -11,6 +11,7 @@ from typing import Any
 
 from ..evaluation import Row
 from .comparison import Arm, Verdict
+from .travel import travelled
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ def rounds_to(target: float, judged: Sequence[Row]) -> int | None:
 
 
 def bytes_to(last: float, rows: Sequence[Row]) -> float:
-    """What all devices together moved, down and up, to the end of a round."""
-    return sum(row.value for row in rows if row.metric in ("down", "up") and row.round <= last)
+    """What travelled to and from all devices together, to the end of a round."""
+    return sum(row.value for row in travelled(rows) if row.round <= last)
 
 
 def seconds_to(last: float, rows: Sequence[Row]) -> float | None:

@@ -92,6 +92,8 @@ class Gate(ThreadingHTTPServer):
             return None
         try:
             return tls.wrap_socket(request, server_side=True) if first else None
+        except ssl.SSLEOFError:  # its line broke
+            return None
         except ssl.SSLError as error:
             self.porter.turn_away(peer, "TLS", _reason(error))
             return None
@@ -110,6 +112,8 @@ class _Visit(BaseHTTPRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
+        except ssl.SSLEOFError:
+            return
         except ssl.SSLError as error:  # in TLS 1.3 a device that does not trust us says so only now
             self.server.porter.turn_away(self.client_address[0], "TLS", _reason(error))
 

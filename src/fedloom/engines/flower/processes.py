@@ -102,6 +102,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    return ""
+
+
 def descendants(ancestor: int) -> list[int]:
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

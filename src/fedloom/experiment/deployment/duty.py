@@ -22,21 +22,27 @@ def on_duty(folder: Path, **said: Any) -> Iterator[None]:
     """Noted in a folder while it lasts; refused if somebody is on duty there."""
     if duty(folder):
         raise problem(folder, "RUNNING", "it is running already", f"fedloom deploy stop {folder}")
-    write_whole(folder / STATE, json.dumps({"pid": os.getpid(), **said}).encode())
+    write_whole(folder / STATE, json.dumps({**said, "pid": os.getpid()}).encode())
     try:
         yield
     finally:
-        (folder / STATE).unlink(missing_ok=True)
+        write_whole(folder / STATE, json.dumps({**said, "pid": 0}).encode())
 
 
 def duty(folder: Path) -> dict[str, Any] | None:
     """Whoever is; None: nobody, or somebody who has been killed."""
-    from ...engines.flower.processes import alive
+    from ...engines.flower.processes import alive, command_of
 
+    said = last_duty(folder)
+    pid = int(said.get("pid", 0))
+    return said if alive(pid) and "fedloom" in command_of(pid) else None  # or it is somebody else's number by now
+
+
+def last_duty(folder: Path) -> dict[str, Any]:
+    """Whoever is, or was last."""
     with suppress(OSError, ValueError):
-        said: dict[str, Any] = json.loads((folder / STATE).read_text("utf-8"))
-        return said if alive(int(said["pid"])) else None
-    return None
+        return dict(json.loads((folder / STATE).read_text("utf-8")))
+    return {}
 
 
 def how_it_is(folder: Path) -> dict[str, Any]:
@@ -45,14 +51,15 @@ def how_it_is(folder: Path) -> dict[str, Any]:
     if (folder / BUNDLE).exists():
         name = read_bundle(folder).name
         return {"running": found is not None, "said": f"{name} {'is running' if found else 'is not running'}"}
-    book = read_book(folder)
-    if found is None:
-        return {"running": False, "said": f"{book.server}: no server is running", "devices": _devices(book, None)}
-    run = Path(found["run"])
+    book, last = read_book(folder), last_duty(folder).get("run")
+    run = Path(last) if last else None
+    told = {"running": found is not None, "run": last, "devices": _devices(book, run)}
+    here = f"{book.server}: {'a server is running' if found else 'no server is running'}"
+    if run is None:
+        return {**told, "said": here}
     rounds = [int(one["round"]) for one in lines(run / "timings.jsonl")]
     state = read_manifest(run)["status"] if run.exists() else "waiting for devices"
-    said = f"{book.server}: {run} is {state}, after round {max(rounds, default=0)}"
-    return {"running": True, "run": str(run), "state": state, "said": said, "devices": _devices(book, run)}
+    return {**told, "state": state, "said": f"{here}; {run}: {state}, after round {max(rounds, default=0)}"}
 
 
 def _devices(book: Book, run: Path | None) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ...durable import write_whole
@@ -21,6 +21,7 @@ from .keys import Authority, is_loopback
 
 if TYPE_CHECKING:
     from ...engines.flower.gate import Gate
+    from ...engines.flower.station import Certificates, Station
 
 APP = "app.json"
 LOOK_EVERY = 0.5  # seconds
@@ -50,7 +51,12 @@ class Supervisor:
         from ...engines.flower.shim import write_app
         from ...engines.flower.station import Station
 
-        home = self.book.folder / "flower"
+        if self.finished():
+            self.say(f"{self.out} has finished already")
+            return
+        home, log = self.book.folder / "flower", self.book.folder / GATE_LOG
+        if not self.out.exists():
+            log.unlink(missing_ok=True)  # who came to an earlier run is that one's to tell
         station = Station(home, _certificates(self.book), self.say)
         gate = None
         try:
@@ -76,11 +82,13 @@ class Supervisor:
             return bool(read_manifest(self.out)["status"] == "finished")
         return False
 
-    def _register(self, station: Any) -> None:
+    def _register(self, station: "Station") -> None:
         if not self.book.secure:
             return
         known = {one.name: one.node for one in self.book.entries if one.node is not None}
-        self.book = self.book.registered(station.register({one.name: one.key for one in self.book.entries if one.key}, known))
+        self.book = self.book.registered(
+            station.register({one.name: one.key for one in self.book.entries if one.key}, known)
+        )
         self.book.write()
 
     def _running(self) -> bool:
@@ -95,7 +103,7 @@ class Supervisor:
                 return alive(int(said["pid"]))
         return time.monotonic() - self._launched < BEGIN_WITHIN
 
-    def _begin(self, station: Any, app: Path) -> None:
+    def _begin(self, station: "Station", app: Path) -> None:
         """The server's half, from the last checkpoint if there is one."""
         from ...engines.flower.station import FlowerFailed
 
@@ -159,7 +167,7 @@ def _keys(book: Book) -> Callable[[str], bool]:
     return lambda key: key.strip() in known
 
 
-def _certificates(book: Book) -> Any:
+def _certificates(book: Book) -> "Certificates | None":
     from ...engines.flower.station import Certificates
 
     made = Authority(book.folder)

@@ -8,11 +8,15 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...engines import Memory
 from ...evaluation.cka import cka_map, features
+from ...fleet import Carried, DeviceModel, Tier
+from ...tensors import Parcel
 from ..assembly.assemble import Experiment, assemble
 from ..recipes.problems import Problem, RecipeError, nearest
 from ..recipes.tables import Tables
 from ..running.run import one_thread
+from .carried import carried
 from .supernet import finished_recipe
 
 
@@ -37,21 +41,44 @@ FILE = "likeness.json"
 EXAMPLES = 128
 
 
-def tiers_alike(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
-    """Every tier's model against the largest tier's, as far as the server has them."""
+def tiers_alike(experiment: Experiment, server: Parcel, number: int, folder: Path) -> list[dict[str, Any]]:
+    """Every tier's model after the last round, of this number, against the largest tier's: the one that the server
+    has, else that of one of its devices."""
     largest = experiment.fleet.largest.name
-    models = {tier.name: tier.model for tier in experiment.fleet.served}
-    files = {name: folder / "models" / f"{name}.safetensors" for name in models}
-    if not all(file.is_file() for file in files.values()):
-        return []
     x = experiment.dataset.preparation(experiment.dataset.test.x[:EXAMPLES])
-    seen = {name: features(model, load_file(files[name]), x) for name, model in models.items()}
+    found = {
+        tier.name: _of_server(tier, folder) or _of_device(tier, experiment, server, number)
+        for tier in experiment.fleet.served
+    }
+    seen = {name: features(*one, x) for name, one in found.items() if one}
+    if not seen.get(largest):
+        return []
     return [
         {"tier": name, "against": largest, "layers": list(seen[name]), "layers_against": list(seen[largest]),
          "cka": _plain(cka_map(seen[name], seen[largest]))}
         for name in seen
-        if seen[name] and seen[largest]
+        if seen[name]
     ]  # fmt: skip
+
+
+def _of_server(tier: Tier, folder: Path) -> Carried | None:
+    file = folder / "models" / f"{tier.name}.safetensors"
+    return (tier.model, load_file(file)) if file.is_file() else None
+
+
+def _of_device(tier: Tier, experiment: Experiment, server: Parcel, number: int) -> Carried | None:
+    """Of the tier's first device that has learned, if any has. A device that is none of this process shows nothing."""
+    candidates = [
+        one
+        for one in experiment.method.candidates(server).values()
+        if isinstance(one, DeviceModel) and (not one.tiers or tier.name in one.tiers)
+    ]
+    devices = [device for device in experiment.fleet.devices(number) if device.tier == tier.name]
+    if not candidates or not devices or not isinstance(experiment.memory, Memory):
+        return None
+    learned = experiment.memory.committed
+    device = next((one for one in devices if one.name in learned), devices[0])
+    return carried(experiment, device, candidates[0], number)
 
 
 def _plain(values: list[list[float]]) -> list[list[float | None]]:

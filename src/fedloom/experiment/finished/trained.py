@@ -1,7 +1,7 @@
 """The trained models of a finished run: a tier's, one that a device keeps, or a sub-net of so many multiply-adds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -10,15 +10,15 @@ from torch import Tensor
 from ...fleet import Device, DeviceModel
 from ...models import Model, cost
 from ...reporting import read_manifest, read_rows
-from ...tensors import Parcel, Tensors
-from ...training import Client, Outcome, Schedule, own_statistics
+from ...tensors import Tensors
 from ..assembly.assemble import Experiment, assemble, simulation
 from ..recipes.load import load
 from ..recipes.problems import Problem, RecipeError, nearest
 from ..recipes.tables import Tables
-from ..running.checkpoint import FOLDER, Checkpoints, Point
+from ..running.checkpoint import FOLDER, Checkpoints
 from ..running.record import put_back
 from ..running.run import one_thread
+from .carried import carried
 from .subnets import search
 from .supernet import Budget, open_supernet
 from .wanted import Wanted
@@ -93,7 +93,9 @@ def _of_device(folder: Path, experiment: Experiment, said: str) -> Trained:
         why = f"{experiment.loaded.recipe.method.name} keeps no model on device {device.name}: it has its tier's"
         raise wrong(folder, "DEVICE_MODEL", why, f"say --tier {device.tier}")
     name, candidate = next(iter(candidates.items()))
-    model, weights = _carried(experiment, point, device, candidate)
+    put_back(experiment, point)
+    with one_thread():
+        model, weights = carried(experiment, device, candidate, point.number)
     last, judged = _judged(folder, name, device.tier, device.name)
     rows = simulation(experiment).shelf.tests(device)
     return Trained(f"device-{device.name}", name, device.tier, device.name, model, weights, last, judged, rows)
@@ -105,28 +107,6 @@ def _named(folder: Path, experiment: Experiment, said: str, round_number: int) -
         why = f"there is no device {said!r}"
         raise wrong(folder, "DEVICE_NAME", why, f"devices are {fleet.name(0)} to {fleet.name(fleet.size - 1)}")
     return fleet.device(int(said), round_number)
-
-
-def _carried(experiment: Experiment, point: Point, device: Device, candidate: DeviceModel) -> tuple[Model, Tensors]:
-    """What a device is judged with, statistics of its own examples included: by the question with which it is judged,
-    which decides the batches of those examples."""
-    found: list[tuple[Model, Tensors]] = []
-
-    def look(client: Client, inbox: Parcel) -> Outcome:
-        model, weights = candidate.carried(client, inbox)
-        filled = own_statistics(replace(client, model=model), weights)
-        found.append((model, {name: one[0].detach().clone() for name, one in filled.items()}))
-        return Outcome(send={})
-
-    judge = experiment.judge
-    task = replace(
-        judge.personal(candidate).measure, run=look, sends={}, same=None,
-        schedule=Schedule(judge.statistics.batch_size),
-    )  # fmt: skip
-    put_back(experiment, point)
-    with one_thread():
-        list(simulation(experiment).ask(task, {device: candidate.inbox(device)}, point.number))
-    return found[0]
 
 
 def _of_size(folder: Path, experiment: Experiment, macs: int, tables: Tables, data: Path) -> Trained:

@@ -16,6 +16,7 @@ from ...evaluation.judge import judged_tiers
 from ...evaluation.metrics import unigram_perplexity
 from ...fleet import ServerModel
 from ...reporting import Journal, peak_memory
+from ...reporting.trackers import NONE, Trackers
 from ...tensors import Parcel, fingerprint
 from ..assembly.assemble import Experiment
 from ..finished import likeness
@@ -35,17 +36,21 @@ class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
         self.hint = f"every refusal is in {folder / 'events.jsonl'}"
 
 
-def recorded(experiment: Experiment, folder: Path, since: Point | None = None) -> Iterator[Round]:
+def recorded(
+    experiment: Experiment, folder: Path, since: Point | None = None, followers: Trackers = NONE
+) -> Iterator[Round]:
     """The rounds of an experiment, each written into the run's folder before it is handed on. With `since`, the folder
     is there and the run goes on from then; after round 0, it begins anew."""
+    recipe = experiment.loaded.recipe.document()
     journal = Journal(folder)
     keeper = Keeper(Checkpoints(folder / FOLDER), saved_every(experiment), journal.sync)
     record = Record(experiment, journal, keeper)
     with one_thread(), closing(experiment.engine):
         record.open(since)
-        with record.journal.watched(), record.kept():
+        with record.journal.watched(), followers.told(folder, recipe, since is not None), record.kept():
             for done in rounds(experiment, since):
                 record.add(done)
+                followers.rows(done.rows)
                 yield done
             record.close()
 
@@ -62,6 +67,7 @@ class Record:
     keeper: Keeper
     began: float = field(default_factory=time.perf_counter)
     server: Parcel = field(default_factory=dict)
+    last: int = 0  # round that is over
     replied: int = 0
     seen: int = 0  # refusals
     commits: int = 0  # of devices' memories
@@ -77,7 +83,7 @@ class Record:
         self.keeper.checkpoints.forget_after(since.number)
         self.journal.reopen(since.about.get("sizes", {}))
         put_back(self.experiment, since)
-        self.server, self.replied = since.server, since.about.get("replied", 0)
+        self.server, self.last, self.replied = since.server, since.number, since.about.get("replied", 0)
         self.began -= since.about.get("seconds", 0.0)
 
     def add(self, done: Round) -> None:
@@ -88,7 +94,7 @@ class Record:
         self.journal.attendance(done.attendance)
         self.journal.timings([self._timing(done)])
         self.replied += done.traffic.replied
-        self.server = done.server
+        self.server, self.last = done.server, done.number
         self.keeper.after(self._point(done.number), score(done.rows))
         self.commits = self.experiment.memory.commits  # last: an interruption must not find it half done
 
@@ -131,7 +137,8 @@ class Record:
             raise NothingAdmitted(experiment.refusals[0][1], self.journal.folder)
         self.keeper.save()
         save_models(experiment, self.server, self.journal)
-        self.journal.document(likeness.FILE, likeness.tiers_alike(experiment, self.journal.folder))
+        alike = likeness.tiers_alike(experiment, self.server, self.last, self.journal.folder)
+        self.journal.document(likeness.FILE, alike)
         spent = {"seconds": self._seconds(), "checkpoint_seconds": round(self.keeper.spent, 3)}
         self.journal.update(status="finished", **spent, **fingerprints(experiment, self.server))
 

@@ -13,6 +13,7 @@ from ...reporting import Arm, budgets, read_manifest, read_rows
 from ...reporting.budgets import Unit, at_equal_budgets
 from ...reporting.journal import MANIFEST
 from ...reporting.result import DESCRIPTION, FORMAT, Result, Terms, conclude
+from ...reporting.trackers import followed_by
 from ...tensors import payload_bytes
 from ..assembly.assemble import Experiment, assemble, member, simulation
 from ..assembly.sources import outline_of
@@ -40,9 +41,20 @@ class Comparison:
     candidates: Mapping[str, str] = field(default_factory=dict)  # arm by arm, where not its first one counts
     command: str = ""  # that runs it again
     noticed: Noticed = lambda said: None
+    track: Sequence[str] = ()  # what follows every run, besides its folder
 
     def folders(self, arm: str) -> list[Path]:
         return [self.home / arm / f"seed-{experiment.fleet.seed}" for experiment in self.experiments[arm]]
+
+    def left(self) -> dict[str, tuple[Experiment, Path]]:
+        """The runs that are not finished, under their names."""
+        found = {}
+        for arm, experiments in self.experiments.items():
+            for experiment, folder in zip(experiments, self.folders(arm), strict=True):
+                if not (_begun(folder) and read_manifest(folder)["status"] == "finished"):
+                    name = arm if len(experiments) == 1 else f"{arm} seed {experiment.fleet.seed}"
+                    found[name] = experiment, folder
+        return found
 
     def rounds(self) -> Iterator[tuple[str, Round]]:
         """Run everything that is left, as many arms and seeds side by side as memory allows, round by round under their
@@ -61,19 +73,15 @@ class Comparison:
     def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[Round]]]]:
         some: dict[str, tuple[InProcess, Iterator[Round]]] = {}
         room = ROOM
-        for arm, experiments in self.experiments.items():
-            for experiment, folder in zip(experiments, self.folders(arm), strict=True):
-                begun = (folder / MANIFEST).is_file()
-                if begun and read_manifest(folder)["status"] == "finished":
-                    continue
-                size = needs(experiment)
-                if some and size > room:
-                    yield some
-                    some, room = {}, ROOM
-                name = arm if len(experiments) == 1 else f"{arm} seed {experiment.fleet.seed}"
-                since = standing_of(folder, experiment, self.noticed) if begun else None
-                some[name] = simulation(experiment), recorded(experiment, folder, since)
-                room -= size
+        for name, (experiment, folder) in self.left().items():
+            size = needs(experiment)
+            if some and size > room:
+                yield some
+                some, room = {}, ROOM
+            since = standing_of(folder, experiment, self.noticed) if _begun(folder) else None
+            followers = followed_by(self.track, name, self.noticed)
+            some[name] = simulation(experiment), recorded(experiment, folder, since, followers)
+            room -= size
         yield some
 
     def refuse_without_clock(self) -> None:
@@ -128,6 +136,10 @@ class Comparison:
         shares = {tier.name: share for tier, share in zip(own.tiers, own.shares, strict=True)}
         alike = shares.keys() == {tier.name for tier in self.fleet.tiers}  # a control may have one tier alone
         return Arm(name, serving(name, self.fleet, own), runs, self.candidates.get(name, ""), shares if alike else {})
+
+
+def _begun(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
 
 
 def needs(experiment: Experiment) -> int:

@@ -16,7 +16,7 @@ COLUMNS = ("tier", "layer", "against_tier", "against_layer", "cka")
 def likeness(subject: Subject) -> Chart | Absent:
     found = subject.first.likeness
     if not found:
-        why = "the run goes on" if subject.first.under_way else "the server holds no model of every tier"
+        why = "the run goes on" if subject.first.under_way else "no model of the largest tier is here to be looked at"
         return Absent(TITLE, why)
     records: list[Record] = [
         (one["tier"], layer, one["against"], other, value)

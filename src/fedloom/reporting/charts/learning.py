@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from ...evaluation import Row
 from ..subject import Group, Subject
+from ..targets import bytes_to
 from . import drawing
 from .chart import Absent, Chart, Mark, Panel, Record, listed, size
 
@@ -58,7 +59,7 @@ def rounds_spent(rows: Sequence[Row], number: int) -> float:
 
 
 def bytes_spent(rows: Sequence[Row], number: int) -> float:
-    return sum(row.value for row in rows if row.metric in ("down", "up") and row.round <= number) / 1e6
+    return bytes_to(number, rows) / 1e6
 
 
 def against_rounds(subject: Subject) -> Chart | Absent:

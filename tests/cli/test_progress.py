@@ -1,0 +1,128 @@
+"""Bars where somebody sees them move, lines elsewhere, nothing for the quiet; and a terminal left as it was found."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from fedloom.cli import main
+from fedloom.cli.progress import bars, telling
+from fedloom.evaluation import Row
+from fedloom.experiment import Round
+from fedloom.fleet import Traffic
+
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
+
+
+def ended(number, of=4, seconds=2.0, **accuracies):
+    rows = [Row(number, "server", tier, "", "global", "accuracy", value) for tier, value in accuracies.items()]
+    return Round(number, of, Traffic(1_000, 2_000, asked=4, replied=4), (), tuple(rows), seconds, {})
+
+
+@pytest.fixture
+def terminal():
+    """A console that takes its file for a terminal of 120 letters."""
+    return Console(force_terminal=True, file=io.StringIO(), width=120, color_system=None)
+
+
+def frames(console):
+    """All that was drawn, one string a line."""
+    drawn = console.file.getvalue().replace("\r", "\n")
+    return [Text.from_ansi(one).plain.rstrip() for one in drawn.split("\n")]
+
+
+def test_a_bar_says_the_round_the_time_left_and_the_newest_accuracies(terminal):
+    with bars(terminal, {"heterofl": 4}) as tell:
+        assert frames(terminal)[-1].endswith("round 0/4")
+        tell("heterofl", ended(1, seconds=2.0, large=47.0, small=32.4))
+        first = frames(terminal)[-1]
+        tell("heterofl", ended(2, seconds=4.0))
+        second = frames(terminal)[-1]
+    assert first.endswith(" round 1/4 6 s left large  47.0 %  small  32.4 %")
+    assert second.endswith(" round 2/4 6 s left large  47.0 %  small  32.4 %")  # two rounds of 3 s; it was not judged
+
+
+def test_long_runs_are_told_in_hours_and_minutes(terminal):
+    with bars(terminal, {"a": 40}) as tell:
+        tell("a", ended(1, of=40, seconds=200.0))
+    assert " 2:10:00 left" in frames(terminal)[-2]
+
+
+def test_a_run_that_is_over_leaves_its_line_and_no_bar(terminal):
+    with bars(terminal, {"one": 2, "[two]": 2}) as tell:
+        for name in ("one", "[two]"):
+            tell(name, ended(1, of=2, large=50.0))
+        tell("one", ended(2, of=2, large=60.0))
+        mark = len(terminal.file.getvalue())
+        tell("[two]", ended(2, of=2, large=70.0))
+        tell("[two]", ended(3, of=3, large=71.0))  # a last exchange
+    drawn = frames(terminal)
+    lines = [one for one in drawn if "replies" in one]
+    assert lines == [
+        "one  round 2/2  large  60.0 %  4/4 replies  1 kB down 2 kB up  2.0 s",
+        "[two]  round 2/2  large  70.0 %  4/4 replies  1 kB down 2 kB up  2.0 s",
+        "[two]  round 3/3  large  71.0 %  4/4 replies  1 kB down 2 kB up  2.0 s",
+    ]
+    assert "one" not in terminal.file.getvalue()[mark:]
+
+
+def test_an_interruption_gives_the_cursor_back(terminal):
+    with pytest.raises(KeyboardInterrupt), bars(terminal, {"a": 4}) as tell:
+        tell("a", ended(1))
+        assert HIDDEN in terminal.file.getvalue() and SHOWN not in terminal.file.getvalue()
+        raise KeyboardInterrupt
+    assert terminal.file.getvalue().endswith(SHOWN)
+    assert not terminal._live_stack
+
+
+def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with telling(False, {"a": 4}) as tell:
+        tell("a", ended(1, large=47.0))
+    assert capsys.readouterr().err == "a  round 1/4  large  47.0 %  4/4 replies  1 kB down 2 kB up  2.0 s\n"
+    with telling(True, {"a": 4}) as tell:
+        tell("a", ended(1))
+    assert capsys.readouterr() == ("", "")
+
+
+def on_a_terminal(monkeypatch, *arguments, term="xterm"):
+    """The command with a real terminal as its stderr: (stdout, all that the terminal got)."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "120")
+    ours, theirs = pty.openpty()
+    out = io.StringIO()
+    with (
+        os.fdopen(theirs, "w") as screen,
+        contextlib.redirect_stderr(screen),
+        contextlib.redirect_stdout(out),
+        pytest.raises(SystemExit) as left,
+    ):
+        main([*arguments, "--no-report", "--workers", "1"])
+    got = b""
+    with contextlib.suppress(OSError):  # there is no more
+        while chunk := os.read(ours, 65536):
+            got += chunk
+    os.close(ours)
+    assert left.value.code == 0
+    return out.getvalue(), got.decode()
+
+
+def test_a_run_on_a_real_terminal(fedloom, write, monkeypatch):
+    write()
+    out, screen = on_a_terminal(monkeypatch, "run", "my.toml", "--format", "json")
+    assert json.loads(out)["status"] == "ok"
+    assert "━" in screen and " round 1/2 " in screen and " s left " in screen
+    assert "heterofl  round 2/2  " in screen
+    assert screen.index(HIDDEN) < screen.rindex(SHOWN)
+
+
+def test_quiet_and_simple_terminals_get_no_bar(fedloom, write, monkeypatch):
+    write(("rounds = 2", "rounds = 1"))
+    assert on_a_terminal(monkeypatch, "run", "my.toml", "--quiet")[1] == ""
+    _, screen = on_a_terminal(monkeypatch, "run", "my.toml", term="dumb")
+    assert screen.startswith("heterofl  round 1/1  ") and screen.count("\n") == 1
