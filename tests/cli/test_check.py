@@ -110,7 +110,7 @@ def test_every_recipe_of_the_project_and_every_variant_it_names(recipe, fedloom)
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_every_command_a_recipe_names_is_for_itself(recipe):
-    named = re.findall(r"fedloom \w+ (\S+\.toml)", recipe.read_text("utf-8"))
+    named = re.findall(r"fedloom (?:deploy )?\w+ (\S+\.toml)", recipe.read_text("utf-8"))
     assert named and set(named) == {recipe.relative_to(ROOT).as_posix()}
 
 
