@@ -29,7 +29,8 @@ def test_defaults():
         "rounds": 3,
         "data": {"dataset": "fashion-mini", "devices": 20, "partition": {"kind": "iid"}, "tier_label_tie": 0.0},
         "fleet": {
-            "participation": 1.0, "sampling": "fixed_size", "assignment": "fixed", "given": (), "eligible": (), "unseen": 0.0,
+            "participation": 1.0, "sampling": "fixed_size", "assignment": "fixed", "given": (), "eligible": (),
+            "unseen": 0.0,
         },
         "model": {"family": "convnet"},
         "tiers": ({"name": "all", "share": 1.0},),
