@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from fedloom.reporting.charts import COMPARED, SINGLE, Absent, Chart
 from fedloom.reporting.charts.crowd import votes
-from fedloom.reporting.charts.devices import worst_tenth
+from fedloom.reporting.charts.devices import data_partition, worst_tenth
 from fedloom.reporting.story import Story
 from fedloom.reporting.subject import Subject, subject_of
 
@@ -138,6 +139,16 @@ def test_a_run_that_has_just_begun_has_next_to_nothing_to_show(run: Path, tmp_pa
     for name in ("manifest.json", "recipe.toml", "fleet.json"):
         (begun / name).write_bytes((run / name).read_bytes())
     assert charts_of(subject_of([begun])).keys() == {"partition"}
+
+
+def test_what_devices_hold_may_be_known_to_them_alone(run: Path, tmp_path: Path) -> None:
+    for name in ("manifest.json", "recipe.toml", "fleet.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    said = json.loads((tmp_path / "fleet.json").read_text())
+    said["holdings"]["counts"] = [[0] * len(line) for line in said["holdings"]["counts"]]
+    (tmp_path / "fleet.json").write_text(json.dumps(said))
+    found = data_partition(subject_of([tmp_path]))
+    assert isinstance(found, Absent) and "only they know it" in found.why
 
 
 def test_a_line_that_is_just_being_written_is_left_for_later(run: Path, tmp_path: Path) -> None:

@@ -168,6 +168,8 @@ def data_partition(subject: Subject) -> Chart | Absent:
     held = story.fleet.get("holdings")
     if not held or not story.fleet["devices"]:
         return Absent(HOLDINGS, "the run does not say what its devices hold")
+    if not any(map(any, held["counts"])):
+        return Absent(HOLDINGS, "devices have data of their own, and only they know it")
     devices, classes, counts = story.fleet["devices"], held["classes"], held["counts"]
     records: list[Record] = [
         (device, story.tier_of.get(device, ""), name, count)
