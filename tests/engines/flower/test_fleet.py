@@ -2,13 +2,14 @@
 reason; and a run outlives what it runs on."""
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from fedloom.engines.flower.processes import end_all, environment, free_port, program
+from fedloom.engines.flower.processes import end_all, environment, free_port, listens, program
 from fedloom.experiment.deployment.book import enroll, wish
 from fedloom.experiment.recipes.toml import dumps
 from tests.fleet_chaos import one_run, recipe
@@ -58,6 +59,22 @@ def stranger(home: Path, server: str, *lock: str) -> Iterator[None]:
         end_all(process.pid, process)
 
 
+def await_gate(port: int) -> None:
+    until = time.monotonic() + 60
+    while not listens(port):
+        assert time.monotonic() < until, "no gate"
+        time.sleep(0.2)
+
+
+def commanded(home: Path, server: str, authority: Path) -> "subprocess.CompletedProcess[str]":
+    """Flower's own command, by somebody who is not at the server but has its certificate."""
+    home.mkdir()
+    trust = f'address = "{server}"\nroot-certificates = "{authority}"\n'
+    (home / "config.toml").write_text(f"[superlink.gate]\n{trust}", encoding="utf-8")
+    command = [program("flwr"), "supernode", "list", "gate", "--format", "json"]
+    return subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.slow
 def test_six_who_are_not_heard(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(dumps(recipe(4, 2)), encoding="utf-8")
@@ -75,12 +92,16 @@ def test_six_who_are_not_heard(tmp_path: Path) -> None:
             stranger(tmp_path / "distrustful", server, "--root-certificates", str(their_authority), *proof),
             stranger(tmp_path / "unknown", server, *trust, *proof),
         ):
+            await_gate(fleet.port)
+            refused = commanded(tmp_path / "outsider", server, fleet.folder / "ca.crt")
             fleet.await_end(600)
+    assert '"success": true' not in refused.stdout and "node-id" not in refused.stdout, refused
     events = lines(out / "events.jsonl")
     found = {(one["code"], one["reason"].partition(": ")[2] or one["reason"]) for one in events}
     said = {code: [reason for one, reason in sorted(found) if one == code] for code, _ in found}
     assert said["PLAINTEXT"] == ["it speaks without TLS"]
     assert any("unknown ca" in reason for reason in said["TLS"])
+    assert all(reason.startswith("/v1/control/") for reason in said["NOT_FOR_DEVICES"])
     assert said["UNREGISTERED"] == ["its key is none of this fleet's"]
     liars = {(one["round"], one["code"]): one["reason"] for one in events if one["device"] == "1"}
     assert set(liars) == {(2, "STALE"), (3, "TIER_MISMATCH"), (4, "STALE")}
