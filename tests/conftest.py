@@ -248,10 +248,7 @@ def home_of(method: Method) -> str:
 
 # besides a family that many methods admit, those that methods were made for; every other pair is slow
 MADE_FOR_EACH_OTHER = {
-    ("heterofl", "preresnet"), ("heterofl", "transformer"), ("heterofl", "lstm"),
-    ("fedhen", "preactresnet"), ("fedsup", "mobilenet"), ("efedsup", "mobilenet"), ("fedhenn", "lenet"),
-    ("fedgkt", "bottleneck"), ("lgfedavg", "mlp"), ("fedavg", "transformer"), ("fedhenn", "lstm"),
-    ("standalone", "lenet"), ("standalone", "preresnet"),
+    ("heterofl", "transformer"), ("fedhen", "preactresnet"), ("fedhenn", "lstm"), ("standalone", "lenet"),
 }  # fmt: skip
 
 
