@@ -79,5 +79,5 @@ if __name__ == "__main__":
     parser.add_argument("--devices", type=int, default=3)
     asked = parser.parse_args()
     for number in range(asked.runs):
-        target = ("link", "node", "app")[number % 3]
+        target = ("link", "node", "app", "server")[number % 4]
         print(one_run([target], asked.seed + number, asked.devices), flush=True)

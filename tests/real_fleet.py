@@ -26,6 +26,7 @@ class RealFleet:
     data: Sequence[Path] = ()  # a folder for each device
     port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _serving: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -51,7 +52,11 @@ class RealFleet:
             self.processes[name] = subprocess.Popen([*FEDLOOM, *words], stdout=log, stderr=subprocess.STDOUT)
 
     def serve(self, recipe: Path, out: Path, *words: str) -> None:
-        self.start("server", "deploy", "server", str(recipe), "--fleet", str(self.folder), "--out", str(out), *words)
+        self._serving = ("deploy", "server", str(recipe), "--fleet", str(self.folder), "--out", str(out), *words)
+        self.serve_again()
+
+    def serve_again(self) -> None:
+        self.start("server", *self._serving)
 
     def join(self, *names: str) -> None:
         for number, name in enumerate(self.names()):
@@ -118,7 +123,7 @@ class Killer:
 
     fleet: RealFleet
     out: Path
-    targets: list[str]  # node, link, app
+    targets: list[str]  # node, link, app, or the server: which somebody then starts again
     draw: random.Random
     done: list[str] = field(default_factory=list)
     _round: int = 0  # of the last one
@@ -134,11 +139,16 @@ class Killer:
         pids = self._processes(target, name)
         if pids:
             kill(pids)
+            if target == "server":
+                self.fleet.processes["server"].wait()
+                self.fleet.serve_again()
             self._round, self._at = committed(self.out), None
             self.done.append(f"{target} {name if target == 'node' else ''} after round {self._round}")
             self.targets.pop(0)
 
     def _processes(self, target: str, name: str) -> list[int]:
+        if target == "server":
+            return [self.fleet.processes["server"].pid]
         if target == "node":
             return self.fleet.victims(name, "flower-supernode")
         return self.fleet.victims("server", "flower-superlink") if target == "link" else self.fleet.the_apps()

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cryptography")
 
-from fedloom.experiment import RecipeError, Tables, assemble, load
+from fedloom.engines.flower import processes
+from fedloom.experiment import NoQuorum, RecipeError, Tables, assemble, load
 from fedloom.experiment.assembly.standing import Standing
 from fedloom.experiment.deployment.book import enroll, read_book, read_bundle, revoke, wish
+from fedloom.experiment.deployment.duty import duty, how_it_is, last_duty, on_duty
 from fedloom.experiment.deployment.homes import home_of, introduced
 from fedloom.experiment.deployment.keys import is_loopback
 from fedloom.experiment.deployment.seats import by_key, knocking, largest_allowed, machine, seated
+from fedloom.experiment.deployment.server import GivenUp, Supervisor, watched_over
 
 SIZES = ("large", "medium", "small")
 
@@ -209,3 +212,93 @@ def test_a_device_says_what_it_has_measured(tmp_path: Path) -> None:
         "index": 2,
         "machine": {"memory": 5.0},
     }
+
+
+class FakeStation:
+    """Counts what it is told to begin and to abandon."""
+
+    def __init__(self, home: Path):
+        self.home = home
+        self.begun: list[dict[str, str]] = []
+        self.left: list[str] = []
+
+    def launch(self, app: Path, config: dict[str, str]) -> str:
+        self.begun.append(config)
+        return str(len(self.begun))
+
+    def abandon(self, run: str) -> None:
+        self.left.append(run)
+
+
+def supervisor(tmp_path: Path) -> tuple[Supervisor, FakeStation]:
+    book = enroll(tmp_path, "127.0.0.1:1", [wish("a")], secure=False)
+    return Supervisor(book, tmp_path / "out", {"recipe": "r"}, lambda said: None), FakeStation(tmp_path)
+
+
+def test_what_ends_without_a_round_more_is_not_begun_for_ever(tmp_path: Path) -> None:
+    ours, station = supervisor(tmp_path)
+    with pytest.raises(GivenUp, match="3 times"):
+        for _ in range(10):
+            ours._begin(station, tmp_path)  # type: ignore[arg-type]
+    assert len(station.begun) == 3 and station.left == ["1", "2"]
+    assert len({one["launch"] for one in station.begun}) == 3
+
+
+def test_what_would_end_again_is_not_begun_again(tmp_path: Path) -> None:
+    ours, station = supervisor(tmp_path)
+    ours._begin(station, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(NoQuorum), watched_over(tmp_path, station.begun[0]["launch"]):
+        raise NoQuorum(5, 0.5)
+    with pytest.raises(GivenUp, match="5 rounds in a row failed") as caught:
+        ours._begin(station, tmp_path)  # type: ignore[arg-type]
+    assert caught.value.too_few and len(station.begun) == 1
+
+
+def test_a_servers_half_is_known_by_its_launch(tmp_path: Path) -> None:
+    ours, station = supervisor(tmp_path)
+    assert not ours._running()
+    ours._begin(station, tmp_path)  # type: ignore[arg-type]
+    assert ours._running()  # it may yet come
+    with watched_over(tmp_path, station.begun[0]["launch"]):
+        assert ours._running()
+    said = json.loads((tmp_path / "app.json").read_text())
+    (tmp_path / "app.json").write_text(json.dumps({**said, "pid": 2**22 + 1}))
+    assert not ours._running()
+
+
+def test_one_at_a_time_is_on_duty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert duty(tmp_path) is None
+    with on_duty(tmp_path, run="x"):
+        monkeypatch.setattr(processes, "command_of", lambda pid: "somebody else's by now")
+        assert duty(tmp_path) is None
+        monkeypatch.setattr(processes, "command_of", lambda pid: "fedloom deploy server")
+        found = duty(tmp_path)
+        assert found is not None and found["run"] == "x"
+        with pytest.raises(RecipeError, match="running already"), on_duty(tmp_path, run="y"):
+            pass
+    assert last_duty(tmp_path) == {"run": "x", "pid": 0} and duty(tmp_path) is None
+
+
+def test_how_a_fleet_is(tmp_path: Path) -> None:
+    enroll(tmp_path, "127.0.0.1:1", [wish("a:small"), wish("b")], secure=False)
+    assert how_it_is(tmp_path)["devices"][0] == {"name": "a", "tier": "small", "heard": None, "refused": 0}
+    assert not how_it_is(tmp_path / "devices" / "a")["running"]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "manifest.json").write_text('{"status": "finished"}')
+    (run / "recipe.toml").write_text('[fleet]\ngiven = ["small", "large"]\n')
+    (run / "timings.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
+    lines = [
+        {"round": 1, "devices": ["0", "1"], "outcome": "admitted"},
+        {"round": 2, "devices": ["0"], "outcome": "LATE"},
+    ]
+    (run / "attendance.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "events.jsonl").write_text('{"round": 2, "device": "0", "code": "LATE", "reason": ""}\n')
+    with on_duty(tmp_path, run=str(run)):
+        pass
+    found = how_it_is(tmp_path)
+    assert [(one["tier"], one["heard"], one["refused"]) for one in found["devices"]] == [
+        ("small", 1, 1),
+        ("large", 1, 0),
+    ]
+    assert "after round 2" in found["said"] and found["state"] == "finished"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .options import DataDir, OutputFormat, Quiet, Seed, Sets, With, read
-from .output import RUN_FAILED, Exit, Format, columns, exits, note, say, say_json
+from .output import RUN_FAILED, TOO_FEW, Exit, Format, columns, exits, note, report_failure, say, say_json
 
 deploy = typer.Typer(
     name="deploy", help="A real fleet: keys, server, device, status, stop.", no_args_is_help=True, add_completion=False
@@ -77,8 +77,8 @@ def server(
             with on_duty(fleet, run=str(folder.resolve())):
                 Supervisor(book, folder, config, lambda said: note(said, quiet)).play()
         except GivenUp as error:
-            note(str(error), quiet=False)
-            raise Exit(RUN_FAILED) from None
+            report_failure("GIVEN_UP", str(error), f"logs are in {fleet / 'flower'}", as_json=False)
+            raise Exit(TOO_FEW if error.too_few else RUN_FAILED) from None
         _told(folder)
 
 

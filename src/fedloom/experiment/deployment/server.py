@@ -5,16 +5,19 @@ import json
 import os
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ...durable import write_whole
 from ...reporting import read_manifest
+from ..assembly.faults import NoQuorum
+from ..recipes.problems import RecipeError
 from ..running.checkpoint import FOLDER, Checkpoints
+from ..running.record import NothingAdmitted
 from .book import GATE_LOG, Book
 from .duty import lines
 from .keys import Authority, is_loopback
@@ -30,7 +33,11 @@ MOST_FUTILE = 3  # times in a row that it may end without a round more
 
 
 class GivenUp(Exception):  # noqa: N818 - named for what is wrong
-    """The server's half of the run ends again and again."""
+    """The server's half has ended, and would again."""
+
+    def __init__(self, said: str, too_few: bool = False):
+        super().__init__(said)
+        self.too_few = too_few  # devices
 
 
 @dataclass
@@ -57,6 +64,7 @@ class Supervisor:
         home, log = self.book.folder / "flower", self.book.folder / GATE_LOG
         if not self.out.exists():
             log.unlink(missing_ok=True)  # who came to an earlier run is that one's to tell
+        self._end_leftover()
         station = Station(home, _certificates(self.book), self.say)
         gate = None
         try:
@@ -97,11 +105,24 @@ class Supervisor:
 
         if not self._launch:
             return False
-        with suppress(OSError, ValueError):
-            said = json.loads((self.book.folder / APP).read_text("utf-8"))
-            if said["launch"] == self._launch:
-                return alive(int(said["pid"]))
+        said = self._app()
+        if said.get("launch") == self._launch:
+            return alive(int(said["pid"]))
         return time.monotonic() - self._launched < BEGIN_WITHIN
+
+    def _app(self) -> dict[str, Any]:
+        """What the server's half has last told of itself."""
+        with suppress(OSError, ValueError):
+            return dict(json.loads((self.book.folder / APP).read_text("utf-8")))
+        return {}
+
+    def _end_leftover(self) -> None:
+        """Of a supervisor that was killed: two servers' halves must not write into one run."""
+        from ...engines.flower.processes import command_of, end_all
+
+        pid = int(self._app().get("pid", 0))
+        if "flwr" in command_of(pid):
+            end_all(pid)
 
     def _begin(self, station: "Station", app: Path) -> None:
         """The server's half, from the last checkpoint if there is one."""
@@ -109,6 +130,9 @@ class Supervisor:
 
         saved = rounds_saved(self.out)
         if self._launch:
+            failed = self._app().get("failed")
+            if failed:
+                raise GivenUp(failed["said"], failed["kind"] == NoQuorum.__name__)
             self._futile = self._futile + 1 if saved == self._rounds else 0
             self.say(f"the server's half has ended; it goes on after round {saved}")
         if self._futile >= MOST_FUTILE:
@@ -131,9 +155,17 @@ class Supervisor:
             self.say(f"round {line['round']}  {line['seconds']:.1f} s")
 
 
-def serving_here(folder: Path, launch: str) -> None:
-    """Told by the server's half to whoever looks after it."""
-    write_whole(folder / APP, json.dumps({"pid": os.getpid(), "launch": launch}).encode())
+@contextmanager
+def watched_over(folder: Path, launch: str) -> Iterator[None]:
+    """The server's half, by which whoever looks after it knows it; and why it ended, if it would do so again."""
+    said: dict[str, Any] = {"pid": os.getpid(), "launch": launch}
+    write_whole(folder / APP, json.dumps(said).encode())
+    try:
+        yield
+    except (RecipeError, NoQuorum, NothingAdmitted) as error:
+        failed = {"kind": type(error).__name__, "said": str(error)}
+        write_whole(folder / APP, json.dumps({**said, "failed": failed}).encode())
+        raise
 
 
 def rounds_saved(out: Path) -> int:

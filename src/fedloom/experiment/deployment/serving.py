@@ -1,5 +1,6 @@
 """A run with real devices, and a device of one, as the two halves of a Flower app."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from .book import GATE_LOG, Book, read_book
 from .homes import Config, files_of, home_of, introduced, tables_of
 from .remote import over_flower, roster_over
 from .seats import by_key, knocking, seated
-from .server import serving_here
+from .server import watched_over
 
 if TYPE_CHECKING:
     from ...engines.flower.apps import ClientApp, ServerApp
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
 def serve(grid: "Grid", config: Config) -> None:
     """A run with real devices, as the server half of a Flower app: `recipe`, `out` (gone on with if it is there),
     `data-dir`, `with`; and `fleet`, the folder of a fleet whose devices are known by their keys."""
-    if config.get("launch"):
-        serving_here(Path(str(config["fleet"])), str(config["launch"]))
+    watch = watched_over(Path(str(config["fleet"])), str(config["launch"])) if config.get("launch") else nullcontext()
+    with watch:
+        _served(grid, config)
+
+
+def _served(grid: "Grid", config: Config) -> None:
     tables, folder = tables_of(files_of(config)), Path(str(config["out"]))
     data = data_folder(str(config.get("data-dir", "")))
     begun = folder.exists()
