@@ -26,9 +26,9 @@ test: setup
 test-slow: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
-# a SuperLink with three SuperNodes, and Ray, on this machine alone; ends all that it starts
+# real fleets and Ray on this machine alone, with every method: twenty minutes and more; ends all that it starts
 test-flower: setup
-	$(BIN)/pytest -m slow tests/engines/flower
+	$(BIN)/pytest -m "slow or at_length" tests/engines/flower
 
 bench: setup
 	$(BIN)/python -m benchmarks

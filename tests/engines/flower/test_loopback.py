@@ -1,5 +1,6 @@
-"""A real SuperLink and three SuperNodes: every method learns what it learns in process. Every message costs the start
-of a Python process, so all methods share one fleet and one run of Flower's."""
+"""A real SuperLink and three SuperNodes: methods learn what they learn in process. Every message costs the start of a
+Python process, so all methods share one fleet and one run of Flower's; and the whole table takes ten minutes and more,
+so `make test-flower` has it, and `make test-slow` one of each kind."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,12 +96,21 @@ def memories(disks: Path, run: str) -> dict[str, Parcel]:
     return found
 
 
-@pytest.mark.slow
+OF_EACH_KIND = ("heterofl", "fedhen", "efedsup", "fedhenn", "fedin")
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [pytest.param(OF_EACH_KIND, marks=pytest.mark.slow), pytest.param(tuple(METHODS), marks=pytest.mark.at_length)],
+    ids=["of-each-kind", "all"],
+)
 @pytest.mark.usefixtures("double")
-def test_every_method_on_a_real_fleet(tmp_path: Path, difference: Callable[[Parcel, Parcel], float]) -> None:
+def test_methods_on_a_real_fleet(
+    methods: tuple[str, ...], tmp_path: Path, difference: Callable[[Parcel, Parcel], float]
+) -> None:
     recipes, out, disks = tmp_path / "recipes", tmp_path / "out", tmp_path / "disks"
     recipes.mkdir()
-    for name in METHODS:
+    for name in methods:
         (recipes / f"{name}.toml").write_text(dumps(recipe_for(name, tmp_path)), encoding="utf-8")
     nodes = [
         {"device": number, "folder": str(disks / str(number)), "data-dir": str(tmp_path)} for number in range(DEVICES)
@@ -108,7 +118,7 @@ def test_every_method_on_a_real_fleet(tmp_path: Path, difference: Callable[[Parc
     with fleet(tmp_path / "flower", nodes) as ours:
         said = ours.run(write_app(tmp_path / "app", APP), {"recipe": str(recipes), "out": str(out)}, SECONDS)
     found = {}
-    for name in METHODS:
+    for name in methods:
         assert (out / name).exists(), said
         here = assemble(load(recipes / f"{name}.toml", Tables()), Tables(), tmp_path)
         for _ in recorded(here, tmp_path / "here" / name):
