@@ -67,9 +67,8 @@ def one_run(targets: Sequence[str], seed: int, devices: int = 3, rounds: int = 4
         assert not killer.targets, f"{killer.targets} not killed"
         assert same or ("node" in targets and events), (killer.done, events)
         said = "the same weights" if same else f"without {events}"
-        return (
-            f"{killer.done}: finished in {took:.0f} s, {said}, degraded rounds {sorted(set(degraded))}, events {events}"
-        )
+        killed, rounds_hurt = ", ".join(killer.done), sorted(set(degraded))
+        return f"{killed}: finished in {took:.0f} s, {said}, degraded rounds {rounds_hurt}, events {events}"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Real devices are late, busy, gone, broken or new: each is told of, and nobody is written to who owes an answer."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Message
 
 from fedloom.engines import waiting
 from fedloom.engines.flower import engine as engine_module
@@ -87,6 +88,28 @@ def test_who_is_late_is_busy_until_its_answer_comes(place: Any, engine: Flower, 
     assert told(place) == [("1", "STALE")]
     assert len(last.hearing.answered()) == len(SIZES)
     assert asked(engine).count(FIRST + 1) == 2
+
+
+def test_what_a_broken_line_has_swallowed_is_asked_again(place: Any, engine: Flower, tmp_path: Path) -> None:
+    desk, breaks, swallowed = desk_of(engine), [0], []
+    pull = desk.pull_messages
+
+    def with_a_break(names: Iterable[str]) -> Iterator[Message]:
+        if not swallowed:  # one question is lost, another answer is on its way, and the line breaks
+            swallowed.append(next(one for one, sent in desk._waiting.items() if sent.metadata.dst_node_id == FIRST + 1))
+            del desk._waiting[swallowed[0]]
+            breaks[0] += 1
+            return iter(())
+        return pull(names)
+
+    desk.pull_messages = with_a_break  # type: ignore[method-assign]
+    engine.post.breaks = lambda: breaks[0]
+    patient = play(place, engine, 1)
+    assert told(place) == [] and len(patient.hearing.answered()) == len(SIZES)
+    assert asked(engine).count(FIRST + 1) == 2
+    play(place, engine, 2)
+    assert told(place) == [] and asked(engine).count(FIRST + 1) == 3
+    assert engine.post.owing == {}
 
 
 def test_a_newcomer_that_is_slow_to_say_who_it_is_holds_up_nobody(place: Any, engine: Flower) -> None:

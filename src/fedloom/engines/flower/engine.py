@@ -111,11 +111,14 @@ class _Asking:
 
     def answers(self) -> Iterator[Reply]:
         self._line_up()
+        self.engine.post.broken()
         heard, enough = 0, self.wait.enough or len(self.questions)
         while (self._waiting or self._out) and heard < enough and self.wait.left() > 0:
+            if self.engine.post.broken():
+                self._ask_again()
             self._send()
             for name, message in self.engine.post.fetch(self._out):
-                reply = self._opened(name, message)
+                reply = self._opened(name, message) if name in self._out or name in self._done else None
                 if reply is not None:
                     heard += 1
                     yield reply
@@ -157,13 +160,23 @@ class _Asking:
             question = self._waiting[name].popleft()
             if not self._waiting[name]:
                 del self._waiting[name]
-            content = self.press.records(self._words(question), question.inbox)
-            node, group = self.engine.roster.nodes[name], str(question.round_number)
-            message = self.engine.post.send(content, node, "train", self.wait.ttl(), group)
+            message = self._posted(question)
             if message is None:
                 self.tell(Refusal(name, "GONE", "it left before it could be asked"))
             else:
                 self._out[message] = question
+
+    def _posted(self, question: Question) -> str | None:
+        content = self.press.records(self._words(question), question.inbox)
+        node, group = self.engine.roster.nodes[question.device.name], str(question.round_number)
+        return self.engine.post.send(content, node, "train", self.wait.ttl(), group)
+
+    def _ask_again(self) -> None:
+        """All who have not answered. Whoever got the first question too gives the same answer twice, and the second is
+        not looked for."""
+        for question in {id(one): one for one in self._out.values()}.values():
+            message = self._posted(question)
+            self._out |= {} if message is None else {message: question}
 
     def _words(self, question: Question) -> dict[str, Any]:
         memory, name = self.engine.memory, question.device.name
@@ -180,8 +193,9 @@ class _Asking:
         }
 
     def _opened(self, name: str, message: Message) -> Reply | None:
-        question = replace(self._done[name], answered=True) if name in self._done else self._out.pop(name)
+        question = replace(self._done[name], answered=True) if name in self._done else self._out[name]
         self._done[name] = question
+        self._out = {other: one for other, one in self._out.items() if one is not question}
         fault = error_of(message)
         if fault:
             self.tell(Refusal(question.device.name, *fault))

@@ -1,7 +1,7 @@
 """Messages out and answers in, by Flower's own grid. Who owes an answer is not written to again."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,13 @@ class Post:
     grid: Grid
     pause: float = PAUSE
     owing: dict[str, Debt] = field(default_factory=dict)  # by message
+    breaks: Callable[[], int] = lambda: 0  # how often whatever carries messages has ended and begun again
+    _breaks: int = 0  # that are known of
+
+    def broken(self) -> bool:
+        """Whether it has since this was last asked: a message that was just being handed over is then nobody's."""
+        before, self._breaks = self._breaks, self.breaks()
+        return self._breaks != before
 
     def send(self, content: RecordDict, node: int, kind: str, ttl: float | None, group: str = "") -> str | None:
         """The message's name; None: it could not be sent, for nobody of that number is there."""

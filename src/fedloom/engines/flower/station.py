@@ -11,6 +11,8 @@ from typing import Any
 from .processes import Kept, environment, free_port, listens, program
 
 CONNECTION = "fleet"  # as Flower's configuration names it
+SUPERLINK = "flower-superlink"
+BREAKS = "breaks"  # a file of as many bytes as the SuperLink has ended, for whoever has messages under way
 COMMAND_WITHIN = 120.0  # seconds
 UP_WITHIN = 90.0
 
@@ -105,14 +107,20 @@ class Station:
             lock += ["--ssl-keyfile", str(made.key), "--enable-supernode-auth"]
         kept = ["--database", str(self.home / "state.db"), "--isolation", "process"]
         place = ["--host", "127.0.0.1", "--port", str(self.port)]
-        return ["flower-superlink", *place, *lock, *kept, "--disable-runtime-dependency-installation"]
+        return [SUPERLINK, *place, *lock, *kept, "--disable-runtime-dependency-installation"]
 
     def _superexec(self) -> list[str]:
         trust = ["--root-certificates", str(self.certificates.authority)] if self.certificates else ["--insecure"]
         return ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{self.port}", *trust]
 
     def _ended(self, name: str) -> Callable[[int], None]:
-        return lambda code: self.say(f"{name} ended ({code}); it is started again")
+        def told(code: int) -> None:
+            self.say(f"{name} ended ({code}); it is started again")
+            if name == SUPERLINK:
+                with (self.home / BREAKS).open("ab") as file:
+                    file.write(b".")
+
+        return told
 
     def _await(self, there: Callable[[], bool], seconds: float, otherwise: str) -> None:
         until = time.monotonic() + seconds
@@ -120,3 +128,9 @@ class Station:
             if time.monotonic() > until:
                 raise FlowerFailed(f"{otherwise}: see {self.kept[0].log}")
             time.sleep(0.2)
+
+
+def breaks_in(home: Path) -> int:
+    """How often the SuperLink of this folder has ended."""
+    file = home / BREAKS
+    return file.stat().st_size if file.exists() else 0

@@ -57,6 +57,8 @@ def _introduced(
     experiment: Experiment, tables: Tables, data: Path, grid: "Grid", home: Path, begun: bool
 ) -> "tuple[Experiment, Roster]":
     """With devices that are known by their keys, each in the tier it is given when the run begins."""
+    from ...engines.flower.station import breaks_in
+
     book = read_book(home)
     refuse_other_size(experiment.loaded, book)
     roster = roster_over(grid, experiment.fleet, by_key(book, experiment.fleet))
@@ -65,6 +67,7 @@ def _introduced(
         loaded = seated(experiment.loaded, tables, data, experiment.fleet, book, seen)
         experiment = assemble(loaded, tables, data)
     roster.turned_away = partial(knocking, home / GATE_LOG, experiment.standing)
+    roster.post.breaks = partial(breaks_in, home / "flower")
     return experiment, roster
 
 
