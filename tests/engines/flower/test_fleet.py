@@ -2,18 +2,17 @@
 reason; and a run outlives what it runs on."""
 
 import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from fedloom.engines.flower.processes import end_all, environment, free_port, listens, program
+from fedloom.engines.flower.processes import environment, free_port, program
 from fedloom.experiment.deployment.book import enroll, wish
 from fedloom.experiment.recipes.toml import dumps
 from tests.fleet_chaos import one_run, recipe
 from tests.real_fleet import lines, real_fleet
+from tests.superlink import await_port, started
 
 LIAR = '''"""A device that says now and then what it should not; installed on it, so no server can prevent it."""
 
@@ -46,24 +45,11 @@ DATASETS = {"of-a-liar": answer}
 '''
 
 
-@contextmanager
-def stranger(home: Path, server: str, *lock: str) -> Iterator[None]:
+def stranger(home: Path, server: str, *lock: str) -> AbstractContextManager[object]:
     """A SuperNode that nobody has invited."""
     home.mkdir()
-    command = [program("flower-supernode"), "--superlink", server, "--port", str(free_port()), *lock]
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment(home), stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield
-    finally:
-        end_all(process.pid, process)
-
-
-def await_gate(port: int) -> None:
-    until = time.monotonic() + 60
-    while not listens(port):
-        assert time.monotonic() < until, "no gate"
-        time.sleep(0.2)
+    command = ["flower-supernode", "--superlink", server, "--port", str(free_port()), *lock]
+    return started(command, home / "log", environment(home))
 
 
 def commanded(home: Path, server: str, authority: Path) -> "subprocess.CompletedProcess[str]":
@@ -92,7 +78,7 @@ def test_six_who_are_not_heard(tmp_path: Path) -> None:
             stranger(tmp_path / "distrustful", server, "--root-certificates", str(their_authority), *proof),
             stranger(tmp_path / "unknown", server, *trust, *proof),
         ):
-            await_gate(fleet.port)
+            await_port(fleet.port)
             refused = commanded(tmp_path / "outsider", server, fleet.folder / "ca.crt")
             fleet.await_end(600)
     assert '"success": true' not in refused.stdout and "node-id" not in refused.stdout, refused

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fedloom.engines.flower.processes import environment
 from fedloom.experiment.recipes.toml import dumps
 from fedloom.reporting import read_manifest
 from tests import chaos
-from tests.superlink import environment
 
 BIN = Path(sys.executable).parent
 
