@@ -102,7 +102,7 @@ def on_a_terminal(monkeypatch, *arguments, term="xterm"):
         contextlib.redirect_stdout(out),
         pytest.raises(SystemExit) as left,
     ):
-        main([*arguments, "--no-report", "--workers", "1"])
+        main([*arguments, "--workers", "1"])
     got = b""
     with contextlib.suppress(OSError):  # there is no more
         while chunk := os.read(ours, 65536):
@@ -114,7 +114,7 @@ def on_a_terminal(monkeypatch, *arguments, term="xterm"):
 
 def test_a_run_on_a_real_terminal(fedloom, write, monkeypatch):
     write()
-    out, screen = on_a_terminal(monkeypatch, "run", "my.toml", "--format", "json")
+    out, screen = on_a_terminal(monkeypatch, "run", "my.toml", "--no-report", "--format", "json")
     assert json.loads(out)["status"] == "ok"
     assert "━" in screen and " round 1/2 " in screen and " s left " in screen
     assert "heterofl  round 2/2  " in screen
@@ -123,6 +123,14 @@ def test_a_run_on_a_real_terminal(fedloom, write, monkeypatch):
 
 def test_quiet_and_simple_terminals_get_no_bar(fedloom, write, monkeypatch):
     write(("rounds = 2", "rounds = 1"))
-    assert on_a_terminal(monkeypatch, "run", "my.toml", "--quiet")[1] == ""
-    _, screen = on_a_terminal(monkeypatch, "run", "my.toml", term="dumb")
+    assert on_a_terminal(monkeypatch, "run", "my.toml", "--no-report", "--quiet")[1] == ""
+    _, screen = on_a_terminal(monkeypatch, "run", "my.toml", "--no-report", term="dumb")
     assert screen.startswith("heterofl  round 1/1  ") and screen.count("\n") == 1
+
+
+def test_every_run_of_a_bench_of_attacks_has_a_bar(fedloom, write, monkeypatch):
+    write()
+    _, screen = on_a_terminal(monkeypatch, "attack", "my.toml", "--attacks", "sign_flip", "--format", "json")
+    for attack in ("none", "sign_flip"):
+        assert all(f"{attack} against {rule}, seed 0  round 2/2  " in screen for rule in ("none", "default"))
+    assert "━" in screen and screen.index(HIDDEN) < screen.rindex(SHOWN)

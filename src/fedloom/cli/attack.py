@@ -20,8 +20,8 @@ from .options import (
     processes,
     read_judged,
 )
-from .output import Format, columns, exits, note, say, say_json
-from .progress import line
+from .output import Format, columns, exits, say, say_json
+from .progress import follow_several
 
 if TYPE_CHECKING:
     from ..experiment.studies.attack import Cell
@@ -54,8 +54,7 @@ def attack(
         planned = bench(
             loaded, tables, data_folder(data_dir), chosen, listed(rules), share, seeds, test, processes(workers)
         )
-        for name, done in planned.rounds():
-            note(line(name, done), quiet)
+        follow_several(planned, quiet)
         cells = planned.cells()
         if format is Format.json:
             say_json({"share": share, "bad": planned.bad, "test": test, "cells": _records(cells)})

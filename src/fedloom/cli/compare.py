@@ -29,7 +29,7 @@ from .options import (
     tracked,
 )
 from .output import columns, exits, note, say, say_json
-from .progress import telling
+from .progress import follow_several
 from .report import PAGE, page_of
 
 if TYPE_CHECKING:
@@ -137,10 +137,7 @@ def tell(planned: "Comparison", result: "Result", format: StrEnum, no_report: bo
 
 
 def follow_all(planned: "Comparison", test: str, quiet: bool, equal: Unit = Unit.rounds) -> "Result":
-    runs = {name: experiment.loaded.recipe.rounds for name, (experiment, _) in planned.left().items()}
-    with telling(quiet, runs) as tell:
-        for name, done in planned.rounds():
-            tell(name, done)
+    follow_several(planned, quiet)
     return planned.result(test, equal.value)
 
 

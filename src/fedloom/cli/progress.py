@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from .output import note
 
@@ -41,6 +41,25 @@ def follow(
     privacy = told(experiment.loaded.recipe)
     if privacy:
         note(f"{name}  {privacy}", quiet)
+
+
+class Several(Protocol):
+    """Runs side by side."""
+
+    def lengths(self) -> Mapping[str, int]:
+        """How many rounds each run that is not finished has, under its name."""
+        ...
+
+    def rounds(self) -> "Iterator[tuple[str, Round]]":
+        """Run them, round by round under their names."""
+        ...
+
+
+def follow_several(runs: Several, quiet: bool) -> None:
+    """Run them all, and say how they go."""
+    with telling(quiet, runs.lengths()) as tell:
+        for name, done in runs.rounds():
+            tell(name, done)
 
 
 @contextmanager

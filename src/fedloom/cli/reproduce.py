@@ -9,12 +9,11 @@ import typer
 
 from .options import DataDir, OutputFormat, Quiet, Sets, With, Workers, own_tables, processes
 from .output import RUN_FAILED, Exit, Format, columns, exits, note, say, say_json
-from .progress import follow, line
+from .progress import follow, follow_several
 
 if TYPE_CHECKING:
     from ..experiment import Loaded
     from ..experiment.studies.claims import Claim, Claims
-    from ..experiment.studies.compare import Comparison
     from ..experiment.studies.published import Published
     from ..experiment.studies.reproduce import Place
 
@@ -195,7 +194,7 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
         refuse_unknown_arms(one, list(planned.experiments))
     if not is_finished(planned):
         with on_the_clock(planned.home):
-            follow_rounds(planned, quiet)
+            follow_several(planned, quiet)
     commit = commit_of(where.recipes)
     found = [entry(one, planned, command(one.name, where), commit) for one in together]
     if not where.sets:
@@ -203,11 +202,6 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
         merged = merge(where.results, found, {claim.recipe: manifests(planned)}, order)
         rewrite_page(where.results, merged, len(set(order) - {one["claim"] for one in merged}))
     return found
-
-
-def follow_rounds(planned: "Comparison", quiet: bool) -> None:
-    for name, done in planned.rounds():
-        note(line(name, done), quiet)
 
 
 def rewrite_page(results: Path, claims: list[dict[str, Any]], open_claims: int) -> None:

@@ -46,6 +46,11 @@ class Bench:
     workers: int = 1
     _judged: dict[str, list[Row]] = field(default_factory=dict)
 
+    def lengths(self) -> dict[str, int]:
+        """How many rounds each run has."""
+        named = ((place, one) for place, seeds in self.experiments.items() for one in seeds)
+        return {_name(*place, one): one.loaded.recipe.rounds for place, one in named}
+
     def rounds(self) -> Iterator[tuple[str, Round]]:
         """Run everything, as much side by side as memory allows, round by round under a name for each."""
         everything = [one for seeds in self.experiments.values() for one in seeds]

@@ -56,6 +56,10 @@ class Comparison:
                     found[name] = experiment, folder
         return found
 
+    def lengths(self) -> dict[str, int]:
+        """How many rounds each run that is not finished has."""
+        return {name: experiment.loaded.recipe.rounds for name, (experiment, _) in self.left().items()}
+
     def rounds(self) -> Iterator[tuple[str, Round]]:
         """Run everything that is left, as many arms and seeds side by side as memory allows, round by round under their
         names."""
