@@ -64,7 +64,10 @@ def test_json(compared):
     assert said.data["run"] == "out"
     assert [record["arm"] for record in said.data["arms"]] == ARMS
     for record in said.data["arms"]:
-        assert list(record) == ["arm", "accuracy", "can_carry", "served_percent", "bytes_per_round"]
+        assert list(record) == [
+            "arm", "metric", "accuracy", "worst_tier", "can_carry", "served_percent", "macs", "bytes_per_round",
+            "seconds",
+        ]  # fmt: skip
         assert list(record["accuracy"]) == list(record["can_carry"]) == ["large", "small"]
         assert all(set(one) == {"mean", "std"} for one in record["accuracy"].values())
     assert len(said.data["verdict"]) >= 5
@@ -138,7 +141,7 @@ def test_text_is_a_table_and_a_verdict(fedloom, write):
     assert said.code == 0
     table, verdict, where = said.out.split("\n\n")
     header, *lines, legend = table.splitlines()
-    assert header.split() == ["arm", "large", "small", "served", "MB", "a", "round"]
+    assert header.split() == ["arm", "large", "small", "worst", "served", "million", "MACs", "MB", "a", "round"]
     assert [line.split()[0] for line in lines] == ARMS
     assert "in brackets" in legend
     by_arm = {line.split()[0]: line for line in lines}
@@ -268,8 +271,9 @@ def test_the_text_has_a_second_table(fedloom, write):
     assert said.code == 0
     _, table, verdict, _ = said.out.split("\n\n")
     header, *lines, legend = table.splitlines()
-    assert header.startswith("rounds to target  large ")
-    assert [line.split()[0] for line in lines] == ["heterofl", "decouple", "fedrolex"]
+    assert header.split() == ["arm", "tier", "target", "rounds", "MB", "seconds", "gain"]
+    arms = ["heterofl", "decouple", "fedrolex"]
+    assert [line.split()[:2] for line in lines] == [[arm, tier] for tier in ("large", "small") for arm in arms]
     assert all("–" in line for line in lines)
     assert "median" in legend
     assert "sooner than decouple: " in verdict

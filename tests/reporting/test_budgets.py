@@ -45,7 +45,7 @@ def test_what_was_spent_adds_up_over_rounds() -> None:
     ],
 )
 def test_the_last_judgement_within_the_budget_counts(unit, accuracies) -> None:
-    assert [one.accuracies("large", "global") for one in at_equal_budgets(ARMS, unit)] == accuracies
+    assert [one.ends("large", "global") for one in at_equal_budgets(ARMS, unit)] == accuracies
 
 
 def test_who_cannot_end_a_round_has_nothing_to_show() -> None:
@@ -75,7 +75,7 @@ def test_with_a_codec_the_bytes_that_travelled_are_spent() -> None:
 
 def test_an_arm_behind_a_codec_is_not_cut_by_bytes_that_never_travelled() -> None:
     arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(32.0, 6, 0.25)), arm("raw", rows(32.0, 6))]
-    assert [one.accuracies("large", "global") for one in at_equal_budgets(arms[:2], "bytes")] == [[30.0], [30.0]]
+    assert [one.ends("large", "global") for one in at_equal_budgets(arms[:2], "bytes")] == [[30.0], [30.0]]
     assert at_equal_budgets([arms[0], arms[2]], "bytes")[1].runs == [[]]
 
 

@@ -36,9 +36,10 @@ SAYS = {  # the column whose values must differ, or the figure would show nothin
     "learning_rounds": "accuracy_mean", "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
     "devices": "accuracy", "time": "training_seconds", "personalised": "personalised", "participation": "outcome",
     "rings": "votes", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median", "left": "bytes",
-    "differences": "difference",
+    "differences": "difference", "arms": "accuracy_mean",
 }  # fmt: skip
 SEVERAL = {
+    "arms": ["arm", "tier", "accuracy_mean", "accuracy_std", "can_carry"],
     "differences": [
         "tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds",
     ],
@@ -124,6 +125,7 @@ def test_perplexity_where_words_are_guessed(text: Path) -> None:
     charts = charts_of(subject_of([text]))
     assert list(lines(charts["learning_rounds"])[0])[3] == "perplexity_mean"
     assert {"norms", "rings", "partition", "left", "time"} <= charts.keys()
+    assert list(lines(charts["pareto"])[0])[4] == "perplexity"
 
 
 def test_what_does_not_apply_says_why(text: Path) -> None:

@@ -112,31 +112,30 @@ def test_a_difference_in_words():
 
 
 def test_a_device_gets_the_model_it_is_served_and_the_last_value():
-    assert arm("a", 80.0).accuracies("small", "global") == [70.0]
-    assert arm("a", 80.0, serving=LARGE_ONLY).accuracies("small", "global") == [80.0]
-    assert arm("a", 80.0, serving=SMALL_ONLY).accuracies("large", "global") == [70.0]
+    assert arm("a", 80.0).ends("small", "global") == [70.0]
+    assert arm("a", 80.0, serving=LARGE_ONLY).ends("small", "global") == [80.0]
+    assert arm("a", 80.0, serving=SMALL_ONLY).ends("large", "global") == [70.0]
 
 
 def test_the_table():
-    records = table(
+    ours, dropped = table(
         [arm("ours", 80.0, 84.0), arm("dropped", 90.0, 90.0, serving=LARGE_ONLY, moved=400.0)], TIERS, SHARES, "global"
     )
-    assert records == [
-        {
-            "arm": "ours",
-            "accuracy": {"large": {"mean": 82.0, "std": 8**0.5}, "small": {"mean": 72.0, "std": 8**0.5}},
-            "can_carry": {"large": True, "small": True},
-            "served_percent": 100.0,
-            "bytes_per_round": 100.0,
-        },
-        {
-            "arm": "dropped",
-            "accuracy": {"large": {"mean": 90.0, "std": 0.0}, "small": {"mean": 90.0, "std": 0.0}},
-            "can_carry": {"large": True, "small": False},
-            "served_percent": 25.0,
-            "bytes_per_round": 400.0,
-        },
-    ]
+    assert ours == {
+        "arm": "ours",
+        "metric": "accuracy",
+        "accuracy": {"large": {"mean": 82.0, "std": 8**0.5}, "small": {"mean": 72.0, "std": 8**0.5}},
+        "worst_tier": {"mean": 72.0, "std": 8**0.5},
+        "can_carry": {"large": True, "small": True},
+        "served_percent": 100.0,
+        "macs": {},
+        "bytes_per_round": 100.0,
+        "seconds": None,
+    }
+    assert dropped["accuracy"] == {"large": {"mean": 90.0, "std": 0.0}, "small": {"mean": 90.0, "std": 0.0}}
+    assert dropped["can_carry"] == {"large": True, "small": False}
+    assert (dropped["served_percent"], dropped["bytes_per_round"]) == (25.0, 400.0)
+    assert math.isnan(dropped["worst_tier"]["mean"])  # what it gives its small devices they cannot carry
 
 
 def test_one_seed_has_no_spread():
@@ -201,8 +200,8 @@ def test_an_arm_that_moves_nothing_has_no_ratio():
 def test_the_other_test_set_can_be_judged_on():
     runs = [run_of({"large": 50.0}) + run_of({"large": 60.0}, test="local")]
     only = Arm("a", {"large": Serving("large", True)}, runs)
-    assert only.accuracies("large", "local") == [60.0]
-    assert only.accuracies("large", "global") == [50.0]
+    assert only.ends("large", "local") == [60.0]
+    assert only.ends("large", "global") == [50.0]
 
 
 def runs_of(name: str, seeds: list[dict[str, float]]) -> Arm:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Arm, Serving
+from fedloom.reporting import Arm, Serving, difference
+from fedloom.reporting.metric import PERPLEXITY
 from fedloom.reporting.outputs import CSV_COLUMNS, as_csv, latex, markdown
 from fedloom.reporting.result import Result, Terms, conclude
 
@@ -54,11 +55,11 @@ def test_one_arm_wins_nothing() -> None:
 def test_markdown(clear: Result) -> None:
     said = markdown(clear)
     head, rule, *lines = said.splitlines()
-    assert head == "| arm | large | small | served | MB a round |"
-    assert rule == "| --- | ---: | ---: | ---: | ---: |"
-    assert lines[0] == "| this | **80.0 ± 0.1** | 60.0 ± 0.1 | 100 % | 1.00 |"
-    assert lines[2].startswith("| a\\|b_c | 60.0 ± 0.1 | (60.0 ± 0.1) | 50 %")
-    assert "| this | large | 69.5 | 1 [1–1] | 1.00 [1.00–1.00] | – | 2.0 |" in said
+    assert head == "| arm | large | small | worst | served | MB a round |"
+    assert rule == "| --- | ---: | ---: | ---: | ---: | ---: |"
+    assert lines[0] == "| this | **80.0 ± 0.1** | 60.0 ± 0.1 | 60.0 ± 0.1 | 100 % | 1.00 |"
+    assert lines[2].startswith("| a\\|b_c | 60.0 ± 0.1 | (60.0 ± 0.1) | – | 50 %")
+    assert "| this | large | 69.5 % | 1 [1–1] | 1.00 [1.00–1.00] | – | 2.0 |" in said
     assert all(f"- {line}" in said for line in clear.verdict)
 
 
@@ -66,7 +67,8 @@ def test_csv_has_numbers_as_they_are(clear: Result) -> None:
     read = list(csv.DictReader(io.StringIO(as_csv(clear))))
     assert tuple(read[0]) == CSV_COLUMNS
     assert [(one["arm"], one["tier"]) for one in read][:3] == [("this", "large"), ("this", "small"), ("other", "large")]
-    assert float(read[0]["accuracy_mean"]) == pytest.approx(80.05)
+    assert (float(read[0]["mean"]), float(read[0]["worst_tier_mean"])) == pytest.approx((80.05, 60.05))
+    assert (read[0]["metric"], read[0]["macs"], read[0]["seconds"]) == ("accuracy", "", "")
     assert [one["winner"] for one in read] == ["1", "0", "0", "0", "0", "0"]
     assert (read[0]["reached"], read[0]["rounds_to_target"], read[0]["gain"]) == ("1", "1.0", "2.0")
     assert read[5]["target"] == ""
@@ -86,4 +88,47 @@ def test_a_tier_without_devices_is_a_dash() -> None:
     empty = arm("this", 80, 60)
     nobody = replace(empty, runs=[[row for row in run if row.tier != "small"] for run in empty.runs])
     said = markdown(conclude([nobody], replace(TERMS, baseline=None)))
-    assert "| this | 80.0 ± 0.1 | – | 100 % |" in said
+    assert "| this | 80.0 ± 0.1 | – | 80.0 ± 0.1 | 100 % |" in said
+
+
+def test_what_models_and_rounds_cost_where_it_is_known() -> None:
+    ticking = arm("this", 80, 60)
+    runs = [[*run, *(Row(number, "", "", "", "", "clock", 1.5) for number in (1, 2))] for run in ticking.runs]
+    known = replace(ticking, runs=runs, macs={"large": 3_282_688, "small": 1_659_300})
+    found = result(known, arm("other", 70, 50))
+    head, _, this, other = markdown(found).splitlines()[:4]
+    assert head.endswith("| served | million MACs | MB a round | simulated s |")
+    assert this.endswith("| 100 % | 3.28 / 1.66 | 1.00 | 3.0 |") and other.endswith("| 100 % | – | 1.00 | – |")
+    read = list(csv.DictReader(io.StringIO(as_csv(found))))
+    assert [(one["macs"], one["seconds"]) for one in read[:2]] == [("3282688", "3.0"), ("1659300", "3.0")]
+
+
+def worse(name: str, *ends: float, seeds: int = 2) -> Arm:
+    """An arm whose two tiers end with such perplexities, after one that is twice as high."""
+    found = [
+        Row(number, "server", tier, "", "global", "perplexity", value * (3 - number))
+        for number in (1, 2)
+        for tier, value in zip(("large", "small"), ends, strict=True)
+    ]
+    found += [Row(number, "", "", "", "", "down", 1e6) for number in (1, 2)]
+    serving = {tier: Serving(tier, True) for tier in ("large", "small")}
+    return Arm(name, serving, [found] * seeds, metric=PERPLEXITY)
+
+
+def test_less_perplexity_is_better() -> None:
+    found = result(worse("this", 20, 30), worse("other", 40, 30))
+    assert found.winners == {"large": "this", "small": None}
+    assert [one.verdict for one in found.overall] == ["holds"]
+    assert "large devices: this reaches 40.5 sooner than other: holds (in 2 of 2 seeds)" in found.verdict
+    assert found.records[0]["perplexity"]["large"]["mean"] == 20 and found.records[0]["worst_tier"]["mean"] == 30
+    said = markdown(found)
+    assert "| this | **20.0** | 30.0 | 30.0 |" in said and "Perplexity, of the model" in said
+    assert "all devices: this 25.0, other 35.0: -10.0; that this is better holds (2 of 2 seeds)" in said
+
+
+def test_one_seed_says_nothing_of_perplexities() -> None:
+    one, two = worse("this", 20, 30, seeds=1), worse("other", 40, 30, seeds=1)
+    assert result(one, two).winners == {"large": None, "small": None}
+    assert str(difference(one, two, "large", "global", 100)) == (
+        "large devices: this 20.0, other 40.0: -20.0, one seed cannot tell"
+    )

@@ -70,9 +70,9 @@ def test_rounds_that_were_not_judged_count_by_their_bytes():
 
 def test_only_the_chosen_candidate_counts():
     rows = run_of(90.0, 90.0) + run_of(50.0, 60.0, candidate="report")[:2]
-    assert Arm("a", OWN, [rows]).accuracies("small", "global") == [90.0]
+    assert Arm("a", OWN, [rows]).ends("small", "global") == [90.0]
     chosen = Arm("a", OWN, [rows], "report")
-    assert chosen.accuracies("small", "global") == [60.0]
+    assert chosen.ends("small", "global") == [60.0]
     assert reach(chosen, "small", "global", 60.0).rounds == [Amount(2)]
 
 

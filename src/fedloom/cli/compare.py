@@ -1,7 +1,7 @@
 """fedloom compare: a recipe beside other arms and the ordinary ways to treat a fleet, paired by seed."""
 
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +34,6 @@ from .report import PAGE, page_of
 
 if TYPE_CHECKING:
     from ..experiment import Comparison, Loaded, Result, Tables
-    from ..reporting.targets import Amount, Reach
 
 Others = Annotated[list[Path] | None, typer.Argument(help="Other recipes, for the same data, rounds and judgement.")]
 Methods = Annotated[
@@ -147,51 +146,14 @@ def records(result: "Result") -> dict[str, Any]:
         "verdict": result.verdict,
         "targets": [one.record() for one in result.reached],
         "claims": [one.record() for one in result.claims],
-        "overall": [asdict(one) for one in result.overall],
+        "overall": [one.record() for one in result.overall],
     }
 
 
 def told(result: "Result") -> str:
-    tables = [_table(result.records), *([_targets(result.reached)] if result.reached else [])]
+    from ..reporting.outputs import grids
+
+    tables = [
+        columns(grid.header, grid.marked(lambda cell: f"{cell}*")) + f"\n{grid.legend('*')}" for grid in grids(result)
+    ]
     return "\n\n".join([*tables, "verdict\n" + "\n".join(f"  {one}" for one in result.verdict)])
-
-
-def _table(records: list[dict[str, Any]]) -> str:
-    tiers = list(records[0]["accuracy"])
-    rows = []
-    for record in records:
-        cells = [_cell(record["accuracy"][tier], record["can_carry"][tier]) for tier in tiers]
-        moved = f"{record['bytes_per_round'] / 1e6:.2f}"
-        rows.append((record["arm"], *cells, f"{record['served_percent']:.0f} %", moved))
-    legend = "accuracy in %, of the model a device of the tier ends up with; (in brackets: it cannot carry it)"
-    return columns(("arm", *tiers, "served", "MB a round"), rows) + f"\n{legend}"
-
-
-def _cell(accuracy: dict[str, float], can_carry: bool) -> str:
-    spread = f" ± {accuracy['std']:.1f}" if accuracy["std"] else ""
-    said = f"{accuracy['mean']:.1f}{spread}"
-    return said if can_carry else f"({said})"
-
-
-def _targets(reached: "list[Reach]") -> str:
-    aims = {one.tier: one.target for one in reached}
-    header = [cell for tier, target in aims.items() for cell in (f"{tier} {target:.1f} %", "MB")]
-    by_place = {(one.arm, one.tier): one for one in reached}
-    rows = []
-    for arm in dict.fromkeys(one.arm for one in reached):
-        cells = [_reach(by_place.get((arm, tier))) for tier in aims]
-        rows.append((arm, *(cell for pair in cells for cell in pair)))
-    legend = "rounds to target, and MB moved until then: median [lowest–highest] of the seeds; >: not within the rounds"
-    return columns(("rounds to target", *header), rows) + f"\n{legend}"
-
-
-def _reach(one: "Reach | None") -> tuple[str, str]:
-    return ("-", "-") if one is None else (_median(one.rounds), _median(one.bytes, 1e6, ".2f"))
-
-
-def _median(amounts: "list[Amount]", unit: float = 1, digits: str = "g") -> str:
-    from ..reporting.targets import in_order, median
-
-    said = [one.said(unit, digits) for one in in_order(amounts)]
-    spread = f" [{said[0]}–{said[-1]}]" if len(said) > 1 else ""
-    return median(amounts).said(unit, digits) + spread

@@ -131,7 +131,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A plain table: words to the left, columns of numbers to the right."""
     places = range(len(header))
     widths = [max(len(row[place]) for row in (header, *rows)) for place in places]
-    numbers = [all(re.fullmatch(r"[\d.,()%±+\s-]*", row[place]) for row in rows) for place in places]
+    numbers = [all(re.fullmatch(r"[\d.,()%±+\s*–/\[\]><-]*", row[place]) for row in rows) for place in places]
     lines = (
         "  ".join(row[p].rjust(widths[p]) if numbers[p] else row[p].ljust(widths[p]) for p in places)
         for row in (header, *rows)

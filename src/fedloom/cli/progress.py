@@ -125,11 +125,14 @@ def line(name: str, done: "Round") -> str:
 
 
 def _marks(done: "Round") -> str:
-    judged = [row for row in done.rows if row.metric == "accuracy" and not row.device and row.test == "global"] or [
-        row for row in done.rows if row.metric == "accuracy" and not row.device
-    ]
+    from ..reporting.metric import metric_of
+
+    metric = metric_of(done.rows)
+    known = [row for row in done.rows if row.metric == metric.name and not row.device]
+    judged = [row for row in known if row.test == "global"] or known
     several = len({row.candidate for row in judged}) > 1
-    return "  ".join(f"{f'{row.candidate} ' if several else ''}{row.tier} {row.value:5.1f} %" for row in judged)
+    unit = metric.unit or f" {metric.name}"
+    return "  ".join(f"{f'{row.candidate} ' if several else ''}{row.tier} {row.value:5.1f}{unit}" for row in judged)
 
 
 def _span(seconds: float) -> str:

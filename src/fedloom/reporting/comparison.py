@@ -4,9 +4,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..evaluation import Row
+from .metric import ACCURACY, Metric
 from .travel import travelled
 
 Verdict = Literal["holds", "does not hold", "within noise"]
@@ -29,16 +30,31 @@ class Arm:
     runs: Sequence[Sequence[Row]]  # rows, seed by seed
     candidate: str = ""  # the one that counts; empty: the first there is
     shares: Mapping[str, float] = field(default_factory=dict)  # of its devices, by tier, where not as in the others
-    metric: str = "accuracy"  # whose values its curves have
+    metric: Metric = ACCURACY  # whose values its curves have
+    macs: Mapping[str, int] = field(default_factory=dict)  # of one example, by the tiers it has
 
     def curves(self, tier: str, test: str) -> list[list[Row]]:
-        """The accuracies of what a device of this tier gets, seed by seed, judgement by judgement."""
-        key = (self.serving[tier].tier, "", test, self.metric)
+        """What a device of this tier gets is worth, seed by seed, judgement by judgement."""
+        key = (self.serving[tier].tier, "", test, self.metric.name)
         return [_curve(rows, self.candidate, key) for rows in self.runs]
 
-    def accuracies(self, tier: str, test: str) -> list[float]:
+    def ends(self, tier: str, test: str) -> list[float]:
         """What a device of this tier gets, seed by seed: the last value, not the best."""
         return [judged[-1].value if judged else math.nan for judged in self.curves(tier, test)]
+
+    def worst(self, test: str) -> list[float]:
+        """Of the tiers' ends the worst, seed by seed; none that is known, if it leaves devices without a model they can
+        carry."""
+        if not all(one.can_carry for one in self.serving.values()):
+            return [math.nan] * len(self.runs)
+        sign, by_tier = self.metric.sign, [self.ends(tier, test) for tier in self.serving]
+        known = [[value for value in values if not math.isnan(value)] for values in zip(*by_tier, strict=True)]
+        return [sign * min((sign * value for value in values), default=math.nan) for values in known]
+
+    def seconds(self) -> list[float]:
+        """Of all its rounds on the fleet's own devices, seed by seed, where it is known."""
+        ticks = [[row.value for row in rows if row.metric == "clock"] for rows in self.runs]
+        return [math.fsum(some) for some in ticks] if all(ticks) else []
 
     def bytes_per_round(self) -> float:
         """That travelled, both ways, all devices together."""
@@ -59,28 +75,41 @@ class Difference:
     mean: float
     noise: float
     beyond_noise: bool
+    metric: Metric = ACCURACY
+
+    @property
+    def ahead(self) -> float:
+        """By how much `this` is better."""
+        return self.metric.sign * self.mean
+
+    @property
+    def verdict(self) -> str:
+        if self.beyond_noise:
+            return "beyond noise"
+        return f"within noise (± {self.noise:.1f})" if math.isfinite(self.noise) else "one seed cannot tell"
 
     def __str__(self) -> str:
-        verdict = "beyond noise" if self.beyond_noise else f"within noise (± {self.noise:.1f})"
+        said = self.metric.said
         return (
-            f"{self.tier} devices: {self.this} {self.this_mean:.1f} %, {self.other} {self.other_mean:.1f} %: "
-            f"{self.mean:+.1f} points, {verdict}"
+            f"{self.tier} devices: {self.this} {said(self.this_mean)}, {self.other} {said(self.other_mean)}: "
+            f"{self.metric.gap(self.mean)}, {self.verdict}"
         )
 
 
 def difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Difference:
     """Beyond noise: every seed has the same sign and, with fewer than five seeds, the mean is more than two standard
     errors: those of the test set, which all seeds share, and of the seeds."""
-    pairs = list(zip(this.accuracies(tier, test), other.accuracies(tier, test), strict=True))
+    metric = this.metric
+    pairs = list(zip(this.ends(tier, test), other.ends(tier, test), strict=True))
     gaps = [one - two for one, two in pairs]
     mean = statistics.fmean(gaps)
-    level = statistics.fmean(value for pair in pairs for value in pair) / 100
-    spread = _spread(gaps)["std"] / math.sqrt(len(gaps))
-    noise = 2 * math.hypot(100 * math.sqrt(2 * level * (1 - level) / examples), spread)
+    level = statistics.fmean(value for pair in pairs for value in pair)
+    spread, of_test = _spread(gaps)["std"] / math.sqrt(len(gaps)), math.sqrt(2) * metric.test_error(level, examples)
+    noise = 2 * math.hypot(of_test, spread) if of_test or len(gaps) > 1 else math.inf
     one_sign = all(gap > 0 for gap in gaps) or all(gap < 0 for gap in gaps)
     beyond = one_sign and (len(gaps) >= 5 or abs(mean) > noise)
     left, right = (statistics.fmean(side) for side in zip(*pairs, strict=True))
-    return Difference(tier, this.name, other.name, left, right, mean, noise, beyond)
+    return Difference(tier, this.name, other.name, left, right, mean, noise, beyond, metric)
 
 
 @dataclass(frozen=True)
@@ -94,11 +123,16 @@ class Overall:
     better: int  # seeds
     seeds: int
     verdict: Verdict
+    metric: Metric = ACCURACY
+
+    def record(self) -> dict[str, Any]:
+        return {**vars(self), "metric": self.metric.name}
 
     def __str__(self) -> str:
+        said, gap = self.metric.said, self.metric.gap(self.this_mean - self.other_mean)
         return (
-            f"all devices: {self.this} {self.this_mean:.1f} %, {self.other} {self.other_mean:.1f} %: "
-            f"{self.this_mean - self.other_mean:+.1f} points; that {self.this} is better "
+            f"all devices: {self.this} {said(self.this_mean)}, {self.other} {said(self.other_mean)}: "
+            f"{gap}; that {self.this} is better "
             f"{self.verdict if self.verdict != 'within noise' else 'is within noise'} "
             f"({self.better} of {self.seeds} seeds)"
         )
@@ -107,7 +141,7 @@ class Overall:
 def overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> Overall | None:
     """Holds, or does not, if all seeds agree; None if some tier was not judged."""
     sides = [_of_the_fleet(arm, shares, test) for arm in (this, other)]
-    gaps = [one - two for one, two in zip(*sides, strict=True)]
+    gaps = [this.metric.sign * (one - two) for one, two in zip(*sides, strict=True)]
     if any(math.isnan(gap) for gap in gaps):
         return None
     verdict: Verdict = "within noise"
@@ -116,23 +150,29 @@ def overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> Ov
     elif len(gaps) > 1 and all(gap < 0 for gap in gaps):
         verdict = "does not hold"
     first, second = (statistics.fmean(side) for side in sides)
-    return Overall(this.name, other.name, first, second, sum(gap > 0 for gap in gaps), len(gaps), verdict)
+    better = sum(gap > 0 for gap in gaps)
+    return Overall(this.name, other.name, first, second, better, len(gaps), verdict, this.metric)
 
 
 def _of_the_fleet(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:
-    by_tier = [(share, arm.accuracies(tier, test)) for tier, share in (arm.shares or shares).items()]
+    by_tier = [(share, arm.ends(tier, test)) for tier, share in (arm.shares or shares).items()]
     return [math.fsum(share * seeds[number] for share, seeds in by_tier) for number in range(len(arm.runs))]
 
 
 def table(arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str) -> list[dict[str, object]]:
-    """One record per arm: accuracy per tier (mean and spread over seeds), who is served, what a round moves."""
+    """One record per arm: what it is worth per tier (mean and spread over seeds) and where it is worst, who is served,
+    what models and a round cost."""
     return [
         {
             "arm": arm.name,
-            "accuracy": {tier: _spread(arm.accuracies(tier, test)) for tier in tiers},
+            "metric": arm.metric.name,
+            arm.metric.name: {tier: _spread(arm.ends(tier, test)) for tier in tiers},
+            "worst_tier": _spread(arm.worst(test)),
             "can_carry": {tier: arm.serving[tier].can_carry for tier in tiers},
             "served_percent": 100 * sum(shares[tier] for tier in tiers if arm.serving[tier].can_carry),
+            "macs": {tier: arm.macs[arm.serving[tier].tier] for tier in tiers if arm.serving[tier].tier in arm.macs},
             "bytes_per_round": arm.bytes_per_round(),
+            "seconds": statistics.fmean(arm.seconds()) if arm.seconds() else None,
         }
         for arm in arms
     ]

@@ -43,10 +43,10 @@ def table(subject: Subject) -> list[Line]:
 
 
 def _line(subject: Subject, group: Group, tier: str, alone: Arm | None) -> Line:
-    arm, served = group.measured(subject.metric), group.arm.serving[tier]
+    arm, served = group.arm, group.arm.serving[tier]
     known: dict[str, Any] = next((one for one in group.stories[0].fleet["tiers"] if one["name"] == served.tier), {})
     down, up = _moved(group.stories[0], served.tier)
-    values = [value for value in arm.accuracies(tier, subject.test) if not math.isnan(value)]
+    values = [value for value in arm.ends(tier, subject.test) if not math.isnan(value)]
     return Line(
         group.name, tier, served.can_carry, subject.terms.shares.get(tier, 0.0),
         known.get("parameters"), known.get("macs"), down, up,
@@ -60,7 +60,10 @@ def _over(subject: Subject, arm: Arm, alone: Arm | None, tier: str) -> str:
     if alone is None or alone is arm or not subject.judged or not arm.serving[tier].can_carry:
         return ""
     gap = difference(arm, alone, tier, subject.test, subject.terms.examples)
-    return f"{gap.mean:+.1f}{'' if gap.beyond_noise else f' (noise ± {gap.noise:.1f})'}" if gap.mean == gap.mean else ""
+    if math.isnan(gap.mean):
+        return ""
+    noise = f"± {gap.noise:.1f}" if math.isfinite(gap.noise) else "unknown"
+    return f"{gap.mean:+.1f}" + ("" if gap.beyond_noise else f" (noise {noise})")
 
 
 def _moved(story: Story, tier: str) -> tuple[float | None, float | None]:
@@ -108,7 +111,7 @@ def _reached(subject: Subject, judged: list[Line]) -> str:
     over = (
         f", mean over {counted(len(subject.groups[0].stories), 'seed')}" if len(subject.groups[0].stories) > 1 else ""
     )
-    return f"{when}, {metric.title} on the {subject.test} test{over}: {listed(ends)}."
+    return f"{when}, {metric.name} on the {subject.test} test{over}: {listed(ends)}."
 
 
 def _heard(story: Story) -> list[str]:
@@ -126,11 +129,10 @@ def _heard(story: Story) -> list[str]:
 def _uncertain(subject: Subject, judged: list[Line]) -> str:
     """What the test set alone leaves open."""
     seeds = counted(len(subject.groups[0].stories), "seed")
-    if not subject.metric.higher_is_better:
+    if not subject.metric.unit:
         return f"This is {seeds}; `fedloom compare --seeds 5` says how much another seed would change."
     examples = subject.terms.examples
-    level = statistics.fmean(one.value for one in judged) / 100
-    noise = 200 * math.sqrt(max(0.0, level * (1 - level)) / examples)
+    noise = 2 * subject.metric.test_error(statistics.fmean(one.value for one in judged), examples)
     return f"With {seeds} and {examples:,} test examples, each of these is known to about ± {noise:.1f} points."
 
 

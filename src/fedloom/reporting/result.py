@@ -53,12 +53,12 @@ def winners(arms: Sequence[Arm], terms: Terms) -> dict[str, str | None]:
 
 
 def _winner(arms: Sequence[Arm], tier: str, terms: Terms) -> str | None:
-    able = [arm for arm in arms if arm.serving[tier].can_carry and not _unknown(arm.accuracies(tier, terms.test))]
+    able = [arm for arm in arms if arm.serving[tier].can_carry and not _unknown(arm.ends(tier, terms.test))]
     if len(able) < 2:
         return None
-    best = max(able, key=lambda arm: sum(arm.accuracies(tier, terms.test)))
+    best = max(able, key=lambda arm: arm.metric.sign * sum(arm.ends(tier, terms.test)))
     gaps = [difference(best, arm, tier, terms.test, terms.examples) for arm in able if arm is not best]
-    return best.name if all(gap.beyond_noise and gap.mean > 0 for gap in gaps) else None
+    return best.name if all(gap.beyond_noise and gap.ahead > 0 for gap in gaps) else None
 
 
 def _unknown(values: Sequence[float]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from . import budgets
 from .budgets import Unit, at_equal_budgets
 from .comparison import Arm, Serving
+from .metric import Metric, metric_of
 from .result import DESCRIPTION, Result, Terms, conclude
 from .story import Story, is_run
 
@@ -25,21 +26,6 @@ class NoReport(Exception):  # noqa: N818 - named for what is wrong
 
 
 @dataclass(frozen=True)
-class Metric:
-    name: str
-    title: str
-    unit: str
-    higher_is_better: bool = True
-
-    def said(self, value: float, digits: int = 1) -> str:
-        return f"{value:.{digits}f}{self.unit}"
-
-
-ACCURACY = Metric("accuracy", "accuracy", " %")
-PERPLEXITY = Metric("perplexity", "perplexity", "", higher_is_better=False)
-
-
-@dataclass(frozen=True)
 class Group:
     """An arm and the runs behind it, seed by seed."""
 
@@ -49,9 +35,6 @@ class Group:
     @property
     def name(self) -> str:
         return self.arm.name
-
-    def measured(self, metric: Metric) -> Arm:
-        return replace(self.arm, metric=metric.name)
 
 
 @dataclass(frozen=True)
@@ -87,11 +70,9 @@ class Subject:
     def under_way(self) -> bool:
         return any(story.under_way for story in self.stories)
 
-    @cached_property
+    @property
     def metric(self) -> Metric:
-        """Perplexity where words are guessed, else accuracy."""
-        names = {row.metric for row in self.first.rows if row.candidate}
-        return PERPLEXITY if "perplexity" in names else ACCURACY
+        return self.groups[0].arm.metric
 
     @cached_property
     def judged(self) -> bool:
@@ -154,7 +135,14 @@ def _described(home: Path, test: str | None) -> Subject:
 def _group(home: Path, name: str, said: Mapping[str, Any]) -> Group:
     stories = [Story(home / run) for run in said["runs"] if is_run(home / run)]
     serving = {tier: Serving(**one) for tier, one in said["serving"].items()}
-    return Group(Arm(name, serving, [one.rows for one in stories], said["candidate"], said["shares"]), stories)
+    return Group(_measured(Arm(name, serving, [], said["candidate"], said["shares"]), stories), stories)
+
+
+def _measured(arm: Arm, stories: Sequence[Story]) -> Arm:
+    """With all that the runs behind it say."""
+    runs = [story.rows for story in stories]
+    macs = {tier["name"]: tier["macs"] for story in stories[:1] for tier in story.fleet["tiers"] if "macs" in tier}
+    return replace(arm, runs=runs, metric=metric_of(row for rows in runs for row in rows), macs=macs)
 
 
 def _first_seeds(group: Group, seeds: int) -> Group:
@@ -212,7 +200,7 @@ def _arm(name: str, stories: Sequence[Story], tiers: Sequence[str]) -> Arm:
         tier: Serving(tier, True) if tier in trained else Serving(largest, tiers.index(tier) < tiers.index(largest))
         for tier in tiers
     }
-    return Arm(name, serving, [story.rows for story in stories])
+    return _measured(Arm(name, serving, []), stories)
 
 
 def _tested(terms: Terms, story: Story, asked: str | None) -> Terms:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..evaluation import Row
 from .comparison import Arm, Verdict
+from .metric import ACCURACY, Metric
 from .travel import travelled
 
 
@@ -35,6 +36,7 @@ class Reach:
     rounds: list[Amount]
     bytes: list[Amount]
     seconds: list[Amount] = field(default_factory=list)  # on the fleet's own devices, where it is known
+    metric: Metric = ACCURACY
 
     def record(self) -> dict[str, Any]:
         amounts: dict[str, list[Any]] = {
@@ -57,20 +59,22 @@ class Claim:
     sooner: int
     seeds: int
     verdict: Verdict
+    metric: Metric = ACCURACY
 
     def __str__(self) -> str:
         return (
-            f"{self.tier} devices: {self.this} reaches {self.target:.1f} % sooner than {self.other}: {self.verdict} "
-            f"(in {self.sooner} of {self.seeds} seeds)"
+            f"{self.tier} devices: {self.this} reaches {self.metric.said(self.target)} sooner than {self.other}: "
+            f"{self.verdict} (in {self.sooner} of {self.seeds} seeds)"
         )
 
     def record(self) -> dict[str, str]:
         return {"tier": self.tier, "other": self.other, "verdict": self.verdict}
 
 
-def rounds_to(target: float, judged: Sequence[Row]) -> int | None:
-    """The first judged round with at least the target; None: there is none."""
-    return min((row.round for row in judged if row.value >= target), default=None)
+def rounds_to(target: float, judged: Sequence[Row], metric: Metric = ACCURACY) -> int | None:
+    """The first judged round that is as good as the target; None: there is none."""
+    good = (row.round for row in judged if metric.sign * row.value >= metric.sign * target)
+    return min(good, default=None)
 
 
 def bytes_to(last: float, rows: Sequence[Row]) -> float:
@@ -85,23 +89,23 @@ def seconds_to(last: float, rows: Sequence[Row]) -> float | None:
 
 
 def targets(arms: Sequence[Arm], tiers: Sequence[str], test: str, baseline: str, margin: float) -> dict[str, float]:
-    """Tier by tier, from the baseline alone: its final accuracy, in the median over seeds, less a margin."""
+    """Tier by tier, from the baseline alone: its end, in the median over seeds, and worse by a margin."""
     (base,) = [arm for arm in arms if arm.name == baseline]
-    found = {tier: statistics.median(base.accuracies(tier, test)) - margin for tier in tiers}
+    found = {tier: statistics.median(base.ends(tier, test)) - base.metric.sign * margin for tier in tiers}
     return {tier: target for tier, target in found.items() if not math.isnan(target)}  # a tier may have no device
 
 
 def reach(arm: Arm, tier: str, test: str, target: float) -> Reach:
     rounds, moved, seconds = [], [], []
     for rows, judged in zip(arm.runs, arm.curves(tier, test), strict=True):
-        found = rounds_to(target, judged)
+        found = rounds_to(target, judged, arm.metric)
         last = max((row.round for row in rows), default=0) if found is None else found
         rounds.append(Amount(last, found is not None))
         moved.append(Amount(bytes_to(last, rows), found is not None))
         took = seconds_to(last, rows)
         if took is not None:
             seconds.append(Amount(took, found is not None))
-    return Reach(tier, target, arm.name, rounds, moved, seconds if len(seconds) == len(rounds) else [])
+    return Reach(tier, target, arm.name, rounds, moved, seconds if len(seconds) == len(rounds) else [], arm.metric)
 
 
 def reaches(arms: Sequence[Arm], aims: Mapping[str, float], test: str) -> list[Reach]:
@@ -121,7 +125,7 @@ def claim(this: Reach, other: Reach) -> Claim:
         verdict = "holds"
     elif all(gap > 0 for gap in gaps):
         verdict = "does not hold"
-    return Claim(this.tier, this.target, this.arm, other.arm, sooner, len(gaps), verdict)
+    return Claim(this.tier, this.target, this.arm, other.arm, sooner, len(gaps), verdict, this.metric)
 
 
 def _order(amount: Amount) -> float:

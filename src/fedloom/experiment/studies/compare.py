@@ -9,9 +9,11 @@ from pathlib import Path
 from ...durable import write_whole
 from ...engines import Crew, InProcess, convoy
 from ...fleet import Fleet, parameters
+from ...models import cost
 from ...reporting import Arm, budgets, read_manifest, read_rows
 from ...reporting.budgets import Unit, at_equal_budgets
 from ...reporting.journal import MANIFEST
+from ...reporting.metric import metric_of
 from ...reporting.result import DESCRIPTION, FORMAT, Result, Terms, conclude
 from ...reporting.trackers import followed_by
 from ...tensors import payload_bytes
@@ -139,7 +141,10 @@ class Comparison:
         own = self.experiments[name][0].fleet
         shares = {tier.name: share for tier, share in zip(own.tiers, own.shares, strict=True)}
         alike = shares.keys() == {tier.name for tier in self.fleet.tiers}  # a control may have one tier alone
-        return Arm(name, serving(name, self.fleet, own), runs, self.candidates.get(name, ""), shares if alike else {})
+        return Arm(
+            name, serving(name, self.fleet, own), runs, self.candidates.get(name, ""), shares if alike else {},
+            metric_of(row for rows in runs for row in rows), {tier.name: cost(tier.model).macs for tier in own.tiers},
+        )  # fmt: skip
 
 
 def _begun(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from .devices import accuracy_per_device, data_partition, personalised
 from .differences import paired
 from .learning import against_bytes, against_rounds
 from .reaching import rounds_to_target
+from .serving import served
 from .spending import left_the_devices, time_and_memory
 from .tradeoff import pareto
 
@@ -17,7 +18,7 @@ __all__ = ["COMPARED", "SINGLE", "Absent", "Chart", "Mark", "Panel"]
 
 Maker = Callable[[Subject], Chart | Absent]
 COMPARED: tuple[Maker, ...] = (
-    paired, against_rounds, against_bytes, rounds_to_target, pareto, accuracy_per_device, time_and_memory,
+    served, paired, against_rounds, against_bytes, rounds_to_target, pareto, accuracy_per_device, time_and_memory,
 )  # fmt: skip
 """Of all arms and seeds together."""
 

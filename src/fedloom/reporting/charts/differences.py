@@ -52,29 +52,32 @@ def _differences(subject: Subject) -> list[Difference]:
 
 
 def _panel(tier: str, found: list[Difference]) -> Panel:
+    unit = found[0].metric.steps.strip() or found[0].metric.name
+
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=drawing.INK, linewidth=0.8)
         for row, one in enumerate(found):
-            strong = one.beyond_noise
-            colour = drawing.PALETTE[(0 if one.mean > 0 else 1) if strong else 6]
+            strong, noise = one.beyond_noise, one.noise if math.isfinite(one.noise) else None
+            colour = drawing.PALETTE[(0 if one.ahead > 0 else 1) if strong else 6]
             axes.errorbar(
-                one.mean, row, xerr=one.noise, fmt="o" if strong else "s", color=colour, capsize=3, markersize=6,
+                one.ahead, row, xerr=noise, fmt="o" if strong else "s", color=colour, capsize=3, markersize=6,
                 markerfacecolor=colour if strong else "none",
             )  # fmt: skip
         axes.set_yticks(range(len(found)), [one.other for one in found])
         axes.set_ylim(len(found) - 0.5, -0.5)
-        drawing.told(axes, f"points that {found[0].this} is ahead", "")
+        drawing.told(axes, f"{unit} that {found[0].this} is ahead", "")
 
     parts = [f"{one.other} {one.mean:+.1f} ± {one.noise:.1f}" for one in found]
-    alt = f"{found[0].this} minus others for tier {tier}, in points: {'; '.join(parts)}"
+    alt = f"{found[0].this} minus others for tier {tier}, in {unit}: {'; '.join(parts)}"
     return Panel(alt, draw, f"tier {tier}", tier, (5.0, 0.7 + 0.42 * len(found)), beside([one.other for one in found]))
 
 
 def _read(subject: Subject, found: list[Difference], seeds: int) -> str:
-    ahead = sum(one.beyond_noise and one.mean > 0 for one in found)
-    behind = sum(one.beyond_noise and one.mean < 0 for one in found)
+    ahead = sum(one.beyond_noise and one.ahead > 0 for one in found)
+    behind = sum(one.beyond_noise and one.ahead < 0 for one in found)
     return (
         f"Of {counted(len(found), 'difference')}, {found[0].this} is ahead beyond noise in {ahead} and behind in "
-        f"{behind}; the others (hollow) are within noise. Whiskers are two standard errors, of the test set and of "
+        f"{behind}; the others (hollow) are within noise. "
+        f"Whiskers are two standard errors, of {'the test set and of ' if subject.metric.unit else ''}"
         f"{counted(seeds, 'seed')}."
     )

@@ -47,7 +47,7 @@ def series(subject: Subject, spent: Spent) -> list[Series]:
 
 
 def _series(subject: Subject, group: Group, tier: str, place: int, spent: Spent) -> Series:
-    curves = group.measured(subject.metric).curves(tier, subject.test)
+    curves = group.arm.curves(tier, subject.test)
     common = sorted(set.intersection(*({row.round for row in curve} for curve in curves))) if curves else []
     values = [{row.round: row.value for row in curve} for curve in curves]
     x = [statistics.fmean(spent(rows, number) for rows in group.arm.runs) for number in common]
@@ -63,7 +63,7 @@ def bytes_spent(rows: Sequence[Row], number: int) -> float:
 
 
 def against_rounds(subject: Subject) -> Chart | Absent:
-    title = f"{subject.metric.title.capitalize()} against rounds"
+    title = f"{subject.metric.name.capitalize()} against rounds"
     found = series(subject, rounds_spent)
     if not found:
         return Absent(title, "nothing was judged yet")
@@ -71,7 +71,7 @@ def against_rounds(subject: Subject) -> Chart | Absent:
 
 
 def against_bytes(subject: Subject) -> Chart | Absent:
-    title = f"{subject.metric.title.capitalize()} against bytes moved"
+    title = f"{subject.metric.name.capitalize()} against bytes moved"
     found = series(subject, bytes_spent)
     if not any(one.x[-1] for one in found):
         return Absent(title, "no device moved a byte")
@@ -95,7 +95,7 @@ def _chart(subject: Subject, found: Sequence[Series], key: str, title: str, unit
 
 def _panels(subject: Subject, found: Sequence[Series], title: str, label: str) -> list[Panel]:
     """A panel for each tier with all arms; of a run alone, one with all tiers."""
-    y = f"{subject.metric.title}{', %' if subject.metric.unit else ''}"
+    y = subject.metric.axis
     tiers = [tier for tier in subject.tiers if any(one.tier == tier for one in found)] if subject.several else [""]
     made = []
     for tier in tiers:
@@ -129,7 +129,7 @@ def _drawing(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Call
 
 
 def _read_rounds(subject: Subject, found: Sequence[Series]) -> str:
-    said, sign = subject.metric.said, 1 if subject.metric.higher_is_better else -1
+    said, sign = subject.metric.said, subject.metric.sign
     last = max(one.x[-1] for one in found)
     best = max(found, key=lambda one: sign * one.mean[-1])
     worst = min(found, key=lambda one: sign * one.mean[-1])

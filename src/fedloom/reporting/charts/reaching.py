@@ -45,7 +45,7 @@ def _record(one: Reach, tried: Sequence[Reach], compared: bool) -> Record:
 
 
 def _bars(tried: Sequence[Reach]) -> Panel:
-    tier, target = tried[0].tier, tried[0].target
+    tier, aim = tried[0].tier, tried[0].metric.said(tried[0].target)
     said = [(one.arm, median(one.rounds)) for one in tried]
 
     def draw(axes: Axes) -> None:
@@ -55,14 +55,14 @@ def _bars(tried: Sequence[Reach]) -> Panel:
             axes.annotate(amount.said(), (amount.value, place), xytext=(4, -3), textcoords="offset points")
         axes.set_yticks(range(len(said)), [name for name, _ in said])
         axes.invert_yaxis()
-        drawing.told(axes, f"rounds to {target:.1f} %", "")
+        drawing.told(axes, f"rounds to {aim}", "")
         drawing.whole(axes.xaxis)
 
-    alt = f"Rounds to {target:.1f} % for tier {tier}: " + "; ".join(f"{name} {one.said()}" for name, one in said)
+    alt = f"Rounds to {aim} for tier {tier}: " + "; ".join(f"{name} {one.said()}" for name, one in said)
     return Panel(
         alt,
         draw,
-        f"tier {tier}: {target:.1f} %",
+        f"tier {tier}: {aim}",
         tier,
         (5.0, 0.7 + 0.4 * len(said)),
         beside([name for name, _ in said]),
@@ -77,16 +77,23 @@ def _read_arms(subject: Subject, found: dict[str, list[Reach]], baseline: str) -
             parts.append(f"on tier {tier} the soonest other arm takes {best} times the rounds of {this.arm}")
     told = f"{listed(parts)[0].upper()}{listed(parts)[1:]}. " if parts else ""
     return (
-        f"{told}The target is what {baseline} ends with, in the median over seeds, less "
-        f"{subject.terms.margin:g} point{'' if subject.terms.margin == 1 else 's'}; pale bars did not get there."
+        f"{told}The target is what {baseline} ends with, in the median over seeds, {_short_of(subject)}; pale bars did "
+        "not get there."
     )
+
+
+def _short_of(subject: Subject) -> str:
+    margin = subject.terms.margin
+    if not subject.metric.steps:
+        return f"and {margin:g} more"
+    return f"less {margin:g} point{'' if margin == 1 else 's'}"
 
 
 def _of_tiers(subject: Subject) -> Chart | Absent:
     """A ladder of targets up to the best that any tier reached."""
-    arm, metric = subject.groups[0].measured(subject.metric), subject.metric
-    if not metric.higher_is_better:
-        return Absent(TITLE, "targets are accuracies; this run is judged by perplexity")
+    arm = subject.groups[0].arm
+    if not arm.metric.unit:
+        return Absent(TITLE, "round numbers are no targets for a perplexity; of several runs one has its end as target")
     curves = {tier: arm.curves(tier, subject.test) for tier in subject.tiers}
     values = [row.value for by_seed in curves.values() for curve in by_seed for row in curve]
     aims = _ladder(min(values, default=math.nan), max(values, default=math.nan))

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from ...evaluation.pareto import front
+from ..metric import ACCURACY, Metric
 from ..subject import Subject
 from . import drawing
 from .chart import Absent, Chart, Mark, Panel, Record, counted
-
-TITLE = "Accuracy against multiply-adds"
-COLUMNS = ("arm", "model", "parameters", "macs", "accuracy", "on_front")
 
 
 @dataclass(frozen=True)
@@ -20,26 +18,33 @@ class Point:
     model: str
     parameters: int
     macs: int
-    accuracy: float
+    value: float
     place: int
     tier: str = ""
 
 
 def pareto(subject: Subject) -> Chart | Absent:
-    points = [*_tiers(subject), *_subnets(subject)]
+    metric, title = subject.metric, f"{subject.metric.name.capitalize()} against multiply-adds"
+    points = [*_tiers(subject), *(_subnets(subject) if metric is ACCURACY else ())]
     if not points:
-        return Absent(TITLE, "the run does not say what its models cost, or nothing was judged yet")
-    best = set(front((float(one.macs), one.accuracy) for one in points))
+        return Absent(title, "the run does not say what its models cost, or nothing was judged yet")
+    best = set(_front(points, metric))
     records: list[Record] = [
-        (one.arm, one.model, one.parameters, one.macs, one.accuracy, int((one.macs, one.accuracy) in best))
-        for one in points
+        (one.arm, one.model, one.parameters, one.macs, one.value, int((one.macs, one.value) in best)) for one in points
     ]
     names = dict.fromkeys((one.arm if subject.several or not one.tier else one.tier, one.place) for one in points)
     legend = [Mark(name, place, "" if subject.several or name not in subject.tiers else name) for name, place in names]
-    alt = f"{counted(len(points), 'model')} by multiply-adds and accuracy; {_ends(points)}"
-    return Chart(
-        "pareto", TITLE, _read(points, best), COLUMNS, records, [Panel(alt, _drawing(points))], legend, "points"
+    alt = f"{counted(len(points), 'model')} by multiply-adds and {metric.name}; {_ends(points, metric)}"
+    columns, panel = (
+        ("arm", "model", "parameters", "macs", metric.name, "on_front"),
+        Panel(alt, _drawing(points, metric)),
     )
+    return Chart("pareto", title, _read(points, best, metric), columns, records, [panel], legend, "points")
+
+
+def _front(points: Sequence[Point], metric: Metric) -> list[tuple[float, float]]:
+    edge = front((float(one.macs), metric.sign * one.value) for one in points)
+    return [(macs, metric.sign * value) for macs, value in edge]
 
 
 def _tiers(subject: Subject) -> list[Point]:
@@ -48,7 +53,7 @@ def _tiers(subject: Subject) -> list[Point]:
         known = {tier["name"]: tier for tier in group.stories[0].fleet["tiers"] if "macs" in tier}
         for place, tier in enumerate(subject.tiers):
             served = group.arm.serving[tier].tier
-            values = group.arm.accuracies(tier, subject.test) if any(group.arm.curves(tier, subject.test)) else []
+            values = group.arm.ends(tier, subject.test) if any(group.arm.curves(tier, subject.test)) else []
             if served == tier and values and tier in known:
                 one, mean = known[tier], sum(values) / len(values)
                 shown = number if subject.several else place
@@ -70,37 +75,37 @@ def _subnets(subject: Subject) -> list[Point]:
     return found
 
 
-def _drawing(points: Sequence[Point]) -> Callable[[Axes], None]:
+def _drawing(points: Sequence[Point], metric: Metric) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
-        edge = front((float(one.macs), one.accuracy) for one in points)
+        edge = _front(points, metric)
         x, y = ([point[at] for point in edge] for at in (0, 1))
         axes.plot(x, y, drawstyle="steps-post", color=drawing.INK, linewidth=0.8, alpha=0.6)
         for one in points:
             small = one.model == "sub-net"
             made = axes.plot(
-                one.macs, one.accuracy, color=drawing.colour(one.place), linestyle="",
+                one.macs, one.value, color=drawing.colour(one.place), linestyle="",
                 marker=drawing.marker(one.place), markersize=3.5 if small else 8,
                 alpha=0.6 if small else 1.0,
             )  # fmt: skip
             drawing.of_tier(list(made), one.tier)
         axes.set_xscale("log")
         drawing.magnitudes(axes.xaxis)
-        drawing.told(axes, "multiply-adds for one example (logarithmic)", "accuracy, %")
+        drawing.told(axes, "multiply-adds for one example (logarithmic)", metric.axis)
 
     return draw
 
 
-def _ends(points: Sequence[Point]) -> str:
+def _ends(points: Sequence[Point], metric: Metric) -> str:
     small, large = min(points, key=lambda one: one.macs), max(points, key=lambda one: one.macs)
     return (
-        f"the smallest takes {small.macs:,} and gets {small.accuracy:.1f} %, the largest takes {large.macs:,} and gets "
-        f"{large.accuracy:.1f} %"
+        f"the smallest takes {small.macs:,} and gets {metric.said(small.value)}, the largest takes {large.macs:,} and "
+        f"gets {metric.said(large.value)}"
     )
 
 
-def _read(points: Sequence[Point], best: set[tuple[float, float]]) -> str:
+def _read(points: Sequence[Point], best: set[tuple[float, float]], metric: Metric) -> str:
     subnets = sum(one.model == "sub-net" for one in points)
     front_of = f"{len(best)} of {counted(len(points), 'model')} are on the front: no other is better for its cost"
-    said = f"{_ends(points)}; {front_of}."
+    said = f"{_ends(points, metric)}; {front_of}."
     more = "" if subnets else " `fedloom subnet` judges sub-nets between them."
     return said[0].upper() + said[1:] + more

@@ -1,0 +1,69 @@
+"""What each arm gives the devices of each tier, all arms in one picture."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from ..metric import Metric
+from ..subject import Subject
+from . import drawing
+from .chart import Absent, Chart, Mark, Panel, Record, beside
+
+TITLE = "What every arm gives whom"
+
+
+def served(subject: Subject) -> Chart | Absent:
+    if subject.result is None:
+        return Absent(TITLE, "there is one arm alone" if not subject.several else "not every arm was judged yet")
+    metric, found, tiers = subject.metric, subject.result.records, list(subject.tiers)
+    records: list[Record] = [
+        (one["arm"], tier, one[metric.name][tier]["mean"], one[metric.name][tier]["std"], int(one["can_carry"][tier]))
+        for one in found
+        for tier in tiers
+    ]
+    columns = ("arm", "tier", f"{metric.name}_mean", f"{metric.name}_std", "can_carry")
+    legend = [Mark(tier, place, tier) for place, tier in enumerate(tiers)]
+    return Chart(
+        "arms", TITLE, _read(found, metric), columns, records, [_panel(found, tiers, metric)], legend, "points"
+    )
+
+
+def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric) -> Panel:
+    names = [one["arm"] for one in found]
+
+    def draw(axes: Axes) -> None:
+        for row, one in enumerate(found):
+            for place, tier in enumerate(tiers):
+                value, able = one[metric.name][tier], one["can_carry"][tier]
+                made = axes.errorbar(
+                    value["mean"], row, xerr=value["std"] or None, color=drawing.colour(place), capsize=2,
+                    marker=drawing.marker(place), markersize=6, markerfacecolor=None if able else "none",
+                )  # fmt: skip
+                drawing.of_tier(list(made.get_children()), tier)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        drawing.told(axes, metric.axis, "")
+
+    said = [f"{one['arm']} " + ", ".join(f"{tier} {_end(one, tier, metric)}" for tier in tiers) for one in found]
+    alt = f"{metric.name.capitalize()} by arm and tier: {'; '.join(said)}"
+    return Panel(alt, draw, "", "", (6.4, 0.7 + 0.26 * len(found)), beside(names))
+
+
+def _end(one: dict[str, Any], tier: str, metric: Metric) -> str:
+    mean = one[metric.name][tier]["mean"]
+    return "nothing" if math.isnan(mean) else metric.said(mean) + ("" if one["can_carry"][tier] else " (too large)")
+
+
+def _read(found: Sequence[dict[str, Any]], metric: Metric) -> str:
+    hollow = any(not able for one in found for able in one["can_carry"].values())
+    more = " Hollow: a model that these devices cannot carry." if hollow else ""
+    whole = [one for one in found if not math.isnan(one["worst_tier"]["mean"])]
+    if not whole:
+        return f"None of {len(found)} arms gives every device a model it can carry.{more}"
+    best = max(whole, key=lambda one: metric.sign * one["worst_tier"]["mean"])
+    return (
+        f"Of {len(found)} arms {best['arm']} leaves the worst-off tier best, with "
+        f"{metric.said(best['worst_tier']['mean'])}; whiskers are one standard deviation over seeds.{more}"
+    )
