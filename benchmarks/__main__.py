@@ -1,6 +1,7 @@
-"""python -m benchmarks [peers|scaling]: fedloom's time over the ordinary loop's, interleaved in one run.
+"""python -m benchmarks [peers|scaling|full_size]: fedloom's time over the ordinary loop's, interleaved in one run.
 
-`peers` measures other systems on equal work, `scaling` how time and memory grow; each has its own --help.
+`peers` measures other systems on equal work, `scaling` how time and memory grow, `full_size` a round of each paper's
+recipe; each has its own --help.
 """
 
 import argparse
@@ -167,6 +168,10 @@ def main() -> None:
         from benchmarks import scaling
 
         scaling.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["full_size"]:
+        from benchmarks import full_size
+
+        full_size.main(sys.argv[2:])
     else:
         scenarios(arguments())
 

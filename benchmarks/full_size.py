@@ -1,0 +1,102 @@
+"""python -m benchmarks full_size: one round of recipes as papers have them, and what it takes in time and memory."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.apart import ROOT
+from benchmarks.output import progress, say, table
+
+PAPERS = ROOT / "recipes" / "papers"
+ONE_OF_EACH = (
+    "heterofl_mnist", "heterofl_cifar10", "heterofl_wikitext2", "fedhen_cifar10", "fedsup_cifar100", "efedsup_cifar100",
+    "fedhenn_cifar10", "fedhenn_sentiment140", "fedin_cifar10", "fedgkt_cifar10",
+)  # fmt: skip
+EVERY = 0.5  # seconds between two looks at the memory
+
+
+def measured(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, Any]:
+    """One round and its judgement; memory is that of all processes together, shared pages counted once."""
+    folder = home / name
+    shutil.rmtree(folder, ignore_errors=True)
+    changes = [word for one in ["rounds=1", *sets] for word in ("--set", one)]
+    said = ["run", str(PAPERS / f"{name}.toml"), *changes, "--out", str(folder), "--no-report", "--quiet"]
+    began, most = time.monotonic(), 0.0
+    log = home / f"{name}.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "fedloom", *said, "--workers", str(workers)]
+        process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                most = max(most, megabytes(process.pid))
+                time.sleep(EVERY)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    found = {"recipe": name, "seconds": round(time.monotonic() - began, 1), "megabytes": round(most)}
+    if process.returncode:
+        return {**found, "failed": (log.read_text().strip().splitlines() or ["?"])[-1]}
+    return {**found, **_inside(folder)}
+
+
+def _inside(folder: Path) -> dict[str, Any]:
+    """What the run says of itself. A last exchange, where a method has one, is one more round."""
+    timings = [json.loads(line) for line in (folder / "timings.jsonl").read_text().splitlines()]
+    judging = sum(one["judging_seconds"] for one in timings)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    moved = sum(row["value"] for row in rows if row["metric"] in ("down", "up"))
+    training = sum(one["seconds"] for one in timings) - judging
+    return {"training": round(training, 1), "judging": round(judging, 1), "moved": moved}
+
+
+def megabytes(leader: int) -> float:
+    """Of all processes of a session."""
+    total = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(place.name)) == leader:
+                found = re.search(r"^Pss:\s*(\d+) kB", (place / "smaps_rollup").read_text(), re.MULTILINE)
+                total += int(found[1]) if found else 0
+        except OSError:  # it has just ended
+            continue
+    return total * 1024 / 1e6
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    def cells(one: dict[str, Any]) -> list[str]:
+        if "failed" in one:
+            return [one["recipe"], f"{one['seconds']:.0f}", one["failed"], "", "", ""]
+        spent = (f"{one[key]:.0f}" for key in ("seconds", "training", "judging", "megabytes"))
+        return [one["recipe"], *spent, f"{one['moved'] / 1e6:,.1f}"]
+
+    return table(["recipe", "seconds", "a round", "judging", "MB", "MB moved"], [cells(one) for one in found])
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks full_size", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", default=list(ONE_OF_EACH), help="recipes of recipes/papers; else one of each"
+    )
+    parser.add_argument("--home", type=Path, default=Path("runs/full_size"), help="what is there is not run again")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--set", dest="sets", action="append", default=[], help="as of fedloom run")
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    said = parser.parse_args(arguments)
+    said.home.mkdir(parents=True, exist_ok=True)
+    kept = said.home / "found.json"
+    known: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
+    for name in said.names:
+        if name not in known:
+            progress(name)
+            known[name] = measured(name, said.home, said.workers, said.sets)
+            kept.write_text(json.dumps(known, indent=2) + "\n")
+    found = [known[name] for name in said.names]
+    say(text(found), {"recipes": found}, said.format)

@@ -1,0 +1,36 @@
+"""A round of a recipe, timed and weighed; here of one that takes no time."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import full_size
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SMALL = ["data.most_examples=20", "data.test_examples=20", "model.hidden=[4, 8]"]
+
+
+def test_a_round_is_timed_weighed_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    shutil.copy(RECIPES / "demo.toml", tmp_path / "demo.toml")
+    monkeypatch.setattr(full_size, "PAPERS", tmp_path)
+    asked = ["demo", "--home", str(tmp_path / "home"), "--workers", "2", "--format", "json"]
+    full_size.main([*asked, *(word for one in SMALL for word in ("--set", one))])
+    (found,) = json.loads(capsys.readouterr().out)["data"]["recipes"]
+    assert 0 < found["training"] + found["judging"] < found["seconds"]
+    assert found["megabytes"] > 50 and found["moved"] > 0
+    monkeypatch.setattr(full_size, "measured", lambda *said: pytest.fail("it is known"))
+    full_size.main(asked)
+    assert json.loads(capsys.readouterr().out)["data"]["recipes"] == [found]
+
+
+def test_what_fails_is_said(tmp_path: Path) -> None:
+    found = full_size.measured("no_such_recipe", tmp_path, 1, [])
+    assert "failed" in found and "no_such_recipe" in full_size.text([found])
+
+
+def test_one_of_each_is_there() -> None:
+    assert all((full_size.PAPERS / f"{name}.toml").is_file() for name in full_size.ONE_OF_EACH)
