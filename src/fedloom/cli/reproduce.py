@@ -195,7 +195,7 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
     if not is_finished(planned):
         with on_the_clock(planned.home):
             follow_several(planned, quiet)
-    commit = commit_of(where.recipes)
+    commit = commit_of(where.recipes, [where.results, where.results.with_suffix(".md")])
     found = [entry(one, planned, command(one.name, where), commit) for one in together]
     if not where.sets:
         order = [one.name for one in listed.claims]

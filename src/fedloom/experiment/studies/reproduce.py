@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,11 +188,27 @@ def manifests(planned: Comparison) -> dict[str, Any]:
     return {**shared, "processors": os.cpu_count(), "workers": planned.workers, "arms": runs}
 
 
-def commit_of(folder: Path, run: Callable[..., Any] = subprocess.run) -> str | None:
-    """The commit that a folder is at, marked where files have changed since; None: nobody knows."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+changes", "--abbrev=10"]
+def commit_of(folder: Path, written: Sequence[Path] = ()) -> str | None:
+    """The commit that a folder is at, marked where files have changed since, other than those that were `written` from
+    the runs themselves; None: nobody knows."""
+    here, top, changed = (_git(folder, *said) for said in ASKED)
+    if here is None or top is None or changed is None:
+        return None
+    own = {one.resolve() for one in written}
+    others = [line for line in changed.splitlines() if Path(top, line[3:]).resolve() not in own]
+    return f"{here}+changes" if others else here
+
+
+ASKED = (
+    ("rev-parse", "--short=10", "HEAD"), ("rev-parse", "--show-toplevel"), ("status", "--porcelain", "--untracked=no"),
+)  # fmt: skip
+
+
+def _git(folder: Path, *said: str) -> str | None:
     try:
-        said = run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *said], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout.strip() or None if said.returncode == 0 else None
+    return done.stdout.rstrip("\n") if done.returncode == 0 else None

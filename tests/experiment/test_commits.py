@@ -1,0 +1,32 @@
+"""Which commit a result is of."""
+
+import subprocess
+from pathlib import Path
+
+from fedloom.experiment.studies.reproduce import commit_of
+
+
+def git(folder: Path, *said: str) -> str:
+    own = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *own, *said], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_what_a_result_has_written_itself_is_no_change(tmp_path: Path) -> None:
+    results, recipe = tmp_path / "results.json", tmp_path / "inner" / "my.toml"
+    recipe.parent.mkdir()
+    for file in (results, recipe):
+        file.write_text("first\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    here = git(tmp_path, "rev-parse", "--short=10", "HEAD")
+    results.write_text("second\n")
+    assert commit_of(recipe.parent, [results]) == here
+    assert commit_of(recipe.parent) == f"{here}+changes"
+    recipe.write_text("second\n")
+    assert commit_of(recipe.parent, [results]) == f"{here}+changes"
+
+
+def test_nobody_knows(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) is None
+    assert commit_of(tmp_path / "nowhere") is None
