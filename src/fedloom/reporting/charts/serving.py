@@ -12,6 +12,7 @@ from . import drawing
 from .chart import Absent, Chart, Mark, Panel, Record, beside
 
 TITLE = "What every arm gives whom"
+SPREAD = 0.5  # of a row, so that tiers with the same model can be told apart
 
 
 def served(subject: Subject) -> Chart | Absent:
@@ -37,8 +38,9 @@ def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric
         for row, one in enumerate(found):
             for place, tier in enumerate(tiers):
                 value, able = one[metric.name][tier], one["can_carry"][tier]
+                beside_others = row + SPREAD * (place - (len(tiers) - 1) / 2) / len(tiers)
                 made = axes.errorbar(
-                    value["mean"], row, xerr=value["std"] or None, color=drawing.colour(place), capsize=2,
+                    value["mean"], beside_others, xerr=value["std"] or None, color=drawing.colour(place), capsize=2,
                     marker=drawing.marker(place), markersize=6, markerfacecolor=None if able else "none",
                 )  # fmt: skip
                 drawing.of_tier(list(made.get_children()), tier)
@@ -48,7 +50,7 @@ def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric
 
     said = [f"{one['arm']} " + ", ".join(f"{tier} {_end(one, tier, metric)}" for tier in tiers) for one in found]
     alt = f"{metric.name.capitalize()} by arm and tier: {'; '.join(said)}"
-    return Panel(alt, draw, "", "", (6.4, 0.7 + 0.26 * len(found)), beside(names))
+    return Panel(alt, draw, "", "", (6.4, 0.7 + 0.3 * len(found)), beside(names))
 
 
 def _end(one: dict[str, Any], tier: str, metric: Metric) -> str:
