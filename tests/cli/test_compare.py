@@ -1,6 +1,7 @@
 """fedloom compare: a recipe beside its controls, paired by seed."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_arms_are_paired_by_seed(compared):
 
 def test_json(compared):
     said, _ = compared
-    assert list(said.data) == ["run", "arms", "verdict", "targets", "claims", "overall"]
+    assert list(said.data) == ["run", "arms", "verdict", "targets", "claims", "overall", "failed"]
     assert said.data["run"] == "out"
     assert [record["arm"] for record in said.data["arms"]] == ARMS
     for record in said.data["arms"]:
@@ -379,3 +380,23 @@ def test_with_a_codec_a_round_moves_what_travels(fedloom, write, tmp_path):
     for record in said.data["arms"]:
         moved = {row.metric: row.value for row in read_rows(tmp_path / "out" / record["arm"] / "seed-0")}
         assert record["bytes_per_round"] == moved["down_coded"] + moved["up_coded"] < moved["down"] + moved["up"]
+
+
+def test_an_arm_that_fails_leaves_the_others_alone(fedloom, write):
+    silent = '"faults.dropout=1.0", "faults.give_up_after=1"'
+    arms = f"[compare.arms]\nsilent = [{silent}]\nfjord = [\"method={{name='fjord'}}\"]\n"
+    write(("[method]", f"{arms}\n[method]"))
+    said = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--format", "json")
+    assert said.code == 1
+    assert said.data["failed"] == ["silent seed 0", "silent seed 1"]
+    assert "silent seed 0 failed: 1 rounds in a row failed" in said.err
+    by_arm = {record["arm"]: record for record in said.data["arms"]}
+    assert by_arm["silent"]["accuracy"]["large"]["mean"] is None
+    assert by_arm["fjord"]["accuracy"]["large"]["mean"] > 0
+    assert any(line.startswith("all devices: heterofl ") and "fjord" in line for line in said.data["verdict"])
+    assert said.data["verdict"][-2:] == ["silent seed 0 failed", "silent seed 1 failed"]
+    assert "| silent | – | – | – |" in Path("out/results.md").read_text()
+    assert fedloom("report", "out").code == 0
+    assert "silent failed with seed 0" in Path("out/report.html").read_text()
+    again = fedloom("resume", "out", "--quiet")  # and it fails again, and nothing else is run
+    assert again.code == 1 and "silent" in again.out

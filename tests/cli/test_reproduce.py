@@ -262,3 +262,14 @@ def test_the_projects_lists(fedloom):
     assert {"name", "paper", "statement", "published", "recipe", "arms", "verdict"} == said.data["claims"][0].keys()
     some = fedloom("reproduce", "--list", "fedsup_table9", *own)
     assert some.out.count("fedsup_table9_") == 6 and "30.41" in some.out
+
+
+def test_a_claim_whose_runs_fail_is_not_decided_and_the_rest_is(ledger, fedloom, tmp_path):
+    recipe = tmp_path / "own" / "my.toml"
+    recipe.write_text(recipe.read_text() + "\n[faults]\ndropout = 1.0\ngive_up_after = 1\n")
+    rest = fedloom("reproduce", "--all", *ledger, "--quiet", "--format", "json")
+    assert rest.code == 1
+    assert [one["claim"] for one in rest.data["claims"]] == ["elsewhere"]
+    assert list(rest.data["failed"]) == ["my.toml"] and "heterofl seed 0" in rest.data["failed"]["my.toml"]
+    alone = fedloom("reproduce", "--claim", "sooner", *ledger, "--quiet")
+    assert alone.code == 1 and "RUNS_FAILED" in alone.err

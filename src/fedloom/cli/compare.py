@@ -28,7 +28,7 @@ from .options import (
     read_judged,
     tracked,
 )
-from .output import columns, exits, note, say, say_json
+from .output import RUN_FAILED, Exit, columns, exits, note, say, say_json
 from .progress import follow_several
 from .report import PAGE, page_of
 
@@ -124,7 +124,7 @@ def tell(planned: "Comparison", result: "Result", format: StrEnum, no_report: bo
         (planned.home / name).write_text(written(result), encoding="utf-8")
     page = page_of(planned.home, no_report, format == TableFormat.html)
     if format == TableFormat.json:
-        say_json({"run": str(planned.home), **records(result)})
+        say_json({"run": str(planned.home), **records(result), "failed": list(planned.left())})
     elif format == TableFormat.text:
         say(told(result))
         say(f"\nruns: {planned.home}" + (f"\n{page}" if page else ""))
@@ -133,6 +133,8 @@ def tell(planned: "Comparison", result: "Result", format: StrEnum, no_report: bo
     else:
         tables = {TableFormat.markdown: markdown, TableFormat.csv: as_csv, TableFormat.latex: latex}
         say(tables[TableFormat(format)](result).rstrip("\n"))
+    if planned.left():
+        raise Exit(RUN_FAILED)
 
 
 def follow_all(planned: "Comparison", test: str, quiet: bool, equal: Unit = Unit.rounds) -> "Result":

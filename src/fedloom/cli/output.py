@@ -92,12 +92,16 @@ def _explained(error: Exception, as_json: bool) -> int:
     """Say what is wrong, and whose fault it is."""
     from ..data import DataBroken, DataMissing
     from ..experiment import NoQuorum, NothingAdmitted, RecipeError
+    from ..experiment.studies.reproduce import RunsFailed
 
     if isinstance(error, NoQuorum):
         report_failure("NO_QUORUM", str(error), error.hint, as_json)
         return TOO_FEW
     if isinstance(error, NothingAdmitted):
         report_failure("NOTHING_ADMITTED", str(error), error.hint, as_json)
+        return RUN_FAILED
+    if isinstance(error, RunsFailed):
+        report_failure("RUNS_FAILED", error.message, error.hint, as_json)
         return RUN_FAILED
     if isinstance(error, RecipeError):
         return refuse_recipes([error], as_json)

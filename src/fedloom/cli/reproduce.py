@@ -146,6 +146,7 @@ def run_claims(name: str | None, where: Where, place: "Place", format: Format, q
     """The named claim's comparison, or all that decide a claim which the ledger does not have yet."""
     from ..data import DataBroken, DataMissing
     from ..experiment.studies.claims import read_claims
+    from ..experiment.studies.reproduce import RunsFailed
     from ..reporting.ledger import read_ledger
 
     listed = read_claims(where.recipes)
@@ -158,7 +159,7 @@ def run_claims(name: str | None, where: Where, place: "Place", format: Format, q
     for claim in wanted:
         try:
             entries += decide(claim, listed, where, place, quiet)
-        except (DataMissing, DataBroken) as error:
+        except (DataMissing, DataBroken, RunsFailed) as error:
             if name:
                 raise
             failures.append((claim.recipe, error.message))
@@ -178,6 +179,7 @@ def _any_open(claim: "Claim", listed: "Claims", open_ones: "list[Claim]") -> boo
 def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet: bool) -> list[dict[str, Any]]:
     """Run what is left of a comparison, and write down all that it decides. A trial with changes is not written."""
     from ..experiment.studies.reproduce import (
+        RunsFailed,
         begin_comparison,
         commit_of,
         entry,
@@ -195,6 +197,8 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
     if not is_finished(planned):
         with on_the_clock(planned.home):
             follow_several(planned, quiet)
+        if planned.left():
+            raise RunsFailed(planned)
     commit = commit_of(where.recipes, [where.results, where.results.with_suffix(".md")])
     found = [entry(one, planned, command(one.name, where), commit) for one in together]
     if not where.sets:

@@ -32,6 +32,7 @@ class Arm:
     shares: Mapping[str, float] = field(default_factory=dict)  # of its devices, by tier, where not as in the others
     metric: Metric = ACCURACY  # whose values its curves have
     macs: Mapping[str, int] = field(default_factory=dict)  # of one example, by the tiers it has
+    failed: frozenset[int] = frozenset()  # runs that ended before their time, whose last value says nothing
 
     def curves(self, tier: str, test: str) -> list[list[Row]]:
         """What a device of this tier gets is worth, seed by seed, judgement by judgement."""
@@ -40,7 +41,8 @@ class Arm:
 
     def ends(self, tier: str, test: str) -> list[float]:
         """What a device of this tier gets, seed by seed: the last value, not the best."""
-        return [judged[-1].value if judged else math.nan for judged in self.curves(tier, test)]
+        found = [judged[-1].value if judged else math.nan for judged in self.curves(tier, test)]
+        return [math.nan if at in self.failed else value for at, value in enumerate(found)]
 
     def worst(self, test: str) -> list[float]:
         """Of the tiers' ends the worst, seed by seed; none that is known, if it leaves devices without a model they can

@@ -78,7 +78,7 @@ class Subject:
     def judged(self) -> bool:
         """Whether every arm has something to show yet."""
         return all(
-            group.arm.curves(tier, self.test)[0]
+            group.arm.curves(tier, self.test)[0] or 0 in group.arm.failed
             for group in self.groups
             for tier in self.tiers
             if group.arm.serving[tier].can_carry and self._lives(tier)
@@ -96,7 +96,12 @@ class Subject:
         arms = [group.arm for group in self.groups]
         found = conclude(at_equal_budgets(arms, self.equal), self.terms)
         told = [] if self.equal == "rounds" else budgets.said(arms, self.equal)
-        return replace(found, verdict=found.verdict + told)
+        lost = [
+            f"{group.name} failed with seed {group.stories[at].seed}"
+            for group in self.groups
+            for at in group.arm.failed
+        ]
+        return replace(found, verdict=[*found.verdict, *told, *lost])
 
     @property
     def baseline(self) -> str | None:
@@ -142,7 +147,8 @@ def _measured(arm: Arm, stories: Sequence[Story]) -> Arm:
     """With all that the runs behind it say."""
     runs = [story.rows for story in stories]
     macs = {tier["name"]: tier["macs"] for story in stories[:1] for tier in story.fleet["tiers"] if "macs" in tier}
-    return replace(arm, runs=runs, metric=metric_of(row for rows in runs for row in rows), macs=macs)
+    failed = frozenset(at for at, story in enumerate(stories) if story.manifest["status"] == "failed")
+    return replace(arm, runs=runs, metric=metric_of(row for rows in runs for row in rows), macs=macs, failed=failed)
 
 
 def _first_seeds(group: Group, seeds: int) -> Group:

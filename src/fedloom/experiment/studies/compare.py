@@ -18,13 +18,14 @@ from ...reporting.result import DESCRIPTION, FORMAT, Result, Terms, conclude
 from ...reporting.trackers import followed_by
 from ...tensors import payload_bytes
 from ..assembly.assemble import Experiment, assemble, member, simulation
+from ..assembly.faults import NoQuorum
 from ..assembly.sources import outline_of
 from ..costs.costing import rehearse
 from ..recipes.load import Loaded, load
 from ..recipes.problems import Problem, nearest
 from ..recipes.recipe import Compare
 from ..recipes.tables import Tables
-from ..running.record import now, recorded
+from ..running.record import NothingAdmitted, now, recorded
 from ..running.resume import Noticed, standing_of
 from ..running.run import Round, one_thread
 from .controls import CONTROLS, NOBODY, arms, serving, told_at_its_line
@@ -74,7 +75,14 @@ class Comparison:
                 for engine, _ in some.values():
                     engine.memory.budget //= len(some)
                 yield from convoy(some, crew.outcomes)
-        self._write(status="finished")
+        self._write(status="failed" if self.left() else "finished")
+
+    def _alone(self, name: str, steps: Iterator[Round]) -> Iterator[Round]:
+        """That a run fails is no reason for the others to end."""
+        try:
+            yield from steps
+        except (NoQuorum, NothingAdmitted) as error:
+            self.noticed(f"{name} failed: {error}")
 
     def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[Round]]]]:
         some: dict[str, tuple[InProcess, Iterator[Round]]] = {}
@@ -86,7 +94,7 @@ class Comparison:
                 some, room = {}, ROOM
             since = standing_of(folder, experiment, self.noticed) if _begun(folder) else None
             followers = followed_by(self.track, name, self.noticed)
-            some[name] = simulation(experiment), recorded(experiment, folder, since, followers)
+            some[name] = simulation(experiment), self._alone(name, recorded(experiment, folder, since, followers))
             room -= size
         yield some
 
@@ -111,7 +119,8 @@ class Comparison:
         whole = [self._arm(name) for name in self.experiments]
         self.describe(test, equal)
         found = conclude(at_equal_budgets(whole, equal), self.terms(test))
-        return found if equal == "rounds" else replace(found, verdict=found.verdict + budgets.said(whole, equal))
+        told = [] if equal == "rounds" else budgets.said(whole, equal)
+        return replace(found, verdict=[*found.verdict, *told, *(f"{name} failed" for name in self.left())])
 
     def terms(self, test: str) -> Terms:
         by_size = sorted(self.fleet.tiers, key=lambda tier: -parameters(tier.model.shapes()))
@@ -141,9 +150,11 @@ class Comparison:
         own = self.experiments[name][0].fleet
         shares = {tier.name: share for tier, share in zip(own.tiers, own.shares, strict=True)}
         alike = shares.keys() == {tier.name for tier in self.fleet.tiers}  # a control may have one tier alone
+        failed = {at for at, one in enumerate(self.folders(name)) if read and read_manifest(one)["status"] == "failed"}
         return Arm(
             name, serving(name, self.fleet, own), runs, self.candidates.get(name, ""), shares if alike else {},
             metric_of(row for rows in runs for row in rows), {tier.name: cost(tier.model).macs for tier in own.tiers},
+            frozenset(failed),
         )  # fmt: skip
 
 

@@ -119,6 +119,16 @@ def is_finished(planned: Comparison) -> bool:
     return is_comparison(planned.home) and read_manifest(planned.home)["status"] == "finished"
 
 
+class RunsFailed(Exception):  # noqa: N818 - named for what is wrong
+    """A comparison of which some runs could not be finished decides nothing."""
+
+    def __init__(self, planned: Comparison):
+        left = planned.left()
+        self.message = f"{', '.join(left)} failed"
+        super().__init__(self.message)
+        self.hint = f"errors/traceback.txt in the runs' folders says why: {next(folder for _, folder in left.values())}"
+
+
 @contextmanager
 def on_the_clock(home: Path) -> Iterator[None]:
     """Add up how long a comparison takes, over all the times that it is taken up again."""
