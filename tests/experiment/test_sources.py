@@ -10,6 +10,8 @@ import pytest
 
 from fedloom.data import Partition
 from fedloom.experiment import RecipeError, Tables, assemble, load
+from fedloom.experiment.assembly.assemble import build
+from fedloom.experiment.assembly.sources import outline
 
 TABLES = Tables()
 
@@ -110,3 +112,10 @@ def test_unseen_devices_never_train_and_are_judged_apart(run: Callable[..., Any]
 def test_somebody_must_be_left_to_train(made: Callable[..., Any]) -> None:
     with pytest.raises(RecipeError, match=r"fleet\.unseen"):
         made(fleet={"unseen": 1.0})
+
+
+def test_tuning_is_refused_where_it_would_not_be_judged() -> None:
+    tuning = 'evaluation.fine_tune={part="head", epochs=1, batch_size=10, learning_rate=0.1}'
+    loaded = load(Path(__file__).parents[2] / "recipes" / "heterofl_wikitext2_small.toml", TABLES, [tuning])
+    with pytest.raises(RecipeError, match="every position is a question"):
+        build(loaded, TABLES, outline(loaded, TABLES, Path("nowhere")))

@@ -162,12 +162,20 @@ def refuse_deployment(loaded: Loaded, method: Method) -> None:
         raise loaded.error(Problem(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
 
 
+def refuse_unjudged(loaded: Loaded, seen: Outline) -> None:
+    """Raise where the recipe wants a judgement that its data has none of."""
+    if loaded.recipe.evaluation.fine_tune is not None and seen.labels.train.ndim > 1:
+        said = "where every position is a question, nothing is judged before and after tuning"
+        raise loaded.error(Problem(("evaluation", "fine_tune"), "RECIPE_VALUE", said, "leave it out"))
+
+
 def build(loaded: Loaded, tables: Tables, seen: Outline) -> tuple[Fleet, Method]:
     """Who learns and how: all of a recipe that can be refused without its data."""
     fleet = build_fleet(loaded, tables, seen)
     method = build_method(loaded, tables, fleet)
     refuse_uncovered(loaded, fleet, method)
     refuse_uncodable(loaded, fleet, method)
+    refuse_unjudged(loaded, seen)
     return fleet, method
 
 
