@@ -5,10 +5,12 @@ On a device every tensor carries one leading device axis: a block of K devices i
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
@@ -91,3 +93,10 @@ def _stack(alike: Sequence[Tensor]) -> Tensor:
     if all(tensor is alike[0] for tensor in alike):
         return alike[0].expand(len(alike), *alike[0].shape)
     return torch.stack(list(alike))
+
+
+def filed(weights: Tensors, about: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file, the same bytes every time: the library shuffles what is said beside the tensors, so all of it
+    is one entry, `about`, in JSON."""
+    plain = {name: weight.detach().contiguous().clone() for name, weight in weights.items()}
+    return save(plain, {"about": json.dumps(dict(about), sort_keys=True)} if about else None)

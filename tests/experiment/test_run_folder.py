@@ -165,7 +165,7 @@ def test_the_largest_model_has_the_runs_fingerprint(finished):
 def test_a_model_says_how_it_is_built(finished):
     run, _ = finished
     with safe_open(run.folder / "models" / "small.safetensors", "pt") as file:
-        about = file.metadata()
+        about = json.loads(file.metadata()["about"])
     assert (about["family"], about["tier"]) == ("convnet", "small")
     assert "'width': 0.5" in about["settings"]
 

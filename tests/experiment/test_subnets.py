@@ -229,7 +229,7 @@ def test_what_is_written_is_ready_to_be_used(changes, run, tmp_path):
     right = float((logits.argmax(1) == data.test.y).float().mean())
     assert 100 * right == pytest.approx(sought.rows()[net].accuracy, abs=0.3)
     with safe_open(tmp_path / "net.safetensors", "pt") as file:
-        assert file.metadata() == {
+        assert json.loads(file.metadata()["about"]) == {
             "family": net.family, "tier": f"subnet-{len(sought.nets) - 1}", "settings": repr(dict(net.settings)),
         }  # fmt: skip
 

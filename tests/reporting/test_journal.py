@@ -117,9 +117,14 @@ def test_a_run_that_is_interrupted_says_so(interrupt, journal):
 def test_models_are_written_as_they_are(journal):
     whole = torch.arange(12.0).reshape(3, 4)
     weights = {"slice": whole[:2, :2], "turned": whole.T, "same": whole[:2, :2], "leaf": whole.clone().requires_grad_()}
-    journal.model("small", weights, {"tier": "small"})
+    about = {"tier": "small", "family": "mlp", "settings": "{}", "more": ""}
+    journal.model("small", weights, about)
     read = load_file(journal.folder / "models" / "small.safetensors")
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weight) for name, weight in weights.items())
     with safe_open(journal.folder / "models" / "small.safetensors", "pt") as file:
-        assert file.metadata() == {"tier": "small"}
+        assert json.loads(file.metadata()["about"]) == about
+    first = (journal.folder / "models" / "small.safetensors").read_bytes()
+    for _ in range(5):  # the library alone would shuffle what is said beside the tensors
+        journal.model("small", dict(reversed(weights.items())), dict(reversed(about.items())))
+        assert (journal.folder / "models" / "small.safetensors").read_bytes() == first

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..tensors import filed
 from .plain import Plain
 
 Answer = Callable[[Tensor], Tensor]
@@ -61,9 +62,7 @@ def exported_program(module: Plain, examples: Tensor, any_batch: bool = True) ->
 
 
 def _write_safetensors(module: Plain, examples: Tensor, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.contiguous().clone() for name, tensor in module.state_dict().items()}, path)
+    path.write_bytes(filed(module.state_dict()))
 
 
 def _open_safetensors(path: Path, rebuilt: Callable[[], Plain]) -> Answer:

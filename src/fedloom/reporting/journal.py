@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..durable import sync_files, write_whole
 from ..evaluation import Row
+from ..tensors import filed
 
 MANIFEST = "manifest.json"
 LINES = ("rows.jsonl", "events.jsonl", "attendance.jsonl", "timings.jsonl")
@@ -97,8 +97,7 @@ class Journal:
         self.tensors(f"models/{name}.safetensors", weights, about)
 
     def tensors(self, file: str, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-        plain = {key: weight.detach().contiguous().clone() for key, weight in weights.items()}
-        save_file(plain, self.folder / file, metadata=dict(about or {}))
+        write_whole(self.folder / file, filed(weights, about))
 
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from ...durable import write_whole
 from ...engines import ProcessPool
 from ...evaluation.metrics import hits, percent
 from ...evaluation.pareto import front, hyper_volume
@@ -23,7 +23,7 @@ from ...fleet import Ask, Engine, Fleet, Tier
 from ...footprints import part_of
 from ...models import Model, cost
 from ...seeds import generator
-from ...tensors import Tensors
+from ...tensors import Tensors, filed
 from ..assembly.assemble import finder, simulation
 from ..recipes.problems import Problem, RecipeError
 from ..running.run import asker, one_thread
@@ -101,7 +101,7 @@ class Search:
         """A net's weights with its normalisation statistics, ready to be used."""
         weights, number = self.weights(net), self.nets.index(net)
         about = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
-        save_file({name: weight.contiguous().clone() for name, weight in weights.items()}, path, metadata=about)
+        write_whole(path, filed(weights, about))
 
     def weights(self, net: Model) -> Tensors:
         """With the normalisation statistics that it is judged with."""
