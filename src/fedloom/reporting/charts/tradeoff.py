@@ -1,5 +1,6 @@
 """What accuracy costs: tiers and sub-nets by multiply-adds, and the front that no other betters."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,10 +36,8 @@ def pareto(subject: Subject) -> Chart | Absent:
     names = dict.fromkeys((one.arm if subject.several or not one.tier else one.tier, one.place) for one in points)
     legend = [Mark(name, place, "" if subject.several or name not in subject.tiers else name) for name, place in names]
     alt = f"{counted(len(points), 'model')} by multiply-adds and {metric.name}; {_ends(points, metric)}"
-    columns, panel = (
-        ("arm", "model", "parameters", "macs", metric.name, "on_front"),
-        Panel(alt, _drawing(points, metric)),
-    )
+    columns = ("arm", "model", "parameters", "macs", metric.name, "on_front")
+    panel = Panel(alt, _drawing(points, metric))
     return Chart("pareto", title, _read(points, best, metric), columns, records, [panel], legend, "points")
 
 
@@ -53,7 +52,8 @@ def _tiers(subject: Subject) -> list[Point]:
         known = {tier["name"]: tier for tier in group.stories[0].fleet["tiers"] if "macs" in tier}
         for place, tier in enumerate(subject.tiers):
             served = group.arm.serving[tier].tier
-            values = group.arm.ends(tier, subject.test) if any(group.arm.curves(tier, subject.test)) else []
+            ends = group.arm.ends(tier, subject.test) if any(group.arm.curves(tier, subject.test)) else []
+            values = [value for value in ends if not math.isnan(value)]
             if served == tier and values and tier in known:
                 one, mean = known[tier], sum(values) / len(values)
                 shown = number if subject.several else place
