@@ -12,8 +12,8 @@ from torch import Tensor
 from .preparation import Preparation
 
 
-class DataMissing(Exception):  # noqa: N818 - named for what is wrong
-    """A data set, or a file of it, is not there; `hint` says what to put where."""
+class DataError(Exception):
+    """`hint` says how to mend it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message, hint)
@@ -24,16 +24,12 @@ class DataMissing(Exception):  # noqa: N818 - named for what is wrong
         return f"{self.message}. {self.hint}"
 
 
-class DataBroken(Exception):  # noqa: N818 - named for what is wrong
-    """A file is there but is not what it should be; `hint` says how to mend it."""
+class DataMissing(DataError):
+    """A data set, or a file of it, is not there."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message, hint)
-        self.message = message
-        self.hint = hint
 
-    def __str__(self) -> str:
-        return f"{self.message}. {self.hint}"
+class DataBroken(DataError):
+    """A file is there but is not what it should be."""
 
 
 @dataclass(frozen=True, eq=False)
