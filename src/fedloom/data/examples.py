@@ -24,11 +24,11 @@ class DataError(Exception):
         return f"{self.message}. {self.hint}"
 
 
-class DataMissing(DataError):
+class DataMissing(DataError):  # noqa: N818 - named for what is wrong
     """A data set, or a file of it, is not there."""
 
 
-class DataBroken(DataError):
+class DataBroken(DataError):  # noqa: N818 - named for what is wrong
     """A file is there but is not what it should be."""
 
 
