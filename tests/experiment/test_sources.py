@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedloom.data import Partition
 from fedloom.experiment import RecipeError, Tables, assemble, load
@@ -119,3 +120,26 @@ def test_tuning_is_refused_where_it_would_not_be_judged() -> None:
     loaded = load(Path(__file__).parents[2] / "recipes" / "heterofl_wikitext2_small.toml", TABLES, [tuning])
     with pytest.raises(RecipeError, match="every position is a question"):
         build(loaded, TABLES, outline(loaded, TABLES, Path("nowhere")))
+
+
+def test_settings_can_be_settled_without_a_look_at_the_test_set(made: Callable[..., Any]) -> None:
+    usual = made().dataset
+    one, other = (made(data__validation=300, seed=seed) for seed in (0, 1))
+    assert len(one.dataset.test) == 300 and len(one.dataset.train) == len(usual.train) - 300
+    assert one.dataset.test.x.equal(other.dataset.test.x)  # for every seed
+    whole = torch.cat([one.dataset.train.x, one.dataset.test.x]).flatten(1)
+    assert whole.double().sum(0).equal(usual.train.x.flatten(1).double().sum(0))  # nothing of the test set is in it
+    assert max(int(rows.max()) for rows in one.partition.test) < 300
+    fewer = made(data__validation=300, data__test_examples=100).dataset
+    assert fewer.test.y.equal(one.dataset.test.y[:100])
+
+
+def test_a_plan_knows_of_the_validation_set(document: Callable[..., dict[str, Any]]) -> None:
+    loaded = load(document(data__dataset="mnist", data__validation=1000), TABLES)
+    seen = outline(loaded, TABLES, Path("nowhere"))
+    assert (len(seen.labels.train), len(seen.labels.test)) == (59_000, 1000)
+
+
+def test_somebody_must_train(made: Callable[..., Any]) -> None:
+    with pytest.raises(RecipeError, match="data[.]validation"):
+        made(data__validation=10_000)

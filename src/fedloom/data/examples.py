@@ -90,6 +90,15 @@ class Dataset:
         test = Examples(self.test.x[:count], self.test.y[:count])
         return replace(self, test=test, groups=self.groups and (self.groups[0], self.groups[1][:count]))
 
+    def without_test(self, rows: Tensor) -> "Dataset":
+        """The same with these training examples in place of the test set; they are no longer to be trained on."""
+        left = torch.ones(len(self.train), dtype=torch.bool)
+        left[rows] = False
+        train, test = (Examples(self.train.x[some], self.train.y[some]) for some in (left, rows))
+        return replace(
+            self, train=train, test=test, groups=self.groups and (self.groups[0][left], self.groups[0][rows])
+        )
+
     def fingerprint(self) -> str:
         """The sha256 of all examples and labels, with their shapes and kinds."""
         digest = hashlib.sha256()

@@ -36,9 +36,20 @@ def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
     reader = tables.datasets[data.dataset]
     place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
     dataset = reader(**place, **data.settings)
+    if data.validation is not None:
+        dataset = dataset.without_test(torch.from_numpy(validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
         dataset = dataset.with_tests(data.test_examples)
     return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
+
+
+def validation_rows(loaded: Loaded, examples: int) -> np.ndarray:
+    """The same for every seed: what is chosen by them must be chosen for all seeds."""
+    count = loaded.recipe.data.validation or 0
+    if count >= examples:
+        said = f"there are only {examples} training examples in all"
+        raise loaded.error(Problem(("data", "validation"), "RECIPE_VALUE", said, value=count))
+    return held_out(examples, count, generator(0, "validation"))
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,8 @@ def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
         return outline_of(read_data(loaded, tables, folder))
     prepare = PREPARATIONS[data.preparation or facts.preparation]
     made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8 if facts.tokens is None else torch.int64))
+    held = len(validation_rows(loaded, facts.train))
+    facts = replace(facts, train=facts.train - held, test=held) if held else facts
     labels = made_up_labels(facts, data.test_examples)
     return Outline(tuple(made_up.shape[1:]), facts.shape, labels, facts.tokens, prepare)
 

@@ -54,6 +54,7 @@ class Data(OpenPart):
     preparation: str | None = None
     most_examples: Count | None = None
     test_examples: Count | None = None
+    validation: Count | None = None  # training examples that are judged on in place of the test set
     tier_label_tie: Fraction = 0.0
     public: Public | None = None
     thinned: Thinned | None = None
