@@ -141,5 +141,5 @@ def test_a_plan_knows_of_the_validation_set(document: Callable[..., dict[str, An
 
 
 def test_somebody_must_train(made: Callable[..., Any]) -> None:
-    with pytest.raises(RecipeError, match="data[.]validation"):
+    with pytest.raises(RecipeError, match=r"data\.validation"):
         made(data__validation=10_000)
