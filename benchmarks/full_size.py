@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.apart import ROOT
+from benchmarks.memory import of_session
 from benchmarks.output import progress, say, table
 
 PAPERS = ROOT / "recipes" / "papers"
@@ -36,7 +36,7 @@ def measured(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, 
         process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
-                most = max(most, megabytes(process.pid))
+                most = max(most, of_session(process.pid))
                 time.sleep(EVERY)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
@@ -55,19 +55,6 @@ def _inside(folder: Path) -> dict[str, Any]:
     moved = sum(row["value"] for row in rows if row["metric"] in ("down", "up"))
     training = sum(one["seconds"] for one in timings) - judging
     return {"training": round(training, 1), "judging": round(judging, 1), "moved": moved}
-
-
-def megabytes(leader: int) -> float:
-    """Of all processes of a session."""
-    total = 0
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getsid(int(place.name)) == leader:
-                found = re.search(r"^Pss:\s*(\d+) kB", (place / "smaps_rollup").read_text(), re.MULTILINE)
-                total += int(found[1]) if found else 0
-        except OSError:  # it has just ended
-            continue
-    return total * 1024 / 1e6
 
 
 def text(found: list[dict[str, Any]]) -> str:
@@ -93,10 +80,15 @@ def main(arguments: list[str]) -> None:
     said.home.mkdir(parents=True, exist_ok=True)
     kept = said.home / "found.json"
     known: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
+    found = []
     for name in said.names:
-        if name not in known:
+        key = " ".join([name, f"workers={said.workers}", *said.sets])  # a trial is not the recipe itself
+        one = known.get(key)
+        if one is None:
             progress(name)
-            known[name] = measured(name, said.home, said.workers, said.sets)
-            kept.write_text(json.dumps(known, indent=2) + "\n")
-    found = [known[name] for name in said.names]
+            one = measured(name, said.home, said.workers, said.sets)
+            if "failed" not in one:
+                known[key] = one
+                kept.write_text(json.dumps(known, indent=2) + "\n")
+        found.append(one)
     say(text(found), {"recipes": found}, said.format)

@@ -17,14 +17,20 @@ def test_a_round_is_timed_weighed_and_kept(
 ) -> None:
     shutil.copy(RECIPES / "demo.toml", tmp_path / "demo.toml")
     monkeypatch.setattr(full_size, "PAPERS", tmp_path)
+    changes = [word for one in SMALL for word in ("--set", one)]
     asked = ["demo", "--home", str(tmp_path / "home"), "--workers", "2", "--format", "json"]
-    full_size.main([*asked, *(word for one in SMALL for word in ("--set", one))])
+    full_size.main([*asked, *changes])
     (found,) = json.loads(capsys.readouterr().out)["data"]["recipes"]
     assert 0 < found["training"] + found["judging"] < found["seconds"]
     assert found["megabytes"] > 50 and found["moved"] > 0
-    monkeypatch.setattr(full_size, "measured", lambda *said: pytest.fail("it is known"))
-    full_size.main(asked)
-    assert json.loads(capsys.readouterr().out)["data"]["recipes"] == [found]
+    asked_again = []
+    failure = {"recipe": "demo", "seconds": 1.0, "megabytes": 1, "failed": "no"}
+    monkeypatch.setattr(full_size, "measured", lambda *said: asked_again.append(said) or failure)
+    full_size.main([*asked, *changes])
+    assert json.loads(capsys.readouterr().out)["data"]["recipes"] == [found] and not asked_again
+    for _ in range(2):  # the recipe itself is not the trial, and what has failed is tried again
+        full_size.main(asked)
+    assert len(asked_again) == 2
 
 
 def test_what_fails_is_said(tmp_path: Path) -> None:

@@ -150,3 +150,8 @@ def test_the_demonstration_in_json(fedloom):
     assert (said.code, said.err) == (0, "")
     assert said.data["run"] == "demo/heterofl/seed-0"
     assert {one["tier"] for one in said.data["final"]} == {"large", "medium", "small"}
+
+
+def test_a_demonstration_whose_runs_fail_does_not_look_fine(fedloom):
+    said = fedloom("run", "--set", "faults.dropout=1.0", "--set", "faults.give_up_after=1", "--out", "out", "--quiet")
+    assert said.code == 1 and "heterofl failed: " in said.err

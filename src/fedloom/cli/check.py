@@ -19,7 +19,7 @@ def check(
 ) -> None:
     """Check recipes: words, ranges, tiers, partition and method. Works where the data is not."""
     with exits(format):
-        from ..data import DataBroken, DataMissing
+        from ..data import DataError
         from ..experiment import Problem, RecipeError
 
         wrong: list[RecipeError] = []
@@ -28,7 +28,7 @@ def check(
                 _check_one(recipe, sets, data_dir, files, deployment)
             except RecipeError as error:
                 wrong.append(error)
-            except (DataMissing, DataBroken) as error:
+            except DataError as error:
                 problem = Problem(("data", "dataset"), data_code(error), error.message, error.hint)
                 wrong.append(RecipeError([problem], str(recipe)))
             else:

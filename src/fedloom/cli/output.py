@@ -90,7 +90,7 @@ def exits(format: StrEnum) -> Iterator[None]:
 
 def _explained(error: Exception, as_json: bool) -> int:
     """Say what is wrong, and whose fault it is."""
-    from ..data import DataBroken, DataMissing
+    from ..data import DataError
     from ..experiment import NoQuorum, NothingAdmitted, RecipeError
     from ..experiment.studies.reproduce import RunsFailed
 
@@ -105,7 +105,7 @@ def _explained(error: Exception, as_json: bool) -> int:
         return RUN_FAILED
     if isinstance(error, RecipeError):
         return refuse_recipes([error], as_json)
-    if isinstance(error, DataMissing | DataBroken):
+    if isinstance(error, DataError):
         report_failure(data_code(error), error.message, error.hint, as_json)
         return BAD_INPUT
     sys.stderr.write("".join(traceback.format_exception(error)))

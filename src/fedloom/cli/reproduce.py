@@ -144,7 +144,7 @@ def row_run(row: "Published", sets: list[str], folder: Path, place: "Place", qui
 
 def run_claims(name: str | None, where: Where, place: "Place", format: Format, quiet: bool) -> None:
     """The named claim's comparison, or all that decide a claim which the ledger does not have yet."""
-    from ..data import DataBroken, DataMissing
+    from ..data import DataError
     from ..experiment.studies.claims import read_claims
     from ..experiment.studies.reproduce import RunsFailed
     from ..reporting.ledger import read_ledger
@@ -159,7 +159,7 @@ def run_claims(name: str | None, where: Where, place: "Place", format: Format, q
     for claim in wanted:
         try:
             entries += decide(claim, listed, where, place, quiet)
-        except (DataMissing, DataBroken, RunsFailed) as error:
+        except (DataError, RunsFailed) as error:
             if name:
                 raise
             failures.append((claim.recipe, error.message))

@@ -23,7 +23,7 @@ from .options import (
     read,
     tracked,
 )
-from .output import Format, columns, exits, note, say, say_json
+from .output import RUN_FAILED, Exit, Format, columns, exits, note, say, say_json
 from .progress import follow
 from .report import page_of
 
@@ -84,6 +84,8 @@ def run(
             if format is Format.text:
                 say(final_table(finished))
         _tell(finished, page_of(finished.folder if recipe else home, no_report), format, NEXT if recipe is None else "")
+        if recipe is None and planned.left():
+            raise Exit(RUN_FAILED)
 
 
 def _tell(finished: "Run", page: str, format: Format, further: str) -> None:

@@ -6,7 +6,7 @@ A reader is a function of keyword options that returns a `Dataset`; the data dir
 from collections.abc import Callable
 
 from .cifar import cifar10, cifar100
-from .examples import DataBroken, DataMissing, Dataset, Examples
+from .examples import DataBroken, DataError, DataMissing, Dataset, Examples
 from .facts import FACTS, Facts, facts_of, made_up_labels
 from .idx import fashion_mnist, mnist
 from .maps import labels_of
@@ -24,6 +24,7 @@ __all__ = [
     "PARTITIONS",
     "PREPARATIONS",
     "DataBroken",
+    "DataError",
     "DataMissing",
     "Dataset",
     "Examples",

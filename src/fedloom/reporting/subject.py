@@ -104,6 +104,11 @@ class Subject:
         return replace(found, verdict=[*found.verdict, *told, *lost])
 
     @property
+    def uncompared(self) -> str:
+        """Why there is no result."""
+        return "not every arm was judged yet" if self.several else "there is one arm alone"
+
+    @property
     def baseline(self) -> str | None:
         """Whose end is the target: the one that was said, else the humblest arm there is."""
         names = [group.name for group in self.groups]

@@ -15,7 +15,7 @@ COLUMNS = ("tier", "arm", "other", "arm_mean", "other_mean", "difference", "nois
 
 def paired(subject: Subject) -> Chart | Absent:
     if subject.result is None:
-        return Absent(TITLE, "there is one arm alone" if not subject.several else "not every arm was judged yet")
+        return Absent(TITLE, subject.uncompared)
     found = _differences(subject)
     if not found:
         return Absent(TITLE, "no other arm gives these devices a model they can carry")

@@ -17,7 +17,7 @@ SPREAD = 0.5  # of a row, so that tiers with the same model can be told apart
 
 def served(subject: Subject) -> Chart | Absent:
     if subject.result is None:
-        return Absent(TITLE, "there is one arm alone" if not subject.several else "not every arm was judged yet")
+        return Absent(TITLE, subject.uncompared)
     metric, found, tiers = subject.metric, subject.result.records, list(subject.tiers)
     records: list[Record] = [
         (one["arm"], tier, one[metric.name][tier]["mean"], one[metric.name][tier]["std"], int(one["can_carry"][tier]))
