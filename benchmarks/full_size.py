@@ -48,12 +48,13 @@ def measured(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, 
 
 
 def _inside(folder: Path) -> dict[str, Any]:
-    """What the run says of itself. A last exchange, where a method has one, is one more round."""
+    """What the run says of itself, of its first round: a last exchange with everybody, which some methods have, is
+    another. Judging is of both."""
     timings = [json.loads(line) for line in (folder / "timings.jsonl").read_text().splitlines()]
     judging = sum(one["judging_seconds"] for one in timings)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    moved = sum(row["value"] for row in rows if row["metric"] in ("down", "up"))
-    training = sum(one["seconds"] for one in timings) - judging
+    moved = sum(row["value"] for row in rows if row["metric"] in ("down", "up") and row["round"] == 1)
+    training = timings[0]["seconds"] - timings[0]["judging_seconds"]
     return {"training": round(training, 1), "judging": round(judging, 1), "moved": moved}
 
 

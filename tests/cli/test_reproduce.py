@@ -155,8 +155,11 @@ def test_the_rest_is_decided_and_nothing_twice(ledger, fedloom, tmp_path):
     after = json.loads((tmp_path / "docs" / "results.json").read_text())
     assert after["claims"][:2] == before["claims"]
     assert after["comparisons"]["my.toml"] == before["comparisons"]["my.toml"]
+    (tmp_path / "docs" / "analyses.toml").write_text('elsewhere = "Said later."\n')
     none = fedloom("reproduce", "--all", *ledger)
     assert (none.code, none.out) == (0, "every claim has been decided\n")
+    assert "Said later." in (tmp_path / "docs" / "results.md").read_text()
+    assert json.loads((tmp_path / "docs" / "results.json").read_text()) == after
 
 
 def test_a_trial_of_a_claim_is_not_written_down(ledger, fedloom, tmp_path):
@@ -225,6 +228,39 @@ def test_a_comparison_whose_recipe_has_changed_is_refused(ledger, fedloom, tmp_p
     recipe.write_text(recipe.read_text().replace("batch_size = 100", "batch_size = 50"))
     done = fedloom("reproduce", "--claim", "sooner", *ledger)
     assert done.code == 4 and "RECIPE_CHANGED" in done.err
+
+
+def test_more_seeds_are_another_comparison(ledger, fedloom, tmp_path):
+    assert fedloom("reproduce", "--claim", "elsewhere", *ledger, "--quiet").code == 0
+    claims = tmp_path / "own/ledger/claims.toml"
+    claims.write_text(claims.read_text().replace("seeds = 2", "seeds = 3"))
+    done = fedloom("reproduce", "--claim", "elsewhere", *ledger)
+    assert done.code == 4 and "RECIPE_CHANGED" in done.err and "seeds" in done.err
+
+
+def test_a_claim_keeps_the_commit_that_its_runs_began_with(ledger, fedloom, tmp_path):
+    def commit(message):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+        for said in (["init", "-q"], ["add", "own"], ["commit", "-q", "--allow-empty", "-m", message]):
+            subprocess.run(["git", *who, *said], check=True)
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), "rev-parse", "--short=10", "HEAD"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    began = commit("before")
+    for _ in range(2):
+        done = fedloom("reproduce", "--claim", "elsewhere", *ledger, "--quiet", "--format", "json")
+        assert done.data["claims"][0]["commit"] == began
+        assert commit("after") != began
+
+
+def test_what_the_runs_do_not_have_is_no_noise(ledger, fedloom, tmp_path):
+    claims = tmp_path / "own/ledger/claims.toml"
+    claims.write_text(
+        claims.read_text().replace('this = { arm = "heterofl" }', 'this = { arm = "heterofl", tier = "larg" }')
+    )
+    done = fedloom("reproduce", "--claim", "elsewhere", *ledger, "--quiet")
+    assert done.code == 4 and "NOT_MEASURED" in done.err and "heterofl has no global accuracy of larg" in done.err
 
 
 @pytest.mark.parametrize(

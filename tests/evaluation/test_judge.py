@@ -315,3 +315,45 @@ def test_a_device_without_examples_does_not_stop_the_others_from_being_judged(
         True,
     )
     assert {"0", "2"} <= {row.device for row in rows}
+
+
+def asked_of(engine: Any, asked: list[int]) -> Any:
+    """Ask, and count how many nets were put to the test."""
+
+    def ask(task: Any, boxes: Any) -> Any:
+        asked.append(len(boxes) if task.address[0] == "exam" else 0)
+        return engine.ask(task, boxes, 1)
+
+    return ask
+
+
+def test_who_looks_at_the_whole_batch_gets_each_devices_own(world: Callable[..., Any]) -> None:
+    """Local accuracy of a server's model: against a loop over devices and their batches, and against what the devices
+    find themselves with the same weights."""
+    place, method = world("mobilenet", sizes=(8, 8, 8), test_sizes=(7, 2, 5), labels=[[0, 1], [2], [3]]), Standalone()
+    weights = place.fleet.whole.initial(2)
+    assert place.fleet.whole.mixes_examples()
+    engine, judge, data = place.engine(method), place.judge(batch_size=4), place.dataset
+    given = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
+    rows = judge.rows({"server": slices(weights), "own": given}, place.fleet, asked_of(engine, []), 1, True)
+    block = {name: one.unsqueeze(0) for name, one in weights.items()}
+    found = {(row.candidate, row.device): row.value for row in rows if (row.test, row.metric) == ("local", "accuracy")}
+    for number, own in enumerate(place.partition.test):
+        right = 0
+        for batch in torch.as_tensor(own).split(4):
+            logits = place.fleet.whole(block, data.preparation(data.test.x[batch]).unsqueeze(0)).logits[0]
+            right += int((logits.argmax(1) == data.test.y[batch]).sum())
+        for candidate in ("server", "own"):
+            assert found[candidate, str(number)] == pytest.approx(100 * right / len(own))
+
+
+def test_tiers_with_the_same_net_and_nested_exits_are_put_to_the_test_once(world: Callable[..., Any]) -> None:
+    method, asked = HeteroFL(), []
+    place = world(widths=(1.0, 1.0, 0.5), sizes=(6, 6, 6), normalisation="group")
+    candidates = method.candidates(method.start(place.fleet, 0))
+    rows = place.judge().rows(candidates, place.fleet, asked_of(place.engine(method), asked), 1, False)
+    assert asked == [2]
+    found = {(row.tier, row.test, row.metric): row.value for row in rows}
+    for test, metric in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy")):
+        assert found["a", test, metric] == found["b", test, metric]
+    assert found["a", "global", "loss"] != found["c", "global", "loss"]

@@ -107,8 +107,8 @@ def can_be_run(name: str, folder: Path) -> None:
 def test_the_list_of_claims_is_whole() -> None:
     by_paper = Counter(claim.paper for claim in CLAIMS.claims)
     assert CLAIMS.seeds == 5
-    assert sum(by_paper.values()) == 66
-    assert by_paper == {"FedHeN": 15, "HeteroFL": 13, "FedSup": 20, "FedHeNN": 10, "FedIN": 8}
+    assert sum(by_paper.values()) == 70
+    assert by_paper == {"FedHeN": 16, "HeteroFL": 15, "FedSup": 21, "FedHeNN": 10, "FedIN": 8}
 
 
 @pytest.mark.parametrize("claim", CLAIMS.claims, ids=lambda claim: claim.name)
@@ -121,7 +121,10 @@ def test_a_claims_sides_are_in_its_recipe(claim: Claim) -> None:
     tuned = claim.metric in ("initial", "personalised")
     assert tuned == (claim.metric != "accuracy")
     assert not tuned or recipe.evaluation.fine_tune
-    assert recipe.evaluation.every in (1, recipe.rounds)
+    assert recipe.rounds % recipe.evaluation.every == 0
+    assert (recipe.evaluation.every == recipe.rounds) == (
+        claim.measure in ("last", "seconds")
+    ) or "fedhen" in claim.recipe
 
 
 def test_every_reduced_recipe_decides_something() -> None:
@@ -135,7 +138,7 @@ ROUNDS = [
     for number, by_test in enumerate(JUDGED, 1)
     for test, value in by_test.items()
     for tier in ("a", "b")
-]  # fmt: skip
+] + [Row(number, "", "", "", "", "down", 3.0 + 2 * number) for number in (1, 2, 3)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,8 @@ ROUNDS = [
         (Number(selection="mean of last 10"), 55),
         (Number(selection="rounds to", target=60), 2),
         (Number(selection="rounds to", target=61), None),
+        (Number(selection="bytes to", target=60), 12),
+        (Number(selection="bytes to", target=61), None),
         (Number(candidate="nobody"), None),
         (Number(tier="*"), 55),
     ],

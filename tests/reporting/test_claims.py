@@ -1,12 +1,24 @@
 """Verdicts over seeds: the one rule, on numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting.claims import Evidence, Side, Terms, amounts, decide, gap, judge, record, targets
-from fedloom.reporting.targets import Amount
+from fedloom.reporting.claims import (
+    Evidence,
+    NotMeasuredError,
+    Side,
+    Terms,
+    amounts,
+    decide,
+    judge,
+    record,
+    targets,
+    times,
+)
+from fedloom.reporting.targets import Amount, gap
 
 MORE, LESS, AT_LEAST = (Terms("last", relation) for relation in ("more", "less", "at least"))
 ALIKE = Terms("last", "alike", within=1.0)
@@ -69,7 +81,9 @@ def test_a_candidate_can_be_named_and_else_the_first_counts() -> None:
     seen = Evidence({"x": [rows(10) + rows(20, candidate="personal")]}, {"x": {"a": 1.0}})
     assert amounts(Side("x"), MORE, seen)[0].value == 10
     assert amounts(Side("x", candidate="personal"), MORE, seen)[0].value == 20
-    assert math.isnan(amounts(Side("x", candidate="nobody"), MORE, seen)[0].value)
+    for side in (Side("x", candidate="nobody"), Side("x", "nowhere")):
+        with pytest.raises(NotMeasuredError, match="x has no"):
+            amounts(side, MORE, seen)
 
 
 def test_rounds_and_bytes_to_what_the_baseline_ends_with() -> None:
@@ -91,10 +105,29 @@ def test_leads_and_gains_over_another_arm() -> None:
     assert amounts(Side("x", "a", minus="y"), Terms("gain", "more", targets={"a": 60}), seen) == [Amount(2.0)]
 
 
-def test_simulated_seconds_are_those_of_all_rounds() -> None:
-    ticks = [Row(number, "", "", "", "", "clock", 1.5) for number in (1, 2)]
-    seen = Evidence({"x": [ticks]}, {"x": {"a": 1.0}})
-    assert amounts(Side("x"), Terms("seconds", "less"), seen) == [Amount(3.0)]
+def test_a_gain_that_nobody_knows_is_no_number() -> None:
+    sooner, never = Amount(2), Amount(9, exact=False)
+    assert times(sooner, Amount(6)) == Amount(3.0)
+    assert times(sooner, never) == Amount(4.5, exact=False)
+    assert times(never, sooner) == Amount(0.0)
+    assert math.isnan(times(never, never).value)
+
+
+def test_simulated_seconds_are_those_of_a_round() -> None:
+    ticks = [Row(number, "", "", "", "", "clock", seconds) for number, seconds in ((1, 1.5), (2, 2.5))]
+    seen = Evidence({"x": [ticks], "y": [[]]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    assert amounts(Side("x"), Terms("seconds", "less"), seen) == [Amount(2.0)]
+    with pytest.raises(NotMeasuredError, match="y has no clock"):
+        amounts(Side("y"), Terms("seconds", "less"), seen)
+
+
+def test_less_perplexity_is_better() -> None:
+    runs = {"base": [rows(50, 40, 30, metric="perplexity")], "x": [rows(40, 31, 35, metric="perplexity")]}
+    seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
+    terms = Terms("rounds", "less", metric="perplexity")
+    aims = targets(Side("base", "a"), terms, 1.0, seen)
+    assert aims == {"a": 31.0}
+    assert amounts(Side("x", "a"), replace(terms, targets=aims), seen) == [Amount(2)]
 
 
 def test_a_record_has_no_number_that_json_lacks() -> None:

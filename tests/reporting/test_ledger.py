@@ -1,6 +1,7 @@
 """The ledger of claims: merged, never lost, and a page of which only one part is written."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ def test_a_page_without_marks_gets_them_at_its_end(tmp_path: Path) -> None:
 
 def test_what_was_measured_is_told_with_its_range() -> None:
     found = Finding([Amount(80.0), Amount(82.0), Amount(81.0)], [Amount(70.0)] * 3, [10.0, 12.0, 11.0], "holds", 3)
-    assert measured_text(found, "last", ("x", "y")) == "x 81.00 [80.00–82.00]; y 70.00 [70.00–70.00]; difference +11.00"
-    never = Finding([Amount(5)], [Amount(9, exact=False)], [float("-inf")], "holds", 1)
-    assert measured_text(never, "rounds", ("x", "y")) == "x 5 [5–5] rounds; y >9 [>9–>9] rounds"
+    assert measured_text(found, "last", ("x", "y")) == (
+        "x 81.00 [80.00–82.00]; y 70.00 [70.00–70.00]; paired +11.00 [+10.00 to +12.00]"
+    )
+    sides = [Amount(5), Amount(6)], [Amount(9, exact=False), Amount(8)]
+    never = Finding(*sides, [float("-inf"), -2.0], "holds", 2)
+    assert measured_text(never, "rounds", ("x", "y")).endswith("y >8.5 [8–>9] rounds; paired sooner [sooner to -2]")
+    unknown = Finding([Amount(math.nan)], [Amount(2.0)], [math.nan], "within noise", 0)
+    assert measured_text(unknown, "gain", ("x", "y")) == "x not measured; y 2.00 [2.00–2.00] times"

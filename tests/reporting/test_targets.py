@@ -39,9 +39,10 @@ def took(*rounds, of=60, arm="this"):
 
 def test_the_first_crossing_counts():
     """The golden example: what falls below again has reached it all the same."""
-    assert rounds_to(0.84, run_of(0.80, 0.84, 0.83, 0.85)[:4]) == 2
-    assert rounds_to(0.86, run_of(0.80, 0.84, 0.83, 0.85)[:4]) is None
-    assert rounds_to(0.84, []) is None
+    curve = {1: 0.80, 2: 0.84, 3: 0.83, 4: 0.85}
+    assert rounds_to(0.84, curve) == 2
+    assert rounds_to(0.86, curve) is None
+    assert rounds_to(0.84, {}) is None
 
 
 def test_the_published_gain():
@@ -147,13 +148,13 @@ rounds = st.lists(st.none() | st.integers(1, 60), min_size=1, max_size=6)
 @given(accuracies, st.floats(0, 100), st.floats(0, 100))
 def test_a_higher_target_is_never_reached_sooner(values, one, two):
     lower, higher = sorted((one, two))
-    judged = run_of(*values)[: len(values)]
+    judged = dict(enumerate(values, 1))
     assert (rounds_to(lower, judged) or math.inf) <= (rounds_to(higher, judged) or math.inf)
 
 
 @given(accuracies, st.floats(0, 100))
 def test_no_round_before_reached_the_target(values, target):
-    found = rounds_to(target, run_of(*values)[: len(values)])
+    found = rounds_to(target, dict(enumerate(values, 1)))
     before = values if found is None else values[: found - 1]
     assert all(value < target for value in before)
     assert found is None or values[found - 1] >= target

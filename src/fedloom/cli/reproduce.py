@@ -167,7 +167,9 @@ def run_claims(name: str | None, where: Where, place: "Place", format: Format, q
     if format is Format.json:
         say_json({"claims": entries, "failed": dict(failures), "results": None if where.sets else str(where.results)})
     else:
-        say("\n".join(_told(one) for one in entries) or "every claim has been decided")
+        say("\n".join(_told(one) for one in entries) if wanted else "every claim has been decided")
+    if not wanted:
+        rewrite_page(where.results, listed)  # what is said about verdicts may have changed
     if failures:
         raise Exit(RUN_FAILED)
 
@@ -183,6 +185,7 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
         begin_comparison,
         commit_of,
         entry,
+        evidence,
         is_finished,
         manifests,
         on_the_clock,
@@ -195,27 +198,27 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
     for one in together:
         refuse_unknown_arms(one, list(planned.experiments))
     if not is_finished(planned):
-        with on_the_clock(planned.home):
+        commit = commit_of(where.recipes, [where.results, where.results.with_suffix(".md")])
+        with on_the_clock(planned.home, commit):
             follow_several(planned, quiet)
         if planned.left():
             raise RunsFailed(planned)
-    commit = commit_of(where.recipes, [where.results, where.results.with_suffix(".md")])
-    found = [entry(one, planned, command(one.name, where), commit) for one in together]
+    seen = evidence(planned)
+    found = [entry(one, planned, seen, command(one.name, where)) for one in together]
     if not where.sets:
-        order = [one.name for one in listed.claims]
-        merged = merge(where.results, found, {claim.recipe: manifests(planned)}, order)
-        rewrite_page(where.results, merged, len(set(order) - {one["claim"] for one in merged}))
+        merge(where.results, found, {claim.recipe: manifests(planned)}, [one.name for one in listed.claims])
+        rewrite_page(where.results, listed)
     return found
 
 
-def rewrite_page(results: Path, claims: list[dict[str, Any]], open_claims: int) -> None:
+def rewrite_page(results: Path, listed: "Claims") -> None:
     import tomllib
 
-    from ..reporting.ledger import rewrite
+    from ..reporting.ledger import read_ledger, rewrite
 
-    notes = results.with_name("analyses.toml")
+    notes, claims = results.with_name("analyses.toml"), read_ledger(results)["claims"]
     said = tomllib.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}
-    rewrite(results.with_suffix(".md"), claims, open_claims, said)
+    rewrite(results.with_suffix(".md"), claims, len(listed.by_name.keys() - {one["claim"] for one in claims}), said)
 
 
 def command(name: str, where: Where) -> str:

@@ -1,5 +1,6 @@
 """The test set put to a model that the server holds: a task like any other, so that whoever has time does it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,6 +38,12 @@ def scores(model: Model, inbox: Parcel, examples: int) -> Layout:
     return {"loss": (shape, torch.get_default_dtype()), "right": (shape, torch.bool)}
 
 
+def batch_lengths(groups: Sequence[int], size: int) -> Tensor:
+    """Of batches that hold at most `size` questions, and of one group each."""
+    lengths = [min(size, group - start) for group in groups for start in range(0, group, size)]
+    return torch.tensor(lengths, dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class Exam:
     """In large batches of the test set, in the order of the inbox."""
@@ -58,8 +65,10 @@ class Exam:
     @on_device(sends={"exits": answers}, mixes=False)
     @torch.inference_mode()
     def answer(self, client: Client, inbox: Parcel) -> Outcome:
+        """Which questions make a batch is in the inbox too: some models look at the whole of it."""
         made: dict[str, list[Tensor]] = {name: [] for name in exit_names(client.model)}
-        for rows in inbox["order"]["rows"][0].split(self.batch_size):
+        rows_of_all, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
+        for rows in rows_of_all.split(lengths.tolist()):
             x = client.preparation(client.tests.x[rows]).unsqueeze(0)
             for name, logits in client.model(inbox["weights"], x).exits.items():
                 made[name].append(logits)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ..data import Dataset
 from ..fleet import Ask, Candidate, Carried, Device, DeviceModel, Fleet, ServerModel, Tier
+from ..models import Model
 from ..seeds import generator
 from ..tensors import Parcel, Tensors
 from ..training import Client, Schedule, mask_logits
-from .exam import Exam, exit_names, last_exit
+from .exam import Exam, batch_lengths, exit_names, last_exit
 from .metrics import hits, log_loss, per_group, percent
-from .personal import FineTune, Personal, by_acquaintance
+from .personal import FineTune, Personal, batch_where_devices_judge, by_acquaintance
 from .rows import Row
 from .static_batchnorm import StaticBatchNorm
 from .text import TextJudge
@@ -70,16 +71,20 @@ class Judge:
         if self.by_position:
             yield from self.text.rows(name, filled, fleet, ask, round_number)
             return
-        for tier, logits in self.logits(filled, fleet, ask).items():
+        own = self._own_logits(filled, fleet, ask)
+        whole = {tier: weights for tier, weights in filled.items() if "global" in self.tests or tier not in own}
+        answers = self.logits(whole, fleet, ask)
+        for tier in filled:
 
             def row(test: str, metric: str, value: float, device: str = "", tier: Tier = tier) -> Row:
                 return Row(round_number, name, tier.name, device, test, metric, value)
 
             if "global" in self.tests:
-                yield row("global", "accuracy", percent(float(hits(logits, labels).sum()), len(labels)))
-                yield row("global", "loss", log_loss(logits, labels))
+                yield row("global", "accuracy", percent(float(hits(answers[tier], labels).sum()), len(labels)))
+                yield row("global", "loss", log_loss(answers[tier], labels))
             if "local" in self.tests and not self.own_tests_away:
-                correct, total = self._own_counts(logits, candidate.unseen_logit)
+                said = own[tier] if tier in own else answers[tier][torch.cat(list(self.own_tests))]
+                correct, total = self._own_counts(said, candidate.unseen_logit)
                 for test, devices in _acquaintance(fleet).items():
                     share = percent(float(correct[devices].sum()), float(total[devices].sum()))
                     yield row(test, "accuracy", share)
@@ -108,16 +113,32 @@ class Judge:
             correct = float(hits(logits, labels[order]).sum())
             yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", percent(correct, len(labels)))
 
+    def _own_logits(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensor]:
+        """For models that look at the whole batch: to every device's own test examples, which no other's are among."""
+        minding = {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
+        sizes = [len(own) for own in self.own_tests]
+        if not minding or not sum(sizes) or "local" not in self.tests or self.own_tests_away:
+            return {}
+        return self.logits(minding, fleet, ask, torch.cat(list(self.own_tests)), sizes)
+
     def logits(
-        self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, order: Tensor | None = None
+        self,
+        models: Mapping[Tier, Tensors],
+        fleet: Fleet,
+        ask: Ask,
+        order: Tensor | None = None,
+        groups: Sequence[int] | None = None,
     ) -> dict[Tier, Tensor]:
-        """Every tier's logits for the test set, in this order. One question for all, so that workers share the work; a
-        tier that is an early exit of a larger one needs no pass of its own."""
-        hosts = self._exit_hosts(models)
+        """Every tier's logits for the test set, in this order; no batch has questions of two groups. One question for
+        all, so that workers share the work; a tier whose answers are also another's needs no pass of its own."""
+        if not models:
+            return {}
+        hosts = self._hosts(models)
         rows = torch.arange(len(self.dataset.test.y)) if order is None else order
+        questions = {"rows": rows, "lengths": batch_lengths(groups or [len(rows)], self.batch_size)}
         task = replace(self.exam.answer, schedule=Schedule(self.batch_size), address=("exam", "answer"))
         inboxes = {
-            fleet.examiner(tier): {"weights": weights, "order": {"rows": rows}}
+            fleet.examiner(tier): {"weights": weights, "order": questions}
             for tier, weights in models.items()
             if tier not in hosts
         }
@@ -133,29 +154,36 @@ class Judge:
     def text(self) -> TextJudge:
         return TextJudge(self.dataset, self.exam, self.batch_size)
 
-    @torch.inference_mode()
-    def _exit_hosts(self, models: Mapping[Tier, Tensors]) -> dict[Tier, Tier]:
-        """Tiers whose last exit is, weights and all, an earlier exit of another; tried on a few examples."""
-        x = self.dataset.preparation(self.dataset.test.x[:8]).unsqueeze(0)
-        blocks = {tier: {name: one.unsqueeze(0) for name, one in weights.items()} for tier, weights in models.items()}
+    def _hosts(self, models: Mapping[Tier, Tensors]) -> dict[Tier, Tier]:
+        """Tiers whose last exit is, weights and all, an exit of another: of the same net, or of a deeper one."""
+        hosts: list[Tier] = []
         found: dict[Tier, Tier] = {}
-        for guest, own in blocks.items():
-            for host, weights in blocks.items():
-                end = last_exit(guest.model)
-                inside = all(name in weights and torch.equal(one, weights[name]) for name, one in own.items())
-                if host is guest or host in found or not inside or end not in exit_names(host.model)[:-1]:
-                    continue
-                if torch.equal(host.model(weights, x).exits[end], guest.model(own, x).logits):
-                    found[guest] = host
-                    break
+        for guest in sorted(models, key=lambda tier: -len(exit_names(tier.model))):
+            host = next((one for one in hosts if self._answers_for(one, guest, models)), None)
+            if host is None:
+                hosts.append(guest)
+            else:
+                found[guest] = host
         return found
+
+    @torch.inference_mode()
+    def _answers_for(self, host: Tier, guest: Tier, models: Mapping[Tier, Tensors]) -> bool:
+        """Tried on a few examples."""
+        weights, own, end = models[host], models[guest], last_exit(guest.model)
+        if end not in exit_names(host.model):
+            return False
+        if not all(name in weights and torch.equal(one, weights[name]) for name, one in own.items()):
+            return False
+        x = self.dataset.preparation(self.dataset.test.x[:8]).unsqueeze(0)
+        block, own_block = ({name: one.unsqueeze(0) for name, one in w.items()} for w in (weights, own))
+        return torch.equal(host.model(block, x).exits[end], guest.model(own_block, x).logits)
 
     def _own_counts(self, logits: Tensor, unseen_logit: float | None) -> tuple[Tensor, Tensor]:
         """Per device, right answers and questions on its own test examples: [devices] each."""
         devices = len(self.own_tests)
         who = torch.repeat_interleave(torch.arange(devices), torch.tensor([len(own) for own in self.own_tests]))
         what = torch.cat(list(self.own_tests))
-        judged = mask_logits(logits[what].unsqueeze(1), self.seen_labels[who], unseen_logit).squeeze(1)
+        judged = mask_logits(logits.unsqueeze(1), self.seen_labels[who], unseen_logit).squeeze(1)
         right = hits(judged, self.dataset.test.y[what])
         return per_group(right, who, devices), per_group(torch.ones_like(right), who, devices)
 
@@ -165,15 +193,13 @@ class Judge:
         return Personal(candidate, whole if "global" in self.tests else None, self.device_batch, rows)
 
     @property
+    def device_batch(self) -> Callable[[Model], int]:
+        return partial(batch_where_devices_judge, self.batch_size, math.prod(self.dataset.test.y.shape[1:]))
+
+    @property
     def by_position(self) -> bool:
         """Whether every position of an example is a question of its own."""
         return self.dataset.test.y.dim() > 1
-
-    @property
-    def device_batch(self) -> int:
-        """Examples at a time where devices judge: many devices do it at once, and memory must not grow with them, nor
-        with the positions that one example has."""
-        return max(1, self.batch_size // 8 // math.prod(self.dataset.test.y.shape[1:]))
 
     def _device_rows(
         self, name: str, candidate: DeviceModel, fleet: Fleet, ask: Ask, round_number: int

@@ -39,13 +39,19 @@ Answers = Iterator[tuple[Batch, Tensor, Tensor]]
 """What a block of devices was asked, its logits [K, batch, ..., classes], and which of them are no padding."""
 
 
+def batch_where_devices_judge(size: int, positions: int, model: Model) -> int:
+    """Many devices do it at once, and memory must not grow with them, nor with the positions that one example has; but
+    where the batch changes the answers it is as large as elsewhere."""
+    return size if model.mixes_examples() else max(1, size // 8 // positions)
+
+
 @dataclass(frozen=True)
 class Personal:
     """Has every device judge a model of its own."""
 
     candidate: DeviceModel
     whole_test: tuple[Tensor, Tensor] | None
-    batch_size: int
+    batch_size: Callable[[Model], int]
     perplexity_batch: int | None = None  # where every position is answered: so many rows make a batch
 
     @on_device(sends={"local": "sums", "global": "sums"}, mixes=False)
@@ -54,7 +60,9 @@ class Personal:
         client = replace(client, model=model)
         weights = own_statistics(client, carried)
         with torch.no_grad():
-            own = self._summed(client, own_answers(client, weights, self.batch_size, self.candidate.unseen_logit))
+            own = self._summed(
+                client, own_answers(client, weights, self.batch_size(model), self.candidate.unseen_logit)
+            )
             return Outcome(send={"local": own, "global": self._summed(client, self._whole_answers(client, weights))})
 
     def sums(self, model: Model, inbox: Parcel, examples: int) -> Layout:
@@ -67,8 +75,8 @@ class Personal:
         return counted(answers, devices)
 
     def _whole_answers(self, client: Client, weights: Tensors) -> Answers:
-        devices = len(client.seen_labels)
-        for examples in zip(*(part.split(self.batch_size) for part in self.whole_test or ()), strict=True):
+        devices, size = len(client.seen_labels), self.batch_size(client.model)
+        for examples in zip(*(part.split(size) for part in self.whole_test or ()), strict=True):
             x, y = (one.expand(devices, *one.shape) for one in (client.preparation(examples[0]), examples[1]))
             yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool)
 

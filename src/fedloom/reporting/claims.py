@@ -4,11 +4,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from ..evaluation import Row
-from .comparison import Verdict
-from .targets import Amount, bytes_to, seconds_to
+from .metric import ACCURACY, METRICS
+from .targets import Amount, bytes_to, gap, rounds_to
+from .verdict import Verdict, unanimous
 
 Measure = Literal["last", "rounds", "bytes", "seconds", "gain"]
 Relation = Literal["more", "less", "at least", "alike"]
@@ -27,7 +29,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Terms:
-    """By what the sides are measured. `target` is by tier, for measures of how soon."""
+    """By what the sides are measured. `targets` are by tier, for measures of how soon."""
 
     measure: Measure
     relation: Relation
@@ -55,22 +57,16 @@ class Finding:
 
 
 def judge(this: Side, other: Side, terms: Terms, seen: Evidence) -> Finding:
-    """By the one rule: a claim holds if every seed says so, does not if every seed says the opposite."""
     first, second = amounts(this, terms, seen), amounts(other, terms, seen)
     gaps = [gap(one, two) for one, two in zip(first, second, strict=True)]
-    agreeing = sum(agrees(one, terms) for one in gaps)
-    return Finding(first, second, gaps, decide(gaps, terms), agreeing)
+    return Finding(first, second, gaps, decide(gaps, terms), sum(agrees(terms, one) for one in gaps))
 
 
 def decide(gaps: Sequence[float], terms: Terms) -> Verdict:
-    if gaps and all(agrees(one, terms) for one in gaps):
-        return "holds"
-    if gaps and all(contradicts(one, terms) for one in gaps):
-        return "does not hold"
-    return "within noise"
+    return unanimous(gaps, partial(agrees, terms), partial(contradicts, terms))
 
 
-def agrees(gap: float, terms: Terms) -> bool:
+def agrees(terms: Terms, gap: float) -> bool:
     match terms.relation:
         case "more":
             return gap > 0
@@ -82,7 +78,7 @@ def agrees(gap: float, terms: Terms) -> bool:
             return abs(gap) <= terms.within
 
 
-def contradicts(gap: float, terms: Terms) -> bool:
+def contradicts(terms: Terms, gap: float) -> bool:
     """The opposite sign; a tie, or a number that is none, is neither."""
     match terms.relation:
         case "more" | "at least":
@@ -93,13 +89,6 @@ def contradicts(gap: float, terms: Terms) -> bool:
             return abs(gap) > terms.within
 
 
-def gap(one: Amount, two: Amount) -> float:
-    """Never is later than any round; never twice is a tie."""
-    if one.exact and two.exact:
-        return one.value - two.value
-    return 0.0 if one.exact == two.exact else -math.inf if one.exact else math.inf
-
-
 def amounts(side: Side, terms: Terms, seen: Evidence) -> list[Amount]:
     """What a side came to, seed by seed."""
     own = [_amount(rows, side, side.arm, terms, seen) for rows in seen.runs[side.arm]]
@@ -108,19 +97,36 @@ def amounts(side: Side, terms: Terms, seen: Evidence) -> list[Amount]:
     others = [_amount(rows, side, side.minus, terms, seen) for rows in seen.runs[side.minus]]
     pairs = zip(own, others, strict=True)
     if terms.measure == "gain":
-        return [Amount(two.value / one.value) for one, two in pairs]
+        return [times(one, two) for one, two in pairs]
     return [Amount(one.value - two.value, one.exact and two.exact) for one, two in pairs]
+
+
+def times(one: Amount, two: Amount) -> Amount:
+    """How many times the first fits into the second: at least so often where only the first arrived, not once where
+    only the second did, and nobody knows where neither did."""
+    if not one.exact:
+        return Amount(0.0 if two.exact else math.nan)
+    return Amount(two.value / one.value, two.exact)
+
+
+class NotMeasuredError(ValueError):
+    """A claim is about something that its runs do not have."""
 
 
 def _amount(rows: Sequence[Row], side: Side, arm: str, terms: Terms, seen: Evidence) -> Amount:
     if terms.measure == "seconds":
-        return Amount(seconds_to(math.inf, rows) or math.nan)
+        ticks = [row.value for row in rows if row.metric == "clock"]
+        if not ticks:
+            raise NotMeasuredError(f"{arm} has no clock: its tiers need a speed and a bandwidth")
+        return Amount(statistics.fmean(ticks))
     curve = values(rows, side, terms, seen.shares[arm])
+    if not curve:
+        what = " ".join(filter(None, (side.candidate, terms.test, terms.metric)))
+        raise NotMeasuredError(f"{arm} has no {what} of {'devices' if side.tier == ALL else side.tier}")
     if terms.measure == "last":
-        return Amount(list(curve.values())[-1] if curve else math.nan)
-    target = (terms.targets or {})[side.tier]
-    reached = min((number for number, value in curve.items() if value >= target), default=None)
-    last = max(curve, default=0) if reached is None else reached
+        return Amount(list(curve.values())[-1])
+    reached = rounds_to((terms.targets or {})[side.tier], curve, METRICS.get(terms.metric, ACCURACY))
+    last = max(curve) if reached is None else reached
     amount = bytes_to(last, rows) if terms.measure == "bytes" else last
     return Amount(amount, reached is not None)
 
@@ -145,9 +151,10 @@ def values(rows: Sequence[Row], side: Side, terms: Terms, shares: Mapping[str, f
 
 
 def targets(side: Side, terms: Terms, margin: float, seen: Evidence) -> dict[str, float]:
-    """From the baseline alone: its last value, in the median over seeds, less a margin."""
+    """From the baseline alone: its last value, in the median over seeds, and worse by a margin."""
     last = Terms("last", "more", terms.test, terms.metric)
-    return {side.tier: statistics.median(one.value for one in amounts(side, last, seen)) - margin}
+    sign = METRICS.get(terms.metric, ACCURACY).sign
+    return {side.tier: statistics.median(one.value for one in amounts(side, last, seen)) - sign * margin}
 
 
 def record(found: Finding) -> dict[str, Any]:

@@ -4,13 +4,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ..evaluation import Row
 from .metric import ACCURACY, Metric
 from .travel import travelled
-
-Verdict = Literal["holds", "does not hold", "within noise"]
+from .verdict import Verdict, less, more, unanimous
 
 
 @dataclass(frozen=True)
@@ -146,11 +145,7 @@ def overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> Ov
     gaps = [this.metric.sign * (one - two) for one, two in zip(*sides, strict=True)]
     if any(math.isnan(gap) for gap in gaps):
         return None
-    verdict: Verdict = "within noise"
-    if len(gaps) > 1 and all(gap > 0 for gap in gaps):
-        verdict = "holds"
-    elif len(gaps) > 1 and all(gap < 0 for gap in gaps):
-        verdict = "does not hold"
+    verdict = unanimous(gaps, more, less) if len(gaps) > 1 else "within noise"
     first, second = (statistics.fmean(side) for side in sides)
     better = sum(gap > 0 for gap in gaps)
     return Overall(this.name, other.name, first, second, better, len(gaps), verdict, this.metric)

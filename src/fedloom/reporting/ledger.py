@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ UNITS: dict[Measure, tuple[float, str, str]] = {
     "last": (1, ".2f", ""),
     "rounds": (1, "g", " rounds"),
     "bytes": (1e6, ".2f", " MB"),
-    "seconds": (1, ".1f", " s"),
+    "seconds": (1, ".2f", " s a round"),
     "gain": (1, ".2f", " times"),
 }
 
@@ -61,7 +62,8 @@ def told(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     lines = [
         f"{len(claims)} claims judged ({summary}), {open_claims} not yet. A claim holds if all seeds say so, does not "
-        "hold if all say the opposite, and is within noise otherwise; medians [lowest–highest] over seeds.",
+        "hold if all say the opposite, and is within noise otherwise. Medians [lowest–highest] over seeds; paired: the "
+        "median of the differences within a seed, which is not the difference of the medians, and their range.",
         "",
         "| claim | paper | published | measured | seeds | verdict | minutes | commit |",
         "|---|---|---|---|---|---|---|---|",
@@ -83,12 +85,20 @@ def _analyses(claims: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> 
 
 
 def measured_text(found: Finding, measure: Measure, names: tuple[str, str]) -> str:
+    """Both sides, and the differences seed by seed, on which the verdict rests."""
     sides = [f"{name} {spread(one, measure)}" for name, one in zip(names, (found.this, found.other), strict=True)]
-    if not all(map(math.isfinite, found.gaps)):
-        return "; ".join(sides)
-    _, digits, _ = UNITS[measure]
-    middle = median([Amount(one) for one in found.gaps]).value / UNITS[measure][0]
-    return "; ".join(sides) + f"; difference {middle:+{digits}}"
+    gaps = sorted(one for one in found.gaps if not math.isnan(one))
+    shown = [_signed(one, measure) for one in (statistics.median_low(gaps), gaps[0], gaps[-1])] if gaps else []
+    return "; ".join(sides) + ("; paired {} [{} to {}]".format(*shown) if shown else "")
+
+
+def _signed(gap: float, measure: Measure) -> str:
+    """Where only one of the two got there, nobody knows by how much."""
+    if math.isinf(gap):
+        less, more = ("less", "more") if measure == "gain" else ("sooner", "later")
+        return more if gap > 0 else less
+    unit, digits, _ = UNITS[measure]
+    return f"{gap / unit:+{digits}}"
 
 
 def spread(amounts: Sequence[Amount], measure: Measure) -> str:

@@ -34,6 +34,7 @@ class Metric:
 
 ACCURACY = Metric("accuracy", " %", " points")
 PERPLEXITY = Metric("perplexity", sign=-1)
+METRICS = {one.name: one for one in (ACCURACY, PERPLEXITY)}
 
 
 def metric_of(rows: Iterable[Row]) -> Metric:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..evaluation import Row
-from .comparison import Arm, Verdict
+from .comparison import Arm
 from .metric import ACCURACY, Metric
 from .travel import travelled
+from .verdict import Verdict, less, more, unanimous
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Claim:
         return {"tier": self.tier, "other": self.other, "verdict": self.verdict}
 
 
-def rounds_to(target: float, judged: Sequence[Row], metric: Metric = ACCURACY) -> int | None:
+def rounds_to(target: float, curve: Mapping[int, float], metric: Metric = ACCURACY) -> int | None:
     """The first judged round that is as good as the target; None: there is none."""
-    good = (row.round for row in judged if metric.sign * row.value >= metric.sign * target)
+    good = (number for number, value in curve.items() if metric.sign * value >= metric.sign * target)
     return min(good, default=None)
 
 
@@ -98,7 +99,7 @@ def targets(arms: Sequence[Arm], tiers: Sequence[str], test: str, baseline: str,
 def reach(arm: Arm, tier: str, test: str, target: float) -> Reach:
     rounds, moved, seconds = [], [], []
     for rows, judged in zip(arm.runs, arm.curves(tier, test), strict=True):
-        found = rounds_to(target, judged, arm.metric)
+        found = rounds_to(target, {row.round: row.value for row in judged}, arm.metric)
         last = max((row.round for row in rows), default=0) if found is None else found
         rounds.append(Amount(last, found is not None))
         moved.append(Amount(bytes_to(last, rows), found is not None))
@@ -115,21 +116,17 @@ def reaches(arms: Sequence[Arm], aims: Mapping[str, float], test: str) -> list[R
     ]
 
 
+def gap(one: Amount, two: Amount) -> float:
+    """Never is later than any round; never twice is a tie."""
+    if one.exact and two.exact:
+        return one.value - two.value
+    return 0.0 if one.exact == two.exact else -math.inf if one.exact else math.inf
+
+
 def claim(this: Reach, other: Reach) -> Claim:
-    """Holds, or does not, if all seeds agree. Never is later than any round; never twice is a tie."""
-    pairs = zip(this.rounds, other.rounds, strict=True)
-    gaps = [_order(one) - _order(two) if one.exact or two.exact else 0.0 for one, two in pairs]
-    sooner = sum(gap < 0 for gap in gaps)
-    verdict: Verdict = "within noise"
-    if sooner == len(gaps):
-        verdict = "holds"
-    elif all(gap > 0 for gap in gaps):
-        verdict = "does not hold"
-    return Claim(this.tier, this.target, this.arm, other.arm, sooner, len(gaps), verdict, this.metric)
-
-
-def _order(amount: Amount) -> float:
-    return amount.value if amount.exact else math.inf
+    gaps = [gap(one, two) for one, two in zip(this.rounds, other.rounds, strict=True)]
+    verdict = unanimous(gaps, less, more)
+    return Claim(this.tier, this.target, this.arm, other.arm, sum(map(less, gaps)), len(gaps), verdict, this.metric)
 
 
 def in_order(amounts: Sequence[Amount]) -> list[Amount]:

@@ -123,5 +123,6 @@ def _measured(
         found["global, one example at a time,"] = measured(answer, dataset, shown, 1)
     if chosen.own_tests is not None and len(chosen.own_tests):
         x, y = dataset.test.x[chosen.own_tests], dataset.test.y[chosen.own_tests]
-        found["local"] = {"accuracy": accuracy_on(answer, shown(x), y, 1 if alone else experiment.judge.device_batch)}
+        size = 1 if alone else experiment.judge.device_batch(chosen.model)
+        found["local"] = {"accuracy": accuracy_on(answer, shown(x), y, size)}
     return {test: {name: finite(value) for name, value in metrics.items()} for test, metrics in found.items()}

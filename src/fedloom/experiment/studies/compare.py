@@ -46,6 +46,11 @@ class Comparison:
     noticed: Noticed = lambda said: None
     track: Sequence[str] = ()  # what follows every run, besides its folder
 
+    @property
+    def seeds(self) -> list[int]:
+        """The same in every arm."""
+        return [experiment.fleet.seed for experiment in next(iter(self.experiments.values()))]
+
     def folders(self, arm: str) -> list[Path]:
         return [self.home / arm / f"seed-{experiment.fleet.seed}" for experiment in self.experiments[arm]]
 
@@ -108,10 +113,9 @@ class Comparison:
     def _write(self, status: str) -> None:
         """Enough to go on with it from its folder."""
         arms = {name: experiments[0].loaded.recipe.document() for name, experiments in self.experiments.items()}
-        seeds = [experiment.fleet.seed for experiment in next(iter(self.experiments.values()))]
         began = read_manifest(self.home)["started"] if (self.home / MANIFEST).is_file() else now()
         self.home.mkdir(parents=True, exist_ok=True)
-        said = {"kind": KIND, "status": status, "started": began, "seeds": seeds, "arms": arms}
+        said = {"kind": KIND, "status": status, "started": began, "seeds": self.seeds, "arms": arms}
         write_whole(self.home / MANIFEST, (json.dumps(said, indent=2) + "\n").encode())
 
     def result(self, test: str, equal: Unit = "rounds") -> Result:
@@ -135,13 +139,12 @@ class Comparison:
         earlier = json.loads((self.home / DESCRIPTION).read_text()) if (self.home / DESCRIPTION).is_file() else {}
         how = {"equal": equal, "command": self.command or earlier.get("command", "")}
         arms = {}
-        for name, experiments in self.experiments.items():
+        for name in self.experiments:
             arm = self._arm(name, read=False)
             folders = [str(folder.relative_to(self.home)) for folder in self.folders(name)]
-            seeds = [experiment.fleet.seed for experiment in experiments]
             served = {tier: asdict(one) for tier, one in arm.serving.items()}
             about = {"candidate": arm.candidate, "shares": dict(arm.shares)}
-            arms[name] = {"runs": folders, "seeds": seeds, "serving": served, **about}
+            arms[name] = {"runs": folders, "seeds": self.seeds, "serving": served, **about}
         said = {"format": FORMAT, "arms": arms, "terms": asdict(self.terms(test)), **how}
         write_whole(self.home / DESCRIPTION, (json.dumps(said, indent=2) + "\n").encode())
 

@@ -20,13 +20,15 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ...evaluation import Row
 from ...reporting.claims import Side, Terms, values
+from ...reporting.metric import ACCURACY, METRICS
+from ...reporting.targets import bytes_to, rounds_to
 from ...settings import Share
 from ..recipes.listed import Listed, read_list
 from ..recipes.problems import Problem, RecipeError, nearest
 from ..recipes.recipe import FILE_NAME
 
 FOLDER, CLAIMS = "ledger", "claims"
-Selection = Literal["last", "best", "at best global", "mean of last 10", "rounds to", "clock", "cost"]
+Selection = Literal["last", "best", "at best global", "mean of last 10", "rounds to", "bytes to", "clock", "cost"]
 Changes = tuple[str, ...]
 MODE = re.compile(r"([a-z]\d*)(-[a-z]\d*)*")  # levels and how many of so many devices have them, such as a3-e7
 
@@ -46,7 +48,7 @@ class Number(Listed):
         if self.selection in ("cost", "clock"):
             return f"{self.tier} {self.metric}".strip() if self.selection == "cost" else "simulated seconds of a round"
         who = " ".join(word for word in (self.candidate, self.tier.replace("*", "all devices")) if word)
-        how = f"rounds to {self.target:g} %" if self.selection == "rounds to" else self.selection
+        how = self.selection if self.target is None else f"{self.selection} {self.target:g} %"
         return f"{who} {self.metric}, {self.test}, {how}".strip()
 
 
@@ -174,8 +176,9 @@ def measured(number: Number, rows: Sequence[Row], shares: Mapping[str, float]) -
             return judged.get(best(everywhere, number.metric)[0])
         case "mean of last 10":
             return statistics.fmean(list(judged.values())[-10:])
-        case "rounds to":
-            return min((one for one, value in judged.items() if value >= (number.target or 0.0)), default=None)
+        case "rounds to" | "bytes to":
+            reached = rounds_to(number.target or 0.0, judged, METRICS.get(number.metric, ACCURACY))
+            return reached if reached is None or number.selection == "rounds to" else bytes_to(reached, rows)
         case _:
             return list(judged.values())[-1]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...durable import write_whole
 from ...reporting import read_manifest, read_rows
-from ...reporting.claims import Evidence, judge, record, targets
+from ...reporting.claims import Evidence, NotMeasuredError, Terms, judge, record, targets
 from ...reporting.journal import MANIFEST
 from ...reporting.ledger import measured_text
 from ..assembly.assemble import Experiment, assemble
@@ -111,7 +111,7 @@ def begin_comparison(
         return replace(planned, noticed=place.noticed)
     said = read_manifest(folder)
     wanted = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
-    refuse_other(folder, {"arms": said["arms"]}, {"arms": wanted})
+    refuse_other(folder, {"arms": said["arms"], "seeds": said["seeds"]}, {"arms": wanted, "seeds": planned.seeds})
     return reopened_comparison(folder, place.tables, place.data, place.workers, place.noticed)
 
 
@@ -130,19 +130,30 @@ class RunsFailed(Exception):  # noqa: N818 - named for what is wrong
 
 
 @contextmanager
-def on_the_clock(home: Path) -> Iterator[None]:
-    """Add up how long a comparison takes, over all the times that it is taken up again."""
-    began = time.monotonic()
+def on_the_clock(home: Path, commit: str | None) -> Iterator[None]:
+    """Add up how long a comparison takes, however often it is taken up again; and keep which code began it."""
+    began, before = time.monotonic(), _on_paper(home)
     try:
         yield
     finally:
+        spent = before.get("seconds", 0.0) + time.monotonic() - began
         home.mkdir(parents=True, exist_ok=True)
-        write_whole(home / WALL, json.dumps({"seconds": wall_seconds(home) + time.monotonic() - began}).encode())
+        write_whole(home / WALL, json.dumps({"commit": commit, **before, "seconds": spent}).encode())
+
+
+def _on_paper(home: Path) -> dict[str, Any]:
+    path = home / WALL
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return said
 
 
 def wall_seconds(home: Path) -> float:
-    path = home / WALL
-    return float(json.loads(path.read_text(encoding="utf-8"))["seconds"]) if path.is_file() else 0.0
+    return float(_on_paper(home).get("seconds", 0.0))
+
+
+def begun_at(home: Path) -> str | None:
+    commit: str | None = _on_paper(home).get("commit")
+    return commit
 
 
 def evidence(planned: Comparison) -> Evidence:
@@ -162,22 +173,30 @@ def refuse_unknown_arms(claim: Claim, known: Sequence[str]) -> None:
         raise RecipeError([Problem((), "ARM_NAME", said, hint)], claim.recipe)
 
 
-def entry(claim: Claim, planned: Comparison, command: str, commit: str | None) -> dict[str, Any]:
-    """A claim's line in the ledger, with what its runs were made of."""
-    seen, terms = evidence(planned), claim.terms
-    if claim.baseline is not None:
-        tiers = dict.fromkeys((claim.this.tier, claim.other.tier))
-        aims = [targets(replace(claim.baseline, tier=tier), terms, claim.margin, seen) for tier in tiers]
-        terms = replace(terms, targets={tier: aim for one in aims for tier, aim in one.items()})
-    found = judge(claim.this, claim.other, terms, seen)
+def entry(claim: Claim, planned: Comparison, seen: Evidence, command: str) -> dict[str, Any]:
+    """A claim's line in the ledger."""
+    try:
+        terms = aimed(claim, seen)
+        found = judge(claim.this, claim.other, terms, seen)
+    except NotMeasuredError as error:
+        raise RecipeError([Problem((), "NOT_MEASURED", f"{claim.name}: {error}")], claim.recipe) from error
     said = {"text": measured_text(found, claim.measure, (side_name(claim, 0), side_name(claim, 1))), **record(found)}
     return {
         "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,
         "measured": {**said, **({"targets": dict(terms.targets)} if terms.targets else {})},
-        "seeds": [one.fleet.seed for one in planned.experiments[claim.this.arm]],
+        "seeds": planned.seeds,
         "verdict": found.verdict, "command": command, "wall_seconds": round(wall_seconds(planned.home), 1),
-        "commit": commit, "date": now(), "recipe": claim.recipe,
+        "commit": begun_at(planned.home), "date": now(), "recipe": claim.recipe,
     }  # fmt: skip
+
+
+def aimed(claim: Claim, seen: Evidence) -> Terms:
+    """With targets, where it is about how soon they are reached."""
+    if claim.baseline is None:
+        return claim.terms
+    tiers = dict.fromkeys((claim.this.tier, claim.other.tier))
+    aims = [targets(replace(claim.baseline, tier=tier), claim.terms, claim.margin, seen) for tier in tiers]
+    return replace(claim.terms, targets={tier: aim for one in aims for tier, aim in one.items()})
 
 
 def side_name(claim: Claim, number: int) -> str:
