@@ -13,7 +13,7 @@ from typing import Any
 
 from ...durable import write_whole
 from ...reporting import read_manifest, read_rows
-from ...reporting.claims import Evidence, NotMeasuredError, Terms, judge, record, targets
+from ...reporting.claims import ALL, Evidence, NotMeasuredError, Terms, judge, record, targets
 from ...reporting.journal import MANIFEST
 from ...reporting.ledger import measured_text
 from ..assembly.assemble import Experiment, assemble
@@ -202,7 +202,7 @@ def aimed(claim: Claim, seen: Evidence) -> Terms:
 def side_name(claim: Claim, number: int) -> str:
     side, both = (claim.this, claim.other)[number], claim.this.tier != claim.other.tier
     name = side.arm if side.minus is None else f"{side.arm} over {side.minus}"
-    return f"{name} ({side.tier})" if both else name
+    return f"{name} ({'all devices' if side.tier == ALL else side.tier})" if both else name
 
 
 def manifests(planned: Comparison) -> dict[str, Any]:
