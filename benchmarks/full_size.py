@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.apart import ROOT
 from benchmarks.memory import of_session
 from benchmarks.output import progress, say, table
+from fedloom.experiment.studies.reproduce import commit_of
 
 PAPERS = ROOT / "recipes" / "papers"
 ONE_OF_EACH = (
@@ -41,7 +42,8 @@ def measured(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, 
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    found = {"recipe": name, "seconds": round(time.monotonic() - began, 1), "megabytes": round(most)}
+    spent = round(time.monotonic() - began, 1)
+    found = {"recipe": name, "commit": commit_of(ROOT), "seconds": spent, "megabytes": round(most)}
     if process.returncode:
         return {**found, "failed": (log.read_text().strip().splitlines() or ["?"])[-1]}
     return {**found, **_inside(folder)}
@@ -65,7 +67,7 @@ def text(found: list[dict[str, Any]]) -> str:
         spent = (f"{one[key]:.0f}" for key in ("seconds", "training", "judging", "megabytes"))
         return [one["recipe"], *spent, f"{one['moved'] / 1e6:,.1f}"]
 
-    return table(["recipe", "seconds", "a round", "judging", "MB", "MB moved"], [cells(one) for one in found])
+    return table(["recipe", "seconds", "first round", "judging", "MB", "MB moved"], [cells(one) for one in found])
 
 
 def main(arguments: list[str]) -> None:
