@@ -66,8 +66,8 @@ def test_json(compared):
     assert [record["arm"] for record in said.data["arms"]] == ARMS
     for record in said.data["arms"]:
         assert list(record) == [
-            "arm", "metric", "accuracy", "worst_tier", "can_carry", "served_percent", "macs", "bytes_per_round",
-            "seconds",
+            "arm", "metric", "accuracy", "worst_tier", "own_tests", "can_carry", "served_percent", "macs",
+            "bytes_per_round", "seconds",
         ]  # fmt: skip
         assert list(record["accuracy"]) == list(record["can_carry"]) == ["large", "small"]
         assert all(set(one) == {"mean", "std"} for one in record["accuracy"].values())

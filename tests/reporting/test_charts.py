@@ -39,7 +39,7 @@ SAYS = {  # the column whose values must differ, or the figure would show nothin
     "differences": "difference", "arms": "accuracy_mean",
 }  # fmt: skip
 SEVERAL = {
-    "arms": ["arm", "tier", "accuracy_mean", "accuracy_std", "can_carry"],
+    "arms": ["arm", "tier", "test", "accuracy_mean", "accuracy_std", "can_carry"],
     "differences": [
         "tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds",
     ],

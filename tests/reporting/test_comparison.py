@@ -126,6 +126,7 @@ def test_the_table():
         "metric": "accuracy",
         "accuracy": {"large": {"mean": 82.0, "std": 8**0.5}, "small": {"mean": 72.0, "std": 8**0.5}},
         "worst_tier": {"mean": 72.0, "std": 8**0.5},
+        "own_tests": None,
         "can_carry": {"large": True, "small": True},
         "served_percent": 100.0,
         "macs": {},
@@ -136,6 +137,17 @@ def test_the_table():
     assert dropped["can_carry"] == {"large": True, "small": False}
     assert (dropped["served_percent"], dropped["bytes_per_round"]) == (25.0, 400.0)
     assert math.isnan(dropped["worst_tier"]["mean"])  # what it gives its small devices they cannot carry
+
+
+def test_devices_own_tests_stand_beside_the_whole_test():
+    runs = [run_of({"large": 80.0, "small": 70.0}) + run_of({"large": 90.0, "small": 50.0}, 0, "local")]
+    (both,) = table([Arm("both", OWN, runs)], TIERS, SHARES, "global")
+    assert both["accuracy"]["large"]["mean"] == 80.0
+    assert {tier: one["mean"] for tier, one in both["own_tests"].items()} == {"large": 90.0, "small": 50.0, "all": 60.0}
+    (dropped,) = table([Arm("dropped", LARGE_ONLY, runs)], TIERS, SHARES, "global")
+    assert math.isnan(dropped["own_tests"]["all"]["mean"])
+    (local,) = table([Arm("both", OWN, runs)], TIERS, SHARES, "local")
+    assert local["accuracy"]["large"]["mean"] == 90.0 and local["own_tests"] is None
 
 
 def test_one_seed_has_no_spread():

@@ -11,6 +11,8 @@ from .metric import ACCURACY, Metric
 from .travel import travelled
 from .verdict import Verdict, less, more, unanimous
 
+OWN = "local"  # the test on devices' own test examples
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -156,15 +158,25 @@ def _of_the_fleet(arm: Arm, shares: Mapping[str, float], test: str) -> list[floa
     return [math.fsum(share * seeds[number] for share, seeds in by_tier) for number in range(len(arm.runs))]
 
 
+def _on_own_tests(arm: Arm, tiers: Sequence[str], shares: Mapping[str, float]) -> dict[str, dict[str, float]] | None:
+    """By tier and, under `all`, of the whole fleet if all of it has a model it can carry; None: nobody looked."""
+    by_tier = {tier: _spread(arm.ends(tier, OWN)) for tier in tiers}
+    if all(math.isnan(one["mean"]) for one in by_tier.values()):
+        return None
+    everyone = all(one.can_carry for one in arm.serving.values())
+    return {**by_tier, "all": _spread(_of_the_fleet(arm, shares, OWN) if everyone else [math.nan])}
+
+
 def table(arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str) -> list[dict[str, object]]:
-    """One record per arm: what it is worth per tier (mean and spread over seeds) and where it is worst, who is served,
-    what models and a round cost."""
+    """One record per arm: what it is worth per tier (mean and spread over seeds) and where it is worst, and on devices'
+    own tests if those are not what counts; who is served, what models and a round cost."""
     return [
         {
             "arm": arm.name,
             "metric": arm.metric.name,
             arm.metric.name: {tier: _spread(arm.ends(tier, test)) for tier in tiers},
             "worst_tier": _spread(arm.worst(test)),
+            "own_tests": None if test == OWN else _on_own_tests(arm, tiers, shares),
             "can_carry": {tier: arm.serving[tier].can_carry for tier in tiers},
             "served_percent": 100 * sum(shares[tier] for tier in tiers if arm.serving[tier].can_carry),
             "macs": {tier: arm.macs[arm.serving[tier].tier] for tier in tiers if arm.serving[tier].tier in arm.macs},

@@ -49,7 +49,8 @@ def _worths(result: Result) -> Grid:
     unit = " in %" if name == ACCURACY.name else ""
     over = ", mean ± standard deviation over seeds" if any(first[name][tier]["std"] for tier in tiers) else ""
     whose = "of the model a device of the tier ends up with; in brackets: it cannot carry it."
-    legend = f"{name.capitalize()}{unit}{over}, {whose}"
+    own = " Own tests: of all devices, each on its own test examples." if OWN_TESTS in extras else ""
+    legend = f"{name.capitalize()}{unit}{over}, {whose}{own}"
     return Grid(legend, ("arm", *tiers, *(one.header for one in extras)), rows, frozenset(strong))
 
 
@@ -73,8 +74,14 @@ def _millions(record: dict[str, Any]) -> str:
     return " / ".join(f"{one / 1e6:.3g}" for one in dict.fromkeys(record["macs"].values())) or "–"
 
 
+OWN_TESTS = Extra(
+    "own tests",
+    lambda record: _spread_of(record["own_tests"]["all"]) if record["own_tests"] else "–",
+    lambda one: any(record["own_tests"] for record in one.records),
+)
 EXTRAS = (
     Extra("worst", lambda record: _spread_of(record["worst_tier"]), lambda one: len(one.records[0]["can_carry"]) > 1),
+    OWN_TESTS,
     Extra("served", lambda record: f"{record['served_percent']:.0f} %"),
     Extra("million MACs", _millions, lambda one: any(record["macs"] for record in one.records)),
     Extra("MB a round", lambda record: f"{record['bytes_per_round'] / 1e6:.2f}"),
@@ -121,8 +128,8 @@ def _markdown_table(grid: Grid) -> str:
 
 CSV_COLUMNS = (
     "arm", "tier", "can_carry", "metric", "mean", "std", "winner", "worst_tier_mean", "worst_tier_std",
-    "served_percent", "macs", "bytes_per_round", "seconds", "target", "reached", "rounds_to_target",
-    "bytes_to_target", "seconds_to_target", "gain",
+    "own_tests_mean", "own_tests_std", "served_percent", "macs", "bytes_per_round", "seconds", "target", "reached",
+    "rounds_to_target", "bytes_to_target", "seconds_to_target", "gain",
 )  # fmt: skip
 
 
@@ -138,7 +145,8 @@ def as_csv(result: Result) -> str:
             won = int(result.winners.get(tier) == name)
             kept = (int(record["can_carry"][tier]), record["metric"], value["mean"], value["std"], won)
             spent = (record["macs"].get(tier, ""), record["bytes_per_round"], record["seconds"])
-            whole = (worst["mean"], worst["std"], record["served_percent"], *spent)
+            own = record["own_tests"]["all"] if record["own_tests"] else {"mean": "", "std": ""}
+            whole = (worst["mean"], worst["std"], own["mean"], own["std"], record["served_percent"], *spent)
             lines.writerow([name, tier, *kept, *whole, *_reach(reached.get((name, tier)), result.reached)])
     return written.getvalue()
 

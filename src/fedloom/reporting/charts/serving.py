@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from ..comparison import OWN
 from ..metric import Metric
 from ..subject import Subject
 from . import drawing
@@ -19,25 +20,32 @@ def served(subject: Subject) -> Chart | Absent:
     if subject.result is None:
         return Absent(TITLE, subject.uncompared)
     metric, found, tiers = subject.metric, subject.result.records, list(subject.tiers)
+    tests = {"": metric.name, **({OWN: "own_tests"} if any(one["own_tests"] for one in found) else {})}
     records: list[Record] = [
-        (one["arm"], tier, one[metric.name][tier]["mean"], one[metric.name][tier]["std"], int(one["can_carry"][tier]))
+        (one["arm"], tier, test or subject.test, *_value(one, key, tier).values(), int(one["can_carry"][tier]))
+        for test, key in tests.items()
         for one in found
         for tier in tiers
     ]
-    columns = ("arm", "tier", f"{metric.name}_mean", f"{metric.name}_std", "can_carry")
+    columns = ("arm", "tier", "test", f"{metric.name}_mean", f"{metric.name}_std", "can_carry")
     legend = [Mark(tier, place, tier) for place, tier in enumerate(tiers)]
-    return Chart(
-        "arms", TITLE, _read(found, metric), columns, records, [_panel(found, tiers, metric)], legend, "points"
-    )
+    panels = [_panel(found, tiers, metric, key) for key in tests.values()]
+    return Chart("arms", TITLE, _read(found, metric), columns, records, panels, legend, "points")
 
 
-def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric) -> Panel:
-    names = [one["arm"] for one in found]
+def _value(one: dict[str, Any], key: str, tier: str) -> dict[str, float]:
+    """Mean and standard deviation over seeds."""
+    value: dict[str, float] = (one[key] or {}).get(tier, {"mean": math.nan, "std": math.nan})
+    return value
+
+
+def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric, key: str) -> Panel:
+    names, title = [one["arm"] for one in found], "on devices' own tests" if key == "own_tests" else ""
 
     def draw(axes: Axes) -> None:
         for row, one in enumerate(found):
             for place, tier in enumerate(tiers):
-                value, able = one[metric.name][tier], one["can_carry"][tier]
+                value, able = _value(one, key, tier), one["can_carry"][tier]
                 beside_others = row + SPREAD * (place - (len(tiers) - 1) / 2) / len(tiers)
                 made = axes.errorbar(
                     value["mean"], beside_others, xerr=value["std"] or None, color=drawing.colour(place), capsize=2,
@@ -48,13 +56,13 @@ def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric
         axes.set_ylim(len(names) - 0.5, -0.5)
         drawing.told(axes, metric.axis, "")
 
-    said = [f"{one['arm']} " + ", ".join(f"{tier} {_end(one, tier, metric)}" for tier in tiers) for one in found]
-    alt = f"{metric.name.capitalize()} by arm and tier: {'; '.join(said)}"
-    return Panel(alt, draw, "", "", (6.4, 0.7 + 0.3 * len(found)), beside(names))
+    said = [f"{one['arm']} " + ", ".join(f"{tier} {_end(one, tier, metric, key)}" for tier in tiers) for one in found]
+    alt = f"{metric.name.capitalize()} by arm and tier{', ' + title if title else ''}: {'; '.join(said)}"
+    return Panel(alt, draw, title, "", (6.4, 0.7 + 0.3 * len(found)), beside(names))
 
 
-def _end(one: dict[str, Any], tier: str, metric: Metric) -> str:
-    mean = one[metric.name][tier]["mean"]
+def _end(one: dict[str, Any], tier: str, metric: Metric, key: str) -> str:
+    mean = _value(one, key, tier)["mean"]
     return "nothing" if math.isnan(mean) else metric.said(mean) + ("" if one["can_carry"][tier] else " (too large)")
 
 
