@@ -29,7 +29,8 @@ def served(subject: Subject) -> Chart | Absent:
     ]
     columns = ("arm", "tier", "test", f"{metric.name}_mean", f"{metric.name}_std", "can_carry")
     legend = [Mark(tier, place, tier) for place, tier in enumerate(tiers)]
-    panels = [_panel(found, tiers, metric, key) for key in tests.values()]
+    titles = ("on the whole test", "on devices' own tests") if len(tests) > 1 else ("",)
+    panels = [_panel(found, tiers, metric, *one) for one in zip(tests.values(), titles, strict=True)]
     return Chart("arms", TITLE, _read(found, metric), columns, records, panels, legend, "points")
 
 
@@ -39,8 +40,8 @@ def _value(one: dict[str, Any], key: str, tier: str) -> dict[str, float]:
     return value
 
 
-def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric, key: str) -> Panel:
-    names, title = [one["arm"] for one in found], "on devices' own tests" if key == "own_tests" else ""
+def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric, key: str, title: str) -> Panel:
+    names = [one["arm"] for one in found]
 
     def draw(axes: Axes) -> None:
         for row, one in enumerate(found):
