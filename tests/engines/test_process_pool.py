@@ -1,5 +1,6 @@
 """Several processes: the same bits as one, whatever becomes of a worker."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fedloom
-from fedloom.engines import ProcessPool
+from fedloom.engines import ProcessPool, process_pool
 from fedloom.engines.wire import pack, unpack
 from fedloom.experiment import Tables, assemble, load
 from fedloom.experiment.running.record import recorded
@@ -63,6 +64,40 @@ def test_no_worker_outlives_its_run(recipe: Recipe, tmp_path: Path) -> None:
     for process in set(hired):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+class Haunting:
+    """Garbage that only the process it belongs to may collect, such as sessions that wait for their threads."""
+
+    def __init__(self, seen: Path):
+        self.seen, self.owner, self.itself = seen, os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            (self.seen / str(os.getpid())).touch()
+
+
+def test_workers_do_not_collect_what_their_parent_threw_away(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    work = process_pool.carry_out
+
+    def tidy(given: Any) -> Any:
+        gc.collect()
+        (tmp_path / f"tidied {os.getpid()}").touch()
+        return work(given)
+
+    monkeypatch.setattr(process_pool, "carry_out", tidy)
+    gc.disable()
+    try:
+        Haunting(seen)
+        fedloom.run(recipe(), out=tmp_path / "run", workers=2)
+    finally:
+        gc.enable()
+    assert len(list(tmp_path.glob("tidied *"))) >= 2
+    assert list(seen.iterdir()) == []
 
 
 def test_no_pickle_is_read_while_workers_answer(recipe: Recipe, tmp_path: Path) -> None:

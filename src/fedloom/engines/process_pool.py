@@ -6,6 +6,7 @@ safetensors. A worker that dies is replaced and its work done again; an error in
 
 import contextlib
 import ctypes
+import gc
 import json
 import multiprocessing
 import signal
@@ -29,6 +30,18 @@ from .words import Find, device_from_words, device_in_words, task_from_words, ta
 from .works import Errand, Parcels, Seat, Work, carry_out, works
 
 TRIES = 3  # how often work may cost a worker its life before it is done by the one who asked
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Meanwhile; a child would be born with a collection under way."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @dataclass
@@ -113,12 +126,15 @@ class Crew:
         ours, theirs = fork.Pipe()
         others = [worker.link for worker in self.pool]
         process = fork.Process(target=self._serve, args=(theirs, [ours, *others]), daemon=True)
-        process.start()
+        with _nothing_collected():
+            process.start()
         theirs.close()
         return Worker(process, ours)
 
     def _serve(self, link: Connection, others: list[Connection]) -> None:
         """A worker's life: until its pipe closes."""
+        gc.freeze()  # what is garbage by now is its parent's: some of it waits for threads that are not here
+        gc.enable()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked decides when to stop
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for other in others:
