@@ -142,7 +142,20 @@ def test_text_is_a_table_and_a_verdict(fedloom, write):
     assert said.code == 0
     table, verdict, where = said.out.split("\n\n")
     header, *lines, legend = table.splitlines()
-    assert header.split() == ["arm", "large", "small", "worst", "served", "million", "MACs", "MB", "a", "round"]
+    assert header.split() == [
+        "arm",
+        "large",
+        "small",
+        "worst",
+        "own",
+        "tests",
+        "served",
+        "million",
+        "MACs",
+        "MB",
+        "a",
+        "round",
+    ]
     assert [line.split()[0] for line in lines] == ARMS
     assert "in brackets" in legend
     by_arm = {line.split()[0]: line for line in lines}
