@@ -28,7 +28,7 @@ from .progress import follow
 from .report import page_of
 
 if TYPE_CHECKING:
-    from ..experiment import Run
+    from ..experiment import Comparison, Run
 
 EngineKind = Annotated[
     str | None, typer.Option("--engine", help="in_process, or flower-sim: on Ray, RAY_ADDRESS for a cluster.")
@@ -70,25 +70,34 @@ def run(
         if recipe is None:
             home = fresh_folder(out, "compare")
             planned = comparison(loaded, tables, 1, DEMO_CONTROLS, home, data_folder(data_dir), processes(workers))
-            planned = replace(planned, command="fedloom run", track=followers, noticed=note)
-            result = follow_all(planned, "global", quiet)
-            finished = Run(planned.folders(loaded.recipe.method.name)[0])
-            if format is Format.text:
-                say(told(result))
-        else:
-            data, folder = data_folder(data_dir), fresh_folder(out, loaded.recipe.method.name)
-            experiment = assemble(loaded, tables, data, workers=processes(workers))
-            experiment = engaged(experiment, tables, data, folder)
-            follow(experiment, folder, loaded.recipe.method.name, quiet, followers=followed_by(followers, noticed=note))
-            finished = Run(folder)
-            if format is Format.text:
-                say(final_table(finished))
-        _tell(finished, page_of(finished.folder if recipe else home, no_report), format, NEXT if recipe is None else "")
-        if recipe is None and planned.left():
-            raise Exit(RUN_FAILED)
+            _demonstrate(
+                replace(planned, command="fedloom run", track=followers, noticed=note), format, no_report, quiet
+            )
+            return
+        data, folder = data_folder(data_dir), fresh_folder(out, loaded.recipe.method.name)
+        experiment = assemble(loaded, tables, data, workers=processes(workers))
+        experiment = engaged(experiment, tables, data, folder)
+        follow(experiment, folder, loaded.recipe.method.name, quiet, followers=followed_by(followers, noticed=note))
+        finished = Run(folder)
+        if format is Format.text:
+            say(final_table(finished))
+        _tell(finished, page_of(folder, no_report), format)
 
 
-def _tell(finished: "Run", page: str, format: Format, further: str) -> None:
+def _demonstrate(planned: "Comparison", format: Format, no_report: bool, quiet: bool) -> None:
+    """The first arm beside ordinary ways to treat its fleet."""
+    from ..experiment import Run
+
+    result = follow_all(planned, "global", quiet)
+    if format is Format.text:
+        say(told(result))
+    finished = Run(planned.folders(next(iter(planned.experiments)))[0])
+    _tell(finished, page_of(planned.home, no_report), format, NEXT)
+    if planned.left():
+        raise Exit(RUN_FAILED)
+
+
+def _tell(finished: "Run", page: str, format: Format, further: str = "") -> None:
     if format is Format.json:
         say_json({"run": str(finished.folder), "final": [asdict(one) for one in finished.final]})
         return

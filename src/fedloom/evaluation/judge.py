@@ -104,7 +104,7 @@ class Judge:
         self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
         """The same test in another order, for models that look at the whole batch: how much that matters."""
-        minding = {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
+        minding = minding_the_batch(models)
         if not minding or "global" not in self.tests:
             return
         labels = self.dataset.test.y
@@ -115,7 +115,7 @@ class Judge:
 
     def _own_logits(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensor]:
         """For models that look at the whole batch: to every device's own test examples, which no other's are among."""
-        minding = {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
+        minding = minding_the_batch(models)
         sizes = [len(own) for own in self.own_tests]
         if not minding or not sum(sizes) or "local" not in self.tests or self.own_tests_away:
             return {}
@@ -230,6 +230,10 @@ def server_model(client: Client, inbox: Parcel) -> Carried:
 def _weights_for(models: Mapping[Tier, Tensors], device: Device) -> Parcel:
     """Every device judges its own tier's."""
     return next({"weights": weights} for tier, weights in models.items() if tier.name == device.tier)
+
+
+def minding_the_batch(models: Mapping[Tier, Tensors]) -> dict[Tier, Tensors]:
+    return {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
 
 
 def judged_tiers(candidate: Candidate, fleet: Fleet) -> list[Tier]:

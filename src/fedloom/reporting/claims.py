@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..evaluation import Row
 from .metric import ACCURACY, METRICS
-from .targets import Amount, bytes_to, gap, rounds_to
+from .targets import Amount, bytes_to, gap, rounds_to, seconds_a_round
 from .verdict import Verdict, unanimous
 
 Measure = Literal["last", "rounds", "bytes", "seconds", "gain"]
@@ -115,10 +115,10 @@ class NotMeasuredError(ValueError):
 
 def _amount(rows: Sequence[Row], side: Side, arm: str, terms: Terms, seen: Evidence) -> Amount:
     if terms.measure == "seconds":
-        ticks = [row.value for row in rows if row.metric == "clock"]
-        if not ticks:
+        seconds = seconds_a_round(rows)
+        if seconds is None:
             raise NotMeasuredError(f"{arm} has no clock: its tiers need a speed and a bandwidth")
-        return Amount(statistics.fmean(ticks))
+        return Amount(seconds)
     curve = values(rows, side, terms, seen.shares[arm])
     if not curve:
         what = " ".join(filter(None, (side.candidate, terms.test, terms.metric)))

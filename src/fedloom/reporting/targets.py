@@ -89,6 +89,12 @@ def seconds_to(last: float, rows: Sequence[Row]) -> float | None:
     return sum(ticks) if ticks else None
 
 
+def seconds_a_round(rows: Sequence[Row]) -> float | None:
+    """By the same clock, in the mean."""
+    ticks = [row.value for row in rows if row.metric == "clock"]
+    return statistics.fmean(ticks) if ticks else None
+
+
 def targets(arms: Sequence[Arm], tiers: Sequence[str], test: str, baseline: str, margin: float) -> dict[str, float]:
     """Tier by tier, from the baseline alone: its end, in the median over seeds, and worse by a margin."""
     (base,) = [arm for arm in arms if arm.name == baseline]

@@ -21,7 +21,7 @@ from pydantic import Field, StringConstraints, model_validator
 from ...evaluation import Row
 from ...reporting.claims import Side, Terms, values
 from ...reporting.metric import ACCURACY, METRICS
-from ...reporting.targets import bytes_to, rounds_to
+from ...reporting.targets import bytes_to, rounds_to, seconds_a_round
 from ...settings import Share
 from ..recipes.listed import Listed, read_list
 from ..recipes.problems import Problem, RecipeError, nearest
@@ -161,8 +161,7 @@ def arms_of(recipe: Path) -> Mapping[str, Sequence[str]]:
 def measured(number: Number, rows: Sequence[Row], shares: Mapping[str, float]) -> float | None:
     """The same of a run; None: there is nothing of the kind, or the target was not reached."""
     if number.selection == "clock":
-        ticks = [row.value for row in rows if row.metric == "clock"]
-        return statistics.fmean(ticks) if ticks else None
+        return seconds_a_round(rows)
     side = Side("", number.tier or next(iter(shares)), number.candidate)
     curve = values(rows, side, Terms("last", "more", number.test, number.metric), shares)
     judged = {round_number: value for round_number, value in curve.items() if math.isfinite(value)}
