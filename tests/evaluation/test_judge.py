@@ -357,3 +357,23 @@ def test_tiers_with_the_same_net_and_nested_exits_are_put_to_the_test_once(world
     for test, metric in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy")):
         assert found["a", test, metric] == found["b", test, metric]
     assert found["a", "global", "loss"] != found["c", "global", "loss"]
+
+
+def test_what_is_saved_is_what_was_judged_and_nobody_is_asked_again(world: Callable[..., Any]) -> None:
+    place, method, asked = world(widths=(1.0, 0.5), sizes=(6, 6)), HeteroFL(), []
+    engine, judge, fleet = place.engine(method), place.judge(StaticBatchNorm("per_device", 4)), place.fleet
+
+    def ask(task: Any, boxes: Any) -> Any:
+        asked.extend([task.address] if task.address[0] == "statistics" else [])
+        return engine.ask(task, boxes, 1)
+
+    candidate = method.candidates(method.start(fleet, 0))["server"]
+    judge.rows({"server": candidate}, fleet, ask, 1, False)
+    saved = judge.models("server", candidate, fleet, ask, 1)
+    assert len(asked) == 1
+    fresh = judge.statistics.fill({tier: candidate.weights(tier) for tier in fleet.tiers}, fleet, ask, 1)
+    for tier in fleet.tiers:
+        assert saved[tier].keys() == fresh[tier].keys()
+        assert all(torch.equal(saved[tier][name], fresh[tier][name]) for name in fresh[tier])
+    judge.models("server", slices(fleet.whole.initial(3)), fleet, ask, 2)  # other weights have other statistics
+    assert len(asked) == 3

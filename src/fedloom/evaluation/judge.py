@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from ..data import Dataset
 from ..fleet import Ask, Candidate, Carried, Device, DeviceModel, Fleet, ServerModel, Tier
 from ..models import Model
 from ..seeds import generator
-from ..tensors import Parcel, Tensors
+from ..tensors import Parcel, Tensors, fingerprint
 from ..training import Client, Schedule, mask_logits
 from .exam import Exam, batch_lengths, exit_names, last_exit
 from .metrics import hits, log_loss, per_group, percent
@@ -23,6 +23,7 @@ from .static_batchnorm import StaticBatchNorm
 from .text import TextJudge
 
 SERVER_MODEL = ("server model",)  # where a device finds what it judges that with
+Filled = tuple[str, Mapping[str, Tensors]]  # of which weights, and their statistics by tier
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Judge:
     fine_tune: FineTune | None = None
     candidates: tuple[str, ...] = ()  # those that are judged; empty: all
     own_tests_away: bool = False  # only the devices know them, and so are asked
+    filled: dict[str, Filled] = field(default_factory=dict, compare=False)  # by candidate
 
     def rows(
         self,
@@ -62,11 +64,27 @@ class Judge:
             )
         return found
 
+    def models(
+        self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int
+    ) -> dict[Tier, Tensors]:
+        """Weights with their statistics. What is judged and then saved is the same, and devices are asked for it once:
+        by then they may have left."""
+        weights = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
+        if not any(tier.model.statistics() for tier in weights):
+            return weights
+        mark = fingerprint({tier.name: one for tier, one in weights.items()})
+        if self.filled.get(name, ("", {}))[0] != mark:
+            whole = self.statistics.fill(weights, fleet, ask, round_number)
+            own: dict[str, Tensors] = {
+                tier.name: {key: whole[tier][key] for key in tier.model.statistics()} for tier in whole
+            }
+            self.filled[name] = (mark, own)
+        return {tier: {**one, **self.filled[name][1][tier.name]} for tier, one in weights.items()}
+
     def _server_rows(
         self, name: str, candidate: ServerModel, fleet: Fleet, ask: Ask, round_number: int, last: bool
     ) -> Iterator[Row]:
-        models = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
-        filled = self.statistics.fill(models, fleet, ask, round_number)
+        filled = self.models(name, candidate, fleet, ask, round_number)
         labels = self.dataset.test.y
         if self.by_position:
             yield from self.text.rows(name, filled, fleet, ask, round_number)

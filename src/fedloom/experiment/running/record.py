@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from ...engines import Memory, Refusal
 from ...evaluation import Row
-from ...evaluation.judge import judged_tiers
 from ...evaluation.metrics import unigram_perplexity
 from ...fleet import ServerModel
 from ...reporting import Journal, peak_memory
@@ -136,7 +135,7 @@ class Record:
         if not self.replied and experiment.refusals:
             raise NothingAdmitted(experiment.refusals[0][1], self.journal.folder)
         self.keeper.save()
-        save_models(experiment, self.server, self.journal)
+        save_models(experiment, self.server, self.last, self.journal)
         alike = likeness.tiers_alike(experiment, self.server, self.last, self.journal.folder)
         self.journal.document(likeness.FILE, alike)
         spent = {"seconds": self._seconds(), "checkpoint_seconds": round(self.keeper.spent, 3)}
@@ -162,10 +161,10 @@ def score(rows: tuple[Row, ...]) -> float | None:
     return sum(marks) / len(marks) if marks else None
 
 
-def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> None:
+def save_models(experiment: Experiment, server: Parcel, number: int, journal: Journal) -> None:
     """Every tier's model with its normalisation statistics, ready to be used; where the server has no whole model, the
     weights that it has."""
-    fleet, number = experiment.fleet, experiment.loaded.recipe.rounds
+    fleet = experiment.fleet
     ask = asker(experiment, number)
     candidates = experiment.method.candidates(server)
     if "weights" in server and not any(isinstance(one, ServerModel) for one in candidates.values()):
@@ -173,8 +172,7 @@ def save_models(experiment: Experiment, server: Parcel, journal: Journal) -> Non
     for name, candidate in candidates.items():
         if not isinstance(candidate, ServerModel):
             continue
-        models = {tier: candidate.weights(tier) for tier in judged_tiers(candidate, fleet)}
-        for tier, weights in experiment.judge.statistics.fill(models, fleet, ask, number).items():
+        for tier, weights in experiment.judge.models(name, candidate, fleet, ask, number).items():
             about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
             journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)
 
