@@ -46,7 +46,8 @@ def batch_lengths(groups: Sequence[int], size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Exam:
-    """In large batches of the test set, in the order of the inbox."""
+    """In large batches of the test set, in the order of the inbox. Room for all answers is taken first: small results
+    kept between large ones that come and go would pin the heap, which then grows by a batch's activations each time."""
 
     batch_size: int
 
@@ -54,22 +55,27 @@ class Exam:
     @torch.inference_mode()
     def score(self, client: Client, inbox: Parcel) -> Outcome:
         """Where every position of an example is a question of its own: logits of all of them would fill the memory."""
-        made: dict[str, list[Tensor]] = {"loss": [], "right": []}
-        for rows in inbox["order"]["rows"][0].split(self.batch_size):
+        order, labels = inbox["order"]["rows"][0], inbox["order"]["labels"]
+        kinds = {"loss": torch.get_default_dtype(), "right": torch.bool}
+        made = {name: torch.empty_like(labels, dtype=kind) for name, kind in kinds.items()}
+        for number, rows in enumerate(order.split(self.batch_size)):
             x, y = client.preparation(client.tests.x[rows]).unsqueeze(0), client.tests.y[rows]
-            losses, right = scored(client.model(inbox["weights"], x).logits[0], y)
-            made["loss"].append(losses)
-            made["right"].append(right)
-        return Outcome(send={"scores": {name: torch.cat(parts).unsqueeze(0) for name, parts in made.items()}})
+            here = slice(number * self.batch_size, number * self.batch_size + len(rows))
+            made["loss"][0, here], made["right"][0, here] = scored(client.model(inbox["weights"], x).logits[0], y)
+        return Outcome(send={"scores": made})
 
     @on_device(sends={"exits": answers}, mixes=False)
     @torch.inference_mode()
     def answer(self, client: Client, inbox: Parcel) -> Outcome:
         """Which questions make a batch is in the inbox too: some models look at the whole of it."""
-        made: dict[str, list[Tensor]] = {name: [] for name in exit_names(client.model)}
-        rows_of_all, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
-        for rows in rows_of_all.split(lengths.tolist()):
+        order, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
+        weights, room = inbox["weights"], (1, len(order), client.model.classes)
+        like = next(iter(weights.values()))
+        made = {name: like.new_empty(room) for name in exit_names(client.model)}
+        start = 0
+        for rows in order.split(lengths.tolist()):
             x = client.preparation(client.tests.x[rows]).unsqueeze(0)
-            for name, logits in client.model(inbox["weights"], x).exits.items():
-                made[name].append(logits)
-        return Outcome(send={"exits": {name: torch.cat(parts, 1) for name, parts in made.items()}})
+            for name, logits in client.model(weights, x).exits.items():
+                made[name][:, start : start + len(rows)] = logits
+            start += len(rows)
+        return Outcome(send={"exits": made})

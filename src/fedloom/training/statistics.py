@@ -16,7 +16,8 @@ def batch_sums(client: Client, weights: Tensors, max_batches: int | None) -> tup
     for step in client.plan[:max_batches]:
         seen = client.model.batch_statistics(weights, client.batch(step).x)
         counts = step.working.bool() & finite(seen)  # one example on one pixel has no variance to tell
-        total = {name: sums + torch.where(beside(counts, sums), seen[name], 0) for name, sums in total.items()}
+        for name, sums in total.items():
+            sums += torch.where(beside(counts, sums), seen[name], 0)
         batches += counts
     return total, batches
 
