@@ -384,6 +384,18 @@ def test_a_recipe_for_other_rounds_cannot_stand_beside(fedloom_in):
     assert (said.code, said.failure["error_code"]) == (4, "ARM_DIFFERS")
 
 
+def test_a_longer_arm_counts_up_to_the_budget(fedloom_in):
+    call, write, folder = fedloom_in
+    write()
+    with (folder / "my.toml").open("a") as recipe:
+        recipe.write("\n[compare.arms]\nlonger = ['rounds=3', 'evaluation.every=1']\n")
+    said = call("compare", "my.toml", "--format", "json", "--out", "longer")
+    assert said.code == 0
+    assert "at equal rounds: longer counts up to round 2 of 3" in said.data["verdict"]
+    heterofl, longer = said.data["arms"]
+    assert {**heterofl, "arm": "longer"} == longer
+
+
 def test_with_a_codec_a_round_moves_what_travels(fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
     said = fedloom(

@@ -128,7 +128,7 @@ def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
         ("training.epoch=2", "RECIPE_KEY", "training.epoch: there is no key 'epoch' here"),
         ("tiers.9.width=1.0", "SET_PLACE", "there is no place tiers.9.width in the recipe"),
         ("seed=1", "ARM_DIFFERS", "an arm has the recipe's seed"),
-        ("rounds=1", "ARM_DIFFERS", "an arm has the recipe's seed"),
+        ("evaluation.tests=['global']", "ARM_DIFFERS", "an arm has the recipe's seed"),
         ("data.devices=6", "ARM_DIFFERS", "an arm has the recipe's seed"),
         ("tiers.0.name=tiny", "ARM_DIFFERS", "an arm has the recipe's seed"),
     ],
@@ -140,6 +140,12 @@ def test_what_is_wrong_with_an_arm_is_said_where_it_is_named(change, code, said,
     (problem,) = caught.value.problems
     assert (problem.place, problem.code) == (("compare", "arms", "other"), code)
     assert problem.message.startswith(said)
+
+
+def test_an_arm_may_be_longer_or_shorter_and_judged_more_often(prepared):
+    loaded, fleet = prepared(compare={"arms": {"longer": ["rounds=7", "evaluation.every=3"]}})
+    arm = arms(loaded, Tables(), fleet, [])["longer"].recipe
+    assert (arm.rounds, arm.evaluation.every) == (7, 3) != (loaded.recipe.rounds, loaded.recipe.evaluation.every)
 
 
 def test_an_arm_cannot_have_a_controls_name(prepared):

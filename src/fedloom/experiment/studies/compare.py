@@ -123,7 +123,8 @@ class Comparison:
         whole = [self._arm(name) for name in self.experiments]
         self.describe(test, equal)
         found = conclude(at_equal_budgets(whole, equal), self.terms(test))
-        told = [] if equal == "rounds" else budgets.said(whole, equal)
+        lengths = {each[0].loaded.recipe.rounds for each in self.experiments.values()}
+        told = budgets.said(whole, equal) if equal != "rounds" or len(lengths) > 1 else []
         return replace(found, verdict=[*found.verdict, *told, *(f"{name} failed" for name in self.left())])
 
     def terms(self, test: str) -> Terms:

@@ -17,7 +17,7 @@ from ..recipes.tables import Tables
 
 Document = dict[str, Any]
 NOBODY: Mapping[str, Loaded] = MappingProxyType({})
-KEPT = ("seed", "rounds", "data", "evaluation")  # else arms would not be paired, or not judged alike
+LENGTH = ("rounds", "evaluation.every")  # an arm that says so may have its own, as for equal bytes; a file by mistake
 
 
 def standalone(document: Document, fleet: Fleet) -> Document:
@@ -55,7 +55,7 @@ def arms(
     found = {loaded.recipe.method.name: loaded}
     for name, changes in loaded.recipe.compare.arms.items():
         with told_at_its_line(loaded, name):
-            found[name] = _paired(loaded, name, load(loaded.recipe.document(), tables, changes))
+            found[name] = _paired(loaded, name, load(loaded.recipe.document(), tables, changes), but=LENGTH)
     for name, other in beside.items():
         if name in found:
             raise loaded.error(
@@ -89,15 +89,23 @@ def admitted(loaded: Loaded, tables: Tables, data: Path) -> tuple[list[str], dic
     return found, refused
 
 
-def _paired(loaded: Loaded, name: str, other: Loaded) -> Loaded:
+def _paired(loaded: Loaded, name: str, other: Loaded, but: Sequence[str] = ()) -> Loaded:
     before, after = loaded.recipe.document(), other.recipe.document()
     tiers, known = ([tier.name for tier in one.recipe.tiers] for one in (other, loaded))
     if name in CONTROLS and name != other.recipe.method.name:
         raise loaded.error(Problem((), "ARM_NAME", "a control has that name"))
-    if any(before[key] != after[key] for key in KEPT) or sorted(tiers) != sorted(known):
-        said = f"an arm has the recipe's {', '.join(KEPT)} and names of tiers, so that it can be compared seed by seed"
+    if _pairing(before, but) != _pairing(after, but) or sorted(tiers) != sorted(known):
+        kept = ", ".join(["seed", "data", "evaluation", *(() if but else ["rounds"])])
+        said = f"an arm has the recipe's {kept} and names of tiers, so that it can be compared seed by seed"
         raise loaded.error(Problem((), "ARM_DIFFERS", said))
     return loaded.changed(after)
+
+
+def _pairing(document: Document, but: Sequence[str]) -> Document:
+    """What arms must have in common: else they would not be paired, or not judged alike."""
+    judged = {f"evaluation.{key}": value for key, value in document["evaluation"].items()}
+    whole = {**{key: document[key] for key in ("seed", "rounds", "data")}, **judged}
+    return {key: value for key, value in whole.items() if key not in but}
 
 
 @contextmanager
