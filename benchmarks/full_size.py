@@ -25,7 +25,7 @@ ONE_OF_EACH: dict[str, list[str]] = {
     "fedhen_cifar10": [],
     "fedsup_table7": [],
     "efedsup_table8": [],
-    # the fewest epochs that the paper compares: a round of twenty takes hours, the last one, with everybody, days; and
+    # the fewest epochs of its arms: a round of twenty takes hours, the last one, with everybody, days; and
     # two rounds, since there is nothing to align with in the first
     "fedhenn_epochs": ["rounds=2", "training.epochs=1", "method.last_round=false"],
     "fedin_cifar10": [],
