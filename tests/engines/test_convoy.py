@@ -8,6 +8,7 @@ import pytest
 
 import fedloom
 from fedloom.engines import Crew, InProcess, convoy
+from fedloom.engines import works as module_of_works
 from fedloom.engines.works import Errand, Work, at_ease, carry_out, works
 from fedloom.experiment import Tables, load
 from fedloom.experiment.studies.compare import Comparison, comparison
@@ -122,6 +123,24 @@ def test_different_rates_and_tasks_do_not_share_a_block(world: Callable[..., Any
     assert blocks(errand(), errand(seed=1)) == 1
     assert blocks(errand(), errand(mask_unseen_labels=False)) == 2
     assert blocks(errand(), errand(optimiser=Sgd(0.2))) == 2
+
+
+def test_whom_nobody_could_join_is_not_asked_whether_it_minds(
+    world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is dear, and a net that one device drew for one round will hardly ever have company."""
+    asked: list[Model] = []
+    monkeypatch.setattr(module_of_works, "at_ease", lambda model, batch: asked.append(model) or True)
+    place, method = world(sizes=(8, 8), hidden=(16, 32)), Tables().methods["fedavg"]()
+
+    def errand(seed: int) -> Errand:
+        inboxes = {device: {"weights": place.fleet.whole.initial(0)} for device in place.fleet.devices(1)}
+        return Errand(place.engine(method, seed=seed), method.train, inboxes, 1)  # type: ignore[attr-defined]
+
+    assert len(works([errand(0)])) == 1
+    assert asked == []
+    assert len(works([errand(0), errand(1)])) == 1
+    assert set(asked) == {place.fleet.whole}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A block of devices makes what each device makes alone, whichever way its module can run."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, get_args
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.models import Draws, Model, Outputs, model
-from fedloom.models.blocks import SlowBlock
+from fedloom.models import Draws, Model, Outputs, model, running, space
+from fedloom.models.blocks import Skeleton, SlowBlock, fastest
+from fedloom.models.mobilenet import mobilenet
 from fedloom.models.normalisation import Normalisation
+from fedloom.seeds import generator
 from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
 DEVICES = 3
@@ -320,6 +322,65 @@ def test_dropout_is_off_when_judged(block_weights: Callable[..., dict[str, Tenso
     net, still = dropout_model(0.5), dropout_model(0.0)
     block, x = block_weights(net, DEVICES), images((5,))
     assert torch.equal(net(block, x).logits, still(block, x).logits)
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
+    """The modules on which ways of running were tried out, with nothing known from before."""
+    caches = (running._skeleton, running._alone, running._many, running.fastest_of, running._fastest_of_kind)
+    tried: list[nn.Module] = []
+
+    def watched(skeleton: Skeleton, *said: Any) -> Any:
+        tried.append(skeleton.module)
+        return fastest(skeleton, *said)
+
+    monkeypatch.setattr(running, "fastest", watched)
+    for cache in caches:
+        cache.cache_clear()
+    yield tried
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_few_of_many_sub_nets_are_tried_and_all_are_each_device_alone(
+    trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    """Otherwise a method that draws a net for each step does little else than try them."""
+    sizes = {"widths": ((2, 4), (4, 6)), "depths": ((1,), (1, 2)), "kernels": ((3, 5), (3, 5, 7))}
+    largest = {"stem": 3, "widths": (4, 6), "depths": (1, 2), "kernels": (5, 7)}
+    whole, drawn = model("mobilenet", mobilenet, largest, (1, 8, 8), 4), generator(0, "sub-nets")
+    nets = {space(sizes).draw(whole, drawn) for _ in range(20)}
+    for net in nets:
+        assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
+    assert 0 < len(trials) <= 4 < len(nets)  # kinds of blocks: of one width or of two, with a stride or without
+
+
+class Perhaps(nn.Module):
+    """Looks at all channels at once where it is told to, by a word or by a share."""
+
+    def __init__(self, width: int, how: Any):
+        super().__init__()
+        self.body, self.classifier, self._mixes = nn.Linear(5, width), nn.Linear(width, 4), how in ("mixing", 0.5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.body(x)
+        return self.classifier(made - made.mean(1, keepdim=True) if self._mixes else made)
+
+
+def perhaps(width: int, how: Any) -> nn.Module:
+    return Perhaps(width, how)
+
+
+@pytest.mark.parametrize("how", [("apart", "mixing"), (0.25, 0.5), (False, True), (0, 1)])
+def test_what_is_no_size_is_tried_on_its_own(
+    how: tuple[Any, Any], trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    for width, said in ((6, how[0]), (7, how[0]), (6, how[1]), (7, how[1])):
+        net = model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowBlock)
+            assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
+    assert len(trials) == 2
 
 
 class TwoExits(nn.Module):

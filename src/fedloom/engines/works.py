@@ -5,7 +5,7 @@ the same bits in whatever company, where its layers allow it; where they do not,
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -102,20 +102,28 @@ def works(errands: Sequence[Errand]) -> list[Work]:
         for device, inbox in errand.inboxes.items():
             memory = engine.memory.recall(device)
             seat = Seat(errand, device, engine.plan(errand.task, device, errand.round_number, errand.repeat))
-            mixes = not device.gathers and engine.at_once(device) > 1 and errand.task.same and _mixes(seat)
+            may_mix = not device.gathers and engine.at_once(device) > 1 and errand.task.same
             holds = (
                 layout(inbox),
                 layout(memory),
                 _to_send(errand.task, device.model, inbox, engine.shelf.count(device)),
             )
-            key = company if mixes else id(errand), device.model, device.tier, holds, seat.plan.shape
+            key = company if may_mix else id(errand), device.model, device.tier, holds, seat.plan.shape
             alike[key].append((seat, memory))
     made = []
-    for group in alike.values():
+    for group in (some for everybody in alike.values() for some in _in_company(everybody)):
         group.sort(key=lambda one: (-len(one[0].plan.sizes), errands.index(one[0].errand), one[0].device.name))
         size = group[0][0].errand.engine.at_once(group[0][0].device)
         made += [_work(group[start : start + size]) for start in range(0, len(group), size)]
     return made
+
+
+def _in_company(group: list[tuple[Seat, Parcel]]) -> Iterable[list[tuple[Seat, Parcel]]]:
+    """Those who sit together: everybody, or each experiment by itself where its devices mind others."""
+    apart: defaultdict[Errand, list[tuple[Seat, Parcel]]] = defaultdict(list)
+    for one in group:
+        apart[one[0].errand].append(one)
+    return [group] if len(apart) == 1 or _mixes(group[0][0]) else apart.values()
 
 
 def _to_send(task: Task, model: Model, inbox: Parcel, examples: int) -> Hashable:

@@ -1,5 +1,8 @@
 """What can be found out about a plain module, by looking at it or by running it once on made-up examples."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -54,6 +57,17 @@ def unsliceable(module: nn.Module) -> tuple[str, ...]:
         if isinstance(part, STACKING)
         for name, _ in part.named_parameters()
     )
+
+
+def layers(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tuple[str, Any], ...]]]:
+    """What kinds of layers it is made of, with their switches."""
+    return frozenset((type(part), switches(vars(part))) for part in module.modules())
+
+
+def switches(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Those that say more than a size: truth values, also as 0 and 1, texts, and shares such as a dropout's."""
+    said = {name: value for name, value in values.items() if isinstance(value, str | float) or value in (0, 1)}
+    return tuple(sorted(said.items()))
 
 
 def children(module: nn.Module) -> tuple[str, ...]:
