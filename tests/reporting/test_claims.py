@@ -105,6 +105,21 @@ def test_leads_and_gains_over_another_arm() -> None:
     assert amounts(Side("x", "a", minus="y"), Terms("gain", "more", targets={"a": 60}), seen) == [Amount(2.0)]
 
 
+def test_a_lead_over_the_best_of_several_arms() -> None:
+    """Seed by seed: who is best may change, and who never arrives is later than whoever does."""
+    runs = {"x": [rows(60, 80), rows(60, 80)], "y": [rows(60, 70), rows(50, 90)], "z": [rows(50, 75), rows(50, 55)]}
+    seen = Evidence(runs, {arm: {"a": 1.0} for arm in runs})
+    side = Side("x", "a", minus=("y", "z"))
+    assert amounts(side, MORE, seen) == [Amount(5), Amount(-10)]
+    assert amounts(side, Terms("gain", "more", targets={"a": 60}), seen) == [Amount(1.0), Amount(2.0)]
+    assert amounts(side, Terms("gain", "more", targets={"a": 80}), seen)[0] == Amount(1.0, exact=False)
+    less = Evidence({arm: [rows(*values, metric="perplexity")] for arm, values in RISING.items()}, seen.shares)
+    assert amounts(side, replace(MORE, metric="perplexity"), less) == [Amount(2)]
+
+
+RISING = {"x": (9, 7), "y": (9, 5), "z": (9, 6)}
+
+
 def test_a_gain_that_nobody_knows_is_no_number() -> None:
     sooner, never = Amount(2), Amount(9, exact=False)
     assert times(sooner, Amount(6)) == Amount(3.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.reporting.claims import Finding
-from fedloom.reporting.ledger import CLOSES, OPENS, measured_text, merge, read_ledger, rewrite
+from fedloom.reporting.ledger import CLOSES, OPENS, measured_text, merge, read_ledger, reword, rewrite
 from fedloom.reporting.targets import Amount
 
 
@@ -15,7 +15,7 @@ def entry(name: str, verdict: str = "holds") -> dict[str, Any]:
     return {
         "claim": name, "paper": "P", "statement": f"{name} | said.", "published": "2 against 1", "measured": measured,
         "seeds": [0, 1, 2, 3, 4], "verdict": verdict, "command": f"fedloom reproduce --claim {name}",
-        "wall_seconds": 90.0, "commit": None,
+        "wall_seconds": 90.0, "commit": None, "recipe": "reduced/one.toml",
     }  # fmt: skip
 
 
@@ -50,8 +50,28 @@ def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
     assert text.endswith(f"{CLOSES}\n\n## Later\n")
     assert "stale" not in text
     assert "2 claims judged (1 holds, 1 does not hold, 0 within noise), 3 not yet" in text
-    assert "| `a`: a \\| said. | P | 2 against 1 | x 1.00 [0.50–2.00]; y 0.00 | 5 of 5 | **holds** | 1.5 | - |" in text
+    row = (
+        "| `a`: a \\| said. | P | 2 against 1 | `reduced/one.toml` | x 1.00 [0.50–2.00]; y 0.00 | 5 of 5 | **holds** |"
+    )
+    assert row + " 1.5 | - |" in text
     assert "`b` (does not hold): because of this" in text
+
+
+def test_how_soon_is_told_with_the_target(tmp_path: Path) -> None:
+    one = entry("a")
+    one["measured"]["targets"] = {"small": 78.9, "large": 61.64, "all": 78.9}
+    rewrite(tmp_path / "results.md", [one], 0, {})
+    assert "y 0.00 (to 78.9 and 61.64) |" in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
+def test_decided_claims_have_the_words_of_the_list_and_keep_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    merge(path, [entry("a"), entry("gone")], {"one.toml": {"torch": "1"}}, ["a", "gone"])
+    reworded = reword(path, {"a": {"statement": "Better said."}, "new": {"statement": "Not decided."}})
+    assert reworded == [{**entry("a"), "statement": "Better said."}, entry("gone")]
+    assert read_ledger(path) == {"schema_version": 1, "claims": reworded, "comparisons": {"one.toml": {"torch": "1"}}}
+    assert reword(tmp_path / "none.json", {}) == []
+    assert not (tmp_path / "none.json").exists()
 
 
 def test_a_page_without_marks_gets_them_at_its_end(tmp_path: Path) -> None:

@@ -214,9 +214,12 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
 def rewrite_page(results: Path, listed: "Claims") -> None:
     import tomllib
 
-    from ..reporting.ledger import read_ledger, rewrite
+    from ..reporting.ledger import reword, rewrite
 
-    notes, claims = results.with_name("analyses.toml"), read_ledger(results)["claims"]
+    words = {
+        one.name: {"paper": one.paper, "statement": one.statement, "published": one.published} for one in listed.claims
+    }
+    notes, claims = results.with_name("analyses.toml"), reword(results, words)
     said = tomllib.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}
     rewrite(results.with_suffix(".md"), claims, len(listed.by_name.keys() - {one["claim"] for one in claims}), said)
 

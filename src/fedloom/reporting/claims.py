@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..evaluation import Row
 from .metric import ACCURACY, METRICS
-from .targets import Amount, bytes_to, gap, rounds_to, seconds_a_round
+from .targets import Amount, bytes_to, gap, in_order, rounds_to, seconds_a_round
 from .verdict import Verdict, unanimous
 
 Measure = Literal["last", "rounds", "bytes", "seconds", "gain"]
@@ -24,7 +24,11 @@ class Side:
     arm: str
     tier: str = ALL
     candidate: str = ""  # empty: the first there is
-    minus: str | None = None  # another arm: then it is the arm's lead over that one
+    minus: str | tuple[str, ...] | None = None  # another arm, or the best of several: then it is the lead over that
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return (self.minus,) if isinstance(self.minus, str) else self.minus or ()
 
 
 @dataclass(frozen=True)
@@ -91,14 +95,22 @@ def contradicts(terms: Terms, gap: float) -> bool:
 
 def amounts(side: Side, terms: Terms, seen: Evidence) -> list[Amount]:
     """What a side came to, seed by seed."""
-    own = [_amount(rows, side, side.arm, terms, seen) for rows in seen.runs[side.arm]]
-    if side.minus is None:
+    own, *others = (
+        [_amount(rows, side, arm, terms, seen) for rows in seen.runs[arm]] for arm in (side.arm, *side.others)
+    )
+    if not others:
         return own
-    others = [_amount(rows, side, side.minus, terms, seen) for rows in seen.runs[side.minus]]
-    pairs = zip(own, others, strict=True)
+    pairs = zip(own, (best(each, terms) for each in zip(*others, strict=True)), strict=True)
     if terms.measure == "gain":
         return [times(one, two) for one, two in pairs]
     return [Amount(one.value - two.value, one.exact and two.exact) for one, two in pairs]
+
+
+def best(each: Sequence[Amount], terms: Terms) -> Amount:
+    """Of several arms in one seed: the highest value, the lowest where less is better, or whoever is there first."""
+    if terms.measure == "last":
+        return max(each, key=lambda one: METRICS.get(terms.metric, ACCURACY).sign * one.value)
+    return in_order(each)[0]
 
 
 def times(one: Amount, two: Amount) -> Amount:

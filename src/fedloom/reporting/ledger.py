@@ -45,6 +45,12 @@ def merge(
     return claims
 
 
+def reword(path: Path, words: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Have claims that were decided earlier speak with the words that the list has now; numbers stay."""
+    claims = [{**one, **words.get(one["claim"], {})} for one in read_ledger(path)["claims"]]
+    return merge(path, claims, {}, [one["claim"] for one in claims]) if claims else []
+
+
 def rewrite(page: Path, claims: Sequence[Mapping[str, Any]], open_claims: int, notes: Mapping[str, str]) -> None:
     """The claims' part of a page, between its marks; what is outside of them is left alone."""
     text = page.read_text(encoding="utf-8") if page.is_file() else "# Results\n"
@@ -62,21 +68,28 @@ def told(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     lines = [
         f"{len(claims)} claims judged ({summary}), {open_claims} not yet. A claim holds if all seeds say so, does not "
-        "hold if all say the opposite, and is within noise otherwise. Medians [lowest–highest] over seeds; paired: the "
-        "median of the differences within a seed, which is not the difference of the medians, and their range.",
+        "hold if all say the opposite, and is within noise otherwise. Published figures are of the papers' own data, "
+        "nets and fleets, measured ones of a comparison small enough for minutes: its recipe says at its head what was "
+        "cut, and names the arms. Medians [lowest–highest] over seeds; paired: the median of the differences within a "
+        "seed, which is not the difference of the medians, and their range.",
         "",
-        "| claim | paper | published | measured | seeds | verdict | minutes | commit |",
-        "|---|---|---|---|---|---|---|---|",
+        "| claim | paper | published | recipe | measured | seeds | verdict | minutes | commit |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in claims:
         cells = (
-            f"`{one['claim']}`: {one['statement']}", one["paper"], one["published"], one["measured"]["text"],
+            f"`{one['claim']}`: {one['statement']}", one["paper"], one["published"], f"`{one['recipe']}`",
+            one["measured"]["text"] + _aims(one["measured"].get("targets", {})),
             f"{one['measured']['agreeing_seeds']} of {len(one['seeds'])}", f"**{one['verdict']}**",
             f"{one['wall_seconds'] / 60:.1f}", one["commit"] or "-",
         )  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "Any of them again: `fedloom reproduce --claim NAME`. Minutes are those of the whole comparison."]
     return "\n".join(lines)
+
+
+def _aims(targets: Mapping[str, float]) -> str:
+    return f" (to {' and '.join(f'{target:.4g}' for target in dict.fromkeys(targets.values()))})" if targets else ""
 
 
 def _analyses(claims: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> list[str]:

@@ -40,7 +40,7 @@ class Claim(Listed):
     def _can_be_decided(self) -> "Claim":
         if (self.measure in SOON) != (self.baseline is not None):
             raise ValueError(f"a baseline goes with {', '.join(SOON)}, and with nothing else")
-        if self.measure == "gain" and not (self.this.minus and self.other.minus):
+        if self.measure == "gain" and not (self.this.others and self.other.others):
             raise ValueError("a gain is over another arm, so both sides need minus")
         if (self.relation == "alike") != (self.within > 0):
             raise ValueError("within goes with alike, and with nothing else")
@@ -53,7 +53,7 @@ class Claim(Listed):
     @property
     def arms(self) -> set[str]:
         sides = [side for side in (self.this, self.other, self.baseline) if side is not None]
-        return {arm for side in sides for arm in (side.arm, side.minus) if arm is not None}
+        return {arm for side in sides for arm in (side.arm, *side.others)}
 
 
 class Claims(Listed):

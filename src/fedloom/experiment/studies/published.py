@@ -19,7 +19,7 @@ from annotated_types import Len
 from pydantic import Field, StringConstraints, model_validator
 
 from ...evaluation import Row
-from ...reporting.claims import Side, Terms, values
+from ...reporting.claims import ALL, Side, Terms, values
 from ...reporting.metric import ACCURACY, METRICS
 from ...reporting.targets import bytes_to, rounds_to, seconds_a_round
 from ...settings import Share
@@ -46,10 +46,14 @@ class Number(Listed):
     @property
     def said(self) -> str:
         if self.selection in ("cost", "clock"):
-            return f"{self.tier} {self.metric}".strip() if self.selection == "cost" else "simulated seconds of a round"
-        who = " ".join(word for word in (self.candidate, self.tier.replace("*", "all devices")) if word)
+            return f"{self._of} {self.metric}".strip() if self.selection == "cost" else "simulated seconds of a round"
+        who = " ".join(word for word in (self.candidate, self._of) if word)
         how = self.selection if self.target is None else f"{self.selection} {self.target:g} %"
         return f"{who} {self.metric}, {self.test}, {how}".strip()
+
+    @property
+    def _of(self) -> str:
+        return "all devices" if self.tier == ALL else self.tier
 
 
 class Table(Listed):

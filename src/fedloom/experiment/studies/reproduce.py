@@ -93,6 +93,8 @@ def row_result(row: Published, loaded: Loaded, folder: Path, place: Place) -> li
     costs = {one.name: one.record() for one in tier_costs(loaded, place.tables, place.data, timed)} if not rows else {}
 
     def found(number: Number) -> float | None:
+        if number.selection == "cost" and number.tier == ALL:
+            return sum(share * costs[tier][number.metric] for tier, share in row_shares(loaded).items())
         if number.selection == "cost":
             return costs[number.tier or next(iter(costs))].get(number.metric)
         return measured(number, rows, row_shares(loaded))
@@ -201,7 +203,7 @@ def aimed(claim: Claim, seen: Evidence) -> Terms:
 
 def side_name(claim: Claim, number: int) -> str:
     side, both = (claim.this, claim.other)[number], claim.this.tier != claim.other.tier
-    name = side.arm if side.minus is None else f"{side.arm} over {side.minus}"
+    name = f"{side.arm} over {' and '.join(side.others)}" if side.others else side.arm
     return f"{name} ({'all devices' if side.tier == ALL else side.tier})" if both else name
 
 

@@ -1,0 +1,49 @@
+"""What HeteroFL's tables print of nets' sizes, mode by mode; `fedloom reproduce` shows them beside its own, without a
+run."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.experiment import Tables, load
+from fedloom.experiment.assembly.assemble import build
+from fedloom.experiment.assembly.sources import outline
+from fedloom.experiment.studies.published import Published, read_published
+from fedloom.experiment.studies.reproduce import Place, row_result
+from fedloom.models import Cost, cost
+
+ROWS = {name: row for name, row in read_published(Path("recipes")).items() if name.startswith("heterofl_costs")}
+TABLES = ("heterofl_costs_table7", "heterofl_costs_table8", "heterofl_costs_table9")
+
+
+def costs_of_levels(row: Published, folder: Path) -> dict[str, Cost]:
+    loaded = load(row.recipe, Tables(), list(row.changes))
+    fleet, _ = build(loaded, Tables(), outline(loaded, Tables(), folder))
+    return {tier.name: cost(tier.model) for tier in fleet.tiers}
+
+
+def as_printed(number: float) -> Any:
+    """To one decimal of its unit, be it thousands, millions or billions."""
+    return pytest.approx(number, abs=0.051 * 1000 ** math.floor(math.log(number, 1000)))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_mean_over_levels_is_as_printed(table: str, tmp_path: Path) -> None:
+    levels = costs_of_levels(ROWS[f"{table}_a-b-c-d-e"], tmp_path)
+    modes = {name.rpartition("_")[2]: row for name, row in ROWS.items() if name.startswith(table)}
+    assert len(modes) == 31
+    for mode, row in modes.items():
+        letters = mode.split("-")
+        for number, printed in row.numbers:
+            mean = sum(getattr(levels[letter], number.metric) for letter in letters) / len(letters)
+            assert mean == as_printed(printed or math.nan), (mode, number.metric)
+
+
+def test_a_row_shows_the_mean_over_devices_without_a_run(tmp_path: Path) -> None:
+    row, place = ROWS["heterofl_costs_table7_a-e"], Place(Tables(), tmp_path, 1, print)
+    found = row_result(row, load(row.recipe, Tables(), list(row.changes)), tmp_path, place)
+    assert [one["what"] for one in found] == ["all devices parameters", "all devices published_flops"]
+    assert [one["measured"] for one in found] == [(1_556_874 + 6_594) / 2, (80_504_320 + 400_480) / 2]
+    assert all(one["measured"] == as_printed(one["published"]) for one in found)
