@@ -139,7 +139,11 @@ ROUNDS = [
     for number, by_test in enumerate(JUDGED, 1)
     for test, value in by_test.items()
     for tier in ("a", "b")
-] + [Row(number, "", "", "", "", "down", 3.0 + 2 * number) for number in (1, 2, 3)]  # fmt: skip
+] + [
+    Row(number, "", "", "", "", metric, value)
+    for number in (1, 2, 3)
+    for metric, value in (("down", 3.0 + 2 * number), ("clock", 10.0))
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -154,6 +158,9 @@ ROUNDS = [
         (Number(selection="rounds to", target=61), None),
         (Number(selection="bytes to", target=60), 12),
         (Number(selection="bytes to", target=61), None),
+        (Number(selection="within seconds", target=20), 60),
+        (Number(selection="within seconds", target=99), 55),
+        (Number(selection="within seconds", target=9), None),
         (Number(candidate="nobody"), None),
         (Number(tier="*"), 55),
     ],

@@ -19,6 +19,7 @@ from annotated_types import Len
 from pydantic import Field, StringConstraints, model_validator
 
 from ...evaluation import Row
+from ...reporting.budgets import spending
 from ...reporting.claims import ALL, Side, Terms, values
 from ...reporting.metric import ACCURACY, METRICS
 from ...reporting.targets import bytes_to, rounds_to, seconds_a_round
@@ -28,7 +29,9 @@ from ..recipes.problems import Problem, RecipeError, nearest
 from ..recipes.recipe import FILE_NAME
 
 FOLDER, CLAIMS = "ledger", "claims"
-Selection = Literal["last", "best", "at best global", "mean of last 10", "rounds to", "bytes to", "clock", "cost"]
+Selection = Literal[
+    "last", "best", "at best global", "mean of last 10", "rounds to", "bytes to", "within seconds", "clock", "cost"
+]
 Changes = tuple[str, ...]
 MODE = re.compile(r"([a-z]\d*)(-[a-z]\d*)*")  # levels and how many of so many devices have them, such as a3-e7
 
@@ -48,7 +51,8 @@ class Number(Listed):
         if self.selection in ("cost", "clock"):
             return f"{self._of} {self.metric}".strip() if self.selection == "cost" else "simulated seconds of a round"
         who = " ".join(word for word in (self.candidate, self._of) if word)
-        how = self.selection if self.target is None else f"{self.selection} {self.target:g} %"
+        unit = "" if self.selection == "within seconds" else " %"
+        how = self.selection if self.target is None else f"{self.selection} {self.target:g}{unit}"
         return f"{who} {self.metric}, {self.test}, {how}".strip()
 
     @property
@@ -182,6 +186,10 @@ def measured(number: Number, rows: Sequence[Row], shares: Mapping[str, float]) -
         case "rounds to" | "bytes to":
             reached = rounds_to(number.target or 0.0, judged, METRICS.get(number.metric, ACCURACY))
             return reached if reached is None or number.selection == "rounds to" else bytes_to(reached, rows)
+        case "within seconds":
+            spent = spending(rows, "seconds")
+            in_time = [value for at, value in judged.items() if spent[at] <= (number.target or 0.0)]
+            return in_time[-1] if in_time else None
         case _:
             return list(judged.values())[-1]
 

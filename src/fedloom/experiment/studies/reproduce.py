@@ -94,7 +94,7 @@ def row_result(row: Published, loaded: Loaded, folder: Path, place: Place) -> li
 
     def found(number: Number) -> float | None:
         if number.selection == "cost" and number.tier == ALL:
-            return sum(share * costs[tier][number.metric] for tier, share in row_shares(loaded).items())
+            return sum(share * float(costs[tier][number.metric]) for tier, share in row_shares(loaded).items())
         if number.selection == "cost":
             return costs[number.tier or next(iter(costs))].get(number.metric)
         return measured(number, rows, row_shares(loaded))
