@@ -361,6 +361,7 @@ class Perhaps(nn.Module):
     def __init__(self, width: int, how: Any):
         super().__init__()
         self.body, self.classifier, self._mixes = nn.Linear(5, width), nn.Linear(width, 4), how in ("mixing", 0.5, 1)
+        self.constant = torch.zeros(2, 2)  # a tensor that is no buffer, which is neither equal to a number nor not
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.body(x)

@@ -66,8 +66,11 @@ def layers(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tuple[st
 
 def switches(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Those that say more than a size: truth values, also as 0 and 1, texts, and shares such as a dropout's."""
-    said = {name: value for name, value in values.items() if isinstance(value, str | float) or value in (0, 1)}
-    return tuple(sorted(said.items()))
+    return tuple(sorted((name, value) for name, value in values.items() if _says_more_than_a_size(value)))
+
+
+def _says_more_than_a_size(value: Any) -> bool:
+    return isinstance(value, str | float) or (isinstance(value, int) and value in (0, 1))
 
 
 def children(module: nn.Module) -> tuple[str, ...]:
