@@ -61,7 +61,7 @@ def test_how_soon_is_told_with_the_target(tmp_path: Path) -> None:
     one = entry("a")
     one["measured"]["targets"] = {"small": 78.9, "large": 61.64, "all": 78.9}
     rewrite(tmp_path / "results.md", [one], 0, {})
-    assert "y 0.00 (to 78.9 and 61.64) |" in (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "y 0.00 (target 78.9 and 61.64) |" in (tmp_path / "results.md").read_text(encoding="utf-8")
 
 
 def test_decided_claims_have_the_words_of_the_list_and_keep_their_numbers(tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ def told(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
 
 
 def _aims(targets: Mapping[str, float]) -> str:
-    return f" (to {' and '.join(f'{target:.4g}' for target in dict.fromkeys(targets.values()))})" if targets else ""
+    """What rounds and bytes are counted to; two where the sides are of different tiers."""
+    each = [f"{target:.4g}" for target in dict.fromkeys(targets.values())]
+    return f" (target {' and '.join(each)})" if each else ""
 
 
 def _analyses(claims: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> list[str]:
