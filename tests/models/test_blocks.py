@@ -327,7 +327,7 @@ def test_dropout_is_off_when_judged(block_weights: Callable[..., dict[str, Tenso
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
     """The modules on which ways of running were tried out, with nothing known from before."""
-    caches = (running._skeleton, running._alone, running._many, running.fastest_of, running._fastest_of_kind)
+    caches = (running._skeleton, running._alone, running._many, running.fastest_of, running._ways)
     tried: list[nn.Module] = []
 
     def watched(skeleton: Skeleton, *said: Any) -> Any:
@@ -335,6 +335,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
         return fastest(skeleton, *said)
 
     monkeypatch.setattr(running, "fastest", watched)
+    monkeypatch.setattr(running, "ENOUGH", 2)
     for cache in caches:
         cache.cache_clear()
     yield tried
@@ -352,7 +353,7 @@ def test_few_of_many_sub_nets_are_tried_and_all_are_each_device_alone(
     nets = {space(sizes).draw(whole, drawn) for _ in range(20)}
     for net in nets:
         assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
-    assert 0 < len(trials) <= 4 < len(nets)  # kinds of blocks: of one width or of two, with a stride or without
+    assert 0 < len(trials) <= 2 * 4 < len(nets)  # kinds of blocks: of one width or of two, with a stride or without
 
 
 class Perhaps(nn.Module):
@@ -372,16 +373,40 @@ def perhaps(width: int, how: Any) -> nn.Module:
     return Perhaps(width, how)
 
 
+class OddOnesMix(Perhaps):
+    """Looks at all channels at once where their number is odd, which shows nowhere else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.body(x)
+        return self.classifier(made - made.mean(1, keepdim=True) if self.body.out_features % 2 else made)
+
+
+def odd_ones_mix(width: int) -> nn.Module:
+    return OddOnesMix(width, "apart")
+
+
 @pytest.mark.parametrize("how", [("apart", "mixing"), (0.25, 0.5), (False, True), (0, 1)])
 def test_what_is_no_size_is_tried_on_its_own(
     how: tuple[Any, Any], trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
-    for width, said in ((6, how[0]), (7, how[0]), (6, how[1]), (7, how[1])):
-        net = model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
+    for said in how:
+        for width in (6, 7, 8):
+            net = model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SlowBlock)
+                assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
+    assert len(trials) == 2 * 2
+
+
+def test_where_sizes_run_in_different_ways_each_is_tried(
+    trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+) -> None:
+    for width in (6, 7, 8, 9):
+        net = model("odd_ones_mix", odd_ones_mix, {"width": width}, (5,), 4)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SlowBlock)
             assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
-    assert len(trials) == 2
+    assert len(trials) == 4
 
 
 class TwoExits(nn.Module):

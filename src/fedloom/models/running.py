@@ -1,9 +1,10 @@
-"""Which way a model runs: found out by trial when the first of its kind does, and kept."""
+"""Which way a model runs: found out by trial when it first does, and kept; enough of a kind tell for the rest."""
 
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,15 +16,21 @@ if TYPE_CHECKING:
     from .model import Family, Model, Shapes
 
 
+ENOUGH = 16
+"""So many sizes of a kind are tried; if all run alike, further ones are taken to. A fleet has fewer; methods that draw
+a sub-net for every step would do little else than try them."""
+
+Fact = TypeVar("Fact")
+
+
 @dataclass(frozen=True)
 class Kind:
     """Nets of a family that differ in whole numbers alone, such as channels, depths and kernels, and are made of the
-    same layers: a trial of one tells for all. Methods that draw a sub-net for every step would try little else."""
+    same layers."""
 
     build: "Family"
     settings: tuple[tuple[str, Any], ...]
     layers: frozenset[Any]
-    example: "Model" = field(compare=False)
 
 
 def block_of(model: "Model", devices: int, training: bool, tracking: bool = False) -> Block:
@@ -52,31 +59,44 @@ def _many(model: "Model", training: bool, tracking: bool, dtype: torch.dtype) ->
 
 @lru_cache(maxsize=256)
 def fastest_of(model: "Model", training: bool, tracking: bool) -> tuple[Way, tuple[str, ...]]:
-    return _fastest_of_kind(_kind(model, training, tracking), training, tracking)
+    def tried() -> tuple[Way, tuple[str, ...]]:
+        skeleton = Skeleton(model.module().double(), training, tracking)
+        return fastest(skeleton, all_shapes(model), trial_examples(model))
 
-
-@lru_cache(maxsize=256)
-def _fastest_of_kind(kind: Kind, training: bool, tracking: bool) -> tuple[Way, tuple[str, ...]]:
-    model = kind.example
-    skeleton = Skeleton(model.module().double(), training, tracking)
-    return fastest(skeleton, all_shapes(model), trial_examples(model))
+    return _like_others(_ways(_kind(model, training, tracking), training, tracking), tried)
 
 
 @lru_cache(maxsize=256)
 def trains_at_random(model: "Model") -> bool:
-    return _kind_trains_at_random(_kind(model, training=True, tracking=False))
+    def tried() -> bool:
+        skeleton = _skeleton(model, True, False, torch.get_default_dtype())
+        return is_random(skeleton, all_shapes(model), trial_examples(model))
+
+    return _like_others(_draws(_kind(model, training=True, tracking=False)), tried)
+
+
+def _like_others(known: list[Fact], tried: Callable[[], Fact]) -> Fact:
+    """What all of enough others of its kind are; else as a trial finds, which is then known too."""
+    if len(known) >= ENOUGH and len(set(known)) == 1:
+        return known[0]
+    known.append(tried())
+    return known[-1]
 
 
 @lru_cache(maxsize=256)
-def _kind_trains_at_random(kind: Kind) -> bool:
-    model = kind.example
-    skeleton = _skeleton(model, True, False, torch.get_default_dtype())
-    return is_random(skeleton, all_shapes(model), trial_examples(model))
+def _ways(kind: Kind, training: bool, tracking: bool) -> list[tuple[Way, tuple[str, ...]]]:
+    """Those that trials have found; a list that grows."""
+    return []
+
+
+@lru_cache(maxsize=256)
+def _draws(kind: Kind) -> list[bool]:
+    return []
 
 
 def _kind(model: "Model", training: bool, tracking: bool) -> Kind:
     module = _skeleton(model, training, tracking, torch.get_default_dtype()).module
-    return Kind(model.build, switches(dict(model.settings)), layers(module), model)
+    return Kind(model.build, switches(dict(model.settings)), layers(module))
 
 
 def all_shapes(model: "Model") -> "Shapes":
