@@ -111,10 +111,11 @@ def works(errands: Sequence[Errand]) -> list[Work]:
             key = company if may_mix else id(errand), device.model, device.tier, holds, seat.plan.shape
             alike[key].append((seat, memory))
     made = []
-    for group in (some for everybody in alike.values() for some in _in_company(everybody)):
-        group.sort(key=lambda one: (-len(one[0].plan.sizes), errands.index(one[0].errand), one[0].device.name))
-        size = group[0][0].errand.engine.at_once(group[0][0].device)
-        made += [_work(group[start : start + size]) for start in range(0, len(group), size)]
+    for everybody in alike.values():
+        for group in _in_company(everybody):
+            group.sort(key=lambda one: (-len(one[0].plan.sizes), errands.index(one[0].errand), one[0].device.name))
+            size = group[0][0].errand.engine.at_once(group[0][0].device)
+            made += [_work(group[start : start + size]) for start in range(0, len(group), size)]
     return made
 
 

@@ -47,8 +47,9 @@ def merge(
 
 def reword(path: Path, words: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
     """Have claims that were decided earlier speak with the words that the list has now; numbers stay."""
-    claims = [{**one, **words.get(one["claim"], {})} for one in read_ledger(path)["claims"]]
-    return merge(path, claims, {}, [one["claim"] for one in claims]) if claims else []
+    before = read_ledger(path)["claims"]
+    claims = [{**one, **words.get(one["claim"], {})} for one in before]
+    return merge(path, claims, {}, [one["claim"] for one in claims]) if claims != before else claims
 
 
 def rewrite(page: Path, claims: Sequence[Mapping[str, Any]], open_claims: int, notes: Mapping[str, str]) -> None:
