@@ -1,0 +1,245 @@
+"""Golden sha256: every method, and every recipe option that draws at random, still gives the bits it gave before.
+
+The hashes leave out the names of rows, metrics and recipe keys, so that a rename does not touch them. They hold for the
+torch and the instruction set named in bits.json; elsewhere kernels round differently, and sums are compared instead.
+Write the file again with `python -m tests.goldens.test_bits` only when a change is meant to change results.
+"""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+
+import fedloom
+from fedloom.evaluation import Row
+from fedloom.methods import METHODS
+from fedloom.tensors import Parcel, fingerprint
+from tests.conftest import build_method, build_world_for
+
+FILE = Path(__file__).with_name("bits.json")
+GOLDEN: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+SIZES = (8, 5, 9, 8, 12, 7)
+LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
+
+BASE: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"dataset": "digits", "devices": 10, "most_examples": 12, "test_examples": 60},
+    "model": {"family": "mlp", "hidden": [8, 6]},
+    "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
+    "training": {"optimiser": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+    "method": {"name": "heterofl"},
+}
+
+SPEEDS = [
+    {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},
+    {"name": "small", "share": 0.5, "width": 0.5, "speed": 5e5, "bandwidth": 1e4},
+]
+
+# one run for every random stream that a method alone does not reach
+RECIPES: dict[str, dict[str, Any]] = {
+    "label_shards": {"data": {"partition": {"kind": "label_shards", "labels_per_device": 2}}},
+    "sorted_shards": {"data": {"partition": {"kind": "sorted_shards", "shards_per_device": 2}}},
+    "dirichlet_per_label": {"data": {"partition": {"kind": "dirichlet_per_label", "alpha": 0.5, "min_examples": 2}}},
+    "dirichlet_per_device": {"data": {"partition": {"kind": "dirichlet_per_device", "alpha": 0.5}}},
+    "quantity": {"data": {"partition": {"kind": "quantity", "alpha": 0.7, "min_examples": 3}}},
+    "subsample": {"data": {"thinned": {"devices": 0.5, "keep": 0.5}, "tier_label_tie": 0.5}},
+    "validation": {"data": {"validation": 50}},
+    "redrawn": {"fleet": {"assignment": "redrawn", "participation": 0.7}},
+    "poisson": {"fleet": {"sampling": "poisson", "participation": 0.6}},
+    "holdout_devices": {"fleet": {"unseen": 0.34}},
+    "dropout": {"faults": {"dropout": 0.4}},
+    "corrupt": {"faults": {"corrupt": {"devices": 2, "how": "any"}}},
+    "stragglers": {
+        "tiers": SPEEDS,
+        "faults": {"stragglers": {"kind": "lognormal"}, "deadline": 0.5, "over_selection": 0.3},
+        "fleet": {"participation": 0.6},
+    },
+    "privacy": {
+        "method": {"name": "heterofl", "only_seen_rows": False},
+        "fleet": {"sampling": "poisson", "participation": 0.9},
+        "privacy": {"clip": 1.0, "noise": 0.5},
+    },
+    "top_k": {"codec": {"up": {"kind": "top_k", "share": 0.2}, "down": {"kind": "float16"}}},
+    "int8": {"codec": {"up": {"kind": "int8"}, "down": {"kind": "int8"}}},
+    "median": {"defence": {"rule": "median"}},
+    "robust_default": {"defence": {"rule": "default"}},
+    "norm_screening": {"admission": {"norm": 1.05, "quarantine": 1}},
+    "cosine_adam": {
+        "training": {"optimiser": {"kind": "adam"}, "rates": {"kind": "cosine", "rounds": 2}, "label_smoothing": 0.1}
+    },
+    "static_batch_norm": {
+        "model": {"family": "convnet", "hidden": [4, 6], "normalisation": "static_batch"},
+        "data": {"preparation": "crop_flip"},
+    },
+    "fine_tune": {"evaluation": {"fine_tune": {"part": "head", "epochs": 1, "learning_rate": 0.1}}},
+    "augmented": {"data": {"preparation": "crop_flip"}},
+    "fedhen_report": {
+        "model": {"family": "preactresnet", "hidden": [4, 6], "blocks": [1, 1], "exit_after": 1},
+        "tiers": [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "stages": 1}],
+        "method": {"name": "fedhen", "report": True},
+    },
+    "efedsup": {
+        "model": {"family": "mobilenet", "stem": 3, "widths": [4, 6], "depths": [1, 2], "kernels": [5, 5]},
+        "tiers": [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "depths": [1, 1]}],
+        "method": {"name": "efedsup"},
+    },
+    "fedhenn_holdout": {
+        "data": {"public": {"examples": 20}},
+        "method": {"name": "fedhenn", "probe_size": 6},
+    },
+}
+
+
+# the family each method is played with, where that is not the first that admits it: one that shows what the method does
+FAMILIES: dict[str, tuple[str | None, ...]] = {
+    "fedhen": ("preactresnet",),
+    "noside": ("preactresnet",),
+    "decouple": ("preactresnet",),
+    "heterofl": (None, "transformer"),
+    "fedhenn": (None, "lstm"),
+}
+PLAYED = [(name, family) for name in sorted(METHODS) for family in FAMILIES.get(name, (None,))]
+
+
+def played_name(name: str, family: str | None) -> str:
+    return f"{name}-{family}" if family else name
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of a recipe merge; a model, a method or a list replaces what was there."""
+    made = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(made.get(key), dict) and key not in ("model", "method")
+        made[key] = {**made[key], **value} if both else value
+    return made
+
+
+def digest_rows(rows: Iterable[Row]) -> str:
+    """Of what was measured, not of what it is called."""
+    values = sorted((row.round, row.tier, row.device, float(row.value).hex()) for row in rows)
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def sums(parcels: Iterable[Parcel], rows: Iterable[Row]) -> list[float]:
+    """What is compared where kernels round differently: the length of all weights, and the sum of all figures."""
+    squares = (float(t.double().square().sum()) for p in parcels for b in p.values() for t in b.values())
+    return [math.sqrt(sum(squares)), sum(row.value for row in rows if math.isfinite(row.value))]
+
+
+def bits_of_method(name: str, family: str | None) -> dict[str, Any]:
+    method = build_method(name)
+    world = build_world_for(method, family, sizes=SIZES, labels=LABELS)
+    engine = world.engine(method)
+    server = world.play(method, engine, rounds=3, participation=0.7)
+    states = dict(sorted(engine.memory.committed.items()))
+    rows = world.judge().rows(
+        method.candidates(server), world.fleet, lambda task, inboxes: engine.ask(task, inboxes, 3), 3, True
+    )
+    assert world.refusals == []
+    flat = {f"{device} {bundle}": tensors for device, state in states.items() for bundle, tensors in state.items()}
+    return {
+        "server": fingerprint(server),
+        "devices": fingerprint(flat),
+        "rows": digest_rows(rows),
+        "sums": sums([server, flat], rows),
+    }
+
+
+def bits_of_recipe(name: str, folder: Path) -> dict[str, Any]:
+    run = fedloom.run(merged(BASE, RECIPES[name]), out=folder / name)
+    manifest = json.loads((run.folder / "manifest.json").read_text(encoding="utf-8"))
+    rows = run.rows()
+    return {
+        "server": manifest["sha256"],
+        "devices": manifest["devices_sha256"],
+        "partition": manifest["partition"],
+        "rows": digest_rows(rows),
+        "sums": sums([], rows),
+    }
+
+
+def bits_of_attack(folder: Path) -> dict[str, Any]:
+    """Every attack against the default rule: the figures that `fedloom attack` prints."""
+    recipe = folder / "attacked.toml"
+    recipe.write_text(
+        """
+        rounds = 1
+        data = { dataset = "digits", devices = 10, most_examples = 12, test_examples = 60 }
+        model = { family = "mlp", hidden = [8, 6] }
+        tiers = [{ name = "large", share = 0.5, width = 1.0 }, { name = "small", share = 0.5, width = 0.5 }]
+        method = { name = "heterofl" }
+        """,
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "fedloom", "attack", str(recipe), "--seeds", "2", "--format", "json"]
+    made = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
+    numbers = sorted(float(one).hex() for one in numbers_in(json.loads(made)["data"]))
+    assert len(numbers) > 50
+    return {
+        "figures": hashlib.sha256(repr(numbers).encode()).hexdigest(),
+        "sums": [math.fsum(map(float.fromhex, numbers))],
+    }
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(one)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def machine() -> dict[str, str]:
+    return {"torch": torch.__version__.partition("+")[0], "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+def check(found: Mapping[str, Any], golden: Mapping[str, Any]) -> None:
+    if machine() == GOLDEN["machine"]:
+        assert {key: found[key] for key in golden if key != "sums"} == {
+            key: value for key, value in golden.items() if key != "sums"
+        }
+    assert found["sums"] == pytest.approx(golden["sums"], rel=1e-2)
+
+
+def test_golden_file_covers_every_method_and_recipe() -> None:
+    assert GOLDEN["methods"].keys() == {played_name(*one) for one in PLAYED}
+    assert GOLDEN["recipes"].keys() == RECIPES.keys()
+
+
+@pytest.mark.parametrize(("name", "family"), PLAYED)
+def test_method_gives_golden_bits(name: str, family: str | None) -> None:
+    check(bits_of_method(name, family), GOLDEN["methods"][played_name(name, family)])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_gives_golden_bits(name: str, tmp_path: Path) -> None:
+    check(bits_of_recipe(name, tmp_path), GOLDEN["recipes"][name])
+
+
+def test_attacks_give_golden_bits(tmp_path: Path) -> None:
+    check(bits_of_attack(tmp_path), GOLDEN["attack"])
+
+
+def write() -> None:
+    os.environ.setdefault("FEDLOOM_REPORT", "off")
+    with TemporaryDirectory() as folder:
+        made = {
+            "machine": machine(),
+            "methods": {played_name(*one): bits_of_method(*one) for one in PLAYED},
+            "recipes": {name: bits_of_recipe(name, Path(folder)) for name in RECIPES},
+            "attack": bits_of_attack(Path(folder)),
+        }
+    FILE.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(write())
