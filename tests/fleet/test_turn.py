@@ -90,9 +90,9 @@ def test_a_task_asked_twice_is_told_so() -> None:
     """Otherwise both exchanges would draw the same batches."""
     fleet, engine = fleet_of(2), Counting()
     turn = Turn(7, fleet.devices(7), fleet, engine)
-    for task in (TASK, TASK, Task("other", nothing, {}), TASK):
+    for task in (TASK, TASK, Task("other", nothing, {}, stream="other"), Task("more", nothing, {})):
         turn.ask(task, {})
-    assert engine.repeats == [("nothing", 7, 0), ("nothing", 7, 1), ("other", 7, 0), ("nothing", 7, 2)]
+    assert engine.repeats == [("nothing", 7, 0), ("nothing", 7, 1), ("other", 7, 0), ("more", 7, 2)]
     assert Turn(8, [], fleet, engine).ask(TASK, {}) == []
     assert engine.repeats[-1] == ("nothing", 8, 0)
 

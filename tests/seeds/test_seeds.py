@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom import seeds
 from fedloom.seeds import generator, number
 
 purposes = st.lists(st.one_of(st.text(max_size=5), st.integers(-5, 1000)), min_size=1, max_size=3).map(tuple)
@@ -44,3 +45,16 @@ def test_streams_are_what_they_have_always_been() -> None:
     assert number(0, "cohort", 1) == 7787510123845680917
     assert generator(0, "cohort", 1).integers(0, 1000, 5).tolist() == [558, 721, 354, 538, 786]
     assert generator(7, "plan", 2, "train", 0, "05").permutation(8).tolist() == [3, 2, 0, 4, 1, 5, 7, 6]
+
+
+def test_purposes_keep_their_strings() -> None:
+    """A constant may get another name; another string would change every result ever recorded."""
+    strings = sorted(value for name, value in vars(seeds).items() if name.isupper())
+    assert strings == [
+        "answer", "architecture of ", "attack", "cohort", "collect", "corrupt", "damage", "describe", "dropout",
+        "fit_head", "hidden test words", "initial weights", "made-up data", "malicious", "measure", "most examples",
+        "pace", "pairs", "partition", "plan", "poisson cohort", "privacy", "probe", "public", "score",
+        "sentiment140 tests", "server", "server", "server batches", "shuffled test", "space", "subnet",
+        "subnet examples", "subnets", "subnets within a budget", "teach", "thinned", "tier", "tier label tie",
+        "train", "tune", "unseen", "validation",
+    ]  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..seeds import generator
+from ..seeds import SENTIMENT140_TEST, generator
 from ..settings import Count, Fraction
 from . import hub
 from .examples import DataBroken, Dataset, Examples
@@ -60,7 +60,7 @@ def _file(folder: Path, part: str) -> Path:
 
 def _held_back(users: Rows, share: float) -> npt.NDArray[np.bool_]:
     """Which tweets are for testing: of every user as large a share, drawn at random but always the same."""
-    shuffled = generator(0, "sentiment140 tests").permutation(len(users))
+    shuffled = generator(0, SENTIMENT140_TEST).permutation(len(users))
     order = shuffled[np.argsort(users[shuffled], kind="stable")]
     counts = np.bincount(users)
     places = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..seeds import generator
+from ..seeds import MASKED_TEST_TOKENS, generator
 from ..settings import Count
 from . import hub
 from .examples import DataBroken, Dataset, Examples
@@ -43,7 +43,7 @@ def wikitext2(
     words += ["<unused>"] * published
     mask = len(words)
     x, y = (torch.from_numpy(_windows(*part, length)) for part in ((train, rows), (test, test_rows)))
-    hidden = generator(0, "hidden test words").random(y.shape) < MASK_CHANCE
+    hidden = generator(0, MASKED_TEST_TOKENS).random(y.shape) < MASK_CHANCE
     tests = Examples(y.masked_fill(torch.from_numpy(hidden), mask), y)
     groups = _row_of(x, rows, 0), _row_of(y, test_rows, rows)  # no test row continues a training row
     preparation = Preparation(mask_chance=MASK_CHANCE, mask_token=mask)

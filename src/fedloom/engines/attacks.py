@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data import Examples
 from ..fleet import Device, Fleet, Reply, parameters
 from ..footprints import Footprint, carve
-from ..seeds import generator
+from ..seeds import ATTACK, MALICIOUS, generator
 from ..tensors import Parcel, Tensors, combine
 from ..training import Task
 from .admission import refuse
@@ -169,7 +169,7 @@ ATTACKS: dict[str, Attack] = {
 
 def malicious(fleet: Fleet, share: float) -> frozenset[str]:
     """Who misbehaves: a share of the devices, the same for every attack and every defence of a seed."""
-    drawn = generator(fleet.seed, "malicious").permutation(fleet.size)[: round(share * fleet.size)]
+    drawn = generator(fleet.seed, MALICIOUS).permutation(fleet.size)[: round(share * fleet.size)]
     return frozenset(fleet.name(int(index)) for index in drawn)
 
 
@@ -200,7 +200,7 @@ class Attacked:
         worth = {reply.device: self._speaks(reply, inboxes[reply.device]) for reply in told}
         bad = [one for one in told if worth[one.device] and one.device.name in self.names]
         good = [one for one in told if worth[one.device] and one.device.name not in self.names]
-        draw = generator(self.fleet.seed, "attack", round_number, task.name, repeat)
+        draw = generator(self.fleet.seed, ATTACK, round_number, task.stream, repeat)
         forged = self.attack.forge(Scene(bad, good, inboxes, self.fleet, draw))
         yield from (one for one in told if not worth[one.device] or one.device.name not in self.names)
         for one, weights in zip(bad, forged, strict=True):

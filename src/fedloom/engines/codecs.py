@@ -171,7 +171,7 @@ def _like(tensor: Tensor, tensors: Tensors | None, name: str) -> Tensor | None:
 
 
 def _drawer(task: Task, bundle: str) -> str:
-    return f"{task.name} {bundle}"
+    return f"{task.stream} {bundle}"
 
 
 def _size(code: Code | None, shape: Shape, dtype: torch.dtype) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..fleet import Device, Reply
-from ..seeds import generator, number
+from ..seeds import PLAN, generator, number
 from ..tensors import Parcel, split
 from ..training import DevicePlan, Optimiser, Outcome, Rates, Schedule, Task, plan_for
 from .admission import MOST_EXAMPLES, Refusal, refuse
@@ -75,7 +75,7 @@ class InProcess:
         self.memory.close()
 
     def plan(self, task: Task, device: Device, round_number: int, repeat: int) -> DevicePlan:
-        asked = (self.seed, "plan", round_number, task.name, repeat)
+        asked = (self.seed, PLAN, round_number, task.stream, repeat)
         draw, data = generator(*asked, device.name), self.shelf.dataset
         schedule = task.schedule or self.schedule
         return plan_for(self.shelf.rows(device), schedule, data.train, data.preparation, draw, number(*asked))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..models import Model
+from ..seeds import PREDICT, SCORE
 from ..tensors import Parcel
 from ..training import Client, Layout, Outcome, on_device
 from .positions import scored
@@ -51,7 +52,7 @@ class Exam:
 
     batch_size: int
 
-    @on_device(sends={"scores": scores}, mixes=False)
+    @on_device(sends={"scores": scores}, stream=SCORE, mixes=False)
     @torch.inference_mode()
     def score(self, client: Client, inbox: Parcel) -> Outcome:
         """Where every position of an example is a question of its own: logits of all of them would fill the memory."""
@@ -64,7 +65,7 @@ class Exam:
             made["loss"][0, here], made["right"][0, here] = scored(client.model(inbox["weights"], x).logits[0], y)
         return Outcome(send={"scores": made})
 
-    @on_device(sends={"exits": answers}, mixes=False)
+    @on_device(sends={"exits": answers}, stream=PREDICT, mixes=False)
     @torch.inference_mode()
     def answer(self, client: Client, inbox: Parcel) -> Outcome:
         """Which questions make a batch is in the inbox too: some models look at the whole of it."""

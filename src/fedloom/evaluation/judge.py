@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Dataset
 from ..fleet import Ask, Candidate, Carried, Device, DeviceModel, Fleet, ServerModel, Tier
 from ..models import Model
-from ..seeds import generator
+from ..seeds import SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors, fingerprint
 from ..training import Client, Schedule, mask_logits
 from .exam import Exam, batch_lengths, exit_names, last_exit
@@ -126,7 +126,7 @@ class Judge:
         if not minding or "global" not in self.tests:
             return
         labels = self.dataset.test.y
-        order = torch.from_numpy(generator(0, "shuffled test").permutation(len(labels)))
+        order = torch.from_numpy(generator(0, SHUFFLED_TEST).permutation(len(labels)))
         for tier, logits in self.logits(minding, fleet, ask, order).items():
             correct = float(hits(logits, labels[order]).sum())
             yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", percent(correct, len(labels)))

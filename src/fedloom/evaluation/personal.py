@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
 from ..models import Model
+from ..seeds import EVALUATE, FINE_TUNE
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
 from ..training import (
@@ -54,7 +55,7 @@ class Personal:
     batch_size: Callable[[Model], int]
     perplexity_batch: int | None = None  # where every position is answered: so many rows make a batch
 
-    @on_device(sends={"local": "sums", "global": "sums"}, mixes=False)
+    @on_device(sends={"local": "sums", "global": "sums"}, stream=EVALUATE, mixes=False)
     def measure(self, client: Client, inbox: Parcel) -> Outcome:
         model, carried = self.candidate.carried(client, inbox)
         client = replace(client, model=model)
@@ -97,7 +98,7 @@ class FineTune:
     batch_size: Count = 50
     learning_rate: Positive = 0.001
 
-    @on_device(sends={"initial": COUNTS, "personalised": COUNTS}, mixes=False)
+    @on_device(sends={"initial": COUNTS, "personalised": COUNTS}, stream=FINE_TUNE, mixes=False)
     def tune(self, client: Client, inbox: Parcel) -> Outcome:
         learner = replace(client, optimiser=Sgd(self.learning_rate), label_smoothing=0.0)
         given = inbox.get("statistics", {})

@@ -11,6 +11,7 @@ import torch
 
 from ..fleet import Ask, Device, Fleet, Reply, Tier, parameters
 from ..models import Model
+from ..seeds import COLLECT_STATISTICS
 from ..settings import Count
 from ..tensors import Parcel, Tensors, combine
 from ..training import Client, Layout, Outcome, Schedule, batch_sums, on_device, shaped
@@ -43,7 +44,7 @@ class StaticBatchNorm:
         of_tier = {tier: [reply for reply in replies if reply.device.tier == tier.name] for tier in models}
         return {tier: {**weights, **_mean(tier.model, of_tier[tier])} for tier, weights in models.items()}
 
-    @on_device(sends={"sums": sums, "count": shaped(batches=((), torch.int32))})
+    @on_device(sends={"sums": sums, "count": shaped(batches=((), torch.int32))}, stream=COLLECT_STATISTICS)
     def collect(self, client: Client, inbox: Parcel) -> Outcome:
         total, batches = batch_sums(client, inbox["weights"], self.max_batches)
         return Outcome(send={"sums": total, "count": {"batches": batches}})

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from typing import Literal
 
-from ..seeds import generator
+from ..seeds import COHORT, POISSON_COHORT, generator
 from .device import Device
 from .tiers import Fleet
 from .trace import ALWAYS, Trace
@@ -25,7 +25,7 @@ def draw_cohort(
     if sampling == "poisson":
         return _each_by_chance(fleet, participation * (1 + over_selection), round_number, trace)
     able = fleet.able(round_number)
-    order = generator(fleet.seed, "cohort", round_number).permutation(len(able))
+    order = generator(fleet.seed, COHORT, round_number).permutation(len(able))
     there = [able[index] for index in order if trace.there(able[index], round_number)]
     wanted = math.ceil(cohort_size(fleet, participation, round_number) * (1 + over_selection) - 1e-9)
     return [fleet.device(index, round_number) for index in sorted(there[:wanted])]
@@ -40,7 +40,7 @@ def _each_by_chance(fleet: Fleet, chance: float, round_number: int, trace: Trace
     """Each device that may take part does so with that chance, whatever the others do: so a cohort can be of any size,
     and whether one device is in it tells nothing about another."""
     able = fleet.able(round_number)
-    drawn = generator(fleet.seed, "poisson cohort", round_number).random(len(able)) < chance
+    drawn = generator(fleet.seed, POISSON_COHORT, round_number).random(len(able)) < chance
     there = [index for index, chosen in zip(able, drawn, strict=True) if chosen and trace.there(index, round_number)]
     return [fleet.device(index, round_number) for index in there]
 

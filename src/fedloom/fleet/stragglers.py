@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..seeds import generator
+from ..seeds import SPEED, generator
 from ..settings import NotNegative
 from .tiers import Fleet
 
@@ -28,7 +28,7 @@ def lognormal(fleet: Fleet, *, speed: NotNegative = 0.5, bandwidth: NotNegative 
     A device keeps its pace throughout a run."""
     made = {}
     for index in range(fleet.size):
-        drawn = generator(fleet.seed, "pace", index).standard_normal(2)
+        drawn = generator(fleet.seed, SPEED, index).standard_normal(2)
         made[fleet.name(index)] = Pace(math.exp(speed * drawn[0]), math.exp(bandwidth * drawn[1]))
     return made
 

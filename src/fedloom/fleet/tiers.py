@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..footprints import between, fits
 from ..models import Model, Shapes
-from ..seeds import generator
+from ..seeds import TIER, generator
 from .device import Device, Tier
 
 Assignment = Literal["fixed", "redrawn"]
@@ -91,7 +91,7 @@ class Fleet:
 
     def _tier_index(self, index: int, round_number: int) -> int:
         if self.assignment == "redrawn":
-            draw = generator(self.seed, "tier", round_number, index)
+            draw = generator(self.seed, TIER, round_number, index)
             return int(draw.choice(len(self.tiers), p=self.shares))
         return self._by_index[index]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..footprints import Merge, coverage_mean
-from ..seeds import generator
+from ..seeds import PUBLIC_BATCH, SERVER, generator
 from ..tensors import Parcel, payload_bytes
 from ..training import Task
 from .device import PLAIN, Coding, Device, Engine, Reply
@@ -87,17 +87,17 @@ class Turn:
         return self._replies(task, {device.at_the_server(): inbox for device, inbox in inboxes.items()})
 
     def _replies(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
-        said = self.engine.ask(task, inboxes, self.number, self._asked[task.name])
-        self._asked[task.name] += 1
+        said = self.engine.ask(task, inboxes, self.number, self._asked[task.stream])
+        self._asked[task.stream] += 1
         return sorted(said, key=lambda reply: reply.device.name)
 
     def probe(self, count: int) -> Tensor:
         """So many of the server's examples, others every round; all it has, if those are fewer."""
         if self.public is None:
             raise ValueError("the server has no examples of its own; set data.public")
-        rows = self.draw("probe").permutation(len(self.public))[:count]
+        rows = self.draw(PUBLIC_BATCH).permutation(len(self.public))[:count]
         return self.public[torch.from_numpy(rows)]
 
     def draw(self, purpose: str) -> np.random.Generator:
         """This round's randomness on the server, a stream for each purpose."""
-        return generator(self.fleet.seed, "server", purpose, self.number)
+        return generator(self.fleet.seed, SERVER, purpose, self.number)

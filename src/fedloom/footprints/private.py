@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..seeds import generator
+from ..seeds import DP_NOISE, generator
 from ..tensors import Tensors
 from .coverage import Contribution
 from .footprint import Footprint, carve, grid
@@ -67,7 +67,7 @@ class PrivateMerge:
         if not bool(heard.any()):
             return old
         if self.noise:
-            drawn = generator(self.seed, "privacy", self.round_number, name).standard_normal(tuple(old.shape))
+            drawn = generator(self.seed, DP_NOISE, self.round_number, name).standard_normal(tuple(old.shape))
             total += self.noise * self.clip * torch.as_tensor(drawn, dtype=torch.float64).to(old.device)
         made = old.double() + total / votes.masked_fill(~heard, 1)
         return torch.where(heard, made.to(old.dtype), old)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..fleet import AT_THE_SERVER, Carried, Device, Reply, Turn
 from ..models import Model
+from ..seeds import DESCRIBE
 from ..settings import Count, FixedTable, NotNegative, Positive
 from ..tensors import Parcel, Tensors
 from ..training import (
@@ -71,7 +72,7 @@ class Agreement:
             model, weights = carried(client, inbox)
             return Outcome(send={"told": self.tell(replace(client, model=model), weights, inbox)})
 
-        return Task("describe", run, {"told": self.telling}, address=address)
+        return Task("describe", run, {"told": self.telling}, DESCRIBE, address=address)
 
     def telling(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         """What `tell` gives."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..fleet import Device, Fleet, Reply, Tier, Turn
 from ..footprints import Contribution, part_of
 from ..models import Model, cost
+from ..seeds import SUBNET_OF_DEVICE
 from ..settings import FixedTable, Share
 from ..tensors import Parcel
 from .method import Method, train_on_labels
@@ -42,7 +43,7 @@ class EFedSup(Method):
 
     def _with_subnet(self, device: Device, turn: Turn) -> Device:
         whole, nets = turn.fleet.whole, chosen(self.space, [tier.model for tier in turn.fleet.served])
-        draw = turn.draw(f"architecture of {device.name}")
+        draw = turn.draw(SUBNET_OF_DEVICE + device.name)
         return device.carrying(nets.draw_within(whole, draw, self._budget(device, whole)), whole)
 
     def _budget(self, carrier: Device | Tier, whole: Model) -> float:

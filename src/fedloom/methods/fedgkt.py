@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..fleet import Candidate, Carried, DeviceModel, Fleet, Turn
 from ..models import MODELS, Model, cost, model
+from ..seeds import SERVER_ORDER, TEACH
 from ..settings import Count, FixedTable, NotNegative, Positive
 from ..tensors import Parcel, Tensors
 from ..training import Adam, Batch, Client, Outcome, Schedule, cross_entropy, fit, like, on_device
@@ -41,7 +42,7 @@ class FedGKT(OwnModels):
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
         replies = turn.ask(self.train, {device: lesson.teacher_of(server, device) for device in turn.cohort})
-        for taught in turn.compute(self.teach, lesson.gathered(server["weights"], replies, turn.draw("server"))):
+        for taught in turn.compute(self.teach, lesson.gathered(server["weights"], replies, turn.draw(SERVER_ORDER))):
             server = {**taught.sent, "answers": lesson.dealt_back(server["answers"], taught, replies)}
         return server
 
@@ -57,7 +58,7 @@ class FedGKT(OwnModels):
         weights = fit(client, client.memory["weights"], loss)
         return Outcome(send={"lesson": lesson.lesson_of(client, weights)}, remember={"weights": weights})
 
-    @on_device(sends={"weights": like("weights"), "answers": lesson.answer_layout}, mixes=False)
+    @on_device(sends={"weights": like("weights"), "answers": lesson.answer_layout}, stream=TEACH, mixes=False)
     def teach(self, client: Client, inbox: Parcel) -> Outcome:
         """What the server does, as a client that has what the devices sent."""
         optimiser, schedule = Adam(self.server_rate, weight_decay=1e-4), Schedule(self.server_batch, self.server_epochs)

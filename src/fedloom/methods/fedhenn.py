@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..fleet import Candidate, Carried, Device, DeviceModel, Fleet, Turn, slices
 from ..models import Model
+from ..seeds import DESCRIBE
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, Task, fit, label_loss, on_device
 from .agreement import Agreement
@@ -56,7 +57,7 @@ class FedHeNN(Agreement, OwnModels):
         replies = turn.ask(self.train, dict.fromkeys(turn.cohort, self.aimed(shown, told)))
         return {**server, **received(server, replies)}
 
-    @on_device(sends={"told": "telling"}, mixes=False)
+    @on_device(sends={"told": "telling"}, stream=DESCRIBE, mixes=False)
     def describe(self, client: Client, inbox: Parcel) -> Outcome:
         return Outcome(send={"told": self.tell(client, self.own(client, inbox)[1], inbox)})
 

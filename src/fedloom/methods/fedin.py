@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..fleet import Fleet, Turn
 from ..models import Model, cost
+from ..seeds import FEATURE_PAIRS
 from ..settings import Count, NotNegative
 from ..tensors import Parcel, Tensors, combine
 from ..training import Batch, Client, Layout, Outcome, fit, gradient, label_loss, like, on_device
@@ -43,7 +44,7 @@ class FedIN(Sharing):
         return {**super().start(fleet, seed, warm), "pairs": no_pairs(fleet.whole)}
 
     def round(self, server: Parcel, turn: Turn) -> Parcel:
-        others = dealt(server["pairs"], self.batch, turn.number - self.max_age, turn.draw("pairs"))
+        others = dealt(server["pairs"], self.batch, turn.number - self.max_age, turn.draw(FEATURE_PAIRS))
         replies = turn.ask(self.train, {device: {**self.inbox(server, device), **others} for device in turn.cohort})
         kept = refilled(server["pairs"], replies, turn.number, self.buffer, self.max_age)
         return {"weights": self.averaged(server, turn, replies, by_examples=False), "pairs": kept}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..fleet import Turn
+from ..seeds import FIT_HEAD
 from ..settings import Count
 from ..tensors import Parcel, Tensors
 from ..training import Client, Outcome, Step, fit, label_loss, like, on_device
@@ -37,7 +38,7 @@ class FedRep(Sharing):
         body, head = parted(trained, inbox)
         return Outcome(send={"weights": body}, remember={"weights": head})
 
-    @on_device(sends={})
+    @on_device(sends={}, stream=FIT_HEAD)
     def fit_head(self, client: Client, inbox: Parcel) -> Outcome:
         _, head = parted(self._with_new_head(client, inbox), inbox)
         return Outcome(send={}, remember={"weights": head})

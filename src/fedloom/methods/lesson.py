@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ..data import Examples, Preparation
 from ..fleet import Carried, Device, Fleet, Reply
 from ..models import Model, chained
-from ..seeds import generator
+from ..seeds import SERVER_BATCHES, generator
 from ..tensors import Parcel, Tensors
 from ..training import Bounded, Client, Holdings, Layout, Optimiser, Schedule, own_statistics, plan_for, together
 from .pairs import feature_shape, run_part
@@ -29,7 +29,7 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 def pupil(model: Model, optimiser: Optimiser, examples: Examples, schedule: Schedule, seed: int) -> Client:
     """The server as one who trains: a block of one that holds all these examples."""
     rows = torch.arange(len(examples))
-    plan = plan_for(rows, schedule, examples, Preparation(), generator(seed, "server batches"))
+    plan = plan_for(rows, schedule, examples, Preparation(), generator(seed, SERVER_BATCHES))
     everything = Holdings(rows.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
     nothing = Holdings(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
     seen = torch.bincount(examples.y.flatten(), minlength=model.classes) > 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..fleet import Fleet, Reply
 from ..models import Model
-from ..seeds import generator
+from ..seeds import FEATURE_PAIRS, generator
 from ..tensors import Parcel, Tensors, beside, combine, inner
 from ..training import Batch, Client, Layout, own_statistics
 
@@ -40,7 +40,7 @@ def _drawn(client: Client, count: int) -> Tensor:
     """[K, count]: rows out of all that a device holds, whatever its plan visits of them."""
     assert client.holdings is not None
     held = [rows[real] for rows, real in zip(client.holdings.rows, client.holdings.real, strict=True)]
-    draws = (generator(seed, "pairs") for seed in client.plan[0].draws.seeds)
+    draws = (generator(seed, FEATURE_PAIRS) for seed in client.plan[0].draws.seeds)
     return torch.stack([own[draw.permutation(len(own))[:count]] for own, draw in zip(held, draws, strict=True)])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from ..fleet import Fleet
 from ..footprints import part_of
 from ..models import SPACES, Model, Space, space, space_of
-from ..seeds import generator
+from ..seeds import SEARCH_SPACE_CHECK, generator
 from ..settings import Count, Positive
 
 Value = Count | Positive | str
@@ -25,7 +25,7 @@ def space_problem(method: str, choice: Choice, fleet: Fleet) -> str | None:
     """Why sub-nets cannot be drawn out of this fleet's global model, by its extremes and some in between."""
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
         return f"{method} knows the spaces {', '.join(known)}, not {choice!r}; or give lists of choices"
-    whole, draw = fleet.whole, generator(0, "space")
+    whole, draw = fleet.whole, generator(0, SEARCH_SPACE_CHECK)
     try:
         nets = chosen(choice, [tier.model for tier in fleet.served])
         for net in (nets.smallest(whole), nets.largest(whole), *(nets.draw(whole, draw) for _ in range(TRIED))):

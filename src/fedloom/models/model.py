@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..seeds import number
+from ..seeds import INITIAL_WEIGHTS, number
 from ..tensors import Tensors
 from . import inspection
 from .blocks import seeded, statistic_slots, trial
@@ -213,7 +213,7 @@ def _shapes(model: Model) -> tuple[Shapes, Shapes]:
 @lru_cache(maxsize=32)
 def _initial(model: Model, seed: int, dtype: torch.dtype) -> Tensors:
     """Kept, so that ten thousand devices that start alike hold one copy between them."""
-    module = model.module(number(seed, "initial weights"))
+    module = model.module(number(seed, INITIAL_WEIGHTS))
     return {name: weight.detach().clone() for name, weight in module.named_parameters()}
 
 

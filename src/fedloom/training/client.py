@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..data import Examples, Preparation
 from ..models import Draws, Model
+from ..seeds import TRAIN
 from ..tensors import Parcel, Tensors
 from .optimisers import Optimiser
 from .plan import Schedule, Step
@@ -155,12 +156,13 @@ class Task:
     name: str
     run: Callable[[Client, Parcel], Outcome]
     sends: Mapping[str, Sent]
+    stream: str = TRAIN  # of random numbers: which batches devices see; tasks may share one and never draw alike
     schedule: Schedule | None = None  # None: as the recipe trains
     address: tuple[str, ...] = ()  # where another process finds it; (): the method's own, under its name
     same: Hashable = None  # tasks of the same value do the same, also those of different experiments; None: unknown
 
     def silent(self, *address: str) -> "Task":
-        """The same on the same batches, which a task's name decides; but nothing is sent."""
+        """The same on the same batches, which the stream decides; but nothing is sent."""
 
         def run(client: Client, inbox: Parcel) -> Outcome:
             return replace(self.run(client, inbox), send={})
@@ -171,8 +173,9 @@ class Task:
 class OnDevice:
     """A function that, taken from an instance of the class it stands in, is a `Task`."""
 
-    def __init__(self, function: Callable[..., Outcome], sends: Sends, mixes: bool, of_method: bool):
-        self.function, self.sends, self.mixes, self.of_method = function, sends, mixes, of_method
+    def __init__(self, function: Callable[..., Outcome], sends: Sends, stream: str, mixes: bool, of_method: bool):
+        self.function, self.sends, self.stream = function, sends, stream
+        self.mixes, self.of_method = mixes, of_method
         self.name = function.__name__
         self.__doc__ = function.__doc__
 
@@ -191,9 +194,9 @@ class OnDevice:
             bundle: getattr(instance, sent) if isinstance(sent, str) else sent for bundle, sent in self.sends.items()
         }
         if not self.of_method:
-            return Task(self.name, function, sends, same=function)
+            return Task(self.name, function, sends, self.stream, same=function)
         same = (function, instance) if self.mixes and _has_value(instance) else None
-        return Task(self.name, function.__get__(instance), sends, same=same)
+        return Task(self.name, function.__get__(instance), sends, self.stream, same=same)
 
 
 def _has_value(instance: object) -> bool:
@@ -204,13 +207,15 @@ def _has_value(instance: object) -> bool:
     return True
 
 
-def on_device(sends: Sends, mixes: bool = True) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
+def on_device(
+    sends: Sends, stream: str = TRAIN, mixes: bool = True
+) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
     """Mark a part of a method that runs on the devices, and declare every bundle it sends back. `mixes`: devices of
     several experiments may share a block; not where a task draws once for a whole block, nor where it sends other
     things through the model than its batches, of which it is not known in which company they keep their bits."""
-    return lambda function: OnDevice(function, sends, mixes, of_method=True)
+    return lambda function: OnDevice(function, sends, stream, mixes, of_method=True)
 
 
 def on_any_device(sends: Sends) -> Callable[[Callable[[Client, Parcel], Outcome]], OnDevice]:
     """The same for a function that takes nothing from a method, so that several methods can have it."""
-    return lambda function: OnDevice(function, sends, mixes=True, of_method=False)
+    return lambda function: OnDevice(function, sends, TRAIN, mixes=True, of_method=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..footprints import part_of
 from ..models import Draws, Model
-from ..seeds import generator
+from ..seeds import SUBNET, generator
 from ..tensors import Tensors
 from .client import Batch
 
@@ -27,7 +27,7 @@ def draw_subnets(
     if draws is None:
         raise ValueError("sub-nets are drawn in training alone")
     seeds = (draws.common,) if stream == "shared" else draws.seeds
-    return [choose(generator(seed, "subnet", number)) for seed in seeds]
+    return [choose(generator(seed, SUBNET, number)) for seed in seeds]
 
 
 def subnet_logits(nets: Sequence[Model], whole: Model, weights: Tensors, batch: Batch) -> Tensor:

@@ -23,7 +23,7 @@ from ...fleet import DeviceModel, Engine, Fleet, draw_cohort, nesting_problem, s
 from ...footprints import RULES, Defence, Merge, coverage_mean
 from ...methods import Method
 from ...models import Model, model
-from ...seeds import generator
+from ...seeds import HOLDOUT_DEVICES, generator
 from ...tensors import Tensors
 from ...training import OPTIMISERS, RATES, Schedule, Task
 from ..recipes.choices import picked
@@ -70,7 +70,7 @@ def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
     models, strangers = build_models(loaded, tables, seen), round(part.unseen * recipe.data.devices)
-    unseen = generator(recipe.seed, "unseen").permutation(recipe.data.devices)[:strangers]
+    unseen = generator(recipe.seed, HOLDOUT_DEVICES).permutation(recipe.data.devices)[:strangers]
     fleet = Fleet(
         side_by_side(models), shares, recipe.data.devices, recipe.seed, part.assignment,
         unseen=frozenset(unseen.tolist()), given=part.given,

@@ -17,7 +17,7 @@ from ...fleet.cohort import cohort_size
 from ...fleet.rings import Ring, ring_name, tier_rings
 from ...fleet.trace import ALWAYS, BadTrace, Trace, read_trace
 from ...footprints.rings import thin_rings_stay
-from ...seeds import generator
+from ...seeds import CORRUPT, CORRUPTION, DROPOUT, generator
 from ...tensors import Parcel
 from ..recipes.load import Loaded
 from ..recipes.problems import Problem
@@ -113,7 +113,7 @@ class Faults:
 
     def _fates(self, turn: Turn) -> Fates:
         part, names = self.recipe.faults, [device.name for device in turn.cohort]
-        draw = generator(self.fleet.seed, "dropout", turn.number)
+        draw = generator(self.fleet.seed, DROPOUT, turn.number)
         silent = math.floor(part.dropout * len(names) + draw.random())  # on average just that share
         dead = {one.tier for one in part.dead if one.first <= turn.number <= one.to}
         return Fates(
@@ -136,14 +136,14 @@ class Faults:
         if said is None:
             return frozenset()
         count = said.devices if isinstance(said.devices, int) else round(said.devices * self.fleet.size)
-        order = generator(self.fleet.seed, "corrupt").permutation(self.fleet.size)
+        order = generator(self.fleet.seed, CORRUPT).permutation(self.fleet.size)
         return frozenset(self.fleet.name(int(index)) for index in order[:count])
 
     def _damage(self, device: str, number: int) -> Damage:
         said = self.recipe.faults.corrupt
         if said is not None and said.how != "any":
             return said.how
-        return KINDS[int(generator(self.fleet.seed, "damage", number, device).integers(len(KINDS)))]
+        return KINDS[int(generator(self.fleet.seed, CORRUPTION, number, device).integers(len(KINDS)))]
 
     def _needed(self, turn: Turn) -> int:
         """How many of the cohort's devices a round wants to hear: all but those that were asked to be on the safe side.

@@ -24,7 +24,7 @@ from ...data import (
     thinned,
     tie_to_labels,
 )
-from ...seeds import generator
+from ...seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRELATION, VALIDATION, generator
 from ..recipes.choices import picked
 from ..recipes.load import Loaded
 from ..recipes.problems import Problem
@@ -49,7 +49,7 @@ def validation_rows(loaded: Loaded, examples: int) -> np.ndarray:
     if count >= examples:
         said = f"there are only {examples} training examples in all"
         raise loaded.error(Problem(("data", "validation"), "RECIPE_VALUE", said, value=count))
-    return held_out(examples, count, generator(0, "validation"))
+    return held_out(examples, count, generator(0, VALIDATION))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def server_rows(loaded: Loaded, examples: int) -> np.ndarray:
     if count >= examples:
         said = f"there are only {examples} training examples in all"
         raise loaded.error(Problem(("data", "public", "examples"), "RECIPE_VALUE", said, value=count))
-    return held_out(examples, count, generator(loaded.recipe.seed, "public"))
+    return held_out(examples, count, generator(loaded.recipe.seed, PUBLIC))
 
 
 def holds_its_own(loaded: Loaded) -> bool:
@@ -135,15 +135,15 @@ def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     if len(made.train) != data.devices:
         said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
         raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
-    made = at_most(made, data.most_examples, generator(seed, "most examples"))
+    made = at_most(made, data.most_examples, generator(seed, MAX_EXAMPLES))
     if data.thinned:
-        made = thinned(made, data.thinned.devices, data.thinned.keep, generator(seed, "thinned"))
-    return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, "tier label tie"))
+        made = thinned(made, data.thinned.devices, data.thinned.keep, generator(seed, SUBSAMPLE))
+    return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, TIER_LABEL_CORRELATION))
 
 
 def _partition(loaded: Loaded, labels: Labels) -> Partition:
     """Of what the server leaves; a map from a file must do so by itself."""
-    data, draw = loaded.recipe.data, generator(loaded.recipe.seed, "partition")
+    data, draw = loaded.recipe.data, generator(loaded.recipe.seed, PARTITION)
     cut, kept_back = picked(PARTITIONS, data.partition), server_rows(loaded, len(labels.train))
     if not len(kept_back):
         made: Partition = cut(labels, data.devices, draw)

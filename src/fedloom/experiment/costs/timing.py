@@ -20,7 +20,7 @@ from ...data import DataMissing, Dataset, Examples
 from ...engines.holdings import devices_at_once
 from ...fleet import Device
 from ...models import Model, cost
-from ...seeds import generator
+from ...seeds import PROFILING_DATA, generator
 from ...tensors import Parcel
 from ..assembly.assemble import Experiment, assemble
 from ..assembly.sources import Outline, outline, read_data
@@ -160,7 +160,7 @@ def _data(loaded: Loaded, tables: Tables, folder: Path) -> tuple[Dataset, bool]:
 
 def _noise(seen: Outline) -> Dataset:
     """Data of the same shape and as much of it."""
-    draw, kinds = generator(0, "made-up data"), (256, np.uint8) if seen.tokens is None else (seen.tokens, np.int64)
+    draw, kinds = generator(0, PROFILING_DATA), (256, np.uint8) if seen.tokens is None else (seen.tokens, np.int64)
     train, test = (
         Examples(
             torch.from_numpy(draw.integers(0, kinds[0], (len(labels), *seen.stored_shape), dtype=kinds[1])),

@@ -22,7 +22,7 @@ from ...evaluation.pareto import front, hyper_volume
 from ...fleet import Ask, Engine, Fleet, Tier
 from ...footprints import part_of
 from ...models import Model, cost
-from ...seeds import generator
+from ...seeds import SUBNET_EXAMPLES, generator
 from ...tensors import Tensors, filed
 from ..assembly.assemble import finder, simulation
 from ..recipes.problems import Problem, RecipeError
@@ -116,7 +116,7 @@ class Search:
     def _questions(self) -> Tensor:
         """Rows of the test set: always the same for one number of them, or what was kept would not compare."""
         experiment = self.supernet.experiment
-        draw = generator(experiment.loaded.recipe.seed, "subnet examples")
+        draw = generator(experiment.loaded.recipe.seed, SUBNET_EXAMPLES)
         return torch.from_numpy(draw.permutation(len(experiment.dataset.test))[: self.examples]).sort().values
 
     def _engine(self, tiers: list[Tier], workers: int) -> Engine:

@@ -18,7 +18,7 @@ from ...footprints import part_of
 from ...methods.supernet import Choice, chosen
 from ...models import SPACES, Model, Space, cost
 from ...reporting import read_manifest
-from ...seeds import generator
+from ...seeds import SUBNET_SEARCH, SUBNET_SEARCH_IN_BUDGET, generator
 from ...tensors import Tensors
 from ..assembly.assemble import Experiment, assemble
 from ..recipes.load import Loaded, load
@@ -67,7 +67,7 @@ class Supernet:
 
     def sample(self, count: int, seed: int) -> list[Model]:
         """The smallest, the largest, the tiers' own and random others, none twice. More begin with the same."""
-        space, whole, draw = self.space, self.whole, generator(seed, "subnets")
+        space, whole, draw = self.space, self.whole, generator(seed, SUBNET_SEARCH)
         found = dict.fromkeys([space.smallest(whole), space.largest(whole), *self.tiers])
         if space.count() <= count:
             found |= dict.fromkeys(self._of(picks) for picks in product(*self._places))
@@ -81,7 +81,7 @@ class Supernet:
         lacking = round(ENOUGH * count) - sum(map(budget.fits, nets))
         if self.space.count() <= count or not budget.fits(self.space.smallest(self.whole)):
             return list(nets)
-        draw, most = generator(seed, "subnets within a budget"), len(nets) + max(0, lacking)
+        draw, most = generator(seed, SUBNET_SEARCH_IN_BUDGET), len(nets) + max(0, lacking)
         for _ in range(PATIENCE * lacking):
             if len(nets) < most:
                 nets[self._drawn_within(budget, draw)] = None
