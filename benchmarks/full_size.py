@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.apart import ROOT
 from benchmarks.memory import of_session
 from benchmarks.output import progress, say, table
-from fedloom.experiment.studies.reproduce import commit_of
+from fedloom.studies.reproduce import commit_of
 
 PAPERS = ROOT / "recipes" / "papers"
 ONE_OF_EACH: dict[str, list[str]] = {

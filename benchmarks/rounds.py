@@ -3,12 +3,12 @@
 import time
 from collections.abc import Iterator
 
+from fedloom.client import Constant, Schedule, Sgd, Task
 from fedloom.data import Dataset, Partition
 from fedloom.engines import InProcess, Memory, ProcessPool, shelf
 from fedloom.fleet import Engine, Fleet, Turn, draw_cohort
 from fedloom.methods import Method
 from fedloom.tensors import Parcel
-from fedloom.training import Constant, Schedule, Sgd, Task
 
 BATCH = 10
 

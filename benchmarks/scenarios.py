@@ -10,13 +10,13 @@ from torch import Tensor
 
 from benchmarks import plain
 from benchmarks.rounds import BATCH, engine_for
+from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import InProcess, Memory, shelf
 from fedloom.fleet import Device, Engine, Fleet, Turn, nested
 from fedloom.footprints import Contribution, coverage_mean
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, model
-from fedloom.training import Constant, Schedule, Sgd
 
 LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 SHAPES = {"convnet": (1, 28, 28), "preresnet": (3, 32, 32)}

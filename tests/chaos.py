@@ -18,10 +18,12 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.running.record import recorded
-from fedloom.experiment.running.resume import reopened
-from fedloom.reporting import read_manifest
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
+from fedloom.runs.folder import read_manifest
+from fedloom.runs.recorder import recorded
+from fedloom.runs.resume import reopened
 from fedloom.tensors import fingerprint
 
 TIERS = [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "width": 0.5}]

@@ -14,6 +14,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from fedloom.client import Client, Constant, Holdings, Optimiser, Schedule, Sgd, Step, Task
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import InProcess, Memory, Refusal, shelf
 from fedloom.evaluation import Judge, StaticBatchNorm
@@ -21,7 +22,6 @@ from fedloom.fleet import Device, Engine, Fleet, Reply, Turn, draw_cohort, side_
 from fedloom.methods import METHODS, Method
 from fedloom.models import MODELS, Model, model
 from fedloom.tensors import Parcel, Tensors
-from fedloom.training import Client, Constant, Holdings, Optimiser, Schedule, Sgd, Step, Task
 
 # as every run has it; sums come out otherwise with more, also where make did not start the tests
 torch.set_num_threads(1)

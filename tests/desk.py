@@ -13,11 +13,11 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.engines import InProcess
-from fedloom.engines.flower.apps import client_app
-from fedloom.engines.flower.device import Home
-from fedloom.engines.flower.engine import Flower
-from fedloom.engines.flower.post import Post
-from fedloom.engines.flower.roster import Roster
+from fedloom.flower.apps import client_app
+from fedloom.flower.client import Home
+from fedloom.flower.engine import Flower
+from fedloom.flower.messages import Post
+from fedloom.flower.nodes import Roster
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 FIRST = 100  # number of the first device's node

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.data.shipped import digits
-from fedloom.experiment.recipes.toml import dumps
+from fedloom.data.bundled_sets import digits
+from fedloom.recipe.toml import dumps
 from tests.real_fleet import RealFleet, lines, real_fleet
 
 DEVICES = ["g0:large", "g1:large", "p0:medium", "p1:medium", "s0:small", "s1:small"]

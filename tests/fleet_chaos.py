@@ -12,9 +12,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.recipes.toml import dumps
-from fedloom.experiment.running.record import recorded
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.recipe.toml import dumps
+from fedloom.runs.build import assemble
+from fedloom.runs.recorder import recorded
 from tests.real_fleet import Killer, lines, real_fleet
 
 TIERS = ("large", "medium", "small")

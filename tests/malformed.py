@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines import Question, Refusal, opened, sealed
-from fedloom.engines.mail import Heading
+from fedloom.engines.protocol import Heading
 
 Sent = dict[str, dict[str, Tensor]]
 

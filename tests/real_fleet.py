@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedloom.engines.flower.processes import command_of, descendants, end_all, free_port
+from fedloom.flower.processes import command_of, descendants, end_all, free_port
 
 FEDLOOM = (sys.executable, "-m", "fedloom")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.engines.flower.processes import end_all, environment, free_port, listens, program
+from fedloom.flower.processes import end_all, environment, free_port, listens, program
 
 
 @contextmanager

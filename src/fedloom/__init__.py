@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    from .analysis.run import Run
     from .data import Dataset
-    from .experiment import Run
     from .methods import Method
     from .models import Family
+
 
 __version__ = "0.1.0"
 
@@ -31,9 +32,13 @@ def run(
 ) -> Run:
     """Run a recipe, from a file or a mapping, and return the finished run. The tables add your own names to its; the
     number of workers, processes of this machine, changes nothing but the time."""
-    from .experiment import Run, Tables, assemble, load, recorded  # torch is heavy, and importing fedloom is not
-    from .experiment.deployment.remote import engaged
-    from .experiment.recipes.places import data_folder, fresh_folder
+    from .analysis.run import Run  # torch is heavy, and importing fedloom is not
+    from .deploy.remote import engaged
+    from .recipe.load import load
+    from .recipe.paths import data_folder, fresh_folder
+    from .recipe.registry import Tables
+    from .runs.build import assemble
+    from .runs.recorder import recorded
 
     tables = Tables().and_also(methods, models, datasets)
     loaded = load(recipe, tables, sets)
@@ -55,12 +60,15 @@ def resume(
     workers: int = 1,
 ) -> Run:
     """Finish a run from its last checkpoint: the same bits as if it had never stopped."""
-    from .experiment import Run, Tables, recorded
-    from .experiment.recipes.places import data_folder
-    from .experiment.running.resume import reopened
+    from .analysis.run import Run
+    from .deploy.remote import engaged
+    from .recipe.paths import data_folder
+    from .recipe.registry import Tables
+    from .runs.recorder import recorded
+    from .runs.resume import reopened
 
     tables, place, data = Tables().and_also(methods, models, datasets), Path(folder), data_folder(data_dir)
-    experiment, since = reopened(place, tables, data, workers, warnings.warn)
+    experiment, since = reopened(place, tables, data, workers, warnings.warn, engaged)
     for _ in recorded(experiment, place, since):
         pass
     return Run(place, tables, data)
@@ -75,15 +83,16 @@ def open(
     data_dir: str | Path | None = None,
 ) -> Run:
     """A run that is there already: its rows, its models."""
-    from .experiment import Run, Tables
-    from .experiment.recipes.places import data_folder
+    from .analysis.run import Run
+    from .recipe.paths import data_folder
+    from .recipe.registry import Tables
 
     return Run(Path(folder), Tables().and_also(methods, models, datasets), data_folder(data_dir))
 
 
 def load(folder: str | Path, *, models: Mapping[str, Family] | None = None) -> nn.Module:
     """A model that was exported to safetensors."""
-    from .experiment import Tables
-    from .experiment.finished.reloading import load_exported
+    from .analysis.export_run import load_exported
+    from .recipe.registry import Tables
 
     return load_exported(Path(folder), Tables().and_also(models=models))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from fedloom.cli import main
+from fedloom.cli.app import main
 
 SMALL = """\
 # two tiers on the bundled digits

@@ -70,7 +70,7 @@ def test_without_an_attack_it_is_the_run_itself(matrix, fedloom_in):
     assert said.code == 0
     from pathlib import Path
 
-    from fedloom.reporting import read_rows
+    from fedloom.runs.folder import read_rows
 
     last = {
         row.tier: row.value

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting import read_manifest, read_rows
+from fedloom.runs.folder import read_manifest, read_rows
 
 pytestmark = pytest.mark.slow
 

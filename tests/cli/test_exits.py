@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.reporting import Journal, read_manifest, read_rows
+from fedloom.runs.folder import Journal, read_manifest, read_rows
 
 RAISES_IN_ROUND_2 = """
 from dataclasses import dataclass

@@ -200,7 +200,7 @@ def test_rows_are_a_data_frame_where_pandas_is(runs):
 
 
 def test_what_is_no_exported_model_is_not_loaded(runs, tmp_path):
-    from fedloom.experiment import RecipeError
+    from fedloom.recipe.errors import RecipeError
 
     with pytest.raises(RecipeError, match="EXPORT_FOLDER"):
         package.load(tmp_path)

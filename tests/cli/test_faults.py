@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedloom.reporting import read_manifest, read_rows
+from fedloom.runs.folder import read_manifest, read_rows
 
 
 @pytest.mark.parametrize("format", ["text", "json"])

@@ -5,10 +5,11 @@ import tomllib
 
 import pytest
 
-from fedloom.experiment import Tables, load
-from fedloom.experiment.recipes.toml import dumps
 from fedloom.methods import METHODS
-from fedloom.reporting import read_manifest
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.recipe.toml import dumps
+from fedloom.runs.folder import read_manifest
 
 SHRINK = [
     word

@@ -2,12 +2,12 @@
 
 import pytest
 
+from fedloom.client import OPTIMISERS, RATES
 from fedloom.data import DATASETS, PARTITIONS, PREPARATIONS
-from fedloom.engines.codes import UP
-from fedloom.experiment import CONTROLS
+from fedloom.engines.compression import UP
 from fedloom.methods import METHODS
 from fedloom.models import MODELS
-from fedloom.training import OPTIMISERS, RATES
+from fedloom.studies.controls import CONTROLS
 
 TABLES = {
     "methods": METHODS,

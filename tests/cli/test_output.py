@@ -6,8 +6,8 @@ from fedloom.cli.output import columns, wants_json
 from fedloom.cli.progress import line
 from fedloom.engines import Refusal
 from fedloom.evaluation import Row
-from fedloom.experiment import Round
 from fedloom.fleet import Traffic
+from fedloom.runs.loop import Round
 
 
 def test_words_stand_to_the_left_and_numbers_to_the_right():

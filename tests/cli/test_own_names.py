@@ -5,7 +5,7 @@ import tomllib
 import pytest
 from safetensors.torch import load_file
 
-from fedloom.reporting import read_manifest
+from fedloom.runs.folder import read_manifest
 
 MINE = '''
 """Everything of my own."""
@@ -19,7 +19,7 @@ from fedloom.data import Dataset, Examples, Preparation
 from fedloom.fleet import slices
 from fedloom.footprints import Contribution
 from fedloom.methods import Method
-from fedloom.training import Outcome, fit, label_loss, like, on_device
+from fedloom.client import Outcome, fit, label_loss, like, on_device
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 
 WITHOUT_TORCH = """
 import sys
-from fedloom.cli import main
+from fedloom.cli.app import main
 try:
     main(sys.argv[1:])
 finally:

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from fedloom.cli import main
+from fedloom.cli.app import main
 from fedloom.cli.progress import bars, telling
 from fedloom.evaluation import Row
-from fedloom.experiment import Round
 from fedloom.fleet import Traffic
+from fedloom.runs.loop import Round
 
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import fedloom.cli.report as verb
-from fedloom.reporting import read_manifest
-from fedloom.reporting.subject import subject_of
+from fedloom.reporting.report_data import subject_of
+from fedloom.runs.folder import read_manifest
 
 pytestmark = pytest.mark.slow
 

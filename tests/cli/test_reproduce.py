@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting import read_manifest
 from fedloom.reporting.ledger import CLOSES, OPENS
+from fedloom.runs.folder import read_manifest
 
 pytestmark = pytest.mark.slow
 

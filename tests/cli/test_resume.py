@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedloom.reporting import read_manifest
+from fedloom.runs.folder import read_manifest
 
 # a method that, in its third round, has its process sent the signal that STOP names
 STOPPED = """

@@ -3,8 +3,8 @@
 import pytest
 
 from fedloom.cli.options import Track
-from fedloom.reporting import read_manifest, read_rows
-from fedloom.reporting.trackers import TRACKERS
+from fedloom.runs.folder import read_manifest, read_rows
+from fedloom.runs.trackers import TRACKERS
 
 SOON = ("--no-report", "--workers", "1")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedloom.engines import ByMail, Codec, Coded
-from fedloom.engines.codes import Half, Int8, TopK
+from fedloom.engines.compression import Half, Int8, TopK
 from fedloom.fleet import Traffic
 from fedloom.methods import Method
 from fedloom.tensors import all_finite, fingerprint

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
+from fedloom.client import Schedule
 from fedloom.engines import ProcessPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import model
-from fedloom.models.blocks import Block, Made, Skeleton, Way, folded, one_by_one, vmapped
+from fedloom.models.batching import Block, Made, Skeleton, Way, folded, one_by_one, vmapped
 from fedloom.tensors import Parcel, layout
-from fedloom.training import Schedule
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices are done before others of their block
 LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
 ROUNDS = 2
 
-inside = import_module("fedloom.models.running")
+inside = import_module("fedloom.models.batching")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.client import Outcome
 from fedloom.engines import ByMail, Question
-from fedloom.engines.works import Errand, Work, carry_out, works
+from fedloom.engines.blocks import Errand, Work, carry_out, works
 from fedloom.methods import Method
 from fedloom.tensors import Parcel, fingerprint
-from fedloom.training import Outcome
 from tests.malformed import MALFORMED, expected_code, honest
 
 SIZES = (6, 5, 9, 8)

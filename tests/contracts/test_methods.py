@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from fedloom.client import Schedule, Task
 from fedloom.engines import Rehearsal
 from fedloom.fleet import Device, Engine, Reply, ServerModel
 from fedloom.methods import METHODS, Method
 from fedloom.tensors import Parcel, fingerprint
-from fedloom.training import Schedule, Task
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, and some share a block while others cannot
 LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedloom.client import Schedule, Sgd
 from fedloom.fleet import Fleet, nested
 from fedloom.methods import Method
-from fedloom.methods.centralised import Centralised
+from fedloom.methods.centralized import Centralised
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.efedsup import EFedSup
@@ -26,7 +27,6 @@ from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.noside import NoSide
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model
-from fedloom.training import Schedule, Sgd
 
 pytestmark = pytest.mark.slow
 

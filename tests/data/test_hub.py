@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedloom.data import DATASETS, DataBroken, DataMissing
-from fedloom.data.hub import HUB_NAMES
+from fedloom.data.adapters import HUB_NAMES
 
 
 class Split(dict):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, at_most, tie_to_labels
-from fedloom.data.dirichlet import cuts, fill, open_proportions, proportions, top_up, with_minimum
-from fedloom.data.matching import matching_test
+from fedloom.data.partitions import cuts, fill, matching_test, open_proportions, proportions, top_up, with_minimum
 from fedloom.seeds import generator
 
 

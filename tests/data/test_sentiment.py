@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data import DATASETS, PARTITIONS, DataBroken, DataMissing, labels_of
-from fedloom.data.tweets import words_of
+from fedloom.data.sentiment140 import words_of
 from fedloom.seeds import generator
 
 PLAIN = [["label", "text"], ["4", "good good day"], ["0", "bad day, really bad"], ["2", "neutral"], ["4", "day"]]

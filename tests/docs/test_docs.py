@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.cli import main
+from fedloom.cli.app import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -93,8 +93,8 @@ def test_every_recipe_opens_with_its_command() -> None:
 
 
 def test_the_recipe_page_names_every_key() -> None:
-    from fedloom.experiment.recipes.load import SECTIONS
-    from fedloom.experiment.recipes.recipe import Recipe, TierPart
+    from fedloom.recipe.load import SECTIONS
+    from fedloom.recipe.schema import Recipe, TierPart
 
     text = (ROOT / "docs/recipe.md").read_text("utf-8")
     keys = {field.alias or name for part in (*SECTIONS.values(), TierPart) for name, field in part.model_fields.items()}

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.client import Client, Outcome, Task, like, shaped
 from fedloom.engines import refuse
 from fedloom.fleet import Device, Reply, nested
 from fedloom.models import model
 from fedloom.tensors import Parcel
-from fedloom.training import Client, Outcome, Task, like, shaped
 
 
 def tiny() -> nn.Module:

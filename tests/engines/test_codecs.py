@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom.client import Bounded, Client, Outcome, Task, like, shaped
 from fedloom.engines import Codec, Question, Refusal, opened, refuse, sealed
-from fedloom.engines.codes import Code, Half, Int8, TopK
+from fedloom.engines.compression import Code, Half, Int8, TopK
 from fedloom.fleet import Device, Reply
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
-from fedloom.training import Bounded, Client, Outcome, Task, like, shaped
 from tests.engines.test_mail import question as any_question
 
 FLOAT16, INT8, TOP = Half(torch.float16), Int8(), TopK(0.1)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.client import Client, Outcome, Task, like
 from fedloom.engines import ByMail, Codec, Coded, InProcess, Memory, Norms, ProcessPool
-from fedloom.engines.codes import Half, Int8, TopK
+from fedloom.engines.compression import Half, Int8, TopK
 from fedloom.engines.faults import Fates, Faulty
 from fedloom.fleet import Device
 from fedloom.methods import Method
@@ -15,7 +16,6 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import Parcel, fingerprint
-from fedloom.training import Client, Outcome, Task, like
 
 TOP, BOTH = Codec(TopK(0.1)), Codec(TopK(0.1), Int8())
 SIZES = (8, 5, 9, 8, 12, 7)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.engines.codes import UP, Code, Half, Int8, Malformed, TopK, Whole, is_coded
+from fedloom.engines.compression import UP, Code, Half, Int8, Malformed, TopK, Whole, is_coded
 from fedloom.tensors import Tensors
 
 EVERY: list[Code] = [

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 
 import fedloom
+from fedloom.client import Outcome, Schedule, Sgd
 from fedloom.engines import Crew, InProcess, convoy
-from fedloom.engines import works as module_of_works
-from fedloom.engines.works import Errand, Work, at_ease, carry_out, works
-from fedloom.experiment import Tables, load
-from fedloom.experiment.studies.compare import Comparison, comparison
+from fedloom.engines import blocks as module_of_works
+from fedloom.engines.blocks import Errand, Work, at_ease, carry_out, works
 from fedloom.methods import Method
 from fedloom.models import Model
-from fedloom.reporting import read_manifest, read_rows
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.folder import read_manifest, read_rows
+from fedloom.studies.compare import Comparison, comparison
 from fedloom.tensors import Parcel
-from fedloom.training import Outcome, Schedule, Sgd
 
 CONTROLS = ["standalone", "small-for-all", "all-large"]
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedloom.client import Task, like, shaped
 from fedloom.engines import refuse
 from fedloom.engines.faults import Fates, Faulty, damaged
 from fedloom.fleet import Device, Reply
 from fedloom.footprints import Footprint
 from fedloom.methods import METHODS
-from fedloom.training import Task, like, shaped
 
 
 @pytest.fixture

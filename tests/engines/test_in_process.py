@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.client import Client, Milestones, Outcome, Schedule, Task, like
 from fedloom.engines import devices_at_once, shelf
 from fedloom.fleet import Device, Reply
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, model
 from fedloom.tensors import Parcel
-from fedloom.training import Client, Milestones, Outcome, Schedule, Task, like
 
 
 def watching(seen: list[Client]) -> Task:
@@ -141,18 +141,23 @@ def test_a_pool_holds_what_its_devices_hold(world: Callable[..., Any]) -> None:
     assert held.seen_labels(pool).tolist() == [True, True, True, False]
 
 
-def batches(place: Any, number: int = 1, repeat: int = 0, name: str = "watch", seed: int = 0) -> list[Any]:
+def batches(place: Any, number: int = 1, repeat: int = 0, stream: str = "watch", seed: int = 0) -> list[Any]:
     seen: list[Client] = []
     engine = place.engine(FedAvg(), seed=seed)
-    list(engine.ask(replace(watching(seen), name=name), inboxes(place), number, repeat))
+    list(engine.ask(replace(watching(seen), stream=stream), inboxes(place), number, repeat))
     return [[step.rows.tolist() for step in client.plan] for client in seen]
 
 
-def test_batches_depend_on_seed_round_task_and_repeat(world: Callable[..., Any]) -> None:
+def test_batches_depend_on_seed_round_stream_and_repeat(world: Callable[..., Any]) -> None:
     place = world(sizes=(12, 12))
     first = batches(place)
     assert batches(place) == first
-    others = [batches(place, number=2), batches(place, repeat=1), batches(place, name="other"), batches(place, seed=1)]
+    others = [
+        batches(place, number=2),
+        batches(place, repeat=1),
+        batches(place, stream="other"),
+        batches(place, seed=1),
+    ]
     assert all(other != first for other in others)
 
 

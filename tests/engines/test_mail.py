@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.client import Bounded, Client, Outcome, Task, like, shaped
 from fedloom.engines import Question, Refusal, opened, sealed
-from fedloom.engines.mail import ENTRY
+from fedloom.engines.protocol import ENTRY
 from fedloom.fleet import Device, Reply, nested
 from fedloom.models import model
 from fedloom.tensors import Parcel, fingerprint
-from fedloom.training import Bounded, Client, Outcome, Task, like, shaped
 from tests.malformed import MALFORMED, head_of, honest, with_head
 from tests.pickles import pickles_heard
 
@@ -137,12 +137,12 @@ def test_the_cheapest_objection_comes_first() -> None:
 
 
 def test_more_bytes_than_the_task_declares_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.engines import mail
+    from fedloom.engines import protocol
 
     def never(data: bytes) -> None:
         raise AssertionError("it was read")
 
-    monkeypatch.setattr(mail, "load", never)
+    monkeypatch.setattr(protocol, "load", never)
     swollen = {**sent()["weights"], "weight": torch.zeros(300, 200)}
     assert code_of(sealed(question().heading(2), sent(weights=swollen))) == "TOO_BIG"
     assert code_of(letter() + b"\0" * 100_000) == "TOO_BIG"

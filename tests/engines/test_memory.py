@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedloom.client import Client, Outcome, Task, shaped
 from fedloom.engines import Memory
 from fedloom.fleet import Device
 from fedloom.methods import Method
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import Parcel
-from fedloom.training import Client, Outcome, Task, shaped
 
 
 def device(name: str, world: Callable[..., Any]) -> Device:

@@ -10,18 +10,20 @@ import pytest
 import torch
 
 import fedloom
+from fedloom.client import Client, Outcome, Task, like, shaped
 from fedloom.engines import Norms
-from fedloom.engines.norms import KEPT
-from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.recipes.problems import RecipeError
-from fedloom.experiment.running.record import recorded
-from fedloom.experiment.running.resume import reopened
+from fedloom.engines.norm_screening import KEPT
 from fedloom.fleet import Reply
-from fedloom.fleet.norms import update_norm
+from fedloom.fleet.round_context import update_norm
 from fedloom.methods import METHODS
-from fedloom.reporting import read_manifest
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
+from fedloom.runs.folder import read_manifest
+from fedloom.runs.recorder import recorded
+from fedloom.runs.resume import reopened
 from fedloom.tensors import Parcel
-from fedloom.training import Client, Outcome, Task, like, shaped
 
 Recipe = Callable[..., dict[str, Any]]
 

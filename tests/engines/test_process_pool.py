@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 import fedloom
-from fedloom.engines import ProcessPool, process_pool
-from fedloom.engines.wire import pack, unpack
-from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.running.record import recorded
-from fedloom.reporting import read_manifest, read_rows
+from fedloom.engines import ProcessPool, worker_pool
+from fedloom.engines.serialization import pack, unpack
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
+from fedloom.runs.folder import read_manifest, read_rows
+from fedloom.runs.recorder import recorded
 from fedloom.tensors import Parcel
 from tests.pickles import pickles_heard
 
@@ -82,14 +84,14 @@ def test_workers_do_not_collect_what_their_parent_threw_away(
 ) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()
-    work = process_pool.carry_out
+    work = worker_pool.carry_out
 
     def tidy(given: Any) -> Any:
         gc.collect()
         (tmp_path / f"tidied {os.getpid()}").touch()
         return work(given)
 
-    monkeypatch.setattr(process_pool, "carry_out", tidy)
+    monkeypatch.setattr(worker_pool, "carry_out", tidy)
     gc.disable()
     try:
         Haunting(seen)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.data import Preparation
 from fedloom.engines import keep_the_heap
-from fedloom.evaluation.exam import Exam
+from fedloom.evaluation.test_set import Exam
 from fedloom.models import model
 
 BATCH, WIDE = 64, 40_000

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import InProcess, Memory, shelf
 from fedloom.evaluation import Judge, Row, StaticBatchNorm
@@ -19,7 +20,6 @@ from fedloom.fleet import DeviceModel, Fleet, nested, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model, model
-from fedloom.training import Constant, Schedule, Sgd
 
 CLASSES = 4
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.client import Sgd
 from fedloom.evaluation import FineTune, Judge, Row
 from fedloom.fleet import ServerModel
 from fedloom.methods import METHODS
 from fedloom.tensors import combine
-from fedloom.training import Sgd
 
 FAMILIES = ["convnet", "preactresnet", "mobilenet"]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.client import Batch
 from fedloom.data import Preparation
-from fedloom.evaluation.positions import ENDLESS, device_sums, position_metrics, row_sums, tallied
-from fedloom.training import Batch
+from fedloom.evaluation.sequence import ENDLESS, device_sums, position_metrics, row_sums, tallied
 
 
 def measured(losses: Tensor, batch_size: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom.experiment import Run
+from fedloom.analysis.run import Run
 
 
 def small(**changes: Any) -> dict[str, Any]:

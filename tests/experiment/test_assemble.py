@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from fedloom.client import Constant, Milestones, Schedule, Sgd
 from fedloom.data import PREPARATIONS, DataMissing, Partition
 from fedloom.evaluation import StaticBatchNorm
-from fedloom.experiment import RecipeError, Tables, assemble, load
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.training import Constant, Milestones, Schedule, Sgd
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from fedloom.analysis.run import Run
+from fedloom.analysis.trained import Wanted, finished, trained
 from fedloom.evaluation.cka import cka_map, features
-from fedloom.experiment import Run, Tables
-from fedloom.experiment.finished.trained import finished, trained
-from fedloom.experiment.finished.wanted import Wanted
+from fedloom.recipe.registry import Tables
 
 Go = Callable[..., Run]
 

@@ -4,9 +4,10 @@ import tomllib
 
 import pytest
 
-from fedloom.cli import main
-from fedloom.experiment import Tables, load
-from fedloom.experiment.costs.calibrate import SIZES, Measured, with_blocks
+from fedloom.analysis.profiling import SIZES, Measured, with_blocks
+from fedloom.cli.app import main
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
 
 MEASURED = [Measured("a", {1: 2.0, 2: 1.0}, 2), Measured("b", {1: 1.0, 2: 1.0}, 1)]
 

@@ -12,14 +12,17 @@ import pytest
 import torch
 
 import fedloom
-from fedloom import durable
-from fedloom.experiment import RecipeError, Tables, assemble, load
-from fedloom.experiment.recipes import toml
-from fedloom.experiment.running import checkpoint
-from fedloom.experiment.running.checkpoint import FILES, KEPT, Checkpoints, Keeper, Point
-from fedloom.experiment.running.record import recorded
-from fedloom.experiment.running.resume import changes, newest_run, reopened, verify
-from fedloom.reporting import read_manifest
+from fedloom import files
+from fedloom.recipe import toml
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs import checkpoint
+from fedloom.runs.build import assemble
+from fedloom.runs.checkpoint import FILES, KEPT, Checkpoints, Keeper, Point
+from fedloom.runs.folder import read_manifest
+from fedloom.runs.recorder import recorded
+from fedloom.runs.resume import changes, newest_run, reopened, verify
 from fedloom.tensors import Parcel, Tensors
 from tests.chaos import recipe
 from tests.pickles import pickles_heard
@@ -139,7 +142,7 @@ class TestStore:
 
             return tried
 
-        monkeypatch.setattr(durable.os, "fsync", failing(os.fsync))
+        monkeypatch.setattr(files.os, "fsync", failing(os.fsync))
         monkeypatch.setattr(Path, "replace", failing(Path.replace))
         monkeypatch.setattr(Path, "unlink", failing(Path.unlink))
         try:

@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 
+from fedloom.analysis.costs import tier_costs
 from fedloom.engines import Codec, Coded
-from fedloom.engines.codes import Half, Int8, TopK
-from fedloom.experiment import Experiment, RecipeError, Tables, assemble, load, recorded, tier_costs
-from fedloom.experiment.assembly.coding import build_codec
-from fedloom.experiment.running.resume import reopened, verify
-from fedloom.experiment.running.run import rounds
-from fedloom.experiment.studies.attack import bench
-from fedloom.reporting import read_manifest
+from fedloom.engines.compression import Half, Int8, TopK
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import Experiment, assemble
+from fedloom.runs.compression import build_codec
+from fedloom.runs.folder import read_manifest
+from fedloom.runs.loop import rounds
+from fedloom.runs.recorder import recorded
+from fedloom.runs.resume import reopened, verify
+from fedloom.studies.attack_bench import bench
 from fedloom.tensors import fingerprint
 
 TOP = {"kind": "top_k", "share": 0.1}

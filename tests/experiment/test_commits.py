@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from fedloom.experiment.studies.reproduce import commit_of
+from fedloom.studies.reproduce import commit_of
 
 
 def git(folder: Path, *said: str) -> str:

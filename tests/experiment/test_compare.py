@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.experiment import RecipeError, Tables, comparison, load
-from fedloom.experiment.running.resume import newest_run, verify
-from fedloom.experiment.studies.compare import Comparison, is_comparison, reopened_comparison
-from fedloom.reporting import read_manifest
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.folder import read_manifest
+from fedloom.runs.resume import newest_run, verify
+from fedloom.studies.compare import Comparison, comparison, is_comparison, reopened_comparison
 from tests.chaos import recipe
 
 CONTROLS = ["standalone", "drop-the-small"]

@@ -2,8 +2,12 @@
 
 import pytest
 
-from fedloom.experiment import CONTROLS, RecipeError, Tables, arms, assemble, load, serving
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
 from fedloom.reporting import Serving
+from fedloom.runs.build import assemble
+from fedloom.studies.controls import CONTROLS, arms, serving
 
 
 @pytest.fixture

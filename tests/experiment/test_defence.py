@@ -2,11 +2,11 @@
 
 import pytest
 
-from fedloom.experiment.assembly.assemble import build_merge
-from fedloom.experiment.recipes.recipe import DefencePart
 from fedloom.footprints import RULES, Defence, coverage_mean
 from fedloom.footprints.robust import TrimmedMean
-from fedloom.reporting import read_manifest
+from fedloom.recipe.schema import DefencePart
+from fedloom.runs.build import build_merge
+from fedloom.runs.folder import read_manifest
 
 
 def test_without_a_defence_it_is_the_papers_mean_itself():

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cryptography")
 
-from fedloom.engines.flower import processes
-from fedloom.experiment import NoQuorum, RecipeError, Tables, assemble, load
-from fedloom.experiment.assembly.standing import Standing
-from fedloom.experiment.deployment.book import enroll, read_book, read_bundle, revoke, wish
-from fedloom.experiment.deployment.duty import duty, how_it_is, last_duty, on_duty
-from fedloom.experiment.deployment.homes import home_of, introduced
-from fedloom.experiment.deployment.keys import is_loopback
-from fedloom.experiment.deployment.seats import by_key, knocking, largest_allowed, machine, seated
-from fedloom.experiment.deployment.server import GivenUp, Supervisor, watched_over
+from fedloom.deploy.keys import is_loopback
+from fedloom.deploy.pidfile import duty, how_it_is, last_duty, on_duty
+from fedloom.deploy.registry import enroll, read_book, read_bundle, revoke, wish
+from fedloom.deploy.runtime import home_of, introduced
+from fedloom.deploy.server import GivenUp, Supervisor, watched_over
+from fedloom.deploy.tier_assignment import by_key, knocking, largest_allowed, machine, seated
+from fedloom.flower import processes
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
+from fedloom.runs.faults import NoQuorum
+from fedloom.runs.state import Standing
 
 SIZES = ("large", "medium", "small")
 
@@ -190,7 +194,7 @@ def test_a_device_reads_its_data_by_a_function_of_its_own(tmp_path: Path) -> Non
     file.write_text(
         "import torch\n"
         "from fedloom.data import Dataset, Examples\n"
-        "from fedloom.data.shipped import digits\n"
+        "from fedloom.data.bundled_sets import digits\n"
         "def load():\n"
         "    whole = digits()\n"
         "    few = Examples(whole.train.x[:7], whole.train.y[:7])\n"

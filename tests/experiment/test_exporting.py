@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fedloom
 from fedloom.data import Dataset, Examples, Preparation
-from fedloom.experiment import RecipeError
+from fedloom.recipe.errors import RecipeError
 
 WORDS = 6
 

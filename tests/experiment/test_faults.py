@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from fedloom import run as run_recipe
-from fedloom.experiment import NoQuorum, RecipeError, Tables, assemble, load
-from fedloom.experiment.assembly.standing import Standing
-from fedloom.experiment.recipes.toml import dumps
-from fedloom.experiment.running.run import rounds
 from fedloom.fleet import Turn
 from fedloom.models import cost
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.recipe.toml import dumps
+from fedloom.runs.build import assemble
+from fedloom.runs.faults import NoQuorum
+from fedloom.runs.loop import rounds
+from fedloom.runs.state import Standing
 from fedloom.tensors import fingerprint
 
 FAST = [

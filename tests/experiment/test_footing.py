@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.experiment.costs import footing
-from fedloom.experiment.costs.footing import training_memory, training_speed
+from fedloom.analysis import profiling
+from fedloom.analysis.profiling import training_memory, training_speed
+from fedloom.client import Adam, Sgd
 from fedloom.models import MODELS, cost, model
-from fedloom.training import Adam, Sgd
 from tests.conftest import build_tiny
 
 
@@ -15,7 +15,7 @@ from tests.conftest import build_tiny
 def test_small_batches_tell_the_memory_of_a_large_one(family: str) -> None:
     net, optimiser = build_tiny(family, (1, 12, 12)), Sgd(momentum=0.9)
     foreseen = training_memory(net, 24, optimiser)
-    assert foreseen == footing._peak(footing._seen(net, 24, optimiser))
+    assert foreseen == profiling._peak(profiling._seen(net, 24, optimiser))
 
 
 def test_the_parts_of_a_perceptron_are_counted_by_hand() -> None:
@@ -46,7 +46,7 @@ class Moody(nn.Module):
 
 def test_a_model_of_moods_is_looked_at_with_the_batch_itself() -> None:
     net = model("moody", lambda classes: Moody(classes), {}, (4,), 3)
-    assert training_memory(net, 7, Sgd()) == footing._peak(footing._seen(net, 7, Sgd()))
+    assert training_memory(net, 7, Sgd()) == profiling._peak(profiling._seen(net, 7, Sgd()))
 
 
 def test_speed_is_of_work_done() -> None:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 import fedloom
-from fedloom.experiment import RecipeError, Tables
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.registry import Tables
 
 METHOD = """
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal
 from fedloom.fleet import slices
 from fedloom.footprints import Contribution
 from fedloom.methods import Method
-from fedloom.training import Outcome, fit, label_loss, like, on_device
+from fedloom.client import Outcome, fit, label_loss, like, on_device
 
 
 @dataclass(frozen=True)

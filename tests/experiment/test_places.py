@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.experiment import RecipeError
-from fedloom.experiment.recipes.places import data_folder, fresh_folder
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.paths import data_folder, fresh_folder
 
 
 def test_the_data_folder(monkeypatch):

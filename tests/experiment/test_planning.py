@@ -6,11 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedloom.experiment import RecipeError, Tables, assemble, load, tier_costs
-from fedloom.experiment.costs.machines import Machine, free_memory, probe, read_machines
-from fedloom.experiment.costs.planning import plan_fleet
-from fedloom.experiment.costs.timing import _load, _prices, round_time
-from fedloom.experiment.running.run import rounds
+from fedloom.analysis.costs import tier_costs
+from fedloom.analysis.hardware import Machine, free_memory, probe, read_machines
+from fedloom.analysis.planning import plan_fleet
+from fedloom.analysis.profiling import _load, _prices, round_time
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
+from fedloom.runs.loop import rounds
 
 HERE = Path("data")
 

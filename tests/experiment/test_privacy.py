@@ -9,12 +9,6 @@ from typing import Any
 
 import pytest
 
-from fedloom.experiment import Experiment, RecipeError, Tables, assemble, comparison, load
-from fedloom.experiment.assembly.accountant import AccountantMissing, Mechanism
-from fedloom.experiment.assembly.assemble import refuse_deployment
-from fedloom.experiment.assembly.merging import merge_for
-from fedloom.experiment.assembly.privacy import spent, told
-from fedloom.experiment.running.resume import verify
 from fedloom.fleet import Turn
 from fedloom.footprints import PrivateMerge, coverage_mean
 from fedloom.methods import METHODS, Method
@@ -24,6 +18,13 @@ from fedloom.methods.fedrolex import FedRolex
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.noside import NoSide
 from fedloom.methods.standalone import Standalone
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import Experiment, assemble, merge_for, refuse_deployment
+from fedloom.runs.privacy import AccountantMissing, Mechanism, spent, told
+from fedloom.runs.resume import verify
+from fedloom.studies.compare import comparison
 
 PRIVATE: dict[str, Any] = {
     "fleet": {"participation": 0.5, "sampling": "poisson"},
@@ -122,7 +123,7 @@ def test_rounds_that_are_played_again_have_the_same_noise_and_epsilon(run: Calla
 
 @pytest.fixture
 def manifest_of() -> Callable[..., Any]:
-    from fedloom.reporting import read_manifest
+    from fedloom.runs.folder import read_manifest
 
     return lambda finished: read_manifest(finished.folder)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from fedloom.experiment import Problem, RecipeError
-from fedloom.experiment.recipes.problems import lines_of, nearest, spell
+from fedloom.recipe.errors import Problem, RecipeError, lines_of, nearest, spell
 
 TEXT = """\
 # a comment, with key = value

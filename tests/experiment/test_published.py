@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.experiment import RecipeError, Tables, load
-from fedloom.experiment.assembly.assemble import build
-from fedloom.experiment.assembly.sources import build_partition, outline
-from fedloom.experiment.studies.claims import Claim, read_claims
-from fedloom.experiment.studies.published import Number, measured, read_published
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import build
+from fedloom.runs.data import build_partition, outline
+from fedloom.studies.claims import Claim, read_claims
+from fedloom.studies.published import Number, measured, read_published
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = read_published(RECIPES)

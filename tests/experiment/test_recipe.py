@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data import PARTITIONS
-from fedloom.experiment import RecipeError, Tables, load
-from fedloom.experiment.recipes.toml import dumps
 from fedloom.methods import METHODS
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.recipe.toml import dumps
 
 TABLES = Tables()
 LEAST = {"rounds": 3, "tiers": [{"name": "all", "share": 1.0}], "method": {"name": "fedavg"}}

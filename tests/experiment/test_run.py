@@ -8,9 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedloom
-from fedloom.experiment import RecipeError, Tables, assemble, load, recorded
 from fedloom.fleet import slices
 from fedloom.methods import Method
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
+from fedloom.runs.recorder import recorded
 
 
 @dataclass(frozen=True)

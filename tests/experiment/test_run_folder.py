@@ -13,8 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedloom
+from fedloom.analysis.run import Run
 from fedloom.data import Partition
-from fedloom.experiment import NothingAdmitted, Run, Tables, load
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.recorder import NothingAdmitted
 from fedloom.tensors import fingerprint
 
 SHA256 = re.compile("[0-9a-f]{64}")

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from fedloom.data import Partition
-from fedloom.experiment import RecipeError, Tables, assemble, load
-from fedloom.experiment.assembly.assemble import build
-from fedloom.experiment.assembly.sources import outline
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble, build
+from fedloom.runs.data import outline
 
 TABLES = Tables()
 

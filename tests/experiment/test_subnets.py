@@ -12,16 +12,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedloom
+from fedloom.analysis import profiling, subnets
+from fedloom.analysis.profiling import latency_ms
+from fedloom.analysis.subnets import Budget, open_supernet, search
 from fedloom.data import DATASETS
-from fedloom.engines import process_pool
-from fedloom.engines.works import carry_out
-from fedloom.experiment import RecipeError, Tables
-from fedloom.experiment.finished import latency, supernet
-from fedloom.experiment.finished.latency import latency_ms
-from fedloom.experiment.finished.subnets import search
-from fedloom.experiment.finished.supernet import Budget, open_supernet
+from fedloom.engines import worker_pool
+from fedloom.engines.blocks import carry_out
 from fedloom.footprints import part_of
 from fedloom.models import cost
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.registry import Tables
 
 SUPERNET = {
     "rounds": 1,
@@ -141,7 +141,7 @@ def test_workers_change_nothing(run, monkeypatch):
     alone = judged(done).rows()
     (done.folder / "subnets.jsonl").unlink()
     seen, sought = [], search(opened(done), 500, 0)
-    monkeypatch.setattr(process_pool, "carry_out", lambda work: seen.append(os.getpid()) or carry_out(work))
+    monkeypatch.setattr(worker_pool, "carry_out", lambda work: seen.append(os.getpid()) or carry_out(work))
     for _ in sought.measure(workers=2):
         pass
     assert sought.rows() == alone
@@ -165,7 +165,7 @@ def test_the_best_never_exceeds_its_budget(supernet_of_32, most, kind, seed):
 
 @pytest.mark.parametrize("kind", ["macs", "parameters"])
 def test_more_are_drawn_where_too_few_fit(kind, finished, monkeypatch):
-    monkeypatch.setattr(supernet, "ENOUGH", 0.5)
+    monkeypatch.setattr(subnets, "ENOUGH", 0.5)
     net = opened(finished)
     costs = sorted(getattr(cost(one), kind) for one in net.sample(32, 0))
     budget = Budget(kind, costs[8])  # nine of the 32 fit
@@ -317,7 +317,7 @@ def test_a_run_needs_no_earlier_run_it_started_from(run):
 def test_a_time_is_the_median_of_a_hundred_after_ten(finished, monkeypatch):
     spans = [50.0] * 10 + [1.0] * 30 + [3.0] * 50 + [9.0] * 20
     clock = iter([moment for start, span in enumerate(spans) for moment in (start, start + span / 1000)])
-    monkeypatch.setattr(latency.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(clock))
     net = opened(finished).tiers[0].resized(stem=2)
     assert latency_ms(net) == pytest.approx(3.0)
     assert next(clock, None) is None
@@ -326,7 +326,7 @@ def test_a_time_is_the_median_of_a_hundred_after_ten(finished, monkeypatch):
 
 def test_a_budget_of_time(finished, monkeypatch):
     """A made-up machine on which each multiply-add takes a nanosecond."""
-    monkeypatch.setattr(supernet, "latency_ms", lambda net: cost(net).macs / 1e6)
+    monkeypatch.setattr(subnets, "latency_ms", lambda net: cost(net).macs / 1e6)
     fits = search(opened(finished), 500, 0, Budget("latency_ms", 0.01)).best()
     assert fits[1] == search(opened(finished), 500, 0, Budget("macs", 10_000)).best()[1]
     with pytest.raises(

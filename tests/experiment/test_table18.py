@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.running.run import rounds
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import assemble
+from fedloom.runs.loop import rounds
 
 NETS: dict[str, dict[str, Any]] = {
     "B": {"widths": [4, 8], "depths": [1, 2], "kernels": [5, 5]},

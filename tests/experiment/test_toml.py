@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.experiment.recipes.toml import dumps
+from fedloom.recipe.toml import dumps
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 plain = st.one_of(

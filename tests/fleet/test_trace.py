@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedloom.fleet import Fleet, draw_cohort, side_by_side
-from fedloom.fleet.rings import ring_name, tier_rings
-from fedloom.fleet.stragglers import Pace, from_file, lognormal
-from fedloom.fleet.trace import ALWAYS, BadTrace, Trace, read_trace
+from fedloom.fleet.sampling import ALWAYS, BadTrace, Trace, read_trace
+from fedloom.fleet.speed import Pace, from_file, lognormal
+from fedloom.fleet.tiers import ring_name, tier_rings
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedloom.client import Client, Outcome, Task
 from fedloom.fleet import Device, Fleet, Reply, ServerModel, Turn, nested, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import model
 from fedloom.tensors import Parcel
-from fedloom.training import Client, Outcome, Task
 
 
 def tiny(size: int) -> nn.Module:

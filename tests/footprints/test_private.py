@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.footprints import Contribution, Footprint, PrivateMerge, between, coverage_mean, leading, rolling
-from fedloom.footprints.private import NotCovered, expected_votes
+from fedloom.footprints.dp import NotCovered, expected_votes
 from fedloom.tensors import Tensors
 
 LARGE = {"a": torch.Size([4, 3]), "b": torch.Size([5])}

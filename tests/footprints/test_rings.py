@@ -3,7 +3,7 @@
 import torch
 
 from fedloom.footprints import Contribution, between, coverage_mean
-from fedloom.footprints.rings import rings, thin_rings_stay
+from fedloom.footprints.regions import rings, thin_rings_stay
 
 
 def part(rows: int, value: float, weight: float = 1.0) -> Contribution:

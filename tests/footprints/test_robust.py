@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.footprints import RULES, Contribution, Defence, Footprint, between, coverage_mean, leading, rolling
-from fedloom.footprints.rings import rings_of
-from fedloom.footprints.robust import (
-    Clipping,
-    GeometricMedian,
-    Median,
-    MultiKrum,
-    NearestMean,
-    Rule,
-    TrimmedMean,
-)
+from fedloom.footprints.regions import rings_of
+from fedloom.footprints.robust import Clipping, GeometricMedian, Median, MultiKrum, NearestMean, Rule, TrimmedMean
 
 Entry = tuple[str, tuple[int, ...]]
 Case = tuple[dict[str, Tensor], list[Contribution]]

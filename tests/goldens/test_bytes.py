@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.experiment import Tables, TierCost, load, tier_costs
+from fedloom.analysis.costs import TierCost, tier_costs
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
 
 PAPERS = Path(__file__).parents[2] / "recipes" / "papers"
 PAIR = 4 * (64 * 16 * 16 + 1024)  # what goes into FedIN's middle and what comes out of it

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Client, Holdings, Sgd, Step
 from fedloom.data import Examples
 from fedloom.engines import Rehearsal
 from fedloom.fleet import Fleet, Turn, side_by_side
-from fedloom.methods.fedgkt import FedGKT
-from fedloom.methods.lesson import distillation
+from fedloom.methods.fedgkt import FedGKT, distillation
 from fedloom.models import MODELS, Draws, Model, model
 from fedloom.tensors import payload_bytes
-from fedloom.training import Client, Holdings, Sgd, Step
 
 
 class Said(nn.Module):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Sgd, Step
 from fedloom.data import Examples
-from fedloom.engines.admission import refuse
+from fedloom.engines.gate import refuse
 from fedloom.fleet import Device, Fleet, Reply, ServerModel, Turn, nested
 from fedloom.methods import Method
 from fedloom.methods.decouple import Decouple
@@ -17,7 +18,6 @@ from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.noside import NoSide
 from fedloom.models import Draws, Model, Outputs, model
 from fedloom.tensors import Parcel
-from fedloom.training import Batch, Sgd, Step
 
 
 class Exits(nn.Module):
@@ -55,7 +55,7 @@ def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
 @pytest.fixture
 def squares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the square of the one logit takes the place of the cross entropy."""
-    for place in ("fedloom.methods.fedhen", "fedloom.training.losses"):
+    for place in ("fedloom.methods.fedhen", "fedloom.client.losses"):
         monkeypatch.setattr(import_module(place), "cross_entropy", half_a_square)
 
 

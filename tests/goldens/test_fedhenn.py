@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.client import blended, described, misalignment
 from fedloom.fleet import Device, Reply, Turn
-from fedloom.methods.agreement import Agreement
+from fedloom.methods._alignment import Agreement
 from fedloom.methods.fedhenn import FedHeNN
 from fedloom.tensors import Parcel, Tensors
-from fedloom.training import blended, described, misalignment
 
 A_I = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
 A_J = torch.tensor([[1], [0], [0]], dtype=torch.float64)

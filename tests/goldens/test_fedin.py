@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Client, Sgd, Step, gradient
 from fedloom.data import Examples
 from fedloom.fleet import Fleet, Reply, Turn, side_by_side
-from fedloom.methods.fedin import FedIN
-from fedloom.methods.pairs import features_loss
+from fedloom.methods.fedin import FedIN, features_loss
 from fedloom.models import Draws, Model, model
-from fedloom.training import Batch, Client, Sgd, Step, gradient
 
 
 class Times(nn.Module):
@@ -109,7 +108,7 @@ def test_6_a_middle_of_one_weight(
     middle: Any, weight: float, client_for: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The labels' slope is -4, the features' 6: 0 projected, 2 summed. One after the other: 2.4, where it is 13.2."""
-    monkeypatch.setattr(import_module("fedloom.training.losses"), "cross_entropy", half_a_square)
+    monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
     memory = {"weights": {"intermediate.weight": torch.tensor([[2.0]])}}
     client = client_of(net(offset=-6.0), client_for, optimiser=Sgd(0.1), memory=memory)
     ends = {f"{part}.weight": torch.ones(1, 1) for part in ("extractor", "classifier")}

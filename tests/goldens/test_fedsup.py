@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Sgd, Step, soft_cross_entropy
 from fedloom.data import Examples
 from fedloom.fleet import Device, Fleet, Reply, Turn, nested
 from fedloom.footprints import between
@@ -17,7 +18,6 @@ from fedloom.methods.fedsup import FedSup
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import Draws, Model, model
 from fedloom.tensors import Parcel
-from fedloom.training import Batch, Sgd, Step, soft_cross_entropy
 
 
 class Line(nn.Module):

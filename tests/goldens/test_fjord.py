@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Step
 from fedloom.data import Examples
 from fedloom.fleet import Device, Fleet, Reply, Turn, nested
 from fedloom.methods.fedprox import FedProx
 from fedloom.methods.fjord import FjORD
 from fedloom.models import Draws, model
 from fedloom.tensors import Parcel, Tensors
-from fedloom.training import Batch, Step
 
 
 def square(size: int) -> nn.Module:
@@ -83,7 +83,7 @@ def test_the_proximal_term_pulls_back_to_the_broadcast(
     def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
         return (logits - 3).square().sum(-1).mean(1) / 2
 
-    monkeypatch.setattr(import_module("fedloom.training.losses"), "cross_entropy", half_a_square)
+    monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
     step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     client = client_for(model("number", Number, {}, (1,), 1), examples, [step, step], ToTwoThenDescend())

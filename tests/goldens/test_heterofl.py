@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Constant, Milestones, Schedule, Sgd, at_round, cross_entropy, mask_logits
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import InProcess, Memory, shelf
 from fedloom.evaluation import Judge, StaticBatchNorm
@@ -16,7 +17,6 @@ from fedloom.fleet import Device, Fleet, Reply, Turn, nested, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import model
 from fedloom.tensors import Parcel
-from fedloom.training import Batch, Constant, Milestones, Schedule, Sgd, at_round, cross_entropy, mask_logits
 
 
 def two_layers(size: int) -> nn.Module:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import InProcess, Memory, shelf
 from fedloom.evaluation import Judge, StaticBatchNorm
 from fedloom.fleet import DeviceModel, Fleet, Reply, nested, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, model
-from fedloom.training import Constant, Schedule, Sgd
 
 
 def language_net(embedding: int, width: float) -> Model:

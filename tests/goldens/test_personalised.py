@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Client, Outcome, Sgd, Step
 from fedloom.data import Examples
 from fedloom.fleet import Fleet, Reply, Turn, side_by_side
 from fedloom.methods.ditto import Ditto
@@ -16,7 +17,6 @@ from fedloom.methods.fedrep import FedRep
 from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.perfedavg import PerFedAvg
 from fedloom.models import Draws, Model, model
-from fedloom.training import Batch, Client, Outcome, Sgd, Step
 
 
 class Off(nn.Module):
@@ -61,7 +61,7 @@ def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _squares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("fedloom.training.losses"), "cross_entropy", half_a_square)
+    monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from fedloom.experiment import Tables, load
-from fedloom.experiment.assembly.assemble import build
-from fedloom.experiment.assembly.sources import outline
-from fedloom.experiment.studies.published import Published, read_published
-from fedloom.experiment.studies.reproduce import Place, row_result
 from fedloom.models import Cost, cost
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import build
+from fedloom.runs.data import outline
+from fedloom.studies.published import Published, read_published
+from fedloom.studies.reproduce import Place, row_result
 
 ROWS = {name: row for name, row in read_published(Path("recipes")).items() if name.startswith("heterofl_costs")}
 TABLES = ("heterofl_costs_table7", "heterofl_costs_table8", "heterofl_costs_table9")
@@ -42,7 +43,8 @@ def test_the_mean_over_levels_is_as_printed(table: str, tmp_path: Path) -> None:
 
 
 def test_a_row_shows_the_mean_over_devices_without_a_run(tmp_path: Path) -> None:
-    row, place = ROWS["heterofl_costs_table7_a-e"], Place(Tables(), tmp_path, 1, print)
+    row = ROWS["heterofl_costs_table7_a-e"]
+    place = Place(Tables(), tmp_path, 1, print, lambda experiment, tables, data, folder: experiment)
     found = row_result(row, load(row.recipe, Tables(), list(row.changes)), tmp_path, place)
     assert [one["what"] for one in found] == ["all devices parameters", "all devices published_flops"]
     assert [one["measured"] for one in found] == [(1_556_874 + 6_594) / 2, (80_504_320 + 400_480) / 2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedloom.fleet import DeviceModel
-from fedloom.methods.centralised import Centralised
+from fedloom.methods.centralized import Centralised
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.standalone import Standalone
 

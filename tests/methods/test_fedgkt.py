@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.client import Adam, Client, Schedule, Sgd, Step, own_statistics
 from fedloom.data import Examples
 from fedloom.engines import ProcessPool
 from fedloom.fleet import DeviceModel
-from fedloom.methods.fedgkt import FedGKT
-from fedloom.methods.lesson import pupil
+from fedloom.methods.fedgkt import FedGKT, pupil
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Draws, Model, chained, model
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
-from fedloom.training import Adam, Client, Schedule, Sgd, Step, own_statistics
 
 SIZES = (8, 5, 9)
 SMALL = FedGKT(server_epochs=1, server_batch=8, server_planes=(2,), server_blocks=(1,))

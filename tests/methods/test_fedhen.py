@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedloom
-from fedloom.experiment import RecipeError
+from fedloom.client import Schedule, Sgd
 from fedloom.fleet import Device, Fleet, Reply, ServerModel, Turn, nested
 from fedloom.methods import Method
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.noside import NoSide
 from fedloom.models import Model, Outputs, model
+from fedloom.recipe.errors import RecipeError
 from fedloom.tensors import fingerprint
-from fedloom.training import Schedule, Sgd
 
 Build = Callable[..., Model]
 NESTED = [FedHeN(), NoSide(), NoSide("trained_only")]

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.client import Schedule, Sgd, Step, Task, misalignment
 from fedloom.fleet import Device, Engine, Reply, draw_cohort
-from fedloom.methods import agreement
+from fedloom.methods import _alignment
+from fedloom.methods._last_uploads import bundle
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedhenn import FedHeNN
-from fedloom.methods.latest import bundle
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Draws, Model
 from fedloom.tensors import Parcel, payload_bytes
-from fedloom.training import Schedule, Sgd, Step, Task, misalignment
 
 World = Any
 UNEQUAL = (8, 8, 5, 9, 12)
@@ -345,8 +345,8 @@ def test_in_one_step_the_others_are_as_if_not_there(
 
 def test_steps_take_turns_with_the_examples(world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
-    plain = agreement.about
-    monkeypatch.setattr(agreement, "about", lambda told, rows: seen.append(rows.tolist()) or plain(told, rows))
+    plain = _alignment.about
+    monkeypatch.setattr(_alignment, "about", lambda told, rows: seen.append(rows.tolist()) or plain(told, rows))
     place, method = world(sizes=(12,)), replace(PULLED, probe_batch=3)
     place.play(method, place.engine(method), rounds=1)
     assert seen == [[0, 1, 2], [3, 4, 5], [6, 7, 0]]

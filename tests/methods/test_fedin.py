@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedloom.client import Client, Holdings, Schedule, Sgd, fit, gradient, label_loss, together
 from fedloom.fleet import Reply
-from fedloom.methods.fedin import FedIN
+from fedloom.methods.fedin import FedIN, collected, dealt, features_loss, no_pairs, refilled
 from fedloom.methods.lgfedavg import LGFedAvg
-from fedloom.methods.pairs import collected, dealt, features_loss, no_pairs, refilled
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model, model
 from fedloom.tensors import combine, inner
-from fedloom.training import Client, Holdings, Schedule, Sgd, fit, gradient, label_loss, together
 
 SIZES = (8, 5, 9, 12)
 A_TO_E = {"a": (2, 3), "b": (2, 1), "c": (2, 2), "d": (1, 3), "e": (1, 1)}

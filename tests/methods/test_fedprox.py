@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.client import Schedule, Sgd
 from fedloom.methods.fedprox import FedProx
-from fedloom.training import Schedule, Sgd
 
 
 @pytest.mark.usefixtures("double")

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fedloom
-from fedloom.experiment import RecipeError
+from fedloom.client import Batch, Schedule, Sgd, gradient
 from fedloom.fleet import Device
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
 from fedloom.models import SPACES, Draws, Model, cost, model
 from fedloom.models.mobilenet import mobilenet
+from fedloom.recipe.errors import RecipeError
 from fedloom.tensors import Parcel, Tensors, fingerprint
-from fedloom.training import Batch, Schedule, Sgd, gradient
 
 CHOICES = (0.25, 0.5, 1.0)
 SPACE = {"width": CHOICES}

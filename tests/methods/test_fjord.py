@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedloom.client import Batch, Schedule, Sgd, gradient, subnet_logits
 from fedloom.methods.fjord import FjORD
 from fedloom.models import Draws, Model
 from fedloom.tensors import Tensors
-from fedloom.training import Batch, Schedule, Sgd, gradient, subnet_logits
 
 WIDTHS = (1.0, 0.5, 0.25)
 

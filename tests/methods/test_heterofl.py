@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
 from fedloom.evaluation import StaticBatchNorm
 from fedloom.fleet import Device, Fleet, Reply, Turn, nested
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Draws, Model, model
 from fedloom.tensors import Parcel
-from fedloom.training import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
 
 WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25}
 CLASSES = 4

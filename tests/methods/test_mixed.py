@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.client import Task
 from fedloom.engines import ProcessPool
 from fedloom.fleet import Device, DeviceModel, Engine, Reply, Turn, draw_cohort
 from fedloom.methods import METHODS, Method
@@ -16,12 +17,10 @@ from fedloom.methods.fedhenn import FedHeNN
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.fjord import FjORD
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.methods.mixed import Mixed
-from fedloom.methods.parts import Part
+from fedloom.methods.mixed import Mixed, Part
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model
 from fedloom.tensors import Parcel
-from fedloom.training import Task
 
 World = Any
 Build = Callable[..., Model]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedloom.client import Schedule, Sgd, gradient, label_loss, together
 from fedloom.evaluation import FineTune, Row
 from fedloom.fleet import DeviceModel, draw_cohort
 from fedloom.methods import Method
@@ -22,7 +23,6 @@ from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.perfedavg import PerFedAvg
 from fedloom.methods.standalone import Standalone
-from fedloom.training import Schedule, Sgd, gradient, label_loss, together
 
 pytestmark = pytest.mark.slow
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from fedloom.client import together
 from fedloom.fleet import Fleet, nested
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedhen import FedHeN
@@ -13,7 +14,6 @@ from fedloom.methods.fedrolex import FedRolex
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.fjord import FjORD
 from fedloom.models import MODELS, Model, model, space_of
-from fedloom.training import together
 
 SHAPE, CLASSES = (1, 8, 8), 4
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.models import Draws, Model, Outputs, model, running, space
-from fedloom.models.blocks import Skeleton, SlowBlock, fastest
+from fedloom.models import Draws, Model, Outputs, batching, model, space
+from fedloom.models.batching import Skeleton, SlowBlock, fastest
 from fedloom.models.mobilenet import mobilenet
-from fedloom.models.normalisation import Normalisation
+from fedloom.models.normalization import Normalisation
 from fedloom.seeds import generator
 from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
@@ -327,15 +327,15 @@ def test_dropout_is_off_when_judged(block_weights: Callable[..., dict[str, Tenso
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
     """The modules on which ways of running were tried out, with nothing known from before."""
-    caches = (running._skeleton, running._alone, running._many, running.fastest_of, running._ways)
+    caches = (batching._skeleton, batching._alone, batching._many, batching.fastest_of, batching._ways)
     tried: list[nn.Module] = []
 
     def watched(skeleton: Skeleton, *said: Any) -> Any:
         tried.append(skeleton.module)
         return fastest(skeleton, *said)
 
-    monkeypatch.setattr(running, "fastest", watched)
-    monkeypatch.setattr(running, "ENOUGH", 2)
+    monkeypatch.setattr(batching, "fastest", watched)
+    monkeypatch.setattr(batching, "ENOUGH", 2)
     for cache in caches:
         cache.cache_clear()
     yield tried

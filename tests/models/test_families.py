@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.models import MODELS, Draws, Model, model
-from fedloom.models.normalisation import Normalisation, kept_channels, normalise
+from fedloom.models.normalization import Normalisation, kept_channels, normalise
 from fedloom.tensors import Tensors
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.models import Draws, Model, Outputs, model
-from fedloom.models.blocks import Skeleton, Way, folded, one_by_one, vmapped
+from fedloom.models.batching import Skeleton, Way, folded, one_by_one, vmapped
 
 NUMBERS = count()
 DEVICES = 3
@@ -182,7 +182,7 @@ def silent() -> nn.Module:
     return Silent()
 
 
-@pytest.mark.filterwarnings("ignore::fedloom.models.blocks.SlowBlock")
+@pytest.mark.filterwarnings("ignore::fedloom.models.batching.SlowBlock")
 def test_a_layer_that_is_never_called_shows_nothing(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(silent, (6,))
     block, x = block_weights(net, 1), images((6,), 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.footprints import part_of
 from fedloom.models import Model
 from fedloom.models.layers import fold, unfold
-from fedloom.models.normalisation import ParametricNorm
+from fedloom.models.normalization import ParametricNorm
 
 EXAMPLE_ALONE = pytest.mark.parametrize("per_sample", [False, True], ids=["batch", "sample"])
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.footprints import between
 from fedloom.models import MODELS, Draws, Inputs, Model, chained, cost, model
-from fedloom.models.blocks import vmapped
-from fedloom.models.running import fastest_of
+from fedloom.models.batching import fastest_of, vmapped
 from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
 DEVICES = 3

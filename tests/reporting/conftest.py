@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.cli import main
+from fedloom.cli.app import main
 from fedloom.data import Dataset, Examples, Preparation
-from fedloom.experiment import Tables, load
-from fedloom.experiment.studies.compare import comparison
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
 from fedloom.reporting.page import Page, page
-from fedloom.reporting.subject import Subject, subject_of
+from fedloom.reporting.report_data import Subject, subject_of
+from fedloom.studies.compare import comparison
 
 TIERS = [
     {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},

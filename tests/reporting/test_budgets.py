@@ -4,7 +4,7 @@ import pytest
 
 from fedloom.evaluation import Row
 from fedloom.reporting import Arm, Serving
-from fedloom.reporting.budgets import at_equal_budgets, said, spending
+from fedloom.reporting.targets import at_equal_budgets, said, spending
 
 
 def rows(per_round: float, rounds: int, seconds: float = 1.0) -> list[Row]:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedloom.reporting.charts import COMPARED, SINGLE, Absent, Chart
-from fedloom.reporting.charts.crowd import votes
 from fedloom.reporting.charts.devices import data_partition, worst_tenth
-from fedloom.reporting.story import Story
-from fedloom.reporting.subject import Subject, subject_of
+from fedloom.reporting.charts.participation import votes
+from fedloom.reporting.report_data import Story, Subject, subject_of
 
 LEARNED = ["accuracy_mean", "accuracy_std", "seeds"]
 TIME = ["training_seconds", "judging_seconds", "saving_seconds", "peak_megabytes", "clock"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting.claims import (
+from fedloom.reporting.ledger import (
     Evidence,
     NotMeasuredError,
     Side,

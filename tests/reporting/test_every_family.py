@@ -6,7 +6,7 @@ import pytest
 
 import fedloom
 from fedloom.reporting.page import page
-from fedloom.reporting.subject import subject_of
+from fedloom.reporting.report_data import subject_of
 from tests.chaos import FAMILIES, recipe
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Journal, read_manifest, read_rows
+from fedloom.runs.folder import Journal, read_manifest, read_rows
 
 ROWS = [Row(1, "server", "large", "", "global", "accuracy", 12.5), Row(2, "", "", "", "", "down", 1e12)]
 

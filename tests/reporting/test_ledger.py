@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedloom.reporting.claims import Finding
-from fedloom.reporting.ledger import CLOSES, OPENS, measured_text, merge, read_ledger, reword, rewrite
+from fedloom.reporting.ledger import CLOSES, OPENS, Finding, measured_text, merge, read_ledger, reword, rewrite
 from fedloom.reporting.targets import Amount
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from fedloom.evaluation import Row
 from fedloom.reporting import Arm, Serving, difference
-from fedloom.reporting.metric import PERPLEXITY
-from fedloom.reporting.outputs import CSV_COLUMNS, as_csv, latex, markdown
+from fedloom.reporting.paired_stats import PERPLEXITY
 from fedloom.reporting.result import Result, Terms, conclude
+from fedloom.reporting.tables import CSV_COLUMNS, as_csv, latex, markdown
 
 TERMS = Terms(["large", "small"], {"large": 0.5, "small": 0.5}, "global", 10_000, baseline="other", margin=0.5)
 

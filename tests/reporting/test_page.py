@@ -11,7 +11,7 @@ import pytest
 
 from fedloom.reporting.overview import verdict
 from fedloom.reporting.page import Page, page
-from fedloom.reporting.subject import NoReport, subject_of
+from fedloom.reporting.report_data import NoReport, subject_of
 
 VOID = {"meta", "input", "br", "link", "img"}
 LIMIT = 3_000_000

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Final, summarise
+from fedloom.runs.folder import Final, summarise
 
 
 def row(number, value, metric="accuracy", candidate="server", tier="large", device="", test="global"):

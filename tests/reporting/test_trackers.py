@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Journal
-from fedloom.reporting.trackers import TRACKERS, TrackerMissing, Trackers, followed_by
+from fedloom.runs.folder import Journal
+from fedloom.runs.trackers import TRACKERS, TrackerMissing, Trackers, followed_by
 
 RECIPE = {"seed": 0, "method": {"name": "heterofl", "only_seen_rows": True}, "tiers": [{"name": "large"}]}
 
@@ -152,7 +152,7 @@ def test_tensorboard_has_also_what_it_was_not_there_for(journal, curves):
 def mlflow(monkeypatch):
     """Its runs, read from a run's folder; no name of the environment is left behind, and there is no network."""
     pytest.importorskip("mlflow", reason="MLflow comes with fedloom[track]")
-    from fedloom.reporting.trackers.mlflow import UNLESS_SAID
+    from fedloom.runs.trackers import UNLESS_SAID
 
     for name in (*UNLESS_SAID, "MLFLOW_ALLOW_FILE_STORE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.setenv(name, "")

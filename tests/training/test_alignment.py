@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom.client import about, blended, described, description, misalignment
 from fedloom.tensors import Tensors
-from fedloom.training import about, blended, described, description, misalignment
 
 FEW = settings(max_examples=12)
 

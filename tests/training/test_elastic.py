@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedloom.client import Batch, Schedule, draw_subnets, gradient, plan_for, subnet_logits, together
 from fedloom.data import Examples, Preparation
 from fedloom.models import Draws, Model, model
 from fedloom.seeds import generator
-from fedloom.training import Batch, Schedule, draw_subnets, gradient, plan_for, subnet_logits, together
 
 Weights = Callable[..., dict[str, Tensor]]
 

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.data import Examples, Preparation
-from fedloom.models import Draws, Model, model
-from fedloom.seeds import generator
-from fedloom.tensors import Tensors, combine
-from fedloom.training import (
+from fedloom.client import (
     Batch,
     Client,
     Schedule,
@@ -30,7 +26,11 @@ from fedloom.training import (
     soft_cross_entropy,
     together,
 )
-from fedloom.training.optimisers import Adam
+from fedloom.client.optimizers import Adam
+from fedloom.data import Examples, Preparation
+from fedloom.models import Draws, Model, model
+from fedloom.seeds import generator
+from fedloom.tensors import Tensors, combine
 
 Pick = Callable[[Tensors, int], dict[str, Tensor]]
 pytestmark = pytest.mark.usefixtures("double")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.client import OPTIMISERS, RATES, Constant, Cosine, Milestones, Optimiser, Sgd, at_round
+from fedloom.client.optimizers import Adam
 from fedloom.tensors import combine
-from fedloom.training import OPTIMISERS, RATES, Constant, Cosine, Milestones, Optimiser, Sgd, at_round
-from fedloom.training.optimisers import Adam
 
 SHAPES: dict[str, tuple[int, ...]] = {"matrix": (3, 2), "vector": (4,), "kernel": (2, 1, 2, 2)}
 DEVICES, STEPS = 3, 20

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom.client import DevicePlan, Schedule, plan_for, together
 from fedloom.data import Examples, Preparation
 from fedloom.seeds import generator
-from fedloom.training import DevicePlan, Schedule, plan_for, together
 
 Last = Literal["keep", "drop", "wrap"]
 STORE = Examples(torch.zeros(200, 1, 6, 6, dtype=torch.uint8), torch.zeros(200, dtype=torch.int64))

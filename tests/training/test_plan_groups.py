@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.data import Examples, Preparation
-from fedloom.methods.fedrep import epochs_of
-from fedloom.models import Draws, model
-from fedloom.seeds import generator
-from fedloom.tensors import Tensors
-from fedloom.training import (
+from fedloom.client import (
     Batch,
     Client,
     DevicePlan,
@@ -27,7 +22,12 @@ from fedloom.training import (
     plan_for,
     together,
 )
-from fedloom.training.plan import in_groups
+from fedloom.client.plan import in_groups
+from fedloom.data import Examples, Preparation
+from fedloom.methods.fedrep import epochs_of
+from fedloom.models import Draws, model
+from fedloom.seeds import generator
+from fedloom.tensors import Tensors
 
 Last = Literal["keep", "drop", "wrap"]
 STORE = Examples(torch.zeros(200, 1, 6, 6, dtype=torch.uint8), torch.zeros(200, dtype=torch.int64))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedloom.training import Batch, cross_entropy, mask_logits, soft_cross_entropy
+from fedloom.client import Batch, cross_entropy, mask_logits, soft_cross_entropy
 
 K, BATCH, LENGTH, CLASSES = 3, 4, 5, 7
 

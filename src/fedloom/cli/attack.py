@@ -24,7 +24,7 @@ from .output import Format, columns, exits, say, say_json
 from .progress import follow_several
 
 if TYPE_CHECKING:
-    from ..experiment.studies.attack import Cell
+    from ..studies.attack_bench import Cell
 
 
 def attack(
@@ -45,8 +45,8 @@ def attack(
     """Run a recipe with a share of its devices bad, under every attack and with every rule, and say what it costs."""
     with exits(format):
         from ..engines import ATTACKS, keep_the_heap
-        from ..experiment.recipes.places import data_folder
-        from ..experiment.studies.attack import bench
+        from ..recipe.paths import data_folder
+        from ..studies.attack_bench import bench
 
         keep_the_heap()
         loaded, tables = read_judged(recipe, sets, seed, files, test)
@@ -63,7 +63,7 @@ def attack(
 
 
 def _records(cells: "list[Cell]") -> list[dict[str, Any]]:
-    from ..experiment.studies.attack import losses
+    from ..studies.attack_bench import losses
 
     lost = losses(cells)
     return [
@@ -85,7 +85,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _told(cells: "list[Cell]", share: float) -> str:
-    from ..experiment.studies.attack import NONE, losses
+    from ..studies.attack_bench import NONE, losses
 
     by_place = {(one.attack, one.rule): one for one in cells}
     attacks, rules = (list(dict.fromkeys(names)) for names in zip(*by_place, strict=True))

@@ -10,7 +10,7 @@ from .options import DataDir, OutputFormat, With, own_tables
 from .output import Format, exits, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment.finished.audit import Audit
+    from ..analysis.audit import Audit
 
 
 def audit(
@@ -23,8 +23,8 @@ def audit(
 ) -> None:
     """Say what left the devices of a run and, where features did, rebuild inputs from them and measure how well."""
     with exits(format):
-        from ..experiment.finished.audit import audit
-        from ..experiment.recipes.places import data_folder
+        from ..analysis.audit import audit
+        from ..recipe.paths import data_folder
 
         found = audit(run, own_tables(files), data_folder(data_dir), examples, steps)
         if format is Format.json:

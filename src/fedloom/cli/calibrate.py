@@ -19,12 +19,12 @@ def calibrate(
 ) -> None:
     """Measure how many devices of each tier run best as one network. Without it a fixed rule decides."""
     with exits(format):
+        from ..analysis.profiling import SIZES, calibrated, with_blocks
         from ..engines import keep_the_heap
-        from ..experiment.assembly.assemble import build
-        from ..experiment.assembly.sources import outline
-        from ..experiment.costs.calibrate import SIZES, calibrated, with_blocks
-        from ..experiment.recipes.places import data_folder
-        from ..experiment.running.run import one_thread
+        from ..recipe.paths import data_folder
+        from ..runs.build import build
+        from ..runs.data import outline
+        from ..runs.loop import one_thread
 
         keep_the_heap()
         loaded, tables = read(recipe, sets, None, files)

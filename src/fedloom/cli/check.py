@@ -20,7 +20,7 @@ def check(
     """Check recipes: words, ranges, tiers, partition and method. Works where the data is not."""
     with exits(format):
         from ..data import DataError
-        from ..experiment import Problem, RecipeError
+        from ..recipe.errors import Problem, RecipeError
 
         wrong: list[RecipeError] = []
         for recipe in recipes:
@@ -41,10 +41,10 @@ def check(
 
 
 def _check_one(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path], deployment: bool) -> None:
-    from ..experiment.assembly.assemble import build, refuse_deployment, warm_start
-    from ..experiment.assembly.sources import build_partition, outline
-    from ..experiment.recipes.places import data_folder
-    from ..experiment.studies.controls import arms, told_at_its_line
+    from ..recipe.paths import data_folder
+    from ..runs.build import build, refuse_deployment, warm_start
+    from ..runs.data import build_partition, outline
+    from ..studies.controls import arms, told_at_its_line
 
     loaded, tables = read(recipe, sets, None, files)
     seen = outline(loaded, tables, data_folder(data_dir))

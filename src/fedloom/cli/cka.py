@@ -20,8 +20,8 @@ def cka(
 ) -> None:
     """Compare two trained models layer by layer: linear CKA, 1 where they see the same."""
     with exits(format):
-        from ..experiment.finished.likeness import likeness
-        from ..experiment.recipes.places import data_folder
+        from ..analysis.cka import likeness
+        from ..recipe.paths import data_folder
 
         found = likeness(first, second, tier, examples, own_tables(files), data_folder(data_dir))
         if format is Format.json:

@@ -33,7 +33,11 @@ from .progress import follow_several
 from .report import PAGE, page_of
 
 if TYPE_CHECKING:
-    from ..experiment import Comparison, Loaded, Result, Tables
+    from ..recipe.load import Loaded
+    from ..recipe.registry import Tables
+    from ..reporting.result import Result
+    from ..studies.compare import Comparison
+
 
 Others = Annotated[list[Path] | None, typer.Argument(help="Other recipes, for the same data, rounds and judgement.")]
 Methods = Annotated[
@@ -71,9 +75,10 @@ def compare(
     """Run a recipe beside the arms it names, or else standalone, small-for-all, drop-the-small and all-large."""
     with exits(format):
         from ..engines import keep_the_heap
-        from ..experiment import CONTROLS, comparison, load
-        from ..experiment.recipes.places import data_folder, fresh_folder
-        from ..experiment.studies.controls import with_methods
+        from ..recipe.load import load
+        from ..recipe.paths import data_folder, fresh_folder
+        from ..studies.compare import comparison
+        from ..studies.controls import CONTROLS, with_methods
 
         keep_the_heap()
         followers = tracked(track)
@@ -94,7 +99,7 @@ def compare(
 
 
 def _methods(said: str | None, loaded: "Loaded", tables: "Tables", data: Path, quiet: bool) -> list[str]:
-    from ..experiment.studies.controls import admitted
+    from ..studies.controls import admitted
 
     if said != "all":
         return listed(said or "")
@@ -118,7 +123,7 @@ def command(
 
 def tell(planned: "Comparison", result: "Result", format: StrEnum, no_report: bool = False) -> None:
     """In the way that was asked for; the other ways are in files beside the runs."""
-    from ..reporting.outputs import FILES, as_csv, latex, markdown
+    from ..reporting.tables import FILES, as_csv, latex, markdown
 
     for name, written in FILES.items():
         (planned.home / name).write_text(written(result), encoding="utf-8")
@@ -153,7 +158,7 @@ def records(result: "Result") -> dict[str, Any]:
 
 
 def told(result: "Result") -> str:
-    from ..reporting.outputs import grids
+    from ..reporting.tables import grids
 
     tables = [
         columns(grid.header, grid.marked(lambda cell: f"{cell}*")) + f"\n{grid.legend('*')}" for grid in grids(result)

@@ -38,7 +38,7 @@ def keys(
 ) -> None:
     """Make a fleet: an authority, the server's certificate, and a folder with a key for every device. Again: more."""
     with exits(format):
-        from ..experiment.deployment.book import enroll, revoke, wish
+        from ..deploy.registry import enroll, revoke, wish
 
         book = revoke(enroll(folder, server, [wish(one) for one in devices], secure=not insecure), revoked)
         bundles = [str(folder / "devices" / one.name) for one in book.entries]
@@ -61,10 +61,10 @@ def server(
 ) -> None:
     """Serve a fleet until the run has finished: whatever ends is started again, and the run goes on where it was."""
     with exits(Format.text):
-        from ..experiment.deployment.book import read_book
-        from ..experiment.deployment.duty import on_duty
-        from ..experiment.deployment.server import GivenUp, Supervisor
-        from ..experiment.recipes.places import data_folder, fresh_folder
+        from ..deploy.pidfile import on_duty
+        from ..deploy.registry import read_book
+        from ..deploy.server import GivenUp, Supervisor
+        from ..recipe.paths import data_folder, fresh_folder
 
         book, folder = read_book(fleet), out or fresh_folder(None, recipe.stem)
         config = {
@@ -84,11 +84,11 @@ def server(
 
 def _settled(recipe: Path, fleet: Path, sets: list[str], seed: int | None, files: list[Path], data: Path) -> Path:
     """The recipe as it is to be run, beside the fleet: refused before anything is started."""
-    from ..experiment.assembly.assemble import build, refuse_deployment
-    from ..experiment.assembly.sources import outline
-    from ..experiment.deployment.book import read_book
-    from ..experiment.deployment.serving import refuse_other_size
-    from ..experiment.recipes.toml import dumps
+    from ..deploy.apps import refuse_other_size
+    from ..deploy.registry import read_book
+    from ..recipe.toml import dumps
+    from ..runs.build import build, refuse_deployment
+    from ..runs.data import outline
 
     changes = [*sets, 'engine.kind="flower"']
     loaded, tables = read(recipe, changes, seed, files)
@@ -103,7 +103,7 @@ def _settled(recipe: Path, fleet: Path, sets: list[str], seed: int | None, files
 
 
 def _told(folder: Path) -> None:
-    from ..experiment import Run
+    from ..analysis.run import Run
     from .report import page_of
     from .run import final_table
 
@@ -120,11 +120,11 @@ def device(
 ) -> None:
     """Be a device of a fleet until interrupted: measured once, started again whenever it ends."""
     with exits(Format.text):
-        from ..experiment.deployment.book import read_bundle
-        from ..experiment.deployment.duty import on_duty
-        from ..experiment.deployment.homes import loader
-        from ..experiment.deployment.node import Node
-        from ..experiment.recipes.places import data_folder
+        from ..deploy.device import Node
+        from ..deploy.pidfile import on_duty
+        from ..deploy.registry import read_bundle
+        from ..deploy.runtime import loader
+        from ..recipe.paths import data_folder
 
         bundle = read_bundle(folder)
         if load is not None:
@@ -141,7 +141,7 @@ def device(
 def status(folder: Either, format: OutputFormat = Format.text) -> None:
     """How a fleet or a device is."""
     with exits(format):
-        from ..experiment.deployment.duty import how_it_is
+        from ..deploy.pidfile import how_it_is
 
         found = how_it_is(folder)
         if format is Format.json:
@@ -156,8 +156,8 @@ def status(folder: Either, format: OutputFormat = Format.text) -> None:
 def stop(folder: Either, format: OutputFormat = Format.text) -> None:
     """End a server or a device, and all that it has started; a run can go on later."""
     with exits(format):
-        from ..engines.flower.processes import alive
-        from ..experiment.deployment.duty import duty
+        from ..deploy.pidfile import duty
+        from ..flower.processes import alive
 
         found = duty(folder)
         if found is None:

@@ -54,7 +54,7 @@ def _machine() -> list[Finding]:
 
 
 def _data(data_dir: Path | None) -> list[Finding]:
-    from ..experiment.recipes.places import data_folder
+    from ..recipe.paths import data_folder
 
     folder = data_folder(data_dir)
     if not folder.is_dir():
@@ -64,9 +64,9 @@ def _data(data_dir: Path | None) -> list[Finding]:
 
 
 def _recipe(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> list[Finding]:
-    from ..experiment.assembly.assemble import build
-    from ..experiment.assembly.sources import outline
-    from ..experiment.recipes.places import data_folder
+    from ..recipe.paths import data_folder
+    from ..runs.build import build
+    from ..runs.data import outline
 
     loaded, tables = read(recipe, sets, None, files)
     fleet, _ = build(loaded, tables, outline(loaded, tables, data_folder(data_dir)))

@@ -9,7 +9,7 @@ from .options import DataDir, OutputFormat, With, own_tables
 from .output import BAD_INPUT, RUN_FAILED, Exit, Format, columns, exits, report_failure, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment.finished.exporting import Exported
+    from ..analysis.export_run import Exported
 
 
 def export(
@@ -34,10 +34,10 @@ def export(
     if given not in ("stored", "prepared"):
         raise typer.BadParameter("--input is stored or prepared")
     with exits(format):
-        from ..experiment.finished.exporting import NotTheSame, export
-        from ..experiment.finished.wanted import Wanted
-        from ..experiment.recipes.places import data_folder
+        from ..analysis.export_run import NotTheSame, export
+        from ..analysis.trained import Wanted
         from ..export import Unavailable
+        from ..recipe.paths import data_folder
 
         wanted = Wanted(tier, device, macs)
         try:

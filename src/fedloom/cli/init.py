@@ -11,7 +11,8 @@ from .options import OutputFormat, With, demo, own_tables
 from .output import Format, exits, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment import Tables
+    from ..recipe.registry import Tables
+
 
 ONE_TIER = """# this method gives every device the same model
 [[tiers]]
@@ -47,8 +48,7 @@ def init(
 ) -> None:
     """Write a commented recipe that runs a method on the bundled data."""
     with exits(format):
-        from ..experiment import Problem, RecipeError
-        from ..experiment.recipes.problems import nearest
+        from ..recipe.errors import Problem, RecipeError, nearest
 
         tables = own_tables(files)
         if method not in tables.methods:
@@ -81,8 +81,8 @@ def _recipe(method: str, out: Path, tables: "Tables") -> str:
 
 def _method_section(name: str, method: Any) -> str:
     """The method and its settings: those it has a value for as comments, those that must be said as an open line."""
-    from ..experiment.recipes.choices import settings_of
-    from ..experiment.recipes.toml import dumps, written
+    from ..recipe.toml import dumps, written
+    from ..recipe.validation import settings_of
 
     lines = ["[method]", f'name = "{name}"' + (f"  # {method.paper}" if method.paper else "")]
     lines += (f"{setting} = {written(value)}" for setting, value in method.sample.items())
@@ -104,10 +104,11 @@ def _problem(tables: "Tables", text: str) -> str | None:
     """The code of what is wrong with a recipe, if anything is."""
     import tomllib
 
-    from ..experiment import RecipeError, load
-    from ..experiment.assembly.assemble import build
-    from ..experiment.assembly.sources import outline
-    from ..experiment.recipes.places import data_folder
+    from ..recipe.errors import RecipeError
+    from ..recipe.load import load
+    from ..recipe.paths import data_folder
+    from ..runs.build import build
+    from ..runs.data import outline
 
     try:
         loaded = load(tomllib.loads(text), tables)

@@ -37,11 +37,11 @@ def show(
 
 
 def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
+    from ..client import OPTIMISERS, RATES
     from ..data import FACTS, PARTITIONS, PREPARATIONS
-    from ..engines.codes import DOWN, UP
-    from ..experiment import CONTROLS
-    from ..experiment.recipes.wording import HANDED_TO_FAMILIES, HANDED_TO_PARTITIONS
-    from ..training import OPTIMISERS, RATES
+    from ..engines.compression import DOWN, UP
+    from ..recipe.validation import HANDED_TO_FAMILIES, HANDED_TO_PARTITIONS
+    from ..studies.controls import CONTROLS
 
     tables = own_tables(files)
     match what:
@@ -78,7 +78,7 @@ def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
 def _settings(function: Any, handed: tuple[str, ...] = ()) -> dict[str, Any]:
     from inspect import Parameter
 
-    from ..experiment.recipes.choices import settings_of
+    from ..recipe.validation import settings_of
 
     found = settings_of(function, handed)
     return {name: "required" if p.default is Parameter.empty else _plain(p.default) for name, p in found.items()}

@@ -10,7 +10,8 @@ import typer
 from .output import Format
 
 if TYPE_CHECKING:
-    from ..experiment import Loaded, Tables
+    from ..recipe.load import Loaded
+    from ..recipe.registry import Tables
 
 
 class Unit(StrEnum):
@@ -62,7 +63,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> "tuple[Loaded, Tables]":
     """The recipe as the options change it, and the names it may use."""
-    from ..experiment import load
+    from ..recipe.load import load
 
     tables = own_tables(files)
     changes = sets if seed is None else [*sets, f"seed={seed}"]
@@ -71,7 +72,7 @@ def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> 
 
 def own_tables(files: list[Path]) -> "Tables":
     """The names a recipe may use: the bundled ones and those of the user's own files, which win."""
-    from ..experiment import Tables
+    from ..recipe.registry import Tables
 
     tables = Tables()
     for file in files:
@@ -83,7 +84,7 @@ def read_judged(
     recipe: Path, sets: list[str], seed: int | None, files: list[Path], test: str
 ) -> "tuple[Loaded, Tables]":
     """The same for a verb that judges on one test set, which the recipe must have."""
-    from ..experiment import Problem
+    from ..recipe.errors import Problem
 
     loaded, tables = read(recipe, sets, seed, files)
     if test not in loaded.recipe.evaluation.tests:
@@ -93,8 +94,8 @@ def read_judged(
 
 def tracked(said: list[Track]) -> list[str]:
     """What is to follow a run. Refused before anything is spent, where a library is missing."""
-    from ..experiment import Problem, RecipeError
-    from ..reporting.trackers import TrackerMissing, followed_by
+    from ..recipe.errors import Problem, RecipeError
+    from ..runs.trackers import TrackerMissing, followed_by
 
     names = [one.value for one in said]
     try:
@@ -115,6 +116,4 @@ def processes(said: int | None) -> int:
 
 def demo() -> Path:
     """The bundled recipe."""
-    from .. import experiment
-
-    return Path(experiment.__file__).parent / "demo.toml"
+    return Path(__file__).parent.parent / "recipe" / "demo.toml"

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..experiment import RecipeError
+    from ..recipe.errors import RecipeError
+
 
 SCHEMA_VERSION = 1
 OK, RUN_FAILED, TOO_FEW, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 3, 4, 5, 130
@@ -91,8 +92,10 @@ def exits(format: StrEnum) -> Iterator[None]:
 def _explained(error: Exception, as_json: bool) -> int:
     """Say what is wrong, and whose fault it is."""
     from ..data import DataError
-    from ..experiment import NoQuorum, NothingAdmitted, RecipeError
-    from ..experiment.studies.reproduce import RunsFailed
+    from ..recipe.errors import RecipeError
+    from ..runs.faults import NoQuorum
+    from ..runs.recorder import NothingAdmitted
+    from ..studies.reproduce import RunsFailed
 
     if isinstance(error, NoQuorum):
         report_failure("NO_QUORUM", str(error), error.hint, as_json)

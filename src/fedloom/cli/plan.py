@@ -9,9 +9,10 @@ from .options import DataDir, OutputFormat, Seed, Sets, With, Workers, processes
 from .output import Format, columns, exits, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment import TierCost
-    from ..experiment.costs.planning import FleetPlan
-    from ..experiment.costs.timing import RoundTime
+    from ..analysis.costs import TierCost
+    from ..analysis.planning import FleetPlan
+    from ..analysis.profiling import RoundTime
+
 
 HEADERS = {
     "name": "tier",
@@ -51,11 +52,11 @@ def plan(
 ) -> None:
     """What each tier costs: size, work, bytes, memory; with --fleet, which tier real devices can carry. No data."""
     with exits(format):
-        from ..experiment import tier_costs
-        from ..experiment.costs.machines import read_machines
-        from ..experiment.costs.planning import plan_fleet
-        from ..experiment.costs.timing import round_time
-        from ..experiment.recipes.places import data_folder
+        from ..analysis.costs import tier_costs
+        from ..analysis.hardware import read_machines
+        from ..analysis.planning import plan_fleet
+        from ..analysis.profiling import round_time
+        from ..recipe.paths import data_folder
 
         loaded, tables = read(recipe, sets, seed, files)
         folder, machines = data_folder(data_dir), [one for path in fleet for one in read_machines(path)]

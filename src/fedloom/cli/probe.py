@@ -12,7 +12,8 @@ from .options import DataDir, OutputFormat, Sets, With, read
 from .output import Format, columns, exits, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment.costs.machines import Machine
+    from ..analysis.hardware import Machine
+
 
 BYTES = {"memory": "memory free", "memory_total": "memory", "disk_free": "disk free"}
 
@@ -29,7 +30,7 @@ def probe(
 ) -> None:
     """Measure this machine: free memory, disk, and how fast it trains. plan --fleet takes what --format json prints."""
     with exits(format):
-        from ..experiment.costs.machines import facts
+        from ..analysis.hardware import facts
 
         found = _measured(recipe, name or platform.node() or "this", sets, data_dir, files)
         told = {key: value for key, value in asdict(found).items() if value not in (None, {}) and value != math.inf}
@@ -42,15 +43,15 @@ def probe(
 
 
 def _measured(recipe: Path | None, name: str, sets: list[str], data_dir: Path | None, files: list[Path]) -> "Machine":
-    from ..experiment.costs.machines import probe
+    from ..analysis.hardware import probe
 
     if recipe is None:
         return probe(name, {})
-    from ..experiment.assembly.assemble import build_models
-    from ..experiment.assembly.sources import outline
-    from ..experiment.recipes.choices import picked
-    from ..experiment.recipes.places import data_folder
-    from ..training import OPTIMISERS
+    from ..client import OPTIMISERS
+    from ..recipe.paths import data_folder
+    from ..recipe.validation import picked
+    from ..runs.build import build_models
+    from ..runs.data import outline
 
     loaded, tables = read(recipe, sets, None, files)
     part = loaded.recipe.training

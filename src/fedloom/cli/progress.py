@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from ..experiment import Experiment, Round
-    from ..experiment.running.checkpoint import Point
-    from ..reporting.trackers import Trackers
+    from ..runs.build import Experiment
+    from ..runs.checkpoint import Point
+    from ..runs.loop import Round
+    from ..runs.trackers import Trackers
+
 
 Tell = Callable[[str, "Round"], None]
 """Of a run's name, and the round that it has just ended."""
@@ -31,9 +33,9 @@ def follow(
     followers: "Trackers | None" = None,
 ) -> None:
     """Run an experiment into its folder, or go on with it, and say how it goes."""
-    from ..experiment import recorded
-    from ..experiment.assembly.privacy import told
-    from ..reporting.trackers import NONE
+    from ..runs.privacy import told
+    from ..runs.recorder import recorded
+    from ..runs.trackers import NONE
 
     with telling(quiet, {name: experiment.loaded.recipe.rounds}) as tell:
         for done in recorded(experiment, folder, since, followers or NONE):
@@ -125,7 +127,7 @@ def line(name: str, done: "Round") -> str:
 
 
 def _marks(done: "Round") -> str:
-    from ..reporting.metric import metric_of
+    from ..reporting.paired_stats import metric_of
 
     metric = metric_of(done.rows)
     known = [row for row in done.rows if row.metric == metric.name and not row.device]

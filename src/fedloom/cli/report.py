@@ -11,7 +11,8 @@ from .options import OutputFormat
 from .output import BAD_INPUT, Exit, Format, exits, note, report_failure, say, say_json
 
 if TYPE_CHECKING:
-    from ..reporting.subject import Subject
+    from ..reporting.report_data import Subject
+
 
 PAGE = "report.html"
 
@@ -30,7 +31,7 @@ def report(
 ) -> None:
     """Write one HTML page, which needs no network, with all figures, and a CSV behind each of them."""
     with exits(format):
-        from ..reporting.subject import NoReport
+        from ..reporting.report_data import NoReport
 
         try:
             file = out or _place(runs)
@@ -48,7 +49,7 @@ def report(
 
 
 def _place(runs: list[Path]) -> Path:
-    from ..reporting.subject import NoReport
+    from ..reporting.report_data import NoReport
 
     if len(runs) > 1:
         raise NoReport("a page of several runs needs a place of its own", "say --out FILE.html")
@@ -57,7 +58,7 @@ def _place(runs: list[Path]) -> Path:
 
 def write_page(runs: list[Path], file: Path, test: str | None = None) -> "Subject":
     from ..reporting.page import figures_of, page
-    from ..reporting.subject import subject_of
+    from ..reporting.report_data import subject_of
 
     found = subject_of(runs, test)
     page(found, figures_of(file)).write(file)

@@ -12,10 +12,10 @@ from .output import RUN_FAILED, Exit, Format, columns, exits, note, say, say_jso
 from .progress import follow, follow_several
 
 if TYPE_CHECKING:
-    from ..experiment import Loaded
-    from ..experiment.studies.claims import Claim, Claims
-    from ..experiment.studies.published import Published
-    from ..experiment.studies.reproduce import Place
+    from ..recipe.load import Loaded
+    from ..studies.claims import Claim, Claims
+    from ..studies.published import Published
+    from ..studies.reproduce import Place
 
 
 Row = Annotated[str | None, typer.Argument(help="A row or a curve; with --list, how names begin.")]
@@ -44,13 +44,16 @@ def reproduce(
 ) -> None:
     """Run one row of a paper's table and print published beside measured; or decide claims over five seeds."""
     with exits(format):
+        from ..deploy.remote import engaged
         from ..engines import keep_the_heap
-        from ..experiment import Problem, RecipeError
-        from ..experiment.recipes.places import data_folder
-        from ..experiment.studies.reproduce import Place
+        from ..recipe.errors import Problem, RecipeError
+        from ..recipe.paths import data_folder
+        from ..studies.reproduce import Place
 
         keep_the_heap()
-        place = Place(own_tables(files), data_folder(data_dir), processes(workers), lambda said: note(said, quiet))
+        place = Place(
+            own_tables(files), data_folder(data_dir), processes(workers), lambda said: note(said, quiet), engaged
+        )
         if sum((listing, claim is not None, everything, name is not None and not listing)) != 1:
             raise RecipeError([Problem((), "ARGUMENTS", "say a row, --claim, --all or --list")], "reproduce")
         if listing:
@@ -72,9 +75,9 @@ class Where:
 
 
 def show(recipes: Path, results: Path, beginning: str, format: Format) -> None:
-    from ..experiment.studies.claims import read_claims
-    from ..experiment.studies.published import read_published
     from ..reporting.ledger import read_ledger
+    from ..studies.claims import read_claims
+    from ..studies.published import read_published
 
     rows = [row for row in read_published(recipes).values() if row.name.startswith(beginning)]
     claims = [claim for claim in read_claims(recipes).claims if claim.name.startswith(beginning)]
@@ -102,7 +105,7 @@ def _claim(claim: "Claim", verdicts: dict[str, str]) -> dict[str, Any]:
 
 
 def run_row(name: str, recipes: Path, sets: list[str], runs: Path, place: "Place", format: Format, quiet: bool) -> None:
-    from ..experiment.studies.reproduce import row_folder, row_result
+    from ..studies.reproduce import row_folder, row_result
 
     row, folder = named_row(name, recipes), row_folder(runs, name, sets)
     found = row_result(row, row_run(row, sets, folder, place, quiet), folder, place)
@@ -117,9 +120,8 @@ def run_row(name: str, recipes: Path, sets: list[str], runs: Path, place: "Place
 
 
 def named_row(name: str, recipes: Path) -> "Published":
-    from ..experiment import Problem, RecipeError
-    from ..experiment.recipes.problems import nearest
-    from ..experiment.studies.published import read_published
+    from ..recipe.errors import Problem, RecipeError, nearest
+    from ..studies.published import read_published
 
     known = read_published(recipes)
     if name not in known:
@@ -131,8 +133,8 @@ def named_row(name: str, recipes: Path) -> "Published":
 
 def row_run(row: "Published", sets: list[str], folder: Path, place: "Place", quiet: bool) -> "Loaded":
     """Have a row's run finished, where it needs one; its recipe."""
-    from ..experiment import load
-    from ..experiment.studies.reproduce import begin_row
+    from ..recipe.load import load
+    from ..studies.reproduce import begin_row
 
     if row.costs_only:
         return load(row.recipe, place.tables, [*row.changes, *sets])
@@ -145,9 +147,9 @@ def row_run(row: "Published", sets: list[str], folder: Path, place: "Place", qui
 def run_claims(name: str | None, where: Where, place: "Place", format: Format, quiet: bool) -> None:
     """The named claim's comparison, or all that decide a claim which the ledger does not have yet."""
     from ..data import DataError
-    from ..experiment.studies.claims import read_claims
-    from ..experiment.studies.reproduce import RunsFailed
     from ..reporting.ledger import read_ledger
+    from ..studies.claims import read_claims
+    from ..studies.reproduce import RunsFailed
 
     listed = read_claims(where.recipes)
     decided = {one["claim"] for one in read_ledger(where.results)["claims"]}
@@ -180,7 +182,8 @@ def _any_open(claim: "Claim", listed: "Claims", open_ones: "list[Claim]") -> boo
 
 def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet: bool) -> list[dict[str, Any]]:
     """Run what is left of a comparison, and write down all that it decides. A trial with changes is not written."""
-    from ..experiment.studies.reproduce import (
+    from ..reporting.ledger import merge
+    from ..studies.reproduce import (
         RunsFailed,
         begin_comparison,
         commit_of,
@@ -191,7 +194,6 @@ def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet
         on_the_clock,
         refuse_unknown_arms,
     )
-    from ..reporting.ledger import merge
 
     planned = begin_comparison(claim, where.recipes, where.runs, listed.seeds, where.sets, place)
     together = listed.decided_with(claim)

@@ -43,12 +43,13 @@ def resume(
 ) -> None:
     """Finish a run, or a whole comparison, from its last checkpoint: the same bits as if it had never stopped."""
     with exits(format):
+        from ..analysis.run import Run
+        from ..deploy.remote import engaged
         from ..engines import keep_the_heap
-        from ..experiment import Run
-        from ..experiment.recipes.places import data_folder
-        from ..experiment.running.resume import newest_run, reopened
-        from ..experiment.studies.compare import is_comparison, reopened_comparison
-        from ..reporting.trackers import followed_by
+        from ..recipe.paths import data_folder
+        from ..runs.resume import newest_run, reopened
+        from ..runs.trackers import followed_by
+        from ..studies.compare import is_comparison, reopened_comparison
         from .progress import follow
 
         keep_the_heap()
@@ -60,7 +61,8 @@ def resume(
             planned = replace(planned, track=followers)
             tell(planned, follow_all(planned, test, quiet, equal), format, no_report)
             return
-        experiment, since = reopened(folder, tables, data_folder(data_dir), processes(workers), note)
+        data, count = data_folder(data_dir), processes(workers)
+        experiment, since = reopened(folder, tables, data, count, note, engaged)
         note(f"{folder}: goes on after round {since.number}", quiet)
         name = experiment.loaded.recipe.method.name
         follow(experiment, folder, name, quiet, since, followed_by(followers, noticed=note))
@@ -82,8 +84,8 @@ def verify(
 ) -> None:
     """Play the last rounds of a finished run again and compare weights, devices' memories and rows to the bit."""
     with exits(format):
-        from ..experiment.recipes.places import data_folder
-        from ..experiment.running.resume import newest_run, verify
+        from ..recipe.paths import data_folder
+        from ..runs.resume import newest_run, verify
 
         folder = run or newest_run()
         found = verify(

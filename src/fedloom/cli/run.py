@@ -28,7 +28,9 @@ from .progress import follow
 from .report import page_of
 
 if TYPE_CHECKING:
-    from ..experiment import Comparison, Run
+    from ..analysis.run import Run
+    from ..studies.compare import Comparison
+
 
 EngineKind = Annotated[
     str | None, typer.Option("--engine", help="in_process, or flower-sim: on Ray, RAY_ADDRESS for a cluster.")
@@ -55,11 +57,14 @@ def run(
 ) -> None:
     """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
     with exits(format):
+        from ..analysis.run import Run
+        from ..deploy.remote import engaged
         from ..engines import keep_the_heap
-        from ..experiment import Problem, Run, assemble, comparison
-        from ..experiment.deployment.remote import engaged
-        from ..experiment.recipes.places import data_folder, fresh_folder
-        from ..reporting.trackers import followed_by
+        from ..recipe.errors import Problem
+        from ..recipe.paths import data_folder, fresh_folder
+        from ..runs.build import assemble
+        from ..runs.trackers import followed_by
+        from ..studies.compare import comparison
 
         keep_the_heap()
         followers = tracked(track)
@@ -86,7 +91,7 @@ def run(
 
 def _demonstrate(planned: "Comparison", format: Format, no_report: bool, quiet: bool) -> None:
     """The first arm beside ordinary ways to treat its fleet."""
-    from ..experiment import Run
+    from ..analysis.run import Run
 
     result = follow_all(planned, "global", quiet)
     if format is Format.text:

@@ -11,8 +11,7 @@ from .options import DataDir, OutputFormat, Quiet, With, Workers, own_tables, pr
 from .output import Format, columns, exits, note, say, say_json
 
 if TYPE_CHECKING:
-    from ..experiment.finished.subnets import Search
-    from ..experiment.finished.supernet import Budget, Kind
+    from ..analysis.subnets import Budget, Kind, Search
 
 
 def subnet(
@@ -43,10 +42,9 @@ def subnet(
     if sum(one is not None for one in (macs, params, latency)) > 1:
         raise typer.BadParameter("say one of --macs, --params and --latency-ms")
     with exits(format):
+        from ..analysis.subnets import open_supernet, search
         from ..engines import keep_the_heap
-        from ..experiment.finished.subnets import search
-        from ..experiment.finished.supernet import open_supernet
-        from ..experiment.recipes.places import data_folder
+        from ..recipe.paths import data_folder
 
         keep_the_heap()
         _must_be_free(out)
@@ -59,7 +57,7 @@ def subnet(
 
 
 def _must_be_free(out: Path | None) -> None:
-    from ..experiment import Problem, RecipeError
+    from ..recipe.errors import Problem, RecipeError
 
     if out is not None and not out.parent.is_dir():
         raise RecipeError([Problem((), "OUT_MISSING", f"there is no folder {out.parent}")], "--out")
@@ -68,7 +66,7 @@ def _must_be_free(out: Path | None) -> None:
 
 
 def _budget(macs: int | None, params: int | None, latency: float | None) -> "Budget | None":
-    from ..experiment.finished.supernet import Budget
+    from ..analysis.subnets import Budget
 
     said: dict[Kind, float | None] = {"macs": macs, "parameters": params, "latency_ms": latency}
     return next((Budget(kind, most) for kind, most in said.items() if most is not None), None)
@@ -85,7 +83,7 @@ def _follow(sought: "Search", workers: int, quiet: bool) -> dict[str, Any]:
 
 
 def _result(sought: "Search", judged: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    from ..experiment.finished.latency import latency_ms
+    from ..analysis.profiling import latency_ms
 
     net, best = sought.best()
     if out is not None:

@@ -5,18 +5,18 @@ A reader is a function of keyword options that returns a `Dataset`; the data dir
 
 from collections.abc import Callable
 
+from .bundled_sets import digits, fashion_mini
+from .catalog import FACTS, Facts, facts_of, made_up_labels
 from .cifar import cifar10, cifar100
-from .examples import DataBroken, DataError, DataMissing, Dataset, Examples
-from .facts import FACTS, Facts, facts_of, made_up_labels
+from .dataset import DataBroken, DataError, DataMissing, Dataset, Examples
+from .embeddings import word_vectors
 from .idx import fashion_mnist, mnist
-from .maps import labels_of
 from .npz import npz, pathmnist, pneumoniamnist
-from .partition import PARTITIONS, Labels, Partition, at_most, held_out, thinned, tie_to_labels
+from .partition import Labels, Partition, labels_of
+from .partitions import PARTITIONS, at_most, held_out, thinned, tie_to_labels
 from .preparation import PREPARATIONS, Preparation
-from .sentiment import sentiment140
-from .shipped import digits, fashion_mini
+from .sentiment140 import sentiment140
 from .wikitext import wikitext2
-from .words import word_vectors
 
 __all__ = [
     "DATASETS",

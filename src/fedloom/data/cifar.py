@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from . import hub
-from .arrays import Array, Arrays, as_dataset
-from .examples import DataBroken, DataMissing, Dataset
+from . import adapters
+from .adapters import Array, Arrays, as_dataset
+from .dataset import DataBroken, DataMissing, Dataset
 from .npz import SPELLINGS, read_npz
 from .preparation import PREPARATIONS
 
@@ -48,7 +48,7 @@ _TEN = Layout(
 def cifar10(*, folder: Path) -> Dataset:
     """Small photographs: 50,000 + 10,000 colour images of 32 x 32 in 10 classes."""
     arrays = _binary(_TEN, folder) or _npz("cifar10", folder, SPELLINGS)
-    arrays = arrays or hub.fetch("cifar10", _missing(_TEN, folder))
+    arrays = arrays or adapters.fetch("cifar10", _missing(_TEN, folder))
     return as_dataset("cifar10", arrays, 10, PREPARATIONS["heterofl_cifar10"])
 
 
@@ -60,7 +60,7 @@ def cifar100(*, folder: Path, labels: Literal["fine", "coarse"] = "fine") -> Dat
     layout = Layout("cifar100", "cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), "test.bin", 2, int(fine))
     coarse = (("train_images", "train_coarse_labels", "test_images", "test_coarse_labels"),)
     arrays = _binary(layout, folder) or _npz("cifar100", folder, SPELLINGS if fine else coarse)
-    arrays = arrays or hub.fetch("cifar100", _missing(layout, folder), (f"{labels}_label",))
+    arrays = arrays or adapters.fetch("cifar100", _missing(layout, folder), (f"{labels}_label",))
     return as_dataset("cifar100", arrays, 100 if fine else 20, PREPARATIONS["cifar100"])
 
 
@@ -85,7 +85,7 @@ def _missing(layout: Layout, folder: Path) -> DataMissing:
     files = (
         f"{', '.join((*layout.train, layout.test))} into {folder / layout.folder}, or {layout.archive} into {folder}"
     )
-    return hub.missing(layout.name, folder, files)
+    return adapters.missing(layout.name, folder, files)
 
 
 def _unpacked(layout: Layout, path: Path) -> dict[str, bytes]:

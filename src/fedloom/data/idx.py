@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import hub
-from .arrays import Array, Arrays, as_dataset
-from .examples import DataBroken, Dataset
+from . import adapters
+from .adapters import Array, Arrays, as_dataset
+from .dataset import DataBroken, Dataset
 from .preparation import PREPARATIONS
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -65,7 +65,9 @@ def _read_set(name: str, folder: Path, places: tuple[str, ...]) -> Arrays:
         if arrays is not None:
             _refuse_namesake(name, arrays)
             return arrays
-    return hub.fetch(name, hub.missing(name, folder, f"{', '.join(FILES)} (with or without .gz) into {folder / name}"))
+    return adapters.fetch(
+        name, adapters.missing(name, folder, f"{', '.join(FILES)} (with or without .gz) into {folder / name}")
+    )
 
 
 def _refuse_namesake(name: str, arrays: Arrays) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from ..settings import Count
-from . import hub
-from .arrays import Array, Arrays, as_dataset
-from .examples import DataBroken, DataMissing, Dataset
+from . import adapters
+from .adapters import Array, Arrays, as_dataset
+from .dataset import DataBroken, DataMissing, Dataset
 from .preparation import PREPARATIONS
 
 SPELLINGS = (
@@ -66,4 +66,4 @@ def _medmnist(name: str, folder: Path) -> Arrays:
     for path in (folder / name / f"{name}.npz", folder / f"{name}.npz"):
         if path.is_file():
             return read_npz(path)
-    return hub.fetch(name, hub.missing(name, folder, f"{name}.npz into {folder / name}"))
+    return adapters.fetch(name, adapters.missing(name, folder, f"{name}.npz into {folder / name}"))

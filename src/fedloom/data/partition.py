@@ -1,109 +1,182 @@
-"""How a data set is shared out among devices: the table of partitions, imported maps, and the dial.
+"""A partition as data: which rows of a data set each device holds.
 
-A partition is a function of labels, a number of devices, a generator and its own options; it always ends.
+A map is made before training from labels and a seed alone, so it can be saved, compared and taken elsewhere.
+
+Test rows for a device in the proportions of its training labels.
+
+Device test sets never overlap: where a label is in short supply, the devices that hold it get smaller test sets of
+the right proportions instead of sharing examples.
 """
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .dirichlet import dirichlet_per_device, dirichlet_per_label, quantity
-from .maps import Labels, Partition, Rows, check_single
-from .natural import natural, whole_rows
-from .shards import iid, label_shards, sorted_shards
+from .dataset import DataBroken, DataMissing, Dataset
 
-__all__ = ["PARTITIONS", "Labels", "Partition", "Rows", "from_file", "tie_to_labels"]
+Rows = npt.NDArray[np.int64]
 
-
-def from_file(labels: Labels, devices: int, generator: np.random.Generator, *, path: str) -> Partition:
-    """A map made elsewhere and saved with `Partition.save`; devices may share rows in it."""
-    partition = Partition.load(Path(path))
-    if len(partition.train) != devices:
-        raise ValueError(f"devices = {devices}, but the partition in {path} is for {len(partition.train)} devices")
-    for part, maps, count in (
-        ("training", partition.train, len(labels.train)),
-        ("test", partition.test, len(labels.test)),
-    ):
-        if any(len(rows) and not 0 <= rows.min() <= rows.max() < count for rows in maps):
-            raise ValueError(
-                f"path = {path} names rows beyond the {count} {part} examples: is it for another data set?"
-            )
-    return partition
+_FORMAT = "fedloom partition 1"
 
 
-def tie_to_labels(partition: Partition, labels: Labels, dial: float, generator: np.random.Generator) -> Partition:
-    """Which device holds which share, from unchanged (0) to sorted by label (1): ties tiers, given by index, to labels.
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What a partition may look at: labels, and the group of every training and every test example if there are any."""
 
-    Shares are ranked by their most frequent training label (the lowest of equals), then by their mean label, then by
-    index: the label rank. They are also ranked at random. Devices get the shares in the order of
-    dial · label rank + (1 - dial) · random rank, equal ones by label rank. Dial 0 draws nothing and changes nothing.
+    train: Rows
+    test: Rows
+    classes: int
+    groups: tuple[Rows, Rows] | None = None
+
+    def only(self, rows: Rows) -> "Labels":
+        """Those of these training examples, and all test examples."""
+        return replace(self, train=self.train[rows], groups=self.groups and (self.groups[0][rows], self.groups[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which examples each device holds: row numbers into the training and the test set."""
+
+    train: tuple[Rows, ...]
+    test: tuple[Rows, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.train) != len(self.test):
+            raise ValueError(f"training rows for {len(self.train)} devices but test rows for {len(self.test)}")
+
+    def fingerprint(self) -> str:
+        """The sha256 of who holds what, in which order."""
+        digest = hashlib.sha256()
+        for rows in (*self.train, *self.test):
+            digest.update(f"{len(rows)}:".encode())
+            digest.update(rows.astype("<i8").data)
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the map as JSON with its own fingerprint."""
+        parts = {"train": [rows.tolist() for rows in self.train], "test": [rows.tolist() for rows in self.test]}
+        path.write_text(json.dumps({"format": _FORMAT, "sha256": self.fingerprint(), **parts}), encoding="utf-8")
+
+    @staticmethod
+    def load(path: Path) -> "Partition":
+        """Read a saved map; refuses a file that is not what `save` wrote."""
+        hint = "Write it with Partition.save, or make the partition anew."
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            partition = Partition(_rows(content["train"]), _rows(content["test"]))
+            whole = content["format"] == _FORMAT and content["sha256"] == partition.fingerprint()
+        except FileNotFoundError:
+            raise DataMissing(f"there is no partition at {path}", hint) from None
+        except (OSError, ValueError, TypeError, KeyError, OverflowError) as problem:
+            raise DataBroken(f"{path} is not a partition: {problem!r}", hint) from problem
+        if not whole:
+            raise DataBroken(f"{path} was changed after it was written", hint)
+        return partition
+
+
+def labels_of(dataset: Dataset) -> Labels:
+    """What a partition may look at in this data set."""
+    groups = None if dataset.groups is None else (dataset.groups[0].numpy(), dataset.groups[1].numpy())
+    return Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes, groups)
+
+
+def rows_by_label(labels: Rows, classes: int) -> list[Rows]:
+    """For every label, the rows that carry it, in their order."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+
+
+def equal_parts(rows: Rows, parts: int) -> tuple[Rows, ...]:
+    """As many rows for everybody, in their order; a remainder stays unused."""
+    size = len(rows) // parts
+    return tuple(rows[part * size : (part + 1) * size] for part in range(parts))
+
+
+def deal(piles: Sequence[Rows], counts: Rows) -> tuple[Rows, ...]:
+    """For every device its count [devices, piles] from each pile, taken one device after the other."""
+    ends = np.cumsum(counts, axis=0)
+    starts = ends - counts
+    return tuple(
+        np.concatenate([pile[first:last] for pile, first, last in zip(piles, begin, end, strict=True)])
+        for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    )
+
+
+def check_devices(labels: Labels, devices: int) -> None:
+    """Refuse a number of devices that cannot each hold an example."""
+    if not 1 <= devices <= len(labels.train):
+        raise ValueError(
+            f"devices = {devices}, but it must lie between 1 and the {len(labels.train)} training examples; "
+            "set fewer devices or take a larger data set"
+        )
+
+
+def check_single(labels: Labels) -> None:
+    """Refuse to go by the label of examples that have several."""
+    if labels.train.ndim > 1:
+        raise ValueError(
+            f"every example has {labels.train.shape[1]} labels here, but this goes by the one label of an example; "
+            'take "iid", or whole groups with "rows" or "natural"'
+        )
+
+
+def _rows(lists: Any) -> tuple[Rows, ...]:
+    if not all(type(row) is int for rows in lists for row in rows):
+        raise TypeError("rows are whole numbers")
+    return tuple(np.array(rows, dtype=np.int64) for rows in lists)
+
+
+Numbers = npt.NDArray[np.float64]
+
+
+def matching_test(labels: Labels, train: Sequence[Rows], generator: np.random.Generator) -> tuple[Rows, ...]:
+    """Per device and label n_test / devices · (the label's share of the device's training rows), rounded.
+
+    Rounding keeps a device's total, which is at least one, as far as the labels it holds have test examples to spare.
     """
-    if not 0 <= dial <= 1:
-        raise ValueError(f"the dial must lie between 0 (unchanged) and 1 (sorted by label), not {dial}")
-    if dial == 0:
-        return partition
-    check_single(labels)
-    by_label = _ranks(np.lexsort([_mean_labels(partition, labels), _main_labels(partition, labels)]))
-    at_random = generator.permutation(len(by_label))
-    order = np.lexsort([by_label, dial * by_label + (1 - dial) * at_random])
-    return Partition(tuple(partition.train[share] for share in order), tuple(partition.test[share] for share in order))
+    supply = np.bincount(labels.test, minlength=labels.classes)
+    asked = _within_supply(_asked(labels, train, supply), supply)
+    counts = _rounded(asked, supply, generator)
+    piles = [generator.permutation(rows) for rows in rows_by_label(labels.test, labels.classes)]
+    return deal(piles, counts)
 
 
-def at_most(partition: Partition, examples: int | None, generator: np.random.Generator) -> Partition:
-    """No device with more training examples than this: the others are drawn away at random, the test stays."""
-    if examples is None:
-        return partition
-    return Partition(tuple(generator.permutation(rows)[:examples] for rows in partition.train), partition.test)
+def _asked(labels: Labels, train: Sequence[Rows], supply: Rows) -> Numbers:
+    """What every device should get, [devices, labels]; a label without test examples is left out."""
+    held = np.stack([np.bincount(labels.train[rows], minlength=labels.classes) for rows in train]).astype(np.float64)
+    held[:, supply == 0] = 0
+    shares = held / np.maximum(held.sum(axis=1, keepdims=True), 1)
+    asked: Numbers = shares * (len(labels.test) / len(train))
+    return asked
 
 
-def held_out(examples: int, count: int, generator: np.random.Generator) -> Rows:
-    """So many rows, drawn at random, that no device is to get."""
-    return np.sort(generator.permutation(examples)[:count])
+def _within_supply(asked: Numbers, supply: Rows) -> Numbers:
+    """Shrink each device as its scarcest label demands: proportions stay, and no label is asked for too often."""
+    demand = asked.sum(axis=0)
+    room = np.divide(supply, demand, out=np.ones_like(demand), where=demand > supply)
+    shrink: Numbers = np.where(asked > 0, room, 1.0).min(axis=1, keepdims=True)
+    return asked * shrink
 
 
-def thinned(partition: Partition, devices: float, keep: float, generator: np.random.Generator) -> Partition:
-    """A random share of the devices keeps only a share of its training examples, and at least one."""
-    count = len(partition.train)
-    poorer = set(generator.permutation(count)[: round(devices * count)].tolist())
-
-    def kept(index: int, rows: Rows) -> Rows:
-        order = generator.permutation(rows)  # drawn for everybody, so that one device more or less changes no other
-        return order[: max(1, round(keep * len(rows)))] if index in poorer else rows
-
-    return Partition(tuple(kept(index, rows) for index, rows in enumerate(partition.train)), partition.test)
-
-
-def _main_labels(partition: Partition, labels: Labels) -> Rows:
-    return np.array([np.bincount(labels.train[rows], minlength=1).argmax() for rows in partition.train])
-
-
-def _mean_labels(partition: Partition, labels: Labels) -> npt.NDArray[np.float64]:
-    return np.array([labels.train[rows].mean() if len(rows) else 0.0 for rows in partition.train])
-
-
-def _ranks(order: Rows) -> Rows:
-    ranks = np.empty_like(order)
-    ranks[order] = np.arange(len(order))
-    return ranks
-
-
-def own(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
-    """Real devices hold what they hold, and nobody here knows it."""
-    nothing = tuple(np.zeros(0, dtype=np.int64) for _ in range(devices))
-    return Partition(nothing, nothing)
-
-
-PARTITIONS: dict[str, Callable[..., Partition]] = {
-    "iid": iid,
-    "label_shards": label_shards,
-    "sorted_shards": sorted_shards,
-    "dirichlet_per_label": dirichlet_per_label,
-    "dirichlet_per_device": dirichlet_per_device,
-    "quantity": quantity,
-    "rows": whole_rows,
-    "natural": natural,
-    "file": from_file,
-    "own": own,
-}
+def _rounded(asked: Numbers, supply: Rows, generator: np.random.Generator) -> Rows:
+    """Everything rounded down, then the largest remainders up while the device lacks rows and the label has some."""
+    counts = np.floor(asked).astype(np.int64)
+    totals = asked.sum(axis=1)
+    lacking = np.maximum(np.floor(totals + 0.5), totals > 0).astype(np.int64) - counts.sum(axis=1)
+    spare = supply - counts.sum(axis=0)
+    remainders = asked - counts
+    # Equal remainders in random order: else low labels would go to devices with low numbers, and so to a tier.
+    entries = generator.permutation(np.argwhere(remainders > 0))
+    largest_first = np.argsort(-remainders[tuple(entries.T)], kind="stable")
+    for device, label in entries[largest_first].tolist():
+        if lacking[device] > 0 and spare[label] > 0:
+            counts[device, label] += 1
+            lacking[device] -= 1
+            spare[label] -= 1
+    return counts

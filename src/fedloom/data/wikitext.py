@@ -10,11 +10,11 @@ import torch
 
 from ..seeds import MASKED_TEST_TOKENS, generator
 from ..settings import Count
-from . import hub
-from .examples import DataBroken, Dataset, Examples
-from .maps import Rows
+from . import adapters
+from .dataset import DataBroken, Dataset, Examples
+from .embeddings import UNKNOWN, most_frequent
+from .partition import Rows
 from .preparation import Preparation
-from .words import UNKNOWN, most_frequent
 
 FILES = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
 MASK_CHANCE = 0.15
@@ -54,7 +54,7 @@ def _place(folder: Path) -> Path:
     for place in (folder / "wikitext-2", folder / "wikitext2", folder):
         if all((place / file).is_file() for file in FILES):
             return place
-    raise hub.missing("wikitext2", folder, f"{', '.join(FILES)} into {folder / 'wikitext-2'}")
+    raise adapters.missing("wikitext2", folder, f"{', '.join(FILES)} into {folder / 'wikitext-2'}")
 
 
 def _read(place: Path) -> tuple[list[str], Rows, Rows]:

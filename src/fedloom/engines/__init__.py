@@ -1,18 +1,16 @@
 """Implementations of `ask`: whatever carries a task to devices and brings their replies back through admission."""
 
-from .admission import Refusal, refuse
 from .attacks import ATTACKS, Attacked, malicious, poisoned
-from .by_mail import ByMail
-from .codecs import Codec
-from .coded import Coded
-from .convoy import convoy
-from .holdings import Shelf, devices_at_once, shelf
+from .client_data import Shelf, devices_at_once, shelf
+from .client_state import Memory
+from .compression import Codec, Coded
+from .dry_run import Rehearsal
+from .gate import Refusal, refuse
 from .in_process import InProcess
-from .mail import Heading, Question, opened, sealed
-from .memory import Memory
-from .norms import Norms
-from .process_pool import Crew, Member, ProcessPool, keep_the_heap
-from .rehearsal import Rehearsal
+from .lockstep import convoy
+from .norm_screening import Norms
+from .protocol import ByMail, Heading, Question, opened, sealed
+from .worker_pool import Crew, Member, ProcessPool, keep_the_heap
 
 __all__ = [
     "ATTACKS",

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..client import Task
 from ..data import Examples
 from ..fleet import Device, Fleet, Reply, parameters
 from ..footprints import Footprint, carve
 from ..seeds import ATTACK, MALICIOUS, generator
 from ..tensors import Parcel, Tensors, combine
-from ..training import Task
-from .admission import refuse
-from .holdings import Shelf
+from .client_data import Shelf
+from .client_state import Memory
+from .gate import refuse
 from .in_process import InProcess
-from .memory import Memory
 
 WEIGHTS = "weights"
 

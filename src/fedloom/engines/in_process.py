@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ..client import DevicePlan, Optimiser, Outcome, Rates, Schedule, Task, plan_for
 from ..fleet import Device, Reply
 from ..seeds import PLAN, generator, number
 from ..tensors import Parcel, split
-from ..training import DevicePlan, Optimiser, Outcome, Rates, Schedule, Task, plan_for
-from .admission import MOST_EXAMPLES, Refusal, refuse
-from .holdings import Shelf, devices_at_once
-from .memory import Memory
-from .norms import Norms
-from .works import Errand, Parcels, Work, carry_out, works
+from .blocks import Errand, Parcels, Work, carry_out, works
+from .client_data import Shelf, devices_at_once
+from .client_state import Memory
+from .gate import MOST_EXAMPLES, Refusal, refuse
+from .norm_screening import Norms
 
 Listener = Callable[[int, Refusal], None]
 Carry = Callable[[Errand], Iterable[tuple[Work, Outcome]]]

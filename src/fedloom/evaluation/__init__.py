@@ -1,8 +1,8 @@
 """How good a model is."""
 
-from .judge import Judge
-from .personal import FineTune
-from .rows import Row
-from .static_batchnorm import StaticBatchNorm
+from .batchnorm import StaticBatchNorm
+from .evaluator import Judge
+from .local import FineTune
+from .metrics import Row
 
 __all__ = ["FineTune", "Judge", "Row", "StaticBatchNorm"]

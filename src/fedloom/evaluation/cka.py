@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..client import misalignment
 from ..models import Model
 from ..tensors import Tensors
-from ..training import misalignment
 
 
 def linear_cka(left: Tensor, right: Tensor) -> float:

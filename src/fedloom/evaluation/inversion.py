@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..client import Adam, Batch, Client, Holdings, Step, fit
 from ..data import Examples, Preparation
 from ..models import Draws, Model
 from ..tensors import Tensors
-from ..training import Adam, Batch, Client, Holdings, Step, fit
 
 RATES = (0.1, 0.01, 0.001)  # of the search, one after the other
 

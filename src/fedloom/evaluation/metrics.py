@@ -1,4 +1,9 @@
-"""Exact definitions of what is measured."""
+"""Exact definitions of what is measured.
+
+What a judgement writes down: who was judged, on what, and how it did. Nothing is averaged before it is written.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,3 +38,14 @@ def unigram_perplexity(seen: Tensor, asked: Tensor, classes: int) -> float:
 def per_group(values: Tensor, groups: Tensor, count: int) -> Tensor:
     """Sums of `values` by group number: [count]."""
     return torch.zeros(count, dtype=torch.float64).index_add_(0, groups, values.double())
+
+
+@dataclass(frozen=True)
+class Row:
+    round: int
+    candidate: str
+    tier: str
+    device: str  # empty: not one device's own
+    test: str  # "global": the whole set; "local": devices' own examples; "unseen": those of devices that never train
+    metric: str
+    value: float

@@ -1,10 +1,9 @@
 """A tier's, a device's or a sub-net's model as files that run without this package."""
 
 from .card import loading, read_card, write_card
-from .checking import Parity, accuracy_on, functional, latency_ms, measured, parity
 from .formats import FORMATS, Answer, Format, Unavailable
-from .plain import Plain, plain, unfilled
-from .preparing import preparing
+from .module import Plain, plain, preparing, unfilled
+from .parity import Parity, accuracy_on, functional, latency_ms, measured, parity
 
 __all__ = [
     "FORMATS",

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..models import Model
-from ..models.outputs import as_outputs
+from ..models.interface import as_outputs
 
 Pair = tuple[str, str]
 """The name of a layer, and of the batch norm behind it."""

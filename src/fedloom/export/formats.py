@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..tensors import filed
-from .plain import Plain
+from .module import Plain
 
 Answer = Callable[[Tensor], Tensor]
 """[batch, ...] examples -> logits."""

@@ -1,10 +1,10 @@
 """The fleet as the server knows it: devices, tiers, who takes part, and one turn of a method."""
 
-from .candidate import Candidate, Carried, DeviceModel, ServerModel, slices
-from .cohort import Sampling, draw_cohort, expected_voters
 from .device import AT_THE_SERVER, PLAIN, Ask, Coding, Device, Engine, Reply, Tier
+from .eval_targets import Candidate, Carried, DeviceModel, ServerModel, slices
+from .round_context import Traffic, Turn
+from .sampling import Sampling, draw_cohort, expected_voters
 from .tiers import Assignment, BadTier, Fleet, nested, nesting_problem, number_name, parameters, side_by_side
-from .turn import Traffic, Turn
 
 __all__ = [
     "AT_THE_SERVER",

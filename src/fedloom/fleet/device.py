@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ..client import Task
 from ..footprints import Footprint, part_of
 from ..models import Model
 from ..tensors import Parcel, payload_bytes
-from ..training import Task
 
 AT_THE_SERVER = "server."  # before the name of a device for which the server computes
 

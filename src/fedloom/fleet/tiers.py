@@ -1,4 +1,7 @@
-"""Which device belongs to which tier: fixed by index, or redrawn every round (HeteroFL's Fix and Dynamic)."""
+"""Which device belongs to which tier: fixed by index, or redrawn every round (HeteroFL's Fix and Dynamic).
+
+What only some tiers hold: where none of them is heard, nothing can be learned.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from ..footprints import between, fits
+from ..footprints.regions import rings
 from ..models import Model, Shapes
 from ..seeds import TIER, generator
 from .device import Device, Tier
@@ -154,3 +158,20 @@ def _outside(tier: str, model: Model, whole: Model) -> str | None:
                 "smaller layer; give every tier the same size of this layer"
             )
     return None
+
+
+Ring = tuple[str, ...]
+"""The tiers that hold it, and nobody else does."""
+
+
+def tier_rings(fleet: Fleet) -> list[Ring]:
+    """For every part of the models the tiers that share it. A tier with weights outside the global model has a ring of
+    its own."""
+    tiers = fleet.served
+    held = {ring.voters for ring in rings(fleet.whole.shapes(), [tier.footprint for tier in tiers])}
+    held |= {(n,) for n, tier in enumerate(tiers) if tier.model.shapes().keys() - tier.footprint.blocks.keys()}
+    return [tuple(tiers[n].name for n in holders) for holders in sorted(held)]
+
+
+def ring_name(ring: Ring) -> str:
+    return "+".join(ring)

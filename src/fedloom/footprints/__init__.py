@@ -1,10 +1,9 @@
 """How a small model lies inside a large one, and how many small ones become the large one again."""
 
 from .coverage import Contribution, Merge, coverage_mean
-from .defence import Defence, Thin
+from .dp import Electorate, PrivateMerge
 from .footprint import Footprint, Place, between, carve, centred, fits, is_part, leading, part_of, rolling
-from .private import Electorate, PrivateMerge
-from .robust import RULES
+from .robust import RULES, Defence, Thin
 
 __all__ = [
     "RULES",

@@ -1,6 +1,6 @@
 """One file per method; each reads like the algorithm box of its paper."""
 
-from .centralised import Centralised
+from .centralized import Centralised
 from .decouple import Decouple
 from .ditto import Ditto
 from .efedsup import EFedSup

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..fleet import Candidate, Fleet, ServerModel, Turn
 from ..footprints import Contribution, part_of
 from ..tensors import Parcel, Tensors
-from .latest import latest_models, received, report_problem, reports
+from ._last_uploads import latest_models, received, report_problem, reports
 from .method import Method, train_on_labels
 
 

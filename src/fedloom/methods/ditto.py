@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..client import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
 from ..fleet import Candidate, DeviceModel, Turn, slices
 from ..models import Model
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
-from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
+from ._personal import OwnModels
 from .method import averaged_by_examples
-from .own import OwnModels
 
 
 @dataclass(frozen=True)

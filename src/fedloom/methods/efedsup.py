@@ -13,8 +13,8 @@ from ..models import Model, cost
 from ..seeds import SUBNET_OF_DEVICE
 from ..settings import FixedTable, Share
 from ..tensors import Parcel
+from ._supernet import Choice, chosen, space_problem
 from .method import Method, train_on_labels
-from .supernet import Choice, chosen, space_problem
 
 
 @dataclass(frozen=True)

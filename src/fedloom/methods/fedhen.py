@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..client import Batch, Client, Outcome, cross_entropy, fit, like, on_device
 from ..fleet import Candidate, Fleet, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
-from ..training import Batch, Client, Outcome, cross_entropy, fit, like, on_device
-from .latest import KEPT, received, report_problem, reports, with_latest
+from ._last_uploads import KEPT, received, report_problem, reports, with_latest
 from .method import Method
 
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..client import Client, Outcome, Task, fit, label_loss, on_device
 from ..fleet import Candidate, Carried, Device, DeviceModel, Fleet, Turn, slices
 from ..models import Model
 from ..seeds import DESCRIBE
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, Task, fit, label_loss, on_device
-from .agreement import Agreement
-from .latest import bundle, received, whole_model
+from ._alignment import Agreement
+from ._last_uploads import bundle, received, whole_model
+from ._personal import OwnModels
 from .method import averaged_by_examples, first_weights, one_model
-from .own import OwnModels
 
 
 @dataclass(frozen=True)

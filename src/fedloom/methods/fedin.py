@@ -2,19 +2,104 @@
 
 All devices share an extractor and a classifier; what lies between is each one's own. Devices send what enters and what
 leaves their middle, and each also learns to make the same of others' features, as far as its own labels allow.
+
+Feature pairs, what enters a net's middle and what leaves it: made on a device, kept and dealt out by the server.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Fleet, Turn
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..client import Batch, Client, Layout, Outcome, fit, gradient, label_loss, like, on_device, own_statistics
+from ..fleet import Fleet, Reply, Turn
 from ..models import Model, cost
-from ..seeds import FEATURE_PAIRS
+from ..seeds import FEATURE_PAIRS, generator
 from ..settings import Count, NotNegative
-from ..tensors import Parcel, Tensors, combine
-from ..training import Batch, Client, Layout, Outcome, fit, gradient, label_loss, like, on_device
-from .pairs import PARTS, collected, dealt, features_loss, no_pairs, pair_layout, parts_problem, projected, refilled
-from .sharing import Sharing, parted
+from ..tensors import Parcel, Tensors, beside, combine, inner
+from ._net_parts import parts_problem, run_part
+from ._partial_sharing import Sharing, parted
+
+PARTS = ("extractor", "intermediate", "classifier")
+AT_ONCE = 64  # examples, so that memory does not grow with the number of pairs
+
+
+def pair_layout(model: Model, count: int) -> Layout:
+    shapes = {"enter": model.part("intermediate").input_shape, "leave": model.part("classifier").input_shape}
+    return {name: ((count, *shape), torch.get_default_dtype()) for name, shape in shapes.items()}
+
+
+@torch.no_grad()
+def collected(client: Client, weights: Tensors, count: int) -> dict[str, Tensor]:
+    """Of so many examples of each device, drawn at random: as the net is judged, unaugmented."""
+    if not count:
+        devices = len(client.seen_labels)
+        empty = pair_layout(client.model, 0)
+        return {name: torch.zeros(devices, *shape, dtype=dtype) for name, (shape, dtype) in empty.items()}
+    ready, made = own_statistics(client, weights), list[tuple[Tensor, Tensor]]()
+    for rows in _drawn(client, count).split(AT_ONCE, 1):
+        enter = run_part(client.model, "extractor", ready, client.preparation(client.examples.x[rows]))
+        made.append((enter, run_part(client.model, "intermediate", ready, enter)))
+    return {name: torch.cat(parts, 1) for name, parts in zip(("enter", "leave"), zip(*made, strict=True), strict=True)}
+
+
+def _drawn(client: Client, count: int) -> Tensor:
+    """[K, count]: rows out of all that a device holds, whatever its plan visits of them."""
+    assert client.holdings is not None
+    held = [rows[real] for rows, real in zip(client.holdings.rows, client.holdings.real, strict=True)]
+    draws = (generator(seed, FEATURE_PAIRS) for seed in client.plan[0].draws.seeds)
+    return torch.stack([own[draw.permutation(len(own))[:count]] for own, draw in zip(held, draws, strict=True)])
+
+
+def features_loss(client: Client, pairs: Tensors) -> Callable[[Tensors, Batch], Tensor]:
+    """[K]: how far a device's middle is from making of others' features what theirs made of them, pairs in turn."""
+    middle = client.model.part("intermediate")
+
+    def loss(weights: Tensors, batch: Batch) -> Tensor:
+        rows = batch.turn_of(batch.y.shape[1], pairs["enter"].shape[1])
+        own = client.model.part_weights("intermediate", weights)
+        made = middle(own, pairs["enter"][:, rows], batch.draws).logits
+        return (made - pairs["leave"][:, rows]).square().flatten(1).mean(1)
+
+    return loss
+
+
+def projected(own: Tensors, other: Tensors) -> Tensors:
+    """`other`, less the part of it that points against `own`."""
+    size = inner(own, own)
+    against = torch.where(size > 0, inner(own, other).clamp_max(0) / size.clamp_min(torch.finfo(size.dtype).tiny), 0)
+    return combine(lambda mine, theirs: theirs - beside(against, mine) * mine, own, other)
+
+
+def no_pairs(model: Model) -> dict[str, Tensor]:
+    """A buffer with nothing in it yet."""
+    empty = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in pair_layout(model, 0).items()}
+    return {**empty, "round": torch.zeros(0, dtype=torch.int64)}
+
+
+def refilled(
+    buffer: Tensors, replies: Sequence[Reply], round_number: int, most: int, max_age: int
+) -> dict[str, Tensor]:
+    """First in, first out; what is too old to be dealt out next time goes too. Of devices that together send more than
+    there is room for, each loses its share. Where nobody sent anything, nothing changes."""
+    if not replies:
+        return dict(buffer)
+    sent = sum(len(reply.sent["pairs"]["enter"]) for reply in replies)
+    room = sent if sent <= most else -(-most // len(replies))
+    new = {name: torch.cat([reply.sent["pairs"][name][:room] for reply in replies]) for name in ("enter", "leave")}
+    new["round"] = torch.full((len(new["enter"]),), round_number)
+    young = buffer["round"] > round_number - max_age
+    return {name: torch.cat([old[young], new[name]])[-most:].clone() for name, old in buffer.items()}
+
+
+def dealt(buffer: Tensors, count: int, since: int, draw: np.random.Generator) -> Parcel:
+    """Some of the pairs made since a round, for everybody; nothing, before the first have come in."""
+    young = torch.nonzero(buffer["round"] >= since).squeeze(1)
+    rows = young[torch.from_numpy(draw.permutation(len(young))[:count])]
+    return {"pairs": {name: buffer[name][rows] for name in ("enter", "leave")}} if len(rows) else {}
 
 
 @dataclass(frozen=True)

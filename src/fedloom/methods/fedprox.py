@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..client import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
 from ..fleet import Turn
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
-from ..training import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
 from .method import Method, averaged_by_examples
 
 

@@ -6,12 +6,12 @@ Devices share all but the last layer. Each first learns its own head on the body
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..client import Client, Outcome, Step, fit, label_loss, like, on_device
 from ..fleet import Turn
 from ..seeds import FIT_HEAD
 from ..settings import Count
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, Step, fit, label_loss, like, on_device
-from .sharing import Sharing, parted
+from ._partial_sharing import Sharing, parted
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ..fleet import Fleet, Turn
-from ..footprints import Contribution
-from ..models import Model
-from ..settings import Count, NotNegative
-from ..tensors import Parcel, Tensors
-from ..training import (
+from ..client import (
     Batch,
     Client,
     Outcome,
@@ -28,8 +23,13 @@ from ..training import (
     soft_cross_entropy,
     subnet_logits,
 )
+from ..fleet import Fleet, Turn
+from ..footprints import Contribution
+from ..models import Model
+from ..settings import Count, NotNegative
+from ..tensors import Parcel, Tensors
+from ._supernet import Choice, chosen, space_problem
 from .method import Method
-from .supernet import Choice, chosen, space_problem
 
 
 @dataclass(frozen=True)

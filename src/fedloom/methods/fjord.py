@@ -10,12 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ..fleet import Fleet, Turn
-from ..footprints import Contribution, is_part
-from ..models import Model
-from ..settings import Share
-from ..tensors import Parcel, Tensors
-from ..training import (
+from ..client import (
     Batch,
     Client,
     Outcome,
@@ -28,6 +23,11 @@ from ..training import (
     soft_cross_entropy,
     subnet_logits,
 )
+from ..fleet import Fleet, Turn
+from ..footprints import Contribution, is_part
+from ..models import Model
+from ..settings import Share
+from ..tensors import Parcel, Tensors
 from .method import Method
 
 

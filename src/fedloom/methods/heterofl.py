@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..client import Batch, Client, Outcome, cross_entropy, fit, like, mask_logits, on_device, shaped
 from ..fleet import Candidate, Fleet, Reply, Turn, slices
 from ..footprints import Contribution
 from ..tensors import Parcel, Tensors
-from ..training import Batch, Client, Outcome, cross_entropy, fit, like, mask_logits, on_device, shaped
 from .method import BY_EXAMPLES, Method
 
 

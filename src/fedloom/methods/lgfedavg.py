@@ -5,10 +5,10 @@ Every device trains a whole model, but only some of its layers are averaged; the
 
 from dataclasses import dataclass
 
+from ..client import Client, Outcome, fit, label_loss, like, on_device
 from ..fleet import Turn
 from ..tensors import Parcel
-from ..training import Client, Outcome, fit, label_loss, like, on_device
-from .sharing import Shared, Sharing, parted
+from ._partial_sharing import Shared, Sharing, parted
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
+from ..client import Client, Outcome, Task, fit, label_loss, like, on_any_device
 from ..fleet import Candidate, Device, Fleet, Tier, Turn, nesting_problem, slices
 from ..footprints import Contribution, Footprint, between, is_part
 from ..models import Model, cost
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, Task, fit, label_loss, like, on_any_device
 
 Models = Literal["one model", "sizes of one model", "any models"]
 BY_EXAMPLES = 'the number of its examples, by which it counts (method.weighting = "uniform" does without)'

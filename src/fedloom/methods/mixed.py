@@ -2,19 +2,177 @@
 
 A part is trained as if it were alone. Every part contributes to the mean kernel of unlabelled examples (FedHeNN's), and
 devices of parts that `align` are drawn to it: so nets that share no weight may still learn from each other.
+
+A method made of others, each for its own tiers: what a part knows of the whole, and how it is found again.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from ..fleet import DeviceModel, Reply, Turn
+from ..client import Client, Outcome, Task
+from ..fleet import Candidate, Carried, Device, DeviceModel, Engine, Fleet, Reply, Turn
 from ..settings import FixedTable
-from ..tensors import Parcel
-from ..training import Client, Outcome, Task
-from .agreement import Agreement
-from .parts import MadeOfParts, Part, PartEngine, apart, given, state_of
+from ..tensors import Parcel, Tensors
+from ._alignment import Agreement
+from .method import Method
+
+COMMON = "fleet."  # before the names of what comes from the whole fleet
+
+
+@dataclass(frozen=True)
+class Part:
+    """`align`: whether its devices are drawn to how the whole fleet sees things."""
+
+    tiers: tuple[str, ...]
+    method: Method
+    align: bool = False
+
+    def fleet(self, whole: Fleet) -> Fleet:
+        return whole.restricted(self.tiers)
+
+    def turn(self, turn: Turn, engine: Engine) -> Turn:
+        """The part's own turn, as if there were no other; what it moves is counted with the whole."""
+        fleet = self.fleet(turn.fleet)
+        footprint = {tier.name: tier.footprint for tier in fleet.served}
+        cohort = [replace(one, footprint=footprint[one.tier]) for one in turn.cohort if one.tier in footprint]
+        return replace(turn, cohort=cohort, fleet=fleet, engine=engine, _asked=Counter())
+
+
+@dataclass(frozen=True)
+class PartEngine:
+    """The engine of the whole fleet's turn as a part sees it. Its tasks are found under the part's number, and
+    `guided`: with every inbox comes what is common to the fleet."""
+
+    whole: Turn
+    number: int
+    guided: Callable[[Task], Task]
+    common: Parcel  # beside every inbox
+
+    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterable[Reply]:
+        extra = {COMMON + name: tensors for name, tensors in self.common.items()}
+        boxes = {device: inbox if device.here else {**inbox, **extra} for device, inbox in inboxes.items()}
+        for device in boxes:
+            if not device.here:
+                self.whole.note_down(device, extra)
+        found_at = (str(self.number), *(task.address or (task.name,)))
+        own = replace(self.guided(task), address=found_at, same=None if extra else task.same)
+        return self.whole.engine.ask(own, boxes, round_number, repeat)
+
+    def commit(self, round_number: int) -> None:
+        self.whole.engine.commit(round_number)
+
+    def close(self) -> None:
+        self.whole.engine.close()
+
+
+class MadeOfParts(Method, Protocol):
+    """All that the parts do each for itself. Server state has every part's bundles, under its number."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+
+    def guided(self, part: Part, task: Task) -> Task:
+        """A part's task, by devices that know of no other part's models."""
+
+        def run(client: Client, inbox: Parcel) -> Outcome:
+            sizes = {tier: model for tier, model in client.sizes.items() if tier in part.tiers}
+            return task.run(replace(client, sizes=sizes), inbox)
+
+        return replace(task, run=run)
+
+    @property
+    def ships(self) -> str:  # type: ignore[override]
+        return next((part.method.ships for part in self.parts if part.method.ships), "")
+
+    @classmethod
+    def made(cls, settings: Mapping[str, Any], methods: Mapping[str, type[Method]]) -> Method:
+        parts = tuple(_part(one, methods) for one in settings.get("parts", ()))
+        return cls(**{**settings, "parts": parts})
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        return self.each(lambda number, part: part.method.start(part.fleet(fleet), seed, warm))
+
+    def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
+        (part,) = [part for part in self.parts if device.tier in part.tiers]
+        return part.method.prepare(device, seed, warm)
+
+    def finish(self, server: Parcel, turn: Turn) -> Parcel | None:
+        def ended(number: int, part: Part) -> Parcel:
+            engine = PartEngine(turn, number, partial(self.guided, part), {})
+            last = part.method.finish(state_of(server, number), part.turn(turn, engine))
+            return state_of(server, number) if last is None else last
+
+        asked = turn.traffic.asked
+        made = self.each(ended)
+        return made if turn.traffic.asked > asked else None
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        found: dict[str, Candidate] = {}
+        for number, part in enumerate(self.parts):
+            for name, one in part.method.candidates(state_of(server, number)).items():
+                free = name if name not in found else f"{name}-{number + 1}"
+                found[free] = replace(one, tiers=part.tiers)
+                if isinstance(one, DeviceModel):
+                    found[free] = replace(one, tiers=part.tiers, address=(str(number), *one.found_at))
+        return found
+
+    def find(self, *address: str) -> Any:
+        part = self.parts[int(address[0])]
+        found = part.method.find(*address[1:])
+        return self.guided(part, found) if isinstance(found, Task) else found
+
+    def each(self, play: Callable[[int, Part], Parcel]) -> Parcel:
+        """What comes of every part, under its number."""
+        made: dict[str, Tensors] = {}
+        for number, part in enumerate(self.parts):
+            made |= {f"{number}:{name}": one for name, one in play(number, part).items()}
+        return made
+
+    def objection(self, fleet: Fleet) -> str | None:
+        problem = _dealt_out(self.parts, fleet)
+        if any(hasattr(part.method, "parts") for part in self.parts):
+            problem = "a part of a mixed fleet cannot be mixed itself"
+        problems = (part.method.refuses(part.fleet(fleet)) for part in self.parts)
+        return problem or next(filter(None, problems), None)
+
+
+def given(client: Client, inbox: Parcel) -> Carried:
+    """A model that the server holds."""
+    return client.model, inbox["weights"]
+
+
+def apart(inbox: Parcel) -> tuple[Parcel, Parcel]:
+    """What is the part's own, and what comes from the whole fleet."""
+    common = {name.removeprefix(COMMON): one for name, one in inbox.items() if name.startswith(COMMON)}
+    return {name: one for name, one in inbox.items() if not name.startswith(COMMON)}, common
+
+
+def state_of(server: Parcel, number: int) -> dict[str, Tensors]:
+    prefix = f"{number}:"
+    return {name.removeprefix(prefix): one for name, one in server.items() if name.startswith(prefix)}
+
+
+def _part(settings: Mapping[str, Any], methods: Mapping[str, type[Method]]) -> Part:
+    """From a recipe's table: tiers, align, the method's name, and its own settings."""
+    own = {name: value for name, value in settings.items() if name not in ("tiers", "method", "align")}
+    method = methods[settings["method"]].made(own, methods)
+    return Part(tuple(settings["tiers"]), method, settings.get("align", False))
+
+
+def _dealt_out(parts: Sequence[Part], fleet: Fleet) -> str | None:
+    """Why not every tier belongs to one part."""
+    if not all(part.tiers for part in parts):
+        return "a part has no tiers; name those that it is for"
+    named, known = [tier for part in parts for tier in part.tiers], [tier.name for tier in fleet.served]
+    for name in (*known, *named):
+        if name not in known:
+            return f"a part has the tier {name!r}, which does not take part"
+        if named.count(name) != 1:
+            return f"the tier {name!r} belongs to {named.count(name)} parts; every tier must belong to one"
+    return None
 
 
 @dataclass(frozen=True)

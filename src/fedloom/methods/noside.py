@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..client import Client, Outcome, fit, label_loss, like, on_device
 from ..fleet import Candidate, Device, Fleet, Reply, Tier, Turn, slices
 from ..footprints import Contribution, Footprint
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, fit, label_loss, like, on_device
-from .latest import KEPT, received, report_problem, reports, with_latest
+from ._last_uploads import KEPT, received, report_problem, reports, with_latest
 from .method import Method
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..client import Batch, Client, Outcome, fit, gradient, label_loss, like, on_device
 from ..fleet import Candidate, Carried, DeviceModel, Turn, slices
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors, combine
-from ..training import Batch, Client, Outcome, fit, gradient, label_loss, like, on_device
 from .method import Method, averaged_by_examples
 
 

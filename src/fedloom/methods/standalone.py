@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..client import Client, Outcome, fit, label_loss, on_device
 from ..fleet import Candidate, DeviceModel, Fleet, Turn
 from ..tensors import Parcel, Tensors
-from ..training import Client, Outcome, fit, label_loss, on_device
-from .own import OwnModels
+from ._personal import OwnModels
 
 
 @dataclass(frozen=True)

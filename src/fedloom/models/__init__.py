@@ -3,18 +3,17 @@
 from .bottleneck import bottleneck
 from .chain import chained
 from .convnet import convnet
-from .costs import Cost, cost
-from .elastic import Space, space, space_of
-from .inputs import Inputs
+from .cost import Cost, cost
+from .interface import Inputs, Outputs
 from .layers import Scaler
 from .lenet import lenet
 from .lstm import lstm
 from .mlp import mlp
 from .mobilenet import SPACES, mobilenet
 from .model import Draws, Family, Model, Shapes, model
-from .outputs import Outputs
 from .preactresnet import preactresnet
 from .preresnet import preresnet
+from .search_space import Space, space, space_of
 from .splitnet import splitnet
 from .transformer import transformer
 

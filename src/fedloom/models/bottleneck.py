@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .normalisation import Cut, Normalisation
-from .outputs import Outputs
+from .interface import Outputs
+from .normalization import Cut, Normalisation
 
 EXPANSION = 4
 

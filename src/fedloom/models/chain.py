@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .interface import as_outputs
 from .model import Model
-from .outputs import as_outputs
 
 
 @dataclass(frozen=True)

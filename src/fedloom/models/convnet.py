@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..settings import Count, Share
-from .normalisation import Cut, Normalisation
-from .outputs import Outputs
+from .interface import Outputs
+from .normalization import Cut, Normalisation
 
 
 def convnet(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Share
-from .normalisation import kept_channels
-from .outputs import Outputs
+from .interface import Outputs
+from .normalization import kept_channels
 
 
 def lenet(

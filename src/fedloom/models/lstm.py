@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Share
-from .attention import drawn_for
-from .inputs import sequence
-from .normalisation import kept_channels
-from .outputs import Outputs
+from .interface import Outputs, sequence
+from .normalization import kept_channels
+from .transformer import drawn_for
 
 GATES = 4
 

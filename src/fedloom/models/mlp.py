@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
+from .interface import Outputs
 from .lenet import connected
-from .normalisation import kept_channels
-from .outputs import Outputs
+from .normalization import kept_channels
 
 
 def mlp(

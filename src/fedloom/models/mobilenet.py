@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .normalisation import Cut, Normalisation
-from .outputs import Outputs
+from .interface import Outputs
+from .normalization import Cut, Normalisation
 
 PerBlock = Count | tuple[Count, ...]
 """One number for all blocks of a stage, or one for each; those beyond the stage's depth are not used."""

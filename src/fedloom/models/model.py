@@ -2,6 +2,8 @@
 
 A family is any function from keyword settings to a plain `nn.Module`. How two models of a family relate is never
 written down: it is found by comparing the shapes of their weights.
+
+A child of a family's module as a family of its own.
 """
 
 import inspect
@@ -15,12 +17,37 @@ from torch import Tensor, nn
 
 from ..seeds import INITIAL_WEIGHTS, number
 from ..tensors import Tensors
-from . import inspection
-from .blocks import seeded, statistic_slots, trial
-from .inputs import Inputs
-from .outputs import Outputs
-from .parts import Child
-from .running import all_shapes, block_of, fastest_of, trains_at_random, trial_examples
+from . import structure
+from .batching import (
+    all_shapes,
+    block_of,
+    fastest_of,
+    seeded,
+    statistic_slots,
+    trains_at_random,
+    trial,
+    trial_examples,
+)
+from .interface import Inputs, Outputs
+
+
+@dataclass(frozen=True)
+class Child:
+    """Builds the whole module and hands out one child of it: the same settings give the same weights.
+
+    A value, so that models of equal parts are equal, here and in other processes.
+    """
+
+    whole: Callable[..., nn.Module]
+    name: str
+
+    def __call__(self, **settings: Any) -> nn.Module:
+        return self.whole(**settings).get_submodule(self.name)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.whole)
+
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
@@ -104,7 +131,7 @@ class Model:
 
     def fits_the_data(self) -> None:
         """Raise unless the module makes one logit per class out of examples of the right shape."""
-        made = _found(self, inspection.logits_made, self.inputs)
+        made = _found(self, structure.logits_made, self.inputs)
         if made != self.classes:
             raise ValueError(f"it makes {made} logits where the data has {self.classes} classes")
 
@@ -124,7 +151,7 @@ class Model:
         return _part(self, name)
 
     def has_parts(self, *names: str) -> bool:
-        return set(names) <= set(_found(self, inspection.children))
+        return set(names) <= set(_found(self, structure.children))
 
     def part_weights(self, name: str, weights: Tensors) -> dict[str, Tensor]:
         """Those of a child, under the child's own names."""
@@ -143,7 +170,7 @@ class Model:
 
     def label_rows(self) -> tuple[str, ...]:
         """The weights that have one row per class: those of the last layer, or what the module names itself."""
-        return _found(self, inspection.label_rows, self.classes)
+        return _found(self, structure.label_rows, self.classes)
 
     def head(self) -> tuple[str, ...]:
         """The weights of the last layer: those with exactly one row per class."""
@@ -151,7 +178,7 @@ class Model:
 
     def behind_last_exit(self) -> tuple[str, ...]:
         """The weights that the last exit depends on: all but those of earlier exits' own heads."""
-        return _found(self, inspection.behind_last_exit, self.inputs)
+        return _found(self, structure.behind_last_exit, self.inputs)
 
     def mixes_examples(self) -> bool:
         """Whether what it makes of an example, when judged, depends on the others in the batch."""
@@ -159,7 +186,7 @@ class Model:
 
     def folds(self) -> bool:
         """Whether many devices are meant to run as one wide network; families of text say that they are not."""
-        return _found(self, inspection.folds)
+        return _found(self, structure.folds)
 
     def slow_reasons(self) -> tuple[str, ...]:
         """Why many devices train more slowly than they could; empty where they do not."""
@@ -167,7 +194,7 @@ class Model:
 
     def unsliceable(self) -> tuple[str, ...]:
         """Weights of layers that stack several things on one axis, so that its first part means nothing."""
-        return _found(self, inspection.unsliceable)
+        return _found(self, structure.unsliceable)
 
     def _require_statistics(self, weights: Tensors) -> None:
         missing = [name for name in self.statistics() if name not in weights]
@@ -227,16 +254,16 @@ def _mixes_examples(model: Model) -> bool:
 
 def _require_part(model: Model, name: str) -> None:
     if not model.has_parts(name):
-        known = ", ".join(_found(model, inspection.children)) or "none"
+        known = ", ".join(_found(model, structure.children)) or "none"
         raise ValueError(f"{model.family} has no part {name!r}; its parts are: {known}")
 
 
 @lru_cache(maxsize=1024)
 def _part(model: Model, name: str) -> Model:
     _require_part(model, name)
-    inputs = inspection.input_of(model.module(), name, model.inputs)
+    inputs = structure.input_of(model.module(), name, model.inputs)
     made = Model(f"{model.family}.{name}", Child(model.build, name), model.settings, inputs.shape, 0, inputs.tokens)
-    return replace(made, classes=_found(made, inspection.logits_made, inputs))
+    return replace(made, classes=_found(made, structure.logits_made, inputs))
 
 
 @lru_cache(maxsize=1024)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
-from .normalisation import Cut, Normalisation
-from .outputs import Outputs
+from .interface import Outputs
+from .normalization import Cut, Normalisation
 from .preresnet import pre_stages
 
 ExitPool = Literal["four", "global"]

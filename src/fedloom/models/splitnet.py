@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
 from . import layers
-from .normalisation import Cut, Normalisation
-from .outputs import Outputs
+from .interface import Outputs
+from .normalization import Cut, Normalisation
 
 Pool = Literal["intermediate", "classifier"]
 

@@ -6,11 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from .charts.chart import counted, listed, size
-from .comparison import Arm, difference
-from .story import Story
-from .subject import Group, Subject
-from .travel import travelled
+from .charts.drawing import counted, listed, size
+from .paired_stats import Arm, difference, travelled
+from .report_data import Group, Story, Subject
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from ..durable import write_whole
+from ..files import write_whole
 from . import overview
 from .charts import COMPARED, SINGLE, Absent, Chart
 from .charts.drawing import drawn, styled, swatch
-from .subject import Subject
+from .report_data import Subject
 
 FIGURES = "figures"
 LARGEST_INLINE = 40_000  # bytes of a CSV that the page carries itself

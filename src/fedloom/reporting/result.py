@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .comparison import Arm, Overall, difference, overall, table, verdict
+from .paired_stats import Arm, Overall, difference, overall, table, verdict
 from .targets import Claim, Reach, conclusions, reaches, targets
 
 DESCRIPTION, FORMAT = "comparison.json", "fedloom comparison 1"

@@ -4,4 +4,4 @@ import pytest
 
 pytest.importorskip("flwr")
 
-import fedloom.engines.flower  # noqa: F401
+import fedloom.flower  # noqa: F401

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from fedloom.engines import waiting
-from fedloom.engines.flower import engine as engine_module
-from fedloom.engines.flower import post, roster
-from fedloom.engines.flower.engine import Flower
-from fedloom.engines.waiting import LEAST_LINGER, Patient, Wait
+from fedloom.engines import faults
+from fedloom.engines.faults import LEAST_LINGER, Patient, Wait
+from fedloom.flower import engine as engine_module
+from fedloom.flower import messages, nodes
+from fedloom.flower.engine import Flower
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import fingerprint
@@ -51,7 +51,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (waiting, post, roster, engine_module):
+    for module in (faults, messages, nodes, engine_module):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -241,7 +241,7 @@ def test_what_does_not_count_yet_is_kept_beside_what_does(place: Any, keeping: F
 
 def test_a_round_that_comes_to_nothing_leaves_no_trace(place: Any, keeping: Flower, tmp_path: Path) -> None:
     """Nor does one whose server has died in it."""
-    from fedloom.engines.flower.diary import Diary
+    from fedloom.flower.client_state import Diary
 
     def memory(stamp: tuple[int, int]) -> str:
         entry = Diary(tmp_path / "0" / "first" / "0").read(stamp)
@@ -283,7 +283,7 @@ def test_stamps_survive_as_parcels(place: Any, keeping: Flower) -> None:
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a\x00"])
 def test_a_server_cannot_name_other_places(name: str, tmp_path: Path) -> None:
-    from fedloom.engines.flower.diary import diary
+    from fedloom.flower.client_state import diary
 
     with pytest.raises(ValueError, match="cannot name"):
         diary(tmp_path, name, "0")

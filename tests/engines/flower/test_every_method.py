@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedloom.engines.flower.diary import Diary
-from fedloom.engines.flower.engine import Flower
+from fedloom.flower.client_state import Diary
+from fedloom.flower.engine import Flower
 from fedloom.methods import Method
 from fedloom.tensors import Parcel, fingerprint
 from tests.desk import connect

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.engines.flower.processes import environment, free_port, program
-from fedloom.experiment.deployment.book import enroll, wish
-from fedloom.experiment.recipes.toml import dumps
+from fedloom.deploy.registry import enroll, wish
+from fedloom.flower.processes import environment, free_port, program
+from fedloom.recipe.toml import dumps
 from tests.fleet_chaos import one_run, recipe
 from tests.real_fleet import lines, real_fleet
 from tests.superlink import await_port, started
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-import fedloom.engines.flower.device as device
+import fedloom.flower.client as device
 
 honest, kept = device.answer, Path(__file__).with_name("kept")
 

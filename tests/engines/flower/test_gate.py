@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedloom.engines.flower.gate import MOST_ECHO, Gate
-from fedloom.experiment.deployment.book import Book, enroll, wish
-from fedloom.experiment.deployment.keys import Authority
-from fedloom.experiment.deployment.server import open_gate
+from fedloom.deploy.keys import Authority
+from fedloom.deploy.registry import Book, enroll, wish
+from fedloom.deploy.server import open_gate
+from fedloom.flower.proxy import MOST_ECHO, Gate
 
 
 class Stub(BaseHTTPRequestHandler):

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from fedloom.engines.flower.diary import Diary
-from fedloom.engines.flower.shim import write_app
-from fedloom.experiment import RecipeError, Tables, assemble, load
-from fedloom.experiment.recipes.toml import dumps
-from fedloom.experiment.running.checkpoint import FOLDER, Checkpoints
-from fedloom.experiment.running.record import recorded
+from fedloom.flower.apps import write_app
+from fedloom.flower.client_state import Diary
 from fedloom.methods import METHODS
 from fedloom.models import MODELS
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.recipe.toml import dumps
+from fedloom.runs.build import assemble
+from fedloom.runs.checkpoint import FOLDER, Checkpoints
+from fedloom.runs.recorder import recorded
 from fedloom.tensors import Parcel
 from tests.conftest import LESSER, SMALL, TINY, TOKENS
 from tests.superlink import fleet
@@ -29,11 +32,11 @@ from pathlib import Path
 
 import torch
 
-from fedloom.engines.flower.apps import server_app
+from fedloom.flower.apps import server_app
 from fedloom.experiment import Tables, assemble, load
-from fedloom.experiment.running.record import recorded
-from fedloom.experiment.deployment.remote import over_flower, roster_over
-from fedloom.experiment.deployment.serving import flower_client
+from fedloom.runs.recorder import recorded
+from fedloom.deploy.remote import over_flower, roster_over
+from fedloom.deploy.apps import flower_client
 
 
 def play(grid, config):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedloom.engines.flower.processes import environment
-from fedloom.experiment.recipes.toml import dumps
-from fedloom.reporting import read_manifest
+from fedloom.flower.processes import environment
+from fedloom.recipe.toml import dumps
+from fedloom.runs.folder import read_manifest
 from tests import chaos
 
 BIN = Path(sys.executable).parent

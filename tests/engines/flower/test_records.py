@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.engines.flower.records import DTYPES, ENTRY, SAID, Press, read
+from fedloom.flower.messages import DTYPES, ENTRY, SAID, Press, read
 from fedloom.tensors import fingerprint
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.engines import Norms, Question, Refusal
-from fedloom.engines.admission import CODES
-from fedloom.engines.flower.engine import Flower
-from fedloom.engines.flower.records import DTYPES, ENTRY, RAW, SAID, _array, answer, opened
+from fedloom.engines.gate import CODES
 from fedloom.fleet import Reply
+from fedloom.flower.engine import Flower
+from fedloom.flower.messages import DTYPES, ENTRY, RAW, SAID, _array, answer, opened
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.tensors import fingerprint
 from tests.desk import FIRST, Desk, connect, desk_of

@@ -11,13 +11,16 @@ import pytest
 
 import fedloom
 from fedloom.data import DATASETS, Dataset, Partition
-from fedloom.engines.flower.diary import Diary
-from fedloom.experiment import Experiment, RecipeError, Tables, assemble, load
-from fedloom.experiment.deployment.homes import home_of, introduced
-from fedloom.experiment.deployment.remote import engaged, over_flower, roster_over
-from fedloom.experiment.running.record import recorded
-from fedloom.experiment.running.resume import standing_of
-from fedloom.reporting import read_manifest, read_rows
+from fedloom.deploy.remote import engaged, over_flower, roster_over
+from fedloom.deploy.runtime import home_of, introduced
+from fedloom.flower.client_state import Diary
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Tables
+from fedloom.runs.build import Experiment, assemble
+from fedloom.runs.folder import read_manifest, read_rows
+from fedloom.runs.recorder import recorded
+from fedloom.runs.resume import standing_of
 from fedloom.tensors import fingerprint
 from tests import chaos
 from tests.conftest import rows_in_turn
@@ -28,7 +31,7 @@ Recipe = Callable[..., dict[str, Any]]
 
 def experiment(document: dict[str, Any], disks: Path, data: str = "") -> Experiment:
     """Its devices are at a desk, each with a disk of its own, and perhaps data."""
-    from fedloom.engines.flower.apps import client_app
+    from fedloom.flower.apps import client_app
 
     def app(number: int) -> Any:
         folder = disks / str(number)

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 
-from ..subject import Subject
-from .alike import likeness
-from .chart import Absent, Chart, Mark, Panel
-from .crowd import norms, participation, refusals, votes
+from ..report_data import Subject
+from .arms import paired, served
+from .cka import likeness
 from .devices import accuracy_per_device, data_partition, personalised
-from .differences import paired
+from .drawing import Absent, Chart, Mark, Panel
 from .learning import against_bytes, against_rounds
-from .reaching import rounds_to_target
-from .serving import served
+from .participation import norms, participation, refusals, votes
 from .spending import left_the_devices, time_and_memory
+from .targets import rounds_to_target
 from .tradeoff import pareto
 
 __all__ = ["COMPARED", "SINGLE", "Absent", "Chart", "Mark", "Panel"]

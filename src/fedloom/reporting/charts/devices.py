@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ...evaluation import Row
-from ..story import Story
-from ..subject import Subject
+from ..report_data import Story, Subject
 from . import drawing
-from .chart import Absent, Chart, Mark, Panel, Record, counted, listed
+from .drawing import Absent, Chart, Mark, Panel, Record, counted, listed
 
 ACCURACY, TUNED, HOLDINGS = "Accuracy per device", "Initial against personalised accuracy", "Who holds what data"
 MOST_LINES = 240  # devices in a map; of more, every so many are shown

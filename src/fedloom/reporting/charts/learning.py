@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from ...evaluation import Row
-from ..subject import Group, Subject
+from ..report_data import Group, Subject
 from ..targets import bytes_to
 from . import drawing
-from .chart import Absent, Chart, Mark, Panel, Record, listed, size
+from .drawing import Absent, Chart, Mark, Panel, Record, listed, size
 
 
 @dataclass(frozen=True)

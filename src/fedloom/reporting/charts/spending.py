@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib.axes import Axes
 
-from ..subject import Group, Subject
+from ..report_data import Group, Subject
 from . import drawing
-from .chart import Absent, Chart, Mark, Panel, Record, beside, counted, listed, size
+from .drawing import Absent, Chart, Mark, Panel, Record, beside, counted, listed, size
 
 LEFT, TIME = "What left the devices", "Time and memory"
 PARTS = ("training", "judging", "saving")

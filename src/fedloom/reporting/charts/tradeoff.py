@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from ...evaluation.pareto import front
-from ..metric import ACCURACY, Metric
-from ..subject import Subject
+from ..paired_stats import ACCURACY, Metric
+from ..report_data import Subject
 from . import drawing
-from .chart import Absent, Chart, Mark, Panel, Record, counted
+from .drawing import Absent, Chart, Mark, Panel, Record, counted
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""What a recipe costs per tier, before it is spent."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..client import OPTIMISERS
+from ..engines import Rehearsal
+from ..fleet import PLAIN, Fleet, Turn
+from ..methods import Method
+from ..models import cost
+from ..recipe.load import Loaded
+from ..recipe.registry import Tables
+from ..recipe.validation import picked
+from ..runs.build import build
+from ..runs.clock import Clock
+from ..runs.compression import build_codec
+from ..runs.data import Outline, outline, server_rows
+from .profiling import latency_ms, training_memory
+
+
+@dataclass(frozen=True)
+class TierCost:
+    """Of one device of a tier: its model, and what one round moves to and from it."""
+
+    name: str
+    parameters: int
+    macs: int
+    published_flops: int
+    bytes_down: int
+    bytes_up: int
+    training_memory: int | None = None  # bytes of all tensors at the worst moment of training, where asked for
+    bytes_down_coded: int | None = None  # as they travel, where there is a codec
+    bytes_up_coded: int | None = None
+    device_seconds: float | None = None  # of a round, where the recipe says how fast the tier is
+    latency_ms: float | None = None  # of one example on this machine, where it was asked for
+
+    @property
+    def moved(self) -> int:
+        """Bytes both ways, as they travel."""
+        down, up = self.bytes_down_coded, self.bytes_up_coded
+        return (self.bytes_down if down is None else down) + (self.bytes_up if up is None else up)
+
+    def record(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def tier_costs(
+    loaded: Loaded, tables: Tables, folder: Path, timed: bool = False, memory: bool = False
+) -> list[TierCost]:
+    """Found by rehearsing a round with one device of each tier; needs no data if the data set is a known one."""
+    seen = outline(loaded, tables, folder)
+    fleet, method = build(loaded, tables, seen)
+    moved = rehearse(loaded, method, fleet, seen)
+    coded = build_codec(loaded.recipe) is not None
+    optimiser, batch = picked(OPTIMISERS, loaded.recipe.training.optimiser)(), loaded.recipe.training.batch_size
+    found = []
+    for tier in fleet.tiers:
+        spent = cost(tier.model)
+        one = TierCost(
+            tier.name, spent.parameters, spent.macs, spent.published_flops,
+            moved.down.get(tier.name, 0), moved.up.get(tier.name, 0),
+            training_memory(tier.model, batch, optimiser) if memory else None,
+            moved.coded_down[tier.name] if coded else None, moved.coded_up[tier.name] if coded else None,
+            latency_ms=latency_ms(tier.model) if timed else None,
+        )  # fmt: skip
+        found.append(replace(one, device_seconds=_device_seconds(loaded, method, fleet, one, seen)))
+    return found
+
+
+def _device_seconds(loaded: Loaded, method: Method, fleet: Fleet, spent: TierCost, seen: Outline) -> float | None:
+    clock = Clock(loaded.recipe, method, {})
+    if not clock.knows([spent.name]):
+        return None
+    device = next(one for one in one_of_each(fleet).devices(1) if one.tier == spent.name)
+    return clock.seconds(device, spent.moved, held_examples(loaded, seen))
+
+
+def held_examples(loaded: Loaded, seen: Outline) -> int:
+    """That a device holds, if all hold as many."""
+    data, every = loaded.recipe.data, len(seen.labels.train)
+    held = (every - len(server_rows(loaded, every))) // data.devices
+    return min(held, data.most_examples or held)
+
+
+def one_of_each(fleet: Fleet) -> Fleet:
+    """A fleet of the same tiers with a device for each."""
+    shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
+    return replace(fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", unseen=frozenset(), given=())
+
+
+def rehearse(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> Rehearsal:
+    """The second round with one device of each tier, and no devices: in the first some have nothing to tell yet."""
+    data, every, held = loaded.recipe.data, len(seen.labels.train), held_examples(loaded, seen)
+    shown = 0 if data.public is None else every if data.public.source == "train_pool" else data.public.examples
+    public = torch.zeros(shown, *seen.stored_shape, dtype=torch.uint8) if shown else None
+    few = one_of_each(fleet)
+    server = method.start(few, fleet.seed)
+    for number in (1, 2):
+        engine = Rehearsal(lambda device: held, coding=build_codec(loaded.recipe) or PLAIN)
+        server = method.round(server, Turn(number, few.members(number), few, engine, public=public))
+    return engine

@@ -1,0 +1,159 @@
+"""Which tier each of a fleet's real devices can carry, how long a round then takes, and how often each part of the
+model is trained."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..fleet import Fleet, Tier, parameters
+from ..footprints.regions import rings
+from ..methods import Method
+from ..recipe.load import Loaded
+from ..recipe.registry import Tables
+from ..runs.build import build
+from ..runs.data import outline
+from .costs import TierCost, held_examples
+from .hardware import Machine
+
+HEADROOM = 1.5  # a process takes more than its tensors: what the kernels need for themselves, and gaps
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What one of a machine's devices would spend on a tier in a round."""
+
+    tier: str
+    memory: float  # bytes
+    moving: float  # seconds
+    training: float
+
+    @property
+    def seconds(self) -> float:
+        return self.moving + self.training
+
+    def problem(self, machine: Machine) -> str:
+        """Why it is too much; "": it is not."""
+        if self.memory > machine.memory:
+            return f"needs {self.memory / 1e6:.3g} MB of memory, has {machine.memory / 1e6:.3g} MB"
+        if self.seconds > machine.deadline:
+            return f"needs {self.seconds:.3g} s a round, has {machine.deadline:.3g} s"
+        return ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    machine: Machine
+    fit: Fit | None  # None: no tier is small enough
+    problem: str = ""  # of the next larger tier, or of the smallest
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """A part of the global model that only these tiers hold."""
+
+    tiers: tuple[str, ...]
+    parameters: int
+    devices: int
+    votes: float  # a round, on average
+    trained: float  # the share of rounds in which anybody speaks for it
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    planned: tuple[Planned, ...]
+    rings: tuple[RingPlan, ...]
+    seconds: float  # of a round in which the slowest takes part
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of all devices that can take part, by tier: what the recipe's tiers should say."""
+        counts: dict[str, int] = {}
+        for one in self.planned:
+            if one.fit:
+                counts[one.fit.tier] = counts.get(one.fit.tier, 0) + one.machine.count
+        total = sum(counts.values())
+        return {tier: count / total for tier, count in counts.items()}
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "devices": [_told(one) for one in self.planned],
+            "rings": [{**vars(one), "tiers": list(one.tiers)} for one in self.rings],
+            "round_seconds": self.seconds,
+            "shares": self.shares,
+        }
+
+
+def plan_fleet(
+    loaded: Loaded, tables: Tables, folder: Path, machines: Sequence[Machine], costs: Sequence[TierCost],
+    headroom: float = HEADROOM,
+) -> FleetPlan:  # fmt: skip
+    """`costs` are those of the recipe's tiers, memory among them."""
+    seen = outline(loaded, tables, folder)
+    fleet, method = build(loaded, tables, seen)
+    usual = held_examples(loaded, seen)
+    spent = {one.name: one for one in costs}
+    largest_first = sorted(fleet.served, key=lambda tier: -parameters(tier.model.shapes()))
+
+    def fit(machine: Machine, tier: Tier) -> Fit:
+        memory = headroom * (spent[tier.name].training_memory or 0)
+        work = _work(loaded, method, tier, machine.examples or usual)
+        return Fit(tier.name, memory, spent[tier.name].moved / machine.bandwidth, work / machine.speed_for(tier.name))
+
+    planned = tuple(_largest(machine, [fit(machine, tier) for tier in largest_first]) for machine in machines)
+    seconds = max((one.fit.seconds for one in planned if one.fit), default=0.0)
+    return FleetPlan(planned, _ring_plans(loaded, fleet, method, planned), seconds)
+
+
+def _work(loaded: Loaded, method: Method, tier: Tier, examples: int) -> float:
+    part = loaded.recipe.training
+    steps = part.epochs * -(-examples // part.batch_size)
+    return method.device_work(tier.model, part.epochs * examples, steps)
+
+
+def _largest(machine: Machine, fits: Sequence[Fit]) -> Planned:
+    """The first that is not too much; and what is wrong with the one before it."""
+    problem = ""
+    for fit in fits:
+        found = fit.problem(machine)
+        if not found:
+            return Planned(machine, fit, problem)
+        problem = f"{fit.tier} {found}"
+    return Planned(machine, None, problem)
+
+
+def _ring_plans(loaded: Loaded, fleet: Fleet, method: Method, planned: Sequence[Planned]) -> tuple[RingPlan, ...]:
+    """None where models are not parts of one."""
+    if method.admits == "any models":
+        return ()
+    held = {tier.name: 0 for tier in fleet.served}
+    for one in planned:
+        if one.fit:
+            held[one.fit.tier] += one.machine.count
+    able = sum(held.values())
+    cohort = math.ceil(loaded.recipe.fleet.participation * able - 1e-9)
+    found = []
+    for ring in rings(fleet.whole.shapes(), [tier.footprint for tier in fleet.served]):
+        tiers = tuple(fleet.served[voter].name for voter in ring.voters)
+        holders = sum(held[tier] for tier in tiers)
+        votes = cohort * holders / able if able else 0.0
+        found.append(RingPlan(tiers, len(ring), holders, votes, 1 - _silence(able, holders, cohort)))
+    return tuple(found)
+
+
+def _silence(able: int, holders: int, cohort: int) -> float:
+    """How likely none of the holders is among a cohort drawn from all that are able."""
+    if not holders or not cohort:
+        return 1.0
+    return math.comb(able - holders, cohort) / math.comb(able, cohort)
+
+
+def _told(one: Planned) -> dict[str, Any]:
+    fit = one.fit
+    return {
+        "name": one.machine.name, "count": one.machine.count, "tier": fit.tier if fit else None,
+        "memory": fit.memory if fit else None, "seconds": fit.seconds if fit else None,
+        "moving_seconds": fit.moving if fit else None, "training_seconds": fit.training if fit else None,
+        "next": one.problem,
+    }  # fmt: skip

@@ -1,0 +1,129 @@
+"""The four arrays every reader ends with, and their way into a data set.
+
+Whatever the file format, images become [n, channels, height, width] and labels one whole number each.
+
+Fetching a missing data set from the Hugging Face hub, only where the user asks for it.
+
+Nothing here runs unless FEDLOOM_DOWNLOAD=1 is set; the package `datasets` (extra `hf`) keeps its own cache.
+"""
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .dataset import DataBroken, DataMissing, Dataset, Examples
+from .preparation import Preparation
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """A data set as it was read; `origin` is the file or folder that errors name."""
+
+    origin: str
+    train_images: Array
+    train_labels: Array
+    test_images: Array
+    test_labels: Array
+
+
+def as_dataset(name: str, arrays: Arrays, classes: int | None, preparation: Preparation) -> Dataset:
+    """The data set of these arrays; without `classes` there are as many as the highest label says."""
+    train = _examples(arrays.train_images, arrays.train_labels, arrays.origin)
+    test = _examples(arrays.test_images, arrays.test_labels, arrays.origin)
+    if train.x.shape[1:] != test.x.shape[1:]:
+        shapes = f"{tuple(train.x.shape[1:])} and {tuple(test.x.shape[1:])}"
+        raise DataBroken(f"{arrays.origin}: training and test examples differ in shape, {shapes}", "Make them equal.")
+    if classes is None:
+        classes = 1 + max((int(part.y.max()) for part in (train, test) if len(part)), default=0)
+    return Dataset(name, train, test, classes, preparation)
+
+
+def _examples(images: Array, labels: Array, origin: str) -> Examples:
+    x, y = as_inputs(images, origin), as_labels(labels, origin)
+    if len(x) != len(y):
+        raise DataBroken(f"{origin}: {len(x)} examples but {len(y)} labels", "The files do not belong together.")
+    return Examples(x, y)
+
+
+def as_inputs(values: Array, origin: str) -> Tensor:
+    """Images with channels in front, other numbers as they are; floats in single precision.
+
+    An array of bytes or floats with three axes is a pile of grey images. With four axes the shorter one of the second
+    and the last is taken for the channels.
+    """
+    if values.dtype.kind not in "uif" or values.ndim < 2:
+        hint = "Inputs are bytes, whole numbers or floats with the examples along the first axis."
+        raise DataBroken(f"{origin}: inputs of type {values.dtype} and shape {values.shape}", hint)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise DataBroken(f"{origin}: some inputs are not finite", "Replace missing values before training.")
+    if values.dtype != np.uint8 and values.dtype.kind in "ui":
+        return torch.from_numpy(values.astype(np.int64))
+    if values.ndim == 3:
+        values = values[:, None]
+    elif values.ndim == 4 and values.shape[3] < values.shape[1]:
+        values = values.transpose(0, 3, 1, 2)
+    kind = np.uint8 if values.dtype == np.uint8 else np.float32
+    return torch.from_numpy(np.array(values, dtype=kind, order="C"))
+
+
+def as_labels(values: Array, origin: str) -> Tensor:
+    """One label per example, from [n] or [n, 1]."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in "ui":
+        hint = "Labels are whole numbers, one per example: turn one-hot rows into numbers with argmax."
+        raise DataBroken(f"{origin}: labels of type {values.dtype} and shape {values.shape}", hint)
+    return torch.from_numpy(values.astype(np.int64))
+
+
+# The name on the hub and, where the set comes in several sizes, the one to take.
+HUB_NAMES: dict[str, tuple[str, ...]] = {
+    "mnist": ("ylecun/mnist",),
+    "fashion-mnist": ("zalando-datasets/fashion_mnist",),
+    "cifar10": ("uoft-cs/cifar10",),
+    "cifar100": ("uoft-cs/cifar100",),
+    "pathmnist": ("jafermarq/pathmnist", "28"),
+}
+
+
+def missing(name: str, folder: Path, files: str) -> DataMissing:
+    """The error for a data set that is not in the data directory; `files` says what belongs where."""
+    hint = f"Put {files}, and name the data directory with FEDLOOM_DATA or --data-dir"
+    if name in HUB_NAMES:
+        hint += "; or install fedloom[hf] and set FEDLOOM_DOWNLOAD=1 to fetch it"
+    return DataMissing(f"the data set {name} is not in {folder}", hint + ".")
+
+
+def fetch(name: str, absence: DataMissing, label_columns: Sequence[str] = ("label", "labels")) -> Arrays:
+    """The data set from the hub if downloads are allowed and possible; raises `absence` where they are not."""
+    if os.environ.get("FEDLOOM_DOWNLOAD") != "1" or name not in HUB_NAMES:
+        raise absence
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError:
+        raise DataMissing(absence.message, "FEDLOOM_DOWNLOAD=1 needs fedloom[hf]: install it.") from None
+    try:
+        splits = library.load_dataset(*HUB_NAMES[name])
+    except Exception as problem:
+        raise DataMissing(f"the data set {name} could not be fetched: {problem}", absence.hint) from problem
+    columns = [_columns(splits[part], label_columns, HUB_NAMES[name][0]) for part in ("train", "test")]
+    return Arrays(HUB_NAMES[name][0], *columns[0], *columns[1])
+
+
+def _columns(split: Any, label_columns: Sequence[str], origin: str) -> tuple[Array, Array]:
+    names = split.column_names
+    image_column = next((name for name in ("image", "img") if name in names), None)
+    label_column = next((name for name in label_columns if name in names), None)
+    if image_column is None or label_column is None:
+        raise DataBroken(f"{origin} has the columns {', '.join(names)}", "Expected an image and a label column.")
+    return np.stack([np.asarray(image) for image in split[image_column]]), np.asarray(list(split[label_column]))

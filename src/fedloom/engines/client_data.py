@@ -1,0 +1,72 @@
+"""What each simulated device holds: its own rows of the data, reached by name."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..client import Holdings
+from ..data import Dataset, Partition
+from ..fleet import Device, Fleet
+from ..models import Model
+
+
+@dataclass(frozen=True)
+class Shelf:
+    dataset: Dataset
+    train: dict[str, Tensor]
+    test: dict[str, Tensor]
+    sizes: dict[str, Model] = field(default_factory=dict)  # of the fleet's tiers that take part
+
+    def rows(self, device: Device) -> Tensor:
+        """A device's training rows; a pseudo-device that gathers others holds theirs, the server none."""
+        if device.here:
+            return torch.zeros(0, dtype=torch.int64)
+        if device.gathers:
+            return torch.cat([self.train[name] for name in device.gathers])
+        return self.train[device.name]
+
+    def count(self, device: Device) -> int:
+        if device.here:
+            return 0
+        return sum(len(self.train[name]) for name in device.gathers or (device.name,))
+
+    def seen_labels(self, device: Device) -> Tensor:
+        labels = self.dataset.train.y[self.rows(device)].flatten()
+        return torch.bincount(labels, minlength=self.dataset.classes) > 0
+
+    def tests(self, device: Device) -> Tensor:
+        return self.test.get(device.name, torch.zeros(0, dtype=torch.int64))
+
+
+def beside_each_other(held: Sequence[Tensor]) -> Holdings:
+    """The rows of a block, the shorter lists padded with their own first row."""
+    longest = max(len(rows) for rows in held)
+    rows = torch.zeros(len(held), longest, dtype=torch.int64)
+    real = torch.zeros(len(held), longest, dtype=torch.bool)
+    for number, own in enumerate(held):
+        rows[number, : len(own)] = own
+        rows[number, len(own) :] = own[0] if len(own) else 0
+        real[number, : len(own)] = True
+    return Holdings(rows, real)
+
+
+def devices_at_once(model: Model) -> int:
+    """How many devices to run as one network. Narrow layers waste most of a core on overhead, wide ones nothing;
+    a fixed rule, not a timing, so that results do not depend on the machine. `fedloom calibrate` measures instead."""
+    if not model.folds():
+        return 1  # side by side it would take as long as one after the other
+    widest = max((shape[0] for shape in model.shapes().values() if len(shape) > 2), default=64)
+    return next(count for limit, count in ((128, 8), (256, 4), (math.inf, 1)) if widest <= limit)
+
+
+def shelf(dataset: Dataset, partition: Partition, fleet: Fleet) -> Shelf:
+    names = [fleet.name(index) for index in range(fleet.size)]
+    return Shelf(
+        dataset,
+        {name: torch.from_numpy(rows) for name, rows in zip(names, partition.train, strict=True)},
+        {name: torch.from_numpy(rows) for name, rows in zip(names, partition.test, strict=True)},
+        {tier.name: tier.model for tier in fleet.served},
+    )

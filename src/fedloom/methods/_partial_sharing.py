@@ -1,0 +1,81 @@
+"""Some layers shared and averaged, the others private: what LG-FedAvg, FedRep and FedIN have in common.
+
+The shared part is a footprint, as every part is, so tiers of different sizes share what they have in common.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from ..client import Client
+from ..fleet import Candidate, Carried, Device, DeviceModel, Fleet, Reply, Turn
+from ..footprints import Contribution, Footprint
+from ..models import Model
+from ..tensors import Parcel, Tensors
+from .method import Method, first_weights, fixed_tiers
+
+Shared = Literal["head", "body", "all", "none"] | tuple[str, ...]
+"""The head is the last layer, the body all else; or the names of layers."""
+
+
+class Sharing(Method, Protocol):
+    """A method whose devices keep all that they do not share."""
+
+    @property
+    def shared(self) -> Shared: ...
+
+    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+        first = warm or fleet.whole.initial(seed)
+        return {"weights": {name: first[name] for name in shared_names(self.shared, fleet.whole)}}
+
+    def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
+        first, names = first_weights(device, seed, warm), shared_names(self.shared, device.model)
+        return {"weights": {name: weight for name, weight in first.items() if name not in names}}
+
+    def inbox(self, server: Parcel, device: Device) -> Parcel:
+        return {"weights": self._footprint(device).read(server["weights"])}
+
+    def averaged(
+        self, server: Parcel, turn: Turn, replies: Sequence[Reply], by_examples: bool = True
+    ) -> dict[str, Tensor]:
+        share = {reply.device: reply.examples if by_examples else 1.0 for reply in replies}
+        said = (Contribution(self._footprint(r.device), r.sent["weights"], share[r.device]) for r in replies)
+        return turn.merge(server["weights"], said)
+
+    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+        return {"personal": DeviceModel(self.own, lambda device: self.inbox(server, device))}
+
+    def own(self, client: Client, inbox: Parcel) -> Carried:
+        return client.model, self.whole(client, inbox)
+
+    def whole(self, client: Client, inbox: Parcel) -> dict[str, Tensor]:
+        return {**client.memory["weights"], **inbox["weights"]}
+
+    def objection(self, fleet: Fleet) -> str | None:
+        named = self.shared if isinstance(self.shared, tuple) else ()
+        unknown = [name for name in named if not shared_names((name,), fleet.whole)]
+        if unknown:
+            return f"no layer of {fleet.whole.family} is named {' or '.join(map(repr, unknown))}"
+        if self.shared in ("head", "body") and not fleet.whole.label_rows():
+            return f"{fleet.whole.family} ends in no layer with one row per class, so its head cannot be told"
+        return fixed_tiers(fleet)
+
+    def _footprint(self, device: Device) -> Footprint:
+        return device.footprint.only(*shared_names(self.shared, device.model))
+
+
+def shared_names(shared: Shared, model: Model) -> tuple[str, ...]:
+    head, names = set(model.head()), model.shapes()
+    match shared:
+        case "head" | "body":
+            return tuple(name for name in names if (name in head) == (shared == "head"))
+        case "all" | "none":
+            return tuple(names) if shared == "all" else ()
+    return tuple(name for name in names if any(f"{name}.".startswith(f"{one}.") for one in shared))
+
+
+def parted(weights: Tensors, inbox: Parcel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What came with the inbox and goes back, and what stays."""
+    shared = {name: weights[name] for name in inbox["weights"]}
+    return shared, {name: weight for name, weight in weights.items() if name not in shared}

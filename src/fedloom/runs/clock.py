@@ -1,0 +1,73 @@
+"""How long a round would take on the fleet's own devices: a figure that does not depend on the machine that simulates.
+
+The slowest device decides: its bytes over its bandwidth, then three passes' worth of multiply-adds for each example it
+trains on over its speed; and after that the server. Where devices may fail, whoever is still waited for decides.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ..engines.faults import Faulty
+from ..fleet import Device, Fleet, Turn
+from ..fleet.speed import STRAGGLERS, Pace, Paces
+from ..methods import Method
+from ..recipe.errors import Problem
+from ..recipe.load import Loaded
+from ..recipe.schema import Recipe
+from ..recipe.validation import picked
+
+if TYPE_CHECKING:
+    from .build import Experiment
+
+
+@dataclass(frozen=True)
+class Clock:
+    recipe: Recipe
+    method: Method
+    paces: Paces
+
+    def knows(self, tiers: Iterable[str]) -> bool:
+        """Whether the recipe says how fast these are."""
+        return all(tier in self._able for tier in tiers)
+
+    def seconds(self, device: Device, moved: int, examples: int) -> float:
+        """Of one device that has moved so many bytes and trains on so many examples as often as the recipe says."""
+        (speed, bandwidth), pace, part = (
+            self._able[device.tier],
+            self.paces.get(device.name, Pace()),
+            self.recipe.training,
+        )
+        steps = part.epochs * -(-examples // part.batch_size)
+        work = self.method.device_work(device.model, part.epochs * examples, steps)
+        return moved / (bandwidth * pace.bandwidth) + work / (speed * pace.speed)
+
+    @cached_property
+    def _able(self) -> dict[str, tuple[float, float]]:
+        return {one.name: (one.speed, one.bandwidth) for one in self.recipe.tiers if one.speed and one.bandwidth}
+
+
+def build_clock(loaded: Loaded, method: Method, fleet: Fleet) -> Clock:
+    said = loaded.recipe.faults.stragglers
+    try:
+        return Clock(loaded.recipe, method, picked(STRAGGLERS, said)(fleet) if said else {})
+    except ValueError as error:
+        raise loaded.error(Problem(("faults", "stragglers"), "RECIPE_VALUE", str(error))) from error
+
+
+def round_seconds(experiment: "Experiment", turn: Turn) -> float | None:
+    """None unless the recipe says how fast every tier that was asked is."""
+    clock, traffic, speed = experiment.faults.clock, turn.traffic, experiment.loaded.recipe.fleet.server_speed
+    if not clock.knows(traffic.carriers[name].tier for name in traffic.travelled):
+        return None
+    held = {name: traffic.examples.get(name, 0) for name in traffic.travelled}
+    extra = experiment.method.server_work(experiment.fleet.whole, sum(held.values()))
+    if extra and speed is None:
+        return None
+    if isinstance(turn.engine, Faulty):
+        slowest = turn.engine.hearing.waited
+    else:
+        took = (clock.seconds(traffic.carriers[name], moved, held[name]) for name, moved in traffic.travelled.items())
+        slowest = max(took, default=0.0)
+    return slowest + extra / (speed or 1.0)

@@ -1,0 +1,158 @@
+"""A recipe's data: what is read, what can be told without reading, and who holds which examples."""
+
+import inspect
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import (
+    DATASETS,
+    PARTITIONS,
+    PREPARATIONS,
+    Dataset,
+    Labels,
+    Partition,
+    Preparation,
+    at_most,
+    facts_of,
+    held_out,
+    labels_of,
+    made_up_labels,
+    thinned,
+    tie_to_labels,
+)
+from ..recipe.errors import Problem
+from ..recipe.load import Loaded
+from ..recipe.registry import Tables
+from ..recipe.validation import picked
+from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRELATION, VALIDATION, generator
+
+
+def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
+    data = loaded.recipe.data
+    reader = tables.datasets[data.dataset]
+    place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
+    dataset = reader(**place, **data.settings)
+    if data.validation is not None:
+        dataset = dataset.without_test(torch.from_numpy(validation_rows(loaded, len(dataset.train))))
+    if data.test_examples is not None:
+        dataset = dataset.with_tests(data.test_examples)
+    return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
+
+
+def validation_rows(loaded: Loaded, examples: int) -> np.ndarray:
+    """The same for every seed: what is chosen by them must be chosen for all seeds."""
+    count = loaded.recipe.data.validation or 0
+    if count >= examples:
+        said = f"there are only {examples} training examples in all"
+        raise loaded.error(Problem(("data", "validation"), "RECIPE_VALUE", said, value=count))
+    return held_out(examples, count, generator(0, VALIDATION))
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A recipe's data as far as models and partitions can tell."""
+
+    input_shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    labels: Labels
+    tokens: int | None = None
+    preparation: Preparation = PREPARATIONS["plain"]
+
+
+def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
+    """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
+    data = loaded.recipe.data
+    ours = tables.datasets[data.dataset] is DATASETS.get(data.dataset)
+    facts = facts_of(data.dataset, data.settings) if ours else None
+    if facts is None:
+        return outline_of(read_data(loaded, tables, folder))
+    prepare = PREPARATIONS[data.preparation or facts.preparation]
+    made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8 if facts.tokens is None else torch.int64))
+    held = len(validation_rows(loaded, facts.train))
+    facts = replace(facts, train=facts.train - held, test=held) if held else facts
+    labels = made_up_labels(facts, data.test_examples)
+    return Outline(tuple(made_up.shape[1:]), facts.shape, labels, facts.tokens, prepare)
+
+
+def outline_of(dataset: Dataset) -> Outline:
+    stored = tuple(dataset.train.x.shape[1:])
+    return Outline(dataset.input_shape, stored, labels_of(dataset), dataset.tokens, dataset.preparation)
+
+
+def public_examples(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset) -> Tensor | None:
+    """What the server has, as it is stored; None if the recipe gives it nothing."""
+    part = loaded.recipe.data.public
+    if part is None:
+        return None
+    match part.source:
+        case "holdout":
+            return dataset.train.x[torch.from_numpy(server_rows(loaded, len(dataset.train)))]
+        case "train_pool":
+            return dataset.train.x
+        case "dataset":
+            other = loaded.changed({**loaded.recipe.document(), "data": {"dataset": part.dataset}})
+            return _alike(loaded, read_data(other, tables, folder).train.x, dataset.train.x)[: part.examples]
+
+
+def _alike(loaded: Loaded, public: Tensor, own: Tensor) -> Tensor:
+    if public.shape[1:] == own.shape[1:] and public.dtype == own.dtype:
+        return public
+    said = f"its examples are of shape {tuple(public.shape[1:])}, the devices' of {tuple(own.shape[1:])}"
+    raise loaded.error(Problem(("data", "public", "dataset"), "RECIPE_VALUE", said))
+
+
+def server_rows(loaded: Loaded, examples: int) -> np.ndarray:
+    """The training examples that no device gets, because the server has them."""
+    part = loaded.recipe.data.public
+    count = part.examples if part is not None and part.source == "holdout" else 0
+    if count >= examples:
+        said = f"there are only {examples} training examples in all"
+        raise loaded.error(Problem(("data", "public", "examples"), "RECIPE_VALUE", said, value=count))
+    return held_out(examples, count, generator(loaded.recipe.seed, PUBLIC))
+
+
+def holds_its_own(loaded: Loaded) -> bool:
+    """Whether devices have data that the server knows nothing of."""
+    return bool(loaded.recipe.data.partition["kind"] == "own")
+
+
+def build_partition(loaded: Loaded, labels: Labels) -> Partition:
+    data, seed = loaded.recipe.data, loaded.recipe.seed
+    if holds_its_own(loaded) and loaded.recipe.engine.kind != "flower":
+        said, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
+        raise loaded.error(Problem(("data", "partition"), "DEPLOYMENT", said, hint))
+    if not holds_its_own(loaded) and data.devices > len(labels.train):
+        said = f"there are only {len(labels.train)} training examples for {data.devices} devices"
+        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
+    try:
+        made = _partition(loaded, labels)
+    except ValueError as error:
+        raise loaded.error(Problem(("data", "partition"), "RECIPE_VALUE", str(error))) from error
+    if len(made.train) != data.devices:
+        said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
+        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
+    made = at_most(made, data.most_examples, generator(seed, MAX_EXAMPLES))
+    if data.thinned:
+        made = thinned(made, data.thinned.devices, data.thinned.keep, generator(seed, SUBSAMPLE))
+    return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, TIER_LABEL_CORRELATION))
+
+
+def _partition(loaded: Loaded, labels: Labels) -> Partition:
+    """Of what the server leaves; a map from a file must do so by itself."""
+    data, draw = loaded.recipe.data, generator(loaded.recipe.seed, PARTITION)
+    cut, kept_back = picked(PARTITIONS, data.partition), server_rows(loaded, len(labels.train))
+    if not len(kept_back):
+        made: Partition = cut(labels, data.devices, draw)
+        return made
+    if data.partition["kind"] == "file":
+        made = cut(labels, data.devices, draw)
+        if any(np.isin(rows, kept_back).any() for rows in made.train):
+            raise ValueError("the partition gives devices examples that data.public holds out for the server")
+        return made
+    left = np.delete(np.arange(len(labels.train)), kept_back)
+    made = cut(labels.only(left), data.devices, draw)
+    return Partition(tuple(left[rows] for rows in made.train), made.test)

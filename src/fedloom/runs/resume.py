@@ -1,0 +1,141 @@
+"""Go on with a run whose process has gone, or play its last rounds again and see that they come out the same."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..evaluation import Row
+from ..recipe.errors import Problem, RecipeError
+from ..recipe.load import load
+from ..recipe.registry import Tables
+from .build import Experiment, assemble
+from .checkpoint import FOLDER, Checkpoints, Point
+from .folder import read_manifest, read_rows
+from .loop import one_thread, rounds
+from .recorder import fingerprints, made_of, put_back
+
+Noticed = Callable[[str], None]
+
+
+def newest_run(home: Path = Path("runs")) -> Path:
+    """The one that was begun last and is not finished; else the last. A comparison counts as one."""
+    found = {path.parent: read_manifest(path.parent) for path in home.glob("*/manifest.json")}
+    if not found:
+        raise _wrong(home, "RUN_FOLDER", "there is no run here", "say its folder")
+    return max(found, key=lambda one: (found[one]["status"] != "finished", found[one]["started"]))
+
+
+Engage = Callable[[Experiment, Tables, Path, Path], Experiment]
+"""(experiment, tables, data folder, run folder) -> the same with the engine that its recipe names."""
+
+
+def in_process_only(experiment: Experiment, tables: Tables, data: Path, folder: Path) -> Experiment:
+    if experiment.loaded.recipe.engine.kind != "in_process":
+        raise _wrong(folder, "RUN_ENGINE", "the devices of this run are elsewhere", "fedloom resume finds them")
+    return experiment
+
+
+def reopened(
+    folder: Path, tables: Tables, data: Path, workers: int, noticed: Noticed, engage: Engage = in_process_only
+) -> tuple[Experiment, Point]:
+    """An unfinished run as it stood when it was last saved; refused if its recipe or data have changed since."""
+    if _status(folder) == "finished":
+        raise _wrong(folder, "RUN_FINISHED", "this run has finished", "fedloom verify plays its last rounds again")
+    experiment = assemble(load(folder / "recipe.toml", tables), tables, data, workers=workers)
+    experiment = engage(experiment, tables, data, folder)
+    return experiment, standing_of(folder, experiment, noticed)
+
+
+def standing_of(folder: Path, experiment: Experiment, noticed: Noticed) -> Point:
+    """Where an experiment can go on that was begun in this folder; refused if it was another one."""
+    point = Checkpoints(folder / FOLDER).newest(noticed) or Point(0, {}, {})
+    before = point.about if point.number else {**made_of(experiment), **_remembered(folder)}
+    refuse_changes(folder, before, made_of(experiment))
+    return point
+
+
+def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if before["recipe"] != now["recipe"]:
+        changed = "; ".join(changes(before["recipe"], now["recipe"]))
+        hint = "put it back as it was, or begin another run"
+        raise _wrong(folder / "recipe.toml", "RECIPE_CHANGED", f"the recipe has changed since: {changed}", hint)
+    for what in ("data", "partition"):
+        if before[what] != now[what]:
+            hint = "a run can only go on with the data that it began with"
+            raise _wrong(folder, "DATA_CHANGED", f"the {what} is not that of the run any more", hint)
+
+
+def changes(before: Any, now: Any, place: str = "") -> Iterator[str]:
+    """What is different, and where, in a recipe's own words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*before, *(key for key in now if key not in before)]:
+            yield from changes(before.get(key), now.get(key), f"{place}.{key}" if place else key)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, pair in enumerate(zip(before, now, strict=True)):
+            yield from changes(*pair, f"{place}[{number}]")
+    elif before != now:
+        yield f"{place} was {_said(before)}, is {_said(now)}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    since: int  # the round whose checkpoint the replay began with; 0: the beginning
+    rounds: int  # played again
+    differences: tuple[str, ...]
+
+
+def verify(folder: Path, tables: Tables, data: Path, back: int, workers: int, noticed: Noticed) -> Verdict:
+    """Play the last rounds of a finished run again, from the last checkpoint that is at least so many rounds old, and
+    compare all that can be compared. Nothing is written."""
+    if _status(folder) != "finished":
+        raise _wrong(folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it")
+    experiment = assemble(load(folder / "recipe.toml", tables), tables, data, workers=workers)
+    if experiment.loaded.recipe.engine.kind != "in_process":
+        said_why = "its devices have kept to themselves what they remember, and so cannot be played again"
+        raise _wrong(folder, "RUN_ENGINE", said_why, 'verify a run with engine.kind = "in_process"')
+    said, store = read_manifest(folder), Checkpoints(folder / FOLDER)
+    last = max((row.round for row in read_rows(folder)), default=0)
+    old = [number for number in store.numbers() if number <= last - back]
+    point = store.read(old[-1]) if old else Point(0, {}, {})
+    if point.number:
+        refuse_changes(folder, point.about, made_of(experiment))
+    made, server = list[Row](), point.server
+    put_back(experiment, point)
+    with one_thread(), closing(experiment.engine):
+        for done in rounds(experiment, point):
+            made += done.rows
+            server = done.server
+            noticed(f"round {done.number} played again")
+        found = fingerprints(experiment, server)
+    wrong = [f"{name}: {said[name]} then, {now} now" for name, now in found.items() if said[name] != now]
+    written = [row for row in read_rows(folder) if row.round > point.number]
+    if [repr(row) for row in written] != [repr(row) for row in made]:
+        wrong.append(f"{sum(a != b for a, b in zip(written, made, strict=False))} of {len(written)} rows")
+    return Verdict(point.number, last - point.number, tuple(wrong))
+
+
+def _remembered(folder: Path) -> dict[str, Any]:
+    """What the manifest of a run without checkpoint knows of its data."""
+    said = read_manifest(folder)
+    return {name: said[name] for name in ("data", "partition") if name in said}
+
+
+def _status(folder: Path) -> str:
+    if not (folder / "manifest.json").is_file():
+        raise _wrong(
+            folder, "RUN_FOLDER", "this is not the folder of a run", "fedloom run my.toml --out my-run makes one"
+        )
+    said = read_manifest(folder)
+    if "arms" in said:
+        raise _wrong(folder, "RUN_FOLDER", "this is a whole comparison", "say one of its runs, such as ARM/seed-0")
+    return str(said["status"])
+
+
+def _said(value: Any) -> str:
+    return "not said" if value is None else repr(value)
+
+
+def _wrong(place: Path, code: str, said: str, hint: str) -> RecipeError:
+    return RecipeError([Problem((), code, said, hint)], str(place))

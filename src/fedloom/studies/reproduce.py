@@ -1,0 +1,246 @@
+"""Run what papers published, at full size or as a claim: into a folder of its own, from where it can go on."""
+
+import hashlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..analysis.costs import tier_costs
+from ..files import write_whole
+from ..recipe.errors import Problem, RecipeError
+from ..recipe.load import Loaded, load
+from ..recipe.registry import Tables
+from ..reporting.ledger import ALL, Evidence, NotMeasuredError, Terms, judge, measured_text, record, targets
+from ..runs.build import Experiment, assemble
+from ..runs.checkpoint import Point
+from ..runs.folder import MANIFEST, read_manifest, read_rows
+from ..runs.recorder import now
+from ..runs.resume import Engage, Noticed, changes, reopened
+from .claims import Claim
+from .compare import Comparison, comparison, is_comparison, reopened_comparison
+from .published import Number, Published, measured
+
+WALL = "wall.json"
+KEPT = ("sha256", "devices_sha256", "partition", "started", "seconds")
+MACHINE = ("fedloom", "python", "torch", "numpy", "machine", "threads")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things lie, and who works."""
+
+    tables: Tables
+    data: Path
+    workers: int
+    noticed: Noticed
+    engage: Engage
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A row's run: finished, or an experiment and where it goes on."""
+
+    folder: Path
+    loaded: Loaded
+    experiment: Experiment | None = None
+    since: Point | None = None
+
+
+def row_folder(home: Path, name: str, sets: Sequence[str]) -> Path:
+    """A trial with changes does not stand where the row itself belongs."""
+    trial = hashlib.sha256("\n".join(sets).encode()).hexdigest()[:8]
+    return home / (f"{name}+{trial}" if sets else name)
+
+
+def begin_row(row: Published, sets: Sequence[str], folder: Path, place: Place) -> Begun:
+    """Anew, or from the last checkpoint, or as it was finished."""
+    loaded = load(row.recipe, place.tables, [*row.changes, *sets])
+    if not (folder / MANIFEST).is_file():
+        return Begun(folder, loaded, assemble(loaded, place.tables, place.data, workers=place.workers))
+    before = load(folder / "recipe.toml", place.tables)
+    refuse_other(folder, before.recipe.document(), loaded.recipe.document())
+    if read_manifest(folder)["status"] == "finished":
+        return Begun(folder, loaded)
+    return Begun(
+        folder, loaded, *reopened(folder, place.tables, place.data, place.workers, place.noticed, place.engage)
+    )
+
+
+def refuse_other(folder: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    different = "; ".join(changes(plain(before), plain(after)))
+    if different:
+        said, hint = f"another recipe was begun here: {different}", "remove the folder, or say another --runs"
+        raise RecipeError([Problem((), "RECIPE_CHANGED", said, hint)], str(folder))
+
+
+def plain(document: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(document))
+
+
+def row_shares(loaded: Loaded) -> dict[str, float]:
+    return {tier.name: tier.share for tier in loaded.recipe.tiers}
+
+
+def row_result(row: Published, loaded: Loaded, folder: Path, place: Place) -> list[dict[str, Any]]:
+    """Every number of a row: as printed, and as it came out."""
+    rows = [] if row.costs_only else list(read_rows(folder))
+    timed = any(number.metric == "latency_ms" for number, _ in row.numbers)
+    costs = {one.name: one.record() for one in tier_costs(loaded, place.tables, place.data, timed)} if not rows else {}
+
+    def found(number: Number) -> float | None:
+        if number.selection == "cost" and number.tier == ALL:
+            return sum(share * float(costs[tier][number.metric]) for tier, share in row_shares(loaded).items())
+        if number.selection == "cost":
+            return costs[number.tier or next(iter(costs))].get(number.metric)
+        return measured(number, rows, row_shares(loaded))
+
+    return [{"what": one.said, "published": printed, "measured": found(one)} for one, printed in row.numbers]
+
+
+def begin_comparison(
+    claim: Claim, recipes: Path, home: Path, seeds: int, sets: Sequence[str], place: Place
+) -> Comparison:
+    """The comparison that decides a claim: anew, or as far as it has got."""
+    folder = row_folder(home, Path(claim.recipe).stem, sets)
+    loaded = load(recipes / claim.recipe, place.tables, sets)
+    planned = comparison(loaded, place.tables, seeds, (), folder, place.data, place.workers)
+    if not is_comparison(folder):
+        return replace(planned, noticed=place.noticed)
+    said = read_manifest(folder)
+    wanted = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
+    refuse_other(folder, {"arms": said["arms"], "seeds": said["seeds"]}, {"arms": wanted, "seeds": planned.seeds})
+    return reopened_comparison(folder, place.tables, place.data, place.workers, place.noticed)
+
+
+def is_finished(planned: Comparison) -> bool:
+    return is_comparison(planned.home) and read_manifest(planned.home)["status"] == "finished"
+
+
+class RunsFailed(Exception):  # noqa: N818 - named for what is wrong
+    """A comparison of which some runs could not be finished decides nothing."""
+
+    def __init__(self, planned: Comparison):
+        left = planned.left()
+        self.message = f"{', '.join(left)} failed"
+        super().__init__(self.message)
+        self.hint = f"errors/traceback.txt in the runs' folders says why: {next(folder for _, folder in left.values())}"
+
+
+@contextmanager
+def on_the_clock(home: Path, commit: str | None) -> Iterator[None]:
+    """Add up how long a comparison takes, however often it is taken up again; and keep which code began it."""
+    began, before = time.monotonic(), _on_paper(home)
+    try:
+        yield
+    finally:
+        spent = before.get("seconds", 0.0) + time.monotonic() - began
+        home.mkdir(parents=True, exist_ok=True)
+        write_whole(home / WALL, json.dumps({"commit": commit, **before, "seconds": spent}).encode())
+
+
+def _on_paper(home: Path) -> dict[str, Any]:
+    path = home / WALL
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return said
+
+
+def wall_seconds(home: Path) -> float:
+    return float(_on_paper(home).get("seconds", 0.0))
+
+
+def begun_at(home: Path) -> str | None:
+    commit: str | None = _on_paper(home).get("commit")
+    return commit
+
+
+def evidence(planned: Comparison) -> Evidence:
+    runs = {arm: [list(read_rows(folder)) for folder in planned.folders(arm)] for arm in planned.experiments}
+    fleets = {arm: experiments[0].fleet for arm, experiments in planned.experiments.items()}
+    shares = {
+        arm: {tier.name: share for tier, share in zip(fleet.tiers, fleet.shares, strict=True)}
+        for arm, fleet in fleets.items()
+    }
+    return Evidence(runs, shares)
+
+
+def refuse_unknown_arms(claim: Claim, known: Sequence[str]) -> None:
+    missing = sorted(claim.arms - set(known))
+    if missing:
+        said, hint = f"{claim.name} needs the arm {missing[0]!r}", f"there are: {', '.join(known)}"
+        raise RecipeError([Problem((), "ARM_NAME", said, hint)], claim.recipe)
+
+
+def entry(claim: Claim, planned: Comparison, seen: Evidence, command: str) -> dict[str, Any]:
+    """A claim's line in the ledger."""
+    try:
+        terms = aimed(claim, seen)
+        found = judge(claim.this, claim.other, terms, seen)
+    except NotMeasuredError as error:
+        raise RecipeError([Problem((), "NOT_MEASURED", f"{claim.name}: {error}")], claim.recipe) from error
+    said = {"text": measured_text(found, claim.measure, (side_name(claim, 0), side_name(claim, 1))), **record(found)}
+    return {
+        "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,
+        "measured": {**said, **({"targets": dict(terms.targets)} if terms.targets else {})},
+        "seeds": planned.seeds,
+        "verdict": found.verdict, "command": command, "wall_seconds": round(wall_seconds(planned.home), 1),
+        "commit": begun_at(planned.home), "date": now(), "recipe": claim.recipe,
+    }  # fmt: skip
+
+
+def aimed(claim: Claim, seen: Evidence) -> Terms:
+    """With targets, where it is about how soon they are reached."""
+    if claim.baseline is None:
+        return claim.terms
+    tiers = dict.fromkeys((claim.this.tier, claim.other.tier))
+    aims = [targets(replace(claim.baseline, tier=tier), claim.terms, claim.margin, seen) for tier in tiers]
+    return replace(claim.terms, targets={tier: aim for one in aims for tier, aim in one.items()})
+
+
+def side_name(claim: Claim, number: int) -> str:
+    side, both = (claim.this, claim.other)[number], claim.this.tier != claim.other.tier
+    name = f"{side.arm} over {' and '.join(side.others)}" if side.others else side.arm
+    return f"{name} ({'all devices' if side.tier == ALL else side.tier})" if both else name
+
+
+def manifests(planned: Comparison) -> dict[str, Any]:
+    """What decides, or proves, the numbers: fingerprints arm by arm and seed by seed, versions and the machine."""
+    by_arm = {arm: [read_manifest(folder) for folder in planned.folders(arm)] for arm in planned.experiments}
+    first = next(iter(by_arm.values()))[0]
+    runs = {
+        arm: {str(one["seed"]): {key: one[key] for key in KEPT if key in one} for one in said}
+        for arm, said in by_arm.items()
+    }
+    shared = {key: first[key] for key in (*MACHINE, "data") if key in first}
+    return {**shared, "processors": os.cpu_count(), "workers": planned.workers, "arms": runs}
+
+
+def commit_of(folder: Path, written: Sequence[Path] = ()) -> str | None:
+    """The commit that a folder is at, marked where files have changed since, other than those that were `written` from
+    the runs themselves; None: nobody knows."""
+    here, top, changed = (_git(folder, *said) for said in ASKED)
+    if here is None or top is None or changed is None:
+        return None
+    own = {one.resolve() for one in written}
+    others = [line for line in changed.splitlines() if Path(top, line[3:]).resolve() not in own]
+    return f"{here}+changes" if others else here
+
+
+ASKED = (
+    ("rev-parse", "--short=10", "HEAD"), ("rev-parse", "--show-toplevel"), ("status", "--porcelain", "--untracked=no"),
+)  # fmt: skip
+
+
+def _git(folder: Path, *said: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *said], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.rstrip("\n") if done.returncode == 0 else None
