@@ -34,7 +34,7 @@ EVERY = 0.5  # seconds between two looks at the memory
 
 
 def measured(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, Any]:
-    """One round and its judgement; memory is that of all processes together, shared pages counted once."""
+    """One round and its evaluation; memory is that of all processes together, shared pages counted once."""
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
     changes = [word for one in ["rounds=1", *sets] for word in ("--set", one)]
@@ -65,7 +65,7 @@ def _inside(folder: Path) -> dict[str, Any]:
     timings = {one["round"]: one for one in map(json.loads, (folder / "timings.jsonl").read_text().splitlines())}
     judging = sum(one["judging_seconds"] for one in timings.values())
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    moved = sum(row["value"] for row in rows if row["metric"] in ("down", "up") and row["round"] == number)
+    moved = sum(row["value"] for row in rows if row["metric"] in ("bytes_down", "bytes_up") and row["round"] == number)
     training = timings[number]["seconds"] - timings[number]["judging_seconds"]
     return {"training": round(training, 1), "judging": round(judging, 1), "moved": moved}
 

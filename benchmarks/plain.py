@@ -11,14 +11,14 @@ def train(module: nn.Module, weights: Mapping[str, Tensor], batches: Sequence[tu
     """zero_grad, forward, loss, backward, clip, SGD with momentum: what every system of this field does at heart."""
     module.train()
     module.load_state_dict(weights, strict=False)
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     for x, y in batches:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         made = module(x)
         loss = F.cross_entropy(made.logits if hasattr(made, "logits") else made, y)
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
 
 
 def index_list_mean(whole: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from fedloom.client import Constant, Schedule, Sgd, Task
 from fedloom.data import Dataset, Partition
-from fedloom.engines import InProcess, Memory, ProcessPool, shelf
-from fedloom.fleet import Engine, Fleet, Turn, draw_cohort
+from fedloom.engines import ClientStateStore, InProcess, ProcessPool, build_client_data
+from fedloom.fleet import Engine, Fleet, RoundContext, draw_cohort
 from fedloom.methods import Method
 from fedloom.tensors import Parcel
 
@@ -16,7 +16,7 @@ BATCH = 10
 def engine_for(method: Method, fleet: Fleet, dataset: Dataset, partition: Partition, workers: int) -> Engine:
     """One process, or several, with the SGD that all sides of all benchmarks use."""
     alone = InProcess(
-        shelf(dataset, partition, fleet), Memory(lambda device: {}), Schedule(BATCH),
+        build_client_data(dataset, partition, fleet), ClientStateStore(lambda device: {}), Schedule(BATCH),
         Sgd(0.01, 0.9, 5e-4, 1.0), Constant(), seed=0,
     )  # fmt: skip
 
@@ -33,8 +33,8 @@ def timed_rounds(
     """Seconds of each round, and what the server holds after it."""
     for number in range(1, count + 1):
         began = time.perf_counter()
-        turn = Turn(number, draw_cohort(fleet, active / fleet.size, number), fleet, engine)
-        server = method.round(server, turn)
+        context = RoundContext(number, draw_cohort(fleet, active / fleet.size, number), fleet, engine)
+        server = method.round(server, context)
         engine.commit(number)
-        assert turn.traffic.replied == active
+        assert context.traffic.replied == active
         yield time.perf_counter() - began, server

@@ -12,9 +12,9 @@ from benchmarks import plain
 from benchmarks.rounds import BATCH, engine_for
 from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
-from fedloom.engines import InProcess, Memory, shelf
-from fedloom.fleet import Device, Engine, Fleet, Turn, nested
-from fedloom.footprints import Contribution, coverage_mean
+from fedloom.engines import ClientStateStore, InProcess, build_client_data
+from fedloom.fleet import Device, Engine, Fleet, RoundContext, nested
+from fedloom.footprints import ClientUpdate, coverage_mean
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, model
 
@@ -56,7 +56,7 @@ def training(task: Training, workers: int) -> Iterator[Sides]:
     rows = torch.arange(len(dataset.train)).split(task.steps * BATCH)
     method = HeteroFL()
     engine = engine_for(method, fleet, dataset, _partition(rows), workers)
-    whole = fleet.whole.initial(0)
+    whole = fleet.global_model.initial(0)
     inboxes = {device: {"weights": device.footprint.read(whole)} for device in fleet.devices(1)}
     try:
         yield Sides(lambda: _ask(engine, method, inboxes), _ordinary(fleet, dataset, rows, whole))
@@ -108,7 +108,7 @@ def aggregation(workers: int) -> Iterator[Sides]:
     whole = tiers[0].model.initial(0)
     said = [(tier, {name: t.clone() for name, t in tier.footprint.read(whole).items()}) for tier in tiers for _ in "12"]
     yield Sides(
-        lambda: void(coverage_mean(whole, [Contribution(tier.footprint, tensors, 1.0) for tier, tensors in said])),
+        lambda: void(coverage_mean(whole, [ClientUpdate(tier.footprint, tensors, 1.0) for tier, tensors in said])),
         lambda: void(plain.index_list_mean(whole, [tensors for _, tensors in said])),
     )
 
@@ -119,10 +119,10 @@ def overhead(workers: int, devices: int = 100) -> Iterator[Sides]:
     tiny = model("convnet", MODELS["convnet"], {"hidden": (2,)}, (1, 4, 4), 10)
     fleet = Fleet(nested([("a", tiny)]), (1.0,), devices, seed=0)
     partition = _partition(tuple(torch.arange(devices).split(1)))
-    held = shelf(made_up((1, 4, 4), devices), partition, fleet)
-    engine = InProcess(held, Memory(lambda device: {}), Schedule(1), Sgd(), Constant(), seed=0)
-    method, server = HeteroFL(), {"weights": fleet.whole.initial(0)}
-    yield Sides(lambda: void(method.round(server, Turn(1, fleet.devices(1), fleet, engine))), None)
+    held = build_client_data(made_up((1, 4, 4), devices), partition, fleet)
+    engine = InProcess(held, ClientStateStore(lambda device: {}), Schedule(1), Sgd(), Constant(), seed=0)
+    method, server = HeteroFL(), {"weights": fleet.global_model.initial(0)}
+    yield Sides(lambda: void(method.round(server, RoundContext(1, fleet.devices(1), fleet, engine))), None)
 
 
 def void(_: object) -> None:

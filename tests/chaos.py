@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Tables
+from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.recorder import recorded
@@ -31,7 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "heterofl": {"method": {"name": "heterofl"}, "model": {"hidden": [2, 4]}},
     "top_k": {
         "method": {"name": "heterofl"}, "model": {"hidden": [2, 4]},
-        "codec": {"up": {"kind": "top_k", "share": 0.1}, "down": {"kind": "int8"}},
+        "compression": {"uplink": {"kind": "top_k", "share": 0.1}, "downlink": {"kind": "int8"}},
     },
     "fedhen": {
         "method": {"name": "fedhen"},
@@ -60,7 +60,7 @@ def recipe(family: str, rounds: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "data": {
-            "dataset": "digits", "devices": 6, "most_examples": 12, "test_examples": 30, "public": {"examples": 20},
+            "dataset": "digits", "devices": 6, "max_examples": 12, "test_examples": 30, "public": {"examples": 20},
         },
         "fleet": {"participation": 0.5},
         "tiers": TIERS,
@@ -72,7 +72,7 @@ def recipe(family: str, rounds: int) -> dict[str, Any]:
 
 
 def begin(document: dict[str, Any], folder: Path, workers: int) -> None:
-    for _ in recorded(assemble(load(document, Tables()), Tables(), folder, workers=workers), folder):
+    for _ in recorded(assemble(load(document, Registry()), Registry(), folder, workers=workers), folder):
         pass
 
 
@@ -82,7 +82,7 @@ def go_on(document: dict[str, Any], folder: Path, workers: int) -> None:
         return
     if read_manifest(folder)["status"] == "finished":  # killed after all was done
         return
-    experiment, since = reopened(folder, Tables(), folder, workers, lambda said: None)
+    experiment, since = reopened(folder, Registry(), folder, workers, lambda said: None)
     for _ in recorded(experiment, folder, since):
         pass
 
@@ -129,19 +129,19 @@ def outcome(folder: Path) -> dict[str, Any]:
         "devices_sha256": said["devices_sha256"],
         "rows": (folder / "rows.jsonl").read_bytes(),
         "events": (folder / "events.jsonl").read_bytes(),
-        "attendance": (folder / "attendance.jsonl").read_bytes(),
+        "attendance": (folder / "participation.jsonl").read_bytes(),
         **{path.name: fingerprint({"weights": load_file(path)}) for path in models},  # their headers have no order
     }
 
 
 @dataclass(frozen=True)
-class Story:
+class RunReader:
     family: str
     kills: int
     same: bool
 
 
-def story(family: str, kills: int, seed: int, home: Path, rounds: int = 8, workers: int = 1) -> Story:
+def story(family: str, kills: int, seed: int, home: Path, rounds: int = 8, workers: int = 1) -> RunReader:
     """One run left alone and one killed so many times, whatever round it is in; runs that end before are begun anew."""
     document, draw = recipe(family, rounds), random.Random(f"{family} {seed}")
     began = time.monotonic()
@@ -157,7 +157,7 @@ def story(family: str, kills: int, seed: int, home: Path, rounds: int = 8, worke
         if not finished:
             forked(lambda: go_on(document, folder, workers))  # noqa: B023
         same = same and outcome(folder) == outcome(home / "whole")
-    return Story(family, done, same)
+    return RunReader(family, done, same)
 
 
 def main() -> None:

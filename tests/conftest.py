@@ -14,11 +14,11 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from fedloom.client import Client, Constant, Holdings, Optimiser, Schedule, Sgd, Step, Task
+from fedloom.client import Client, Constant, Optimizer, PaddedIndices, Schedule, Sgd, Step, Task
 from fedloom.data import Dataset, Examples, Partition, Preparation
-from fedloom.engines import InProcess, Memory, Refusal, shelf
-from fedloom.evaluation import Judge, StaticBatchNorm
-from fedloom.fleet import Device, Engine, Fleet, Reply, Turn, draw_cohort, side_by_side
+from fedloom.engines import ClientStateStore, InProcess, Refusal, build_client_data
+from fedloom.evaluation import Evaluator, StaticBatchNorm
+from fedloom.fleet import Device, Engine, Fleet, Reply, RoundContext, draw_cohort, side_by_side
 from fedloom.methods import METHODS, Method
 from fedloom.models import MODELS, Model, model
 from fedloom.tensors import Parcel, Tensors
@@ -64,8 +64,8 @@ def build_tiny(
 ) -> Model:
     assert family in TINY, f"give {family} a tiny size in tests/conftest.py, so that every contract runs on it"
     settings = {**TINY[family], "width": width, **changes}
-    if "normalisation" not in signature(MODELS[family]).parameters:  # such a family has none, whatever is asked for
-        settings.pop("normalisation", None)
+    if "normalization" not in signature(MODELS[family]).parameters:  # such a family has none, whatever is asked for
+        settings.pop("normalization", None)
     if family in TOKENS:  # one id more than there are classes, for the mask
         return model(family, MODELS[family], settings, (5,), classes, classes + 1)
     return model(family, MODELS[family], settings, input_shape, classes)
@@ -117,19 +117,19 @@ class World:
     dataset: Dataset
     partition: Partition
     schedule: Schedule
-    optimiser: Optimiser
+    optimizer: Optimizer
     seed: int = 0
     refusals: list[Refusal] = field(default_factory=list)
 
-    def engine(self, method: Method, block: int = 16, **changes: Any) -> InProcess:
+    def engine(self, method: Method, devices_per_block: int = 16, **changes: Any) -> InProcess:
         made = InProcess(
-            shelf=shelf(self.dataset, self.partition, self.fleet),
-            memory=Memory(lambda device: method.prepare(device, self.seed)),
+            client_data=build_client_data(self.dataset, self.partition, self.fleet),
+            memory=ClientStateStore(lambda device: method.prepare(device, self.seed)),
             schedule=self.schedule,
-            optimiser=self.optimiser,
+            optimizer=self.optimizer,
             rates=Constant(),
             seed=self.seed,
-            block=block,
+            devices_per_block=devices_per_block,
             on_refusal=lambda round_number, refusal: self.refusals.append(refusal),
         )
         return replace(made, **changes)
@@ -142,21 +142,21 @@ class World:
             return torch.randint(0, self.dataset.tokens, (12, *shape), generator=torch.Generator().manual_seed(7))
         return noisy_images(torch.arange(12) % self.dataset.classes, shape, seed=7)
 
-    def turn(self, engine: Engine, number: int = 1, participation: float = 1.0) -> Turn:
+    def context(self, engine: Engine, number: int = 1, participation: float = 1.0) -> RoundContext:
         cohort = draw_cohort(self.fleet, participation, number)
-        return Turn(number, cohort, self.fleet, engine, public=self.public)
+        return RoundContext(number, cohort, self.fleet, engine, public=self.public)
 
     def play(self, method: Method, engine: Engine, rounds: int = 2, participation: float = 1.0) -> Parcel:
         """The rounds of a run, without judging."""
         server = method.start(self.fleet, self.seed)
         for number in range(1, rounds + 1):
-            server = method.round(server, self.turn(engine, number, participation))
+            server = method.round(server, self.context(engine, number, participation))
             engine.commit(number)
         return server
 
-    def judge(self, statistics: StaticBatchNorm | None = None, **changes: Any) -> Judge:
-        held = shelf(self.dataset, self.partition, self.fleet)
-        made = Judge(
+    def evaluator(self, statistics: StaticBatchNorm | None = None, **changes: Any) -> Evaluator:
+        held = build_client_data(self.dataset, self.partition, self.fleet)
+        made = Evaluator(
             dataset=self.dataset,
             own_tests=[torch.from_numpy(rows) for rows in self.partition.test],
             seen_labels=torch.stack([held.seen_labels(device) for device in self.fleet.devices(1)]),
@@ -173,7 +173,7 @@ def build_world(
     test_sizes: Sequence[int] | None = None,
     shares: Sequence[float] | None = None,
     schedule: Schedule | None = None,
-    optimiser: Optimiser | None = None,
+    optimizer: Optimizer | None = None,
     input_shape: tuple[int, ...] = (1, 6, 6),
     classes: int = 4,
     preparation: Preparation | None = None,
@@ -197,7 +197,7 @@ def build_world(
         dataset=Dataset("toy", *parts, classes, preparation or seen, tokens),
         partition=Partition(rows_in_turn(sizes), rows_in_turn(test_sizes)),
         schedule=schedule or Schedule(batch_size=4),
-        optimiser=optimiser or Sgd(0.1, momentum=0.9, weight_decay=5e-4, clip_norm=1.0),
+        optimizer=optimizer or Sgd(0.1, momentum=0.9, weight_decay=5e-4, clip_norm=1.0),
     )
 
 
@@ -205,15 +205,17 @@ def build_world_for(method: Method, family: str | None = None, **changes: Any) -
     """Two tiers if the method takes them, else one; of its first family, if none is said."""
     family = family or home_of(method)
     several = build_world(family, widths=(1.0, 0.5), **changes)
-    if method.refuses(several.fleet) is not None and family in LESSER:  # nothing narrower, but something less deep
+    if (
+        method.fleet_problem(several.fleet) is not None and family in LESSER
+    ):  # nothing narrower, but something less deep
         input_shape, classes = several.dataset.input_shape, several.dataset.classes
         sizes = [
             (name, build_tiny(family, input_shape, classes, **less))
             for name, less in (("a", {}), ("b", LESSER[family]))
         ]
         several = build_world(models=sizes, **changes)
-    made = several if method.refuses(several.fleet) is None else build_world(family, **changes)
-    assert method.refuses(made.fleet) is None
+    made = several if method.fleet_problem(several.fleet) is None else build_world(family, **changes)
+    assert method.fleet_problem(made.fleet) is None
     return made
 
 
@@ -241,7 +243,7 @@ def build_method(name: str, **settings: Any) -> Method:
 
 
 def admits(method: Method, family: str) -> bool:
-    return any(method.refuses(build_world(family, widths).fleet) is None for widths in ((1.0,), (1.0, 0.5)))
+    return any(method.fleet_problem(build_world(family, widths).fleet) is None for widths in ((1.0,), (1.0, 0.5)))
 
 
 def home_of(method: Method) -> str:
@@ -368,20 +370,22 @@ def random_block(model: Model, devices: int, dtype: torch.dtype = torch.float64,
 
 
 def build_client(
-    model: Model, examples: Examples, plan: Sequence[Step], optimiser: Optimiser | None = None, **changes: Any
+    model: Model, examples: Examples, plan: Sequence[Step], optimizer: Optimizer | None = None, **changes: Any
 ) -> Client:
     """A block of devices that share a store of examples."""
     devices = len(plan[0].rows)
     made = Client(
         model=model,
-        optimiser=optimiser or Sgd(0.1),
+        optimizer=optimizer or Sgd(0.1),
         examples=examples,
         tests=examples,
-        test_holdings=Holdings(torch.zeros(devices, 1, dtype=torch.int64), torch.ones(devices, 1, dtype=torch.bool)),
+        test_holdings=PaddedIndices(
+            torch.zeros(devices, 1, dtype=torch.int64), torch.ones(devices, 1, dtype=torch.bool)
+        ),
         preparation=Preparation(),
         plan=tuple(plan),
         seen_labels=torch.ones(devices, model.classes, dtype=torch.bool),
-        memory={},
+        state={},
     )
     return replace(made, **changes)
 

@@ -14,10 +14,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.engines import InProcess
 from fedloom.flower.apps import client_app
-from fedloom.flower.client import Home
+from fedloom.flower.client import ClientRuntime
 from fedloom.flower.engine import Flower
-from fedloom.flower.messages import Post
-from fedloom.flower.nodes import Roster
+from fedloom.flower.messages import MessageClient
+from fedloom.flower.nodes import NodeRegistry
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 FIRST = 100  # number of the first device's node
@@ -75,7 +75,7 @@ class Desk:
 
 
 def at_home(name: str, engine: InProcess, place: Any, method: Any, folder: Path) -> ClientApp:
-    home = Home(name, engine, place.fleet, lambda address: method.find(*address), folder / name)
+    home = ClientRuntime(name, engine, place.fleet, lambda address: method.find(*address), folder / name)
     return client_app(lambda recipe, config: home, lambda config: {"device": name})
 
 
@@ -83,12 +83,12 @@ def connect(place: Any, method: Any, folder: Path, run: str = "first", block: in
     """A world's devices, each at a node of its own with a disk of its own, and the engine that writes to them."""
     names = [place.fleet.name(index) for index in range(place.fleet.size)]
     apps = {
-        FIRST + index: at_home(name, place.engine(method, block=block), place, method, folder)
+        FIRST + index: at_home(name, place.engine(method, devices_per_block=block), place, method, folder)
         for index, name in enumerate(names)
     }
-    post = Post(Desk(apps), pause=0.0)
-    inner = place.engine(method, block=block, **changes)
-    return Flower(inner, Roster(post), {"name": "a recipe"}, lambda: run)
+    post = MessageClient(Desk(apps), pause=0.0)
+    inner = place.engine(method, devices_per_block=block, **changes)
+    return Flower(inner, NodeRegistry(post), {"name": "a recipe"}, lambda: run)
 
 
 def desk_of(engine: Flower) -> Desk:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Tables
+from fedloom.recipe.registry import Registry
 from fedloom.recipe.toml import dumps
 from fedloom.runs.build import assemble
 from fedloom.runs.recorder import recorded
@@ -26,12 +26,12 @@ def recipe(rounds: int, devices: int) -> dict[str, object]:
     widths = (1.0, 0.5, 0.25)
     return {
         "rounds": rounds,
-        "data": {"dataset": "digits", "devices": devices, "most_examples": 40},
+        "data": {"dataset": "digits", "devices": devices, "max_examples": 40},
         "model": {"family": "mlp", "hidden": [16]},
         "tiers": [
             {"name": n, "share": s, "width": w} for n, s, w in zip(TIERS, (0.34, 0.33, 0.33), widths, strict=True)
         ],
-        "training": {"batch_size": 10, "optimiser": {"kind": "sgd", "learning_rate": 0.1}},
+        "training": {"batch_size": 10, "optimizer": {"kind": "sgd", "learning_rate": 0.1}},
         "method": {"name": "heterofl"},
         "evaluation": {"tests": ["global"], "every": rounds},
         "faults": {"deadline": 240.0},
@@ -42,7 +42,7 @@ def undisturbed(document: dict[str, object], given: list[str], folder: Path) -> 
     """The weights of the same run in process."""
     said = {**document, "fleet": {"given": given}}
     del said["faults"]
-    for _ in recorded(assemble(load(said, Tables()), Tables(), folder), folder / "here"):
+    for _ in recorded(assemble(load(said, Registry()), Registry(), folder), folder / "here"):
         pass
     return str(json.loads((folder / "here" / "manifest.json").read_text())["sha256"])
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.engines import Question, Refusal, opened, sealed
-from fedloom.engines.protocol import Heading
+from fedloom.engines import Question, Refusal, encode_reply, opened
+from fedloom.engines.protocol import Header
 
 Sent = dict[str, dict[str, Tensor]]
 
@@ -21,14 +21,14 @@ class Letter:
 
     data: bytes
     question: Question
-    heading: Heading
+    heading: Header
     sent: Sent
 
     def headed(self, **changes: Any) -> bytes:
-        return sealed(replace(self.heading, **changes), self.sent)
+        return encode_reply(replace(self.heading, **changes), self.sent)
 
     def holding(self, sent: Sent) -> bytes:
-        return sealed(self.heading, sent)
+        return encode_reply(self.heading, sent)
 
     def floats(self) -> list[tuple[str, str, Tensor]]:
         """Those with something in them, the longest shape first."""
@@ -55,14 +55,14 @@ def honest(data: bytes, question: Question) -> Letter:
 def in_one(change: Callable[[Tensor], Tensor]) -> Callable[[Letter], list[bytes]]:
     """Change the first tensor that becomes another by it; where a device sends none, it sends one."""
 
-    def forge(letter: Letter) -> list[bytes]:
+    def craft(letter: Letter) -> list[bytes]:
         for bundle, name, tensor in letter.floats():
             made = change(tensor.clone())
             if made.shape != tensor.shape or made.dtype != tensor.dtype or not torch.equal(made, tensor):
                 return [letter.changed(bundle, name, made)]
         return [letter.with_extra(change(torch.ones(2, 3)))]
 
-    return forge
+    return craft
 
 
 def _first(value: float) -> Callable[[Tensor], Tensor]:
@@ -105,7 +105,7 @@ def _of_a_smaller_tier(letter: Letter) -> list[bytes]:
     smaller = {
         bundle: {name: t[:1] if t.dim() else t for name, t in one.items()} for bundle, one in letter.sent.items()
     }
-    return [sealed(replace(letter.heading, tier="smaller", spec="0" * 64), smaller)]
+    return [encode_reply(replace(letter.heading, tier="smaller", spec="0" * 64), smaller)]
 
 
 def with_head(data: bytes, change: Callable[[str], str]) -> bytes:
@@ -151,12 +151,12 @@ MALFORMED: dict[str, tuple[Callable[[Letter], list[bytes]], str]] = {
     "one NaN": (in_one(_first(torch.nan)), "NONFINITE"),
     "all NaN": (in_one(lambda tensor: torch.full_like(tensor, torch.nan)), "NONFINITE"),
     "Inf": (in_one(_first(-torch.inf)), "NONFINITE"),
-    "metric out of range": (_numbered(2.5), "METRIC"),
+    "metric out of range": (_numbered(2.5), "VALUE"),
     "1e30": (in_one(_first(1e30)), "HUGE"),
-    "weight -1": (_numbered(-1), "METRIC"),
-    "weight 0": (_numbered(0), "METRIC"),
-    "weight NaN": (_numbered(torch.nan), "METRIC"),
-    "weight 1e18": (_numbered(10**18), "METRIC"),
+    "weight -1": (_numbered(-1), "VALUE"),
+    "weight 0": (_numbered(0), "VALUE"),
+    "weight NaN": (_numbered(torch.nan), "VALUE"),
+    "weight 1e18": (_numbered(10**18), "VALUE"),
     "old round": (lambda letter: [letter.headed(round=letter.heading.round - 1)], "STALE"),
     "other run": (lambda letter: [letter.headed(run="another")], "STALE"),
     "duplicate": (lambda letter: [letter.data, letter.data], "DUPLICATE"),

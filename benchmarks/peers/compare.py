@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.apart import Failed, ask
 from benchmarks.output import progress, say, table
-from benchmarks.peers.work import Work
+from benchmarks.peers.work import Block
 
-WORKS = [Work("CNN e", (4, 8, 16, 32)), Work("CNN c", (16, 32, 64, 128))]
+WORKS = [Block("CNN e", (4, 8, 16, 32)), Block("CNN c", (16, 32, 64, 128))]
 NEEDS = {"flower": ("flwr", "ray"), "pfl": ("pfl",)}
 
 Seconds = list[list[float]]
@@ -49,7 +49,7 @@ def has(python: str, modules: Sequence[str]) -> bool:
         return False
 
 
-def measured(work: Work, runners: list[Side], repeats: int) -> list[dict[str, Any]]:
+def measured(work: Block, runners: list[Side], repeats: int) -> list[dict[str, Any]]:
     """All sides in turn, again and again: the machine is shared, and its speed moves."""
     seconds: dict[str, Seconds] = {side.peer: [] for side in runners}
     for repeat in range(repeats):
@@ -60,7 +60,7 @@ def measured(work: Work, runners: list[Side], repeats: int) -> list[dict[str, An
     return [record(work, side, seconds) for side in runners]
 
 
-def run(work: Work, side: Side) -> Seconds:
+def run(work: Block, side: Side) -> Seconds:
     try:
         found = ask(f"benchmarks.peers.{side.module}", asdict(work), side.python)
     except Failed as why:
@@ -72,7 +72,7 @@ def run(work: Work, side: Side) -> Seconds:
     return [found["rounds"]]
 
 
-def record(work: Work, side: Side, seconds: dict[str, Seconds]) -> dict[str, Any]:
+def record(work: Block, side: Side, seconds: dict[str, Seconds]) -> dict[str, Any]:
     facts = {
         "work": work.name, "devices": work.devices, "steps": work.steps, "workers": work.workers, "peer": side.peer,
         "version": side.version, "status": side.status,
@@ -131,9 +131,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--flower-python", metavar="PATH", help="an interpreter with flwr[simulation]")
     parser.add_argument("--pfl-python", metavar="PATH", help="an interpreter with pfl and torch")
     said = parser.parse_args(arguments)
-    works = [replace(work, devices=16, steps=1, rounds=2) for work in WORKS] if said.quick else WORKS
+    make_blocks = [replace(work, devices=16, steps=1, rounds=2) for work in WORKS] if said.quick else WORKS
     found = []
-    for work in works:
+    for work in make_blocks:
         for workers in said.workers[-1:] if said.quick else said.workers:
             runners = sides(said.flower_python, said.pfl_python)
             found += measured(replace(work, workers=workers), runners, 1 if said.quick else said.repeats)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.peers.work import Laps, Work, answer, initial, read, trained
+from benchmarks.peers.work import Block, Laps, answer, initial, read, trained
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
@@ -24,7 +24,7 @@ def main() -> None:
     answer(work, laps, weights, f"{version('flwr')}, ray {version('ray')}")
 
 
-def simulate(work: Work, laps: Laps) -> dict[str, Tensor]:
+def simulate(work: Block, laps: Laps) -> dict[str, Tensor]:
     from flwr.simulation import run_simulation
 
     final: dict[str, Tensor] = {}
@@ -38,7 +38,7 @@ def simulate(work: Work, laps: Laps) -> dict[str, Tensor]:
     return final
 
 
-def _client(work: Work) -> Any:
+def _client(work: Block) -> Any:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 
@@ -54,7 +54,7 @@ def _client(work: Work) -> Any:
     return app
 
 
-def _server(work: Work, laps: Laps, final: dict[str, Tensor]) -> Any:
+def _server(work: Block, laps: Laps, final: dict[str, Tensor]) -> Any:
     from flwr.app import ArrayRecord, Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.peers.work import Laps, Net, Work, answer, initial, pixels, read
+from benchmarks.peers.work import Block, Laps, Net, answer, initial, pixels, read
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     answer(work, laps, weights, version("fedloom"))
 
 
-def rounds(work: Work, laps: Laps) -> dict[str, torch.Tensor]:
+def rounds(work: Block, laps: Laps) -> dict[str, torch.Tensor]:
     from benchmarks.rounds import engine_for, timed_rounds
     from fedloom.data import Dataset, Examples, Partition, Preparation
     from fedloom.engines import keep_the_heap

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from benchmarks.peers.work import Laps, Work, answer, initial, read, trained
+from benchmarks.peers.work import Block, Laps, answer, initial, read, trained
 
 
 def main() -> None:
@@ -11,7 +11,7 @@ def main() -> None:
     answer(work, laps, rounds(work, laps), f"torch {torch.__version__}")
 
 
-def rounds(work: Work, laps: Laps) -> dict[str, Tensor]:
+def rounds(work: Block, laps: Laps) -> dict[str, Tensor]:
     weights = initial(work)
     for _ in range(work.rounds):
         sent = [trained(work, weights, device) for device in range(work.devices)]

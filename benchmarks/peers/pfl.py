@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.peers.work import BATCH, CLIP, DECAY, MOMENTUM, RATE, Laps, Net, Work, answer, initial, own, read
+from benchmarks.peers.work import BATCH, CLIP, DECAY, MOMENTUM, RATE, Block, Laps, Net, answer, initial, own, read
 
 RANK, ADDRESSES = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES"
 
@@ -41,7 +41,7 @@ def main() -> None:
         other.wait()
 
 
-def company(work: Work) -> list[subprocess.Popen[str]]:
+def company(work: Block) -> list[subprocess.Popen[str]]:
     """Start the other workers; this process is the first."""
     if work.workers == 1:
         return []
@@ -52,7 +52,7 @@ def company(work: Work) -> list[subprocess.Popen[str]]:
     return [_worker(work, rank) for rank in range(1, work.workers)]
 
 
-def _worker(work: Work, rank: int) -> subprocess.Popen[str]:
+def _worker(work: Block, rank: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.peers.pfl"]
     process = subprocess.Popen(command, env={**os.environ, RANK: str(rank)}, text=True, stdin=subprocess.PIPE)
     assert process.stdin
@@ -61,7 +61,7 @@ def _worker(work: Work, rank: int) -> subprocess.Popen[str]:
     return process
 
 
-def simulate(work: Work, laps: Laps) -> dict[str, Tensor]:
+def simulate(work: Block, laps: Laps) -> dict[str, Tensor]:
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging

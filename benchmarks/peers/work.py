@@ -20,7 +20,7 @@ RATE, MOMENTUM, DECAY, CLIP = 0.01, 0.9, 5e-4, 1.0
 
 
 @dataclass(frozen=True)
-class Work:
+class Block:
     name: str
     channels: tuple[int, ...]
     devices: int = 20
@@ -68,21 +68,21 @@ class Net(nn.Module):
 
 
 @lru_cache(maxsize=1)
-def net(work: Work) -> Net:
+def net(work: Block) -> Net:
     torch.set_num_threads(1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Net(work.channels)
 
 
-def initial(work: Work) -> dict[str, Tensor]:
+def initial(work: Block) -> dict[str, Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return {name: weight.detach().clone() for name, weight in Net(work.channels).named_parameters()}
 
 
 @lru_cache(maxsize=1)
-def pixels(work: Work) -> tuple[Tensor, Tensor]:
+def pixels(work: Block) -> tuple[Tensor, Tensor]:
     """All devices' images as bytes, and their labels; every device holds the same number of each label."""
     draw = torch.Generator().manual_seed(0)
     shape = (work.devices * work.share, 1, 28, 28)
@@ -93,20 +93,20 @@ def pixels(work: Work) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=1)
-def examples(work: Work) -> tuple[Tensor, Tensor]:
+def examples(work: Block) -> tuple[Tensor, Tensor]:
     """The same, ready to be trained on."""
     x, y = pixels(work)
     return x.float() / 255, y
 
 
-def own(work: Work, device: int) -> tuple[Tensor, Tensor]:
+def own(work: Block, device: int) -> tuple[Tensor, Tensor]:
     """What one device holds."""
     here = slice(device * work.share, (device + 1) * work.share)
     x, y = examples(work)
     return x[here], y[here]
 
 
-def trained(work: Work, weights: dict[str, Tensor], device: int) -> dict[str, Tensor]:
+def trained(work: Block, weights: dict[str, Tensor], device: int) -> dict[str, Tensor]:
     """One device's round in the ordinary loop."""
     x, y = own(work, device)
     plain.train(net(work), weights, list(zip(x.split(BATCH), y.split(BATCH), strict=True)))
@@ -114,17 +114,17 @@ def trained(work: Work, weights: dict[str, Tensor], device: int) -> dict[str, Te
 
 
 @torch.no_grad()
-def loss(work: Work, weights: dict[str, Tensor]) -> float:
+def loss(work: Block, weights: dict[str, Tensor]) -> float:
     """Of the final model on a few examples: sides that did the same work end close to each other."""
     x, y = (part[:100] for part in examples(work))
     return float(nn.functional.cross_entropy(torch.func.functional_call(net(work), weights, x), y))
 
 
-def read() -> Work:
+def read() -> Block:
     said = apart.read()
-    return Work(**{**said, "channels": tuple(said["channels"])})
+    return Block(**{**said, "channels": tuple(said["channels"])})
 
 
-def answer(work: Work, laps: Laps, weights: dict[str, Tensor], version: str) -> None:
+def answer(work: Block, laps: Laps, weights: dict[str, Tensor], version: str) -> None:
     found: dict[str, Any] = {"rounds": laps.seconds, "loss": loss(work, weights), "version": version}
     apart.answer(found)

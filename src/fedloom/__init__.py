@@ -36,11 +36,11 @@ def run(
     from .deploy.remote import engaged
     from .recipe.load import load
     from .recipe.paths import data_folder, fresh_folder
-    from .recipe.registry import Tables
+    from .recipe.registry import Registry
     from .runs.build import assemble
     from .runs.recorder import recorded
 
-    tables = Tables().and_also(methods, models, datasets)
+    tables = Registry().and_also(methods, models, datasets)
     loaded = load(recipe, tables, sets)
     data = data_folder(data_dir)
     folder = fresh_folder(out, loaded.recipe.method.name)
@@ -63,11 +63,11 @@ def resume(
     from .analysis.run import Run
     from .deploy.remote import engaged
     from .recipe.paths import data_folder
-    from .recipe.registry import Tables
+    from .recipe.registry import Registry
     from .runs.recorder import recorded
     from .runs.resume import reopened
 
-    tables, place, data = Tables().and_also(methods, models, datasets), Path(folder), data_folder(data_dir)
+    tables, place, data = Registry().and_also(methods, models, datasets), Path(folder), data_folder(data_dir)
     experiment, since = reopened(place, tables, data, workers, warnings.warn, engaged)
     for _ in recorded(experiment, place, since):
         pass
@@ -85,14 +85,14 @@ def open(
     """A run that is there already: its rows, its models."""
     from .analysis.run import Run
     from .recipe.paths import data_folder
-    from .recipe.registry import Tables
+    from .recipe.registry import Registry
 
-    return Run(Path(folder), Tables().and_also(methods, models, datasets), data_folder(data_dir))
+    return Run(Path(folder), Registry().and_also(methods, models, datasets), data_folder(data_dir))
 
 
 def load(folder: str | Path, *, models: Mapping[str, Family] | None = None) -> nn.Module:
     """A model that was exported to safetensors."""
     from .analysis.export_run import load_exported
-    from .recipe.registry import Tables
+    from .recipe.registry import Registry
 
-    return load_exported(Path(folder), Tables().and_also(models=models))
+    return load_exported(Path(folder), Registry().and_also(models=models))

@@ -1,7 +1,7 @@
 """Named bundles of tensors: the one shape of server state, of every message and of a device's memory.
 
 On a device every tensor carries one leading device axis: a block of K devices is [K, ...], one device is
-[1, ...]. `inner` and `beside` keep the devices apart; on the server there is no such axis.
+[1, ...]. `inner` and `per_device` keep the devices apart; on the server there is no such axis.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def inner(left: Tensors, right: Tensors) -> Tensor:
     return torch.stack([(left[name] * right[name]).reshape(len(left[name]), -1).sum(1) for name in left]).sum(0)
 
 
-def beside(numbers: Tensor, tensor: Tensor) -> Tensor:
+def per_device(numbers: Tensor, tensor: Tensor) -> Tensor:
     """One number per device, [K], shaped to multiply [K, ...]."""
     return numbers.view(-1, *[1] * (tensor.dim() - 1))
 

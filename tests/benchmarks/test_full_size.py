@@ -9,7 +9,7 @@ import pytest
 from benchmarks import full_size
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["data.most_examples=20", "data.test_examples=20", "model.hidden=[4, 8]"]
+SMALL = ["data.max_examples=20", "data.test_examples=20", "model.hidden=[4, 8]"]
 
 
 def test_a_round_is_timed_weighed_and_kept(

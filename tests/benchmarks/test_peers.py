@@ -8,15 +8,15 @@ import torch
 
 from benchmarks.apart import Failed, ask
 from benchmarks.peers import compare, loom, ordinary
-from benchmarks.peers.work import BATCH, Laps, Work, initial, own
+from benchmarks.peers.work import BATCH, Block, Laps, initial, own
 
-TINY = Work("tiny", (2, 3), devices=9, steps=1, rounds=2)
+TINY = Block("tiny", (2, 3), devices=9, steps=1, rounds=2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_fedloom_ends_where_the_ordinary_loop_ends(workers: int) -> None:
     """With one batch a device its order does not matter, so all sides must come to the same weights."""
-    work, laps = Work(**{**vars(TINY), "workers": workers}), Laps()
+    work, laps = Block(**{**vars(TINY), "workers": workers}), Laps()
     ours, theirs = loom.rounds(work, laps), ordinary.rounds(work, Laps())
     assert len(laps.seconds) == work.rounds
     for name in initial(work):

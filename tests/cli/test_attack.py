@@ -115,7 +115,7 @@ def test_the_recipes_own_settings_of_a_rule_count(fedloom, write):
     write(SIX)
     common = ("attack", "my.toml", "--attacks", "scaling", "--rules", "trimmed_mean", "--format", "json", "--quiet")
     mild, strict = (
-        fedloom(*common, "--set", f"defence={{rule='trimmed_mean', share={share}}}") for share in (0.0, 0.45)
+        fedloom(*common, "--set", f"aggregation={{rule='trimmed_mean', share={share}}}") for share in (0.0, 0.45)
     )
     assert cell(mild, "none", "none") == cell(strict, "none", "none")
     assert cell(mild, "scaling", "trimmed_mean") != cell(strict, "scaling", "trimmed_mean")
@@ -136,12 +136,12 @@ def test_unknown_names(option, name, code, hint, fedloom, write):
 @pytest.mark.parametrize(
     ("change", "code", "hint"),
     [
-        ("defence.rule=medain", "RECIPE_NAME", "median"),
-        ("defence.thin=holds", "RECIPE_VALUE", ""),
-        ("defence.thin_below=0", "RECIPE_RANGE", ""),
+        ("aggregation.rule=medain", "RECIPE_NAME", "median"),
+        ("aggregation.low_coverage=holds", "RECIPE_VALUE", ""),
+        ("aggregation.min_contributors=0", "RECIPE_RANGE", ""),
         ("defence.shar=0.1", "RECIPE_KEY", ""),
-        ("defence={rule='trimmed_mean', share=0.5}", "RECIPE_RANGE", ""),
-        ("defence={rule='median', share=0.1}", "RECIPE_KEY", ""),
+        ("aggregation={rule='trimmed_mean', share=0.5}", "RECIPE_RANGE", ""),
+        ("aggregation={rule='median', share=0.1}", "RECIPE_KEY", ""),
     ],
 )
 def test_a_defence_that_cannot_work_is_refused(change, code, hint, fedloom, write):

@@ -80,7 +80,7 @@ def test_a_part_of_a_mixed_fleet_that_ships_features_must_be_said_yes_to(made):
 
 
 def test_what_only_a_simulation_can_do_is_not_deployed(made):
-    one = ["--set", "method={name='centralised'}", "--set", "tiers=[{name='all', share=1.0}]"]
+    one = ["--set", "method={name='centralized'}", "--set", "tiers=[{name='all', share=1.0}]"]
     said = made("check", "my.toml", *one, "--deployment")
     assert (said.code, said.problems[0].code) == (4, "SIMULATION_ONLY")
     assert made("check", "my.toml", "--deployment").code == 0

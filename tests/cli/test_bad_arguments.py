@@ -85,7 +85,7 @@ def test_a_change_of_a_place_that_is_not_there(place, fedloom, write, files):
         ("data=3", "data = 3", "RECIPE_TYPE", ""),
         ("method.name=fedavg", "method.name = 'fedavg'", "METHOD_REFUSES", ""),
         ("data.partition={kind='idd'}", "data.partition.kind = 'idd'", "RECIPE_NAME", "iid"),
-        ("training.optimiser={kind='sgd',lr=1}", "training.optimiser.lr = 1", "RECIPE_KEY", "learning_rate"),
+        ("training.optimizer={kind='sgd',lr=1}", "training.optimizer.lr = 1", "RECIPE_KEY", "learning_rate"),
     ],
 )
 def test_a_bad_change_is_said_to_come_from_the_command_line(change, what, code, hint, fedloom, write, files):

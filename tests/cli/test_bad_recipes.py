@@ -46,13 +46,13 @@ WRONG_KEYS = {
         "devices = 4", 'devices = 4\npartition = { kind = "quantity", alpha = 1.0, minimum_examples = 3 }',
         "RECIPE_KEY", "partition", "data.partition.minimum_examples = 3", "min_examples",
     ),
-    "optimiser option": Case(
-        "batch_size = 100", 'optimiser = { kind = "sgd", learning_rat = 0.1 }', "RECIPE_KEY", "optimiser",
-        "training.optimiser.learning_rat = 0.1", "learning_rate",
+    "optimizer option": Case(
+        "batch_size = 100", 'optimizer = { kind = "sgd", learning_rat = 0.1 }', "RECIPE_KEY", "optimizer",
+        "training.optimizer.learning_rat = 0.1", "learning_rate",
     ),
     "rates option": Case(
-        "batch_size = 100", 'rates = { kind = "milestones", round = [1] }', "RECIPE_KEY", "rates",
-        "training.rates.round", "rounds",
+        "batch_size = 100", 'lr_schedule = { kind = "milestones", round = [1] }', "RECIPE_KEY", "rates",
+        "training.lr_schedule.round", "rounds",
     ),
     "statistics option": Case(
         "[method]", "[evaluation]\nstatistics = { qery = 'pooled' }\n\n[method]", "RECIPE_KEY", "statistics",
@@ -73,13 +73,13 @@ UNKNOWN_NAMES = {
         "devices = 4", "devices = 4\npreparation = 'plane'", "RECIPE_NAME", "preparation",
         "data.preparation = 'plane'", "plain",
     ),
-    "optimiser": Case(
-        "batch_size = 100", "optimiser = { kind = 'sdg' }", "RECIPE_NAME", "optimiser",
-        "training.optimiser.kind = 'sdg'", "sgd",
+    "optimizer": Case(
+        "batch_size = 100", "optimizer = { kind = 'sdg' }", "RECIPE_NAME", "optimizer",
+        "training.optimizer.kind = 'sdg'", "sgd",
     ),
     "rates": Case(
-        "batch_size = 100", "rates = { kind = 'milestone' }", "RECIPE_NAME", "rates",
-        "training.rates.kind = 'milestone'", "milestones",
+        "batch_size = 100", "lr_schedule = { kind = 'milestone' }", "RECIPE_NAME", "rates",
+        "training.lr_schedule.kind = 'milestone'", "milestones",
     ),
     "eligible tier": Case(
         "[method]", "[fleet]\neligible = ['smal']\n\n[method]", "RECIPE_NAME", "eligible",
@@ -101,8 +101,8 @@ WRONG_VALUES = {
         "method.weighting = 'example'", "examples",
     ),
     "choice of a model": Case(
-        "hidden = [2, 4]", "hidden = [2, 4]\nnormalisation = 'batch'", "RECIPE_VALUE", "normalisation",
-        "model.normalisation = 'batch'", "static_batch",
+        "hidden = [2, 4]", "hidden = [2, 4]\nnormalisation = 'batch'", "RECIPE_VALUE", "normalization",
+        "model.normalization = 'batch'", "static_batch",
     ),
     "text for a number": Case("rounds = 2", 'rounds = "two"', "RECIPE_TYPE", "rounds", "rounds = 'two'"),
     "fraction for a count": Case("rounds = 2", "rounds = 2.5", "RECIPE_TYPE", "rounds", "rounds = 2.5"),
@@ -132,8 +132,8 @@ WRONG_VALUES = {
         "fleet.participation = 0.0",
     ),
     "negative learning rate": Case(
-        "batch_size = 100", "optimiser = { kind = 'sgd', learning_rate = -0.1 }", "RECIPE_RANGE", "optimiser",
-        "training.optimiser.learning_rate = -0.1",
+        "batch_size = 100", "optimizer = { kind = 'sgd', learning_rate = -0.1 }", "RECIPE_RANGE", "optimizer",
+        "training.optimizer.learning_rate = -0.1",
     ),
     "no channels": Case("hidden = [2, 4]", "hidden = [2, 0]", "RECIPE_RANGE", "hidden", "model.hidden[1] = 0"),
 }  # fmt: skip
@@ -144,8 +144,8 @@ MISSING = {
     "method's name": Case('name = "heterofl"\n', "", "RECIPE_MISSING", "[method]", "method.name"),
     "share": Case("share = 0.5\nwidth = 0.5\n", "width = 0.5\n", "RECIPE_MISSING", "LAST TIER", "tiers[1].share"),
     "kind": Case(
-        "batch_size = 100", "optimiser = { learning_rate = 0.1 }", "RECIPE_MISSING", "optimiser",
-        "training.optimiser.kind", "sgd",
+        "batch_size = 100", "optimizer = { learning_rate = 0.1 }", "RECIPE_MISSING", "optimizer",
+        "training.optimizer.kind", "sgd",
     ),
     "option of a partition": Case(
         "devices = 4", "devices = 4\npartition = { kind = 'quantity' }", "RECIPE_MISSING", "partition",
@@ -274,11 +274,11 @@ def test_all_problems_are_said_at_once_and_each_once(fedloom, write, line_of):
         (line_of(path, "rounds"), "rounds = 0", "RECIPE_RANGE"),
         (line_of(path, "devices"), "data.devices = 'four'", "RECIPE_TYPE"),
         (line_of(path, "partition"), "data.partition.kind = 'idd'", "RECIPE_NAME"),
-        (line_of(path, "normalisation"), "model.normalisation = 'batch'", "RECIPE_VALUE"),
+        (line_of(path, "normalization"), "model.normalization = 'batch'", "RECIPE_VALUE"),
         (first_tier(path), "tiers", "RECIPE_SHARES"),
         (line_of(path, "widht"), "tiers[1].widht = 0.5", "RECIPE_KEY"),
         (line_of(path, "batchsize"), "training.batchsize = 100", "RECIPE_KEY"),
-        (line_of(path, "optimiser"), "training.optimiser.momentum = 2.0", "RECIPE_RANGE"),
+        (line_of(path, "optimizer"), "training.optimizer.momentum = 2.0", "RECIPE_RANGE"),
         (line_of(path, "name = 'hetrofl'"), "method.name = 'hetrofl'", "RECIPE_NAME"),
     }
     assert said.code == 4

@@ -36,7 +36,7 @@ def moved(compared):
     """What an arm's devices sent up in its only round."""
 
     def read(arm, seed=7):
-        (row,) = [row for row in read_rows(compared[1] / arm / f"seed-{seed}") if row.metric == "up"]
+        (row,) = [row for row in read_rows(compared[1] / arm / f"seed-{seed}") if row.metric == "bytes_up"]
         return row.value
 
     return read
@@ -348,7 +348,7 @@ def test_a_finished_comparison_is_told_again(compared, fedloom_in):
 def test_other_methods_and_recipes_beside_it(fedloom_in):
     call, write, folder = fedloom_in
     write(("rounds = 2", "rounds = 1"))
-    (folder / "slow.toml").write_text((folder / "my.toml").read_text() + "\n[defence]\nrule = 'median'\n")
+    (folder / "slow.toml").write_text((folder / "my.toml").read_text() + "\n[aggregation]\nrule = 'median'\n")
     said = call("compare", "my.toml", "slow.toml", "--methods", "fjord,heterofl", "--format", "json", "--out", "more")
     assert said.code == 0
     assert [one["arm"] for one in said.data["arms"]] == ["heterofl", "slow", "fjord"]
@@ -399,16 +399,20 @@ def test_a_longer_arm_counts_up_to_the_budget(fedloom_in):
 def test_with_a_codec_a_round_moves_what_travels(fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
     said = fedloom(
-        "compare", "my.toml", "--controls", "small-for-all", "--set", "codec.up.kind=int8", "--out", "out",
+        "compare", "my.toml", "--controls", "small-for-all", "--set", "compression.uplink.kind=int8", "--out", "out",
         "--format", "json",
     )  # fmt: skip
     for record in said.data["arms"]:
         moved = {row.metric: row.value for row in read_rows(tmp_path / "out" / record["arm"] / "seed-0")}
-        assert record["bytes_per_round"] == moved["down_coded"] + moved["up_coded"] < moved["down"] + moved["up"]
+        assert (
+            record["bytes_per_round"]
+            == moved["bytes_down_compressed"] + moved["bytes_up_compressed"]
+            < moved["bytes_down"] + moved["bytes_up"]
+        )
 
 
 def test_an_arm_that_fails_leaves_the_others_alone(fedloom, write):
-    silent = '"faults.dropout=1.0", "faults.give_up_after=1"'
+    silent = '"faults.dropout=1.0", "faults.max_failed_rounds=1"'
     arms = f"[compare.arms]\nsilent = [{silent}]\nfjord = [\"method={{name='fjord'}}\"]\n"
     write(("[method]", f"{arms}\n[method]"))
     said = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--format", "json")

@@ -60,7 +60,7 @@ def test_batch_norm_by_devices(devices, state, words, fedloom, write):
 
 def test_no_word_of_what_does_not_concern_a_recipe(fedloom, write):
     write(("hidden = [2, 4]", "hidden = [2, 4]\nnormalisation = 'group'"))
-    found = findings(fedloom("doctor", "my.toml", "--set", "engine.block=1", "--format", "json"))
+    found = findings(fedloom("doctor", "my.toml", "--set", "engine.devices_per_block=1", "--format", "json"))
     assert not found.keys() & {"batch norm", "tier large", "tier small", "tiers"}
 
 
@@ -83,6 +83,6 @@ def test_a_bad_recipe(fedloom, write):
 @pytest.mark.parametrize(("scaler", "warned"), [("true", True), ("false", False)])
 def test_a_scaler_without_a_norm_is_a_trap(scaler, warned, fedloom, write):
     write()
-    change = ("--set", "model.normalisation=none", "--set", f"model.scaler={scaler}")
+    change = ("--set", "model.normalization=none", "--set", f"model.scaler={scaler}")
     assert ("judged unscaled" in fedloom("doctor", "my.toml", *change).out) == warned
     assert "judged unscaled" not in fedloom("doctor", "my.toml").out

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.runs.folder import Journal, read_manifest, read_rows
+from fedloom.runs.folder import RunWriter, read_manifest, read_rows
 
 RAISES_IN_ROUND_2 = """
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from fedloom.methods import Method
 @dataclass(frozen=True)
 class Mine(Method):
     def start(self, fleet, seed, warm=None):
-        return {"weights": fleet.whole.initial(seed)}
+        return {"weights": fleet.global_model.initial(seed)}
 
     def round(self, server, turn):
-        if turn.number == 2:
+        if context.number == 2:
             raise ZeroDivisionError("my own mistake")
         return server
 
-    def candidates(self, server):
+    def eval_targets(self, server):
         return {"server": slices(server["weights"])}
 
 
@@ -40,10 +40,10 @@ def raise_in_round_2(monkeypatch):
     whole = HeteroFL.round
 
     def patch(error):
-        def round(self, server, turn):
-            if turn.number == 2:
+        def round(self, server, context):
+            if context.number == 2:
                 raise error
-            return whole(self, server, turn)
+            return whole(self, server, context)
 
         monkeypatch.setattr(HeteroFL, "round", round)
 
@@ -181,7 +181,7 @@ def test_a_full_disk_fails_the_run(format, fedloom, write, monkeypatch, tmp_path
     def full(self, rows):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Journal, "rows", full)
+    monkeypatch.setattr(RunWriter, "rows", full)
     said = fedloom("run", "my.toml", "--out", "run", "--format", format)
     assert said.code == 1
     assert "Traceback" not in said.err
@@ -195,7 +195,7 @@ def test_a_full_disk_fails_the_run(format, fedloom, write, monkeypatch, tmp_path
 
 def test_training_that_diverges_is_not_our_mistake(fedloom, write, tmp_path):
     """Weights so large that a batch's statistics overflow: a run may fail or finish, but there is no bug to report."""
-    write(("batch_size = 100", "optimiser = { kind = 'sgd', learning_rate = 1e20 }"))
+    write(("batch_size = 100", "optimizer = { kind = 'sgd', learning_rate = 1e20 }"))
     said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
     assert "Traceback" not in said.err
     assert said.code in (0, 1)

@@ -57,7 +57,7 @@ def test_a_tiers_model_is_what_the_run_judged(to, tier, runs):
     assert card["latency"]["runtime"].startswith(FORMATS[to].runtime)
     assert (card["input"]["dtype"], card["input"]["shape"]) == ("uint8", [1, 8, 8])
     assert card["output"]["labels"] == list("0123456789")
-    assert card["licence"]["data"] == "CC BY 4.0"
+    assert card["license"]["data"] == "CC BY 4.0"
     for file in ("card.md", "card.json", "recipe.toml", card["file"]):
         assert (runs[1] / f"{tier}-{to}" / file).stat().st_size > 0
 

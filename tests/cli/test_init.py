@@ -7,7 +7,7 @@ import pytest
 
 from fedloom.methods import METHODS
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Tables
+from fedloom.recipe.registry import Registry
 from fedloom.recipe.toml import dumps
 from fedloom.runs.folder import read_manifest
 
@@ -31,12 +31,12 @@ class Mine(Method):
     {settings}
 
     def start(self, fleet, seed, warm=None):
-        return {{"weights": fleet.whole.initial(seed)}}
+        return {{"weights": fleet.global_model.initial(seed)}}
 
     def round(self, server, turn):
         return server
 
-    def candidates(self, server):
+    def eval_targets(self, server):
         return {{"server": slices(server["weights"])}}
 
 
@@ -67,7 +67,7 @@ def test_the_commented_settings_are_the_methods_own_defaults(method, fedloom, tm
     text = (tmp_path / "new.toml").read_text()
     head, section, tail = re.split(r"(?<=\[method\]\n)|(?=\n\[evaluation\])", text)
     spelled_out = head + re.sub(r"^# (?=\w+ = )", "", section, flags=re.MULTILINE) + tail
-    settings = load(tomllib.loads(spelled_out), Tables()).recipe.method.settings
+    settings = load(tomllib.loads(spelled_out), Registry()).recipe.method.settings
     sample = METHODS[method].sample
     assert {name: dumps({name: value}) for name, value in settings.items() if name in sample} == {
         name: dumps({name: value}) for name, value in sample.items()

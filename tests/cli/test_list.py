@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedloom.client import OPTIMISERS, RATES
+from fedloom.client import LR_SCHEDULES, OPTIMIZERS
 from fedloom.data import DATASETS, PARTITIONS, PREPARATIONS
 from fedloom.engines.compression import UP
 from fedloom.methods import METHODS
@@ -15,8 +15,8 @@ TABLES = {
     "datasets": DATASETS,
     "partitions": PARTITIONS,
     "preparations": PREPARATIONS,
-    "optimisers": OPTIMISERS,
-    "rates": RATES,
+    "optimizers": OPTIMIZERS,
+    "rates": LR_SCHEDULES,
     "codecs": UP,
     "controls": CONTROLS,
 }
@@ -62,7 +62,7 @@ def test_what_must_be_set_is_said_and_what_is_handed_over_is_not_shown(fedloom):
     assert partitions["label_shards"] == {"labels_per_device": "required", "dedupe": True}
     models = {one["name"]: one["settings"] for one in fedloom("list", "models", "--format", "json").data}
     assert models["convnet"] == {
-        "width": 1.0, "hidden": [64, 128, 256, 512], "normalisation": "static_batch", "scaler": True, "norm_widths": [],
+        "width": 1.0, "hidden": [64, 128, 256, 512], "normalization": "static_batch", "scaler": True, "norm_widths": [],
     }  # fmt: skip
 
 

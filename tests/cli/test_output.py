@@ -7,7 +7,7 @@ from fedloom.cli.progress import line
 from fedloom.engines import Refusal
 from fedloom.evaluation import Row
 from fedloom.fleet import Traffic
-from fedloom.runs.loop import Round
+from fedloom.runs.loop import RoundResult
 
 
 def test_words_stand_to_the_left_and_numbers_to_the_right():
@@ -39,7 +39,7 @@ def test_who_wants_json(arguments, json):
 
 
 def round_of(rows, down=1_790, up=1_800_000, refused=()):
-    return Round(3, 12, Traffic(down, up, asked=4, replied=4 - len(refused)), refused, tuple(rows), 1.25, {})
+    return RoundResult(3, 12, Traffic(down, up, asked=4, replied=4 - len(refused)), refused, tuple(rows), 1.25, {})
 
 
 def accuracy(tier, value, test="global", device=""):
@@ -60,7 +60,10 @@ def test_a_line_of_a_round():
 
 
 def test_a_line_says_what_travelled_where_a_codec_made_it_less():
-    rows = [Row(3, "", "", "", "", name, size) for name, size in (("down_coded", 450.0), ("up_coded", 200_000.0))]
+    rows = [
+        Row(3, "", "", "", "", name, size)
+        for name, size in (("bytes_down_compressed", 450.0), ("bytes_up_compressed", 200_000.0))
+    ]
     assert "  1.79 kB down 1.8 MB up (coded 450 B and 200 kB)  " in line("x", round_of(rows))
 
 

@@ -17,9 +17,9 @@ from torch import nn
 
 from fedloom.data import Dataset, Examples, Preparation
 from fedloom.fleet import slices
-from fedloom.footprints import Contribution
+from fedloom.footprints import ClientUpdate
 from fedloom.methods import Method
-from fedloom.client import Outcome, fit, label_loss, like, on_device
+from fedloom.client import ClientResult, fit, label_loss, like, on_device
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Mine(Method):
     part: float = 0.5
 
     def start(self, fleet, seed, warm=None):
-        return {"weights": warm or fleet.whole.initial(seed)}
+        return {"weights": warm or fleet.global_model.initial(seed)}
 
     def round(self, server, turn):
         old = server["weights"]
-        replies = turn.ask(self.train, {d: {"weights": d.footprint.read(old)} for d in turn.cohort})
-        new = turn.merge(old, [Contribution(r.device.footprint, r.sent["weights"], 1.0) for r in replies])
+        replies = context.ask(self.train, {d: {"weights": d.footprint.read(old)} for d in context.cohort})
+        new = context.aggregate(old, [ClientUpdate(r.device.footprint, r.sent["weights"], 1.0) for r in replies])
         return {"weights": {name: old[name] + self.part * (new[name] - old[name]) for name in old}}
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client, inbox):
-        return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
+        return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
 
-    def candidates(self, server):
+    def eval_targets(self, server):
         return {"server": slices(server["weights"])}
 
 

@@ -82,7 +82,7 @@ def test_costs_are_of_the_images_a_model_gets_to_see(change, inputs, side, fedlo
 
 
 @pytest.mark.parametrize(
-    ("method", "down", "up"), [("standalone", 0, 0), ("fedavg", 4, 4), ("centralised", 4, 4), ("heterofl", 4, 4)]
+    ("method", "down", "up"), [("standalone", 0, 0), ("fedavg", 4, 4), ("centralized", 4, 4), ("heterofl", 4, 4)]
 )
 def test_what_other_methods_move(method, down, up, fedloom, write):
     write(('name = "heterofl"', f'name = "{method}"'), ("width = 0.5", "width = 1.0"))
@@ -106,16 +106,16 @@ def test_text_is_a_table_of_the_same_numbers(fedloom, write):
 
 def test_a_codec_adds_what_travels(fedloom, write):
     write()
-    codec = ("--set", "codec.up={kind='top_k', share=0.1}", "--set", "codec.down={kind='float16'}")
+    codec = ("--set", "compression.uplink={kind='top_k', share=0.1}", "--set", "compression.downlink={kind='float16'}")
     plain = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
     coded = fedloom("plan", "my.toml", *codec, "--format", "json").data["tiers"]
     for before, tier in zip(plain, coded, strict=True):
-        assert list(tier) == [*KEYS, "bytes_down_coded", "bytes_up_coded"]
+        assert list(tier) == [*KEYS, "bytes_down_compressed", "bytes_up_compressed"]
         assert {key: tier[key] for key in KEYS} == before
-        assert tier["bytes_up_coded"] < tier["bytes_down_coded"] < tier["bytes_down"]
+        assert tier["bytes_up_compressed"] < tier["bytes_down_compressed"] < tier["bytes_down"]
     header, *lines = fedloom("plan", "my.toml", *codec).out.splitlines()
     assert header.split()[-4:] == ["down", "coded", "up", "coded"]
-    assert [line.replace(",", "").split()[-1] for line in lines] == [str(tier["bytes_up_coded"]) for tier in coded]
+    assert [line.replace(",", "").split()[-1] for line in lines] == [str(tier["bytes_up_compressed"]) for tier in coded]
 
 
 def test_changes_count(fedloom, write):

@@ -14,14 +14,14 @@ from fedloom.cli.app import main
 from fedloom.cli.progress import bars, telling
 from fedloom.evaluation import Row
 from fedloom.fleet import Traffic
-from fedloom.runs.loop import Round
+from fedloom.runs.loop import RoundResult
 
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
 
 def ended(number, of=4, seconds=2.0, **accuracies):
     rows = [Row(number, "server", tier, "", "global", "accuracy", value) for tier, value in accuracies.items()]
-    return Round(number, of, Traffic(1_000, 2_000, asked=4, replied=4), (), tuple(rows), seconds, {})
+    return RoundResult(number, of, Traffic(1_000, 2_000, asked=4, replied=4), (), tuple(rows), seconds, {})
 
 
 @pytest.fixture

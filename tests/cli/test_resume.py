@@ -18,7 +18,7 @@ from fedloom.methods import METHODS as KNOWN
 class Stopped(KNOWN["heterofl"]):
     def round(self, server, turn):
         made = super().round(server, turn)
-        if turn.number == 3 and "STOP" in os.environ:
+        if context.number == 3 and "STOP" in os.environ:
             os.kill(os.getpid(), int(os.environ["STOP"]))
         return made
 

@@ -94,7 +94,7 @@ def test_changes_beat_the_file_and_the_last_one_wins(fedloom, write, tmp_path):
         "run", "my.toml", "--out", "run", "--set", "rounds=5", "--set", "rounds=1", "--set", "tiers[1].width=1.0",
         "--set", "tiers.0.name=big", "--set", "data.partition={kind='label_shards', labels_per_device=5}",
         "--set", "method.unseen_logit=-inf", "--set", "evaluation.per_device=never",
-        "--set", "training.optimiser={kind='adam'}", "--set", "training.optimiser.learning_rate=0.01",
+        "--set", "training.optimizer={kind='adam'}", "--set", "training.optimizer.learning_rate=0.01",
     )  # fmt: skip
     assert said.code == 0
     written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
@@ -104,18 +104,18 @@ def test_changes_beat_the_file_and_the_last_one_wins(fedloom, write, tmp_path):
     assert written["data"]["partition"] == {"kind": "label_shards", "labels_per_device": 5}
     assert written["method"] == {"name": "heterofl", "unseen_logit": float("-inf")}
     assert written["evaluation"]["per_device"] == "never"
-    assert written["training"]["optimiser"] == {"kind": "adam", "learning_rate": 0.01}
+    assert written["training"]["optimizer"] == {"kind": "adam", "learning_rate": 0.01}
 
 
 def test_a_part_that_the_file_does_not_have_is_set_with_its_kind(fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
-    alone = fedloom("run", "my.toml", "--out", "run", "--set", "training.optimiser.learning_rate=0.5")
+    alone = fedloom("run", "my.toml", "--out", "run", "--set", "training.optimizer.learning_rate=0.5")
     assert alone.code == 4
-    assert [(one.what, one.code) for one in alone.problems] == [("training.optimiser.kind", "RECIPE_MISSING")]
-    changes = ["--set", "training.optimiser.kind=sgd", "--set", "training.optimiser.learning_rate=0.5"]
+    assert [(one.what, one.code) for one in alone.problems] == [("training.optimizer.kind", "RECIPE_MISSING")]
+    changes = ["--set", "training.optimizer.kind=sgd", "--set", "training.optimizer.learning_rate=0.5"]
     assert fedloom("run", "my.toml", "--out", "run", *changes).code == 0
     written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
-    assert written["training"]["optimiser"] == {"kind": "sgd", "learning_rate": 0.5}
+    assert written["training"]["optimizer"] == {"kind": "sgd", "learning_rate": 0.5}
 
 
 def test_the_written_recipe_repeats_the_run(finished, fedloom, tmp_path):
@@ -153,5 +153,7 @@ def test_the_demonstration_in_json(fedloom):
 
 
 def test_a_demonstration_whose_runs_fail_does_not_look_fine(fedloom):
-    said = fedloom("run", "--set", "faults.dropout=1.0", "--set", "faults.give_up_after=1", "--out", "out", "--quiet")
+    said = fedloom(
+        "run", "--set", "faults.dropout=1.0", "--set", "faults.max_failed_rounds=1", "--out", "out", "--quiet"
+    )
     assert said.code == 1 and "heterofl failed: " in said.err

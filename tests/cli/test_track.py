@@ -9,7 +9,7 @@ from fedloom.runs.trackers import TRACKERS
 SOON = ("--no-report", "--workers", "1")
 
 
-class Diary:
+class ClientStateFiles:
     """A tracker that keeps all it is told; the third call and those after it fail if it is to fail."""
 
     def __init__(self, all_of_them, fails):
@@ -41,7 +41,7 @@ class Diary:
 def diaries(monkeypatch):
     """Those that were begun, for MLflow stands a diary."""
     made, fails = [], []
-    monkeypatch.setitem(TRACKERS, "mlflow", lambda: Diary(made, bool(fails)))
+    monkeypatch.setitem(TRACKERS, "mlflow", lambda: ClientStateFiles(made, bool(fails)))
 
     class Made:
         @property
@@ -85,10 +85,10 @@ def test_a_resumed_run_hands_on_what_came_before(diaries, fedloom, write, tmp_pa
 
     whole = METHODS["heterofl"].round
 
-    def round_with_an_end(self, server, turn):
-        if turn.number == 3:
+    def round_with_an_end(self, server, context):
+        if context.number == 3:
             raise KeyboardInterrupt
-        return whole(self, server, turn)
+        return whole(self, server, context)
 
     write(("rounds = 2", "rounds = 4\n[checkpoints]\nevery = 1\n"))
     with monkeypatch.context() as patch:

@@ -109,7 +109,7 @@ def test_a_helper_of_one_method_lives_in_that_methods_file() -> None:
         if len(users) == 1 and users <= {f"methods/{name}.py" for name in OF_METHODS}
     }
     places = {
-        ("footprints", place) for place in ("leading", "centred", "rolling")
+        ("footprints", place) for place in ("leading", "centered", "rolling")
     }  # where a footprint lies: a set of values
     assert of_one_method.keys() <= places
 

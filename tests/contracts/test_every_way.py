@@ -17,7 +17,7 @@ from fedloom.engines import ProcessPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import model
-from fedloom.models.batching import Block, Made, Skeleton, Way, folded, one_by_one, vmapped
+from fedloom.models.batching import Block, FunctionalModule, Made, Way, folded, one_by_one, vmapped
 from fedloom.tensors import Parcel, layout
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices are done before others of their block
@@ -29,7 +29,7 @@ inside = import_module("fedloom.models.batching")
 
 @dataclass(frozen=True)
 class Demand:
-    steps: int  # of the optimiser, at least, on every device
+    steps: int  # of the optimizer, at least, on every device
     tolerance: float
 
     @property
@@ -62,7 +62,7 @@ class Watched:
     way: Way
     steps: int = 0
 
-    def __call__(self, skeleton: Skeleton) -> Block:
+    def __call__(self, skeleton: FunctionalModule) -> Block:
         block = self.way(skeleton)
 
         def run(weights: Mapping[str, Tensor], x: Tensor) -> Made:
@@ -99,7 +99,7 @@ def place(method: Method, family: str, world_for: Callable[..., Any], double: No
 @pytest.fixture
 def learn(method: Method, place: Any, meddling: Callable[..., Any]) -> Callable[..., Learned]:
     def play(block: int, workers: int = 1) -> Learned:
-        alone = place.engine(method, block=block)
+        alone = place.engine(method, devices_per_block=block)
         pool = ProcessPool(alone, place.fleet, lambda address: method.find(*address), workers)
         engine = pool if workers > 1 else alone
         listening, others = meddling(engine, list), set(multiprocessing.active_children())
@@ -109,7 +109,7 @@ def learn(method: Method, place: Any, meddling: Callable[..., Any]) -> Callable[
             hired = set(multiprocessing.active_children()) - others
         finally:
             engine.close()
-        company = any(not reply.device.gathers for reply in listening.delivered)
+        company = any(not reply.device.pooled_from for reply in listening.delivered)
         assert len(hired) == (workers if workers > 1 and company else 0)
         assert place.refusals == []
         return Learned(server, memories, company)
@@ -151,7 +151,7 @@ def test_devices_in_company_learn_what_each_learns_alone(
     forced: Callable[[Way], Watched],
 ) -> None:
     watched = forced(way)
-    unfit = way is folded and not place.fleet.whole.folds()
+    unfit = way is folded and not place.fleet.global_model.folds()
     try:
         found = learn(block=len(SIZES))
     except RuntimeError:
@@ -164,7 +164,7 @@ def test_devices_in_company_learn_what_each_learns_alone(
     assert watched.steps >= demand(family).steps if shared else watched.steps == 0
 
 
-@pytest.mark.slow  # tests/engines/test_process_pool.py tries every method
+@pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method
 def test_devices_in_other_processes_learn_what_each_learns_alone(
     learn: Callable[..., Learned], agree: Callable[[Learned], None]
 ) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.client import Outcome
+from fedloom.client import ClientResult
 from fedloom.engines import ByMail, Question
-from fedloom.engines.blocks import Errand, Work, carry_out, works
+from fedloom.engines.blocks import Block, Request, make_blocks, run_block
 from fedloom.methods import Method
 from fedloom.tensors import Parcel, fingerprint
 from tests.malformed import MALFORMED, expected_code, honest
@@ -50,14 +50,14 @@ def bits(parcel: Parcel) -> str:
 class Remembering:
     """What a block of devices makes of the same question is worked out once: only what becomes of it is tried here."""
 
-    known: dict[Any, Outcome] = field(default_factory=dict)
+    known: dict[Any, ClientResult] = field(default_factory=dict)
 
-    def __call__(self, errand: Errand) -> Iterator[tuple[Work, Outcome]]:
-        for work in works([errand]):
+    def __call__(self, errand: Request) -> Iterator[tuple[Block, ClientResult]]:
+        for work in make_blocks([errand]):
             asked = errand.task.name, errand.round_number, errand.repeat, *(seat.device.name for seat in work.seats)
             key = asked, bits(work.inbox), bits(work.memory)
             if key not in self.known:
-                self.known[key] = carry_out(work)
+                self.known[key] = run_block(work)
             yield work, self.known[key]
 
 

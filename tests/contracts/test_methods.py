@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 
 from fedloom.client import Schedule, Task
-from fedloom.engines import Rehearsal
+from fedloom.engines import DryRun
 from fedloom.fleet import Device, Engine, Reply, ServerModel
 from fedloom.methods import METHODS, Method
 from fedloom.tensors import Parcel, fingerprint
@@ -33,7 +33,7 @@ def test_many_devices_at_once_learn_what_each_learns_alone(
     difference: Callable[..., float],
 ) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS, schedule=Schedule(4, 2, last))
-    alone, together = place.engine(method, block=1), place.engine(method, block=16)
+    alone, together = place.engine(method, devices_per_block=1), place.engine(method, devices_per_block=16)
     servers = [place.play(method, engine) for engine in (alone, together)]
     assert place.refusals == []
     assert difference(*servers) <= 1e-8
@@ -50,10 +50,10 @@ def test_many_devices_at_once_are_judged_like_each_alone(
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
     found = []
     for block in (1, 16):
-        engine = place.engine(method, block=block)
-        candidates = method.candidates(place.play(method, engine, rounds=1))
+        engine = place.engine(method, devices_per_block=block)
+        candidates = method.eval_targets(place.play(method, engine, rounds=1))
         found.append(
-            place.judge().rows(
+            place.evaluator().rows(
                 candidates, place.fleet, lambda task, inboxes, engine=engine: engine.ask(task, inboxes, 1), 1, True
             )
         )
@@ -108,12 +108,14 @@ def test_a_lost_reply_is_as_if_the_device_had_not_been_asked(
 ) -> None:
     """Device by device, so that who shares a block does not matter."""
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
-    lost = meddling(place.engine(method, block=1), lambda replies: [one for one in replies if one.device.name != "2"])
-    server = method.round(method.start(place.fleet, 0), place.turn(lost))
-    turn = place.turn(place.engine(method, block=1))
-    fewer = replace(turn, cohort=[one for one in turn.cohort if one.name != "2"])
+    lost = meddling(
+        place.engine(method, devices_per_block=1), lambda replies: [one for one in replies if one.device.name != "2"]
+    )
+    server = method.round(method.start(place.fleet, 0), place.context(lost))
+    context = place.context(place.engine(method, devices_per_block=1))
+    fewer = replace(context, cohort=[one for one in context.cohort if one.name != "2"])
     if any(one.device.name == "pool" for one in lost.delivered):
-        fewer = turn  # it asks one device that holds all data, whoever takes part
+        fewer = context  # it asks one device that holds all data, whoever takes part
     assert fingerprint(server) == fingerprint(method.round(method.start(place.fleet, 0), fewer))
 
 
@@ -123,10 +125,10 @@ def test_only_the_cohort_is_touched(method: Method, world_for: Callable[..., Any
     server = method.start(place.fleet, 0)
     for number in (1, 2, 3):
         before = {name: fingerprint(parcel) for name, parcel in memories(engine).items()}
-        turn = place.turn(engine, number, participation=0.3)
-        server = method.round(server, turn)
+        context = place.context(engine, number, participation=0.3)
+        server = method.round(server, context)
         engine.commit(number)
-        touched = {device.name for device in turn.cohort}
+        touched = {device.name for device in context.cohort}
         after = {name: fingerprint(parcel) for name, parcel in memories(engine).items()}
         assert after.keys() - before.keys() <= touched
         assert {name for name in before if before[name] != after[name]} <= touched
@@ -137,7 +139,9 @@ def test_judging_moves_no_state(method: Method, family: str, world_for: Callable
     engine = place.engine(method)
     server = place.play(method, engine, rounds=1)
     before = fingerprint(server), {name: fingerprint(parcel) for name, parcel in memories(engine).items()}
-    place.judge().rows(method.candidates(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True)
+    place.evaluator().rows(
+        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+    )
     engine.commit(1)
     assert (fingerprint(server), {name: fingerprint(p) for name, p in memories(engine).items()}) == before
 
@@ -167,7 +171,7 @@ def test_a_round_goes_on_from_a_serialised_server(method: Method, world_for: Cal
     whole = place.play(method, straight, rounds=2)
     half = place.play(method, interrupted, rounds=1)
     interrupted.memory.committed = {name: through_a_file(p) for name, p in interrupted.memory.committed.items()}
-    resumed = method.round(through_a_file(half), place.turn(interrupted, 2))
+    resumed = method.round(through_a_file(half), place.context(interrupted, 2))
     interrupted.commit(2)
     assert fingerprint(resumed) == fingerprint(whole)
     assert [fingerprint(p) for p in memories(interrupted).values()] == [
@@ -203,9 +207,9 @@ class Noting:
 def test_a_rehearsal_sends_what_devices_send(method: Method, family: str, world_for: Callable[..., Any]) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
     alone = place.engine(method)
-    real, rehearsed = Noting(alone), Noting(Rehearsal(alone.shelf.count))
+    real, rehearsed = Noting(alone), Noting(DryRun(alone.client_data.count))
     for engine in (real, rehearsed):
-        method.round(method.start(place.fleet, 0), place.turn(engine))
+        method.round(method.start(place.fleet, 0), place.context(engine))
     assert real.layouts == rehearsed.layouts
     assert real.layouts[0]
 
@@ -213,9 +217,9 @@ def test_a_rehearsal_sends_what_devices_send(method: Method, family: str, world_
 def test_a_rehearsal_costs_what_a_round_costs(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)
-    real, rehearsal = place.turn(engine), Rehearsal(engine.shelf.count)
+    real, rehearsal = place.context(engine), DryRun(engine.client_data.count)
     method.round(method.start(place.fleet, 0), real)
-    method.round(method.start(place.fleet, 0), place.turn(rehearsal))
+    method.round(method.start(place.fleet, 0), place.context(rehearsal))
     assert sum(rehearsal.down.values()) == real.traffic.down
     assert sum(rehearsal.up.values()) == real.traffic.up
 
@@ -235,7 +239,7 @@ def test_the_evaluations_tasks_send_what_they_declare(
             def ask(task: Task, boxes: Any, engine: Any = engine) -> Any:
                 return engine.ask(task, boxes, 1)
 
-            rows = place.judge().rows(method.candidates(server), place.fleet, ask, 1, True)
+            rows = place.evaluator().rows(method.eval_targets(server), place.fleet, ask, 1, True)
         finally:
             torch.set_default_dtype(before)
         assert place.refusals == []
@@ -244,9 +248,9 @@ def test_the_evaluations_tasks_send_what_they_declare(
 
 def test_a_start_can_be_warm(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method)
-    earlier = {name: tensor + 1 for name, tensor in place.fleet.whole.initial(5).items()}
+    earlier = {name: tensor + 1 for name, tensor in place.fleet.global_model.initial(5).items()}
     warm = method.start(place.fleet, 0, earlier)
-    for candidate in method.candidates(warm).values():
+    for candidate in method.eval_targets(warm).values():
         for tier in place.fleet.tiers if isinstance(candidate, ServerModel) else ():
             expected = {"weights": tier.footprint.read(earlier)}
             assert fingerprint({"weights": candidate.weights(tier)}) == fingerprint(expected)
@@ -260,7 +264,7 @@ def test_a_last_exchange_is_one_more_round_or_none(
     engine = meddling(place.engine(method), list)
     server = place.play(method, engine, rounds=1)
     engine.delivered.clear()
-    ended = method.finish(server, place.turn(engine, 2))
+    ended = method.finish(server, place.context(engine, 2))
     assert (ended is None) == (engine.delivered == [])
     assert ended is None or {name: tensors.keys() for name, tensors in ended.items()} == {
         name: tensors.keys() for name, tensors in server.items()
@@ -270,7 +274,7 @@ def test_a_last_exchange_is_one_more_round_or_none(
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_says_what_it_is(name: str) -> None:
     kind = METHODS[name]
-    assert kind.gives in ("global", "personalised")
+    assert kind.gives in ("global", "personalized")
     for said in (kind.paper, kind.leaves, kind.keeps):
         assert said.strip() == said != ""
     assert hash(kind()) == hash(kind())  # every hyper-parameter has a default, and none can be changed
@@ -279,7 +283,7 @@ def test_a_method_says_what_it_is(name: str) -> None:
 def test_what_a_method_gives_is_what_is_judged(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method)
     engine = place.engine(method)
-    candidates = method.candidates(place.play(method, engine, rounds=1))
+    candidates = method.eval_targets(place.play(method, engine, rounds=1))
     held_by_server = [isinstance(candidate, ServerModel) for candidate in candidates.values()]
     assert held_by_server
     assert all(held_by_server) if method.gives == "global" else not all(held_by_server)
@@ -299,18 +303,18 @@ def test_tiers_may_be_redrawn_every_round(
     pooled = {"exit_pool": "global"} if family == "preactresnet" else {}  # windows cannot roll behind a flattened map
     place = world(family, widths=(1.0, 0.5), sizes=SIZES, labels=LABELS, **pooled)
     place = replace(place, fleet=replace(place.fleet, assignment="redrawn"))
-    assert method.refuses(place.fleet) is None
+    assert method.fleet_problem(place.fleet) is None
     made, tiers = [], set()
     for block in (1, 16):
-        alone = place.engine(method, block=block)
+        alone = place.engine(method, devices_per_block=block)
         engine, server = meddling(alone, list), method.start(place.fleet, 0)
         for number in (1, 2, 3):
-            turn = place.turn(engine, number, participation=0.6)
-            server = method.round(server, turn)
+            context = place.context(engine, number, participation=0.6)
+            server = method.round(server, context)
             engine.commit(number)
             asked = {(reply.device.name, reply.device.tier) for reply in engine.delivered}
-            assert asked == {(device.name, device.tier) for device in turn.cohort}
-            assert len(engine.delivered) == turn.traffic.asked
+            assert asked == {(device.name, device.tier) for device in context.cohort}
+            assert len(engine.delivered) == context.traffic.asked
             tiers |= asked
             engine.delivered.clear()
         made.append(server)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedloom.client import Schedule, Sgd
 from fedloom.fleet import Fleet, nested
 from fedloom.methods import Method
-from fedloom.methods.centralized import Centralised
+from fedloom.methods.centralized import Centralized
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.efedsup import EFedSup
@@ -67,24 +67,24 @@ def test_absent_labels_are_what_tells_them_apart(world: Callable[..., Any], parc
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("normalisation", ["none", "group"])
+@pytest.mark.parametrize("normalization", ["none", "group"])
 def test_one_full_batch_of_everybody_is_one_centralised_step(
-    family: str, normalisation: str, world: Callable[..., Any], difference: Callable[..., float]
+    family: str, normalization: str, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
-    """Batch norm would see other batches, so without it. By hand, and by the centralised method."""
+    """Batch norm would see other batches, so without it. By hand, and by the centralized method."""
     place = world(
         family,
         sizes=(3, 8, 5),
         labels=SKEWED,
-        normalisation=normalisation,
+        normalization=normalization,
         schedule=FULL_BATCH,
-        optimiser=Sgd(0.1, momentum=0.9, weight_decay=1e-2),
+        optimizer=Sgd(0.1, momentum=0.9, weight_decay=1e-2),
     )
     start = FedAvg().start(place.fleet, 0)
-    federated, centralised = (
-        place.play(method, place.engine(method), rounds=1) for method in (FedAvg(), Centralised())
+    federated, centralized = (
+        place.play(method, place.engine(method), rounds=1) for method in (FedAvg(), Centralized())
     )
-    module, data = place.fleet.whole.module(), place.dataset
+    module, data = place.fleet.global_model.module(), place.dataset
     module.load_state_dict(dict(start["weights"]))
     F.cross_entropy(module(data.preparation(data.train.x)).logits, data.train.y).backward()
     for weight in module.parameters():  # torch would leave a head that no label reaches out of weight decay
@@ -92,7 +92,7 @@ def test_one_full_batch_of_everybody_is_one_centralised_step(
     torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=1e-2).step()
     by_hand = {"weights": {name: weight.detach() for name, weight in module.named_parameters()}}
     assert difference(federated, by_hand) <= 1e-12
-    assert difference(centralised, by_hand) <= 1e-12
+    assert difference(centralized, by_hand) <= 1e-12
     assert difference(federated, start) > 1e-4
 
 
@@ -103,7 +103,7 @@ def test_centralised_on_one_devices_data_is_that_devices_fedavg(
     """In full batches: the gathering machine shuffles under a name of its own."""
     place = world(family, sizes=(8, 6, 5), schedule=replace(FULL_BATCH, epochs=3))
     alone = replace(place, fleet=replace(place.fleet, size=1), partition=first_of(place.partition))
-    gathered = place.play(Centralised(data_share=1 / 3), place.engine(Centralised()), rounds=3)
+    gathered = place.play(Centralized(data_share=1 / 3), place.engine(Centralized()), rounds=3)
     single = alone.play(FedAvg(), alone.engine(FedAvg()), rounds=3)
     assert difference(gathered, single) <= 1e-10
 
@@ -165,28 +165,28 @@ def test_a_complex_tier_that_nobody_belongs_to_changes_nothing(
     sizes = [("simple", tiny_model("preactresnet", stages=1)), ("complex", tiny_model("preactresnet"))]
     place = world(models=sizes, sizes=UNEQUAL, shares=(1.0, 0.0))
     alone = replace(place, fleet=Fleet(nested(sizes[:1]), (1.0,), len(UNEQUAL), seed=0))
-    first = place.fleet.whole.initial(0)
+    first = place.fleet.global_model.initial(0)
     simple, whole = (tier.footprint for tier in place.fleet.tiers)
     ours, theirs = method.start(place.fleet, 0), FedAvg().start(alone.fleet, 0, simple.read(first))
     engines = place.engine(method), alone.engine(FedAvg("uniform"))
     for number in (1, 2):
-        ours = method.round(ours, place.turn(engines[0], number, 0.6))
-        theirs = FedAvg("uniform").round(theirs, alone.turn(engines[1], number, 0.6))
+        ours = method.round(ours, place.context(engines[0], number, 0.6))
+        theirs = FedAvg("uniform").round(theirs, alone.context(engines[1], number, 0.6))
     found = [candidate_of(method, ours, tier) for tier in place.fleet.tiers]
     assert parcels_equal({"weights": found[0]}, theirs)
     assert all(torch.equal(found[1][name], first[name]) for name in whole.blocks.keys() - simple.blocks.keys())
 
 
 def candidate_of(method: Method, server: Any, tier: Any) -> Any:
-    return method.candidates(server)["server"].weights(tier)  # type: ignore[union-attr, call-arg, arg-type]
+    return method.eval_targets(server)["server"].weights(tier)  # type: ignore[union-attr, call-arg, arg-type]
 
 
 def test_noside_with_complex_devices_alone_is_fedavg_but_for_the_exits_head(
     world: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """Which FedAvg decays, as it decays all it has."""
-    place = world("preactresnet", sizes=UNEQUAL, optimiser=Sgd(0.1, momentum=0.9, weight_decay=0.01, clip_norm=1.0))
-    first = place.fleet.whole.initial(0)
+    place = world("preactresnet", sizes=UNEQUAL, optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.01, clip_norm=1.0))
+    first = place.fleet.global_model.initial(0)
     ours, theirs = (
         place.play(method, place.engine(method), rounds=3)["weights"] for method in (NoSide(), FedAvg("uniform"))
     )
@@ -213,8 +213,10 @@ def test_supernets_that_train_only_the_largest_are_fedavg_whatever_the_tiers(
 ) -> None:
     """Also beside other tiers: everybody carries the whole."""
     place, alone = world(widths=(1.0, 0.5), sizes=UNEQUAL), world(sizes=UNEQUAL)
-    made = place.play(method, place.engine(method, block=1), rounds=3, participation=0.6)
-    assert parcels_equal(made, alone.play(FedAvg(), alone.engine(FedAvg(), block=1), rounds=3, participation=0.6))
+    made = place.play(method, place.engine(method, devices_per_block=1), rounds=3, participation=0.6)
+    assert parcels_equal(
+        made, alone.play(FedAvg(), alone.engine(FedAvg(), devices_per_block=1), rounds=3, participation=0.6)
+    )
 
 
 @pytest.mark.usefixtures("double")
@@ -226,8 +228,8 @@ def test_fjord_with_one_width_is_fedavg(
     """A net that is its own teacher learns nothing more from it."""
     place, method = world(family, sizes=UNEQUAL), FjORD(widths, distillation)
     made, expected, start = (
-        place.play(method, place.engine(method, block=1), participation=0.6),
-        place.play(FedAvg(), place.engine(FedAvg(), block=1), participation=0.6),
+        place.play(method, place.engine(method, devices_per_block=1), participation=0.6),
+        place.play(FedAvg(), place.engine(FedAvg(), devices_per_block=1), participation=0.6),
         method.start(place.fleet, 0),
     )
     assert difference(made, expected) <= 1e-12
@@ -242,7 +244,7 @@ def test_with_equal_examples_fjord_averages_like_heterofl(
     replies = list(place.engine(said).ask(said.train, boxes_of(place, said), 1))
     by_name = {reply.device.name: reply for reply in replies}
     engine = scripted(lambda device, inbox: replace(by_name[device.name], device=device))
-    made = [method.round(said.start(place.fleet, 0), place.turn(engine)) for method in (FjORD(), said)]
+    made = [method.round(said.start(place.fleet, 0), place.context(engine)) for method in (FjORD(), said)]
     assert difference(*made) <= 1e-7
 
 
@@ -257,7 +259,7 @@ def test_methods_that_share_nothing_leave_everybody_alone(
     """To the bit: LG-FedAvg of no layer, FedIN without features and averages, Ditto's models that nothing holds."""
     place = world(family, sizes=UNEQUAL)
     methods = LGFedAvg("none"), Ditto(0.0), FedIN(middle="none", aggregation=False)
-    taken = [method for method in methods if method.refuses(place.fleet) is None]
+    taken = [method for method in methods if method.fleet_problem(place.fleet) is None]
     assert len(taken) == (3 if family == "splitnet" else 2)
     kept = []
     for method in (Standalone(), *taken):
@@ -274,7 +276,7 @@ def test_methods_that_share_everything_have_fedavgs_server(
     method: Method, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Whatever else their devices do."""
-    place = world(family, sizes=UNEQUAL, optimiser=Sgd(0.02))
+    place = world(family, sizes=UNEQUAL, optimizer=Sgd(0.02))
     made = [place.play(one, place.engine(one), participation=0.6) for one in (method, FedAvg())]
     assert place.refusals == []
     assert parcels_equal(*made)

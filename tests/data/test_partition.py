@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, at_most, tie_to_labels
+from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, at_most, correlate_tiers_with_labels
 from fedloom.data.partitions import cuts, fill, matching_test, open_proportions, proportions, top_up, with_minimum
 from fedloom.seeds import generator
 
@@ -284,8 +284,8 @@ def shares_of_one_label(order):
 
 def test_the_dial_at_its_ends():
     labels, partition = shares_of_one_label([3, 0, 2, 1, 4])
-    assert tie_to_labels(partition, labels, 0, draw()) is partition
-    tied = tie_to_labels(partition, labels, 1, draw())
+    assert correlate_tiers_with_labels(partition, labels, 0, draw()) is partition
+    tied = correlate_tiers_with_labels(partition, labels, 1, draw())
     assert [labels.train[rows[0]] for rows in tied.train] == [0, 1, 2, 3, 4]
     assert all(np.array_equal(a, b) for a, b in zip(tied.train, tied.test, strict=True))
 
@@ -294,21 +294,21 @@ def test_the_dial_ranks_by_main_label_then_mean_label_then_index():
     labels = labels_of([0, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1])
     shares = ([2, 3, 4], [0, 1, 7], [5, 6, 10], [8, 9], [])
     partition = Partition(tuple(np.array(rows, dtype=np.int64) for rows in shares), tuple(np.arange(0) for _ in shares))
-    tied = tie_to_labels(partition, labels, 1, draw())
+    tied = correlate_tiers_with_labels(partition, labels, 1, draw())
     assert [rows.tolist() for rows in tied.train] == [[8, 9], [], [5, 6, 10], [0, 1, 7], [2, 3, 4]]
 
 
 def test_the_main_label_goes_before_the_mean():
     labels = labels_of([1, 1, 0, 0, 5])
     partition = Partition((np.array([0, 1]), np.array([2, 3, 4])), (np.arange(0), np.arange(0)))
-    assert [len(rows) for rows in tie_to_labels(partition, labels, 1, draw()).train] == [3, 2]
+    assert [len(rows) for rows in correlate_tiers_with_labels(partition, labels, 1, draw()).train] == [3, 2]
 
 
 def test_the_dial_in_between_follows_its_formula():
     labels, partition = shares_of_one_label([3, 0, 2, 1, 4])
     random_rank = draw(5).permutation(5)
     score = {label: 0.5 * label + 0.5 * random_rank[place] for place, label in enumerate([3, 0, 2, 1, 4])}
-    tied = tie_to_labels(partition, labels, 0.5, draw(5))
+    tied = correlate_tiers_with_labels(partition, labels, 0.5, draw(5))
     wanted = sorted(range(5), key=lambda label: (score[label], label))
     assert [labels.train[rows[0]] for rows in tied.train] == wanted
 
@@ -317,7 +317,7 @@ def test_more_dial_more_correlation():
     labels, partition = shares_of_one_label(list(draw().permutation(200)))
 
     def correlation(dial):
-        main = [labels.train[rows[0]] for rows in tie_to_labels(partition, labels, dial, draw(1)).train]
+        main = [labels.train[rows[0]] for rows in correlate_tiers_with_labels(partition, labels, dial, draw(1)).train]
         return np.corrcoef(main, np.arange(200))[0, 1]
 
     ladder = [correlation(dial) for dial in (0.0, 0.3, 0.5, 0.7, 1.0)]
@@ -327,7 +327,7 @@ def test_more_dial_more_correlation():
 @pytest.mark.parametrize("dial", [-0.1, 1.1, float("nan")])
 def test_a_dial_out_of_range_is_refused(even_labels, dial):
     with pytest.raises(ValueError, match="dial"):
-        tie_to_labels(PARTITIONS["iid"](even_labels, 2, draw()), even_labels, dial, draw())
+        correlate_tiers_with_labels(PARTITIONS["iid"](even_labels, 2, draw()), even_labels, dial, draw())
 
 
 def test_at_most_so_many_examples_of_its_own() -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedloom.data import PARTITIONS, Labels, Partition, held_out, thinned, tie_to_labels
+from fedloom.data import PARTITIONS, Labels, Partition, correlate_tiers_with_labels, held_out, subsample
 from fedloom.seeds import generator
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -161,7 +161,7 @@ def test_class_totals_are_conserved(case, alpha, seed):
 def test_the_dial_only_reorders(case, dial, seed):
     labels, devices = case
     partition = PARTITIONS["iid"](labels, devices, generator(seed))
-    tied = tie_to_labels(partition, labels, dial, generator(seed, "dial"))
+    tied = correlate_tiers_with_labels(partition, labels, dial, generator(seed, "dial"))
     pairs = [
         {(tuple(train), tuple(test)) for train, test in zip(part.train, part.test, strict=True)}
         for part in (partition, tied)
@@ -217,7 +217,7 @@ def test_thinning_takes_from_some_devices_and_leaves_the_others(
 ) -> None:
     ends = np.cumsum([0, *sizes])
     rows = tuple(np.arange(a, b) for a, b in pairwise(ends))
-    made = thinned(Partition(rows, rows), devices, keep, np.random.default_rng(seed))
+    made = subsample(Partition(rows, rows), devices, keep, np.random.default_rng(seed))
     assert made.test is rows or all(np.array_equal(a, b) for a, b in zip(made.test, rows, strict=True))
     untouched = [np.array_equal(a, b) for a, b in zip(made.train, rows, strict=True)]
     assert untouched.count(False) <= round(devices * len(sizes))

@@ -25,37 +25,37 @@ def bilinear(image, size):
     return np.einsum("yh,chw,xw->cyx", weights(size[0], image.shape[1]), image, weights(size[1], image.shape[2]))
 
 
-def crop_and_flip(preparation, image, draws):
-    if "crop" in draws:
+def crop_and_flip(preparation, image, step_seeds):
+    if "crop" in step_seeds:
         border = preparation.crop_padding
         padded = np.pad(image, ((0, 0), (border, border), (border, border)))
-        top, left = draws["crop"]
+        top, left = step_seeds["crop"]
         image = padded[:, top : top + image.shape[1], left : left + image.shape[2]]
-    if "flip" in draws and draws["flip"][0]:
+    if "flip" in step_seeds and step_seeds["flip"][0]:
         image = image[:, :, ::-1]
     return image
 
 
-def normalise(preparation, image):
+def normalize(preparation, image):
     if not preparation.mean:
         return image
     mean, std = np.array(preparation.mean), np.array(preparation.std)
     return (image - mean[:, None, None]) / std[:, None, None]
 
 
-def oracle(preparation, image, draws):
+def oracle(preparation, image, step_seeds):
     image = image.numpy().astype(np.float64) / 255
     if preparation.size:
         image = bilinear(image, preparation.size)
     if preparation.channels:
         image = np.repeat(image, preparation.channels, axis=0)
     if preparation.pad_normalised:
-        image = crop_and_flip(preparation, normalise(preparation, image), draws)
+        image = crop_and_flip(preparation, normalize(preparation, image), step_seeds)
     else:
-        image = normalise(preparation, crop_and_flip(preparation, image, draws))
-    if "cutout" in draws:
+        image = normalize(preparation, crop_and_flip(preparation, image, step_seeds))
+    if "cutout" in step_seeds:
         image, half = image.copy(), preparation.cutout // 2
-        row, column = draws["cutout"]
+        row, column = step_seeds["cutout"]
         image[:, max(row - half, 0) : row + half, max(column - half, 0) : column + half] = 0
     return image
 
@@ -69,8 +69,8 @@ def images_for(preparation, count, seed=0):
 def test_every_named_preparation_equals_the_oracle(name):
     preparation = PREPARATIONS[name]
     x = images_for(preparation, 24)
-    draws = preparation.draw(generator(1, "draws"), 24, 20, 24)
-    for given_draws in ({}, draws):
+    step_seeds = preparation.draw(generator(1, "step_seeds"), 24, 20, 24)
+    for given_draws in ({}, step_seeds):
         prepared = preparation(x, given_draws, torch.float64)
         for place in range(24):
             own = {key: numbers[place].numpy() for key, numbers in given_draws.items()}
@@ -83,29 +83,29 @@ def test_every_named_preparation_equals_the_oracle(name):
     chance=st.floats(0, 1),
     flip=st.booleans(),
     cutout=st.integers(0, 9),
-    normalised=st.booleans(),
+    normalized=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_any_augmentation_equals_the_oracle(padding, chance, flip, cutout, normalised, seed):
-    preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalised=normalised)
+def test_any_augmentation_equals_the_oracle(padding, chance, flip, cutout, normalized, seed):
+    preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalised=normalized)
     x = images_for(preparation, 4, seed)
-    draws = preparation.draw(generator(seed, "draws"), 4, 20, 24)
-    prepared = preparation(x, draws, torch.float64)
+    step_seeds = preparation.draw(generator(seed, "step_seeds"), 4, 20, 24)
+    prepared = preparation(x, step_seeds, torch.float64)
     for place in range(4):
-        own = {key: numbers[place].numpy() for key, numbers in draws.items()}
+        own = {key: numbers[place].numpy() for key, numbers in step_seeds.items()}
         np.testing.assert_allclose(prepared[place].numpy(), oracle(preparation, x[place], own), atol=1e-12)
 
 
 def test_leading_axes_change_nothing():
     preparation = PREPARATIONS["fedml_cifar10"]
     x = images_for(preparation, 12)
-    draws = preparation.draw(generator(1, "draws"), 12, 20, 24)
+    step_seeds = preparation.draw(generator(1, "step_seeds"), 12, 20, 24)
     block = preparation(
-        x.view(2, 3, 2, 3, 20, 24), {name: numbers.view(2, 3, 2, -1) for name, numbers in draws.items()}
+        x.view(2, 3, 2, 3, 20, 24), {name: numbers.view(2, 3, 2, -1) for name, numbers in step_seeds.items()}
     )
-    assert torch.equal(block.view(12, 3, 20, 24), preparation(x, draws))
-    one = preparation(x[0], {name: numbers[0] for name, numbers in draws.items()})
-    assert torch.equal(one, preparation(x, draws)[0])
+    assert torch.equal(block.view(12, 3, 20, 24), preparation(x, step_seeds))
+    one = preparation(x[0], {name: numbers[0] for name, numbers in step_seeds.items()})
+    assert torch.equal(one, preparation(x, step_seeds)[0])
 
 
 def test_a_crop_shows_black_and_the_other_kind_shows_zero():
@@ -117,17 +117,17 @@ def test_a_crop_shows_black_and_the_other_kind_shows_zero():
 
 def test_draws_are_in_range_and_of_the_wanted_shape():
     preparation = Preparation(size=(32, 40), crop_padding=4, crop_chance=0.5, flip=True, cutout=6)
-    draws = preparation.draw(generator(0, "draws"), 4000, 8, 8)
-    assert {name: tuple(numbers.shape) for name, numbers in draws.items()} == {
+    step_seeds = preparation.draw(generator(0, "step_seeds"), 4000, 8, 8)
+    assert {name: tuple(numbers.shape) for name, numbers in step_seeds.items()} == {
         "crop": (4000, 2),
         "flip": (4000, 1),
         "cutout": (4000, 2),
     }
-    assert draws["crop"].min() == 0 and draws["crop"].max() == 8
-    unmoved = (draws["crop"] == 4).all(1).float().mean()
+    assert step_seeds["crop"].min() == 0 and step_seeds["crop"].max() == 8
+    unmoved = (step_seeds["crop"] == 4).all(1).float().mean()
     assert abs(unmoved - (0.5 + 0.5 / 81)) < 0.04
-    assert abs(draws["flip"].float().mean() - 0.5) < 0.04
-    assert draws["cutout"].amax(0).tolist() == [31, 39]
+    assert abs(step_seeds["flip"].float().mean() - 0.5) < 0.04
+    assert step_seeds["cutout"].amax(0).tolist() == [31, 39]
 
 
 def test_draws_come_from_the_generator_alone():

@@ -16,10 +16,10 @@ from fedloom.data import (
     Examples,
     Labels,
     Preparation,
+    correlate_tiers_with_labels,
     facts_of,
     labels_of,
     made_up_labels,
-    tie_to_labels,
     word_vectors,
 )
 from fedloom.seeds import generator
@@ -115,14 +115,14 @@ def test_broken_missing_and_short_files(tmp_path):
 def test_masks_are_drawn_at_their_rate_and_hide_only_what_they_name():
     preparation = Preparation(mask_chance=0.15, mask_token=9)
     x = torch.arange(4000 * 64).view(4000, 64) % 9
-    draws = preparation.draw(generator(0, "draws"), 4000, 64)
-    mask = draws["mask"]
-    assert set(draws) == {"mask"} and mask.shape == (4000, 64) and mask.dtype == torch.bool
+    step_seeds = preparation.draw(generator(0, "step_seeds"), 4000, 64)
+    mask = step_seeds["mask"]
+    assert set(step_seeds) == {"mask"} and mask.shape == (4000, 64) and mask.dtype == torch.bool
     assert abs(mask.float().mean().item() - 0.15) < 0.005
     seen = preparation(x.view(40, 100, 64), {"mask": mask.view(40, 100, 64)}).view(4000, 64)
     assert torch.equal(seen, torch.where(mask, 9, x)) and x.max() == 8
-    assert preparation(x) is x and PREPARATIONS["plain"].draw(generator(0, "draws"), 5, 64) == {}
-    assert torch.equal(preparation.draw(generator(0, "draws"), 4000, 64)["mask"], mask)
+    assert preparation(x) is x and PREPARATIONS["plain"].draw(generator(0, "step_seeds"), 5, 64) == {}
+    assert torch.equal(preparation.draw(generator(0, "step_seeds"), 4000, 64)["mask"], mask)
 
 
 @pytest.mark.parametrize("name", PREPARATIONS)
@@ -134,11 +134,11 @@ def test_an_image_has_the_same_draws_by_its_size_as_by_its_whole_shape(name):
 
 def test_draws_of_images_come_from_these_calls_in_this_order():
     preparation = Preparation(crop_padding=4, crop_chance=0.5, flip=True, cutout=16)
-    draws, stream = preparation.draw(generator(1, "d"), 6, 3, 20, 24), generator(1, "d")
+    step_seeds, stream = preparation.draw(generator(1, "d"), 6, 3, 20, 24), generator(1, "d")
     offsets, moved = stream.integers(0, 9, (6, 2)), stream.random((6, 1)) < 0.5
-    assert np.array_equal(draws["crop"].numpy(), np.where(moved, offsets, 4))
-    assert np.array_equal(draws["flip"].numpy(), stream.random((6, 1)) < 0.5)
-    assert np.array_equal(draws["cutout"].numpy(), stream.integers(0, (20, 24), (6, 2)))
+    assert np.array_equal(step_seeds["crop"].numpy(), np.where(moved, offsets, 4))
+    assert np.array_equal(step_seeds["flip"].numpy(), stream.random((6, 1)) < 0.5)
+    assert np.array_equal(step_seeds["cutout"].numpy(), stream.integers(0, (20, 24), (6, 2)))
 
 
 def make(x, y, tokens=5, **options):
@@ -185,7 +185,7 @@ def test_what_goes_by_labels_refuses_examples_with_several(name, options):
     shares = PARTITIONS["iid"](labels, 2, generator(0))
     assert [len(rows) for rows in shares.train] == [20, 20]
     with pytest.raises(ValueError, match="3 labels"):
-        tie_to_labels(shares, labels, 0.5, generator(0))
+        correlate_tiers_with_labels(shares, labels, 0.5, generator(0))
 
 
 def test_what_is_known_without_files():

@@ -9,7 +9,7 @@ import torch
 
 from fedloom.engines import ATTACKS, Attacked, malicious, poisoned
 from fedloom.fleet import Device, Reply
-from fedloom.footprints import RULES, Defence
+from fedloom.footprints import RULES, RobustAggregator
 from fedloom.tensors import Parcel
 
 BAD = frozenset({"1", "4"})
@@ -25,8 +25,8 @@ def answers(tiers: Any, method: Any, attack: str | None) -> tuple[dict[str, Repl
     """What the server gets in a first round, and what it had sent, by device."""
     engine = tiers.engine(method)
     if attack:
-        shelf = poisoned(ATTACKS[attack], engine.shelf, BAD)
-        engine = Attacked(replace(engine, shelf=shelf), ATTACKS[attack], BAD, tiers.fleet)
+        client_data = poisoned(ATTACKS[attack], engine.client_data, BAD)
+        engine = Attacked(replace(engine, client_data=client_data), ATTACKS[attack], BAD, tiers.fleet)
     whole = method.start(tiers.fleet, 0)["weights"]
     devices = tiers.fleet.devices(1)
     inboxes: dict[Device, Parcel] = {one: {"weights": one.footprint.read(whole)} for one in devices}
@@ -103,8 +103,8 @@ def test_the_order_of_replies_and_of_their_tensors_does_not_matter(
     found = []
     for change in (list, turned):
         engine = tiers.engine(heterofl)
-        shelf = poisoned(ATTACKS[attack], engine.shelf, BAD)
-        inner = meddling(replace(engine, shelf=shelf), change)
+        client_data = poisoned(ATTACKS[attack], engine.client_data, BAD)
+        inner = meddling(replace(engine, client_data=client_data), change)
         inner.on_refusal = engine.on_refusal
         found.append(tiers.play(heterofl, Attacked(inner, ATTACKS[attack], BAD, tiers.fleet)))
     assert parcels_equal(*found)
@@ -151,12 +151,12 @@ def test_what_is_scaled_beyond_numbers_is_refused(tiers: Any, heterofl: Any) -> 
 
 
 def test_labels_are_flipped_for_the_bad_alone_even_where_rows_are_shared(tiers: Any, heterofl: Any) -> None:
-    held = tiers.engine(heterofl).shelf
+    held = tiers.engine(heterofl).client_data
     shared = replace(held, train={**held.train, "0": held.train["1"]})
     found = poisoned(ATTACKS["label_flip"], shared, BAD)
 
-    def labels(shelf: Any, name: str) -> list[int]:
-        y: list[int] = shelf.dataset.train.y[shelf.train[name]].tolist()
+    def labels(client_data: Any, name: str) -> list[int]:
+        y: list[int] = client_data.dataset.train.y[client_data.train[name]].tolist()
         return y
 
     for name in held.train:
@@ -181,10 +181,10 @@ def test_every_attack_with_every_method(method: Any, world_for: Callable[..., An
     names = frozenset({"0", "3"})
     for name, attack in ATTACKS.items():
         engine = tiny.engine(method)
-        shelf = poisoned(attack, engine.shelf, names)
-        under = Attacked(replace(engine, shelf=shelf), attack, names, tiny.fleet)
+        client_data = poisoned(attack, engine.client_data, names)
+        under = Attacked(replace(engine, client_data=client_data), attack, names, tiny.fleet)
         server = method.start(tiny.fleet, 0)
-        turn = replace(tiny.turn(under), merge=Defence(RULES["default"]()))  # type: ignore[arg-type]
-        server = method.round(server, turn)
+        context = replace(tiny.context(under), aggregate=RobustAggregator(RULES["default"]()))  # type: ignore[arg-type]
+        server = method.round(server, context)
         under.commit(1)
         assert all(bool(torch.isfinite(one).all()) for one in server.get("weights", {}).values()), name

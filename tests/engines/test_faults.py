@@ -7,7 +7,7 @@ import torch
 
 from fedloom.client import Task, like, shaped
 from fedloom.engines import refuse
-from fedloom.engines.faults import Fates, Faulty, damaged
+from fedloom.engines.faults import FaultInjector, FaultPlan, damaged
 from fedloom.fleet import Device, Reply
 from fedloom.footprints import Footprint
 from fedloom.methods import METHODS
@@ -55,8 +55,8 @@ def test_whoever_is_lost_once_is_lost_for_the_round(world):
     method = METHODS["fedavg"]()
     made = world()
     engine, events = made.engine(method), []
-    slow = Faulty(
-        engine, Fates(deadline=1.0), lambda device, moved, examples: float(device.name == "1") * 2, events.append
+    slow = FaultInjector(
+        engine, FaultPlan(deadline=1.0), lambda device, moved, examples: float(device.name == "1") * 2, events.append
     )
     cohort, weights = made.fleet.members(1), method.start(made.fleet, 0)["weights"]
     for repeat in (0, 1):
@@ -70,9 +70,9 @@ def test_whoever_is_lost_once_is_lost_for_the_round(world):
 def test_the_server_does_not_lose_itself(world):
     method = METHODS["fedavg"]()
     made = world()
-    dead = Faulty(made.engine(method), Fates(dead=dict.fromkeys("012", "gone")), None, lambda lost: None)
+    dead = FaultInjector(made.engine(method), FaultPlan(dead=dict.fromkeys("012", "gone")), None, lambda lost: None)
     answers = list(dead.ask(replace(method.train, sends={}, run=method.train.silent("train").run), {
-        device.at_the_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.members(1)
+        device.on_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.members(1)
     }, 1))  # fmt: skip
     assert len(answers) == 3
     assert dead.hearing.asked == {}

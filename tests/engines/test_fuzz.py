@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 
 from fedloom.engines import Refusal, opened
-from tests.engines.test_mail import letter, question
+from tests.engines.test_protocol import letter, question
 from tests.malformed import with_head
 
 LETTERS = 20_000
-CODES = {"STALE", "TIER_MISMATCH", "TOO_BIG", "BAD_FORMAT", "KEYS", "SHAPE", "DTYPE", "NONFINITE", "HUGE", "METRIC"}
+CODES = {"STALE", "TIER_MISMATCH", "TOO_BIG", "BAD_FORMAT", "KEYS", "SHAPE", "DTYPE", "NONFINITE", "HUGE", "VALUE"}
 WORDS = [
     "NaN",
     "1e18",
@@ -115,7 +115,7 @@ def test_no_damaged_letter_does_harm() -> None:
             found[reply.code] += 1
             continue
         found["admitted"] += 1
-        assert 1 <= reply.examples <= asked.most_examples
+        assert 1 <= reply.examples <= asked.max_examples
         for bundle, sends in asked.task.sends.items():
             layout = sends(asked.device.model, asked.inbox, reply.examples)
             assert reply.sent[bundle].keys() == layout.keys()

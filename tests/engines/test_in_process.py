@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.client import Client, Milestones, Outcome, Schedule, Task, like
-from fedloom.engines import devices_at_once, shelf
+from fedloom.client import Client, ClientResult, Milestones, Schedule, Task, like
+from fedloom.engines import build_client_data, devices_at_once
 from fedloom.fleet import Device, Reply
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
@@ -20,15 +20,15 @@ from fedloom.tensors import Parcel
 def watching(seen: list[Client]) -> Task:
     """Sends back what it was given, and shows what it saw."""
 
-    def run(client: Client, inbox: Parcel) -> Outcome:
+    def run(client: Client, inbox: Parcel) -> ClientResult:
         seen.append(client)
-        return Outcome(send={"weights": inbox["weights"]})
+        return ClientResult(upload={"weights": inbox["weights"]})
 
     return Task("watch", run, {"weights": like("weights")})
 
 
 def inboxes(place: Any, devices: list[Device] | None = None) -> Mapping[Device, Parcel]:
-    weights = place.fleet.whole.initial(0)
+    weights = place.fleet.global_model.initial(0)
     return {one: {"weights": one.footprint.read(weights)} for one in devices or place.fleet.devices(1)}
 
 
@@ -51,7 +51,7 @@ def test_devices_share_a_block_where_their_batches_allow(
 ) -> None:
     place = world(sizes=(8, 5, 9, 8, 5), schedule=Schedule(4, 1, last))
     seen: list[Client] = []
-    replies = ask(place, watching(seen), block=block)
+    replies = ask(place, watching(seen), devices_per_block=block)
     assert sorted(len(client.seen_labels) for client in seen) == expected
     assert sorted(reply.device.name for reply in replies) == ["0", "1", "2", "3", "4"]
 
@@ -63,8 +63,8 @@ def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: C
     torch.set_default_dtype(torch.float32)
     try:
         place = world(sizes=(*sizes, 8), schedule=Schedule(4))
-        first = {d: {"weights": place.fleet.whole.initial(0)} for d in place.fleet.devices(1)[:1]}
-        both = {d: {"weights": place.fleet.whole.initial(0)} for d in place.fleet.devices(1)[:2]}
+        first = {d: {"weights": place.fleet.global_model.initial(0)} for d in place.fleet.devices(1)[:1]}
+        both = {d: {"weights": place.fleet.global_model.initial(0)} for d in place.fleet.devices(1)[:2]}
         alone, company = (list(place.engine(FedAvg()).ask(FedAvg().train, inboxes, 1)) for inboxes in (first, both))
     finally:
         torch.set_default_dtype(before)
@@ -80,7 +80,7 @@ def test_how_many_run_at_once_depends_on_the_model_alone(width: float, at_once: 
 def test_tiers_can_have_blocks_of_their_own(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8,) * 8)
     seen: list[Client] = []
-    ask(place, watching(seen), blocks={place.fleet.tiers[0].name: 1})
+    ask(place, watching(seen), devices_per_block={place.fleet.tiers[0].name: 1})
     assert sorted(len(client.seen_labels) for client in seen) == [1, 1, 1, 1, 4]
 
 
@@ -96,7 +96,7 @@ def test_the_longest_plans_share_a_block(world: Callable[..., Any]) -> None:
     """A device that has finished still costs its computation."""
     place = world(sizes=(4, 40, 8, 36), schedule=Schedule(4, 1, "wrap"))
     seen: list[Client] = []
-    ask(place, watching(seen), block=2)
+    ask(place, watching(seen), devices_per_block=2)
     assert [len(client.plan) for client in seen] == [10, 2]
 
 
@@ -105,7 +105,7 @@ def test_blocks_do_not_depend_on_the_order_of_asking(world: Callable[..., Any]) 
     found = []
     for devices in (place.fleet.devices(1), place.fleet.devices(1)[::-1]):
         seen: list[Client] = []
-        ask(place, watching(seen), devices, block=2)
+        ask(place, watching(seen), devices, devices_per_block=2)
         found.append([[step.rows.tolist() for step in client.plan] for client in seen])
     assert found[0] == found[1]
 
@@ -114,7 +114,7 @@ def test_a_device_sees_its_own_examples_and_labels_alone(world: Callable[..., An
     labels = [[0, 1], [2], [1, 3]]
     place = world(sizes=(8, 4, 6), labels=labels)
     seen: list[Client] = []
-    replies = ask(place, watching(seen), block=1)
+    replies = ask(place, watching(seen), devices_per_block=1)
     for client, reply in zip(seen, replies, strict=True):
         number = int(reply.device.name)
         rows = {row for step in client.plan for row in step.rows.flatten().tolist()}
@@ -135,7 +135,7 @@ def test_shorter_test_lists_are_padded_and_marked(world: Callable[..., Any]) -> 
 
 def test_a_pool_holds_what_its_devices_hold(world: Callable[..., Any]) -> None:
     place = world(sizes=(3, 5, 4), labels=[[0], [1, 2], [3]])
-    held = shelf(place.dataset, place.partition, place.fleet)
+    held = build_client_data(place.dataset, place.partition, place.fleet)
     pool = place.fleet.pool(place.fleet.largest, 0.67)
     assert held.rows(pool).tolist() == list(range(8))
     assert held.seen_labels(pool).tolist() == [True, True, True, False]
@@ -183,17 +183,17 @@ def test_the_learning_rate_follows_the_round(world: Callable[..., Any]) -> None:
     for number in (1, 2, 3):
         seen: list[Client] = []
         list(engine.ask(watching(seen), inboxes(place), number))
-        rates.append(seen[0].optimiser.learning_rate)
+        rates.append(seen[0].optimizer.learning_rate)
     assert rates == [0.1, 0.1, 0.05]
 
 
 def test_what_all_devices_share_reaches_the_block_uncopied(world: Callable[..., Any]) -> None:
     place = world(sizes=(4, 4, 4))
-    weights, found = place.fleet.whole.initial(0), []
+    weights, found = place.fleet.global_model.initial(0), []
 
-    def run(client: Client, inbox: Parcel) -> Outcome:
+    def run(client: Client, inbox: Parcel) -> ClientResult:
         found.append(inbox["weights"]["classifier.weight"])
-        return Outcome({"weights": inbox["weights"]})
+        return ClientResult({"weights": inbox["weights"]})
 
     task = Task("watch", run, {"weights": like("weights")})
     list(place.engine(FedAvg()).ask(task, {one: {"weights": weights} for one in place.fleet.devices(1)}, 1))
@@ -223,9 +223,10 @@ def test_a_device_with_broken_data_is_left_out_and_harms_nobody(
     place, method = world(widths=(1.0, 0.5), sizes=(8,) * 6), HeteroFL()
     broken = replace(place, dataset=as_floats(place.dataset, place.partition.train[1]), refusals=[])
     place = replace(place, dataset=as_floats(place.dataset))
-    with_nan = broken.play(method, broken.engine(method, block=block))
+    with_nan = broken.play(method, broken.engine(method, devices_per_block=block))
     lost = meddling(
-        place.engine(method, block=block), lambda replies: [one for one in replies if one.device.name != "1"]
+        place.engine(method, devices_per_block=block),
+        lambda replies: [one for one in replies if one.device.name != "1"],
     )
     assert parcels_equal(with_nan, place.play(method, lost))
     assert [(one.device, one.code) for one in broken.refusals] == [("1", "NONFINITE")] * 2
@@ -234,9 +235,9 @@ def test_a_device_with_broken_data_is_left_out_and_harms_nobody(
 def test_a_device_without_examples_is_left_out(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
     place, method = world(sizes=(8, 0, 8), test_sizes=(2, 2, 2)), HeteroFL()
     with_empty = place.play(method, place.engine(method), rounds=1)
-    assert [(refusal.device, refusal.code) for refusal in place.refusals] == [("1", "METRIC")]
-    turn = place.turn(place.engine(method))
-    without = replace(turn, cohort=[one for one in turn.cohort if one.name != "1"])
+    assert [(refusal.device, refusal.code) for refusal in place.refusals] == [("1", "VALUE")]
+    context = place.context(place.engine(method))
+    without = replace(context, cohort=[one for one in context.cohort if one.name != "1"])
     assert parcels_equal(with_empty, method.round(method.start(place.fleet, 0), without))
 
 
@@ -247,7 +248,7 @@ def test_a_last_batch_of_one_example_does_not_end_the_run(
 ) -> None:
     """Where the last map is one pixel, batch norm has one number per channel to go by."""
     place, method = world(input_shape=(1, 2, 2), sizes=sizes, schedule=Schedule(4)), HeteroFL()
-    engine = meddling(place.engine(method, block=block), lambda replies: replies)
+    engine = meddling(place.engine(method, devices_per_block=block), lambda replies: replies)
     server = place.play(method, engine, rounds=1)["weights"]
     first = method.start(place.fleet, 0)["weights"]
     assert len(engine.delivered) == 2
@@ -263,6 +264,6 @@ def test_the_server_is_never_changed_by_devices(
     kept: dict[str, dict[str, Tensor]] = {
         bundle: {name: tensor.clone() for name, tensor in tensors.items()} for bundle, tensors in server.items()
     }
-    method.round(server, place.turn(place.engine(method)))
+    method.round(server, place.context(place.engine(method)))
     for bundle, tensors in kept.items():
         assert all(bits_equal(server[bundle][name], tensor) for name, tensor in tensors.items())

@@ -11,7 +11,7 @@ from fedloom.models import Model
 
 
 def by_gram_matrices(left: Tensor, right: Tensor) -> float:
-    """HSIC of centred linear kernels, as the definition has it."""
+    """HSIC of centered linear kernels, as the definition has it."""
     n = len(left)
     centre = torch.eye(n, dtype=torch.float64) - 1 / n
     k, l = (centre @ (one @ one.mT) @ centre for one in (left, right))  # noqa: E741
@@ -47,5 +47,5 @@ def test_a_map_of_a_net_with_itself_has_ones_on_its_diagonal(family: str, tiny_m
     block = {name: one.unsqueeze(0) for name, one in weights.items()}
     stage = next(iter(seen))
     torch.testing.assert_close(seen[stage], net(block, x.unsqueeze(0)).taps[stage][0].mean((-2, -1)))
-    likeness = cka_map(seen, seen)
-    assert [likeness[n][n] for n in range(len(seen))] == pytest.approx([1.0] * len(seen))
+    cka = cka_map(seen, seen)
+    assert [cka[n][n] for n in range(len(seen))] == pytest.approx([1.0] * len(seen))

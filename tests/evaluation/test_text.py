@@ -32,8 +32,8 @@ def text_world(world: Callable[..., Any], hide: bool = True, **changes: Any) -> 
 
 
 def judged(place: Any, candidates: Any, engine: Any, **changes: Any) -> list[Row]:
-    judge = place.judge(**{"batch_size": 3, **changes})
-    rows: list[Row] = judge.rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
+    evaluator = place.evaluator(**{"batch_size": 3, **changes})
+    rows: list[Row] = evaluator.rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
     return rows
 
 
@@ -89,8 +89,8 @@ def expected(devices: Sequence[list[list[tuple[Any, ...]]]], batch_size: int = 3
 def test_devices_own_models_are_judged_at_every_position(block: int, hide: bool, world: Callable[..., Any]) -> None:
     """Blocks pad the shorter lists of windows; what is not hidden from a device has no metrics of its own."""
     place, method = text_world(world, hide), Standalone()
-    engine = place.engine(method, block=block)
-    candidates = method.candidates(place.play(method, engine))
+    engine = place.engine(method, devices_per_block=block)
+    candidates = method.eval_targets(place.play(method, engine))
     found = by_key(judged(place, candidates, engine))
     said: dict[tuple[str, str], list[Any]] = {}
     for number, device in enumerate(place.fleet.devices(1)):
@@ -110,7 +110,7 @@ def test_methods_that_leave_models_with_devices_give_perplexity(name: str, world
     method: Method = METHODS[name].made(settings, METHODS)
     place = text_world(world, widths=(1.0,))
     engine = place.engine(method)
-    rows = judged(place, method.candidates(place.play(method, engine, rounds=1)), engine)
+    rows = judged(place, method.eval_targets(place.play(method, engine, rounds=1)), engine)
     personal = by_key([row for row in rows if row.candidate == "personal" and not row.device])
     assert {key: set(metrics) for key, metrics in personal.items()} == {
         ("global", "a", ""): METRICS,
@@ -121,28 +121,28 @@ def test_methods_that_leave_models_with_devices_give_perplexity(name: str, world
 def test_one_model_is_worth_the_same_on_the_server_and_on_devices(world: Callable[..., Any]) -> None:
     """Though devices look at fewer rows at a time: 3 rows a batch here, one at a time there."""
     place = text_world(world, widths=(1.0,))
-    weights, engine = place.fleet.whole.initial(3), place.engine(Standalone())
+    weights, engine = place.fleet.global_model.initial(3), place.engine(Standalone())
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     on_server, on_devices = (
         by_key(judged(place, {"one": candidate}, engine))["global", "a", ""] for candidate in (slices(weights), carried)
     )
     assert on_server.keys() == METRICS
     assert on_devices == pytest.approx(on_server, rel=1e-5)
-    whole = answered(place.fleet.whole, weights, place, range(len(place.dataset.test)))
+    whole = answered(place.fleet.global_model, weights, place, range(len(place.dataset.test)))
     assert on_server == pytest.approx(expected([whole]), rel=1e-5)
 
 
 @pytest.mark.parametrize("tests", [("global",), ("local",)])
 def test_only_the_tests_that_were_asked_for(tests: tuple[str, ...], world: Callable[..., Any]) -> None:
     place, method = text_world(world), Standalone()
-    rows = judged(place, method.candidates({}), place.engine(method), tests=tests)
+    rows = judged(place, method.eval_targets({}), place.engine(method), tests=tests)
     assert {row.test for row in rows} == set(tests)
     assert {row.metric for row in rows} == METRICS
 
 
 def test_a_device_without_windows_of_its_own_has_no_local_rows(world: Callable[..., Any]) -> None:
     place, method = text_world(world, widths=(1.0,), test_sizes=(0, 3, 2, 5)), Standalone()
-    found = by_key(judged(place, method.candidates({}), place.engine(method)))
+    found = by_key(judged(place, method.eval_targets({}), place.engine(method)))
     assert {device for test, _, device in found if test == "local"} == {"", "1", "2", "3"}
     assert {device for test, _, device in found if test == "global"} == {"", "0", "1", "2", "3"}
 
@@ -151,7 +151,7 @@ def test_a_device_without_windows_of_its_own_has_no_local_rows(world: Callable[.
 def test_a_model_that_went_astray_is_still_judged(held_by: str, world: Callable[..., Any]) -> None:
     """Finite losses whose exponential is no number: a bad result, but no reason for a run to die."""
     place = text_world(world, widths=(1.0,))
-    weights = place.fleet.whole.initial(0)
+    weights = place.fleet.global_model.initial(0)
     weights["decoder.classifier.weight"] = weights["decoder.classifier.weight"] * 1e6
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     candidate = slices(weights) if held_by == "server" else carried
@@ -164,7 +164,7 @@ def test_a_model_that_went_astray_is_still_judged(held_by: str, world: Callable[
 def test_words_a_device_never_saw_may_be_ruled_out(world: Callable[..., Any]) -> None:
     """In its own windows only: there it knows all words, so a model that knows nothing guesses among those."""
     place = text_world(world, widths=(1.0,))
-    zeros = {name: torch.zeros(shape) for name, shape in place.fleet.whole.shapes().items()}
+    zeros = {name: torch.zeros(shape) for name, shape in place.fleet.global_model.shapes().items()}
     candidate = DeviceModel(
         lambda client, inbox: (client.model, inbox["zeros"]), lambda device: {"zeros": zeros}, unseen_logit=-math.inf
     )
@@ -176,4 +176,4 @@ def test_words_a_device_never_saw_may_be_ruled_out(world: Callable[..., Any]) ->
 
 def test_of_images_devices_say_how_many_are_right_and_nothing_else(world: Callable[..., Any]) -> None:
     place, method = world("convnet", widths=(1.0, 0.5)), Standalone()
-    assert {row.metric for row in judged(place, method.candidates({}), place.engine(method))} == {"accuracy"}
+    assert {row.metric for row in judged(place, method.eval_targets({}), place.engine(method))} == {"accuracy"}

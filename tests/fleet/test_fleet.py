@@ -162,14 +162,14 @@ def test_a_fleet_with_nobody_eligible_has_an_empty_cohort() -> None:
 def test_the_global_model_is_the_largest_tiers() -> None:
     fleet = Fleet(nested([("small", size(2)), ("large", size(8)), ("middle", size(4))]), (0.3, 0.3, 0.4), 10, seed=0)
     assert (fleet.largest.name, fleet.smallest.name) == ("large", "small")
-    assert fleet.whole == size(8)
+    assert fleet.global_model == size(8)
 
 
 def test_a_pool_gathers_the_first_devices() -> None:
     fleet = fleet_of((1.0,), 12)
-    assert fleet.pool(fleet.largest).gathers == tuple(f"{index:02d}" for index in range(12))
-    assert fleet.pool(fleet.largest, 0.25).gathers == ("00", "01", "02")
-    assert fleet.pool(fleet.largest, 0.001).gathers == ("00",)
+    assert fleet.pool(fleet.largest).pooled_from == tuple(f"{index:02d}" for index in range(12))
+    assert fleet.pool(fleet.largest, 0.25).pooled_from == ("00", "01", "02")
+    assert fleet.pool(fleet.largest, 0.001).pooled_from == ("00",)
 
 
 def test_nested_tiers_are_found_by_their_shapes() -> None:

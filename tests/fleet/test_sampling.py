@@ -46,21 +46,21 @@ def test_certainty_is_everybody_and_a_small_chance_may_be_nobody(fleet: Fleet) -
 
 
 def test_only_who_may_take_part(fleet: Fleet) -> None:
-    able = replace(fleet, eligible=("small",), unseen=frozenset({20, 21}))
+    able = replace(fleet, eligible=("small",), holdout_devices=frozenset({20, 21}))
     names = set(drawn(able, 3, participation=1.0))
     assert names == {fleet.name(index) for index in range(10, 40)} - {"20", "21"}
 
 
 def test_votes_that_are_expected(fleet: Fleet) -> None:
     assert expected_voters(fleet, 0.5) == {"large": 5.0, "small": 15.0}
-    assert expected_voters(replace(fleet, unseen=frozenset({0, 20, 21})), 0.5) == {"large": 4.5, "small": 14.0}
+    assert expected_voters(replace(fleet, holdout_devices=frozenset({0, 20, 21})), 0.5) == {"large": 4.5, "small": 14.0}
     assert expected_voters(replace(fleet, eligible=("small",)), 0.1) == {"small": 3.0}
     assert expected_voters(replace(fleet, shares=(0.01, 0.99)), 1.0) == {"large": 0.0, "small": 40.0}
 
 
 def test_votes_that_are_expected_where_tiers_are_redrawn(fleet: Fleet) -> None:
     """By the shares, although no round may have just these."""
-    other = replace(fleet, assignment="redrawn", unseen=frozenset(range(8)))
+    other = replace(fleet, assignment="redrawn", holdout_devices=frozenset(range(8)))
     assert expected_voters(other, 0.5) == {"large": 4.0, "small": 12.0}
     rounds = range(1, 301)
     found = [sum(one.tier == "large" for one in draw_cohort(other, 0.5, n, sampling="poisson")) for n in rounds]

@@ -11,7 +11,7 @@ import pytest
 from fedloom.fleet import Fleet, draw_cohort, side_by_side
 from fedloom.fleet.sampling import ALWAYS, BadTrace, Trace, read_trace
 from fedloom.fleet.speed import Pace, from_file, lognormal
-from fedloom.fleet.tiers import ring_name, tier_rings
+from fedloom.fleet.tiers import region_name, tier_regions
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_paces_from_a_file(fleet, tmp_path):
 
 
 def test_rings_are_what_the_same_tiers_hold(fleet, tiny_model):
-    assert {ring_name(ring) for ring in tier_rings(fleet)} == {"large", "large+small"}
+    assert {region_name(region) for region in tier_regions(fleet)} == {"large", "large+small"}
     apart = side_by_side([("a", tiny_model("mlp")), ("b", tiny_model("convnet"))])
-    named = {ring_name(ring) for ring in tier_rings(Fleet(apart, (0.5, 0.5), 4, seed=0))}
+    named = {region_name(region) for region in tier_regions(Fleet(apart, (0.5, 0.5), 4, seed=0))}
     assert {"a", "b"} <= named

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import Contribution, Footprint, between, coverage_mean, leading, rolling
+from fedloom.footprints import ClientUpdate, Footprint, between, coverage_mean, leading, rolling
 
 
 @st.composite
-def contributions(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[Contribution]]:
+def contributions(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[ClientUpdate]]:
     """Some tensors, and devices that cover a slice, a window that wraps, or chosen rows of some of them."""
     seed = draw(st.integers(0, 10_000))
     numbers = torch.Generator().manual_seed(seed)
@@ -35,7 +35,7 @@ def contributions(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[Contribution
             name: torch.randn(read.shape, generator=numbers, dtype=dtype)
             for name, read in footprint.read(whole).items()
         }
-        said.append(Contribution(footprint, tensors, draw(st.sampled_from([1.0, 0.25, 3.0, 7.0]))))
+        said.append(ClientUpdate(footprint, tensors, draw(st.sampled_from([1.0, 0.25, 3.0, 7.0]))))
     return whole, said
 
 
@@ -43,7 +43,7 @@ def numbers_on(part: slice | Tensor, size: int) -> list[int]:
     return part.tolist() if isinstance(part, Tensor) else list(range(size))[part]
 
 
-def values_at(contribution: Contribution, name: str, index: list[int], shape: torch.Size) -> list[float]:
+def values_at(contribution: ClientUpdate, name: str, index: list[int], shape: torch.Size) -> list[float]:
     """What a device says on one entry: one number, or none."""
     if name not in contribution.footprint.blocks:
         return []
@@ -57,7 +57,7 @@ def values_at(contribution: Contribution, name: str, index: list[int], shape: to
 
 
 @given(case=contributions())
-def test_every_entry_is_the_mean_of_those_who_cover_it(case: tuple[dict[str, Tensor], list[Contribution]]) -> None:
+def test_every_entry_is_the_mean_of_those_who_cover_it(case: tuple[dict[str, Tensor], list[ClientUpdate]]) -> None:
     whole, said = case
     made = coverage_mean(whole, said)
     assert made.keys() == whole.keys()
@@ -82,7 +82,7 @@ def test_what_nobody_covers_stays_to_the_bit(bits_equal: Callable[..., bool]) ->
     """Also zeros of either sign, and what is not a number."""
     old = torch.tensor([[1.0, -0.0], [float("nan"), float("inf")]])
     small = between({"w": torch.Size([1, 1])}, {"w": torch.Size([2, 2])})
-    made = coverage_mean({"w": old, "untouched": old}, [Contribution(small, {"w": torch.tensor([[5.0]])}, 1.0)])
+    made = coverage_mean({"w": old, "untouched": old}, [ClientUpdate(small, {"w": torch.tensor([[5.0]])}, 1.0)])
     assert float(made["w"][0, 0]) == 5.0
     assert bits_equal(made["w"].flatten()[1:], old.flatten()[1:])
     assert bits_equal(made["untouched"], old)
@@ -94,20 +94,20 @@ def test_nobody_says_anything(bits_equal: Callable[..., bool]) -> None:
 
 
 def test_a_device_that_counts_nothing_covers_nothing() -> None:
-    said = [Contribution(everything((2,)), {"w": torch.full((2,), 9.0)}, 0.0)]
+    said = [ClientUpdate(everything((2,)), {"w": torch.full((2,), 9.0)}, 0.0)]
     assert coverage_mean({"w": torch.tensor([1.0, 2.0])}, said)["w"].tolist() == [1.0, 2.0]
 
 
 def test_a_device_with_no_row_left_says_nothing() -> None:
     none = everything((2, 3)).restrict("w", 0, torch.tensor([False, False]))
     old = torch.randn(2, 3)
-    assert torch.equal(coverage_mean({"w": old}, [Contribution(none, {"w": torch.zeros(0, 3)}, 1.0)])["w"], old)
+    assert torch.equal(coverage_mean({"w": old}, [ClientUpdate(none, {"w": torch.zeros(0, 3)}, 1.0)])["w"], old)
 
 
 def test_sums_are_in_float64() -> None:
     """In float32 the small numbers would drown in the large one: 1e8 + 1 is 1e8."""
     values = [1e8, 1.0, 1.0, 1.0, -1e8, 1.0]
-    said = [Contribution(everything((1,)), {"w": torch.tensor([value])}, 1.0) for value in values]
+    said = [ClientUpdate(everything((1,)), {"w": torch.tensor([value])}, 1.0) for value in values]
     made = coverage_mean({"w": torch.zeros(1)}, said)["w"]
     assert made.dtype == torch.float32
     assert made.tolist() == torch.tensor([4.0 / 6.0]).tolist()
@@ -116,18 +116,18 @@ def test_sums_are_in_float64() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_given_is_changed(dtype: torch.dtype) -> None:
     old, new = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)
-    coverage_mean({"w": old}, [Contribution(everything((2,)), {"w": new}, 2.0)] * 2)
+    coverage_mean({"w": old}, [ClientUpdate(everything((2,)), {"w": new}, 2.0)] * 2)
     assert old.tolist() == [0.0, 0.0]
     assert new.tolist() == [1.0, 1.0]
 
 
 def test_half_precision_comes_back_as_it_was() -> None:
-    said = [Contribution(everything((1,)), {"w": torch.tensor([v], dtype=torch.bfloat16)}, 1.0) for v in (1.0, 2.0)]
+    said = [ClientUpdate(everything((1,)), {"w": torch.tensor([v], dtype=torch.bfloat16)}, 1.0) for v in (1.0, 2.0)]
     made = coverage_mean({"w": torch.zeros(1, dtype=torch.bfloat16)}, said)["w"]
     assert (made.dtype, made.tolist()) == (torch.bfloat16, [1.5])
 
 
 def test_equal_contributions_give_themselves(bits_equal: Callable[..., bool]) -> None:
     value = torch.randn(5)
-    said = [Contribution(everything((5,)), {"w": value}, weight) for weight in (1.0, 1.0, 1.0)]
+    said = [ClientUpdate(everything((5,)), {"w": value}, weight) for weight in (1.0, 1.0, 1.0)]
     assert bits_equal(coverage_mean({"w": torch.zeros(5)}, said)["w"], value)

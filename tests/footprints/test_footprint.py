@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import Footprint, Place, between, carve, centred, leading, rolling
+from fedloom.footprints import Footprint, Place, between, carve, centered, leading, rolling
 from fedloom.models import Model
 
 
@@ -20,7 +20,7 @@ def covered(footprint: Footprint, name: str, axis: int, size: int) -> list[int]:
 
 def entry(place: str, offset: int, axis: int, small: int, large: int, number: int) -> int:
     """Which entry of the large axis the small axis's entry lies on."""
-    if place == "centred" and axis >= 2:
+    if place == "centered" and axis >= 2:
         return number + (large - small) // 2
     if place == "rolling" and small != large:
         return (offset + number) % large
@@ -29,7 +29,7 @@ def entry(place: str, offset: int, axis: int, small: int, large: int, number: in
 
 PLACES: dict[str, Callable[[int], Place]] = {
     "leading": lambda offset: leading,
-    "centred": lambda offset: centred,
+    "centered": lambda offset: centered,
     "rolling": rolling,
 }
 sizes = st.integers(1, 5).flatmap(lambda large: st.tuples(st.integers(1, large), st.just(large)))
@@ -53,7 +53,7 @@ def test_leading_takes_the_first() -> None:
 
 @pytest.mark.parametrize(("axis", "small", "large", "first"), [(0, 2, 6, 0), (1, 2, 6, 0), (2, 3, 7, 2), (3, 5, 7, 1)])
 def test_centred_moves_kernels_alone(axis: int, small: int, large: int, first: int) -> None:
-    assert centred(axis, small, large) == slice(first, first + small)
+    assert centered(axis, small, large) == slice(first, first + small)
 
 
 def test_rolling_wraps_around() -> None:
@@ -88,7 +88,7 @@ def test_slices_are_read_without_a_copy() -> None:
     assert read.stride() == whole.stride()
 
 
-@pytest.mark.parametrize("place", [leading, centred, rolling(2)])
+@pytest.mark.parametrize("place", [leading, centered, rolling(2)])
 def test_reading_is_differentiable(place: Place) -> None:
     whole = torch.randn(3, 4, 5, requires_grad=True)
     footprint = between({"w": torch.Size([2, 4, 3])}, {"w": whole.shape}, place)

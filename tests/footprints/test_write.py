@@ -130,10 +130,10 @@ def test_all_of_a_part_lies_inside(small: dict[str, tuple[int, ...]], inside: bo
 
 def test_a_device_carries_another_part_for_one_question(tiny_model: Callable[..., Model]) -> None:
     whole, small = tiny_model("convnet"), tiny_model("convnet", width=0.5)
-    device = Device("3", "large", whole, part_of(whole, whole), gathers=("1",))
-    other = device.carrying(small, whole)
-    assert (other.name, other.tier, other.model, other.gathers) == ("3", "large", small, ("1",))
+    device = Device("3", "large", whole, part_of(whole, whole), pooled_from=("1",))
+    other = device.with_model(small, whole)
+    assert (other.name, other.tier, other.model, other.pooled_from) == ("3", "large", small, ("1",))
     assert other.footprint.blocks == part_of(small, whole).blocks
     assert device.model == whole
     with pytest.raises(ValueError, match="does not lie in the larger"):
-        device.carrying(whole, small)
+        device.with_model(whole, small)

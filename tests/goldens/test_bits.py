@@ -32,10 +32,10 @@ LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
 
 BASE: dict[str, Any] = {
     "rounds": 2,
-    "data": {"dataset": "digits", "devices": 10, "most_examples": 12, "test_examples": 60},
+    "data": {"dataset": "digits", "devices": 10, "max_examples": 12, "test_examples": 60},
     "model": {"family": "mlp", "hidden": [8, 6]},
     "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
-    "training": {"optimiser": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+    "training": {"optimizer": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
     "method": {"name": "heterofl"},
 }
 
@@ -51,11 +51,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dirichlet_per_label": {"data": {"partition": {"kind": "dirichlet_per_label", "alpha": 0.5, "min_examples": 2}}},
     "dirichlet_per_device": {"data": {"partition": {"kind": "dirichlet_per_device", "alpha": 0.5}}},
     "quantity": {"data": {"partition": {"kind": "quantity", "alpha": 0.7, "min_examples": 3}}},
-    "subsample": {"data": {"thinned": {"devices": 0.5, "keep": 0.5}, "tier_label_tie": 0.5}},
+    "subsample": {"data": {"subsample": {"devices": 0.5, "keep": 0.5}, "tier_label_correlation": 0.5}},
     "validation": {"data": {"validation": 50}},
     "redrawn": {"fleet": {"assignment": "redrawn", "participation": 0.7}},
     "poisson": {"fleet": {"sampling": "poisson", "participation": 0.6}},
-    "holdout_devices": {"fleet": {"unseen": 0.34}},
+    "holdout_devices": {"fleet": {"holdout_fraction": 0.34}},
     "dropout": {"faults": {"dropout": 0.4}},
     "corrupt": {"faults": {"corrupt": {"devices": 2, "how": "any"}}},
     "stragglers": {
@@ -68,16 +68,20 @@ RECIPES: dict[str, dict[str, Any]] = {
         "fleet": {"sampling": "poisson", "participation": 0.9},
         "privacy": {"clip": 1.0, "noise": 0.5},
     },
-    "top_k": {"codec": {"up": {"kind": "top_k", "share": 0.2}, "down": {"kind": "float16"}}},
-    "int8": {"codec": {"up": {"kind": "int8"}, "down": {"kind": "int8"}}},
-    "median": {"defence": {"rule": "median"}},
-    "robust_default": {"defence": {"rule": "default"}},
+    "top_k": {"compression": {"uplink": {"kind": "top_k", "share": 0.2}, "downlink": {"kind": "float16"}}},
+    "int8": {"compression": {"uplink": {"kind": "int8"}, "downlink": {"kind": "int8"}}},
+    "median": {"aggregation": {"rule": "median"}},
+    "robust_default": {"aggregation": {"rule": "default"}},
     "norm_screening": {"admission": {"norm": 1.05, "quarantine": 1}},
     "cosine_adam": {
-        "training": {"optimiser": {"kind": "adam"}, "rates": {"kind": "cosine", "rounds": 2}, "label_smoothing": 0.1}
+        "training": {
+            "optimizer": {"kind": "adam"},
+            "lr_schedule": {"kind": "cosine", "rounds": 2},
+            "label_smoothing": 0.1,
+        }
     },
     "static_batch_norm": {
-        "model": {"family": "convnet", "hidden": [4, 6], "normalisation": "static_batch"},
+        "model": {"family": "convnet", "hidden": [4, 6], "normalization": "static_batch"},
         "data": {"preparation": "crop_flip"},
     },
     "fine_tune": {"evaluation": {"fine_tune": {"part": "head", "epochs": 1, "learning_rate": 0.1}}},
@@ -115,7 +119,7 @@ def played_name(name: str, family: str | None) -> str:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables of a recipe merge; a model, a method or a list replaces what was there."""
+    """Tables of a recipe aggregate; a model, a method or a list replaces what was there."""
     made = dict(base)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(made.get(key), dict) and key not in ("model", "method")
@@ -141,8 +145,8 @@ def bits_of_method(name: str, family: str | None) -> dict[str, Any]:
     engine = world.engine(method)
     server = world.play(method, engine, rounds=3, participation=0.7)
     states = dict(sorted(engine.memory.committed.items()))
-    rows = world.judge().rows(
-        method.candidates(server), world.fleet, lambda task, inboxes: engine.ask(task, inboxes, 3), 3, True
+    rows = world.evaluator().rows(
+        method.eval_targets(server), world.fleet, lambda task, inboxes: engine.ask(task, inboxes, 3), 3, True
     )
     assert world.refusals == []
     flat = {f"{device} {bundle}": tensors for device, state in states.items() for bundle, tensors in state.items()}
@@ -173,7 +177,7 @@ def bits_of_attack(folder: Path) -> dict[str, Any]:
     recipe.write_text(
         """
         rounds = 1
-        data = { dataset = "digits", devices = 10, most_examples = 12, test_examples = 60 }
+        data = { dataset = "digits", devices = 10, max_examples = 12, test_examples = 60 }
         model = { family = "mlp", hidden = [8, 6] }
         tiers = [{ name = "large", share = 0.5, width = 1.0 }, { name = "small", share = 0.5, width = 0.5 }]
         method = { name = "heterofl" }

@@ -7,7 +7,7 @@ import pytest
 
 from fedloom.analysis.costs import TierCost, tier_costs
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Tables
+from fedloom.recipe.registry import Registry
 
 PAPERS = Path(__file__).parents[2] / "recipes" / "papers"
 PAIR = 4 * (64 * 16 * 16 + 1024)  # what goes into FedIN's middle and what comes out of it
@@ -16,7 +16,7 @@ IMAGES = 5_000 * 3 * 32 * 32  # as bytes
 
 
 def costs(recipe: str, folder: Path) -> dict[str, TierCost]:
-    tables = Tables()
+    tables = Registry()
     return {one.name: one for one in tier_costs(load(PAPERS / f"{recipe}.toml", tables), tables, folder)}
 
 

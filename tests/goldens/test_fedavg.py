@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import model
 from fedloom.tensors import Parcel
@@ -28,8 +28,8 @@ def test_mean_of_two_devices(
         examples, value = {"0": (1, 2.0), "1": (3, 6.0)}[device.name]
         return Reply(device, examples, {"weights": {"weight": torch.tensor([[value]])}})
 
-    turn = Turn(1, fleet.devices(1), fleet, scripted(answer))
-    made = FedAvg(weighting=weighting).round({"weights": {"weight": torch.tensor([[-1.0]])}}, turn)
+    context = RoundContext(1, fleet.devices(1), fleet, scripted(answer))
+    made = FedAvg(weighting=weighting).round({"weights": {"weight": torch.tensor([[-1.0]])}}, context)
     assert made["weights"]["weight"].tolist() == [[expected]]
 
 

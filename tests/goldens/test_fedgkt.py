@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.client import Client, Holdings, Sgd, Step
+from fedloom.client import Client, PaddedIndices, Sgd, Step
 from fedloom.data import Examples
-from fedloom.engines import Rehearsal
-from fedloom.fleet import Fleet, Turn, side_by_side
+from fedloom.engines import DryRun
+from fedloom.fleet import Fleet, RoundContext, side_by_side
 from fedloom.methods.fedgkt import FedGKT, distillation
-from fedloom.models import MODELS, Draws, Model, model
+from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.tensors import payload_bytes
 
 
@@ -49,11 +49,11 @@ def test_a_step_on_label_and_answer(
     weight: float, taught: bool, logit: float, client_for: Callable[..., Client]
 ) -> None:
     """The label's slope is -1/2, the answer's 3 (1/2 - e/(1+e)) = -0.693176; at rate 0.1 their sum is gained."""
-    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)), torch.zeros(1, 1).long())
-    held = Holdings(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
+    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)), torch.zeros(1, 1).long())
+    held = PaddedIndices(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
     examples = Examples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     memory = {"weights": {"weight": torch.zeros(1, 2)}}
-    client = client_for(said(), examples, [one], Sgd(0.1), holdings=held, memory=memory)
+    client = client_for(said(), examples, [one], Sgd(0.1), holdings=held, state=memory)
     inbox: Any = {"teacher": {"logits": torch.tensor([[[3.0, 0.0]]])}} if taught else {}
     made = FedGKT(weight=weight).train.run(client, inbox)
     assert made.send["lesson"]["logits"].flatten().tolist() == pytest.approx([logit, -logit], abs=1e-5)
@@ -72,10 +72,10 @@ def test_what_an_example_costs_to_send() -> None:
 def test_what_a_round_costs() -> None:
     """Nothing goes down in the first; then ten logits for each example do."""
     fleet, method = Fleet(side_by_side([("a", small())]), (1.0,), 2, seed=0), FedGKT()
-    engine = Rehearsal(lambda device: 5 if device.name == "0" else 2)
+    engine = DryRun(lambda device: 5 if device.name == "0" else 2)
     server, moved = method.start(fleet, 0), []
     for number in (1, 2):
-        turn = Turn(number, fleet.devices(number), fleet, engine)
-        server = method.round(server, turn)
-        moved.append((turn.traffic.down, turn.traffic.up))
+        context = RoundContext(number, fleet.devices(number), fleet, engine)
+        server = method.round(server, context)
+        moved.append((context.traffic.down, context.traffic.up))
     assert moved == [(0, 7 * 65_584), (7 * 40, 7 * 65_584)]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from fedloom.client import Batch, Sgd, Step
 from fedloom.data import Examples
 from fedloom.engines.gate import refuse
-from fedloom.fleet import Device, Fleet, Reply, ServerModel, Turn, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, nested
 from fedloom.methods import Method
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.noside import NoSide
-from fedloom.models import Draws, Model, Outputs, model
+from fedloom.models import Model, Outputs, StepSeeds, model
 from fedloom.tensors import Parcel
 
 
@@ -59,12 +59,12 @@ def squares(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(import_module(place), "cross_entropy", half_a_square)
 
 
-def step_of(method: Any, whole: Model, optimiser: Sgd, client_for: Callable[..., Any]) -> dict[str, float]:
+def step_of(method: Any, whole: Model, optimizer: Sgd, client_for: Callable[..., Any]) -> dict[str, float]:
     """The weights after one step from nothing."""
-    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
+    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     start = {name: torch.zeros(1, *shape) for name, shape in whole.shapes().items()}
-    made = method.train.run(client_for(whole, examples, [one], optimiser), {"weights": start}).send["weights"]
+    made = method.train.run(client_for(whole, examples, [one], optimizer), {"weights": start}).send["weights"]
     return {name: float(weight) for name, weight in made.items()}
 
 
@@ -83,9 +83,9 @@ def one_round(method: Method, answers: Answers, head: bool, scripted: Callable[.
         reply = Reply(device, 1, {"weights": sent})
         return None if refuse(reply, method.train, inbox) else reply  # type: ignore[attr-defined]
 
-    zeros = {name: torch.zeros(shape) for name, shape in fleet.whole.shapes().items()}
-    server = method.round(method.start(fleet, 0, zeros), Turn(1, fleet.devices(1), fleet, scripted(answer)))
-    candidate = method.candidates(server)["server"]
+    zeros = {name: torch.zeros(shape) for name, shape in fleet.global_model.shapes().items()}
+    server = method.round(method.start(fleet, 0, zeros), RoundContext(1, fleet.devices(1), fleet, scripted(answer)))
+    candidate = method.eval_targets(server)["server"]
     assert isinstance(candidate, ServerModel)
     found = {tier.name: candidate.weights(tier) for tier in fleet.tiers}
     return lambda tier: {name: float(weight) for name, weight in found[tier].items()}

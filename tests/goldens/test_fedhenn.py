@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.client import blended, described, misalignment
-from fedloom.fleet import Device, Reply, Turn
+from fedloom.fleet import Device, Reply, RoundContext
 from fedloom.methods._alignment import Agreement
 from fedloom.methods.fedhenn import FedHeNN
 from fedloom.tensors import Parcel, Tensors
@@ -99,5 +99,5 @@ def test_weights_are_averaged_by_examples(world: Callable[..., Any], scripted: C
         return Reply(device, examples[device.name], {"weights": sent})
 
     method = FedHeNN(share="weights")
-    made = method.round(method.start(fleet, 0), Turn(1, fleet.devices(1), fleet, scripted(answer)))
+    made = method.round(method.start(fleet, 0), RoundContext(1, fleet.devices(1), fleet, scripted(answer)))
     assert all(bool((weight == 4.0).all()) for weight in made["weights"].values())

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Client, Sgd, Step, gradient
 from fedloom.data import Examples
-from fedloom.fleet import Fleet, Reply, Turn, side_by_side
+from fedloom.fleet import Fleet, Reply, RoundContext, side_by_side
 from fedloom.methods.fedin import FedIN, features_loss
-from fedloom.models import Draws, Model, model
+from fedloom.models import Model, StepSeeds, model
 
 
 class Times(nn.Module):
@@ -49,7 +49,7 @@ def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
 def client_of(whole: Model, client_for: Callable[..., Client], **changes: Any) -> Client:
     """One device, one example of ones, one step."""
     size = whole.input_shape[0]
-    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
+    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     return client_for(whole, Examples(torch.ones(1, size), torch.zeros(1, dtype=torch.int64)), [one], **changes)
 
 
@@ -88,7 +88,7 @@ def test_4_ends_are_averaged_whatever_the_sizes(scripted: Callable[..., Any]) ->
             device, examples, {"weights": sent, "pairs": {"enter": torch.zeros(0, 2), "leave": torch.ones(0, 2)}}
         )
 
-    server = method.round(method.start(fleet, 0), Turn(1, fleet.devices(1), fleet, scripted(answer)))
+    server = method.round(method.start(fleet, 0), RoundContext(1, fleet.devices(1), fleet, scripted(answer)))
     assert server["weights"]["classifier.weight"].tolist() == [2.0, 4.0]
 
 
@@ -110,7 +110,7 @@ def test_6_a_middle_of_one_weight(
     """The labels' slope is -4, the features' 6: 0 projected, 2 summed. One after the other: 2.4, where it is 13.2."""
     monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
     memory = {"weights": {"intermediate.weight": torch.tensor([[2.0]])}}
-    client = client_of(net(offset=-6.0), client_for, optimiser=Sgd(0.1), memory=memory)
+    client = client_of(net(offset=-6.0), client_for, optimizer=Sgd(0.1), state=memory)
     ends = {f"{part}.weight": torch.ones(1, 1) for part in ("extractor", "classifier")}
     pairs = {"enter": torch.tensor([[[3.0]]]), "leave": torch.tensor([[[5.0]]])}
     made = FedIN(middle=middle).train.run(client, {"weights": ends, "pairs": pairs})

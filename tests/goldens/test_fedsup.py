@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Sgd, Step, soft_cross_entropy
 from fedloom.data import Examples
-from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
 from fedloom.footprints import between
 from fedloom.methods import Method
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import Draws, Model, model
+from fedloom.models import Model, StepSeeds, model
 from fedloom.tensors import Parcel
 
 
@@ -57,7 +57,7 @@ def test_7_gradients_are_summed_then_clipped_once(
     client_for: Callable[..., Any],
 ) -> None:
     monkeypatch.setattr(import_module("fedloom.methods.fedsup"), "cross_entropy", the_logit)
-    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
+    one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     client = client_for(line(2), examples, [one], Sgd(1.0, clip_value=limit), sizes={"a": line(2), "b": line(1)})
     made = method.train.run(client, {"weights": {"weight": torch.zeros(1, 2)}}).send["weights"]["weight"]
@@ -71,8 +71,8 @@ def test_2_what_a_device_lacks_is_filled_with_the_broadcast(scripted: Callable[.
         for seed in range(20):
             fleet = Fleet(nested([("full", line(2)), ("half", line(1))]), (0.5, 0.5), 2, seed)
             engine = scripted(answer_by_size)
-            turn = Turn(1, fleet.devices(1), fleet, engine)
-            weights = method.round({"weights": {"weight": torch.zeros(2)}}, turn)["weights"]["weight"]
+            context = RoundContext(1, fleet.devices(1), fleet, engine)
+            weights = method.round({"weights": {"weight": torch.zeros(2)}}, context)["weights"]["weight"]
             if [device.model for device in engine.asked[0][1]] == [line(2), line(1)]:
                 made[type(method).__name__] = weights.tolist()
     assert made == {"EFedSup": [4.0, 2.0], "HeteroFL": [4.0, 4.0]}
@@ -94,8 +94,8 @@ def test_devices_count_by_their_examples(method: Method, scripted: Callable[...,
         examples, value = values[device.name]
         return Reply(device, examples, {"weights": {"weight": torch.tensor([value])}})
 
-    turn = Turn(1, fleet.devices(1), fleet, scripted(answer))
-    assert method.round({"weights": {"weight": torch.zeros(1)}}, turn)["weights"]["weight"].tolist() == [5.0]
+    context = RoundContext(1, fleet.devices(1), fleet, scripted(answer))
+    assert method.round({"weights": {"weight": torch.zeros(1)}}, context)["weights"]["weight"].tolist() == [5.0]
 
 
 @pytest.mark.usefixtures("double")

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Step
 from fedloom.data import Examples
-from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
 from fedloom.methods.fedprox import FedProx
 from fedloom.methods.fjord import FjORD
-from fedloom.models import Draws, model
+from fedloom.models import StepSeeds, model
 from fedloom.tensors import Parcel, Tensors
 
 
@@ -31,8 +31,8 @@ def test_shells_are_weighted_by_examples(
     def answer(device: Device, inbox: Parcel) -> Reply:
         return Reply(device, counts[device.tier], {"weights": {"weight": torch.tensor(SAID[device.tier])}})
 
-    turn = Turn(1, fleet.devices(1), fleet, scripted(answer))  # type: ignore[arg-type]
-    made = FjORD().round({"weights": {"weight": torch.zeros(2, 2)}}, turn)["weights"]["weight"]
+    context = RoundContext(1, fleet.devices(1), fleet, scripted(answer))  # type: ignore[arg-type]
+    made = FjORD().round({"weights": {"weight": torch.zeros(2, 2)}}, context)["weights"]["weight"]
     assert made.tolist() == [[corner, 2.0], [3.0, 4.0]]
 
 
@@ -46,7 +46,7 @@ def test_a_shell_nobody_holds_stays(scripted: Callable[..., object]) -> None:
     half = [device for device in fleet.devices(1) if device.tier == "half"]
     engine = scripted(lambda device, inbox: Reply(device, 30, {"weights": {"weight": torch.tensor([[5.0]])}}))
     old = torch.tensor([[9.0, 8.0], [7.0, 6.0]])
-    made = FjORD().round({"weights": {"weight": old}}, Turn(1, half, fleet, engine))  # type: ignore[arg-type]
+    made = FjORD().round({"weights": {"weight": old}}, RoundContext(1, half, fleet, engine))  # type: ignore[arg-type]
     assert made["weights"]["weight"].tolist() == [[5.0, 8.0], [7.0, 6.0]]
 
 
@@ -84,7 +84,7 @@ def test_the_proximal_term_pulls_back_to_the_broadcast(
         return (logits - 3).square().sum(-1).mean(1) / 2
 
     monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
-    step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
+    step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     client = client_for(model("number", Number, {}, (1,), 1), examples, [step, step], ToTwoThenDescend())
     made = FedProx(mu).train.run(client, {"weights": {"weight": torch.ones(1, 1)}}).send["weights"]["weight"]  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Constant, Milestones, Schedule, Sgd, at_round, cross_entropy, mask_logits
 from fedloom.data import Dataset, Examples, Partition, Preparation
-from fedloom.engines import InProcess, Memory, shelf
-from fedloom.evaluation import Judge, StaticBatchNorm
-from fedloom.fleet import Device, Fleet, Reply, Turn, nested, slices
+from fedloom.engines import ClientStateStore, InProcess, build_client_data
+from fedloom.evaluation import Evaluator, StaticBatchNorm
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import model
 from fedloom.tensors import Parcel
@@ -44,8 +44,8 @@ def one_round(
         seen = torch.tensor([label in labels for label in range(3)])
         return Reply(device, 1, {"weights": {**inbox["weights"], **weights}, "labels": {"seen": seen}})
 
-    turn = Turn(1, cohort or fleet.devices(1), fleet, scripted(answer))
-    return HeteroFL().round({"weights": server}, turn)["weights"]
+    context = RoundContext(1, cohort or fleet.devices(1), fleet, scripted(answer))
+    return HeteroFL().round({"weights": server}, context)["weights"]
 
 
 def old_weights(hidden: list[list[float]], rows: float) -> dict[str, Tensor]:
@@ -101,9 +101,9 @@ def test_weighting_by_examples_is_an_option(scripted: Callable[..., Any]) -> Non
         sent = {"weights": weights, "labels": {"seen": torch.ones(3, dtype=torch.bool)}}
         return Reply(device, counts[device.tier], sent)
 
-    turn = Turn(1, fleet.devices(1), fleet, scripted(answer))
+    context = RoundContext(1, fleet.devices(1), fleet, scripted(answer))
     server = {"weights": old_weights([[0.0, 0.0], [0.0, 0.0]], 0.0)}
-    made = HeteroFL(weighting="examples").round(server, turn)["weights"]
+    made = HeteroFL(weighting="examples").round(server, context)["weights"]
     assert made["0.weight"].tolist() == [[4.0, 1.0], [1.0, 1.0]]
 
 
@@ -129,7 +129,7 @@ def test_which_class_wins_under_the_mask(fill: float, accuracy: float) -> None:
     """Logits (-1, 5, -2), labels {0, 2}, truth 0: filled with 0 class 1 wins, filled with -inf class 0."""
     tiers = nested([("a", model("constant_logits", constant_logits, {}, (1,), 3))])
     examples = Examples(torch.zeros(1, 1), torch.tensor([0]))
-    judge = Judge(
+    evaluator = Evaluator(
         Dataset("one", examples, examples, 3, Preparation()),
         own_tests=[torch.tensor([0])],
         seen_labels=torch.tensor([[True, False, True]]),
@@ -137,9 +137,9 @@ def test_which_class_wins_under_the_mask(fill: float, accuracy: float) -> None:
     )
     weights = {"weight": torch.zeros(3, 1), "bias": torch.tensor([-1.0, 5.0, -2.0])}
     fleet = Fleet(tiers, (1.0,), 1, seed=0)
-    held = shelf(judge.dataset, Partition((np.array([0]),), (np.array([0]),)), fleet)
-    engine = InProcess(held, Memory(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
-    rows = judge.rows(
+    held = build_client_data(evaluator.dataset, Partition((np.array([0]),), (np.array([0]),)), fleet)
+    engine = InProcess(held, ClientStateStore(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
+    rows = evaluator.rows(
         {"server": slices(weights, fill)}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=False
     )
     found = {(row.test, row.metric): row.value for row in rows}
@@ -162,9 +162,16 @@ def test_static_batch_norm(query: Any, batch_size: int, mean: float, variance: f
     data = Dataset("five", examples, examples, 2, Preparation())
     partition = Partition((np.array([0, 1]), np.array([2, 3, 4])), (np.array([0]), np.array([1])))
     fleet = Fleet(nested([("a", model("normed", normed, {}, (1,), 2))]), (1.0,), 2, seed=0)
-    engine = InProcess(shelf(data, partition, fleet), Memory(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
+    engine = InProcess(
+        build_client_data(data, partition, fleet),
+        ClientStateStore(lambda device: {}),
+        Schedule(),
+        Sgd(),
+        Constant(),
+        seed=0,
+    )
     asked = StaticBatchNorm(query, batch_size)
-    weights = fleet.whole.initial(0)
+    weights = fleet.global_model.initial(0)
     tier = fleet.largest
     filled = asked.fill({tier: weights}, fleet, lambda task, inboxes: engine.ask(task, inboxes, 1), 1)[tier]
     assert filled["0.running_mean"].tolist() == pytest.approx([mean], abs=1e-6)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
-from fedloom.engines import InProcess, Memory, shelf
-from fedloom.evaluation import Judge, StaticBatchNorm
+from fedloom.engines import ClientStateStore, InProcess, build_client_data
+from fedloom.evaluation import Evaluator, StaticBatchNorm
 from fedloom.fleet import DeviceModel, Fleet, Reply, nested, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, model
@@ -188,7 +188,7 @@ def test_perplexity_of_two_batches(held_by: str) -> None:
     tests = Examples(x, torch.zeros_like(x))
     fleet = Fleet(nested([("a", model("lookup", lookup, {}, (2,), 2, 3))]), (1.0,), 2, seed=0)
     own = (np.arange(4), np.array([0, 1]))
-    judge = Judge(
+    evaluator = Evaluator(
         Dataset("two batches", tests, tests, 2, Preparation(mask_token=2), 3),
         own_tests=[torch.from_numpy(rows) for rows in own],
         seen_labels=torch.ones(2, 2, dtype=torch.bool),
@@ -196,11 +196,16 @@ def test_perplexity_of_two_batches(held_by: str) -> None:
         batch_size=2,
     )
     engine = InProcess(
-        shelf(judge.dataset, Partition(own, own), fleet), Memory(lambda _: {}), Schedule(), Sgd(), Constant(), seed=0
+        build_client_data(evaluator.dataset, Partition(own, own), fleet),
+        ClientStateStore(lambda _: {}),
+        Schedule(),
+        Sgd(),
+        Constant(),
+        seed=0,
     )
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["weights"]), lambda device: {"weights": weights})
     candidate = slices(weights) if held_by == "server" else carried
-    rows = judge.rows({"one": candidate}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=True)
+    rows = evaluator.rows({"one": candidate}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=True)
     found = {(row.test, row.device, row.metric): row.value for row in rows}
     for device in ("",) if held_by == "server" else ("", "0", "1"):
         assert round(found["global", device, "perplexity"], 6) == 5.053669

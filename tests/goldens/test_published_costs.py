@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.models import Cost, cost
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Tables
+from fedloom.recipe.registry import Registry
 from fedloom.runs.build import build
 from fedloom.runs.data import outline
 from fedloom.studies.published import Published, read_published
@@ -20,8 +20,8 @@ TABLES = ("heterofl_costs_table7", "heterofl_costs_table8", "heterofl_costs_tabl
 
 
 def costs_of_levels(row: Published, folder: Path) -> dict[str, Cost]:
-    loaded = load(row.recipe, Tables(), list(row.changes))
-    fleet, _ = build(loaded, Tables(), outline(loaded, Tables(), folder))
+    loaded = load(row.recipe, Registry(), list(row.changes))
+    fleet, _ = build(loaded, Registry(), outline(loaded, Registry(), folder))
     return {tier.name: cost(tier.model) for tier in fleet.tiers}
 
 
@@ -44,8 +44,8 @@ def test_the_mean_over_levels_is_as_printed(table: str, tmp_path: Path) -> None:
 
 def test_a_row_shows_the_mean_over_devices_without_a_run(tmp_path: Path) -> None:
     row = ROWS["heterofl_costs_table7_a-e"]
-    place = Place(Tables(), tmp_path, 1, print, lambda experiment, tables, data, folder: experiment)
-    found = row_result(row, load(row.recipe, Tables(), list(row.changes)), tmp_path, place)
+    place = Place(Registry(), tmp_path, 1, print, lambda experiment, tables, data, folder: experiment)
+    found = row_result(row, load(row.recipe, Registry(), list(row.changes)), tmp_path, place)
     assert [one["what"] for one in found] == ["all devices parameters", "all devices published_flops"]
     assert [one["measured"] for one in found] == [(1_556_874 + 6_594) / 2, (80_504_320 + 400_480) / 2]
     assert all(one["measured"] == as_printed(one["published"]) for one in found)

@@ -1,4 +1,4 @@
-"""FedAvg, standalone and centralised training: what they send, keep and refuse."""
+"""FedAvg, standalone and centralized training: what they send, keep and refuse."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,27 +8,27 @@ import pytest
 import torch
 
 from fedloom.fleet import DeviceModel
-from fedloom.methods.centralized import Centralised
+from fedloom.methods.centralized import Centralized
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.standalone import Standalone
 
 
-@pytest.mark.parametrize(("name", "method"), [("fedavg", FedAvg()), ("centralised", Centralised())])
+@pytest.mark.parametrize(("name", "method"), [("fedavg", FedAvg()), ("centralized", Centralized())])
 def test_methods_of_one_model_refuse_several_tiers(name: str, method: Any, world: Callable[..., Any]) -> None:
-    assert method.refuses(world().fleet) is None
-    refusal = method.refuses(world(widths=(1.0, 0.5)).fleet)
+    assert method.fleet_problem(world().fleet) is None
+    refusal = method.fleet_problem(world(widths=(1.0, 0.5)).fleet)
     assert refusal is not None
     assert name in refusal
 
 
 def test_two_names_for_the_same_model_are_one_model(world: Callable[..., Any]) -> None:
-    assert FedAvg().refuses(world(widths=(1.0, 1.0)).fleet) is None
+    assert FedAvg().fleet_problem(world(widths=(1.0, 1.0)).fleet) is None
 
 
 def test_standalone_refuses_tiers_that_change(world: Callable[..., Any]) -> None:
     fleet = world(widths=(1.0, 0.5)).fleet
-    assert Standalone().refuses(fleet) is None
-    refusal = Standalone().refuses(replace(fleet, assignment="redrawn"))
+    assert Standalone().fleet_problem(fleet) is None
+    refusal = Standalone().fleet_problem(replace(fleet, assignment="redrawn"))
     assert refusal is not None
     assert 'fleet.assignment = "fixed"' in refusal
 
@@ -40,7 +40,7 @@ def test_fedavg_weighs_its_devices(
     """Against a loop over the replies, entry by entry."""
     place, method = world(sizes=(4, 12)), FedAvg(weighting)
     engine = meddling(place.engine(method), lambda replies: replies)
-    made = method.round(method.start(place.fleet, 0), place.turn(engine))["weights"]
+    made = method.round(method.start(place.fleet, 0), place.context(engine))["weights"]
     sent = {reply.device.name: reply.sent["weights"] for reply in engine.delivered}
     for name, tensor in made.items():
         first, second = (sent[device][name].double().flatten().tolist() for device in "01")
@@ -52,11 +52,11 @@ def test_fedavg_weighs_its_devices(
 def test_standalone_sends_nothing_and_keeps_its_model(world: Callable[..., Any]) -> None:
     place, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), Standalone()
     engine = place.engine(method)
-    turn = place.turn(engine)
-    assert method.round({}, turn) == {}
+    context = place.context(engine)
+    assert method.round({}, context) == {}
     engine.commit(1)
-    assert (turn.traffic.down, turn.traffic.up) == (0, 0)
-    for device in turn.cohort:
+    assert (context.traffic.down, context.traffic.up) == (0, 0)
+    for device in context.cohort:
         kept = engine.memory.recall(device)["weights"]
         assert {name: tensor.shape for name, tensor in kept.items()} == dict(device.model.shapes())
         first = method.prepare(device, 0)["weights"]
@@ -73,21 +73,21 @@ def test_standalone_devices_do_not_hear_of_each_other(
     other = replace(place, dataset=replace(place.dataset, train=replace(place.dataset.train, x=x)))
     kept = []
     for one in (place, other):
-        engine = one.engine(method, block=1)
+        engine = one.engine(method, devices_per_block=1)
         one.play(method, engine)
         kept.append(engine.memory.committed)
     assert [parcels_equal(kept[0][name], kept[1][name]) for name in "012"] == [True, False, True]
 
 
 def test_standalone_is_judged_where_it_is() -> None:
-    assert isinstance(Standalone().candidates({})["personal"], DeviceModel)
+    assert isinstance(Standalone().eval_targets({})["personal"], DeviceModel)
 
 
 @pytest.mark.parametrize(("share", "rows"), [(1.0, 20), (0.5, 9), (0.25, 4)])
 def test_centralised_gathers_the_first_devices(
     share: float, rows: int, world: Callable[..., Any], meddling: Any
 ) -> None:
-    place, method = world(sizes=(4, 5, 6, 5)), Centralised(data_share=share)
+    place, method = world(sizes=(4, 5, 6, 5)), Centralized(data_share=share)
     engine = meddling(place.engine(method), lambda replies: replies)
     place.play(method, engine, rounds=1)
     assert [reply.examples for reply in engine.delivered] == [rows]
@@ -96,6 +96,6 @@ def test_centralised_gathers_the_first_devices(
 def test_centralised_does_not_mind_who_takes_part(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
-    place, method = world(sizes=(4, 5, 6, 5)), Centralised()
+    place, method = world(sizes=(4, 5, 6, 5)), Centralized()
     made = [place.play(method, place.engine(method), participation=share) for share in (1.0, 0.25)]
     assert parcels_equal(*made)

@@ -15,7 +15,7 @@ from fedloom.engines import ProcessPool
 from fedloom.fleet import DeviceModel
 from fedloom.methods.fedgkt import FedGKT, pupil
 from fedloom.methods.standalone import Standalone
-from fedloom.models import Draws, Model, chained, model
+from fedloom.models import Model, StepSeeds, chained, model
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
 
 SIZES = (8, 5, 9)
@@ -62,11 +62,11 @@ def test_an_example_is_taught_by_the_answer_to_that_very_example(
     last: Any, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """By hand over shuffled epochs, rows of the data set looked up in a dictionary; batch numbers would not do."""
-    place = world("bottleneck", sizes=SIZES, schedule=Schedule(4, 3, last), optimiser=Sgd(0.1), normalisation="group")
+    place = world("bottleneck", sizes=SIZES, schedule=Schedule(4, 3, last), optimizer=Sgd(0.1), normalization="group")
     method = replace(SMALL, weight=0.7, temperature=2.0)
     engine = place.engine(method)
     server = {**method.start(place.fleet, 0), "answers": made_up_answers(place)}
-    method.round(server, place.turn(engine))
+    method.round(server, place.context(engine))
     engine.commit(1)
     for device, held in zip(place.fleet.devices(1), place.partition.train, strict=True):
         answer = {int(row): server["answers"][device.name][place_] for place_, row in enumerate(held)}
@@ -80,20 +80,20 @@ def test_an_example_is_taught_by_the_answer_to_that_very_example(
 
 
 def trained(place: Any, batches: Any, teachers: list[Tensor]) -> dict[str, Tensor]:
-    module = place.fleet.whole.module().train()
-    module.load_state_dict(place.fleet.whole.initial(0))
-    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    module = place.fleet.global_model.module().train()
+    module.load_state_dict(place.fleet.global_model.initial(0))
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
     for rows, teacher in zip(batches, teachers, strict=True):
         logits = module(place.dataset.preparation(place.dataset.train.x[rows])).logits
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (F.cross_entropy(logits, place.dataset.train.y[rows]) + 0.7 * soft(logits, teacher, 2.0)).backward()
-        optimiser.step()
+        optimizer.step()
     return {name: weight.detach() for name, weight in module.named_parameters()}
 
 
 def test_a_lesson_is_in_the_devices_own_order(place: Any) -> None:
     engine = Listening(place.engine(SMALL))
-    SMALL.round(SMALL.start(place.fleet, 0), place.turn(engine))
+    SMALL.round(SMALL.start(place.fleet, 0), place.context(engine))
     for reply in engine.replies[0]:
         held = torch.from_numpy(place.partition.train[int(reply.device.name)])
         lesson = reply.sent["lesson"]
@@ -103,14 +103,14 @@ def test_a_lesson_is_in_the_devices_own_order(place: Any) -> None:
 
 @pytest.mark.usefixtures("double")
 def test_a_lesson_is_what_the_trained_net_makes_of_each_example(world: Callable[..., Any]) -> None:
-    place = world("bottleneck", sizes=SIZES, normalisation="group")
+    place = world("bottleneck", sizes=SIZES, normalization="group")
     engine = Listening(place.engine(SMALL))
-    SMALL.round(SMALL.start(place.fleet, 0), place.turn(engine))
+    SMALL.round(SMALL.start(place.fleet, 0), place.context(engine))
     engine.commit(1)
     for reply in engine.replies[0]:
         weights = engine.engine.memory.committed[reply.device.name]["weights"]
         x = place.dataset.preparation(place.dataset.train.x[place.partition.train[int(reply.device.name)]])
-        made = place.fleet.whole({name: one[None] for name, one in weights.items()}, x[None])
+        made = place.fleet.global_model({name: one[None] for name, one in weights.items()}, x[None])
         assert torch.allclose(reply.sent["lesson"]["features"], made.taps["extractor"][0], atol=1e-12)
         assert torch.allclose(reply.sent["lesson"]["logits"], made.logits[0], atol=1e-12)
 
@@ -127,7 +127,7 @@ def test_in_the_first_round_devices_learn_from_labels_alone(place: Any, parcels_
 def test_later_they_learn_from_answers_too(place: Any, difference: Callable[..., float]) -> None:
     engine, alone = Listening(place.engine(SMALL)), place.engine(Standalone())
     server = place.play(SMALL, engine, rounds=1)
-    SMALL.round(server, place.turn(engine, 2))
+    SMALL.round(server, place.context(engine, 2))
     engine.commit(2)
     place.play(Standalone(), alone)
     assert [name for name, _ in engine.inboxes] == ["train", "teach", "train", "teach"]
@@ -139,7 +139,7 @@ def test_later_they_learn_from_answers_too(place: Any, difference: Callable[...,
 
 
 def lesson_of(place: Any, labels: Tensor | None = None, logits: Tensor | None = None) -> Parcel:
-    shape, draw = (12, *SMALL.large(place.fleet.whole).input_shape), torch.Generator().manual_seed(3)
+    shape, draw = (12, *SMALL.large(place.fleet.global_model).input_shape), torch.Generator().manual_seed(3)
     return {
         "weights": SMALL.start(place.fleet, 0)["weights"],
         "lesson": {
@@ -152,15 +152,15 @@ def lesson_of(place: Any, labels: Tensor | None = None, logits: Tensor | None = 
 
 
 def taught(place: Any, method: FedGKT, box: Parcel) -> Parcel:
-    turn = place.turn(place.engine(method))
-    (reply,) = turn.compute(method.teach, {turn.cohort[0]: box})
+    context = place.context(place.engine(method))
+    (reply,) = context.compute(method.teach, {context.cohort[0]: box})
     sent: Parcel = reply.sent
     return sent
 
 
 def learned(place: Any, method: FedGKT, answers: Mapping[str, Tensor]) -> Parcel:
     engine = place.engine(method)
-    method.round({**method.start(place.fleet, 0), "answers": answers}, place.turn(engine))
+    method.round({**method.start(place.fleet, 0), "answers": answers}, place.context(engine))
     engine.commit(1)
     memory: Parcel = engine.memory.committed["0"]
     return memory
@@ -182,14 +182,14 @@ def test_the_weight_is_of_answers_on_devices_and_of_labels_on_the_server(place: 
 def test_the_servers_step_by_hand(place: Any) -> None:
     """One full batch: Adam with the decay of the paper's code, on answers and weighted labels."""
     method, box = replace(SMALL, weight=0.3, server_batch=100, server_rate=0.01), lesson_of(place)
-    large = method.large(place.fleet.whole)
+    large = method.large(place.fleet.global_model)
     module = large.module().train()
     module.load_state_dict(dict(box["weights"]), strict=False)
-    optimiser = torch.optim.Adam(module.parameters(), 0.01, weight_decay=1e-4)
+    optimizer = torch.optim.Adam(module.parameters(), 0.01, weight_decay=1e-4)
     logits = module(box["lesson"]["features"]).logits
     loss = soft(logits, box["lesson"]["logits"], 3.0) + 0.3 * F.cross_entropy(logits, box["lesson"]["labels"])
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     made = taught(place, method, box)
     for name, weight in module.named_parameters():
         assert torch.allclose(made["weights"][name], weight.detach(), atol=1e-10)
@@ -198,7 +198,7 @@ def test_the_servers_step_by_hand(place: Any) -> None:
 @pytest.mark.usefixtures("double")
 def test_answers_are_the_servers_to_each_example_in_turn(place: Any) -> None:
     box = lesson_of(place)
-    made, large = taught(place, SMALL, box), SMALL.large(place.fleet.whole)
+    made, large = taught(place, SMALL, box), SMALL.large(place.fleet.global_model)
     examples = Examples(box["lesson"]["features"], box["lesson"]["labels"])
     server = pupil(large, Adam(), examples, Schedule(SMALL.server_batch), seed=5)
     ready = own_statistics(server, {name: one[None] for name, one in made["weights"].items()})
@@ -223,18 +223,18 @@ def test_a_lost_device_keeps_its_old_answers(place: Any, meddling: Callable[...,
     engine = place.engine(SMALL)
     before = place.play(SMALL, engine, rounds=1)
     lossy = meddling(engine, lambda replies: [reply for reply in replies if reply.device.name != "1"])
-    after = SMALL.round(before, place.turn(lossy, 2))
+    after = SMALL.round(before, place.context(lossy, 2))
     assert torch.equal(after["answers"]["1"], before["answers"]["1"])
     assert not any(torch.equal(after["answers"][name], before["answers"][name]) for name in "02")
 
 
 def test_a_device_that_was_never_asked_has_no_answers(place: Any) -> None:
     engine = Listening(place.engine(SMALL))
-    turn = place.turn(engine)
-    server = SMALL.round(SMALL.start(place.fleet, 0), replace(turn, cohort=turn.cohort[:2]))
+    context = place.context(engine)
+    server = SMALL.round(SMALL.start(place.fleet, 0), replace(context, cohort=context.cohort[:2]))
     engine.commit(1)
     assert [len(server["answers"][name]) for name in "012"] == [8, 5, 0]
-    SMALL.round(server, place.turn(engine, 2))
+    SMALL.round(server, place.context(engine, 2))
     boxes = {device.name: box for device, box in engine.inboxes[2][1].items()}
     assert [sorted(boxes[name]) for name in "012"] == [["teacher"], ["teacher"], []]
 
@@ -243,9 +243,9 @@ def test_what_the_server_computes_does_not_travel(place: Any) -> None:
     engine = Listening(place.engine(SMALL))
     server, moved = SMALL.start(place.fleet, 0), []
     for number in (1, 2):
-        turn = place.turn(engine, number)
-        server = SMALL.round(server, turn)
-        moved.append(turn.traffic)
+        context = place.context(engine, number)
+        server = SMALL.round(server, context)
+        moved.append(context.traffic)
     assert [one.down for one in moved] == [0, sum(SIZES) * 4 * 4]
     lessons = sum(payload_bytes(reply.sent) for reply in engine.replies[0])
     assert [one.up for one in moved] == [lessons, lessons]
@@ -259,15 +259,15 @@ def test_the_servers_model_is_a_devices_extractor_and_then_the_servers_net(
     family: str, world: Callable[..., Any], client_for: Callable[..., Client], block_weights: Callable[..., Any]
 ) -> None:
     place = world(family, sizes=SIZES)
-    small, large = place.fleet.whole, SMALL.large(place.fleet.whole)
+    small, large = place.fleet.global_model, SMALL.large(place.fleet.global_model)
     own, servers, x = block_weights(small, 2), block_weights(large, 2, seed=1), torch.randn(2, 3, 1, 6, 6)
-    step = Step(torch.zeros(2, 1, dtype=torch.int64), torch.ones(2), {}, Draws((0, 0)))
-    client = client_for(small, place.dataset.train, [step], memory={"weights": own})
+    step = Step(torch.zeros(2, 1, dtype=torch.int64), torch.ones(2), {}, StepSeeds((0, 0)))
+    client = client_for(small, place.dataset.train, [step], state={"weights": own})
     whole, weights = SMALL.with_server(client, {"weights": servers})
     assert weights.keys() == whole.shapes().keys()
-    features = small.part("extractor")(small.part_weights("extractor", own), x, Draws((0, 0))).logits
-    expected = large(servers, features, Draws((0, 0))).logits
-    assert torch.allclose(whole(weights, x, Draws((0, 0))).logits, expected, atol=1e-12)
+    features = small.part("extractor")(small.part_weights("extractor", own), x, StepSeeds((0, 0))).logits
+    expected = large(servers, features, StepSeeds((0, 0))).logits
+    assert torch.allclose(whole(weights, x, StepSeeds((0, 0))).logits, expected, atol=1e-12)
     ready = {**weights, **whole.batch_statistics(weights, x)}
     first, second = ({n.removeprefix(p): w for n, w in ready.items() if n.startswith(p)} for p in ("first.", "second."))
     judged = large(second, small.part("extractor")(first, x).logits).logits
@@ -287,9 +287,9 @@ def test_a_chain_is_a_value_with_the_names_of_both(tiny_model: Callable[..., Mod
 
 def test_devices_and_server_are_both_judged(place: Any) -> None:
     engine = place.engine(SMALL)
-    candidates = SMALL.candidates(place.play(SMALL, engine))
+    candidates = SMALL.eval_targets(place.play(SMALL, engine))
     assert all(isinstance(one, DeviceModel) for one in candidates.values())
-    rows = place.judge().rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
+    rows = place.evaluator().rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
     assert {row.candidate for row in rows} == {"clients", "server"}
     for name in ("clients", "server"):
         local = [row for row in rows if (row.candidate, row.test) == (name, "local")]
@@ -301,7 +301,7 @@ def test_two_processes_learn_the_same_to_the_bit(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=(8, 5, 9, 8))
-    alone, hired = place.engine(SMALL, block=2), place.engine(SMALL, block=2)
+    alone, hired = place.engine(SMALL, devices_per_block=2), place.engine(SMALL, devices_per_block=2)
     pool = ProcessPool(hired, place.fleet, lambda address: SMALL.find(*address), 2)
     try:
         servers = [place.play(SMALL, engine) for engine in (alone, pool)]
@@ -319,7 +319,7 @@ def test_nets_that_have_only_their_extractors_shape_in_common_learn_together(
 ) -> None:
     nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", planes=(5,), blocks=(1,)))]
     place = world(models=nets, sizes=(8, 5, 9, 8))
-    assert SMALL.refuses(place.fleet) is None
+    assert SMALL.fleet_problem(place.fleet) is None
     server = place.play(SMALL, place.engine(SMALL))
     assert place.refusals == []
     assert [len(server["answers"][name]) for name in "0123"] == [8, 5, 9, 8]
@@ -327,8 +327,10 @@ def test_nets_that_have_only_their_extractors_shape_in_common_learn_together(
 
 def test_features_of_two_shapes_are_refused(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
     nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", stem=3))]
-    assert "features of one shape; those of tier 'b' are [(3, 6, 6)]" in str(SMALL.refuses(world(models=nets).fleet))
-    assert "needs nets with children named extractor" in str(SMALL.refuses(world("convnet").fleet))
+    assert "features of one shape; those of tier 'b' are [(3, 6, 6)]" in str(
+        SMALL.fleet_problem(world(models=nets).fleet)
+    )
+    assert "needs nets with children named extractor" in str(SMALL.fleet_problem(world("convnet").fleet))
 
 
 class Flat(nn.Module):
@@ -343,4 +345,4 @@ class Flat(nn.Module):
 
 def test_features_that_are_no_maps_are_refused(world: Callable[..., Any]) -> None:
     place = world(models=[("a", model("flat", Flat, {}, (1, 6, 6), 4))])
-    assert SMALL.refuses(place.fleet) == "fedgkt's server convolves feature maps; those of flat have shape (8,)"
+    assert SMALL.fleet_problem(place.fleet) == "fedgkt's server convolves feature maps; those of flat have shape (8,)"

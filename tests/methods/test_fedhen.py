@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedloom
 from fedloom.client import Schedule, Sgd
-from fedloom.fleet import Device, Fleet, Reply, ServerModel, Turn, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, nested
 from fedloom.methods import Method
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
@@ -39,7 +39,7 @@ def two_sizes(tiny_model: Build) -> list[tuple[str, Model]]:
 def drawn_replies(tiny_model: Build, kinds: list[str], seed: int) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
     """Devices of these kinds that send random weights, and an old global model."""
     fleet, draw = Fleet(nested(two_sizes(tiny_model)), (0.5, 0.5), 9, seed=0), torch.Generator().manual_seed(seed)
-    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     tiers = {tier.name: tier for tier in fleet.tiers}
     replies = []
     for number, kind in enumerate(kinds):
@@ -54,8 +54,8 @@ def play(
 ) -> dict[str, dict[str, Tensor]]:
     """Tier -> its model after a round in which these replies come in, in this order."""
     answers = {reply.device: reply for reply in replies}
-    turn = Turn(1, list(answers), fleet, scripted(lambda device, inbox: answers[device]))
-    candidate = method.candidates(method.round(method.start(fleet, 0, old), turn))["server"]
+    context = RoundContext(1, list(answers), fleet, scripted(lambda device, inbox: answers[device]))
+    candidate = method.eval_targets(method.round(method.start(fleet, 0, old), context))["server"]
     assert isinstance(candidate, ServerModel)
     return {tier.name: dict(candidate.weights(tier)) for tier in fleet.tiers}
 
@@ -140,8 +140,8 @@ def test_the_simple_model_is_part_of_the_complex_one_after_every_round(method: M
     """But for Decouple, where nothing holds them together."""
     engine, server = place.engine(method), method.start(place.fleet, 0)
     for number in (1, 2, 3):
-        server = method.round(server, place.turn(engine, number, 0.6))
-        candidate = method.candidates(server)["server"]
+        server = method.round(server, place.context(engine, number, 0.6))
+        candidate = method.eval_targets(server)["server"]
         assert isinstance(candidate, ServerModel)
         simple, whole = (candidate.weights(tier) for tier in place.fleet.tiers)
         same = [torch.equal(weight, whole[name]) for name, weight in simple.items()]
@@ -163,9 +163,9 @@ def test_a_poisoned_device_is_as_if_it_were_not_there(method: Any, bad: list[int
     method = replace(method, report=True)
     here, there = poisoned(place, []), poisoned(place, bad)
     start = method.start(place.fleet, 0)
-    made = method.round(start, there.turn(there.engine(method, block=1)))
-    turn = here.turn(here.engine(method, block=1))
-    fewer = replace(turn, cohort=[device for device in turn.cohort if int(device.name) not in bad])
+    made = method.round(start, there.context(there.engine(method, devices_per_block=1)))
+    context = here.context(here.engine(method, devices_per_block=1))
+    fewer = replace(context, cohort=[device for device in context.cohort if int(device.name) not in bad])
     assert [refusal.device for refusal in there.refusals] == [str(number) for number in bad]
     assert fingerprint(made) == fingerprint(method.round(start, fewer))
 
@@ -174,13 +174,13 @@ def test_a_poisoned_device_is_as_if_it_were_not_there(method: Any, bad: list[int
 def test_if_all_are_poisoned_everything_stays(method: Any, place: Any) -> None:
     method, there = replace(method, report=True), poisoned(place, [0, 1, 2, 3, 4])
     start = method.start(place.fleet, 0)
-    assert fingerprint(method.round(start, there.turn(there.engine(method)))) == fingerprint(start)
+    assert fingerprint(method.round(start, there.context(there.engine(method)))) == fingerprint(start)
     assert len(there.refusals) == 5
 
 
 def sent_in_one_round(method: Method, place: Any, meddling: Callable[..., Any]) -> dict[str, dict[str, Tensor]]:
-    engine = meddling(place.engine(method, block=1), list)
-    method.round(method.start(place.fleet, 0), place.turn(engine))
+    engine = meddling(place.engine(method, devices_per_block=1), list)
+    method.round(method.start(place.fleet, 0), place.context(engine))
     return {reply.device.name: dict(reply.sent["weights"]) for reply in engine.delivered}
 
 
@@ -189,8 +189,8 @@ def test_noside_leaves_the_exits_head_of_complex_devices(
     exit_head: Any, place: Any, meddling: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """To the bit, with momentum and weight decay."""
-    place = replace(place, optimiser=Sgd(0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0))
-    start, sent = place.fleet.whole.initial(0), sent_in_one_round(NoSide(exit_head), place, meddling)
+    place = replace(place, optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0))
+    start, sent = place.fleet.global_model.initial(0), sent_in_one_round(NoSide(exit_head), place, meddling)
     for device in place.fleet.devices(1):
         for name, weight in sent[device.name].items():
             untouched = name.startswith("exit.") and device.tier == "complex"
@@ -201,7 +201,7 @@ def test_the_side_objective_does_not_touch_what_only_complex_devices_have(
     place: Any, meddling: Callable[..., Any]
 ) -> None:
     """After one step, as there is nothing in it but its gradient; a simple device does the same in both."""
-    place = replace(place, schedule=Schedule(100), optimiser=Sgd(0.5))
+    place = replace(place, schedule=Schedule(100), optimizer=Sgd(0.5))
     with_side, without = (sent_in_one_round(method, place, meddling) for method in (FedHeN(), NoSide()))
     shared = place.fleet.smallest.model.shapes()
     for device in place.fleet.devices(1):
@@ -244,10 +244,10 @@ def test_both_objectives_cost_one_pass(world: Callable[..., Any]) -> None:
     net = model("counting", Counting, {"both": True}, (1, 6, 6), 4)
     place = world(models=[("complex", net)], sizes=(8,), schedule=Schedule(4, 3))
     method = FedHeN()
-    engine = place.engine(method, block=1)
+    engine = place.engine(method, devices_per_block=1)
     server = place.play(method, engine, rounds=1)  # what is tried out once is behind
     Counting.forwards = Counting.backwards = 0
-    method.round(server, place.turn(engine, 2))
+    method.round(server, place.context(engine, 2))
     assert (Counting.forwards, Counting.backwards) == (6, 6)
 
 
@@ -258,15 +258,15 @@ def test_reports_are_means_of_what_each_device_sent_last(
     """Round after round, with devices that were not asked yet and with replies that are lost."""
     place = world(sizes=(8, 9, 8, 5, 7, 8, 6), models=two_sizes(tiny_model), shares=(3 / 7, 4 / 7))
     engine = meddling(place.engine(method), lambda replies: replies[1:])
-    first, server = place.fleet.whole.initial(0), method.start(place.fleet, 0)
+    first, server = place.fleet.global_model.initial(0), method.start(place.fleet, 0)
     last = {device.name: device.footprint.read(first) for device in place.fleet.devices(1)}
     heard = set()
     for number in (1, 2, 3):
-        server = method.round(server, place.turn(engine, number, 0.4))
+        server = method.round(server, place.context(engine, number, 0.4))
         last.update({reply.device.name: dict(reply.sent["weights"]) for reply in engine.delivered})
         heard |= {reply.device.name for reply in engine.delivered}
         engine.delivered.clear()
-        found = method.candidates(server)
+        found = method.eval_targets(server)
         assert list(found) == ["server", "report_paper", "report_all"]
         assert all(isinstance(one, ServerModel) for one in found.values())
         for tier in place.fleet.tiers:
@@ -283,7 +283,7 @@ def test_a_lost_or_poisoned_device_keeps_its_last_model(place: Any) -> None:
     method = FedHeN(report=True)
     start = method.start(place.fleet, 0)
     there = poisoned(place, [3])
-    made = method.round(start, there.turn(there.engine(method)))
+    made = method.round(start, there.context(there.engine(method)))
     kept: dict[bool, set[str]] = defaultdict(set)
     for name, tensors in made.items():
         if name.startswith("latest:"):
@@ -297,17 +297,17 @@ def test_a_lost_or_poisoned_device_keeps_its_last_model(place: Any) -> None:
 @pytest.mark.parametrize("method", ALL, ids=repr)
 def test_nobody_keeps_models_of_devices_unless_asked_to(method: Any, place: Any) -> None:
     server = method.start(place.fleet, 0)
-    for state in (server, method.round(server, place.turn(place.engine(method)))):
+    for state in (server, method.round(server, place.context(place.engine(method)))):
         assert not any(name.startswith("latest:") for name in state)
-    assert list(method.candidates(method.start(place.fleet, 0))) == ["server"]
+    assert list(method.eval_targets(method.start(place.fleet, 0))) == ["server"]
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
 def test_reports_are_refused_where_tiers_are_redrawn(method: Any, place: Any) -> None:
     redrawn, reporting = replace(place.fleet, assignment="redrawn"), replace(method, report=True)
-    assert method.refuses(redrawn) is None
-    assert reporting.refuses(place.fleet) is None
-    refusal = reporting.refuses(redrawn)
+    assert method.fleet_problem(redrawn) is None
+    assert reporting.fleet_problem(place.fleet) is None
+    refusal = reporting.fleet_problem(redrawn)
     assert type(method).__name__.lower() in refusal
     assert "report = false" in refusal
 

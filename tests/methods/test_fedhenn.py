@@ -16,7 +16,7 @@ from fedloom.methods._last_uploads import bundle
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedhenn import FedHeNN
 from fedloom.methods.standalone import Standalone
-from fedloom.models import Draws, Model
+from fedloom.models import Model, StepSeeds
 from fedloom.tensors import Parcel, payload_bytes
 
 World = Any
@@ -84,9 +84,10 @@ def test_without_a_pull_the_homogeneous_form_is_fedavg(
 ) -> None:
     """Device by device: those with a memory and those without share no block."""
     place, method = world(family, sizes=UNEQUAL), FedHeNN(strength=0, share="weights")
-    assert not method.probes
+    assert not method.needs_public_data
     ours, theirs = (
-        place.play(one, place.engine(one, block=1), rounds=3, participation=0.6) for one in (method, FedAvg())
+        place.play(one, place.engine(one, devices_per_block=1), rounds=3, participation=0.6)
+        for one in (method, FedAvg())
     )
     assert parcels_equal(ours, theirs)
 
@@ -150,10 +151,10 @@ def test_a_device_that_is_not_asked_keeps_what_it_has(
     engine = place.engine(method)
     server = place.play(method, engine, rounds=2)
     before = memories(place, method, engine)
-    turn = place.turn(engine, 3, 0.4)
-    method.round(server, turn)
+    context = place.context(engine, 3, 0.4)
+    method.round(server, context)
     engine.commit(3)
-    after, asked = memories(place, method, engine), {device.name for device in turn.cohort}
+    after, asked = memories(place, method, engine), {device.name for device in context.cohort}
     assert {name for name in before if not parcels_equal(before[name], after[name])} == asked
 
 
@@ -164,7 +165,7 @@ def test_any_nets_are_drawn_to_each_other(
     method: FedHeNN, kernel: Any, probe_size: int, families: World, difference: Callable[..., float]
 ) -> None:
     method = replace(method, kernel=kernel, probe_size=probe_size)
-    assert method.refuses(families.fleet) is None
+    assert method.fleet_problem(families.fleet) is None
     drawn, alone = (learned(families, one) for one in (method, Standalone()))
     assert all(difference(drawn[name], alone[name]) > 1e-4 for name in alone)
 
@@ -191,7 +192,7 @@ def test_on_the_devices_no_weights_ever_leave(families: World) -> None:
 def test_by_default_no_weights_leave_real_devices(families: World, parcels_equal: Callable[..., bool]) -> None:
     engine = Listening(families.engine(PULLED))
     server = PULLED.start(families.fleet, families.seed)
-    after = PULLED.round(server, replace(families.turn(engine, 2), deployed=True))
+    after = PULLED.round(server, replace(families.context(engine, 2), deployed=True))
     assert not any("weights" in reply.sent for reply in engine.replies)
     assert {name for name, _ in engine.asked} == {"describe", "train"}
     assert parcels_equal(after, server)
@@ -200,8 +201,8 @@ def test_by_default_no_weights_leave_real_devices(families: World, parcels_equal
 def test_whoever_wants_kernels_on_the_server_gets_them_there(families: World) -> None:
     method = replace(PULLED, kernels_on="server")
     engine = Listening(families.engine(method))
-    method.round(method.start(families.fleet, 0), replace(families.turn(engine), deployed=True))
-    asked = [(name, device.here) for name, inboxes in engine.asked for device in inboxes]
+    method.round(method.start(families.fleet, 0), replace(families.context(engine), deployed=True))
+    asked = [(name, device.is_server) for name, inboxes in engine.asked for device in inboxes]
     assert set(asked) == {("describe", True), ("train", False)}
 
 
@@ -250,11 +251,11 @@ def test_the_target_is_the_mean_kernel_of_last_rounds_models(
     engine = Listening(families.engine(method))
     server = families.play(method, engine, rounds=2)
     engine.asked.clear()
-    turn = families.turn(engine, 3, 0.5)
-    method.round(server, turn)
+    context = families.context(engine, 3, 0.5)
+    method.round(server, context)
     inbox, *others = engine.inboxes("train")
     assert all(other["target"] is inbox["target"] or other["target"] == inbox["target"] for other in others)
-    counted = turn.cohort if target == "participants" else families.fleet.devices(3)
+    counted = context.cohort if target == "participants" else families.fleet.devices(3)
     expected = kernel_by_hand(families, method, server, counted, inbox["probe"]["x"])
     told = inbox["target"]
     found = told["kernel"] if "kernel" in told else told["features"] @ told["features"].T
@@ -272,7 +273,7 @@ def test_all_and_participants_are_the_same_where_all_take_part(
 
 def test_one_models_target_is_how_the_global_model_sees(world: Callable[..., Any]) -> None:
     """So a pull holds devices to it."""
-    place = world(sizes=UNEQUAL, optimiser=Sgd(0.1), schedule=Schedule(batch_size=4, epochs=6))
+    place = world(sizes=UNEQUAL, optimizer=Sgd(0.1), schedule=Schedule(batch_size=4, epochs=6))
     x = place.dataset.preparation(place.public).unsqueeze(0)
 
     def moved(method: FedHeNN) -> float:
@@ -280,10 +281,10 @@ def test_one_models_target_is_how_the_global_model_sees(world: Callable[..., Any
         server = place.play(method, engine, rounds=1)
         assert server.keys() == {"weights"}
         first = {name: one.unsqueeze(0) for name, one in method.start(place.fleet, 0)["weights"].items()}
-        target = {"features": place.fleet.whole.features(first, x)}
+        target = {"features": place.fleet.global_model.features(first, x)}
         after = [{n: w.unsqueeze(0) for n, w in one["weights"].items()} for one in engine.memory.committed.values()]
         apart = misalignment(target, "linear")
-        return sum(float(apart(place.fleet.whole.features(weights, x))) for weights in after)
+        return sum(float(apart(place.fleet.global_model.features(weights, x))) for weights in after)
 
     assert moved(replace(ONE_MODEL, strength=0.5, probe_size=12)) < 0.5 * moved(replace(ONE_MODEL, strength=0))
 
@@ -296,7 +297,7 @@ def test_from_where_it_starts_one_model_is_drawn_nowhere(
     for epochs in (1, 2):
         place = world(sizes=UNEQUAL, schedule=Schedule(batch_size=100, epochs=epochs))
         method = replace(ONE_MODEL, kernel=kernel)
-        drawn, plain = (place.play(one, place.engine(one, block=1), rounds=1) for one in (method, FedAvg()))
+        drawn, plain = (place.play(one, place.engine(one, devices_per_block=1), rounds=1) for one in (method, FedAvg()))
         assert (difference(drawn, plain) <= 1e-7) == (epochs == 1)
 
 
@@ -304,16 +305,16 @@ def test_from_where_it_starts_one_model_is_drawn_nowhere(
 def test_examples_travel_as_they_are_stored(method: FedHeNN, world: Callable[..., Any]) -> None:
     place = world(sizes=UNEQUAL)
     engine = Listening(place.engine(method))
-    turn = place.turn(engine, 2)
-    method.round(method.start(place.fleet, 0), turn)
+    context = place.context(engine, 2)
+    method.round(method.start(place.fleet, 0), context)
     shown = [inbox["probe"]["x"] for _, inboxes in engine.asked for inbox in inboxes.values()]
     assert all(x.dtype == torch.uint8 and x.shape == (8, 1, 6, 6) for x in shown)
-    sent_down = [inbox for _, boxes in engine.asked for device, inbox in boxes.items() if not device.here]
-    shown_bytes, target, model = 8 * 36 + 4, 8 * 8 * 4, payload_bytes({"weights": place.fleet.whole.initial(0)})
+    sent_down = [inbox for _, boxes in engine.asked for device, inbox in boxes.items() if not device.is_server]
+    shown_bytes, target, model = 8 * 36 + 4, 8 * 8 * 4, payload_bytes({"weights": place.fleet.global_model.initial(0)})
     expected = shown_bytes + {"kernels": target, "weights": model}[method.share]
     first_question = shown_bytes if method.kernels_on == "devices" else 0
-    assert turn.traffic.down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)
-    assert turn.traffic.up == len(UNEQUAL) * (8 * 6 * 4 if method.kernels_on == "devices" else model)
+    assert context.traffic.down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)
+    assert context.traffic.up == len(UNEQUAL) * (8 * 6 * 4 if method.kernels_on == "devices" else model)
 
 
 def test_every_round_shows_other_examples_and_the_same_to_all(world: Callable[..., Any]) -> None:
@@ -337,7 +338,7 @@ def test_in_one_step_the_others_are_as_if_not_there(
     kernel: Any, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """The first of eight are the same as of four; batch norm would see the others."""
-    place = world(sizes=UNEQUAL, normalisation="none", schedule=Schedule(batch_size=100))
+    place = world(sizes=UNEQUAL, normalization="none", schedule=Schedule(batch_size=100))
     some = replace(PULLED, kernel=kernel, probe_size=8, probe_batch=4)
     few = replace(PULLED, kernel=kernel, probe_size=4)
     assert furthest(learned(place, some, 1), learned(place, few, 1), difference) <= 1e-10
@@ -383,7 +384,7 @@ def test_if_nobody_tells_how_it_sees_all_train_as_they_are(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_devices_that_diverge_are_refused_and_stop_nobody(kernel: Any, world: Callable[..., Any]) -> None:
-    place = world(sizes=UNEQUAL, optimiser=Sgd(1e30))
+    place = world(sizes=UNEQUAL, optimizer=Sgd(1e30))
     method = replace(PULLED, kernel=kernel)
     engine = place.engine(method)
     place.play(method, engine, rounds=2)
@@ -392,15 +393,15 @@ def test_devices_that_diverge_are_refused_and_stop_nobody(kernel: Any, world: Ca
 
 
 def test_weights_of_different_models_cannot_be_averaged(families: World) -> None:
-    refused = ONE_MODEL.refuses(families.fleet)
+    refused = ONE_MODEL.fleet_problem(families.fleet)
     assert refused is not None
     assert 'share = "weights"' in refused
-    assert PULLED.refuses(families.fleet) is None
+    assert PULLED.fleet_problem(families.fleet) is None
 
 
 @pytest.mark.parametrize("method", [PULLED, ONE_MODEL], ids=["kernels", "weights"])
 def test_devices_that_keep_a_model_cannot_change_their_tier(method: FedHeNN, world: Callable[..., Any]) -> None:
-    refused = method.refuses(replace(world().fleet, assignment="redrawn"))
+    refused = method.fleet_problem(replace(world().fleet, assignment="redrawn"))
     assert refused is not None
     assert "fixed" in refused
 
@@ -413,20 +414,20 @@ def test_the_last_round_is_one_more_with_everybody(
     engine = place.engine(method)
     server = place.play(method, engine, 2, 0.6)
     before = memories(place, method, engine)
-    ended = method.finish(server, place.turn(engine, 3))
+    ended = method.finish(server, place.context(engine, 3))
     engine.commit(3)
     assert ended is not None
     after = memories(place, method, engine)
     assert not any(parcels_equal(before[name], after[name]) for name in before)
     again = place.engine(method)
     again.memory.committed = {name: one for name, one in before.items() if one}
-    assert parcels_equal(ended, method.round(server, place.turn(again, 3)))
+    assert parcels_equal(ended, method.round(server, place.context(again, 3)))
 
 
 def test_the_last_round_can_be_left_out(world: Callable[..., Any]) -> None:
     place, method = world(), replace(PULLED, last_round=False)
     engine = Listening(place.engine(method))
-    assert method.finish(method.start(place.fleet, 0), place.turn(engine)) is None
+    assert method.finish(method.start(place.fleet, 0), place.context(engine)) is None
     assert engine.asked == []
 
 
@@ -438,9 +439,9 @@ def test_whoever_has_not_trained_yet_is_judged_with_the_global_model(
     server = place.play(ONE_MODEL, engine, 1, 0.4)
     trained = {device.name for device in draw_cohort(place.fleet, 0.4, 1)}
     assert set(engine.memory.committed) == trained
-    candidates = ONE_MODEL.candidates(server)
+    candidates = ONE_MODEL.eval_targets(server)
     assert candidates.keys() == {"personal", "server"}
-    rows = place.judge().rows(candidates, place.fleet, place.turn(engine, 2).ask, 1, per_device=True)
+    rows = place.evaluator().rows(candidates, place.fleet, place.context(engine, 2).ask, 1, per_device=True)
     shares = {
         (row.candidate, row.device): row.value
         for row in rows
@@ -452,22 +453,22 @@ def test_whoever_has_not_trained_yet_is_judged_with_the_global_model(
     for device in place.fleet.devices(1):
         memory = engine.memory.recall(device)
         _, weights = personal.carried(  # type: ignore[union-attr]
-            replace(_client(place, client_for), memory=memory),
+            replace(_client(place, client_for), state=memory),
             personal.inbox(device),  # type: ignore[union-attr]
         )
         assert (weights is server["weights"]) == (device.name in untrained)
 
 
 def _client(place: World, client_for: Callable[..., Any]) -> Any:
-    step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, Draws((0,)))
-    return client_for(place.fleet.whole, place.dataset.train, [step])
+    step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
+    return client_for(place.fleet.global_model, place.dataset.train, [step])
 
 
 @pytest.mark.parametrize("method", [PULLED, AT_HOME, ONE_MODEL], ids=["server", "devices", "weights"])
 def test_a_server_without_examples_says_what_is_missing(method: FedHeNN, world: Callable[..., Any]) -> None:
     place = world()
-    bare = replace(place.turn(place.engine(method)), public=None)
-    assert method.probes
+    bare = replace(place.context(place.engine(method)), public=None)
+    assert method.needs_public_data
     with pytest.raises(ValueError, match=r"data\.public"):
         method.round(method.start(place.fleet, 0), bare)
     plain = replace(method, strength=0)
@@ -478,7 +479,7 @@ def test_devices_and_server_go_on_from_the_same_earlier_model(
     world: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     place = world(widths=(1.0, 0.5))
-    warm = {name: torch.randn(shape) for name, shape in place.fleet.whole.shapes().items()}
+    warm = {name: torch.randn(shape) for name, shape in place.fleet.global_model.shapes().items()}
     server = PULLED.start(place.fleet, 0, warm)
     for device in place.fleet.devices(1):
         held, own = server[bundle(device.tier, device.name)], PULLED.prepare(device, 0, warm)["weights"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.client import Client, Holdings, Schedule, Sgd, fit, gradient, label_loss, together
+from fedloom.client import Client, PaddedIndices, Schedule, Sgd, fit, gradient, label_loss, together
 from fedloom.fleet import Reply
 from fedloom.methods.fedin import FedIN, collected, dealt, features_loss, no_pairs, refilled
 from fedloom.methods.lgfedavg import LGFedAvg
@@ -36,18 +36,18 @@ def place(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any:
 def client_of(place: Any, method: FedIN, sizes: int = 1, **changes: Any) -> Client:
     """The first devices of a fleet as they are asked in the first round, all of the largest net."""
     engine, devices = place.engine(method), place.fleet.devices(1)[:sizes]
-    rows = torch.stack([engine.shelf.rows(device) for device in devices])
+    rows = torch.stack([engine.client_data.rows(device) for device in devices])
     made = Client(
-        model=place.fleet.whole,
-        optimiser=place.optimiser,
+        model=place.fleet.global_model,
+        optimizer=place.optimizer,
         examples=place.dataset.train,
         tests=place.dataset.test,
-        test_holdings=Holdings(rows, torch.ones_like(rows, dtype=torch.bool)),
-        holdings=Holdings(rows, torch.ones_like(rows, dtype=torch.bool)),
+        test_holdings=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
+        holdings=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
         preparation=place.dataset.preparation,
         plan=together([engine.plan(method.train, device, 1, 0) for device in devices]),
         seen_labels=torch.ones(sizes, place.dataset.classes, dtype=torch.bool),
-        memory={},
+        state={},
     )
     return replace(made, **changes)
 
@@ -90,12 +90,12 @@ def test_a_step_is_the_weighted_sum_in_the_middle_and_the_labels_at_the_ends(
     local: float, world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     """The whole task, one step of plain gradient descent."""
-    place = world("splitnet", schedule=Schedule(100), optimiser=Sgd(0.1))
+    place = world("splitnet", schedule=Schedule(100), optimizer=Sgd(0.1))
     client = client_of(place, SMALL, 2)
     weights, pairs = block_weights(client.model, 2), made_up_pairs(client)
     labels, features, _ = slopes(client, weights, pairs)
     ends = {name: one for name, one in weights.items() if not name.startswith("intermediate.")}
-    client = replace(client, memory={"weights": {name: one for name, one in weights.items() if name not in ends}})
+    client = replace(client, state={"weights": {name: one for name, one in weights.items() if name not in ends}})
     made = replace(SMALL, local=local).train.run(client, {"weights": ends, "pairs": pairs})
     assert made.remember is not None
     for name, weight in {**made.send["weights"], **made.remember["weights"]}.items():
@@ -152,14 +152,14 @@ def test_where_labels_say_nothing_features_decide() -> None:
 def test_a_devices_own_fresh_pairs_teach_it_nothing(
     world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
-    place = world("splitnet", normalisation="group")
+    place = world("splitnet", normalization="group")
     client = client_of(place, SMALL, 2)
     weights = block_weights(client.model, 2)
     pairs, batch = collected(client, weights, 6), client.batch(client.plan[0])
     loss = features_loss(client, pairs)
-    assert loss(weights, replace(batch, draws=None)).tolist() == [0.0, 0.0]
-    assert not any(bool(slope.any()) for slope in gradient(loss, weights, replace(batch, draws=None)).values())
-    assert bool((loss(combine(lambda one: one + 0.1, weights), replace(batch, draws=None)) > 0).all())
+    assert loss(weights, replace(batch, step_seeds=None)).tolist() == [0.0, 0.0]
+    assert not any(bool(slope.any()) for slope in gradient(loss, weights, replace(batch, step_seeds=None)).values())
+    assert bool((loss(combine(lambda one: one + 0.1, weights), replace(batch, step_seeds=None)) > 0).all())
 
 
 @pytest.mark.usefixtures("double")
@@ -196,8 +196,8 @@ def test_nets_a_to_e_learn_from_each_other(
     world: Callable[..., Any], tiny_model: Callable[..., Model], meddling: Callable[..., Any]
 ) -> None:
     nets = [(name, tiny_model("splitnet", extra=extra)) for name, extra in A_TO_E.items()]
-    place = world(models=nets, sizes=(8,) * 5, optimiser=Sgd(0.01))
-    assert SMALL.refuses(place.fleet) is None
+    place = world(models=nets, sizes=(8,) * 5, optimizer=Sgd(0.01))
+    assert SMALL.fleet_problem(place.fleet) is None
     engine = meddling(place.engine(SMALL), list)
     server = place.play(SMALL, engine)
     assert place.refusals == []
@@ -219,7 +219,7 @@ counts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), min_size=
 def test_the_buffer_keeps_the_newest(counts: list[list[int]], most: int, max_age: int, world: Any) -> None:
     """Against a plain list, pairs in and pairs out; each carries the round and device it is from."""
     place = world("splitnet")
-    buffer, plain = no_pairs(place.fleet.whole), list[tuple[int, float]]()
+    buffer, plain = no_pairs(place.fleet.global_model), list[tuple[int, float]]()
     for number, said in enumerate(counts, 1):
         tags = [number + index / 10 for index in range(len(said))]
         replies = [reply_of(place, index, tag, said[index]) for index, tag in enumerate(tags)]
@@ -258,9 +258,9 @@ def test_pairs_are_dealt_out_the_round_after_and_never_a_label(
     server, boxes = SMALL.start(place.fleet, 0), []
     for number in (1, 2, 3):
         asked = scripted(lambda device, inbox: None)
-        SMALL.round(server, place.turn(asked, number))
+        SMALL.round(server, place.context(asked, number))
         boxes.append(list(asked.asked[0][1].values()))
-        server = SMALL.round(server, place.turn(heard, number))
+        server = SMALL.round(server, place.context(heard, number))
         alone.commit(number)
     assert all(box.keys() == {"weights"} for box in boxes[0])
     for number, dealt_out in enumerate(boxes[1:]):
@@ -296,8 +296,8 @@ def test_a_device_sends_so_many_pairs_or_as_many_as_it_has(
 def test_other_examples_are_drawn_every_round(place: Any, meddling: Callable[..., Any]) -> None:
     """Of a device that does not learn, so that an example always has the same features."""
     method = FedIN(pairs=3)
-    still = replace(place, optimiser=Sgd(1e-30), dataset=place.dataset)
-    engine = meddling(still.engine(method, block=1), list)
+    still = replace(place, optimizer=Sgd(1e-30), dataset=place.dataset)
+    engine = meddling(still.engine(method, devices_per_block=1), list)
     still.play(method, engine, rounds=4)
     drawn = [reply.sent["pairs"]["enter"] for reply in engine.delivered if reply.device.name == "3"]
     assert any(not torch.allclose(one, other, atol=1e-3) for one, other in pairwise(drawn))
@@ -313,7 +313,7 @@ def test_without_pairs_a_device_learns_from_labels_alone(
     first = {name: one.expand(2, *one.shape) for name, one in client.model.initial(0).items()}
     shared = {name: one for name, one in first.items() if not name.startswith("intermediate.")}
     memory = {"weights": {name: one for name, one in first.items() if name not in shared}}
-    made = method.train.run(replace(client, memory=memory), {"weights": shared})
+    made = method.train.run(replace(client, state=memory), {"weights": shared})
     expected = fit(client, first, label_loss(client))
     assert made.remember is not None
     assert made.send["weights"].keys() == shared.keys()
@@ -365,8 +365,8 @@ def test_without_features_it_is_lgfedavg_of_the_ends(
 def test_ends_are_averaged_over_devices_not_examples(place: Any, meddling: Callable[..., Any]) -> None:
     engine = meddling(place.engine(SMALL), list)
     server = place.play(SMALL, engine, rounds=1)
-    assert server["weights"].keys() == set(place.fleet.whole.shapes()) - {
-        name for name in place.fleet.whole.shapes() if name.startswith("intermediate.")
+    assert server["weights"].keys() == set(place.fleet.global_model.shapes()) - {
+        name for name in place.fleet.global_model.shapes() if name.startswith("intermediate.")
     }
     for name, weight in server["weights"].items():
         mean = torch.stack([reply.sent["weights"][name].double() for reply in engine.delivered]).mean(0)
@@ -378,11 +378,11 @@ def test_one_after_the_other_is_two_updates_and_the_second_leaves_the_ends(
     world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     """By hand over two steps with momentum and decay, each of the two with a velocity of its own."""
-    place = world("splitnet", optimiser=Sgd(0.01, momentum=0.9, weight_decay=0.01))
+    place = world("splitnet", optimizer=Sgd(0.01, momentum=0.9, weight_decay=0.01))
     client = client_of(place, SMALL)
     weights, pairs = block_weights(client.model, 1), made_up_pairs(client)
     ends = {name: one for name, one in weights.items() if not name.startswith("intermediate.")}
-    client = replace(client, memory={"weights": {name: one for name, one in weights.items() if name not in ends}})
+    client = replace(client, state={"weights": {name: one for name, one in weights.items() if name not in ends}})
     made = replace(SMALL, middle="sequential").train.run(client, {"weights": ends, "pairs": pairs})
     expected = {name: one.clone() for name, one in weights.items()}
     losses = label_loss(client), features_loss(client, pairs)
@@ -420,13 +420,13 @@ def test_nets_that_do_not_come_apart_alike_are_refused(
     family: str, changes: Any, said: str, world: Callable[..., Any], tiny_model: Callable[..., Model]
 ) -> None:
     place = world(models=[("a", tiny_model(family)), ("b", tiny_model(family, **changes))])
-    assert said in str(SMALL.refuses(place.fleet))
+    assert said in str(SMALL.fleet_problem(place.fleet))
 
 
 def test_maps_and_vectors_do_not_mix(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
     """Pooling in the classifier of one net alone: its middle hands on a map."""
     nets = [("a", tiny_model("splitnet")), ("b", tiny_model("splitnet", pool="classifier"))]
-    assert "features of one shape" in str(SMALL.refuses(world(models=nets).fleet))
+    assert "features of one shape" in str(SMALL.fleet_problem(world(models=nets).fleet))
     place = world("splitnet", pool="classifier")
     server = place.play(SMALL, place.engine(SMALL))
     assert place.refusals == []
@@ -437,9 +437,9 @@ def test_middles_of_tied_blocks_learn(
     world: Callable[..., Any], tiny_model: Callable[..., Model], difference: Callable[..., float]
 ) -> None:
     nets = [(name, tiny_model("splitnet", extra=extra, tied=True)) for name, extra in (("a", (2, 3)), ("b", (1, 1)))]
-    place = world(models=nets, sizes=(8, 8, 8, 8), optimiser=Sgd(0.01))
+    place = world(models=nets, sizes=(8, 8, 8, 8), optimizer=Sgd(0.01))
     assert nets[0][1].shapes() == nets[1][1].shapes()
-    assert SMALL.refuses(place.fleet) is None
+    assert SMALL.fleet_problem(place.fleet) is None
     engine = place.engine(SMALL)
     place.play(SMALL, engine)
     assert place.refusals == []
@@ -478,8 +478,8 @@ class Plain(nn.Module):
 
 def test_nets_of_ones_own_will_do_if_each_part_runs_once(world: Callable[..., Any]) -> None:
     once, twice = (world(models=[("a", model("plain", Plain, {"times": times}, (1, 6, 6), 4))]) for times in (1, 2))
-    assert SMALL.refuses(once.fleet) is None
+    assert SMALL.fleet_problem(once.fleet) is None
     assert once.play(SMALL, once.engine(SMALL))["pairs"]["enter"].shape == (12, 8)
     assert "fedin cannot take plain apart: intermediate is no part that can run alone" in str(
-        SMALL.refuses(twice.fleet)
+        SMALL.fleet_problem(twice.fleet)
     )

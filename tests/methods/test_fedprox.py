@@ -14,14 +14,14 @@ from fedloom.methods.fedprox import FedProx
 @pytest.mark.usefixtures("double")
 def test_every_weight_is_pulled_back(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
     """The second of two steps on the same batch, against autograd; norms and biases included."""
-    place = world(sizes=(8,), schedule=Schedule(100, 2), optimiser=Sgd(0.1), normalisation="group")
+    place = world(sizes=(8,), schedule=Schedule(100, 2), optimizer=Sgd(0.1), normalization="group")
     once = replace(place, schedule=Schedule(100, 1))
     sent = []
     for one, mu in ((once, 0.7), (once, 0.0), (place, 0.0), (place, 0.7)):
-        engine = meddling(one.engine(FedProx(mu), block=1), list)
-        FedProx(mu).round(FedProx(mu).start(one.fleet, 0), one.turn(engine))
+        engine = meddling(one.engine(FedProx(mu), devices_per_block=1), list)
+        FedProx(mu).round(FedProx(mu).start(one.fleet, 0), one.context(engine))
         sent.append(engine.delivered[0].sent["weights"])
-    start, moved = place.fleet.whole.initial(0), set()
+    start, moved = place.fleet.global_model.initial(0), set()
     for name, weight in start.items():
         after_one, again, without, pulled = (made[name] for made in sent)
         assert torch.equal(after_one, again)  # nothing pulls where it starts
@@ -31,7 +31,7 @@ def test_every_weight_is_pulled_back(world: Callable[..., Any], meddling: Callab
 
 
 def test_a_strong_pull_stays_near(world: Callable[..., Any], difference: Callable[..., float]) -> None:
-    place = world(sizes=(8, 8), schedule=Schedule(4, 4), optimiser=Sgd(0.1))
+    place = world(sizes=(8, 8), schedule=Schedule(4, 4), optimizer=Sgd(0.1))
     moved = []
     for mu in (0.0, 1.0, 5.0):
         method = FedProx(mu)
@@ -40,5 +40,5 @@ def test_a_strong_pull_stays_near(world: Callable[..., Any], difference: Callabl
 
 
 def test_several_tiers_are_refused(world: Callable[..., Any]) -> None:
-    assert FedProx().refuses(world().fleet) is None
-    assert "fedprox" in str(FedProx().refuses(world(widths=(1.0, 0.5)).fleet))
+    assert FedProx().fleet_problem(world().fleet) is None
+    assert "fedprox" in str(FedProx().fleet_problem(world(widths=(1.0, 0.5)).fleet))

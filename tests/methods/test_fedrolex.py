@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
 from fedloom.methods.fedrolex import FedRolex
-from fedloom.models import Draws, Model, model
+from fedloom.models import Model, StepSeeds, model
 from fedloom.tensors import Parcel
 
 SIDES = {"large": (3, 4, 6, 2), "middle": (3, 3, 4, 2), "small": (3, 2, 3, 2)}  # inputs, two hidden layers, classes
@@ -34,7 +34,7 @@ def window(number: int, small: int, large: int) -> list[int]:
 
 def asked(method: FedRolex, fleet: Fleet, server: Parcel, number: int, scripted: Any) -> dict[Device, Parcel]:
     engine = scripted(lambda device, inbox: None)
-    method.round(server, Turn(number, fleet.devices(number), fleet, engine))
+    method.round(server, RoundContext(number, fleet.devices(number), fleet, engine))
     return dict(engine.asked[0][1])
 
 
@@ -42,7 +42,7 @@ def asked(method: FedRolex, fleet: Fleet, server: Parcel, number: int, scripted:
 def test_a_device_runs_the_units_of_its_window_and_no_others(scripted: Callable[..., Any]) -> None:
     """What its net makes of an input is what the whole net makes with all other units silenced."""
     fleet, x = fleet_of(3), torch.randn(5, 3)
-    weights = {name: torch.randn(shape) for name, shape in fleet.whole.shapes().items()}
+    weights = {name: torch.randn(shape) for name, shape in fleet.global_model.shapes().items()}
     for number in range(1, 14):
         for device, inbox in asked(FedRolex(), fleet, {"weights": weights}, number, scripted).items():
             sides, hidden = SIDES[device.tier], x
@@ -52,13 +52,13 @@ def test_a_device_runs_the_units_of_its_window_and_no_others(scripted: Callable[
                 silence[window(number, small, large)] = 1
                 hidden = made if place == 2 else made.tanh() * silence
             own = {name: tensor[None] for name, tensor in inbox["weights"].items()}
-            assert torch.allclose(device.model(own, x[None], Draws((0,))).logits[0], hidden, atol=1e-12)
+            assert torch.allclose(device.model(own, x[None], StepSeeds((0,))).logits[0], hidden, atol=1e-12)
 
 
 def test_every_weight_is_visited_as_often_as_any_other_of_its_layer(scripted: Callable[..., Any]) -> None:
     """Over a full cycle of twelve rounds: layers of four and of six units."""
     fleet = fleet_of(3)
-    numbered = {name: torch.arange(shape.numel()).view(shape) for name, shape in fleet.whole.shapes().items()}
+    numbered = {name: torch.arange(shape.numel()).view(shape) for name, shape in fleet.global_model.shapes().items()}
     visits = {tier: {name: torch.zeros(t.numel()) for name, t in numbered.items()} for tier in SIDES}
     for number in range(1, 13):
         for device, inbox in asked(FedRolex(), fleet, {"weights": numbered}, number, scripted).items():
@@ -78,7 +78,7 @@ def test_every_weight_is_visited_as_often_as_any_other_of_its_layer(scripted: Ca
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_weight_is_the_mean_of_its_holders(weighting: Any, scripted: Callable[..., Any]) -> None:
     fleet, draw = fleet_of(6), torch.Generator().manual_seed(0)
-    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     for number in (1, 3, 6, 11):
         for cohort in (fleet.devices(number), fleet.devices(number)[4:]):
             said: dict[str, Reply] = {}
@@ -88,8 +88,8 @@ def test_every_weight_is_the_mean_of_its_holders(weighting: Any, scripted: Calla
                 said[device.name] = Reply(device, int(device.name) + 1, {"weights": sent})
                 return said[device.name]  # type: ignore[no-any-return]
 
-            turn = Turn(number, cohort, fleet, scripted(answer))
-            made = FedRolex(weighting).round({"weights": old}, turn)["weights"]
+            context = RoundContext(number, cohort, fleet, scripted(answer))
+            made = FedRolex(weighting).round({"weights": old}, context)["weights"]
             for name, tensor in old.items():
                 total, mass = torch.zeros(tensor.shape, dtype=torch.float64), torch.zeros(tensor.shape)
                 for reply in said.values():
@@ -127,17 +127,18 @@ def test_rolling_units_around_in_every_layer_changes_no_answer(
     """Of every family that is sliced in width alone: a window of the whole net is that of the net rolled back."""
     pool = {"exit_pool": "global"} if family == "preactresnet" else {}
     models = [
-        (name, tiny_model(family, width=width, normalisation="none", **pool))
+        (name, tiny_model(family, width=width, normalization="none", **pool))
         for name, width in (("a", 1.0), ("b", 0.5))
     ]
     fleet = Fleet(nested(models), (0.5, 0.5), 2, seed=0)
     draw = torch.Generator().manual_seed(1)
-    weights = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    weights = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     fixed = fleet.smallest.model.shapes()
     rolled = {name: back(tensor, fixed[name], number - 1) for name, tensor in weights.items()}
     x = torch.randn(1, 3, 1, 6, 6, generator=draw)
     before, after = (
-        fleet.whole({key: t[None] for key, t in one.items()}, x, Draws((0,))).exits for one in (weights, rolled)
+        fleet.global_model({key: t[None] for key, t in one.items()}, x, StepSeeds((0,))).exits
+        for one in (weights, rolled)
     )
     assert all(torch.allclose(logits, after[name], atol=1e-8) for name, logits in before.items())
     inbox = next(
@@ -159,7 +160,7 @@ def back(tensor: Tensor, small: torch.Size, steps: int) -> Tensor:
 
 def test_who_takes_part_does_not_change_the_windows(scripted: Callable[..., Any]) -> None:
     fleet = fleet_of(6)
-    server = {"weights": fleet.whole.initial(0)}
+    server = {"weights": fleet.global_model.initial(0)}
     redrawn = replace(fleet, assignment="redrawn")
     found = [
         {(device.tier, tuple(inbox["weights"]["2.weight"].flatten().tolist())) for device, inbox in boxes.items()}

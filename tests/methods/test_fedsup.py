@@ -16,14 +16,14 @@ from fedloom.client import Batch, Schedule, Sgd, gradient
 from fedloom.fleet import Device
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
-from fedloom.models import SPACES, Draws, Model, cost, model
+from fedloom.models import SPACES, Model, StepSeeds, cost, model
 from fedloom.models.mobilenet import mobilenet
 from fedloom.recipe.errors import RecipeError
 from fedloom.tensors import Parcel, Tensors, fingerprint
 
 CHOICES = (0.25, 0.5, 1.0)
 SPACE = {"width": CHOICES}
-DRAWS = Draws((0,))
+DRAWS = StepSeeds((0,))
 
 
 def logits_of(net: Model, whole: Model, weights: Tensors, batch: Batch) -> Tensor:
@@ -45,12 +45,12 @@ def slope(whole: Model, start: Tensors, batch: Batch, width: float, teacher: Ten
     return dict(gradient(loss, start, batch))
 
 
-class Scene:
+class AttackContext:
     """One device that takes one step of rate 1 in double precision: what it sends tells its gradient."""
 
     def __init__(self, world: Callable[..., Any], meddling: Callable[..., Any]):
-        self.place = world(sizes=(6,), schedule=Schedule(100), optimiser=Sgd(1.0), hidden=(4, 6), normalisation="group")
-        self.meddling, self.whole = meddling, self.place.fleet.whole
+        self.place = world(sizes=(6,), schedule=Schedule(100), optimizer=Sgd(1.0), hidden=(4, 6), normalization="group")
+        self.meddling, self.whole = meddling, self.place.fleet.global_model
         self.start = {name: weight[None] for name, weight in self.whole.initial(0).items()}
         data = self.place.dataset
         self.batch = Batch(data.preparation(data.train.x)[None], data.train.y[None], DRAWS)
@@ -59,8 +59,8 @@ class Scene:
         self.soft = {width: slope(self.whole, self.start, self.batch, width, self.teacher) for width in CHOICES}
 
     def found(self, method: FedSup, round_number: int) -> dict[str, Tensor]:
-        engine = self.meddling(self.place.engine(method, block=1), list)
-        method.round({"weights": self.whole.initial(0)}, self.place.turn(engine, round_number))
+        engine = self.meddling(self.place.engine(method, devices_per_block=1), list)
+        method.round({"weights": self.whole.initial(0)}, self.place.context(engine, round_number))
         sent = engine.delivered[0].sent["weights"]
         return {name: self.start[name][0] - weight for name, weight in sent.items()}
 
@@ -78,7 +78,7 @@ def test_the_gradient_is_the_sum_of_each_nets_own(
     subnets: int, sandwich: bool, distillation: bool, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Some combination of draws explains it, over the rounds all do; the teacher learns nothing from the others."""
-    scene = Scene(world, meddling)
+    scene = AttackContext(world, meddling)
     method = FedSup(SPACE, subnets, sandwich, distillation)
     others = scene.soft if distillation else scene.labels
     fixed = ([scene.labels[1.0]] if sandwich else []) + ([others[CHOICES[0]]] if sandwich and subnets > 2 else [])
@@ -98,15 +98,15 @@ def test_the_gradient_is_the_sum_of_each_nets_own(
 
 @pytest.mark.usefixtures("double")
 def test_it_holds_to_where_it_started(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
-    place = world(sizes=(8,), schedule=Schedule(100, 2), optimiser=Sgd(0.1), normalisation="group")
+    place = world(sizes=(8,), schedule=Schedule(100, 2), optimizer=Sgd(0.1), normalization="group")
     once = replace(place, schedule=Schedule(100, 1))
     sent = []
     for one, proximal in ((once, 0.0), (place, 0.0), (place, 0.7)):
         method = FedSup({"width": (0.5,)}, proximal=proximal)
-        engine = meddling(one.engine(method, block=1), list)
-        method.round(method.start(one.fleet, 0), one.turn(engine))
+        engine = meddling(one.engine(method, devices_per_block=1), list)
+        method.round(method.start(one.fleet, 0), one.context(engine))
         sent.append(engine.delivered[0].sent["weights"])
-    for name, weight in place.fleet.whole.initial(0).items():
+    for name, weight in place.fleet.global_model.initial(0).items():
         after_one, without, pulled = (made[name] for made in sent)
         assert torch.allclose(pulled, without - 0.1 * 0.7 * (after_one - weight), atol=1e-12)
 
@@ -117,10 +117,12 @@ def test_everybody_gets_and_sends_the_whole_supernet(
 ) -> None:
     place, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), FedSup(subnets=subnets)
     engine = meddling(place.engine(method), list)
-    method.round(method.start(place.fleet, 0), place.turn(engine))
+    method.round(method.start(place.fleet, 0), place.context(engine))
     assert len(engine.delivered) == 4
     for reply in engine.delivered:
-        assert {name: tensor.shape for name, tensor in reply.sent["weights"].items()} == place.fleet.whole.shapes()
+        assert {
+            name: tensor.shape for name, tensor in reply.sent["weights"].items()
+        } == place.fleet.global_model.shapes()
 
 
 @pytest.fixture
@@ -132,8 +134,8 @@ def supernet(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any
         {"widths": (2, 4), "depths": (1, 1), "kernels": (3, 3)},
     ]
     models = [(name, tiny_model("mobilenet", **size)) for name, size in zip("bms", sizes, strict=True)]
-    optimiser = Sgd(0.1, momentum=0.9, weight_decay=0.05)
-    return world(models=models, sizes=(8, 5, 7, 8, 6, 8), optimiser=optimiser, schedule=Schedule(4, 2))
+    optimizer = Sgd(0.1, momentum=0.9, weight_decay=0.05)
+    return world(models=models, sizes=(8, 5, 7, 8, 6, 8), optimizer=optimizer, schedule=Schedule(4, 2))
 
 
 def covered(device: Device, whole: Tensors) -> dict[str, Tensor]:
@@ -156,7 +158,7 @@ def test_entries_in_nobodys_sub_net_stay_to_the_bit(
     engine, server = meddling(supernet.engine(method), list), method.start(supernet.fleet, 0)
     outside, moved, inside = 0, 0, 0
     for number in (1, 2, 3, 4):
-        old, server = server["weights"], method.round(server, supernet.turn(engine, number, 0.5))
+        old, server = server["weights"], method.round(server, supernet.context(engine, number, 0.5))
         marks = [covered(reply.device, old) for reply in engine.delivered]
         engine.delivered.clear()
         for name, tensor in old.items():
@@ -173,7 +175,7 @@ def test_the_server_pads_with_what_it_broadcast(supernet: Any, meddling: Callabl
     """Against a loop over devices: the old model with the device's own part in it, weighed by examples."""
     method = EFedSup()
     engine, start = meddling(supernet.engine(method), list), method.start(supernet.fleet, 0)
-    made = method.round(start, supernet.turn(engine))["weights"]
+    made = method.round(start, supernet.context(engine))["weights"]
     for name, old in start["weights"].items():
         total, examples = torch.zeros(old.shape, dtype=torch.float64), 0
         for reply in sorted(engine.delivered, key=lambda reply: reply.device.name):
@@ -192,10 +194,10 @@ def test_no_device_carries_more_than_its_budget(
     method, seen = EFedSup(budgets=budgets), set()
     engine = scripted(lambda device, inbox: None)
     own = {tier.name: cost(tier.model).macs for tier in supernet.fleet.tiers}
-    whole = cost(supernet.fleet.whole).macs
+    whole = cost(supernet.fleet.global_model).macs
     server = method.start(supernet.fleet, 0)
     for number in range(1, 31):
-        method.round(server, supernet.turn(engine, number))
+        method.round(server, supernet.context(engine, number))
     for _, inboxes in engine.asked:
         for device, inbox in inboxes.items():
             limit = budgets[device.tier] * whole if device.tier in budgets else own[device.tier]
@@ -212,7 +214,7 @@ def test_what_is_drawn_depends_on_seed_round_and_device_alone(supernet: Any, scr
     def drawn(number: int, participation: float, seed: int = 0) -> dict[str, Model]:
         engine = scripted(lambda device, inbox: None)
         place = replace(supernet, fleet=replace(supernet.fleet, seed=seed))
-        method.round(method.start(place.fleet, 0), place.turn(engine, number, participation))
+        method.round(method.start(place.fleet, 0), place.context(engine, number, participation))
         return {device.name: device.model for device in engine.asked[0][1]}
 
     assert drawn(1, 0.5).items() <= drawn(1, 1.0).items()
@@ -222,7 +224,7 @@ def test_what_is_drawn_depends_on_seed_round_and_device_alone(supernet: Any, scr
 
 @pytest.mark.parametrize("method", [FedSup(), EFedSup()])
 def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
-    assert method.refuses(supernet.fleet) is None
+    assert method.fleet_problem(supernet.fleet) is None
     name = type(method).__name__.lower()
     for space, said in {
         "nowhere": "nowhere",
@@ -233,7 +235,7 @@ def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
         "an empty place": {"depths": ((), (1,))},
         "unordered": {"width": ("wide", 0.5)},
     }.items():
-        refusal = replace(method, space=space if isinstance(said, str) else said).refuses(supernet.fleet)
+        refusal = replace(method, space=space if isinstance(said, str) else said).fleet_problem(supernet.fleet)
         assert refusal is not None, space
         assert name in refusal
         assert not isinstance(said, str) or said in refusal
@@ -243,8 +245,8 @@ def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
 def test_the_published_spaces_fit_the_published_net(space: str, world: Callable[..., Any]) -> None:
     net = model("mobilenet", mobilenet, {}, (3, 32, 32), 10)
     place = world(models=[("whole", net)], input_shape=(3, 32, 32), classes=10)
-    assert FedSup(space).refuses(place.fleet) is None
-    assert EFedSup(space).refuses(place.fleet) is None
+    assert FedSup(space).fleet_problem(place.fleet) is None
+    assert EFedSup(space).fleet_problem(place.fleet) is None
 
 
 @pytest.mark.parametrize("stream", ["device", "shared"])
@@ -262,16 +264,16 @@ def test_sub_nets_do_not_depend_on_who_shares_a_block(
 
         def note(self: FedSup, client: Any, batch: Batch, noted: Any = noted, names: Any = names) -> Any:
             nets = real(self, client, batch)
-            common = client.plan[0].draws.common
-            for place, seed in enumerate(batch.draws.seeds):  # type: ignore[union-attr]
-                step = batch.draws.common - common  # type: ignore[union-attr]
+            common = client.plan[0].step_seeds.common
+            for place, seed in enumerate(batch.step_seeds.per_device):  # type: ignore[union-attr]
+                step = batch.step_seeds.common - common  # type: ignore[union-attr]
                 chosen = nets[1][0 if len(nets[1]) == 1 else place]
                 noted.append((names[seed - step], step, chosen))
             return nets
 
         with monkeypatch.context() as patch:
             patch.setattr(FedSup, "_nets", note)
-            method.round(method.start(place.fleet, 0), place.turn(place.engine(method, block=block)))
+            method.round(method.start(place.fleet, 0), place.context(place.engine(method, devices_per_block=block)))
         by_block.append({(device, step): net for device, step, net in noted})
     shared = [key for key in by_block[0] if all(key in one for one in by_block)]
     assert len(shared) >= 24

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedloom.client import Batch, Schedule, Sgd, gradient, subnet_logits
 from fedloom.methods.fjord import FjORD
-from fedloom.models import Draws, Model
+from fedloom.models import Model, StepSeeds
 from fedloom.tensors import Tensors
 
 WIDTHS = (1.0, 0.5, 0.25)
@@ -28,7 +28,7 @@ def slope(own: Model, width: float, start: Tensors, batch: Batch, teacher: Tenso
             name: weights[name][(slice(None), *(slice(0, size) for size in shape))]
             for name, shape in net.shapes().items()
         }
-        made = net(cut, batch.x, batch.draws).logits[0]
+        made = net(cut, batch.x, batch.step_seeds).logits[0]
         return F.cross_entropy(made, batch.y[0] if teacher is None else teacher.softmax(-1))[None]
 
     return dict(gradient(loss, start, batch))
@@ -41,12 +41,12 @@ def test_a_step_trains_one_drawn_width_and_its_teacher(
     widths: tuple[float, ...], distillation: bool, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """One step of rate 1, so that what is sent tells the gradient; no device trains more than it can carry."""
-    place = world(widths=WIDTHS, sizes=(6, 6, 6), normalisation="group", schedule=Schedule(100), optimiser=Sgd(1.0))
+    place = world(widths=WIDTHS, sizes=(6, 6, 6), normalization="group", schedule=Schedule(100), optimizer=Sgd(1.0))
     method, drawn = FjORD(widths, distillation), Counter[tuple[str, float]]()
-    engine, first = meddling(place.engine(method, block=1), list), method.start(place.fleet, 0)
+    engine, first = meddling(place.engine(method, devices_per_block=1), list), method.start(place.fleet, 0)
     data, known = place.dataset, {}
     for number in range(1, 13):
-        method.round(first, place.turn(engine, number))
+        method.round(first, place.context(engine, number))
     for reply in engine.delivered:
         own = reply.device.model
         able = [width for width in WIDTHS if width <= dict(own.settings)["width"]]
@@ -54,9 +54,9 @@ def test_a_step_trains_one_drawn_width_and_its_teacher(
         found = {name: start[name] - weight for name, weight in reply.sent["weights"].items()}
         if reply.device.name not in known:
             rows = torch.as_tensor(place.partition.train[int(reply.device.name)])
-            batch = Batch(data.preparation(data.train.x[rows])[None], data.train.y[rows][None], Draws((0,)))
+            batch = Batch(data.preparation(data.train.x[rows])[None], data.train.y[rows][None], StepSeeds((0,)))
             block = {name: weight[None] for name, weight in start.items()}
-            teacher = own(block, batch.x, batch.draws).logits[0].detach() if distillation else None
+            teacher = own(block, batch.x, batch.step_seeds).logits[0].detach() if distillation else None
             extra = [slope(own, able[0], block, batch)] if distillation else []
             known[reply.device.name] = {width: [*extra, slope(own, width, block, batch, teacher)] for width in able}
         matching = [
@@ -77,7 +77,7 @@ def test_every_weight_is_the_mean_of_its_holders_by_examples(
     place = replace(place, fleet=replace(place.fleet, assignment=assignment))
     method = FjORD()
     engine, start = meddling(place.engine(method), list), method.start(place.fleet, 0)
-    made = method.round(start, place.turn(engine))["weights"]
+    made = method.round(start, place.context(engine))["weights"]
     assert len({reply.examples for reply in engine.delivered}) > 3
     for name, old in start["weights"].items():
         for index in torch.ones(old.shape).nonzero().tolist():
@@ -115,7 +115,7 @@ def test_each_device_draws_for_itself_unless_all_draw_as_one(
 
         monkeypatch.setattr(inside, "subnet_logits", note)
         method = FjORD(subnet_stream=stream)  # type: ignore[arg-type]
-        method.round(method.start(place.fleet, 0), place.turn(place.engine(method, block=1)))
+        method.round(method.start(place.fleet, 0), place.context(place.engine(method, devices_per_block=1)))
         by_device = {tuple(noted[start : start + 8]) for start in (0, 8, 16)}
         assert len(noted) == 24
         assert len(by_device) == (1 if stream == "shared" else 3)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
 from fedloom.evaluation import StaticBatchNorm
-from fedloom.fleet import Device, Fleet, Reply, Turn, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import MODELS, Draws, Model, model
+from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.tensors import Parcel
 
 WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25}
@@ -47,7 +47,7 @@ def drawn_replies(
 ) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
     """Devices of these tiers with these labels that send random weights, and an old global model."""
     fleet, draw = fleet_of(tiny_model, family, len(round_of)), torch.Generator().manual_seed(seed)
-    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.whole.shapes().items()}
+    old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     tiers = {tier.name: tier for tier in fleet.tiers}
     replies = []
     for number, (name, labels) in enumerate(round_of):
@@ -67,8 +67,8 @@ def play(
     method: HeteroFL | None = None,
 ) -> dict[str, Tensor]:
     answers = {reply.device: reply for reply in replies}
-    turn = Turn(1, list(answers), fleet, scripted(lambda device, inbox: answers[device]))
-    return dict((method or HeteroFL()).round({"weights": old}, turn)["weights"])
+    context = RoundContext(1, list(answers), fleet, scripted(lambda device, inbox: answers[device]))
+    return dict((method or HeteroFL()).round({"weights": old}, context)["weights"])
 
 
 def mean_of_holders(
@@ -103,7 +103,7 @@ def test_every_weight_is_the_mean_of_its_holders(
     for name, tensor in old.items():
         for index in torch.ones(tensor.shape).nonzero().tolist():
             at = tuple(index)
-            expected = mean_of_holders(name, at, tensor, replies, fleet.whole.label_rows(), masked)
+            expected = mean_of_holders(name, at, tensor, replies, fleet.global_model.label_rows(), masked)
             assert float(made[name][at]) == float(expected), (name, at)
 
 
@@ -150,7 +150,7 @@ def test_devices_get_the_slice_of_their_tier(
     fleet, old, replies = drawn_replies(tiny_model, family, [("a", {0}), ("b", {1}), ("c", {2})], 3)
     answers = {reply.device: reply for reply in replies}
     engine = scripted(lambda device, inbox: answers[device])
-    HeteroFL().round({"weights": old}, Turn(1, list(answers), fleet, engine))
+    HeteroFL().round({"weights": old}, RoundContext(1, list(answers), fleet, engine))
     ((task, inboxes),) = engine.asked
     assert task == "train"
     for device, inbox in inboxes.items():
@@ -161,7 +161,7 @@ def test_devices_get_the_slice_of_their_tier(
 
 def test_a_slice_put_back_and_taken_out_again_is_the_same(family: str, tiny_model: Callable[..., Model]) -> None:
     fleet = fleet_of(tiny_model, family, 3)
-    old = fleet.whole.initial(0)
+    old = fleet.global_model.initial(0)
     for tier in fleet.tiers:
         small = {name: tensor + 1 for name, tensor in tier.footprint.read(old).items()}
         whole = {name: tensor.clone() for name, tensor in old.items()}
@@ -198,9 +198,9 @@ def test_without_norm_one_layer_trains_louder_by_the_rate(
     width: float, widest: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
 ) -> None:
     """The rate is relative to the global model, not to the full net."""
-    net = tiny_model("convnet", width=width, widest=widest, hidden=(8,), normalisation="none")
+    net = tiny_model("convnet", width=width, widest=widest, hidden=(8,), normalization="none")
     block, x = block_weights(net, 2), torch.randn(2, 3, 1, 6, 6, dtype=torch.float64)
-    trained, judged = net(block, x, Draws((0, 0))).taps["features"], net(block, x).taps["features"]
+    trained, judged = net(block, x, StepSeeds((0, 0))).taps["features"], net(block, x).taps["features"]
     assert torch.allclose(trained, judged / (width / widest), rtol=1e-12, atol=0)
 
 
@@ -212,7 +212,7 @@ def test_batch_norm_undoes_the_scaler(family: str, width: float, tiny_model: Cal
     scaled, plain = (tiny_model(family, width=width, scaler=scaler, **hidden) for scaler in (True, False))
     block = {name: tensor[None].double() for name, tensor in scaled.initial(0).items()}
     x = torch.randn(1, 20, 1, 6, 6, dtype=torch.float64)
-    with_scaler, without = (net(block, x, Draws((0,))).logits for net in (scaled, plain))
+    with_scaler, without = (net(block, x, StepSeeds((0,))).logits for net in (scaled, plain))
     assert float((with_scaler - without).norm() / without.norm()) < 1e-3
     assert not torch.equal(with_scaler, without)  # it is there: epsilon is not scaled
 
@@ -221,14 +221,14 @@ def merged(place: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> di
     engine, fleet = place.engine(HeteroFL()), place.fleet
     tier = fleet.largest
     filled = query.fill({tier: weights}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1)[tier]
-    return {name: filled[name] for name in fleet.whole.statistics()}
+    return {name: filled[name] for name in fleet.global_model.statistics()}
 
 
 @given(sizes=st.lists(st.integers(2, 11), min_size=1, max_size=4))
 def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], world: Callable[..., Any]) -> None:
     """Batch after batch through torch's own batch norm with momentum None, device after device."""
     place = world(sizes=sizes)
-    weights = place.fleet.whole.initial(0)
+    weights = place.fleet.global_model.initial(0)
     found = merged(place, StaticBatchNorm("per_device", 3), weights)
     batches: list[Tensor] = []
 
@@ -239,10 +239,10 @@ def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], 
 
     task = StaticBatchNorm("per_device", 3).collect
     original = task.run
-    engine = place.engine(HeteroFL(), block=1)  # where nobody runs beside itself
+    engine = place.engine(HeteroFL(), devices_per_block=1)  # where nobody runs beside itself
     heard = replace(task, run=listen, schedule=Schedule(3))
     list(engine.ask(heard, {device: {"weights": weights} for device in place.fleet.devices(1)}, 1))
-    module = place.fleet.whole.module().eval()
+    module = place.fleet.global_model.module().eval()
     module.load_state_dict(weights, strict=False)
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
@@ -279,7 +279,7 @@ def test_absent_labels_have_no_gradient_at_all(
     x = torch.randn(2, 4, 1, 6, 6, dtype=torch.float64)
 
     def loss(weights: Any, batch: Batch) -> Tensor:
-        logits = net(weights, batch.x, Draws((0, 0))).logits
+        logits = net(weights, batch.x, StepSeeds((0, 0))).logits
         return cross_entropy(mask_logits(logits, seen, fill), batch)
 
     slopes = gradient(loss, block_weights(net, 2), Batch(x, y))
@@ -299,9 +299,9 @@ def test_training_leaves_rows_of_absent_labels_where_nothing_else_moves_them(
     place = world(sizes=(8, 8), labels=labels)
     method = HeteroFL(unseen_logit=fill)
     old = method.start(place.fleet, 0)
-    for optimiser, stays in ((Sgd(0.1), True), (Sgd(0.1, weight_decay=0.1), False)):
-        engine = meddling(place.engine(method, optimiser=optimiser), lambda replies: replies)
-        new = method.round(old, place.turn(engine))["weights"]["classifier.weight"]
+    for optimizer, stays in ((Sgd(0.1), True), (Sgd(0.1, weight_decay=0.1), False)):
+        engine = meddling(place.engine(method, optimizer=optimizer), lambda replies: replies)
+        new = method.round(old, place.context(engine))["weights"]["classifier.weight"]
         for reply in engine.delivered:
             own = labels[int(reply.device.name)]
             for label in range(CLASSES):
@@ -336,7 +336,7 @@ def test_devices_send_the_labels_they_have(world: Callable[..., Any], meddling: 
     labels = [[0, 2], [1], [1, 3]]
     place, method = world(sizes=(8, 8, 8), labels=labels), HeteroFL()
     engine = meddling(place.engine(method), lambda replies: replies)
-    method.round(method.start(place.fleet, 0), place.turn(engine))
+    method.round(method.start(place.fleet, 0), place.context(engine))
     found = {reply.device.name: reply.sent["labels"]["seen"].nonzero().flatten().tolist() for reply in engine.delivered}
     assert found == {"0": [0, 2], "1": [1], "2": [1, 3]}
 
@@ -350,7 +350,7 @@ def test_local_judging_masks_as_training_does(
     masked: bool, fill: float | None, tiny_model: Callable[..., Model]
 ) -> None:
     fleet = fleet_of(tiny_model, "convnet", 3)
-    candidate = HeteroFL(mask_unseen_labels=masked).candidates({"weights": fleet.whole.initial(0)})["server"]
+    candidate = HeteroFL(mask_unseen_labels=masked).eval_targets({"weights": fleet.global_model.initial(0)})["server"]
     assert candidate.unseen_logit == fill
 
 
@@ -362,8 +362,8 @@ def headless() -> nn.Module:
 
 def test_a_model_whose_classifier_is_not_found_is_refused() -> None:
     fleet = Fleet(nested([("a", model("headless", headless, {}, (6,), 4))]), (1.0,), 2, seed=0)
-    refusal = HeteroFL().refuses(fleet)
+    refusal = HeteroFL().fleet_problem(fleet)
     assert refusal is not None
     assert "headless" in refusal
     assert "label_rows" in refusal
-    assert HeteroFL(only_seen_rows=False).refuses(fleet) is None
+    assert HeteroFL(only_seen_rows=False).fleet_problem(fleet) is None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.client import Task
 from fedloom.engines import ProcessPool
-from fedloom.fleet import Device, DeviceModel, Engine, Reply, Turn, draw_cohort
+from fedloom.fleet import Device, DeviceModel, Engine, Reply, RoundContext, draw_cohort
 from fedloom.methods import METHODS, Method
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedhenn import FedHeNN
@@ -90,7 +90,7 @@ class Learned:
 
 
 def together(place: World, method: Mixed, rounds: int = 2, participation: float = 1.0, **engine: Any) -> Learned:
-    assert method.refuses(place.fleet) is None
+    assert method.fleet_problem(place.fleet) is None
     made = place.engine(method, **engine)
     server = place.play(method, made, rounds, participation)
     assert place.refusals == []
@@ -105,7 +105,7 @@ def alone(place: World, part: Part, rounds: int = 2, participation: float = 1.0)
     for number in range(1, rounds + 1):
         drawn = [one for one in draw_cohort(place.fleet, participation, number) if one.tier in part.tiers]
         cohort = [fleet.device(int(one.name), number) for one in drawn]
-        server = method.round(server, Turn(number, cohort, fleet, engine, public=place.public))
+        server = method.round(server, RoundContext(number, cohort, fleet, engine, public=place.public))
         engine.commit(number)
     return Learned(server, dict(engine.memory.committed))
 
@@ -209,16 +209,16 @@ def test_every_participant_has_its_share_in_the_mean_kernel(
     mixed = FIRST.mixed(align=True, strength=3.0, probe_size=probe_size)
     inner = place.engine(mixed)
     server, engine = place.play(mixed, inner, 2), Listening(inner)
-    turn = place.turn(engine, 3, participation)
-    mixed.round(server, turn)
+    context = place.context(engine, 3, participation)
+    mixed.round(server, context)
     inbox = told_target(engine)
     x, target = inbox["fleet.probe"]["x"], inbox["fleet.target"]
-    held = mixed.candidates(server)["server"]
+    held = mixed.eval_targets(server)["server"]
     kernels = [
         kernel_of(place, one.model, inner.memory.committed[one.name]["weights"], x)
         if one.tier == "c"
         else kernel_of(place, one.model, held.weights(one), x)  # type: ignore[union-attr, arg-type]
-        for one in turn.cohort
+        for one in context.cohort
     ]
     found = target["kernel"] if "kernel" in target else target["features"] @ target["features"].T
     assert x.shape[0] == probe_size
@@ -233,7 +233,7 @@ def test_what_one_part_has_learned_reaches_the_other(
     other = {**first, "0:weights": {name: one + torch.randn_like(one) for name, one in first["0:weights"].items()}}
     engines = [place.engine(mixed) for _ in range(2)]
     for server, engine in zip((first, other), engines, strict=True):
-        mixed.round(server, place.turn(engine))
+        mixed.round(server, place.context(engine))
         engine.commit(1)
     one, two = (dict(engine.memory.committed) for engine in engines)
     assert one.keys() == two.keys() == {"4", "5"}
@@ -273,8 +273,8 @@ def test_two_processes_give_the_same_bits_as_one(
 ) -> None:
     """Device by device, for a single block would stay in the process that asks."""
     place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
-    expected = together(place, mixed, block=1)
-    inner = place.engine(mixed, block=1)
+    expected = together(place, mixed, devices_per_block=1)
+    inner = place.engine(mixed, devices_per_block=1)
     pool = ProcessPool(inner, place.fleet, lambda address: mixed.find(*address), 2)
     try:
         found = Learned(place.play(mixed, pool), dict(inner.memory.committed))
@@ -289,10 +289,10 @@ def test_two_processes_give_the_same_bits_as_one(
 def test_every_tier_is_judged_once(case: Case, world: Callable[..., Any], tiny_model: Build) -> None:
     place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
     engine = place.engine(mixed)
-    candidates = mixed.candidates(place.play(mixed, engine))
+    candidates = mixed.eval_targets(place.play(mixed, engine))
     tiers = [tier for one in candidates.values() for tier in one.tiers]
     assert sorted(tiers) == ["a", "b", "c"]
-    rows = place.judge().rows(candidates, place.fleet, place.turn(engine, 3).ask, 2, per_device=False)
+    rows = place.evaluator().rows(candidates, place.fleet, place.context(engine, 3).ask, 2, per_device=False)
     for test in ("local", "global"):
         judged = sorted(row.tier for row in rows if row.test == test and row.metric == "accuracy")
         assert judged == ["a", "b", "c"]
@@ -303,18 +303,18 @@ def test_every_tier_is_judged_as_in_a_fleet_of_its_own(world: Callable[..., Any]
     place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
     engine = place.engine(mixed)
     server = place.play(mixed, engine)
-    found = judged(place, mixed.candidates(server), engine)
+    found = judged(place, mixed.eval_targets(server), engine)
     for part in mixed.parts:
         own = replace(place, fleet=place.fleet.restricted(part.tiers))
         expected = alone(place, part)
         memory = own.engine(part.method)
         memory.memory.committed = expected.memories
-        for key, value in judged(own, part.method.candidates(expected.server), memory).items():
+        for key, value in judged(own, part.method.eval_targets(expected.server), memory).items():
             assert found[key] == value
 
 
 def judged(place: World, candidates: Any, engine: Any) -> dict[tuple[str, ...], float]:
-    rows = place.judge().rows(candidates, place.fleet, place.turn(engine, 3).ask, 2, per_device=True)
+    rows = place.evaluator().rows(candidates, place.fleet, place.context(engine, 3).ask, 2, per_device=True)
     return {(row.candidate, row.tier, row.device, row.test, row.metric): row.value for row in rows}
 
 
@@ -322,7 +322,7 @@ def test_candidates_of_one_name_are_told_apart_and_found_again(world: Callable[.
     place = FIRST.world(world, tiny_model)
     parts = (Part(("a",), Standalone()), Part(("b",), HeteroFL()), Part(("c",), OWN_PULL))
     mixed = Mixed(strength=0, parts=parts)
-    candidates = mixed.candidates(mixed.start(place.fleet, 0))
+    candidates = mixed.eval_targets(mixed.start(place.fleet, 0))
     assert {name: one.tiers for name, one in candidates.items()} == {
         "personal": ("a",),
         "server": ("b",),
@@ -349,7 +349,7 @@ def test_every_tier_must_belong_to_one_part(
     tiers: tuple[tuple[str, ...], ...], reason: str, world: Callable[..., Any], tiny_model: Build
 ) -> None:
     fleet = FIRST.world(world, tiny_model).fleet
-    refused = Mixed(parts=tuple(Part(names, Standalone()) for names in tiers)).refuses(fleet)
+    refused = Mixed(parts=tuple(Part(names, Standalone()) for names in tiers)).fleet_problem(fleet)
     assert refused is not None
     assert reason in refused
 
@@ -357,8 +357,8 @@ def test_every_tier_must_belong_to_one_part(
 def test_a_tier_that_does_not_take_part_needs_no_part(world: Callable[..., Any], tiny_model: Build) -> None:
     fleet = replace(FIRST.world(world, tiny_model).fleet, eligible=("a", "b"))
     mixed = Mixed(parts=(Part(("a",), HeteroFL()), Part(("b",), Standalone())))
-    assert mixed.refuses(fleet) is None
-    assert "'c', which does not take part" in str(FIRST.mixed().refuses(fleet))
+    assert mixed.fleet_problem(fleet) is None
+    assert "'c', which does not take part" in str(FIRST.mixed().fleet_problem(fleet))
 
 
 @pytest.mark.parametrize(
@@ -370,9 +370,9 @@ def test_what_a_part_refuses_the_whole_refuses(
     """With the part's own words; what is said of models holds among the part's tiers alone."""
     fleet = replace(FIRST.world(world, tiny_model).fleet, assignment=assignment)
     mixed = Mixed(parts=(Part(("a",), HeteroFL()), Part(("b", "c"), method)))
-    refused = mixed.refuses(fleet)
+    refused = mixed.fleet_problem(fleet)
     assert refused is not None
-    assert refused == method.refuses(fleet.restricted(("b", "c")))
+    assert refused == method.fleet_problem(fleet.restricted(("b", "c")))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -382,7 +382,7 @@ def test_the_last_exchange_is_that_of_the_parts_that_have_one(
     place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
     engine = place.engine(mixed)
     server = place.play(mixed, engine, 2, participation)
-    ended = mixed.finish(server, place.turn(engine, 3))
+    ended = mixed.finish(server, place.context(engine, 3))
     engine.commit(3)
     assert ended is not None
     assert parcels_equal({"w": ended["0:weights"]}, {"w": server["0:weights"]})
@@ -391,7 +391,7 @@ def test_the_last_exchange_is_that_of_the_parts_that_have_one(
     fedhenn = alone(place, part, 2, participation)
     memory = replace(place, fleet=own).engine(part.method)
     memory.memory.committed = fedhenn.memories
-    expected = part.method.finish(fedhenn.server, Turn(3, own.members(3), own, memory, public=place.public))
+    expected = part.method.finish(fedhenn.server, RoundContext(3, own.members(3), own, memory, public=place.public))
     memory.commit(3)
     assert expected is not None
     found = of_part(Learned(ended, dict(engine.memory.committed)), 1, place, part)
@@ -403,7 +403,7 @@ def test_where_no_part_has_a_last_exchange_there_is_none(world: Callable[..., An
     last = replace(FIRST.parts[1], method=replace(OWN_PULL, last_round=False))
     mixed = replace(FIRST.mixed(), parts=(FIRST.parts[0], last))
     engine = Listening(place.engine(mixed))
-    assert mixed.finish(mixed.start(place.fleet, 0), place.turn(engine)) is None
+    assert mixed.finish(mixed.start(place.fleet, 0), place.context(engine)) is None
     assert engine.asked == []
 
 
@@ -414,8 +414,8 @@ def test_a_round_without_any_device_of_a_part_leaves_it_be(
     server = mixed.start(place.fleet, 0)
     for absent in ("c", "ab"):
         engine = place.engine(mixed)
-        turn = place.turn(engine)
-        some = replace(turn, cohort=[one for one in turn.cohort if one.tier not in absent])
+        context = place.context(engine)
+        some = replace(context, cohort=[one for one in context.cohort if one.tier not in absent])
         made = mixed.round(server, some)
         still, moving = ("1:", "0:") if absent == "c" else ("0:", "1:")
         assert all(parcels_equal({"": made[n]}, {"": server[n]}) for n in server if n.startswith(still))
@@ -425,10 +425,10 @@ def test_a_round_without_any_device_of_a_part_leaves_it_be(
 def test_all_that_is_moved_is_counted(world: Callable[..., Any], tiny_model: Build) -> None:
     place = FIRST.world(world, tiny_model)
     mixed, free = FIRST.mixed(align=True, strength=3.0), FIRST.mixed()
-    turns = [place.turn(place.engine(one)) for one in (mixed, free)]
-    for one, turn in zip((mixed, free), turns, strict=True):
-        one.round(one.start(place.fleet, 0), turn)
-    drawn, plain = (turn.traffic for turn in turns)
+    turns = [place.context(place.engine(one)) for one in (mixed, free)]
+    for one, context in zip((mixed, free), turns, strict=True):
+        one.round(one.start(place.fleet, 0), context)
+    drawn, plain = (context.traffic for context in turns)
     assert (plain.asked, drawn.asked) == (6, 8)  # two devices of their own models are asked how they see
     shown, features, kernel = 8 * 36 + 4, 8 * 3 * 4, 8 * 8 * 4
     assert drawn.up - plain.up == 2 * features
@@ -460,7 +460,7 @@ def test_the_server_needs_examples_where_anything_is_aligned(
     strength: float, align: bool, own: float, expected: bool
 ) -> None:
     parts = (Part(("a",), HeteroFL(), align), Part(("b",), FedHeNN(strength=own)))
-    assert Mixed(strength=strength, parts=parts).probes == expected
+    assert Mixed(strength=strength, parts=parts).needs_public_data == expected
 
 
 @pytest.mark.parametrize("method", [FedSup(), FjORD()], ids=["fedsup", "fjord"])

@@ -48,22 +48,22 @@ def test_lists_of_different_length_have_nothing_in_between() -> None:
         space_of([small, net()])
 
 
-@pytest.mark.parametrize("space", [{"classes": (2, 4)}, {"normalisation": ("none", "batch")}, {"nothing": (1, 2)}])
+@pytest.mark.parametrize("space", [{"classes": (2, 4)}, {"normalization": ("none", "batch")}, {"nothing": (1, 2)}])
 def test_a_space_of_what_is_no_size(space: Any) -> None:
-    assert FedSup(space=space).refuses(fleet(net(width=0.5), net())) is not None
+    assert FedSup(space=space).fleet_problem(fleet(net(width=0.5), net())) is not None
 
 
 def test_budgets_of_nobody_and_for_nothing() -> None:
     tiers = fleet(net(width=0.5), net())
-    assert EFedSup().refuses(tiers) is None
-    assert "'smal', which is no tier" in str(EFedSup(budgets={"smal": 0.3}).refuses(tiers))
-    assert "no sub-net within the budget of 'small'" in str(EFedSup(budgets={"small": 0.0001}).refuses(tiers))
+    assert EFedSup().fleet_problem(tiers) is None
+    assert "'smal', which is no tier" in str(EFedSup(budgets={"smal": 0.3}).fleet_problem(tiers))
+    assert "no sub-net within the budget of 'small'" in str(EFedSup(budgets={"small": 0.0001}).fleet_problem(tiers))
 
 
 def test_a_report_on_a_tier_without_devices() -> None:
     tiers = fleet(net(width=0.5), net(), shares=(0.1, 0.9))
-    assert "'small', which has no device" in str(FedHeN(report=True).refuses(tiers))
-    assert FedHeN().refuses(tiers) is None
+    assert "'small', which has no device" in str(FedHeN(report=True).fleet_problem(tiers))
+    assert FedHeN().fleet_problem(tiers) is None
 
 
 def test_windows_behind_a_flattened_map() -> None:
@@ -72,8 +72,8 @@ def test_windows_behind_a_flattened_map() -> None:
         fleet(net("preactresnet", width=0.5, exit_pool=pool), net("preactresnet", exit_pool=pool))
         for pool in ("four", "global")
     )
-    assert "exit.classifier.weight" in str(FedRolex().refuses(four))
-    assert FedRolex().refuses(pooled) is None
+    assert "exit.classifier.weight" in str(FedRolex().fleet_problem(four))
+    assert FedRolex().fleet_problem(pooled) is None
 
 
 def test_widths_of_a_family_that_has_none() -> None:
@@ -81,15 +81,15 @@ def test_widths_of_a_family_that_has_none() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, size), nn.Linear(size, CLASSES))
 
     small, large = (model("plain", plain, {"size": size}, SHAPE, CLASSES) for size in (2, 4))
-    assert "no setting `width`" in str(FjORD(widths=(0.5,)).refuses(fleet(small, large)))
-    assert FjORD().refuses(fleet(small, large)) is None
+    assert "no setting `width`" in str(FjORD(widths=(0.5,)).fleet_problem(fleet(small, large)))
+    assert FjORD().fleet_problem(fleet(small, large)) is None
 
 
 def test_a_size_that_comes_twice_is_drawn_as_often_as_others(
     world: Callable[..., Any], client_for: Callable[..., Any]
 ) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
-    whole = place.fleet.whole
+    whole = place.fleet.global_model
     plan = together([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
     half = whole.resized(width=0.5)
     client = client_for(whole, place.dataset.train, plan, sizes={"a": whole, "b": half, "c": half.resized(widest=1.0)})

@@ -5,18 +5,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedloom.models import Draws, Model
+from fedloom.models import Model, StepSeeds
 from fedloom.tensors import Tensors
 
 Pick = Callable[[Tensors, int], dict[str, Tensor]]
 
 
 def outputs_and_slopes(
-    net: Model, weights: dict[str, Tensor], x: Tensor, draws: Draws | None
+    net: Model, weights: dict[str, Tensor], x: Tensor, step_seeds: StepSeeds | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Everything a module makes, and the gradient of a sum over all of it."""
     leaves = {name: weights[name].clone().requires_grad_() for name in net.shapes()}
-    made = net({**weights, **leaves}, x, draws)
+    made = net({**weights, **leaves}, x, step_seeds)
     named = {f"exit {name}": tensor for name, tensor in made.exits.items()}
     named |= {f"tap {name}": tensor for name, tensor in made.taps.items()}
     total = sum((tensor.sin() * (1 + number)).sum() for number, tensor in enumerate(named.values()))
@@ -26,10 +26,10 @@ def outputs_and_slopes(
 
 def assert_block_is_each_alone(net: Model, block: dict[str, Tensor], x: Tensor, training: bool, pick: Pick) -> None:
     seeds = tuple(range(10, 10 + len(x)))
-    together = outputs_and_slopes(net, block, x, Draws(seeds) if training else None)
+    together = outputs_and_slopes(net, block, x, StepSeeds(seeds) if training else None)
     for number in range(len(x)):
-        draws = Draws(seeds[number : number + 1]) if training else None
-        alone = outputs_and_slopes(net, pick(block, number), x[number : number + 1], draws)
+        step_seeds = StepSeeds(seeds[number : number + 1]) if training else None
+        alone = outputs_and_slopes(net, pick(block, number), x[number : number + 1], step_seeds)
         for of_block, of_one in zip(together, alone, strict=True):
             for name, tensor in of_one.items():
                 assert tensor.shape == of_block[name][number : number + 1].shape

@@ -6,13 +6,13 @@ import pytest
 
 from fedloom.models import MODELS
 
-NORMED = [name for name, build in sorted(MODELS.items()) if "normalisation" in inspect.signature(build).parameters]
+NORMED = [name for name, build in sorted(MODELS.items()) if "normalization" in inspect.signature(build).parameters]
 OF_TOKENS = [name for name, build in sorted(MODELS.items()) if "tokens" in inspect.signature(build).parameters]
 
 
 @pytest.fixture(params=NORMED)
 def normed_family(request: pytest.FixtureRequest) -> str:
-    """Every model family whose normalisation can be chosen."""
+    """Every model family whose normalization can be chosen."""
     return str(request.param)
 
 

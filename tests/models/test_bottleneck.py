@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import is_part
-from fedloom.models import MODELS, Draws, Model, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, cost, model
 from fedloom.tensors import Tensors
 
 SIZES = {"stem": 3, "planes": (2, 3), "blocks": (1, 2)}
@@ -48,7 +48,7 @@ def test_forward_is_the_papers(stem: int | None, block_weights: Callable[..., di
     net = net_of(stem=stem)
     weights, x = block_weights(net, 1), torch.randn(1, 4, 2, 7, 7, dtype=torch.float64)
     expected = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0])
-    made = net(weights, x, Draws((0,)))
+    made = net(weights, x, StepSeeds((0,)))
     assert list(made.exits) == ["logits"] and list(made.taps) == ["extractor", "features"]
     for name, tensor in {**made.exits, **made.taps}.items():
         assert torch.allclose(tensor[0], expected[name], atol=1e-9)
@@ -64,10 +64,10 @@ def test_the_server_goes_on_where_a_devices_extractor_ends(block_weights: Callab
         server.shapes()
     )
     weights, x = block_weights(device, 2), torch.randn(2, 4, 2, 7, 7, dtype=torch.float64)
-    draws = Draws((0, 0))
-    maps = device.part("extractor")(device.part_weights("extractor", weights), x, draws).logits
+    step_seeds = StepSeeds((0, 0))
+    maps = device.part("extractor")(device.part_weights("extractor", weights), x, step_seeds).logits
     assert maps.shape == (2, 4, *server.input_shape)
-    assert torch.allclose(server(weights, maps, draws).logits, device(weights, x, draws).logits, atol=1e-10)
+    assert torch.allclose(server(weights, maps, step_seeds).logits, device(weights, x, step_seeds).logits, atol=1e-10)
 
 
 def test_only_the_first_block_of_a_stage_convolves_its_shortcut() -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.models import MODELS, Draws, Model, model
-from fedloom.models.normalization import Normalisation, kept_channels, normalise
+from fedloom.models import MODELS, Model, StepSeeds, model
+from fedloom.models.normalization import Normalization, kept_channels, normalize
 from fedloom.tensors import Tensors
 
 
@@ -54,7 +54,7 @@ def test_training_forward(
     net = tiny_model(name, width=width)
     block, x = block_weights(net, 1), torch.randn(1, 5, 1, 6, 6, dtype=torch.float64)
     by_paper = by_hand({key: tensor[0] for key, tensor in block.items()}, x[0], width)
-    assert torch.allclose(net(block, x, Draws((0,))).logits[0], by_paper, atol=1e-10)
+    assert torch.allclose(net(block, x, StepSeeds((0,))).logits[0], by_paper, atol=1e-10)
 
 
 def test_preresnet_shortcuts_convolve_only_where_shapes_differ() -> None:
@@ -84,10 +84,10 @@ def test_kept_channels_are_the_ceil_of_a_share(hidden: int, width: float, widest
     assert kept_channels(hidden, width, widest) == kept
 
 
-@pytest.mark.parametrize("kind", get_args(Normalisation))
-def test_normalisations_do_what_their_name_says(kind: Normalisation) -> None:
+@pytest.mark.parametrize("kind", get_args(Normalization))
+def test_normalisations_do_what_their_name_says(kind: Normalization) -> None:
     x = torch.randn(6, 8, 5, 5, dtype=torch.float64) * 3 + 2
-    made = normalise(kind, 8).double().train()(x).detach()
+    made = normalize(kind, 8).double().train()(x).detach()
     axes = {
         "static_batch": (0, 2, 3),
         "instance": (2, 3),
@@ -110,4 +110,4 @@ def test_normalisations_do_what_their_name_says(kind: Normalisation) -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 6, 8])
 def test_group_norm_fits_narrow_slices(channels: int) -> None:
-    assert normalise("group", channels)(torch.randn(2, channels, 3, 3)).shape == (2, channels, 3, 3)
+    assert normalize("group", channels)(torch.randn(2, channels, 3, 3)).shape == (2, channels, 3, 3)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models import Draws, Model, Outputs, model
-from fedloom.models.batching import Skeleton, Way, folded, one_by_one, vmapped
+from fedloom.models import Model, Outputs, StepSeeds, model
+from fedloom.models.batching import BatchingMode, FunctionalModule, folded, one_by_one, vmapped
 
 NUMBERS = count()
 DEVICES = 3
@@ -57,7 +57,7 @@ def test_families_show_it_in_every_call(
     found = net.features(block, x)
     assert net.feature_width() == found.shape[-1]
     statistics = net.batch_statistics(block, x)
-    assert net(block, x, Draws((1, 2, 3))).taps["features"].flatten(2).shape == found.shape
+    assert net(block, x, StepSeeds((1, 2, 3))).taps["features"].flatten(2).shape == found.shape
     judged = net({**block, **statistics}, x).taps["features"].flatten(2)
     assert judged.shape == found.shape
     assert net.statistics() or torch.equal(judged, found)
@@ -115,11 +115,11 @@ def plain() -> nn.Module:
 
 @pytest.mark.parametrize("way", [folded, vmapped, one_by_one])
 def test_a_module_that_shows_nothing_is_watched_whichever_way_it_runs(
-    way: Way, block_weights: Callable[..., dict[str, Tensor]]
+    way: BatchingMode, block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = stranger(plain)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
-    made, _ = way(Skeleton(net.module().double(), training=True))(block, x)
+    made, _ = way(FunctionalModule(net.module().double(), training=True))(block, x)
     found = made.taps["features"]
     assert found.shape == (DEVICES, 4, 32)
     logits = found @ block["last.weight"].flatten(2).mT + block["last.bias"].unsqueeze(1)
@@ -136,7 +136,7 @@ def test_a_watched_module_is_as_fast_and_as_right_as_before(
 ) -> None:
     net = stranger(plain)
     block, x = block_weights(net, devices), images(net.input_shape, devices)
-    made = net(block, x, Draws((0,) * devices))
+    made = net(block, x, StepSeeds((0,) * devices))
     assert net.slow_reasons() == ()
     assert torch.allclose(net.features(block, x), made.taps["features"], atol=1e-12)
     assert list(made.exits) == ["logits"] and list(made.taps) == ["features"]
@@ -222,12 +222,12 @@ def test_a_watched_layers_input_is_after_whatever_is_dropped(
     """In training; a representation is asked for as the model is judged, where nothing is."""
     net = stranger(dropping, (6,))
     block, x = block_weights(net, 2), images((6,), 2)
-    assert bool((net(block, x, Draws((1, 2))).taps["features"] == 0).any())
+    assert bool((net(block, x, StepSeeds((1, 2))).taps["features"] == 0).any())
     assert bool((net.features(block, x) != 0).all())
 
 
 def test_nothing_of_a_pass_is_held_on_to(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(plain)
-    skeleton = Skeleton(net.module().double(), training=True)
+    skeleton = FunctionalModule(net.module().double(), training=True)
     folded(skeleton)(block_weights(net, 2), images(net.input_shape, 2))
     assert skeleton._seen is None

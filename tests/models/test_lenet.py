@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import between
-from fedloom.models import MODELS, Draws, Model, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, cost, model
 from fedloom.tensors import Tensors
 
 SIZES = {"convs": (3, 4, 5), "kernels": (3, 3, 2), "pooled": 2, "hidden": (6, 7)}
@@ -30,12 +30,12 @@ def by_hand(w: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
     return F.linear(x, w["classifier.weight"], w["classifier.bias"]), x
 
 
-@pytest.mark.parametrize("draws", [None, Draws((0,))], ids=["judging", "training"])
-def test_forward(draws: Draws | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
+@pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
+def test_forward(step_seeds: StepSeeds | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of()
     weights, x = block_weights(net, 1), torch.randn(1, 3, 2, 14, 14, dtype=torch.float64)
     logits, features = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0])
-    made = net(weights, x, draws)
+    made = net(weights, x, step_seeds)
     assert list(made.exits) == ["logits"]
     assert torch.allclose(made.logits[0], logits, atol=1e-10)
     assert torch.allclose(made.taps["features"][0], features, atol=1e-10)
@@ -61,7 +61,7 @@ def test_dropout_acts_on_the_last_layer_and_not_on_the_representation(
     weights, x = block_weights(net, 2), torch.randn(2, 50, 2, 14, 14, dtype=torch.float64)
     eye = torch.eye(40, dtype=torch.float64).expand(2, 40, 40)
     seen = {**weights, "classifier.weight": eye, "classifier.bias": torch.zeros(2, 40, dtype=torch.float64)}
-    dropped, kept = net(seen, x, Draws((1, 2))), still(seen, x, Draws((1, 2)))
+    dropped, kept = net(seen, x, StepSeeds((1, 2))), still(seen, x, StepSeeds((1, 2)))
     assert torch.allclose(dropped.taps["features"], kept.taps["features"], atol=1e-12)
     survived = dropped.logits != 0
     assert torch.allclose(dropped.logits[survived], 2.5 * kept.logits[survived])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.footprints import between
-from fedloom.models import MODELS, Draws, Model, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, cost, model
 from fedloom.models.lstm import Cells
 
 SIZES = {"embedding": 6, "hidden": 4, "features": 5, "dropout": 0.0}
@@ -39,14 +39,14 @@ def torchs_own(net: Model, w: dict[str, Tensor], layers: int) -> nn.LSTM:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("draws", [None, Draws((0,))], ids=["judging", "training"])
-def test_forward_is_torchs_own(draws: Draws | None, layers: int, block_weights: Weights) -> None:
+@pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
+def test_forward_is_torchs_own(step_seeds: StepSeeds | None, layers: int, block_weights: Weights) -> None:
     net = net_of(layers=layers)
     weights, x = block_weights(net, 1), rows(net)
     w = {name: tensor[0] for name, tensor in weights.items()}
     states, _ = torchs_own(net, w, layers)(w["lookup.weight"][x[0]])
     features = (states[:, -1] @ w["hidden.weight"].mT + w["hidden.bias"]).relu()
-    made = net(weights, x, draws)
+    made = net(weights, x, step_seeds)
     assert list(made.exits) == ["logits"]
     assert torch.allclose(made.taps["features"][0], features, rtol=0, atol=1e-10)
     logits = features @ w["classifier.weight"].mT + w["classifier.bias"]
@@ -58,7 +58,7 @@ def test_slopes_are_torchs_own(devices: int, block_weights: Weights) -> None:
     net = net_of()
     weights, x = block_weights(net, devices), rows(net, devices)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
-    net(leaves, x, Draws((0,) * devices)).logits.sin().sum().backward()
+    net(leaves, x, StepSeeds((0,) * devices)).logits.sin().sum().backward()
     w = {name: tensor[-1] for name, tensor in weights.items()}
     own = torchs_own(net, w, 1)
     features = (own(w["lookup.weight"][x[-1]])[0][:, -1] @ w["hidden.weight"].mT + w["hidden.bias"]).relu()
@@ -93,7 +93,7 @@ def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(block_weights:
 def test_dropout_acts_on_the_last_layer_and_not_on_the_representation(block_weights: Weights) -> None:
     net, still = net_of(features=40, dropout=0.5), net_of(features=40)
     weights, x = block_weights(net, 2), rows(net, 2)
-    dropped, kept = net(weights, x, Draws((1, 2))), still(weights, x, Draws((1, 2)))
+    dropped, kept = net(weights, x, StepSeeds((1, 2))), still(weights, x, StepSeeds((1, 2)))
     assert torch.allclose(dropped.taps["features"], kept.taps["features"], atol=1e-12)
     assert not torch.allclose(dropped.logits, kept.logits)
     assert torch.equal(net(weights, x).logits, still(weights, x).logits)
@@ -114,8 +114,8 @@ def test_given_vectors_are_a_constant(devices: int, vectors: Path, block_weights
     assert set(trained.shapes()) - set(net.shapes()) == {"lookup.weight"}
     weights, x = block_weights(net, devices, torch.float32), rows(net, devices)
     table = torch.from_numpy(np.load(vectors)).expand(devices, -1, -1)
-    expected = trained({**weights, "lookup.weight": table}, x, Draws((0,) * devices)).logits
-    assert torch.allclose(net(weights, x, Draws((0,) * devices)).logits, expected, atol=1e-6)
+    expected = trained({**weights, "lookup.weight": table}, x, StepSeeds((0,) * devices)).logits
+    assert torch.allclose(net(weights, x, StepSeeds((0,) * devices)).logits, expected, atol=1e-6)
     assert set(net.module().state_dict()) == set(net.shapes())
 
 

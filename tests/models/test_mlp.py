@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.models import MODELS, Draws, Model, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, cost, model
 
 
 def net_of(input_shape: tuple[int, ...], hidden: tuple[int, ...] = (5, 4), width: float = 1.0) -> Model:
@@ -18,7 +18,7 @@ def net_of(input_shape: tuple[int, ...], hidden: tuple[int, ...] = (5, 4), width
 def test_forward(shape: tuple[int, ...], block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of(shape)
     weights, x = block_weights(net, 2), torch.randn(2, 4, *shape, dtype=torch.float64)
-    made = net(weights, x, Draws((0, 0)))
+    made = net(weights, x, StepSeeds((0, 0)))
     for device in range(2):
         w, features = {name: tensor[device] for name, tensor in weights.items()}, x[device].flatten(1)
         for number in range(2):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.footprints import Footprint, between, centred, is_part
-from fedloom.models import MODELS, SPACES, Draws, Model, cost, model, space
+from fedloom.footprints import Footprint, between, centered, is_part
+from fedloom.models import MODELS, SPACES, Model, StepSeeds, cost, model, space
 from fedloom.seeds import generator
 from fedloom.tensors import Tensors
 
@@ -74,7 +74,7 @@ def dynamic(w: Tensors, x: Tensor, architecture: Architecture) -> Tensor:
 
 
 def part_of(small: Model, large: Model) -> Footprint:
-    footprint = between(small.shapes(), large.shapes(), centred)
+    footprint = between(small.shapes(), large.shapes(), centered)
     assert footprint.blocks.keys() == small.shapes().keys()  # no weight of a sub-net is missing in the supernet
     return footprint
 
@@ -84,8 +84,8 @@ def assert_cut_out_is_dynamic(whole: Model, weights: Tensors, architecture: Arch
     x = torch.randn(1, 3, 3, 32, 32, dtype=torch.float64)
     own = part_of(sub_net, whole).read(weights)
     by_slicing = dynamic({name: tensor[0] for name, tensor in weights.items()}, x[0], architecture)
-    for draws in (None, Draws((0,))):
-        assert torch.allclose(sub_net(own, x, draws).logits[0], by_slicing, atol=1e-10)
+    for step_seeds in (None, StepSeeds((0,))):
+        assert torch.allclose(sub_net(own, x, step_seeds).logits[0], by_slicing, atol=1e-10)
 
 
 @pytest.mark.slow
@@ -190,12 +190,12 @@ def test_a_block_starts_as_its_shortcut() -> None:
     assert torch.equal(block(x), x)
 
 
-@pytest.mark.parametrize("normalisation", ["parametric", "static_batch", "none"])
-def test_the_first_step_has_a_finite_gradient(normalisation: str) -> None:
-    net = whole_net(normalisation=normalisation)
+@pytest.mark.parametrize("normalization", ["parametric", "static_batch", "none"])
+def test_the_first_step_has_a_finite_gradient(normalization: str) -> None:
+    net = whole_net(normalization=normalization)
     leaves = {name: tensor[None].requires_grad_() for name, tensor in net.initial(0).items()}
     x = torch.zeros(1, 2, 3, 32, 32)  # not even a pixel differs
-    slopes = torch.autograd.grad(net(leaves, x, Draws((0,))).logits.exp().sum(), list(leaves.values()))
+    slopes = torch.autograd.grad(net(leaves, x, StepSeeds((0,))).logits.exp().sum(), list(leaves.values()))
     assert all(bool(slope.isfinite().all()) for slope in slopes)
 
 

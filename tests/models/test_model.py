@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models import MODELS, Draws, Model, model
+from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.tensors import Tensors
 
 
@@ -41,7 +41,7 @@ def test_initial_weights_have_the_default_dtype(family: str, tiny_model: Callabl
 
 
 def test_norms_start_neutral(normed_family: str, tiny_model: Callable[..., Model]) -> None:
-    net = tiny_model(normed_family, normalisation="static_batch")
+    net = tiny_model(normed_family, normalization="static_batch")
     weights = net.initial(0)
     norms = {name.rpartition(".")[0] for name in net.statistics()}
     assert norms
@@ -65,7 +65,7 @@ def test_a_call_changes_neither_weights_nor_inputs(
     net = tiny_model(family)
     block, x = block_weights(net, 2), torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
     kept, held = {name: tensor.clone() for name, tensor in block.items()}, x.clone()
-    net(block, x, Draws((0, 1)))
+    net(block, x, StepSeeds((0, 1)))
     net.batch_statistics(block, x)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in block.items())
     assert torch.equal(x, held)
@@ -77,10 +77,10 @@ def test_the_same_call_twice_is_the_same_to_the_bit(
     """Nothing of a call is left over for the next: neither weights nor statistics."""
     net = tiny_model(family)
     x = torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
-    first = net(block_weights(net, 2, seed=1), x, Draws((0, 1))).logits
-    net(block_weights(net, 2, seed=2), x + 3, Draws((2, 3)))
+    first = net(block_weights(net, 2, seed=1), x, StepSeeds((0, 1))).logits
+    net(block_weights(net, 2, seed=2), x + 3, StepSeeds((2, 3)))
     net.batch_statistics(block_weights(net, 2, seed=3), x)
-    assert torch.equal(net(block_weights(net, 2, seed=1), x, Draws((0, 1))).logits, first)
+    assert torch.equal(net(block_weights(net, 2, seed=1), x, StepSeeds((0, 1))).logits, first)
 
 
 def test_training_mode_is_the_modules_own(
@@ -90,7 +90,7 @@ def test_training_mode_is_the_modules_own(
     block, x = block_weights(net, 1), torch.randn(1, 5, *net.input_shape, dtype=torch.float64)
     module = net.module().double().train()
     module.load_state_dict({name: tensor[0] for name, tensor in block.items()}, strict=False)
-    assert torch.allclose(net(block, x, Draws((0,))).logits[0], module(x[0]).logits, atol=1e-10)
+    assert torch.allclose(net(block, x, StepSeeds((0,))).logits[0], module(x[0]).logits, atol=1e-10)
 
 
 def test_judging_mode_is_the_modules_own_with_the_statistics_given(
@@ -108,20 +108,20 @@ def test_judging_mode_is_the_modules_own_with_the_statistics_given(
 def test_judging_without_statistics_is_refused_by_name(
     normed_family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    net = tiny_model(normed_family, normalisation="static_batch")
+    net = tiny_model(normed_family, normalization="static_batch")
     first = next(iter(net.statistics()))
     with pytest.raises(ValueError, match=rf"{normed_family} .*{first}"):
         net(block_weights(net, 1), torch.zeros(1, 2, *net.input_shape, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("normalisation", ["group", "instance", "layer", "none"])
+@pytest.mark.parametrize("normalization", ["group", "instance", "layer", "none"])
 def test_other_normalisations_need_no_statistics(
     normed_family: str,
-    normalisation: str,
+    normalization: str,
     tiny_model: Callable[..., Model],
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
-    net = tiny_model(normed_family, normalisation=normalisation)
+    net = tiny_model(normed_family, normalization=normalization)
     assert net.statistics() == {}
     made = net(block_weights(net, 1), torch.ones(1, 2, *net.input_shape, dtype=torch.float64)).logits
     assert bool(made.isfinite().all())
@@ -261,7 +261,7 @@ def test_a_devices_result_does_not_depend_on_how_the_block_is_stored(
     expanded: Tensors = {name: tensor.expand(3, *tensor.shape) for name, tensor in one.items()}
     copied = {name: tensor.clone() for name, tensor in expanded.items()}
     x = torch.randn(3, 4, *net.input_shape, dtype=torch.float64)
-    assert torch.equal(net(expanded, x, Draws((0, 0, 0))).logits, net(copied, x, Draws((0, 0, 0))).logits)
+    assert torch.equal(net(expanded, x, StepSeeds((0, 0, 0))).logits, net(copied, x, StepSeeds((0, 0, 0))).logits)
 
 
 class Scaled(nn.Linear):

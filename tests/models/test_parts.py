@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models import Draws, Model, cost, model
+from fedloom.models import Model, StepSeeds, cost, model
 
 
 class Halves(nn.Module):
@@ -70,11 +70,11 @@ def test_weights_and_statistics_of_a_part_lose_its_name(block_weights: Callable[
 def test_parts_run_many_devices_and_train(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net, x = net_of(), torch.randn(3, 5, 6, dtype=torch.float64)
     leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 3).items()}
-    draws, made = Draws((0, 0, 0)), x
+    step_seeds, made = StepSeeds((0, 0, 0)), x
     for name in ("twice", "twice", "left", "right"):
         child = net.part(name) if name != "twice" else model("linear", linear, {}, (6,), 6)
-        made = child(net.part_weights(name, leaves), made, draws).logits
-    whole = net(leaves, x, draws).logits
+        made = child(net.part_weights(name, leaves), made, step_seeds).logits
+    whole = net(leaves, x, step_seeds).logits
     assert torch.allclose(made, whole, atol=1e-12)
     used = [tensor for name, tensor in leaves.items() if not name.startswith("unused")]
     slopes = [torch.autograd.grad(one.sin().sum(), used) for one in (made, whole)]
@@ -112,7 +112,7 @@ def test_every_family_has_a_classifier_that_runs_alone(
 ) -> None:
     net = tiny_model(family)
     block, x = block_weights(net, 2), torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
-    made, head = net(block, x, Draws((0, 0))), net.part("classifier")
+    made, head = net(block, x, StepSeeds((0, 0))), net.part("classifier")
     assert head.classes == net.classes
-    alone = head(net.part_weights("classifier", block), made.taps["features"], Draws((0, 0)))
+    alone = head(net.part_weights("classifier", block), made.taps["features"], StepSeeds((0, 0)))
     assert torch.allclose(alone.logits, made.logits, atol=1e-12)

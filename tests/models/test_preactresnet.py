@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import between
-from fedloom.models import MODELS, Draws, Model, model
+from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.models.layers import fold, unfold
 from fedloom.models.preactresnet import MixedPool
 from fedloom.tensors import Tensors
@@ -43,12 +43,12 @@ def by_hand(w: Tensors, x: Tensor) -> dict[str, Tensor]:
     return {"exit": early, "full": F.linear(x.mean((2, 3)), w["classifier.weight"], w["classifier.bias"])}
 
 
-@pytest.mark.parametrize("draws", [None, Draws((0,))], ids=["judging", "training"])
-def test_forward_is_the_papers(draws: Draws | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
+@pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
+def test_forward_is_the_papers(step_seeds: StepSeeds | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of()
     weights, x = block_weights(net, 1), torch.randn(1, 3, 3, 16, 16, dtype=torch.float64)
     expected = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0])
-    made = net(weights, x, draws)
+    made = net(weights, x, step_seeds)
     assert list(made.exits) == ["exit", "full"]
     for name, logits in made.exits.items():
         assert torch.allclose(logits[0], expected[name], atol=1e-10)
@@ -95,7 +95,7 @@ def test_the_simple_net_is_a_part_of_the_complex_one(
 def test_the_exits_loss_moves_the_simple_part_alone(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of()
     leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 1).items()}
-    made = net(leaves, torch.randn(1, 3, 3, 16, 16, dtype=torch.float64), Draws((0,))).exits["exit"].sin().sum()
+    made = net(leaves, torch.randn(1, 3, 3, 16, 16, dtype=torch.float64), StepSeeds((0,))).exits["exit"].sin().sum()
     slopes = torch.autograd.grad(made, list(leaves.values()), materialize_grads=True)
     moved = {name for name, slope in zip(leaves, slopes, strict=True) if bool(slope.any())}
     assert moved == set(net_of(stages=2).shapes())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.models import MODELS, Draws, Model, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, cost, model
 from fedloom.tensors import Tensors
 
 PARTS = ("extractor", "intermediate", "classifier")
@@ -74,7 +74,7 @@ def test_forward_is_the_papers(
     weights = block_weights(net, 1)
     x = images(net)
     expected = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0], blocks)
-    made = net(weights, x, Draws((0,)))
+    made = net(weights, x, StepSeeds((0,)))
     assert list(made.exits) == ["logits"] and list(made.taps) == ["extractor", "features"]
     for name, tensor in {**made.exits, **made.taps}.items():
         assert torch.allclose(tensor[0], expected[name], atol=1e-9)
@@ -92,11 +92,11 @@ def test_the_parts_one_after_the_other_are_the_whole(
 ) -> None:
     """With devices in company, and in judging by the statistics of each part's own norms."""
     net = net_of(pool=pool)
-    draws, x = Draws((0, 0, 0)) if training else None, images(net, 3)
+    step_seeds, x = StepSeeds((0, 0, 0)) if training else None, images(net, 3)
     weights = statistics_of(net, block_weights(net, 3), x)
-    expected, made = net(weights, x, draws), x
+    expected, made = net(weights, x, step_seeds), x
     for name, tap in zip(PARTS, ("extractor", "features", ""), strict=True):
-        made = net.part(name)(net.part_weights(name, weights), made, draws).logits
+        made = net.part(name)(net.part_weights(name, weights), made, step_seeds).logits
         assert torch.allclose(made, expected.taps[tap] if tap else expected.logits, atol=1e-10)
     assert all(net.part(name).slow_reasons() == () for name in PARTS)
 
@@ -108,7 +108,7 @@ def test_where_the_map_is_averaged_decides_what_is_sent_and_nothing_else(
     assert dict(early.shapes()) == dict(late.shapes())
     assert early.label_rows() == late.label_rows() == ("classifier.weight", "classifier.bias")
     weights, x = block_weights(early, 2), images(early, 2)
-    left, right = (net(weights, x, Draws((0, 0))) for net in (early, late))
+    left, right = (net(weights, x, StepSeeds((0, 0))) for net in (early, late))
     assert torch.equal(left.logits, right.logits)
     assert tuple(left.taps["features"].shape) == (2, 5, 32)
     assert tuple(right.taps["features"].shape) == (2, 5, 32, 2, 2)
@@ -128,7 +128,7 @@ def test_tied_blocks_are_one_with_the_weights_of_one(block_weights: Callable[...
     assert dict(tied.shapes()) == dict(net_of(extra=(1, 1)).shapes())
     weights, x = block_weights(tied, 1), images(tied)
     copied = {name: weights.get(name, weights.get(first_of(name), torch.empty(0))) for name in untied.shapes()}
-    left, right = tied(weights, x, Draws((0,))).logits, untied(copied, x, Draws((0,))).logits
+    left, right = tied(weights, x, StepSeeds((0,))).logits, untied(copied, x, StepSeeds((0,))).logits
     assert torch.allclose(left, right, atol=1e-10)
     assert cost(tied).macs == cost(untied).macs > cost(net_of(extra=(1, 1))).macs
 
@@ -181,8 +181,8 @@ def test_a_share_of_the_width_is_a_share_of_every_layer() -> None:
 
 
 def test_a_narrow_net_trains_no_louder_unless_told_to(block_weights: Callable[..., dict[str, Tensor]]) -> None:
-    plain, scaled = (net_of(width=0.5, normalisation="none", scaler=scaler) for scaler in (False, True))
+    plain, scaled = (net_of(width=0.5, normalization="none", scaler=scaler) for scaler in (False, True))
     weights, x = block_weights(plain, 1), images(plain)
-    extracted = [net(weights, x, Draws((0,))).taps["extractor"] for net in (plain, scaled)]
+    extracted = [net(weights, x, StepSeeds((0,))).taps["extractor"] for net in (plain, scaled)]
     assert torch.allclose(2 * extracted[0], extracted[1])
-    assert torch.equal(plain(weights, x, Draws((0,))).logits, plain(weights, x).logits)
+    assert torch.equal(plain(weights, x, StepSeeds((0,))).logits, plain(weights, x).logits)

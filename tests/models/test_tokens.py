@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.footprints import between
-from fedloom.models import MODELS, Draws, Inputs, Model, chained, cost, model
+from fedloom.models import MODELS, Inputs, Model, StepSeeds, chained, cost, model
 from fedloom.models.batching import fastest_of, vmapped
 from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
@@ -100,11 +100,11 @@ def test_a_broken_device_leaves_its_neighbours_clean(
     token_family: str, tiny_model: Callable[..., Model], block_weights: Weights
 ) -> None:
     net = tiny_model(token_family)
-    block, x, draws = block_weights(net, DEVICES), rows_of(net), Draws((1, 2, 3))
+    block, x, step_seeds = block_weights(net, DEVICES), rows_of(net), StepSeeds((1, 2, 3))
     broken = {name: tensor.clone() for name, tensor in block.items()}
     for tensor in broken.values():
         tensor[1] = torch.nan
-    clean, dirty = outputs_and_slopes(net, block, x, draws), outputs_and_slopes(net, broken, x, draws)
+    clean, dirty = outputs_and_slopes(net, block, x, step_seeds), outputs_and_slopes(net, broken, x, step_seeds)
     for of_clean, of_dirty in zip(clean, dirty, strict=True):
         for name, tensor in of_clean.items():
             assert torch.equal(of_dirty[name][[0, 2]], tensor[[0, 2]])
@@ -113,7 +113,7 @@ def test_a_broken_device_leaves_its_neighbours_clean(
 def test_slopes_are_finite_from_the_start(token_family: str) -> None:
     net = model(token_family, MODELS[token_family], {"dropout": 0.0, "layers": 2}, (8,), 12, 13)
     block = {name: tensor.expand(2, *tensor.shape) for name, tensor in net.initial(0).items()}
-    _, slopes = outputs_and_slopes(net, block, rows_of(net, 2, 2), Draws((0, 0)))
+    _, slopes = outputs_and_slopes(net, block, rows_of(net, 2, 2), StepSeeds((0, 0)))
     assert all(bool(slope.isfinite().all()) for slope in slopes.values())
     assert all(bool(slope.any()) for name, slope in slopes.items() if not name.endswith("key.bias"))
 
@@ -121,10 +121,10 @@ def test_slopes_are_finite_from_the_start(token_family: str) -> None:
 def test_the_modules_own_modes(token_family: str, tiny_model: Callable[..., Model], block_weights: Weights) -> None:
     net = tiny_model(token_family, width=0.5)
     block, x = block_weights(net, 1), rows_of(net, 1)
-    for draws in (Draws((0,)), None):
-        module = net.module().double().train(draws is not None)
+    for step_seeds in (StepSeeds((0,)), None):
+        module = net.module().double().train(step_seeds is not None)
         module.load_state_dict({name: tensor[0] for name, tensor in block.items()})
-        assert torch.allclose(net(block, x, draws).logits[0], module(x[0]).logits, atol=1e-12)
+        assert torch.allclose(net(block, x, step_seeds).logits[0], module(x[0]).logits, atol=1e-12)
 
 
 def test_all_levels_nest(token_family: str) -> None:
@@ -166,7 +166,7 @@ def test_parts_and_chains_know_who_gets_the_tokens(block_weights: Weights) -> No
     assert (lookup.inputs, head.inputs) == (Inputs((6,), 9), Inputs((3,)))
     lengthened = chained(net, model("last", last, {}, (2,), 4))
     assert lengthened.inputs == net.inputs
-    made = lengthened(block_weights(lengthened, DEVICES), rows_of(net), Draws((1, 2, 3)))
+    made = lengthened(block_weights(lengthened, DEVICES), rows_of(net), StepSeeds((1, 2, 3)))
     assert made.logits.shape == (DEVICES, 4, 4)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import between, rolling
-from fedloom.models import MODELS, Draws, Model, model
+from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.models.layers import Scaler
 from fedloom.tensors import Tensors
 
@@ -65,14 +65,14 @@ def by_hand(w: Tensors, x: Tensor, rate: float) -> tuple[list[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("width", [1.0, 0.5])
-@pytest.mark.parametrize("draws", [None, Draws((0,))], ids=["judging", "training"])
-def test_forward_is_the_papers(draws: Draws | None, width: float, block_weights: Weights) -> None:
+@pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
+def test_forward_is_the_papers(step_seeds: StepSeeds | None, width: float, block_weights: Weights) -> None:
     """The scaler acts in training alone."""
     net = net_of(width=width, exit_after=1)
     weights, x = block_weights(net, 1), rows(net)
-    w, rate = {name: tensor[0] for name, tensor in weights.items()}, width if draws else 1.0
+    w, rate = {name: tensor[0] for name, tensor in weights.items()}, width if step_seeds else 1.0
     (early, late), _ = by_hand(w, x[0], rate)
-    made = net(weights, x, draws)
+    made = net(weights, x, step_seeds)
     assert list(made.exits) == ["exit", "full"]
     assert made.logits.shape == (1, 3, LENGTH, CLASSES)
     assert torch.allclose(made.exits["exit"][0], decoder(w, "exit", early, rate), atol=1e-10)
@@ -161,7 +161,7 @@ def test_no_token_is_padding(block_weights: Weights) -> None:
     net = net_of()
     leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 1).items()}
     x = torch.tensor([[[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]]])
-    (slope,) = torch.autograd.grad(net(leaves, x, Draws((0,))).logits.sin().sum(), leaves["entry.tokens.weight"])
+    (slope,) = torch.autograd.grad(net(leaves, x, StepSeeds((0,))).logits.sin().sum(), leaves["entry.tokens.weight"])
     assert bool(slope.any(-1).all())
 
 
@@ -204,7 +204,7 @@ def test_how_it_starts() -> None:
 def test_dropout_in_training_alone(block_weights: Weights) -> None:
     net, still = net_of(dropout=0.5), net_of()
     weights, x = block_weights(net, 1), rows(net)
-    first, again, other = (net(weights, x, Draws((seed,))).logits for seed in (1, 1, 2))
+    first, again, other = (net(weights, x, StepSeeds((seed,))).logits for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.allclose(first, other)
     assert torch.equal(net(weights, x).logits, still(weights, x).logits)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedloom.fleet import nested
-from fedloom.models import Draws, model
+from fedloom.models import StepSeeds, model
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_model.md"
 
@@ -46,8 +46,8 @@ def test_three_devices_run_as_one_network(bottleneck: Any) -> None:
     assert small.slow_reasons() == ()
     weights = {name: torch.stack([w, 2 * w, w.flip(0)]) for name, w in small.initial(0).items()}
     x = torch.randn(3, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    together = small(weights, x, Draws((0, 0, 0))).logits
+    together = small(weights, x, StepSeeds((0, 0, 0))).logits
     for device in range(3):
         own = {name: weight[device : device + 1] for name, weight in weights.items()}
-        apart = small(own, x[device : device + 1], Draws((0,))).logits[0]
+        apart = small(own, x[device : device + 1], StepSeeds((0,))).logits[0]
         torch.testing.assert_close(together[device], apart, rtol=1e-3, atol=1e-4)

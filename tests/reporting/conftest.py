@@ -13,9 +13,9 @@ import fedloom
 from fedloom.cli.app import main
 from fedloom.data import Dataset, Examples, Preparation
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Tables
+from fedloom.recipe.registry import Registry
 from fedloom.reporting.page import Page, page
-from fedloom.reporting.report_data import Subject, subject_of
+from fedloom.reporting.report_data import ReportData, report_data_of
 from fedloom.studies.compare import comparison
 
 TIERS = [
@@ -29,11 +29,11 @@ def recipe(**changes: Any) -> dict[str, Any]:
     return {
         "seed": 0, "rounds": 4, "tiers": TIERS, "method": {"name": "heterofl"},
         "data": {
-            "dataset": "digits", "devices": 8, "most_examples": 30, "test_examples": 100,
+            "dataset": "digits", "devices": 8, "max_examples": 30, "test_examples": 100,
             "partition": {"kind": "label_shards", "labels_per_device": 5},
         },
         "fleet": {"participation": 0.75}, "model": {"family": "convnet", "hidden": [4, 8]},
-        "training": {"batch_size": 10, "epochs": 2, "optimiser": {"kind": "sgd", "learning_rate": 0.3}}, **changes,
+        "training": {"batch_size": 10, "epochs": 2, "optimizer": {"kind": "sgd", "learning_rate": 0.3}}, **changes,
     }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **recipe(rounds=3),
         "compare": {"arms": {"fjord": ["method={name='fjord'}"]}, "baseline": "fjord", "margin": 0.0},
     }
-    planned = comparison(load(said, Tables()), Tables(), 2, ["standalone", "drop-the-small"], home, home)
+    planned = comparison(load(said, Registry()), Registry(), 2, ["standalone", "drop-the-small"], home, home)
     list(planned.rounds())
     planned.result("global")
     return home
@@ -94,18 +94,18 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def subject(run: Path) -> Subject:
-    return subject_of([run])
+def subject(run: Path) -> ReportData:
+    return report_data_of([run])
 
 
 @pytest.fixture(scope="package")
-def several(compared: Path) -> Subject:
-    return subject_of([compared])
+def several(compared: Path) -> ReportData:
+    return report_data_of([compared])
 
 
 @pytest.fixture(scope="package")
-def pages(subject: Subject, several: Subject, text: Path) -> dict[str, Page]:
-    return {"run": page(subject), "comparison": page(several), "text": page(subject_of([text]))}
+def pages(subject: ReportData, several: ReportData, text: Path) -> dict[str, Page]:
+    return {"run": page(subject), "comparison": page(several), "text": page(report_data_of([text]))}
 
 
 @pytest.fixture(scope="session")

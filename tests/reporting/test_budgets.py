@@ -61,7 +61,7 @@ def coded(per_round: float, rounds: int, share: float) -> list[Row]:
     """The same run behind a codec that leaves this share of the bytes."""
     plain = rows(per_round, rounds)
     moved = [row for row in plain if row.metric in ("down", "up")]
-    return plain + [Row(row.round, "", "", "", "", f"{row.metric}_coded", share * row.value) for row in moved]
+    return plain + [Row(row.round, "", "", "", "", f"{row.metric}_compressed", share * row.value) for row in moved]
 
 
 def test_with_a_codec_the_bytes_that_travelled_are_spent() -> None:

@@ -13,7 +13,7 @@ from fedloom.reporting.ledger import (
     Terms,
     amounts,
     decide,
-    judge,
+    evaluate_claim,
     record,
     targets,
     times,
@@ -66,7 +66,7 @@ def rows(*values: float, tier: str = "a", candidate: str = "server", metric: str
 
 def test_the_last_value_counts_and_not_the_best() -> None:
     seen = Evidence({"x": [rows(50, 90, 70)], "y": [rows(60, 60, 71)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    found = judge(Side("x"), Side("y"), MORE, seen)
+    found = evaluate_claim(Side("x"), Side("y"), MORE, seen)
     assert ([one.value for one in found.this], found.gaps, found.verdict) == ([70], [-1], "does not hold")
 
 
@@ -147,5 +147,5 @@ def test_less_perplexity_is_better() -> None:
 
 def test_a_record_has_no_number_that_json_lacks() -> None:
     seen = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    found = judge(Side("x", "a"), Side("y", "a"), Terms("rounds", "less", targets={"a": 70}), seen)
+    found = evaluate_claim(Side("x", "a"), Side("y", "a"), Terms("rounds", "less", targets={"a": 70}), seen)
     assert record(found) == {"this": [2], "other": [None], "difference": [None], "agreeing_seeds": 1}

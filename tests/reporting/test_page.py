@@ -11,7 +11,7 @@ import pytest
 
 from fedloom.reporting.overview import verdict
 from fedloom.reporting.page import Page, page
-from fedloom.reporting.report_data import NoReport, subject_of
+from fedloom.reporting.report_data import NoReport, report_data_of
 
 VOID = {"meta", "input", "br", "link", "img"}
 LIMIT = 3_000_000
@@ -126,7 +126,7 @@ def test_two_pages_in_one_folder_do_not_mix(pages: dict[str, Page], tmp_path: Pa
 
 
 def test_the_same_run_gives_the_same_page(text: Path, pages: dict[str, Page]) -> None:
-    assert page(subject_of([text])).html == pages["text"].html
+    assert page(report_data_of([text])).html == pages["text"].html
 
 
 def test_the_command_that_repeats_it(run: Path, pages: dict[str, Page]) -> None:
@@ -142,7 +142,7 @@ def test_a_run_in_progress_says_so(run: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({**said, "status": "running"}))
     rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(line for line in rows if '"round": 4' not in line))
-    html = page(subject_of([tmp_path])).html
+    html = page(report_data_of([tmp_path])).html
     assert "In progress: 3 of 4 rounds" in html and 'http-equiv="refresh"' in html
     assert "So far, after 3 of 4 rounds" in html
 
@@ -157,26 +157,32 @@ def test_a_large_fleet_fits_too(run: Path, tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text(
         json.dumps({**fleet, "devices": devices, "device_tiers": tiers, "holdings": held})
     )
-    line = {"tier": "large", "outcome": "admitted", "devices": devices[:400], "down": 10, "up": {"weights": 8}}
-    (tmp_path / "attendance.jsonl").write_text("".join(json.dumps({"round": one, **line}) + "\n" for one in rounds))
+    line = {
+        "tier": "large",
+        "outcome": "admitted",
+        "devices": devices[:400],
+        "bytes_down": 10,
+        "bytes_up": {"weights": 8},
+    }
+    (tmp_path / "participation.jsonl").write_text("".join(json.dumps({"round": one, **line}) + "\n" for one in rounds))
     row = {"candidate": "server", "tier": "large", "test": "local", "metric": "accuracy"}
     lines = [{**row, "round": one, "device": "", "test": "global", "value": one / 2} for one in rounds]
     lines += [{**row, "round": 100, "device": name, "value": 50.0} for name in devices[::2]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert len(page(subject_of([tmp_path])).html.encode()) < LIMIT
+    assert len(page(report_data_of([tmp_path])).html.encode()) < LIMIT
 
 
 def test_runs_side_by_side(compared: Path) -> None:
     names = ("heterofl", "fjord")
     folders = [compared / arm / f"seed-{seed}" for arm in names for seed in (0, 1)]
-    subject = subject_of(folders)
+    subject = report_data_of(folders)
     assert [group.name for group in subject.groups] == list(names)
     assert [len(group.stories) for group in subject.groups] == [2, 2]
     assert subject.result is not None
 
 
 def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
-    subject = subject_of([compared / "heterofl" / f"seed-{seed}" for seed in (1, 0)])
+    subject = report_data_of([compared / "heterofl" / f"seed-{seed}" for seed in (1, 0)])
     assert [story.seed for story in subject.groups[0].stories] == [0, 1]
     assert "mean over 2 seeds" in verdict(subject)[0]
 
@@ -192,4 +198,4 @@ def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
 )
 def test_what_cannot_be_put_side_by_side(compared: Path, folders: list[str], said: str) -> None:
     with pytest.raises(NoReport, match=said):
-        subject_of([compared / folder for folder in folders])
+        report_data_of([compared / folder for folder in folders])

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.runs.folder import Final, summarise
+from fedloom.runs.folder import Final, summarize
 
 
 def row(number, value, metric="accuracy", candidate="server", tier="large", device="", test="global"):
@@ -13,22 +13,22 @@ def row(number, value, metric="accuracy", candidate="server", tier="large", devi
 
 
 def test_the_last_and_the_best_of_a_series():
-    (final,) = summarise([row(1, 40.0), row(2, 60.0), row(3, 50.0)])
+    (final,) = summarize([row(1, 40.0), row(2, 60.0), row(3, 50.0)])
     assert final == Final("server", "large", "global", "accuracy", value=50.0, best=60.0, best_round=2, mean_of_10=50.0)
 
 
 def test_a_loss_is_best_when_it_is_lowest():
-    (final,) = summarise([row(1, 2.0, "loss"), row(2, 0.5, "loss"), row(3, 0.7, "loss")])
+    (final,) = summarize([row(1, 2.0, "loss"), row(2, 0.5, "loss"), row(3, 0.7, "loss")])
     assert (final.value, final.best, final.best_round) == (0.7, 0.5, 2)
 
 
 def test_of_equals_the_first_is_best():
-    (final,) = summarise([row(1, 10.0), row(2, 30.0), row(3, 30.0)])
+    (final,) = summarize([row(1, 10.0), row(2, 30.0), row(3, 30.0)])
     assert (final.value, final.best, final.best_round) == (30.0, 30.0, 2)
 
 
 def test_one_judged_round_is_last_and_best():
-    (final,) = summarise([row(7, 12.5)])
+    (final,) = summarize([row(7, 12.5)])
     assert (final.value, final.best, final.best_round) == (12.5, 12.5, 7)
 
 
@@ -44,18 +44,18 @@ def test_a_series_for_each_candidate_tier_test_and_metric_in_order():
         for number in (1, 2)
         for place, (candidate, tier, test, metric) in enumerate(judged)
     ]
-    finals = summarise(rows)
+    finals = summarize(rows)
     assert [(one.candidate, one.tier, one.test, one.metric) for one in finals] == judged
     assert [one.value for one in finals] == [20.0, 21.0, 22.0, 23.0]
 
 
 def test_rows_of_single_devices_are_left_out():
-    (final,) = summarise([row(1, 40.0), row(1, 99.0, device="3"), row(2, 41.0), row(2, 99.0, device="3")])
+    (final,) = summarize([row(1, 40.0), row(1, 99.0, device="3"), row(2, 41.0), row(2, 99.0, device="3")])
     assert (final.value, final.best) == (41.0, 41.0)
 
 
 def test_nothing_gives_nothing():
-    assert summarise([]) == []
+    assert summarize([]) == []
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
@@ -63,6 +63,6 @@ def test_nothing_gives_nothing():
 def test_a_round_without_a_number_is_never_the_best(metric, bad):
     values = [1.0, 1.0, 1.0]
     values[bad] = math.nan
-    (final,) = summarise(row(number, value, metric) for number, value in enumerate(values, 1))
+    (final,) = summarize(row(number, value, metric) for number, value in enumerate(values, 1))
     assert final.best == 1.0
     assert final.best_round != bad + 1

@@ -57,7 +57,9 @@ def test_bytes_are_those_of_all_rounds_to_the_target():
 
 
 def test_with_a_codec_bytes_to_the_target_are_those_that_travelled():
-    coded = [Row(n, "", "", "", "", way, 2.0) for n in (1, 2, 3) for way in ("down_coded", "up_coded")]
+    coded = [
+        Row(n, "", "", "", "", way, 2.0) for n in (1, 2, 3) for way in ("bytes_down_compressed", "bytes_up_compressed")
+    ]
     rows = run_of(80.0, 84.0, 83.0) + coded
     assert bytes_to(2, rows) == 8.0
     assert reach(Arm("a", OWN, [rows]), "small", "global", 84.0).bytes == [Amount(8.0)]

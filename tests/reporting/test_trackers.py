@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.runs.folder import Journal
+from fedloom.runs.folder import RunWriter
 from fedloom.runs.trackers import TRACKERS, TrackerMissing, Trackers, followed_by
 
 RECIPE = {"seed": 0, "method": {"name": "heterofl", "only_seen_rows": True}, "tiers": [{"name": "large"}]}
@@ -28,7 +28,7 @@ TITLES = {"server/large/global/accuracy", "server/large/device 3/local/accuracy"
 
 @pytest.fixture
 def journal(tmp_path):
-    made = Journal(tmp_path / "my-run")
+    made = RunWriter(tmp_path / "my-run")
     made.open('seed = 0\n[method]\nname = "heterofl"\n', {"seed": 0})
     return made
 

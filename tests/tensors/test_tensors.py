@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.tensors import all_finite, beside, combine, fingerprint, inner, join, payload_bytes, split
+from fedloom.tensors import all_finite, combine, fingerprint, inner, join, payload_bytes, per_device, split
 
 
 def test_combine_works_name_by_name() -> None:
@@ -37,7 +37,7 @@ def test_inner_is_each_devices_own_product(devices: int, seed: int) -> None:
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 4, 5)])
 def test_beside_multiplies_device_by_device(shape: tuple[int, ...]) -> None:
     tensor, numbers = torch.randn(shape), torch.tensor([1.0, -2.0, 0.5])
-    made = beside(numbers, tensor) * tensor
+    made = per_device(numbers, tensor) * tensor
     for device, number in enumerate(numbers.tolist()):
         assert torch.equal(made[device], tensor[device] * number)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..evaluation.inversion import Inversion, invert, span_of
 from ..fleet import Tier
 from ..models import Model
-from ..recipe.errors import Problem, RecipeError
+from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import load
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..runs.build import Experiment, assemble
 from ..runs.final_models import SHARED
 from ..runs.folder import read_manifest
@@ -32,10 +32,12 @@ class Audit:
     inversion: Inversion | None = None
 
 
-def audit(folder: Path, tables: Tables, data: Path, examples: int, steps: int) -> Audit:
+def audit(folder: Path, tables: Registry, data: Path, examples: int, steps: int) -> Audit:
     if not (folder / "manifest.json").is_file() or read_manifest(folder).get("status") != "finished":
         hint = "fedloom run my.toml --out my-run makes one"
-        raise RecipeError([Problem((), "RUN_FOLDER", "this is not the folder of a finished run", hint)], str(folder))
+        raise RecipeError(
+            [RecipeIssue((), "RUN_FOLDER", "this is not the folder of a finished run", hint)], str(folder)
+        )
     experiment = assemble(load(folder / "recipe.toml", tables), tables, data)
     method, recipe = experiment.method, experiment.loaded.recipe
     with one_thread():

@@ -7,15 +7,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..evaluation.cka import cka_map, features
-from ..recipe.errors import Problem, RecipeError, nearest
-from ..recipe.registry import Tables
+from ..recipe.errors import RecipeError, RecipeIssue, nearest
+from ..recipe.registry import Registry
 from ..runs.build import assemble
 from ..runs.loop import one_thread
 from .subnets import finished_recipe
 
 
 @dataclass(frozen=True)
-class Likeness:
+class CkaMap:
     """`values[i][j]`: linear CKA of the first model's layer i and the second's layer j."""
 
     rows: list[str]
@@ -23,19 +23,21 @@ class Likeness:
     values: list[list[float]]
 
 
-def likeness(first: Path, second: Path, tier: str | None, examples: int, tables: Tables, data: Path) -> Likeness:
+def cka(first: Path, second: Path, tier: str | None, examples: int, tables: Registry, data: Path) -> CkaMap:
     with one_thread():
         one, other = (_features(folder, tier, examples, tables, data) for folder in (first, second))
     if len(next(iter(one.values()))) != len(next(iter(other.values()))):
-        raise RecipeError([Problem((), "RUN_DATA", "the two runs have different test examples")], str(second))
-    return Likeness(list(one), list(other), cka_map(one, other))
+        raise RecipeError([RecipeIssue((), "RUN_DATA", "the two runs have different test examples")], str(second))
+    return CkaMap(list(one), list(other), cka_map(one, other))
 
 
-def _features(folder: Path, tier: str | None, examples: int, tables: Tables, data: Path) -> dict[str, Tensor]:
+def _features(folder: Path, tier: str | None, examples: int, tables: Registry, data: Path) -> dict[str, Tensor]:
     experiment = assemble(finished_recipe(folder, tables), tables, data)
-    tiers = {one.name: one.model for one in experiment.fleet.served}
+    tiers = {one.name: one.model for one in experiment.fleet.active_tiers}
     name = tier or experiment.fleet.largest.name
     if name not in tiers:
-        raise RecipeError([Problem((), "TIER_NAME", f"there is no tier {name!r}", nearest(name, tiers))], str(folder))
+        raise RecipeError(
+            [RecipeIssue((), "TIER_NAME", f"there is no tier {name!r}", nearest(name, tiers))], str(folder)
+        )
     x = experiment.dataset.preparation(experiment.dataset.test.x[:examples])
     return features(tiers[name], load_file(folder / "models" / f"{name}.safetensors"), x)

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from ..client import OPTIMISERS
-from ..engines import Rehearsal
-from ..fleet import PLAIN, Fleet, Turn
+from ..client import OPTIMIZERS
+from ..engines import DryRun
+from ..fleet import PLAIN, Fleet, RoundContext
 from ..methods import Method
 from ..models import cost
 from ..recipe.load import Loaded
-from ..recipe.registry import Tables
-from ..recipe.validation import picked
+from ..recipe.registry import Registry
+from ..recipe.validation import instantiate
 from ..runs.build import build
 from ..runs.clock import Clock
 from ..runs.compression import build_codec
@@ -32,15 +32,15 @@ class TierCost:
     bytes_down: int
     bytes_up: int
     training_memory: int | None = None  # bytes of all tensors at the worst moment of training, where asked for
-    bytes_down_coded: int | None = None  # as they travel, where there is a codec
-    bytes_up_coded: int | None = None
+    bytes_down_compressed: int | None = None  # as they travel, where there is a codec
+    bytes_up_compressed: int | None = None
     device_seconds: float | None = None  # of a round, where the recipe says how fast the tier is
     latency_ms: float | None = None  # of one example on this machine, where it was asked for
 
     @property
     def moved(self) -> int:
         """Bytes both ways, as they travel."""
-        down, up = self.bytes_down_coded, self.bytes_up_coded
+        down, up = self.bytes_down_compressed, self.bytes_up_compressed
         return (self.bytes_down if down is None else down) + (self.bytes_up if up is None else up)
 
     def record(self) -> dict[str, Any]:
@@ -48,21 +48,21 @@ class TierCost:
 
 
 def tier_costs(
-    loaded: Loaded, tables: Tables, folder: Path, timed: bool = False, memory: bool = False
+    loaded: Loaded, tables: Registry, folder: Path, timed: bool = False, memory: bool = False
 ) -> list[TierCost]:
     """Found by rehearsing a round with one device of each tier; needs no data if the data set is a known one."""
     seen = outline(loaded, tables, folder)
     fleet, method = build(loaded, tables, seen)
-    moved = rehearse(loaded, method, fleet, seen)
+    moved = dry_run(loaded, method, fleet, seen)
     coded = build_codec(loaded.recipe) is not None
-    optimiser, batch = picked(OPTIMISERS, loaded.recipe.training.optimiser)(), loaded.recipe.training.batch_size
+    optimizer, batch = instantiate(OPTIMIZERS, loaded.recipe.training.optimizer)(), loaded.recipe.training.batch_size
     found = []
     for tier in fleet.tiers:
         spent = cost(tier.model)
         one = TierCost(
             tier.name, spent.parameters, spent.macs, spent.published_flops,
             moved.down.get(tier.name, 0), moved.up.get(tier.name, 0),
-            training_memory(tier.model, batch, optimiser) if memory else None,
+            training_memory(tier.model, batch, optimizer) if memory else None,
             moved.coded_down[tier.name] if coded else None, moved.coded_up[tier.name] if coded else None,
             latency_ms=latency_ms(tier.model) if timed else None,
         )  # fmt: skip
@@ -82,16 +82,18 @@ def held_examples(loaded: Loaded, seen: Outline) -> int:
     """That a device holds, if all hold as many."""
     data, every = loaded.recipe.data, len(seen.labels.train)
     held = (every - len(server_rows(loaded, every))) // data.devices
-    return min(held, data.most_examples or held)
+    return min(held, data.max_examples or held)
 
 
 def one_of_each(fleet: Fleet) -> Fleet:
     """A fleet of the same tiers with a device for each."""
     shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
-    return replace(fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", unseen=frozenset(), given=())
+    return replace(
+        fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", holdout_devices=frozenset(), device_tiers=()
+    )
 
 
-def rehearse(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> Rehearsal:
+def dry_run(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> DryRun:
     """The second round with one device of each tier, and no devices: in the first some have nothing to tell yet."""
     data, every, held = loaded.recipe.data, len(seen.labels.train), held_examples(loaded, seen)
     shown = 0 if data.public is None else every if data.public.source == "train_pool" else data.public.examples
@@ -99,6 +101,6 @@ def rehearse(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> Reh
     few = one_of_each(fleet)
     server = method.start(few, fleet.seed)
     for number in (1, 2):
-        engine = Rehearsal(lambda device: held, coding=build_codec(loaded.recipe) or PLAIN)
-        server = method.round(server, Turn(number, few.members(number), few, engine, public=public))
+        engine = DryRun(lambda device: held, coding=build_codec(loaded.recipe) or PLAIN)
+        server = method.round(server, RoundContext(number, few.members(number), few, engine, public=public))
     return engine

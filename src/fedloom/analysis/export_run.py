@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Preparation
-from ..data.catalog import LABELS, LICENCES
+from ..data.catalog import LABELS, LICENSES
 from ..export import (
     FORMATS,
     Answer,
@@ -38,12 +38,12 @@ from ..export import (
 )
 from ..export.parity import COMPARED, TIMED
 from ..models import cost, model
-from ..recipe.errors import Problem, RecipeError, nearest
-from ..recipe.registry import Tables
+from ..recipe.errors import RecipeError, RecipeIssue, nearest
+from ..recipe.registry import Registry
 from ..runs.build import Experiment
 from ..runs.folder import read_manifest
 from ..runs.loop import one_thread
-from .trained import Input, Trained, Wanted, finished, trained, wrong
+from .trained import Input, ModelSelector, Trained, finished, trained, wrong
 
 LASTING = ("mean", "std", "size", "channels")  # what of a preparation is there outside of training too
 
@@ -71,7 +71,7 @@ def about(run: Path, experiment: Experiment, chosen: Trained, to: str, file: Pat
             "tests": {test: {k: finite(v) for k, v in one.items()} for test, one in chosen.judged.items()},
         },
         "training": _training(run, experiment),
-        "licence": _licence(recipe.data.dataset),
+        "license": _licence(recipe.data.dataset),
         "warnings": _warnings(chosen),
     }  # fmt: skip
 
@@ -83,7 +83,7 @@ def _input(experiment: Experiment, given: Input) -> dict[str, Any]:
     if dataset.tokens is not None:
         said = f"Ids of {dataset.tokens} tokens" + (", which vocabulary.txt lists." if dataset.vocabulary else ".")
     elif given == "stored":
-        said = "Examples as the data set stores them; scaling, resizing and normalisation are inside the file."
+        said = "Examples as the data set stores them; scaling, resizing and normalization are inside the file."
     else:
         said = f"Examples divided by 255 and then prepared by whoever calls: {_plain(steps) or 'nothing else'}."
     return {
@@ -112,7 +112,7 @@ def _training(run: Path, experiment: Experiment) -> dict[str, Any]:
 
 def _licence(dataset: str) -> dict[str, str]:
     return {
-        "data": LICENCES.get(dataset, "not known to fedloom; ask where it came from"),
+        "data": LICENSES.get(dataset, "not known to fedloom; ask where it came from"),
         "code": "Apache-2.0",
         "weights": "for whoever trained them to say",
     }
@@ -138,7 +138,7 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def load_exported(folder: Path, tables: Tables) -> nn.Module:
+def load_exported(folder: Path, tables: Registry) -> nn.Module:
     """A module from a folder that was exported to safetensors."""
     if not (folder / "card.json").is_file():
         raise wrong(folder, "EXPORT_FOLDER", "this is no exported model", "fedloom export RUN --to safetensors")
@@ -150,7 +150,7 @@ def load_exported(folder: Path, tables: Tables) -> nn.Module:
     return answer
 
 
-def rebuilt(card: Mapping[str, Any], tables: Tables) -> Plain:
+def rebuilt(card: Mapping[str, Any], tables: Registry) -> Plain:
     """The module of a card, without weights."""
     said, family = card["input"], card["family"]
     if family not in tables.models:
@@ -188,13 +188,15 @@ class Exported:
         return self.folder / str(self.card["file"])
 
 
-def export(run: Path, wanted: Wanted, to: str, out: Path | None, given: Input, tables: Tables, data: Path) -> Exported:
+def export(
+    run: Path, selector: ModelSelector, to: str, out: Path | None, given: Input, tables: Registry, data: Path
+) -> Exported:
     if to not in FORMATS:
-        raise RecipeError([Problem((), "FORMAT_NAME", f"there is no format {to!r}", nearest(to, FORMATS))], "--to")
+        raise RecipeError([RecipeIssue((), "FORMAT_NAME", f"there is no format {to!r}", nearest(to, FORMATS))], "--to")
     FORMATS[to].require(to)
     experiment = finished(run, tables, data)
     with one_thread():
-        chosen = trained(run, experiment, wanted, tables, data)
+        chosen = trained(run, experiment, selector, tables, data)
         folder = run / "exports" / f"{chosen.name}-{to}" if out is None else out
         if folder.exists():
             raise wrong(folder, "OUT_EXISTS", f"{folder} is there already", "say another --out")
@@ -206,14 +208,14 @@ def export(run: Path, wanted: Wanted, to: str, out: Path | None, given: Input, t
             raise
 
 
-def model_of(run: Path, wanted: Wanted, tables: Tables, data: Path, given: Input = "stored") -> Plain:
+def model_of(run: Path, selector: ModelSelector, tables: Registry, data: Path, given: Input = "stored") -> Plain:
     """The same without a file."""
     experiment = finished(run, tables, data)
-    return _module(experiment, trained(run, experiment, wanted, tables, data), given)
+    return _module(experiment, trained(run, experiment, selector, tables, data), given)
 
 
 def _exported(
-    run: Path, experiment: Experiment, chosen: Trained, to: str, folder: Path, given: Input, tables: Tables
+    run: Path, experiment: Experiment, chosen: Trained, to: str, folder: Path, given: Input, tables: Registry
 ) -> Exported:
     kind, dataset, shown = FORMATS[to], experiment.dataset, taken(experiment, given)
     file, example = folder / f"model{kind.suffix}", shown(dataset.test.x[:1])
@@ -250,12 +252,12 @@ def _measured(
     experiment: Experiment, chosen: Trained, answer: Answer, shown: Callable[[Tensor], Tensor], alone: bool
 ) -> dict[str, dict[str, float | None]]:
     """In batches as large as the judge's, for who looks at the whole batch; and of such, also one by one."""
-    dataset, size = experiment.dataset, 1 if alone else experiment.judge.batch_size
+    dataset, size = experiment.dataset, 1 if alone else experiment.evaluator.batch_size
     found = {"global": measured(answer, dataset, shown, size)}
     if chosen.model.mixes_examples() and not alone:
         found["global, one example at a time,"] = measured(answer, dataset, shown, 1)
     if chosen.own_tests is not None and len(chosen.own_tests):
         x, y = dataset.test.x[chosen.own_tests], dataset.test.y[chosen.own_tests]
-        size = 1 if alone else experiment.judge.device_batch(chosen.model)
+        size = 1 if alone else experiment.evaluator.device_batch(chosen.model)
         found["local"] = {"accuracy": accuracy_on(answer, shown(x), y, size)}
     return {test: {name: finite(value) for name, value in metrics.items()} for test, metrics in found.items()}

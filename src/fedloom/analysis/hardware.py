@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..client import Optimiser, Sgd
+from ..client import Optimizer, Sgd
 from ..models import MODELS, Model, model
-from ..recipe.errors import Problem, RecipeError, nearest
+from ..recipe.errors import RecipeError, RecipeIssue, nearest
 from .profiling import training_speed
 
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -55,10 +55,10 @@ def read_machines(path: Path) -> list[Machine]:
     return [_machine(path, number, one) for number, one in enumerate(said, 1)]
 
 
-def probe(name: str, models: Mapping[str, Model], batch_size: int = 10, optimiser: Optimiser | None = None) -> Machine:
+def probe(name: str, models: Mapping[str, Model], batch_size: int = 10, optimizer: Optimizer | None = None) -> Machine:
     """This machine: memory that is free, and how fast it trains these models, tier by tier; or a small net."""
     tried = models or {"": model("convnet", MODELS["convnet"], {"hidden": (16, 32, 64)}, (1, 28, 28), 10)}
-    speeds = {tier: training_speed(one, batch_size, optimiser or Sgd(momentum=0.9)) for tier, one in tried.items()}
+    speeds = {tier: training_speed(one, batch_size, optimizer or Sgd(momentum=0.9)) for tier, one in tried.items()}
     own = {tier: speed for tier, speed in speeds.items() if tier}
     return Machine(name, min(speeds.values()), memory=free_memory(), speeds=own)
 
@@ -123,4 +123,4 @@ def _positive(path: Path, number: int, key: str, value: Any) -> float:
 
 
 def _wrong(path: Path, code: str, said: str, hint: str = "") -> RecipeError:
-    return RecipeError([Problem((), code, said, hint)], str(path))
+    return RecipeError([RecipeIssue((), code, said, hint)], str(path))

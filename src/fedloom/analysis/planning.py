@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..fleet import Fleet, Tier, parameters
-from ..footprints.regions import rings
+from ..footprints.regions import regions
 from ..methods import Method
 from ..recipe.load import Loaded
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..runs.build import build
 from ..runs.data import outline
 from .costs import TierCost, held_examples
@@ -50,7 +50,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class RingPlan:
+class RegionPlan:
     """A part of the global model that only these tiers hold."""
 
     tiers: tuple[str, ...]
@@ -63,7 +63,7 @@ class RingPlan:
 @dataclass(frozen=True)
 class FleetPlan:
     planned: tuple[Planned, ...]
-    rings: tuple[RingPlan, ...]
+    regions: tuple[RegionPlan, ...]
     seconds: float  # of a round in which the slowest takes part
 
     @property
@@ -79,14 +79,14 @@ class FleetPlan:
     def record(self) -> dict[str, Any]:
         return {
             "devices": [_told(one) for one in self.planned],
-            "rings": [{**vars(one), "tiers": list(one.tiers)} for one in self.rings],
+            "rings": [{**vars(one), "tiers": list(one.tiers)} for one in self.regions],
             "round_seconds": self.seconds,
             "shares": self.shares,
         }
 
 
 def plan_fleet(
-    loaded: Loaded, tables: Tables, folder: Path, machines: Sequence[Machine], costs: Sequence[TierCost],
+    loaded: Loaded, tables: Registry, folder: Path, machines: Sequence[Machine], costs: Sequence[TierCost],
     headroom: float = HEADROOM,
 ) -> FleetPlan:  # fmt: skip
     """`costs` are those of the recipe's tiers, memory among them."""
@@ -94,7 +94,7 @@ def plan_fleet(
     fleet, method = build(loaded, tables, seen)
     usual = held_examples(loaded, seen)
     spent = {one.name: one for one in costs}
-    largest_first = sorted(fleet.served, key=lambda tier: -parameters(tier.model.shapes()))
+    largest_first = sorted(fleet.active_tiers, key=lambda tier: -parameters(tier.model.shapes()))
 
     def fit(machine: Machine, tier: Tier) -> Fit:
         memory = headroom * (spent[tier.name].training_memory or 0)
@@ -103,13 +103,13 @@ def plan_fleet(
 
     planned = tuple(_largest(machine, [fit(machine, tier) for tier in largest_first]) for machine in machines)
     seconds = max((one.fit.seconds for one in planned if one.fit), default=0.0)
-    return FleetPlan(planned, _ring_plans(loaded, fleet, method, planned), seconds)
+    return FleetPlan(planned, _region_plans(loaded, fleet, method, planned), seconds)
 
 
 def _work(loaded: Loaded, method: Method, tier: Tier, examples: int) -> float:
     part = loaded.recipe.training
     steps = part.epochs * -(-examples // part.batch_size)
-    return method.device_work(tier.model, part.epochs * examples, steps)
+    return method.device_macs(tier.model, part.epochs * examples, steps)
 
 
 def _largest(machine: Machine, fits: Sequence[Fit]) -> Planned:
@@ -123,22 +123,22 @@ def _largest(machine: Machine, fits: Sequence[Fit]) -> Planned:
     return Planned(machine, None, problem)
 
 
-def _ring_plans(loaded: Loaded, fleet: Fleet, method: Method, planned: Sequence[Planned]) -> tuple[RingPlan, ...]:
+def _region_plans(loaded: Loaded, fleet: Fleet, method: Method, planned: Sequence[Planned]) -> tuple[RegionPlan, ...]:
     """None where models are not parts of one."""
     if method.admits == "any models":
         return ()
-    held = {tier.name: 0 for tier in fleet.served}
+    held = {tier.name: 0 for tier in fleet.active_tiers}
     for one in planned:
         if one.fit:
             held[one.fit.tier] += one.machine.count
     able = sum(held.values())
     cohort = math.ceil(loaded.recipe.fleet.participation * able - 1e-9)
     found = []
-    for ring in rings(fleet.whole.shapes(), [tier.footprint for tier in fleet.served]):
-        tiers = tuple(fleet.served[voter].name for voter in ring.voters)
+    for region in regions(fleet.global_model.shapes(), [tier.footprint for tier in fleet.active_tiers]):
+        tiers = tuple(fleet.active_tiers[voter].name for voter in region.voters)
         holders = sum(held[tier] for tier in tiers)
         votes = cohort * holders / able if able else 0.0
-        found.append(RingPlan(tiers, len(ring), holders, votes, 1 - _silence(able, holders, cohort)))
+        found.append(RegionPlan(tiers, len(region), holders, votes, 1 - _silence(able, holders, cohort)))
     return tuple(found)
 
 

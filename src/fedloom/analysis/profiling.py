@@ -31,13 +31,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..client import Batch, Client, Holdings, Optimiser, Step, fit, gradient, towards_first_class
+from ..client import Batch, Client, Optimizer, PaddedIndices, Step, dummy_loss, fit, gradient
 from ..data import DataMissing, Dataset, Examples, Preparation
-from ..engines.client_data import devices_at_once
+from ..engines.client_data import block_size
 from ..fleet import Device, Fleet, Tier
-from ..models import Draws, Model, cost
+from ..models import Model, StepSeeds, cost
 from ..recipe.load import Loaded
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..runs.build import Experiment, assemble
 from ..runs.data import Outline, outline, read_data
 from ..runs.loop import judged, one_thread, rounds
@@ -49,16 +49,16 @@ SHORT, LONG, REPEATS = 2, 8, 3  # steps, and how often they are timed
 FEW, MORE = 2, 4  # examples in a batch
 
 
-def training_memory(model: Model, batch_size: int, optimiser: Optimiser) -> int:
+def training_memory(model: Model, batch_size: int, optimizer: Optimizer) -> int:
     """Bytes of all tensors at the worst moment: weights as they came and as they are trained, gradients, what the
-    optimiser keeps, a batch, and what the way back needs of the way there. What torch itself takes is not in it.
+    optimizer keeps, a batch, and what the way back needs of the way there. What torch itself takes is not in it.
 
     Seen in two small batches: the same tensors come and go with any batch, and the size of each is a straight line.
     """
-    trained(model, FEW, optimiser, 1)  # how a model runs is tried once, which is not to be seen
-    few, more = (_seen(model, batch, optimiser) for batch in (FEW, MORE))
+    trained(model, FEW, optimizer, 1)  # how a model runs is tried once, which is not to be seen
+    few, more = (_seen(model, batch, optimizer) for batch in (FEW, MORE))
     if [made for made, _ in few] != [made for made, _ in more]:  # does other things with more examples
-        return round(_peak(_seen(model, batch_size, optimiser)))
+        return round(_peak(_seen(model, batch_size, optimizer)))
     share = (batch_size - FEW) / (MORE - FEW)
     pairs = zip(few, more, strict=True)
     return round(_peak([(made, small + share * (large - small)) for (made, small), (_, large) in pairs]))
@@ -72,42 +72,42 @@ def _peak(log: Sequence[tuple[int, float]]) -> float:
     return peak
 
 
-def _seen(model: Model, batch_size: int, optimiser: Optimiser) -> list[tuple[int, int]]:
+def _seen(model: Model, batch_size: int, optimizer: Optimizer) -> list[tuple[int, int]]:
     with _Living() as living:
-        came, batch = _zeros(model), Batch(model.blank(1, batch_size), torch.zeros(1, batch_size), Draws((0,)))
-        held = combine(torch.clone, came), optimiser.start(came)
-        slope = gradient(towards_first_class(model), held[0], batch)
+        came, batch = _zeros(model), Batch(model.blank(1, batch_size), torch.zeros(1, batch_size), StepSeeds((0,)))
+        held = combine(torch.clone, came), optimizer.start(came)
+        slope = gradient(dummy_loss(model), held[0], batch)
         copied = combine(torch.clone, slope)  # clipping and decay work on one
         del copied
         return list(living.log)
 
 
-def training_speed(model: Model, batch_size: int, optimiser: Optimiser) -> float:
+def training_speed(model: Model, batch_size: int, optimizer: Optimizer) -> float:
     """Multiply-adds a second on one thread of this machine: of steps alone, without what comes before the first."""
-    trained(model, batch_size, optimiser, 1)
+    trained(model, batch_size, optimizer, 1)
     taken = []
     with one_thread():
         for _ in range(REPEATS):
             began = time.perf_counter()
-            trained(model, batch_size, optimiser, SHORT)
+            trained(model, batch_size, optimizer, SHORT)
             between = time.perf_counter()
-            trained(model, batch_size, optimiser, LONG)
+            trained(model, batch_size, optimizer, LONG)
             taken.append((time.perf_counter() - between) - (between - began))
     seconds = max(statistics.median(taken), 1e-9)
     return PASSES * cost(model).macs * batch_size * (LONG - SHORT) / seconds
 
 
-def trained(model: Model, batch_size: int, optimiser: Optimiser, steps: int) -> None:
+def trained(model: Model, batch_size: int, optimizer: Optimizer, steps: int) -> None:
     """One device's training on made-up examples; nobody wants to know what becomes of it."""
     examples = Examples(model.blank(batch_size), torch.zeros(batch_size, dtype=torch.int64))
-    step = Step(torch.arange(batch_size)[None], torch.ones(1), {}, Draws((0,)))
-    nothing = Holdings(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
+    step = Step(torch.arange(batch_size)[None], torch.ones(1), {}, StepSeeds((0,)))
+    nothing = PaddedIndices(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
     client = Client(
-        model=model, optimiser=optimiser, examples=examples, tests=examples, test_holdings=nothing,
+        model=model, optimizer=optimizer, examples=examples, tests=examples, test_holdings=nothing,
         preparation=Preparation(), plan=(step,) * steps,
-        seen_labels=torch.ones(1, model.classes, dtype=torch.bool), memory={},
+        seen_labels=torch.ones(1, model.classes, dtype=torch.bool), state={},
     )  # fmt: skip
-    fit(client, _zeros(model), towards_first_class(model))
+    fit(client, _zeros(model), dummy_loss(model))
 
 
 def _zeros(model: Model) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ class RoundTime:
     made_up_data: bool
 
 
-def round_time(loaded: Loaded, tables: Tables, folder: Path, workers: int) -> RoundTime:
+def round_time(loaded: Loaded, tables: Registry, folder: Path, workers: int) -> RoundTime:
     began = time.perf_counter()
     dataset, made_up = _data(loaded, tables, folder)
 
@@ -222,8 +222,8 @@ def _shortened(loaded: Loaded, batches: int, block: int | None) -> Loaded:
     """The same recipe with so few examples a device, gone through once, and judged only at its end, on little."""
     document, recipe = loaded.recipe.document(), loaded.recipe
     most = batches * recipe.training.batch_size
-    data = {"most_examples": min(most, recipe.data.most_examples or most), "test_examples": 1}
-    engine = document["engine"] if block is None else {**document["engine"], "block": block, "blocks": {}}
+    data = {"max_examples": min(most, recipe.data.max_examples or most), "test_examples": 1}
+    engine = document["engine"] if block is None else {**document["engine"], "devices_per_block": block}
     return loaded.changed(
         {
             **document,
@@ -257,13 +257,13 @@ def _blocks(experiment: Experiment, cohort: list[Device]) -> Iterator[tuple[Mode
         alike[device.tier, examples if ragged else 0].append((-(-examples // batch), device))
     for (tier, _), group in alike.items():
         group.sort(key=lambda one: -one[0])
-        size = recipe.engine.blocks.get(tier) or recipe.engine.block or devices_at_once(group[0][1].model)
+        size = block_size(recipe.engine.devices_per_block, group[0][1])
         for start in range(0, len(group), size):
             block = group[start : start + size]
             yield block[0][1].model, max(len(block), min(size, PAIR)), block[0][0]
 
 
-def _data(loaded: Loaded, tables: Tables, folder: Path) -> tuple[Dataset, bool]:
+def _data(loaded: Loaded, tables: Registry, folder: Path) -> tuple[Dataset, bool]:
     """The recipe's data; where its files are not here, noise of the same shape."""
     try:
         return read_data(loaded, tables, folder), False
@@ -306,10 +306,10 @@ def calibrated(fleet: Fleet, batch_size: int, repeats: int = 5) -> list[Measured
 def _measure(tier: Tier, batch_size: int, repeats: int) -> Measured:
     """Sizes in turn, again and again, so that a busy moment of the machine hits them alike."""
     times: dict[int, list[float]] = {size: [] for size in SIZES}
-    for turn in range(repeats + 1):
+    for context in range(repeats + 1):
         for size in SIZES:
             spent = _gradient_time(tier.model, batch_size, size)
-            if turn:  # the first call builds what is kept
+            if context:  # the first call builds what is kept
                 times[size].append(1000 * spent / size)
     found = {size: statistics.median(spent) for size, spent in times.items()}
     best = SIZES[0]
@@ -322,18 +322,18 @@ def _gradient_time(model: Model, batch_size: int, devices: int) -> float:
     """Of one gradient, which is most of a step; what is in the batch does not matter."""
     weights = {name: weight.clone() for name, weight in join([{"w": model.initial(0)}] * devices)["w"].items()}
     y = torch.zeros(devices, batch_size, dtype=torch.int64)
-    batch = Batch(model.blank(devices, batch_size), y, Draws((0,) * devices))
+    batch = Batch(model.blank(devices, batch_size), y, StepSeeds((0,) * devices))
     began = time.perf_counter()
-    gradient(towards_first_class(model), weights, batch)
+    gradient(dummy_loss(model), weights, batch)
     return time.perf_counter() - began
 
 
 def with_blocks(text: str, measured: list[Measured]) -> str:
     """A recipe's text with the numbers in it, everything else left as it stands."""
     inside = ", ".join(f"{one.tier} = {one.best}" for one in measured)
-    line = f"blocks = {{ {inside} }}"
-    if re.search(r"^blocks\s*=.*$", text, re.MULTILINE):
-        return re.sub(r"^blocks\s*=.*$", line, text, flags=re.MULTILINE)
+    line = f"devices_per_block = {{ {inside} }}"
+    if re.search(r"^devices_per_block\s*=.*$", text, re.MULTILINE):
+        return re.sub(r"^devices_per_block\s*=.*$", line, text, flags=re.MULTILINE)
     if re.search(r"^\[engine\]\s*$", text, re.MULTILINE):
         return re.sub(r"^\[engine\]\s*$", f"[engine]\n{line}", text, flags=re.MULTILINE)
     return f"{text.rstrip()}\n\n[engine]\n{line}\n"

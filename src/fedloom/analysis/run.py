@@ -9,10 +9,10 @@ from torch import nn
 
 from ..evaluation import Row
 from ..recipe.paths import data_folder
-from ..recipe.registry import Tables
-from ..runs.folder import Final, read_rows, summarise
+from ..recipe.registry import Registry
+from ..runs.folder import Final, read_rows, summarize
 from .export_run import Exported, export, model_of
-from .trained import Input, Wanted
+from .trained import Input, ModelSelector
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Run:
     those are not the usual ones: its models need them."""
 
     folder: Path
-    tables: Tables = field(default_factory=Tables)
+    tables: Registry = field(default_factory=Registry)
     data: Path = field(default_factory=data_folder)
 
     def rows(self) -> list[Row]:
@@ -40,7 +40,7 @@ class Run:
         """A tier's model, that of the largest if nothing is said; the one a device keeps; or the largest sub-net of at
         most so many multiply-adds. It takes examples as they are stored, and is ready to be used, not to be trained."""
 
-        return model_of(self.folder, Wanted(tier, device, macs), self.tables, self.data)
+        return model_of(self.folder, ModelSelector(tier, device, macs), self.tables, self.data)
 
     def export(
         self,
@@ -55,8 +55,8 @@ class Run:
         """The same as a file in a format, with a card, proved to make what the run's model makes."""
 
         place = None if out is None else Path(out)
-        return export(self.folder, Wanted(tier, device, macs), to, place, given, self.tables, self.data)
+        return export(self.folder, ModelSelector(tier, device, macs), to, place, given, self.tables, self.data)
 
     @property
     def final(self) -> list[Final]:
-        return [one for one in summarise(self.rows()) if one.candidate]
+        return [one for one in summarize(self.rows()) if one.candidate]

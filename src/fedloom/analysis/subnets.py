@@ -1,6 +1,6 @@
 """How good the sub-nets of a finished run are, and the best one within a budget.
 
-Every sub-net is judged as the run's own models were, with normalisation statistics of its own. What was measured once
+Every sub-net is judged as the run's own models were, with normalization statistics of its own. What was measured once
 is kept in the run's folder and not measured again.
 
 A finished run's global model, opened again, and the sub-nets that can be cut out of it.
@@ -31,9 +31,9 @@ from ..fleet import Ask, Engine, Fleet, Tier
 from ..footprints import part_of
 from ..methods._supernet import Choice, chosen
 from ..models import SPACES, Model, Space, cost
-from ..recipe.errors import Problem, RecipeError, nearest
+from ..recipe.errors import RecipeError, RecipeIssue, nearest
 from ..recipe.load import Loaded, load
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..runs.build import Experiment, assemble, finder, simulation
 from ..runs.folder import read_manifest
 from ..runs.loop import asker, one_thread
@@ -77,7 +77,9 @@ class Supernet:
             part_of(net, self.whole)
         except Exception as error:  # whatever a family says of sizes it cannot be built in
             said = f"a sub-net of this space cannot be cut out of the largest tier's model: {error}"
-            raise RecipeError([Problem((), "SPACE_SHAPE", said, "say another --space")], str(self.folder)) from error
+            raise RecipeError(
+                [RecipeIssue((), "SPACE_SHAPE", said, "say another --space")], str(self.folder)
+            ) from error
         return net
 
     def sample(self, count: int, seed: int) -> list[Model]:
@@ -137,28 +139,28 @@ def _listed(choices: tuple[Any, ...]) -> bool:
     return isinstance(choices[0], tuple)
 
 
-def open_supernet(folder: Path, tables: Tables, data: Path, space: str | None = None) -> Supernet:
+def open_supernet(folder: Path, tables: Registry, data: Path, space: str | None = None) -> Supernet:
     """Of a run's folder. The space is the one said, else the method's own, else what the tiers differ in."""
     experiment = assemble(finished_recipe(folder, tables), tables, data)
     if experiment.dataset.fingerprint() != read_manifest(folder).get("data"):
         said = "the data is not what the run was made with, so what was measured would mean nothing"
-        raise RecipeError([Problem((), "RUN_DATA", said, "say its --data-dir")], str(folder))
+        raise RecipeError([RecipeIssue((), "RUN_DATA", said, "say its --data-dir")], str(folder))
     assert experiment.warm is not None  # the recipe starts from the run's own model
     choice: Choice = getattr(experiment.method, "space", "tiers") if space is None else space
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
-        problem = Problem((), "SPACE_NAME", f"there is no space {choice!r}", nearest(choice, known))
+        problem = RecipeIssue((), "SPACE_NAME", f"there is no space {choice!r}", nearest(choice, known))
         raise RecipeError([problem], "--space")
     # every setting said, so that equal nets are equal however they were come by
-    sizes = tuple(tier.model.resized(**tier.model.spelled_out()) for tier in experiment.fleet.served)
-    whole = sizes[experiment.fleet.served.index(experiment.fleet.largest)]
+    sizes = tuple(tier.model.resized(**tier.model.spelled_out()) for tier in experiment.fleet.active_tiers)
+    whole = sizes[experiment.fleet.active_tiers.index(experiment.fleet.largest)]
     return Supernet(folder, experiment, experiment.warm, whole, sizes, chosen(choice, sizes))
 
 
-def finished_recipe(folder: Path, tables: Tables) -> Loaded:
+def finished_recipe(folder: Path, tables: Registry) -> Loaded:
     """The recipe of a finished run, with the run's own global model to start from."""
 
     def wrong(said: str, hint: str = "") -> RecipeError:
-        return RecipeError([Problem((), "RUN_FOLDER", said, hint)], str(folder))
+        return RecipeError([RecipeIssue((), "RUN_FOLDER", said, hint)], str(folder))
 
     if not (folder / "manifest.json").is_file():
         raise wrong("this is not the folder of a run", "fedloom run my.toml --out my-run makes one")
@@ -240,13 +242,13 @@ class Search:
         return hyper_volume(points, (max(macs for macs, _ in points), 0.0))
 
     def save(self, net: Model, path: Path) -> None:
-        """A net's weights with its normalisation statistics, ready to be used."""
+        """A net's weights with its normalization statistics, ready to be used."""
         weights, number = self.weights(net), self.nets.index(net)
         about = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
         write_whole(path, filed(weights, about))
 
     def weights(self, net: Model) -> Tensors:
-        """With the normalisation statistics that it is judged with."""
+        """With the normalization statistics that it is judged with."""
         tier = self._tier(self.nets.index(net), net)
         with one_thread(), closing(self._engine([tier], 1)) as engine:
             return self._filled([tier], self._ask(engine))[tier]
@@ -268,7 +270,7 @@ class Search:
         if workers == 1:
             return alone
         known = Fleet(tuple(tiers), (), fleet.size, fleet.seed)
-        return ProcessPool(replace(alone), known, finder(experiment.method, experiment.judge), workers)
+        return ProcessPool(replace(alone), known, finder(experiment.method, experiment.evaluator), workers)
 
     def _ask(self, engine: Engine) -> Ask:
         """As after the run's last round, so that statistics are the run's own."""
@@ -279,14 +281,14 @@ class Search:
         """Weights with statistics."""
         experiment = self.supernet.experiment
         weights = {tier: tier.footprint.read(self.supernet.weights) for tier in tiers}
-        fill, rounds = experiment.judge.statistics.fill, experiment.loaded.recipe.rounds
+        fill, rounds = experiment.evaluator.statistics.fill, experiment.loaded.recipe.rounds
         return dict(fill(weights, experiment.fleet, ask, rounds))
 
     def _judged(self, tiers: list[Tier], engine: Engine) -> list[Subnet]:
         """By the run's own judge: a net that is a tier of the run gets the accuracy the run reported."""
         experiment, ask = self.supernet.experiment, self._ask(engine)
         labels = experiment.dataset.test.y[self._questions]
-        answers = experiment.judge.logits(self._filled(tiers, ask), experiment.fleet, ask, self._questions)
+        answers = experiment.evaluator.logits(self._filled(tiers, ask), experiment.fleet, ask, self._questions)
         return [_row(tier.model, float(hits(answers[tier], labels).sum()), self.examples) for tier in tiers]
 
 
@@ -296,7 +298,7 @@ def search(supernet: Supernet, count: int, seed: int, budget: Budget | None = No
     if budget and not any(map(budget.fits, nets)):
         form, least = ".3g" if budget.kind == "latency_ms" else ",.0f", min(map(budget.spends, nets))
         said = f"no sub-net fits in {budget.most:{form}} {UNITS[budget.kind]}; the smallest takes {least:{form}}"
-        raise RecipeError([Problem((), "BUDGET_SMALL", said)], OPTIONS[budget.kind])
+        raise RecipeError([RecipeIssue((), "BUDGET_SMALL", said)], OPTIONS[budget.kind])
     whole_test = len(supernet.experiment.dataset.test)
     return Search(supernet, tuple(nets), min(cap or whole_test, whole_test), budget)
 

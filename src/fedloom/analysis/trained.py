@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..fleet import Device, DeviceModel
 from ..models import Model, cost
-from ..recipe.errors import Problem, RecipeError, nearest
+from ..recipe.errors import RecipeError, RecipeIssue, nearest
 from ..recipe.load import load
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..runs.build import Experiment, assemble, simulation
 from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.final_models import carried
@@ -32,7 +32,7 @@ Input = Literal["stored", "prepared"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ModelSelector:
     """One of the three; else the largest tier's."""
 
     tier: str | None = None
@@ -58,7 +58,7 @@ class Trained:
     own_tests: Tensor | None = None  # rows of the test set, where it is one device's
 
 
-def finished(folder: Path, tables: Tables, data: Path) -> Experiment:
+def finished(folder: Path, tables: Registry, data: Path) -> Experiment:
     """A finished run opened again, with the data that it was made with."""
     if not (folder / "manifest.json").is_file():
         raise wrong(folder, "RUN_FOLDER", "this is not the folder of a run", "fedloom run my.toml --out RUN makes one")
@@ -72,17 +72,17 @@ def finished(folder: Path, tables: Tables, data: Path) -> Experiment:
     return experiment
 
 
-def trained(folder: Path, experiment: Experiment, wanted: Wanted, tables: Tables, data: Path) -> Trained:
-    if wanted.device is not None:
-        return _of_device(folder, experiment, wanted.device)
-    if wanted.macs is not None:
-        return _of_size(folder, experiment, wanted.macs, tables, data)
-    return _of_tier(folder, experiment, wanted.tier)
+def trained(folder: Path, experiment: Experiment, selector: ModelSelector, tables: Registry, data: Path) -> Trained:
+    if selector.device is not None:
+        return _of_device(folder, experiment, selector.device)
+    if selector.macs is not None:
+        return _of_size(folder, experiment, selector.macs, tables, data)
+    return _of_tier(folder, experiment, selector.tier)
 
 
 def _of_tier(folder: Path, experiment: Experiment, said: str | None) -> Trained:
     """Of the largest, if none is said."""
-    tiers = {tier.name: tier for tier in experiment.fleet.served}
+    tiers = {tier.name: tier for tier in experiment.fleet.active_tiers}
     name = said or experiment.fleet.largest.name
     if name not in tiers:
         raise wrong(folder, "TIER_NAME", f"there is no tier {name!r}", nearest(name, tiers))
@@ -103,7 +103,7 @@ def _of_device(folder: Path, experiment: Experiment, said: str) -> Trained:
     device = _named(folder, experiment, said, point.number)
     candidates = {
         name: one
-        for name, one in experiment.method.candidates(point.server).items()
+        for name, one in experiment.method.eval_targets(point.server).items()
         if isinstance(one, DeviceModel) and (not one.tiers or device.tier in one.tiers)
     }
     if not candidates:
@@ -114,7 +114,7 @@ def _of_device(folder: Path, experiment: Experiment, said: str) -> Trained:
     with one_thread():
         model, weights = carried(experiment, device, candidate, point.number)
     last, judged = _judged(folder, name, device.tier, device.name)
-    rows = simulation(experiment).shelf.tests(device)
+    rows = simulation(experiment).client_data.tests(device)
     return Trained(f"device-{device.name}", name, device.tier, device.name, model, weights, last, judged, rows)
 
 
@@ -126,13 +126,13 @@ def _named(folder: Path, experiment: Experiment, said: str, round_number: int) -
     return fleet.device(int(said), round_number)
 
 
-def _of_size(folder: Path, experiment: Experiment, macs: int, tables: Tables, data: Path) -> Trained:
+def _of_size(folder: Path, experiment: Experiment, macs: int, tables: Registry, data: Path) -> Trained:
     """The one with most multiply-adds, and of those the most parameters, of many that take no more."""
     budget = Budget("macs", macs)
     sought = search(open_supernet(folder, tables, data), SUBNETS, 0, budget)
     able = [net for net in sought.nets if budget.fits(net)]
     net = max(able, key=lambda one: (cost(one).macs, cost(one).parameters))
-    equal = [tier.name for tier in experiment.fleet.served if tier.model.is_the_same_as(net)]
+    equal = [tier.name for tier in experiment.fleet.active_tiers if tier.model.is_the_same_as(net)]
     if equal:
         return _of_tier(folder, experiment, equal[0])
     weights, last = sought.weights(net), experiment.loaded.recipe.rounds
@@ -150,4 +150,4 @@ def _judged(folder: Path, candidate: str, tier: str, device: str) -> tuple[int, 
 
 
 def wrong(place: Path, code: str, said: str, hint: str = "") -> RecipeError:
-    return RecipeError([Problem((), code, said, hint)], str(place))
+    return RecipeError([RecipeIssue((), code, said, hint)], str(place))

@@ -20,7 +20,7 @@ def check(
     """Check recipes: words, ranges, tiers, partition and method. Works where the data is not."""
     with exits(format):
         from ..data import DataError
-        from ..recipe.errors import Problem, RecipeError
+        from ..recipe.errors import RecipeError, RecipeIssue
 
         wrong: list[RecipeError] = []
         for recipe in recipes:
@@ -29,7 +29,7 @@ def check(
             except RecipeError as error:
                 wrong.append(error)
             except DataError as error:
-                problem = Problem(("data", "dataset"), data_code(error), error.message, error.hint)
+                problem = RecipeIssue(("data", "dataset"), data_code(error), error.message, error.hint)
                 wrong.append(RecipeError([problem], str(recipe)))
             else:
                 if format is Format.text:

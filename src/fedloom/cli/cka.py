@@ -20,10 +20,10 @@ def cka(
 ) -> None:
     """Compare two trained models layer by layer: linear CKA, 1 where they see the same."""
     with exits(format):
-        from ..analysis.cka import likeness
+        from ..analysis.cka import cka
         from ..recipe.paths import data_folder
 
-        found = likeness(first, second, tier, examples, own_tables(files), data_folder(data_dir))
+        found = cka(first, second, tier, examples, own_tables(files), data_folder(data_dir))
         if format is Format.json:
             say_json({"rows": found.rows, "columns": found.columns, "cka": found.values})
             return

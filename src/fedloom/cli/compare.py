@@ -34,12 +34,12 @@ from .report import PAGE, page_of
 
 if TYPE_CHECKING:
     from ..recipe.load import Loaded
-    from ..recipe.registry import Tables
+    from ..recipe.registry import Registry
     from ..reporting.result import Result
     from ..studies.compare import Comparison
 
 
-Others = Annotated[list[Path] | None, typer.Argument(help="Other recipes, for the same data, rounds and judgement.")]
+Others = Annotated[list[Path] | None, typer.Argument(help="Other recipes, for the same data, rounds and evaluation.")]
 Methods = Annotated[
     str | None,
     typer.Option("--methods", help="Other methods for the same recipe, by commas; all: those it can be run with."),
@@ -98,7 +98,7 @@ def compare(
         tell(planned, follow_all(planned, test, quiet, equal), format, no_report)
 
 
-def _methods(said: str | None, loaded: "Loaded", tables: "Tables", data: Path, quiet: bool) -> list[str]:
+def _methods(said: str | None, loaded: "Loaded", tables: "Registry", data: Path, quiet: bool) -> list[str]:
     from ..studies.controls import admitted
 
     if said != "all":

@@ -80,7 +80,7 @@ def _recipe(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Pa
 
 
 def _batch_norm(recipe: Any, fleet: Any) -> list[Finding]:
-    if not fleet.whole.statistics():
+    if not fleet.global_model.statistics():
         return []
     query = recipe.evaluation.statistics.get("query", "pooled")
     if query == "pooled":
@@ -95,7 +95,7 @@ def _scaler(fleet: Any) -> list[Finding]:
     """The scaler acts in training alone. A norm after it hides that; without one a narrow slice is judged on numbers of
     another size than it was trained on."""
     settings = [tier.model.spelled_out() for tier in fleet.tiers]
-    bare = any(one.get("normalisation") == "none" and one.get("scaler") for one in settings)
+    bare = any(one.get("normalization") == "none" and one.get("scaler") for one in settings)
     if not bare or len({one.get("width") for one in settings}) == 1:
         return []
     return [("scaler", "warn", "without a norm narrow tiers train scaled but are judged unscaled; set scaler = false")]
@@ -104,7 +104,7 @@ def _scaler(fleet: Any) -> list[Finding]:
 def _blocks(recipe: Any, fleet: Any) -> list[Finding]:
     """How many devices of a tier run at once, tried on made-up examples."""
     found = []
-    for tier in fleet.tiers if recipe.engine.block != 1 else ():
+    for tier in fleet.tiers if recipe.engine.devices_per_block != 1 else ():
         reasons = tier.model.slow_reasons()
         detail = "; ".join(reasons) or "many devices run as one network"
         found.append((f"tier {tier.name}", "warn" if reasons else "ok", detail))

@@ -35,13 +35,13 @@ def export(
         raise typer.BadParameter("--input is stored or prepared")
     with exits(format):
         from ..analysis.export_run import NotTheSame, export
-        from ..analysis.trained import Wanted
+        from ..analysis.trained import ModelSelector
         from ..export import Unavailable
         from ..recipe.paths import data_folder
 
-        wanted = Wanted(tier, device, macs)
+        selector = ModelSelector(tier, device, macs)
         try:
-            made = export(run, wanted, to, out, given, own_tables(files), data_folder(data_dir))  # type: ignore[arg-type]
+            made = export(run, selector, to, out, given, own_tables(files), data_folder(data_dir))  # type: ignore[arg-type]
         except Unavailable as error:
             report_failure("EXTRA_MISSING", str(error), error.hint, format is Format.json)
             raise Exit(BAD_INPUT) from None

@@ -11,7 +11,7 @@ from .options import OutputFormat, With, demo, own_tables
 from .output import Format, exits, say, say_json
 
 if TYPE_CHECKING:
-    from ..recipe.registry import Tables
+    from ..recipe.registry import Registry
 
 
 ONE_TIER = """# this method gives every device the same model
@@ -48,16 +48,16 @@ def init(
 ) -> None:
     """Write a commented recipe that runs a method on the bundled data."""
     with exits(format):
-        from ..recipe.errors import Problem, RecipeError, nearest
+        from ..recipe.errors import RecipeError, RecipeIssue, nearest
 
         tables = own_tables(files)
         if method not in tables.methods:
             hint = nearest(method, tables.methods)
-            raise RecipeError([Problem((), "METHOD_NAME", f"there is no method {method!r}", hint)], "init")
+            raise RecipeError([RecipeIssue((), "METHOD_NAME", f"there is no method {method!r}", hint)], "init")
         if not out.parent.is_dir():
-            raise RecipeError([Problem((), "OUT_MISSING", f"there is no folder {out.parent}")], "--out")
+            raise RecipeError([RecipeIssue((), "OUT_MISSING", f"there is no folder {out.parent}")], "--out")
         if out.exists():
-            raise RecipeError([Problem((), "OUT_EXISTS", f"{out} is there already", "say another --out")], "--out")
+            raise RecipeError([RecipeIssue((), "OUT_EXISTS", f"{out} is there already", "say another --out")], "--out")
         out.write_text(_recipe(method, out, tables), encoding="utf-8")
         if format is Format.json:
             say_json({"recipe": str(out)})
@@ -65,7 +65,7 @@ def init(
             say(f"{out}\nnext: fedloom run {shlex.quote(str(out))}")
 
 
-def _recipe(method: str, out: Path, tables: "Tables") -> str:
+def _recipe(method: str, out: Path, tables: "Registry") -> str:
     """The demonstration's recipe, with another method and with models and tiers that it takes."""
     text = demo().read_text(encoding="utf-8").replace("recipes/demo.toml", str(out))
     text = re.sub(r"\[method\]\n(?:.+\n)+", lambda _: _method_section(method, tables.methods[method]), text)
@@ -100,7 +100,7 @@ def _method_section(name: str, method: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _problem(tables: "Tables", text: str) -> str | None:
+def _problem(tables: "Registry", text: str) -> str | None:
     """The code of what is wrong with a recipe, if anything is."""
     import tomllib
 

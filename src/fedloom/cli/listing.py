@@ -15,7 +15,7 @@ class What(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     preparations = "preparations"
-    optimisers = "optimisers"
+    optimizers = "optimizers"
     rates = "rates"
     codecs = "codecs"
     controls = "controls"
@@ -37,7 +37,7 @@ def show(
 
 
 def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
-    from ..client import OPTIMISERS, RATES
+    from ..client import LR_SCHEDULES, OPTIMIZERS
     from ..data import FACTS, PARTITIONS, PREPARATIONS
     from ..engines.compression import DOWN, UP
     from ..recipe.validation import HANDED_TO_FAMILIES, HANDED_TO_PARTITIONS
@@ -71,7 +71,7 @@ def _records(what: What, files: list[Any]) -> list[dict[str, Any]]:
         case What.controls:
             return [{"name": name, "is": (control.__doc__ or "").strip()} for name, control in CONTROLS.items()]
         case _:
-            table: dict[str, Any] = {What.optimisers: OPTIMISERS, What.rates: RATES}[what]  # type: ignore[assignment]
+            table: dict[str, Any] = {What.optimizers: OPTIMIZERS, What.rates: LR_SCHEDULES}[what]  # type: ignore[assignment]
             return [{"name": name, "settings": _settings(made)} for name, made in table.items()]
 
 

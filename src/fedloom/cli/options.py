@@ -11,7 +11,7 @@ from .output import Format
 
 if TYPE_CHECKING:
     from ..recipe.load import Loaded
-    from ..recipe.registry import Tables
+    from ..recipe.registry import Registry
 
 
 class Unit(StrEnum):
@@ -61,7 +61,7 @@ NoReport = Annotated[bool, typer.Option("--no-report", help="No report.html at t
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
-def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> "tuple[Loaded, Tables]":
+def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> "tuple[Loaded, Registry]":
     """The recipe as the options change it, and the names it may use."""
     from ..recipe.load import load
 
@@ -70,11 +70,11 @@ def read(recipe: Path, sets: list[str], seed: int | None, files: list[Path]) -> 
     return load(recipe, tables, changes), tables
 
 
-def own_tables(files: list[Path]) -> "Tables":
+def own_tables(files: list[Path]) -> "Registry":
     """The names a recipe may use: the bundled ones and those of the user's own files, which win."""
-    from ..recipe.registry import Tables
+    from ..recipe.registry import Registry
 
-    tables = Tables()
+    tables = Registry()
     for file in files:
         tables = tables.with_file(file)
     return tables
@@ -82,26 +82,26 @@ def own_tables(files: list[Path]) -> "Tables":
 
 def read_judged(
     recipe: Path, sets: list[str], seed: int | None, files: list[Path], test: str
-) -> "tuple[Loaded, Tables]":
+) -> "tuple[Loaded, Registry]":
     """The same for a verb that judges on one test set, which the recipe must have."""
-    from ..recipe.errors import Problem
+    from ..recipe.errors import RecipeIssue
 
     loaded, tables = read(recipe, sets, seed, files)
     if test not in loaded.recipe.evaluation.tests:
-        raise loaded.error(Problem(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))
+        raise loaded.error(RecipeIssue(("evaluation", "tests"), "TEST_NAME", f"the recipe does not judge on {test!r}"))
     return loaded, tables
 
 
 def tracked(said: list[Track]) -> list[str]:
     """What is to follow a run. Refused before anything is spent, where a library is missing."""
-    from ..recipe.errors import Problem, RecipeError
+    from ..recipe.errors import RecipeError, RecipeIssue
     from ..runs.trackers import TrackerMissing, followed_by
 
     names = [one.value for one in said]
     try:
         followed_by(names)
     except TrackerMissing as error:
-        raise RecipeError([Problem((), "TRACKER_MISSING", str(error), error.hint)], "--track") from None
+        raise RecipeError([RecipeIssue((), "TRACKER_MISSING", str(error), error.hint)], "--track") from None
     return names
 
 

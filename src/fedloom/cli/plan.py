@@ -22,8 +22,8 @@ HEADERS = {
     "bytes_down": "bytes down",
     "bytes_up": "bytes up",
     "training_memory": "bytes to train",
-    "bytes_down_coded": "down coded",
-    "bytes_up_coded": "up coded",
+    "bytes_down_compressed": "down coded",
+    "bytes_up_compressed": "up coded",
     "device_seconds": "s a round",
     "latency_ms": "ms here",
 }
@@ -101,10 +101,10 @@ def _fleet_told(planned: "FleetPlan") -> list[str]:
     if planned.shares:
         shares = ", ".join(f"{tier} {share:.3g}" for tier, share in planned.shares.items())
         parts.append(f"a round takes {planned.seconds:.3g} s; shares of the tiers: {shares}")
-    if planned.rings:
+    if planned.regions:
         held = [
             ("+".join(one.tiers), f"{one.parameters:,}", str(one.devices), f"{one.votes:.1f}", f"{one.trained:.1%}")
-            for one in planned.rings
+            for one in planned.regions
         ]
         parts.append(columns(("ring", "parameters", "devices", "votes a round", "rounds trained"), held))
     return parts

@@ -47,16 +47,16 @@ def _measured(recipe: Path | None, name: str, sets: list[str], data_dir: Path | 
 
     if recipe is None:
         return probe(name, {})
-    from ..client import OPTIMISERS
+    from ..client import OPTIMIZERS
     from ..recipe.paths import data_folder
-    from ..recipe.validation import picked
+    from ..recipe.validation import instantiate
     from ..runs.build import build_models
     from ..runs.data import outline
 
     loaded, tables = read(recipe, sets, None, files)
     part = loaded.recipe.training
     models = dict(build_models(loaded, tables, outline(loaded, tables, data_folder(data_dir))))
-    return probe(name, models, part.batch_size, picked(OPTIMISERS, part.optimiser)())
+    return probe(name, models, part.batch_size, instantiate(OPTIMIZERS, part.optimizer)())
 
 
 def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from ..runs.build import Experiment
-    from ..runs.checkpoint import Point
-    from ..runs.loop import Round
+    from ..runs.checkpoint import Checkpoint
+    from ..runs.loop import RoundResult
     from ..runs.trackers import Trackers
 
 
-Tell = Callable[[str, "Round"], None]
+Tell = Callable[[str, "RoundResult"], None]
 """Of a run's name, and the round that it has just ended."""
 
 
@@ -29,7 +29,7 @@ def follow(
     folder: "Path",
     name: str,
     quiet: bool,
-    since: "Point | None" = None,
+    since: "Checkpoint | None" = None,
     followers: "Trackers | None" = None,
 ) -> None:
     """Run an experiment into its folder, or go on with it, and say how it goes."""
@@ -52,7 +52,7 @@ class Several(Protocol):
         """How many rounds each run that is not finished has, under its name."""
         ...
 
-    def rounds(self) -> "Iterator[tuple[str, Round]]":
+    def rounds(self) -> "Iterator[tuple[str, RoundResult]]":
         """Run them, round by round under their names."""
         ...
 
@@ -101,7 +101,7 @@ class Bar:
     marks: str = ""
 
 
-def _move(progress: "Progress", shown: dict[str, Bar], run: str, done: "Round") -> None:
+def _move(progress: "Progress", shown: dict[str, Bar], run: str, done: "RoundResult") -> None:
     if done.number < done.of:
         bar = shown[run]
         bar.seconds.append(done.seconds)
@@ -115,18 +115,22 @@ def _move(progress: "Progress", shown: dict[str, Bar], run: str, done: "Round") 
     progress.refresh()
 
 
-def line(name: str, done: "Round") -> str:
+def line(name: str, done: "RoundResult") -> str:
     """Accuracy per tier, votes, refusals, bytes."""
     moved = f"{_size(done.traffic.down)} down {_size(done.traffic.up)} up"
-    coded = {row.metric: row.value for row in done.rows if row.metric in ("down_coded", "up_coded")}
-    moved += f" (coded {_size(coded['down_coded'])} and {_size(coded['up_coded'])})" if coded else ""
+    coded = {
+        row.metric: row.value for row in done.rows if row.metric in ("bytes_down_compressed", "bytes_up_compressed")
+    }
+    moved += (
+        f" (coded {_size(coded['bytes_down_compressed'])} and {_size(coded['bytes_up_compressed'])})" if coded else ""
+    )
     lost = f"  {len(done.refused)} refused ({done.refused[0].code}: {done.refused[0].reason})" if done.refused else ""
     votes = f"{done.traffic.replied}/{done.traffic.asked} replies"
     number = f"round {done.number:>{len(str(done.of))}}/{done.of}"
     return f"{name}  {number}  {_marks(done)}  {votes}{lost}  {moved}  {done.seconds:.1f} s"
 
 
-def _marks(done: "Round") -> str:
+def _marks(done: "RoundResult") -> str:
     from ..reporting.paired_stats import metric_of
 
     metric = metric_of(done.rows)

@@ -11,7 +11,7 @@ from .options import OutputFormat
 from .output import BAD_INPUT, Exit, Format, exits, note, report_failure, say, say_json
 
 if TYPE_CHECKING:
-    from ..reporting.report_data import Subject
+    from ..reporting.report_data import ReportData
 
 
 PAGE = "report.html"
@@ -23,7 +23,7 @@ def report(
         Path | None, typer.Option("--out", help="The page; else report.html in the run's, or comparison's, folder.")
     ] = None,
     test: Annotated[
-        str | None, typer.Option("--test", help="Which judgement: global or local; else global, if there is one.")
+        str | None, typer.Option("--test", help="Which evaluation: global or local; else global, if there is one.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Write it again and again until the run is over.")] = False,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 5.0,
@@ -56,11 +56,11 @@ def _place(runs: list[Path]) -> Path:
     return runs[0] / PAGE
 
 
-def write_page(runs: list[Path], file: Path, test: str | None = None) -> "Subject":
+def write_page(runs: list[Path], file: Path, test: str | None = None) -> "ReportData":
     from ..reporting.page import figures_of, page
-    from ..reporting.report_data import subject_of
+    from ..reporting.report_data import report_data_of
 
-    found = subject_of(runs, test)
+    found = report_data_of(runs, test)
     page(found, figures_of(file)).write(file)
     return found
 

@@ -46,7 +46,7 @@ def reproduce(
     with exits(format):
         from ..deploy.remote import engaged
         from ..engines import keep_the_heap
-        from ..recipe.errors import Problem, RecipeError
+        from ..recipe.errors import RecipeError, RecipeIssue
         from ..recipe.paths import data_folder
         from ..studies.reproduce import Place
 
@@ -55,7 +55,7 @@ def reproduce(
             own_tables(files), data_folder(data_dir), processes(workers), lambda said: note(said, quiet), engaged
         )
         if sum((listing, claim is not None, everything, name is not None and not listing)) != 1:
-            raise RecipeError([Problem((), "ARGUMENTS", "say a row, --claim, --all or --list")], "reproduce")
+            raise RecipeError([RecipeIssue((), "ARGUMENTS", "say a row, --claim, --all or --list")], "reproduce")
         if listing:
             show(recipes, results, name or "", format)
         elif name is not None:
@@ -120,14 +120,14 @@ def run_row(name: str, recipes: Path, sets: list[str], runs: Path, place: "Place
 
 
 def named_row(name: str, recipes: Path) -> "Published":
-    from ..recipe.errors import Problem, RecipeError, nearest
+    from ..recipe.errors import RecipeError, RecipeIssue, nearest
     from ..studies.published import read_published
 
     known = read_published(recipes)
     if name not in known:
         hint = nearest(name, known)
         short = hint if len(hint) < 200 else "fedloom reproduce --list shows all"  # there are too many to name them
-        raise RecipeError([Problem((), "ROW_NAME", f"there is no row {name!r}", short)], "NAME")
+        raise RecipeError([RecipeIssue((), "ROW_NAME", f"there is no row {name!r}", short)], "NAME")
     return known[name]
 
 

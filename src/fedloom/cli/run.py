@@ -60,7 +60,7 @@ def run(
         from ..analysis.run import Run
         from ..deploy.remote import engaged
         from ..engines import keep_the_heap
-        from ..recipe.errors import Problem
+        from ..recipe.errors import RecipeIssue
         from ..recipe.paths import data_folder, fresh_folder
         from ..runs.build import assemble
         from ..runs.trackers import followed_by
@@ -71,7 +71,7 @@ def run(
         chosen = [] if engine is None else [f"engine.kind={engine}"]
         loaded, tables = read(recipe or demo(), [*sets, *chosen], seed, files)
         if recipe is None and chosen:
-            raise loaded.error(Problem(("engine", "kind"), "ENGINE_DEMO", "the demonstration runs in process"))
+            raise loaded.error(RecipeIssue(("engine", "kind"), "ENGINE_DEMO", "the demonstration runs in process"))
         if recipe is None:
             home = fresh_folder(out, "compare")
             planned = comparison(loaded, tables, 1, DEMO_CONTROLS, home, data_folder(data_dir), processes(workers))

@@ -57,12 +57,12 @@ def subnet(
 
 
 def _must_be_free(out: Path | None) -> None:
-    from ..recipe.errors import Problem, RecipeError
+    from ..recipe.errors import RecipeError, RecipeIssue
 
     if out is not None and not out.parent.is_dir():
-        raise RecipeError([Problem((), "OUT_MISSING", f"there is no folder {out.parent}")], "--out")
+        raise RecipeError([RecipeIssue((), "OUT_MISSING", f"there is no folder {out.parent}")], "--out")
     if out is not None and out.exists():
-        raise RecipeError([Problem((), "OUT_EXISTS", f"{out} is there already", "say another --out")], "--out")
+        raise RecipeError([RecipeIssue((), "OUT_EXISTS", f"{out} is there already", "say another --out")], "--out")
 
 
 def _budget(macs: int | None, params: int | None, latency: float | None) -> "Budget | None":

@@ -1,15 +1,15 @@
-"""What happens on a device: its view of a task, the one training loop, losses and optimisers."""
+"""What happens on a device: its view of a task, the one training loop, losses and optimizers."""
 
 from .alignment import Kernel, about, blended, described, description, misalignment
 from .client import (
+    AuxiliaryLoss,
     Batch,
     Bounded,
     Client,
-    Holdings,
+    ClientResult,
     Layout,
     Like,
-    Outcome,
-    Pull,
+    PaddedIndices,
     Sent,
     Task,
     like,
@@ -18,31 +18,42 @@ from .client import (
     shaped,
 )
 from .fit import fit, gradient
-from .losses import cross_entropy, distance, label_loss, mask_logits, soft_cross_entropy, towards_first_class
-from .optimizers import OPTIMISERS, RATES, Adam, Constant, Cosine, Milestones, Optimiser, Rates, Sgd, at_round
+from .losses import cross_entropy, distance, dummy_loss, label_loss, mask_logits, soft_cross_entropy
+from .optimizers import (
+    LR_SCHEDULES,
+    OPTIMIZERS,
+    Adam,
+    Constant,
+    Cosine,
+    LRSchedule,
+    Milestones,
+    Optimizer,
+    Sgd,
+    at_round,
+)
 from .plan import DevicePlan, Schedule, Step, plan_for, together
 from .statistics import batch_sums, own_statistics
 from .subnets import Stream, draw_subnets, subnet_logits
 
 __all__ = [
-    "OPTIMISERS",
-    "RATES",
+    "LR_SCHEDULES",
+    "OPTIMIZERS",
     "Adam",
+    "AuxiliaryLoss",
     "Batch",
     "Bounded",
     "Client",
+    "ClientResult",
     "Constant",
     "Cosine",
     "DevicePlan",
-    "Holdings",
     "Kernel",
+    "LRSchedule",
     "Layout",
     "Like",
     "Milestones",
-    "Optimiser",
-    "Outcome",
-    "Pull",
-    "Rates",
+    "Optimizer",
+    "PaddedIndices",
     "Schedule",
     "Sent",
     "Sgd",
@@ -58,6 +69,7 @@ __all__ = [
     "description",
     "distance",
     "draw_subnets",
+    "dummy_loss",
     "fit",
     "gradient",
     "label_loss",
@@ -72,5 +84,4 @@ __all__ = [
     "soft_cross_entropy",
     "subnet_logits",
     "together",
-    "towards_first_class",
 ]

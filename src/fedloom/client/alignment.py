@@ -1,4 +1,4 @@
-"""How alike two nets see the same examples, whatever their architectures: centred kernel alignment and its relatives.
+"""How alike two nets see the same examples, whatever their architectures: centered kernel alignment and its relatives.
 
 A representation [..., n, d] is told either as it is or as its kernel [..., n, n], whichever is smaller; where the
 kernel is linear both say the same. Makhija et al., ICML 2022; Kornblith et al., ICML 2019.
@@ -39,8 +39,8 @@ def blended(told: Sequence[Tensors], shares: Sequence[float], kernel: Kernel, ev
         examples = len(told[0]["features"])
         width = sum(one["features"].shape[1] for one in told)
         if description(kernel, examples, width) == "features":
-            beside = [one["features"] * weight**0.5 for one, weight in zip(told, weights, strict=True)]
-            return {"features": torch.cat(beside, 1)}
+            per_device = [one["features"] * weight**0.5 for one, weight in zip(told, weights, strict=True)]
+            return {"features": torch.cat(per_device, 1)}
     dtype = next(iter(told[0].values())).dtype
     total = sum(_kernel(one).double() * weight for one, weight in zip(told, weights, strict=True))
     return {"kernel": torch.as_tensor(total).to(dtype)}
@@ -79,8 +79,8 @@ def _from_kernel(target: Tensor, kernel: Kernel, bandwidth: float) -> Callable[[
         if kernel == "rbf":
             own = _centred_kernel(_rbf(features, bandwidth))
             return _one_less((own * target).sum((-2, -1)), _norm(own), size)
-        centred = _centred(features)
-        return _one_less((centred * (target @ centred)).sum((-2, -1)), _gram_norm(centred), size)
+        centered = _centred(features)
+        return _one_less((centered * (target @ centered)).sum((-2, -1)), _gram_norm(centered), size)
 
     return distance
 
@@ -113,9 +113,9 @@ def _kernel(told: Tensors) -> Tensor:
     return told["kernel"] if "kernel" in told else told["features"] @ told["features"].mT
 
 
-def _gram_norm(centred: Tensor) -> Tensor:
+def _gram_norm(centered: Tensor) -> Tensor:
     """Of the kernel, by the smaller of the two matrices that have its norm."""
-    return _norm(centred.mT @ centred if centred.shape[-1] < centred.shape[-2] else centred @ centred.mT)
+    return _norm(centered.mT @ centered if centered.shape[-1] < centered.shape[-2] else centered @ centered.mT)
 
 
 def _norm(matrix: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..data import Examples, Preparation
-from ..models import Draws, Model
+from ..models import Model, StepSeeds
 from ..seeds import TRAIN
 from ..tensors import Parcel, Tensors
-from .optimizers import Optimiser
+from .optimizers import Optimizer
 from .plan import Schedule, Step
 
 
@@ -22,7 +22,7 @@ from .plan import Schedule, Step
 class Batch:
     x: Tensor  # [K, batch, ...]
     y: Tensor  # [K, batch]
-    draws: Draws | None = None  # given: training mode
+    step_seeds: StepSeeds | None = None  # given: training mode
     label_smoothing: float = 0.0
     positions: Tensor | None = None
     number: int = 0  # of the step
@@ -33,17 +33,17 @@ class Batch:
         assert self.positions is not None
         return self.positions
 
-    def turn_of(self, count: int, of: int) -> Tensor:
+    def cyclic_rows(self, count: int, of: int) -> Tensor:
         """The next `count` of `of` things that are gone through again and again, step by step."""
         return (self.number * count + torch.arange(count)) % of
 
 
-Pull = Callable[[Tensors, Batch], Tensor]
+AuxiliaryLoss = Callable[[Tensors, Batch], Tensor]
 """(weights, batch) -> a loss, [K], beside whatever a task trains for."""
 
 
 @dataclass(frozen=True)
-class Holdings:
+class PaddedIndices:
     """The examples of a block of devices: ragged, so the shorter lists are padded."""
 
     rows: Tensor  # [K, longest]
@@ -55,23 +55,23 @@ class Client:
     """What a block of devices sees while it carries out a task."""
 
     model: Model
-    optimiser: Optimiser
+    optimizer: Optimizer
     examples: Examples  # the whole store: reach it through `batch`, a plan names only a device's own rows
     tests: Examples
-    test_holdings: Holdings
+    test_holdings: PaddedIndices
     preparation: Preparation
     plan: tuple[Step, ...]
     seen_labels: Tensor  # [K, classes] truth values
-    memory: Parcel
+    state: Parcel  # what the devices keep from round to round
     label_smoothing: float = 0.0
     sizes: Mapping[str, Model] = field(default_factory=dict)  # the models of the fleet's tiers
-    holdings: Holdings | None = None  # all training examples, in the devices' own order
-    pull: Pull | None = None  # what else the devices are drawn to while they train
+    holdings: PaddedIndices | None = None  # all training examples, in the devices' own order
+    auxiliary_loss: AuxiliaryLoss | None = None  # what else the devices are drawn to while they train
 
     def batch(self, step: Step) -> Batch:
         x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
         y = self.examples.y[step.rows]
-        return Batch(x, y, step.draws, self.label_smoothing, step.positions, step.number)
+        return Batch(x, y, step.step_seeds, self.label_smoothing, step.positions, step.number)
 
     @property
     def held(self) -> int:
@@ -87,18 +87,18 @@ class Client:
         """The devices' own test examples in order, and which of them are real; none if no device holds any."""
         yield from self._in_order(self.tests, self.test_holdings, size)
 
-    def _in_order(self, store: Examples, held: Holdings, size: int) -> Iterator[tuple[Batch, Tensor]]:
+    def _in_order(self, store: Examples, held: PaddedIndices, size: int) -> Iterator[tuple[Batch, Tensor]]:
         for start in range(0, held.rows.shape[1], size):
             rows, real = held.rows[:, start : start + size], held.real[:, start : start + size]
             yield Batch(self.preparation(store.x[rows]), store.y[rows]), real
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClientResult:
     """What a device sends back, and what it keeps for its next task."""
 
-    send: Parcel
-    remember: Parcel | None = None
+    upload: Parcel
+    state: Parcel | None = None
 
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -154,7 +154,7 @@ class Task:
     """A part of a method that runs on the devices."""
 
     name: str
-    run: Callable[[Client, Parcel], Outcome]
+    run: Callable[[Client, Parcel], ClientResult]
     sends: Mapping[str, Sent]
     stream: str = TRAIN  # of random numbers: which batches devices see; tasks may share one and never draw alike
     schedule: Schedule | None = None  # None: as the recipe trains
@@ -164,8 +164,8 @@ class Task:
     def silent(self, *address: str) -> "Task":
         """The same on the same batches, which the stream decides; but nothing is sent."""
 
-        def run(client: Client, inbox: Parcel) -> Outcome:
-            return replace(self.run(client, inbox), send={})
+        def run(client: Client, inbox: Parcel) -> ClientResult:
+            return replace(self.run(client, inbox), upload={})
 
         return replace(self, run=run, sends={}, address=address, same=self.same and ("silent", self.same))
 
@@ -173,7 +173,7 @@ class Task:
 class OnDevice:
     """A function that, taken from an instance of the class it stands in, is a `Task`."""
 
-    def __init__(self, function: Callable[..., Outcome], sends: Sends, stream: str, mixes: bool, of_method: bool):
+    def __init__(self, function: Callable[..., ClientResult], sends: Sends, stream: str, mixes: bool, of_method: bool):
         self.function, self.sends, self.stream = function, sends, stream
         self.mixes, self.of_method = mixes, of_method
         self.name = function.__name__
@@ -209,13 +209,13 @@ def _has_value(instance: object) -> bool:
 
 def on_device(
     sends: Sends, stream: str = TRAIN, mixes: bool = True
-) -> Callable[[Callable[[Any, Client, Parcel], Outcome]], OnDevice]:
+) -> Callable[[Callable[[Any, Client, Parcel], ClientResult]], OnDevice]:
     """Mark a part of a method that runs on the devices, and declare every bundle it sends back. `mixes`: devices of
     several experiments may share a block; not where a task draws once for a whole block, nor where it sends other
     things through the model than its batches, of which it is not known in which company they keep their bits."""
     return lambda function: OnDevice(function, sends, stream, mixes, of_method=True)
 
 
-def on_any_device(sends: Sends) -> Callable[[Callable[[Client, Parcel], Outcome]], OnDevice]:
+def on_any_device(sends: Sends) -> Callable[[Callable[[Client, Parcel], ClientResult]], OnDevice]:
     """The same for a function that takes nothing from a method, so that several methods can have it."""
     return lambda function: OnDevice(function, sends, TRAIN, mixes=True, of_method=False)

@@ -24,17 +24,17 @@ def fit(
 ) -> dict[str, Tensor]:
     """Train on the devices' own data, as their plan says; the weights handed in are not changed.
 
-    Several objectives take turns on every step, each with an optimiser of its own. `only` names the weights that move,
+    Several objectives take turns on every step, each with an optimizer of its own. `only` names the weights that move,
     and a gradient moves those it names: neither momentum nor decay touches the others.
     """
     trained = combine(torch.clone, weights)
     moving = trained if only is None else {name: trained[name] for name in only}
-    states = [client.optimiser.start(moving) for _ in objectives]
+    states = [client.optimizer.start(moving) for _ in objectives]
     for steps in in_groups(client.plan, batches_per_step):
         batches = [client.batch(step) for step in steps]
         for objective, state in zip(objectives, states, strict=True):
             slope = gradient(_pulled(objective, client), moving, *batches, all_weights=trained)
-            client.optimiser.step({name: moving[name] for name in slope}, slope, state, steps[0].working)
+            client.optimizer.step({name: moving[name] for name in slope}, slope, state, steps[0].working)
     return trained
 
 
@@ -57,15 +57,15 @@ def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weight
 
 def _pulled(objective: Objective, client: Client) -> Objective:
     """The objective, and what else the client is drawn to."""
-    pull = client.pull
-    if pull is None:
+    auxiliary = client.auxiliary_loss
+    if auxiliary is None:
         return objective
 
     def both(weights: Tensors, *batches: Batch) -> Tensor | Tensors:
         made = objective(weights, *batches)
         if not isinstance(made, Mapping):
-            return made + pull(weights, batches[0])
-        slope = gradient(pull, {name: weights[name] for name in made}, batches[0], all_weights=weights)
+            return made + auxiliary(weights, batches[0])
+        slope = gradient(auxiliary, {name: weights[name] for name in made}, batches[0], all_weights=weights)
         return combine(torch.add, made, slope)
 
     return both

@@ -14,14 +14,14 @@ from .client import Batch, Client
 
 def label_loss(client: Client) -> Callable[[Tensors, Batch], Tensor]:
     """The ordinary objective: cross entropy of the model's last exit with the labels."""
-    return lambda weights, batch: cross_entropy(client.model(weights, batch.x, batch.draws).logits, batch)
+    return lambda weights, batch: cross_entropy(client.model(weights, batch.x, batch.step_seeds).logits, batch)
 
 
-def towards_first_class(model: Model) -> Callable[[Tensors, Batch], Tensor]:
+def dummy_loss(model: Model) -> Callable[[Tensors, Batch], Tensor]:
     """A loss for trials and timings, whatever the labels: as if every answer of every exit were the first class."""
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
-        exits = list(model(weights, batch.x, batch.draws).exits.values())
+        exits = list(model(weights, batch.x, batch.step_seeds).exits.values())
         asked = replace(batch, y=torch.zeros(exits[-1].shape[:-1], dtype=torch.int64))
         return torch.stack([cross_entropy(logits, asked) for logits in exits]).sum(0)
 

@@ -1,4 +1,4 @@
-"""Optimisers with one coefficient per device: clipping, freezing and learning rate are one path.
+"""Optimizers with one coefficient per device: clipping, freezing and learning rate are one path.
 
 They change `fit`'s own copy of the weights in place. A device whose `working` is 0 keeps weights and state to the
 bit, whatever its gradient.
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..settings import Count, Fraction, Natural, NotNegative, Positive, Share
-from ..tensors import Parcel, Tensors, beside, combine
+from ..tensors import Parcel, Tensors, combine, per_device
 
 
-class Optimiser(Protocol):
+class Optimizer(Protocol):
     @property
     def learning_rate(self) -> float: ...
     def start(self, weights: Tensors) -> Parcel: ...
@@ -26,7 +26,7 @@ class Optimiser(Protocol):
 @dataclass(frozen=True)
 class Sgd:
     """torch.optim.SGD after clip_grad_value_ and clip_grad_norm_, for each device on its own. `decay_vectors`: whether
-    weight decay acts on biases and normalisations too."""
+    weight decay acts on biases and normalizations too."""
 
     learning_rate: Positive = 0.1
     momentum: Fraction = 0.0
@@ -80,19 +80,19 @@ class Adam:
         clip = _clip_factor(g, self.clip_norm)
         for name, slope in zip(names, g, strict=True):
             w, mean, square = weights[name], state["mean"][name], state["square"][name]
-            slope = slope * beside(clip, slope) + self.weight_decay * w
-            on = beside(working, w)
+            slope = slope * per_device(clip, slope) + self.weight_decay * w
+            on = per_device(working, w)
             mean.lerp_(slope, (1 - self.beta1) * on.expand_as(mean))
             square.lerp_(slope.square(), (1 - self.beta2) * on.expand_as(square))
-            unbiased = mean / beside(_at_least_one(1 - self.beta1**steps), w)
-            root = (square / beside(_at_least_one(1 - self.beta2**steps), w)).sqrt() + self.epsilon
+            unbiased = mean / per_device(_at_least_one(1 - self.beta1**steps), w)
+            root = (square / per_device(_at_least_one(1 - self.beta2**steps), w)).sqrt() + self.epsilon
             w.sub_(self.learning_rate * on * torch.where(on > 0, unbiased / root, 0))
 
 
-OPTIMISERS: dict[str, type[Sgd] | type[Adam]] = {"sgd": Sgd, "adam": Adam}
+OPTIMIZERS: dict[str, type[Sgd] | type[Adam]] = {"sgd": Sgd, "adam": Adam}
 
 
-class Rates(Protocol):
+class LRSchedule(Protocol):
     """How the learning rate moves from round to round."""
 
     def factor(self, round_number: int) -> float: ...
@@ -129,22 +129,22 @@ class Cosine:
         return (self.first * (1 - risen) + risen) * 0.5 * (1 + math.cos(math.pi * past / self.rounds))
 
 
-RATES: dict[str, type[Constant] | type[Milestones] | type[Cosine]] = {
+LR_SCHEDULES: dict[str, type[Constant] | type[Milestones] | type[Cosine]] = {
     "constant": Constant,
     "milestones": Milestones,
     "cosine": Cosine,
 }
 
 
-def at_round(optimiser: Optimiser, rates: Rates, round_number: int) -> Optimiser:
-    """The optimiser as it is in one round."""
-    return replace(optimiser, learning_rate=optimiser.learning_rate * rates.factor(round_number))  # type: ignore[type-var]
+def at_round(optimizer: Optimizer, rates: LRSchedule, round_number: int) -> Optimizer:
+    """The optimizer as it is in one round."""
+    return replace(optimizer, learning_rate=optimizer.learning_rate * rates.factor(round_number))  # type: ignore[type-var]
 
 
 def _of_working(gradients: list[Tensor], working: Tensor) -> list[Tensor]:
     if bool(working.all()):
         return gradients
-    return [torch.where(beside(working, slope) > 0, slope, 0) for slope in gradients]  # 0 * nan is nan
+    return [torch.where(per_device(working, slope) > 0, slope, 0) for slope in gradients]  # 0 * nan is nan
 
 
 def _clipped(gradients: list[Tensor], limit: float | None) -> list[Tensor]:
@@ -161,7 +161,7 @@ def _clip_factor(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
 
 
 def _beside(numbers: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [beside(numbers, tensor) for tensor in tensors]
+    return [per_device(numbers, tensor) for tensor in tensors]
 
 
 def _at_least_one(correction: Tensor) -> Tensor:

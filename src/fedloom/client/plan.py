@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data import Examples, Preparation
-from ..models import Draws
+from ..models import StepSeeds
 from ..settings import Count
 from ..tensors import Tensors, combine
 
@@ -34,7 +34,7 @@ class Step:
     rows: Tensor  # [K, batch] row numbers in the store of examples
     working: Tensor  # [K], 1 while a device has steps left, then 0
     augmentation: Tensors  # [K, batch, ...] random numbers for the preparation
-    draws: Draws
+    step_seeds: StepSeeds
     positions: Tensor | None = None  # [K, batch] the rows as places in a device's own list of examples
     number: int = 0  # from 0 on
     epoch: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))  # [K], not always all in the same
@@ -97,7 +97,9 @@ def together(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
                     name: torch.stack([plan.augmentation[name][here] for plan, here in zip(plans, at, strict=True)])
                     for name in longest.augmentation
                 },
-                draws=Draws(tuple((plan.seed + number) % 2**62 for plan in plans), (plans[0].common + number) % 2**62),
+                step_seeds=StepSeeds(
+                    tuple((plan.seed + number) % 2**62 for plan in plans), (plans[0].common + number) % 2**62
+                ),
                 number=number,
                 epoch=torch.tensor([number // plan.epoch_steps for plan in plans]),
             )
@@ -123,7 +125,10 @@ def _standing_in(first: Step, other: Step) -> Step:
         assert mine is not None
         return torch.where(going.view(-1, *[1] * (mine.dim() - 1)), mine, instead)
 
-    seeds = (a if on else b for a, b, on in zip(other.draws.seeds, first.draws.seeds, going.tolist(), strict=True))
+    seeds = (
+        a if on else b
+        for a, b, on in zip(other.step_seeds.per_device, first.step_seeds.per_device, going.tolist(), strict=True)
+    )
     return replace(
         other,
         rows=chosen(other.rows, first.rows),
@@ -131,7 +136,7 @@ def _standing_in(first: Step, other: Step) -> Step:
         if other.positions is None or first.positions is None
         else chosen(other.positions, first.positions),
         augmentation=combine(chosen, other.augmentation, first.augmentation) if other.augmentation else {},
-        draws=replace(other.draws, seeds=tuple(seeds)),
+        step_seeds=replace(other.step_seeds, per_device=tuple(seeds)),
     )
 
 

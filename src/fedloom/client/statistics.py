@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..tensors import Tensors, beside, combine
+from ..tensors import Tensors, combine, per_device
 from .client import Client
 
 
@@ -17,7 +17,7 @@ def batch_sums(client: Client, weights: Tensors, max_batches: int | None) -> tup
         seen = client.model.batch_statistics(weights, client.batch(step).x)
         counts = step.working.bool() & finite(seen)  # one example on one pixel has no variance to tell
         for name, sums in total.items():
-            sums += torch.where(beside(counts, sums), seen[name], 0)
+            sums += torch.where(per_device(counts, sums), seen[name], 0)
         batches += counts
     return total, batches
 
@@ -27,7 +27,7 @@ def own_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
     if client.model.statistics().keys() <= weights.keys():
         return dict(weights)
     total, batches = batch_sums(client, weights, None)
-    return {**weights, **combine(lambda one: one / beside(batches.to(one), one), total)}
+    return {**weights, **combine(lambda one: one / per_device(batches.to(one), one), total)}
 
 
 def finite(tensors: Tensors) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..footprints import part_of
-from ..models import Draws, Model
+from ..models import Model, StepSeeds
 from ..seeds import SUBNET, generator
 from ..tensors import Tensors
 from .client import Batch
@@ -21,21 +21,23 @@ Stream = Literal["device", "shared"]
 
 
 def draw_subnets(
-    choose: Callable[[np.random.Generator], Model], draws: Draws | None, stream: Stream, number: int = 0
+    choose: Callable[[np.random.Generator], Model], step_seeds: StepSeeds | None, stream: Stream, number: int = 0
 ) -> list[Model]:
     """For this step one net for all devices, or one for each; `number` tells the draws of one step apart."""
-    if draws is None:
+    if step_seeds is None:
         raise ValueError("sub-nets are drawn in training alone")
-    seeds = (draws.common,) if stream == "shared" else draws.seeds
+    seeds = (step_seeds.common,) if stream == "shared" else step_seeds.per_device
     return [choose(generator(seed, SUBNET, number)) for seed in seeds]
 
 
 def subnet_logits(nets: Sequence[Model], whole: Model, weights: Tensors, batch: Batch) -> Tensor:
     """[K, batch, classes]: each device's batch through a part of its own weights, one part for all or one for each."""
     if len(nets) == 1:
-        return nets[0](part_of(nets[0], whole).read(weights), batch.x, batch.draws).logits
+        return nets[0](part_of(nets[0], whole).read(weights), batch.x, batch.step_seeds).logits
     made = []
     for k, net in enumerate(nets):
         own = {name: weight[k : k + 1] for name, weight in part_of(net, whole).read(weights).items()}
-        made.append(net(own, batch.x[k : k + 1], batch.draws and Draws(batch.draws.seeds[k : k + 1])).logits)
+        made.append(
+            net(own, batch.x[k : k + 1], batch.step_seeds and StepSeeds(batch.step_seeds.per_device[k : k + 1])).logits
+        )
     return torch.cat(made)

@@ -13,7 +13,7 @@ from .embeddings import word_vectors
 from .idx import fashion_mnist, mnist
 from .npz import npz, pathmnist, pneumoniamnist
 from .partition import Labels, Partition, labels_of
-from .partitions import PARTITIONS, at_most, held_out, thinned, tie_to_labels
+from .partitions import PARTITIONS, at_most, correlate_tiers_with_labels, held_out, subsample
 from .preparation import PREPARATIONS, Preparation
 from .sentiment140 import sentiment140
 from .wikitext import wikitext2
@@ -33,12 +33,12 @@ __all__ = [
     "Partition",
     "Preparation",
     "at_most",
+    "correlate_tiers_with_labels",
     "facts_of",
     "held_out",
     "labels_of",
     "made_up_labels",
-    "thinned",
-    "tie_to_labels",
+    "subsample",
     "word_vectors",
 ]
 

@@ -1,6 +1,6 @@
 """The two small data sets inside the package, so that everything can be tried with no download.
 
-Origin and licence of each are in bundled/LICENSES.txt; scripts/cut_*.py made the files.
+Origin and license of each are in bundled/LICENSES.txt; scripts/cut_*.py made the files.
 """
 
 from pathlib import Path

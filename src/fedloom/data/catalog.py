@@ -96,7 +96,7 @@ LABELS: dict[str, tuple[str, ...]] = {
     "sentiment140": ("negative", "positive"),
 }
 
-LICENCES: dict[str, str] = {
+LICENSES: dict[str, str] = {
     "digits": "CC BY 4.0",
     "fashion-mini": "MIT",
     "fashion-mnist": "MIT",

@@ -351,7 +351,9 @@ def from_file(labels: Labels, devices: int, generator: np.random.Generator, *, p
     return partition
 
 
-def tie_to_labels(partition: Partition, labels: Labels, dial: float, generator: np.random.Generator) -> Partition:
+def correlate_tiers_with_labels(
+    partition: Partition, labels: Labels, dial: float, generator: np.random.Generator
+) -> Partition:
     """Which device holds which share, from unchanged (0) to sorted by label (1): ties tiers, given by index, to labels.
 
     Shares are ranked by their most frequent training label (the lowest of equals), then by their mean label, then by
@@ -381,7 +383,7 @@ def held_out(examples: int, count: int, generator: np.random.Generator) -> Rows:
     return np.sort(generator.permutation(examples)[:count])
 
 
-def thinned(partition: Partition, devices: float, keep: float, generator: np.random.Generator) -> Partition:
+def subsample(partition: Partition, devices: float, keep: float, generator: np.random.Generator) -> Partition:
     """A random share of the devices keeps only a share of its training examples, and at least one."""
     count = len(partition.train)
     poorer = set(generator.permutation(count)[: round(devices * count)].tolist())

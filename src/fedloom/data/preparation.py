@@ -18,8 +18,8 @@ from torch.nn import functional as F
 class Preparation:
     """Stored examples -> a model's input; in training with random crops, flips and cut-outs drawn beforehand.
 
-    Order: scale to 0..1, resize, repeat grey, crop, flip, normalise, cut out. Crops reach into a black border, or,
-    with `pad_normalised`, into a border that is zero after normalisation. Integer tokens pass through unchanged, but
+    Order: scale to 0..1, resize, repeat grey, crop, flip, normalize, cut out. Crops reach into a black border, or,
+    with `pad_normalised`, into a border that is zero after normalization. Integer tokens pass through unchanged, but
     for those that become `mask_token` in training, each with `mask_chance`.
     """
 
@@ -52,28 +52,28 @@ class Preparation:
         The last two axes are an image's height and width; of text every token gets its own number.
         """
         height, width = self.size or (shape[-2:] if len(shape) > 1 else (1, 1))
-        draws: dict[str, Tensor] = {}
+        step_seeds: dict[str, Tensor] = {}
         if self.crop_padding:
             offsets = generator.integers(0, 2 * self.crop_padding + 1, (count, 2))
             moved = generator.random((count, 1)) < self.crop_chance
-            draws["crop"] = torch.from_numpy(np.where(moved, offsets, self.crop_padding))
+            step_seeds["crop"] = torch.from_numpy(np.where(moved, offsets, self.crop_padding))
         if self.flip:
-            draws["flip"] = torch.from_numpy(generator.random((count, 1)) < 0.5)
+            step_seeds["flip"] = torch.from_numpy(generator.random((count, 1)) < 0.5)
         if self.cutout:
-            draws["cutout"] = torch.from_numpy(generator.integers(0, (height, width), (count, 2)))
+            step_seeds["cutout"] = torch.from_numpy(generator.integers(0, (height, width), (count, 2)))
         if self.mask_chance:
-            draws["mask"] = torch.from_numpy(generator.random((count, *shape)) < self.mask_chance)
-        return draws
+            step_seeds["mask"] = torch.from_numpy(generator.random((count, *shape)) < self.mask_chance)
+        return step_seeds
 
     def __call__(
-        self, x: Tensor, draws: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
+        self, x: Tensor, step_seeds: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Prepare x [..., channels, height, width] or tokens [..., length]; without `draws` nothing is random.
+        """Prepare x [..., channels, height, width] or tokens [..., length]; without `step_seeds` nothing is random.
 
-        `draws` [..., k] share the leading axes of x.
+        `step_seeds` [..., k] share the leading axes of x.
         """
         if x.dtype != torch.uint8 and not x.is_floating_point():
-            return self._masked(x, draws or {})
+            return self._masked(x, step_seeds or {})
         values = x.to(dtype or torch.get_default_dtype())
         if x.dtype == torch.uint8:
             values = values / 255
@@ -81,25 +81,25 @@ class Preparation:
             return values
         leading = x.shape[:-3]
         count = math.prod(leading)
-        flat = {name: numbers.reshape(count, -1) for name, numbers in (draws or {}).items()}
+        flat = {name: numbers.reshape(count, -1) for name, numbers in (step_seeds or {}).items()}
         images = self._prepare(values.reshape(count, *x.shape[-3:]), flat)
         return images.reshape(*leading, *images.shape[1:])
 
-    def _masked(self, tokens: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        if "mask" not in draws or self.mask_token is None:
+    def _masked(self, tokens: Tensor, step_seeds: Mapping[str, Tensor]) -> Tensor:
+        if "mask" not in step_seeds or self.mask_token is None:
             return tokens
-        return tokens.masked_fill(draws["mask"].to(tokens.device), self.mask_token)
+        return tokens.masked_fill(step_seeds["mask"].to(tokens.device), self.mask_token)
 
-    def _prepare(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+    def _prepare(self, images: Tensor, step_seeds: Mapping[str, Tensor]) -> Tensor:
         if self.size and tuple(images.shape[-2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
         if self.channels and images.shape[1] == 1:
             images = images.expand(-1, self.channels, -1, -1)
         if self.pad_normalised:
-            images = self._moved(self._normalised(images), draws)
+            images = self._moved(self._normalised(images), step_seeds)
         else:
-            images = self._normalised(self._moved(images, draws))
-        return _cut_out(images, draws["cutout"], self.cutout) if "cutout" in draws else images
+            images = self._normalised(self._moved(images, step_seeds))
+        return _cut_out(images, step_seeds["cutout"], self.cutout) if "cutout" in step_seeds else images
 
     def _normalised(self, images: Tensor) -> Tensor:
         if not self.mean:
@@ -107,12 +107,12 @@ class Preparation:
         mean, std = (images.new_tensor(numbers).view(-1, 1, 1) for numbers in (self.mean, self.std))
         return (images - mean) / std
 
-    def _moved(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        if "crop" not in draws and "flip" not in draws:
+    def _moved(self, images: Tensor, step_seeds: Mapping[str, Tensor]) -> Tensor:
+        if "crop" not in step_seeds and "flip" not in step_seeds:
             return images
-        count, padding = len(images), self.crop_padding if "crop" in draws else 0
-        crop = draws.get("crop", torch.zeros(count, 2, dtype=torch.int64))
-        flip = draws.get("flip", torch.zeros(count, 1, dtype=torch.bool))
+        count, padding = len(images), self.crop_padding if "crop" in step_seeds else 0
+        crop = step_seeds.get("crop", torch.zeros(count, 2, dtype=torch.int64))
+        flip = step_seeds.get("flip", torch.zeros(count, 1, dtype=torch.bool))
         return _crop_and_flip(images, crop.to(images.device), flip.to(images.device), padding)
 
 

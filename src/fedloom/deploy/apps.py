@@ -6,24 +6,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..recipe.errors import Problem
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import Loaded, load
 from ..recipe.paths import data_folder
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..runs.build import Experiment, assemble, refuse_deployment
 from ..runs.folder import read_manifest
 from ..runs.recorder import recorded
 from ..runs.resume import standing_of
-from .registry import GATE_LOG, Book, read_book
+from .registry import GATE_LOG, FleetRegistry, read_book
 from .remote import over_flower, roster_over
-from .runtime import Config, files_of, home_of, introduced, tables_of
+from .runtime import Config, files_of, introduced, runtime_of, tables_of
 from .server import watched_over
-from .tier_assignment import by_key, knocking, seated
+from .tier_assignment import by_key, rejected_connections, seated
 
 if TYPE_CHECKING:
     from ..flower.apps import ClientApp, ServerApp
     from ..flower.messages import Grid
-    from ..flower.nodes import Roster
+    from ..flower.nodes import NodeRegistry
 
 
 def serve(grid: "Grid", config: Config) -> None:
@@ -54,8 +54,8 @@ def _served(grid: "Grid", config: Config) -> None:
 
 
 def _introduced(
-    experiment: Experiment, tables: Tables, data: Path, grid: "Grid", home: Path, begun: bool
-) -> "tuple[Experiment, Roster]":
+    experiment: Experiment, tables: Registry, data: Path, grid: "Grid", home: Path, begun: bool
+) -> "tuple[Experiment, NodeRegistry]":
     """With devices that are known by their keys, each in the tier it is given when the run begins."""
     from ..flower.superlink import breaks_in
 
@@ -66,26 +66,26 @@ def _introduced(
         seen = roster.meet()
         loaded = seated(experiment.loaded, tables, data, experiment.fleet, book, seen)
         experiment = assemble(loaded, tables, data)
-    roster.turned_away = partial(knocking, home / GATE_LOG, experiment.standing)
+    roster.turned_away = partial(rejected_connections, home / GATE_LOG, experiment.standing)
     roster.post.breaks = partial(breaks_in, home / "flower")
     return experiment, roster
 
 
-def refuse_other_size(loaded: Loaded, book: Book) -> None:
+def refuse_other_size(loaded: Loaded, book: FleetRegistry) -> None:
     size, known = loaded.recipe.data.devices, len(book.entries)
     if size != known:
         said = f"the recipe has {size} devices, the fleet {known}"
-        raise loaded.error(Problem(("data", "devices"), "FLEET_SIZE", said, f"--set data.devices={known}"))
+        raise loaded.error(RecipeIssue(("data", "devices"), "FLEET_SIZE", said, f"--set data.devices={known}"))
 
 
 def _refuse_pooled(experiment: Experiment) -> None:
     """Raise if batches would have to mix what different devices hold."""
     loaded = experiment.loaded
-    pooled = experiment.judge.statistics.query == "pooled"
-    if pooled and any(tier.model.statistics() for tier in experiment.fleet.served):
+    pooled = experiment.evaluator.statistics.query == "pooled"
+    if pooled and any(tier.model.statistics() for tier in experiment.fleet.active_tiers):
         said = "the statistics of static batch norm are pooled, which only a simulation can"
-        hint = 'set evaluation.statistics = { query = "per_device" }, or model.normalisation = "group"'
-        raise loaded.error(Problem(("evaluation", "statistics"), "SIMULATION_ONLY", said, hint))
+        hint = 'set evaluation.statistics = { query = "per_device" }, or model.normalization = "group"'
+        raise loaded.error(RecipeIssue(("evaluation", "statistics"), "SIMULATION_ONLY", said, hint))
 
 
 def flower_server() -> "ServerApp":
@@ -97,4 +97,4 @@ def flower_server() -> "ServerApp":
 def flower_client() -> "ClientApp":
     from ..flower.apps import client_app
 
-    return client_app(home_of, introduced)
+    return client_app(runtime_of, introduced)

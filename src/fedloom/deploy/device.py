@@ -28,13 +28,13 @@ class Node:
 
     def play(self) -> None:
         """Until it is interrupted."""
-        from ..flower.processes import Kept, environment, free_port
+        from ..flower.processes import SupervisedProcess, environment, free_port
 
         folder = self.bundle.folder.resolve()
         self._measure(folder)
         home = folder / "flower"
         command = [*self._supernode(folder), "--port", str(free_port()), "--node-config", self._config(folder)]
-        kept = Kept(command, home / "flower-supernode.log", environment(home), self._ended)
+        kept = SupervisedProcess(command, home / "flower-supernode.log", environment(home), self._ended)
         self.say(f"{self.bundle.name} goes to {self.bundle.server}")
         try:
             while True:

@@ -12,7 +12,7 @@ from typing import Any
 from ..files import write_whole
 from ..fleet import number_name
 from ..runs.folder import read_manifest
-from .registry import BUNDLE, Book, problem, read_book, read_bundle
+from .registry import BUNDLE, FleetRegistry, problem, read_book, read_bundle
 
 STATE = "duty.json"
 
@@ -62,11 +62,11 @@ def how_it_is(folder: Path) -> dict[str, Any]:
     return {**told, "state": state, "said": f"{here}; {run}: {state}, after round {max(rounds, default=0)}"}
 
 
-def _devices(book: Book, run: Path | None) -> list[dict[str, Any]]:
+def _devices(book: FleetRegistry, run: Path | None) -> list[dict[str, Any]]:
     recipe = run / "recipe.toml" if run else None
     given = tomllib.loads(recipe.read_text("utf-8"))["fleet"].get("given", []) if recipe and recipe.exists() else []
     heard: dict[str, int] = {}
-    for line in lines(run / "attendance.jsonl") if run else ():
+    for line in lines(run / "participation.jsonl") if run else ():
         heard |= dict.fromkeys(line["devices"], line["round"]) if line["outcome"] == "admitted" else {}
     refused = Counter(line.get("device") for line in (lines(run / "events.jsonl") if run else ()))
     found = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import sync_folder, write_whole
-from ..recipe.errors import Problem, RecipeError
+from ..recipe.errors import RecipeError, RecipeIssue
 
 FILE, BUNDLE = "fleet.json", "device.json"
 GATE_LOG = "gate.jsonl"
@@ -27,7 +27,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Book:
+class FleetRegistry:
     folder: Path
     server: str  # host:port, as devices reach it
     secure: bool
@@ -45,7 +45,7 @@ class Book:
         """The place of a node's device in the fleet, by its key."""
         return next((number for number, one in enumerate(self.entries) if one.node == node), None)
 
-    def registered(self, nodes: Mapping[str, int]) -> "Book":
+    def registered(self, nodes: Mapping[str, int]) -> "FleetRegistry":
         """By name of the device."""
         entries = tuple(replace(one, node=nodes.get(one.name, one.node)) for one in self.entries)
         return replace(self, entries=entries)
@@ -56,11 +56,11 @@ class Book:
         sync_folder(self.folder)
 
 
-def read_book(folder: Path) -> Book:
+def read_book(folder: Path) -> FleetRegistry:
     try:
         said = json.loads((folder / FILE).read_text("utf-8"))
         entries = tuple(Entry(**one) for one in said["devices"])
-        return Book(folder, said["server"], said["secure"], entries)
+        return FleetRegistry(folder, said["server"], said["secure"], entries)
     except OSError as error:
         hint = f"fedloom deploy keys {folder} --server HOST:PORT --device NAME"
         raise problem(folder, "FLEET_MISSING", f"there is no {FILE} in it", hint) from error
@@ -69,7 +69,7 @@ def read_book(folder: Path) -> Book:
 
 
 @dataclass(frozen=True)
-class Wish:
+class EnrollRequest:
     """A device to come: its name, the largest tier it may carry, and its public key if it has made one itself."""
 
     name: str
@@ -77,21 +77,21 @@ class Wish:
     public: Path | None = None
 
 
-def wish(said: str) -> Wish:
+def wish(said: str) -> EnrollRequest:
     """NAME, NAME:TIER, and either of them =FILE of a public key."""
     front, _, file = said.partition("=")
     name, _, cap = front.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise problem(said, "DEVICE_NAME", f"{name!r} cannot name a device", "letters, digits, . _ -")
-    return Wish(name, cap or None, Path(file) if file else None)
+    return EnrollRequest(name, cap or None, Path(file) if file else None)
 
 
-def enroll(folder: Path, server: str | None, wishes: Iterable[Wish], secure: bool) -> Book:
+def enroll(folder: Path, server: str | None, wishes: Iterable[EnrollRequest], secure: bool) -> FleetRegistry:
     """A new fleet, or more devices for one: nothing that is there is made anew, but for the certificate of a server
     that has moved."""
     from .keys import Authority, is_loopback
 
-    book = read_book(folder) if (folder / FILE).exists() else Book(folder, "", secure)
+    book = read_book(folder) if (folder / FILE).exists() else FleetRegistry(folder, "", secure)
     moved = server is not None and server != book.server
     book = replace(book, server=server or book.server)
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}", book.server):
@@ -114,7 +114,7 @@ def enroll(folder: Path, server: str | None, wishes: Iterable[Wish], secure: boo
     return book
 
 
-def revoke(book: Book, names: Iterable[str]) -> Book:
+def revoke(book: FleetRegistry, names: Iterable[str]) -> FleetRegistry:
     """These devices keep their places, and are let in no more."""
     for name in names:
         if name not in {one.name for one in book.entries}:
@@ -125,7 +125,7 @@ def revoke(book: Book, names: Iterable[str]) -> Book:
     return book
 
 
-def _admitted(book: Book, one: Wish) -> Entry:
+def _admitted(book: FleetRegistry, one: EnrollRequest) -> Entry:
     home = book.folder / "devices" / one.name
     home.mkdir(parents=True, exist_ok=True)
     if not book.secure:
@@ -141,7 +141,7 @@ def _admitted(book: Book, one: Wish) -> Entry:
     return Entry(one.name, one.cap, " ".join(words[:2]))
 
 
-def _bundle(book: Book, number: int) -> None:
+def _bundle(book: FleetRegistry, number: int) -> None:
     """What the device has to know, beside its key."""
     entry = book.entries[number]
     home = book.folder / "devices" / entry.name
@@ -172,4 +172,4 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def problem(where: Path | str, code: str, said: str, hint: str = "") -> RecipeError:
-    return RecipeError([Problem((), code, said, hint)], str(where))
+    return RecipeError([RecipeIssue((), code, said, hint)], str(where))

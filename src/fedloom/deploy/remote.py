@@ -15,21 +15,21 @@ from uuid import uuid4
 
 from ..engines.in_process import one_after_the_other
 from ..fleet import Fleet
-from ..recipe.errors import Problem
-from ..recipe.registry import Tables
+from ..recipe.errors import RecipeIssue
+from ..recipe.registry import Registry
 from ..runs.build import Experiment, simulation
-from .runtime import Config, home_of, introduced, tables_of
+from .runtime import Config, introduced, runtime_of, tables_of
 
 if TYPE_CHECKING:
     from ..flower.messages import Grid
-    from ..flower.nodes import Place, Roster
+    from ..flower.nodes import NodeRegistry, Place
 
 
-MADE_UP = ("dropout", "stragglers", "dead", "corrupt")  # faults that only a simulation in one process has
+MADE_UP = ("dropout", "stragglers", "outages", "corrupt")  # faults that only a simulation in one process has
 DEVICES = "devices"  # in a run's folder, where simulated ones have their disks
 
 
-def engaged(experiment: Experiment, tables: Tables, data: Path, folder: Path) -> Experiment:
+def engaged(experiment: Experiment, tables: Registry, data: Path, folder: Path) -> Experiment:
     """With the engine that its recipe names, for a run in this folder."""
     loaded = experiment.loaded
     match loaded.recipe.engine.kind:
@@ -37,23 +37,25 @@ def engaged(experiment: Experiment, tables: Tables, data: Path, folder: Path) ->
             return experiment
         case _ if find_spec("flwr") is None:
             said, hint = "Flower is not installed", "pip install 'fedloom[flower]'"
-            raise loaded.error(Problem(("engine", "kind"), "EXTRA_MISSING", said, hint))
+            raise loaded.error(RecipeIssue(("engine", "kind"), "EXTRA_MISSING", said, hint))
         case "flower":
             hint = "fedloom deploy server serves it; --engine flower-sim simulates it"
-            raise loaded.error(Problem(("engine", "kind"), "DEPLOYMENT", "this recipe is for real devices", hint))
+            raise loaded.error(RecipeIssue(("engine", "kind"), "DEPLOYMENT", "this recipe is for real devices", hint))
         case _:
             return _on_ray(experiment, tables, data, folder)
 
 
-def roster_over(grid: "Grid", fleet: Fleet, place: "Place | None" = None) -> "Roster":
+def roster_over(grid: "Grid", fleet: Fleet, place: "Place | None" = None) -> "NodeRegistry":
     """Who is reached over a grid; `place` says which device a node is, by default that of the number it names."""
-    from ..flower.messages import Post
-    from ..flower.nodes import Roster
+    from ..flower.messages import MessageClient
+    from ..flower.nodes import NodeRegistry
 
-    return Roster(Post(grid), place or partial(numbered, fleet), fleet.size)
+    return NodeRegistry(MessageClient(grid), place or partial(numbered, fleet), fleet.size)
 
 
-def over_flower(experiment: Experiment, roster: "Roster", hang_up: Callable[[], None] = lambda: None) -> Experiment:
+def over_flower(
+    experiment: Experiment, roster: "NodeRegistry", hang_up: Callable[[], None] = lambda: None
+) -> Experiment:
     """The same experiment with the devices on a roster."""
     from ..flower.engine import Flower
 
@@ -70,7 +72,7 @@ def over_flower(experiment: Experiment, roster: "Roster", hang_up: Callable[[], 
     return replace(experiment, engine=engine, faults=replace(experiment.faults, engine=engine))
 
 
-def _on_ray(experiment: Experiment, tables: Tables, data: Path, folder: Path) -> Experiment:
+def _on_ray(experiment: Experiment, tables: Registry, data: Path, folder: Path) -> Experiment:
     _refuse_made_up(experiment)
     _refuse_unnamed(experiment, tables)
     from ..flower.apps import client_app
@@ -86,7 +88,7 @@ def _on_ray(experiment: Experiment, tables: Tables, data: Path, folder: Path) ->
 
 
 def _home_on_ray(own: Config, recipe: Mapping[str, Any], config: Config) -> Any:
-    return home_of(recipe, {**config, **own})
+    return runtime_of(recipe, {**config, **own})
 
 
 def numbered(fleet: Fleet, node: int, said: Mapping[str, Any]) -> str | None:
@@ -100,10 +102,10 @@ def _refuse_made_up(experiment: Experiment) -> None:
     for key in MADE_UP:
         if getattr(part, key):
             said = f"{key} is made up, and only for simulations in one process; these devices have faults of their own"
-            raise loaded.error(Problem(("faults", key), "SIMULATION_ONLY", said, "leave it out"))
+            raise loaded.error(RecipeIssue(("faults", key), "SIMULATION_ONLY", said, "leave it out"))
 
 
-def _refuse_unnamed(experiment: Experiment, tables: Tables) -> None:
+def _refuse_unnamed(experiment: Experiment, tables: Registry) -> None:
     """Other machines know only names that come from files."""
     known = tables_of(tuple(str(file) for file in tables.files))
     for name in ("methods", "models", "datasets"):
@@ -111,4 +113,4 @@ def _refuse_unnamed(experiment: Experiment, tables: Tables) -> None:
         if unknown:
             said = f"{sorted(unknown)[0]!r} is known to this process alone"
             hint = "put it into a file and name that by --with"
-            raise experiment.loaded.error(Problem(("engine", "kind"), "OWN_NAMES", said, hint))
+            raise experiment.loaded.error(RecipeIssue(("engine", "kind"), "OWN_NAMES", said, hint))

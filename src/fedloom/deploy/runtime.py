@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ..data import Dataset
-from ..engines import Shelf
-from ..recipe.errors import Problem, RecipeError
+from ..engines import ClientData
+from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import load
 from ..recipe.paths import data_folder
-from ..recipe.registry import Tables, module_of
+from ..recipe.registry import Registry, module_of
 from ..runs.build import Experiment, assemble, finder, simulation
 from ..runs.compression import build_codec
 from ..runs.data import holds_its_own
 
 if TYPE_CHECKING:
-    from ..flower.client import Home
+    from ..flower.client import ClientRuntime
 
 
 Config = Mapping[str, Any]
@@ -29,25 +29,25 @@ remembers; `with`, files of own names with commas between; `load`, a file whose 
 file of what it has measured of itself."""
 
 
-def home_of(recipe: Mapping[str, Any], config: Config) -> "Home":
+def runtime_of(recipe: Mapping[str, Any], config: Config) -> "ClientRuntime":
     """A device's examples are its part of the recipe's data, as in a simulation; or all that it finds."""
-    from ..flower.client import Home
+    from ..flower.client import ClientRuntime
 
     data = str(config.get("data-dir", ""))
     own = str(config.get("load", ""))
     made = _assembled(json.dumps(recipe), data, files_of(config), own, torch.get_default_dtype())
-    name, engine, judge = made.fleet.name(number_of(config)), simulation(made), made.judge
+    name, engine, evaluator = made.fleet.name(number_of(config)), simulation(made), made.evaluator
     if holds_its_own(made.loaded):
-        engine = replace(engine, shelf=_all_of_it(made, name))
-        judge = replace(judge, tests=("local",))  # what a device finds is nobody else's test
+        engine = replace(engine, client_data=_all_of_it(made, name))
+        evaluator = replace(evaluator, tests=("local",))  # what a device finds is nobody else's test
     codec = build_codec(made.loaded.recipe)
     folder = Path(str(config.get("folder", "devices"))).expanduser()
-    return Home(name, engine, made.fleet, finder(made.method, judge), folder, codec)
+    return ClientRuntime(name, engine, made.fleet, finder(made.method, evaluator), folder, codec)
 
 
-def _all_of_it(made: Experiment, name: str) -> Shelf:
-    data, sizes = made.dataset, simulation(made).shelf.sizes
-    return Shelf(data, {name: torch.arange(len(data.train))}, {name: torch.arange(len(data.test))}, sizes)
+def _all_of_it(made: Experiment, name: str) -> ClientData:
+    data, sizes = made.dataset, simulation(made).client_data.sizes
+    return ClientData(data, {name: torch.arange(len(data.train))}, {name: torch.arange(len(data.test))}, sizes)
 
 
 def introduced(config: Config) -> Config:
@@ -71,7 +71,7 @@ def loader(path: Path) -> Callable[[], Dataset]:
     found = getattr(module_of(path), "load", None)
     if not callable(found):
         hint = "def load() -> Dataset, as in docs/add_a_dataset.md"
-        raise RecipeError([Problem((), "LOAD_MISSING", f"there is no function load in {path}", hint)], str(path))
+        raise RecipeError([RecipeIssue((), "LOAD_MISSING", f"there is no function load in {path}", hint)], str(path))
     return cast("Callable[[], Dataset]", found)
 
 
@@ -84,8 +84,8 @@ def in_place_of(usual: Callable[..., Dataset] | None, own: Callable[[], Dataset]
     return wraps(usual)(read) if usual else read
 
 
-def tables_of(files: tuple[str, ...]) -> Tables:
-    tables = Tables()
+def tables_of(files: tuple[str, ...]) -> Registry:
+    tables = Registry()
     for file in files:
         tables = tables.with_file(Path(file))
     return tables

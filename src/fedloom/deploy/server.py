@@ -20,11 +20,11 @@ from ..runs.folder import read_manifest
 from ..runs.recorder import NothingAdmitted
 from .keys import Authority, is_loopback
 from .pidfile import lines
-from .registry import GATE_LOG, Book
+from .registry import GATE_LOG, FleetRegistry
 
 if TYPE_CHECKING:
-    from ..flower.proxy import Gate
-    from ..flower.superlink import Certificates, Station
+    from ..flower.proxy import AuthProxy
+    from ..flower.superlink import Certificates, SuperLinkProcess
 
 
 APP = "app.json"
@@ -43,7 +43,7 @@ class GivenUp(Exception):  # noqa: N818 - named for what is wrong
 
 @dataclass
 class Supervisor:
-    book: Book
+    book: FleetRegistry
     out: Path
     config: Mapping[str, str]  # of the server's half: recipe, data-dir, with
     say: Callable[[str], None]
@@ -57,7 +57,7 @@ class Supervisor:
     def play(self) -> None:
         """Until the run has finished."""
         from ..flower.apps import write_app
-        from ..flower.superlink import Station
+        from ..flower.superlink import SuperLinkProcess
 
         if self.finished():
             self.say(f"{self.out} has finished already")
@@ -66,7 +66,7 @@ class Supervisor:
         if not self.out.exists():
             log.unlink(missing_ok=True)  # who came to an earlier run is that one's to tell
         self._end_leftover()
-        station = Station(home, _certificates(self.book), self.say)
+        station = SuperLinkProcess(home, _certificates(self.book), self.say)
         gate = None
         try:
             station.start()
@@ -91,7 +91,7 @@ class Supervisor:
             return bool(read_manifest(self.out)["status"] == "finished")
         return False
 
-    def _register(self, station: "Station") -> None:
+    def _register(self, station: "SuperLinkProcess") -> None:
         if not self.book.secure:
             return
         known = {one.name: one.node for one in self.book.entries if one.node is not None}
@@ -125,7 +125,7 @@ class Supervisor:
         if "flwr" in command_of(pid):
             end_all(pid)
 
-    def _begin(self, station: "Station", app: Path) -> None:
+    def _begin(self, station: "SuperLinkProcess", app: Path) -> None:
         """The server's half, from the last checkpoint if there is one."""
         from ..flower.superlink import FlowerFailed
 
@@ -174,8 +174,8 @@ def rounds_saved(out: Path) -> int:
     return point.number if point else 0
 
 
-def open_gate(book: Book, port: int) -> "Gate":
-    from ..flower.proxy import Porter, opened
+def open_gate(book: FleetRegistry, port: int) -> "AuthProxy":
+    from ..flower.proxy import ProxyConfig, opened
 
     inner = outer = None
     if book.secure:
@@ -186,10 +186,10 @@ def open_gate(book: Book, port: int) -> "Gate":
         inner = ssl.create_default_context(cafile=str(made.certificate))
     admits = _keys(book) if book.secure else None
     host = "127.0.0.1" if is_loopback(book.host) else ""
-    return opened((host, book.port), Porter(("127.0.0.1", port), book.folder / GATE_LOG, outer, inner, admits))
+    return opened((host, book.port), ProxyConfig(("127.0.0.1", port), book.folder / GATE_LOG, outer, inner, admits))
 
 
-def _keys(book: Book) -> Callable[[str], bool]:
+def _keys(book: FleetRegistry) -> Callable[[str], bool]:
     from cryptography.hazmat.primitives import serialization as form
 
     def as_pem(key: str) -> str:
@@ -200,7 +200,7 @@ def _keys(book: Book) -> Callable[[str], bool]:
     return lambda key: key.strip() in known
 
 
-def _certificates(book: Book) -> "Certificates | None":
+def _certificates(book: FleetRegistry) -> "Certificates | None":
     from ..flower.superlink import Certificates
 
     made = Authority(book.folder)

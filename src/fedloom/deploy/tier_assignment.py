@@ -12,11 +12,11 @@ from ..analysis.hardware import Machine
 from ..analysis.planning import plan_fleet
 from ..engines import Refusal
 from ..fleet import Fleet, parameters
-from ..recipe.errors import Problem
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import Loaded, load
-from ..recipe.registry import Tables
-from ..runs.state import Standing
-from .registry import Book
+from ..recipe.registry import Registry
+from ..runs.state import RunState
+from .registry import FleetRegistry
 from .remote import numbered
 from .runtime import Config
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MEASURED = ("speed", "memory", "bandwidth")
 
 
-def by_key(book: Book, fleet: Fleet) -> "Place":
+def by_key(book: FleetRegistry, fleet: Fleet) -> "Place":
     """A node is the device its key is for, whatever it says; and if it says otherwise it takes no part."""
 
     def place(node: int, said: Config) -> str | Refusal | None:
@@ -44,14 +44,18 @@ def by_key(book: Book, fleet: Fleet) -> "Place":
     return place
 
 
-def seated(loaded: Loaded, tables: Tables, data: Path, fleet: Fleet, book: Book, said: Mapping[str, Config]) -> Loaded:
+def seated(
+    loaded: Loaded, tables: Registry, data: Path, fleet: Fleet, book: FleetRegistry, said: Mapping[str, Config]
+) -> Loaded:
     """The recipe with the tier of every device in it, from what devices have said of themselves, by name. So whoever
     reads the recipe knows them, and a run that goes on has the same."""
-    sizes = [one.name for one in sorted(fleet.served, key=lambda tier: -parameters(tier.model.shapes()))]
+    sizes = [one.name for one in sorted(fleet.active_tiers, key=lambda tier: -parameters(tier.model.shapes()))]
     for entry in book.entries:
         if entry.cap is not None and entry.cap not in sizes:
-            raise loaded.error(Problem(("tiers",), "TIER_NAME", f"{entry.name} may carry {entry.cap!r}, no tier here"))
-    given = loaded.recipe.fleet.given
+            raise loaded.error(
+                RecipeIssue(("tiers",), "TIER_NAME", f"{entry.name} may carry {entry.cap!r}, no tier here")
+            )
+    given = loaded.recipe.fleet.device_tiers
     if given:
         _refuse_above(loaded, book, sizes)
         return loaded
@@ -84,7 +88,7 @@ def machine(name: str, said: Config, deadline: float | None) -> Machine:
     return Machine(name, speed, memory, bandwidth, deadline or math.inf, examples=held)
 
 
-def knocking(log: Path, standing: Standing) -> Iterator[Refusal]:
+def rejected_connections(log: Path, standing: RunState) -> Iterator[Refusal]:
     """Whom the gate has turned away since the last time; how far that was read is part of how the run stands."""
     if not log.exists():
         return
@@ -98,11 +102,11 @@ def knocking(log: Path, standing: Standing) -> Iterator[Refusal]:
             yield Refusal("", said["code"], said["reason"])
 
 
-def _refuse_above(loaded: Loaded, book: Book, sizes: Sequence[str]) -> None:
-    for entry, tier in zip(book.entries, loaded.recipe.fleet.given, strict=True):
+def _refuse_above(loaded: Loaded, book: FleetRegistry, sizes: Sequence[str]) -> None:
+    for entry, tier in zip(book.entries, loaded.recipe.fleet.device_tiers, strict=True):
         if entry.cap and sizes.index(tier) < sizes.index(entry.cap):
             said = f"{entry.name} is given {tier}, its key allows {entry.cap} at most"
-            raise loaded.error(Problem(("fleet", "given"), "TIER_CAP", said))
+            raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "TIER_CAP", said))
 
 
 def _amount(said: Any) -> bool:

@@ -2,7 +2,7 @@
 
 Attackers see all that the server sends and what everybody answers, and work together. What they send goes through the
 same gate as any reply. Attacks change the bundle "weights" of replies to a bundle "weights", whatever the method;
-replies to other questions, such as those of a judgement, stay honest.
+replies to other questions, such as those of a evaluation, stay honest.
 """
 
 import math
@@ -19,8 +19,8 @@ from ..fleet import Device, Fleet, Reply, parameters
 from ..footprints import Footprint, carve
 from ..seeds import ATTACK, MALICIOUS, generator
 from ..tensors import Parcel, Tensors, combine
-from .client_data import Shelf
-from .client_state import Memory
+from .client_data import ClientData
+from .client_state import ClientStateStore
 from .gate import refuse
 from .in_process import InProcess
 
@@ -28,7 +28,7 @@ WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
-class Scene:
+class AttackContext:
     """What the attackers know in one ask: their own honest replies, the others', and what all were given."""
 
     bad: list[Reply]
@@ -49,65 +49,65 @@ class Scene:
         return [self.update(reply) for reply in alike or [like]]
 
 
-Forge = Callable[[Scene], list[Tensors]]
+Craft = Callable[[AttackContext], list[Tensors]]
 """What the attackers send instead, in their order."""
 
-Poison = Callable[[Shelf, Collection[str]], Shelf]
+Poison = Callable[[ClientData, Collection[str]], ClientData]
 """What devices hold, once these have spoiled their own examples."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    forge: Forge | None = None
+    craft: Craft | None = None
     poison: Poison | None = None
 
 
-def scaled(factor: float) -> Forge:
+def scaled(factor: float) -> Craft:
     """Everybody's own update, so many times as long; negative: away from where it leads."""
     return lambda scene: [
         combine(lambda old, step: old + factor * step, scene.given(one), scene.update(one)) for one in scene.bad
     ]
 
 
-def gaussian(strength: float) -> Forge:
+def gaussian(strength: float) -> Craft:
     """Noise in place of an update, so many times as long as that."""
 
-    def forge(scene: Scene) -> list[Tensors]:
+    def craft(scene: AttackContext) -> list[Tensors]:
         return [
             combine(lambda old, noise: old + noise, scene.given(one), _noise(scene, one, strength)) for one in scene.bad
         ]
 
-    return forge
+    return craft
 
 
-def inner_product(strength: float) -> Forge:
+def inner_product(strength: float) -> Craft:
     """IPM, Xie, Koyejo & Gupta, UAI 2019: the honest mean, turned round; not longer than honest ones, so that no norm
     gives it away."""
 
-    def forge(scene: Scene) -> list[Tensors]:
+    def craft(scene: AttackContext) -> list[Tensors]:
         return [_moved(scene, one, lambda steps: -strength * steps.mean(0)) for one in scene.bad]
 
-    return forge
+    return craft
 
 
-def little_is_enough(deviations: float) -> Forge:
+def little_is_enough(deviations: float) -> Craft:
     """ALIE, Baruch, Baruch & Goldberg, NeurIPS 2019: the honest mean less so many standard deviations, entry by entry:
     each a value that an honest device might have."""
 
-    def forge(scene: Scene) -> list[Tensors]:
+    def craft(scene: AttackContext) -> list[Tensors]:
         def shifted(steps: Tensor) -> Tensor:
             return steps.mean(0) - deviations * steps.std(0, correction=0)
 
         return [_moved(scene, one, shifted) for one in scene.bad]
 
-    return forge
+    return craft
 
 
-def thinnest_ring(factor: float) -> Forge:
+def thinnest_ring(factor: float) -> Craft:
     """Devices of the widest tier scale their update where hardly anybody else has a vote; the rest of it, and all
     other attackers, are honest."""
 
-    def forge(scene: Scene) -> list[Tensors]:
+    def craft(scene: AttackContext) -> list[Tensors]:
         widest = max((parameters(one.device.model.shapes()) for one in (*scene.bad, *scene.good)), default=0)
         votes = _votes(scene)
 
@@ -125,10 +125,10 @@ def thinnest_ring(factor: float) -> Forge:
 
         return [attacked(one) for one in scene.bad]
 
-    return forge
+    return craft
 
 
-def tier_lie(scene: Scene) -> list[Tensors]:
+def wrong_tier(scene: AttackContext) -> list[Tensors]:
     """The weights of somebody of another tier: refused at the gate, where there is such a one."""
     everybody = [*scene.good, *scene.bad]
 
@@ -140,19 +140,21 @@ def tier_lie(scene: Scene) -> list[Tensors]:
     return [borrowed(one) for one in scene.bad]
 
 
-def label_flip(shelf: Shelf, names: Collection[str]) -> Shelf:
+def label_flip(client_data: ClientData, names: Collection[str]) -> ClientData:
     """The attackers' examples get the label opposite, y -> classes - 1 - y. They are copies: a partition may give one
     example to several devices, and the honest keep theirs."""
-    held = torch.cat([shelf.train[name] for name in sorted(names)]) if names else torch.zeros(0, dtype=torch.int64)
-    data, first = shelf.dataset, len(shelf.dataset.train)
+    held = (
+        torch.cat([client_data.train[name] for name in sorted(names)]) if names else torch.zeros(0, dtype=torch.int64)
+    )
+    data, first = client_data.dataset, len(client_data.dataset.train)
     flipped = Examples(
         torch.cat([data.train.x, data.train.x[held]]), torch.cat([data.train.y, data.classes - 1 - data.train.y[held]])
     )
-    rows = dict(shelf.train)
+    rows = dict(client_data.train)
     for name in sorted(names):
         rows[name] = torch.arange(first, first + len(rows[name]))
         first += len(rows[name])
-    return replace(shelf, dataset=replace(data, train=flipped, groups=None), train=rows)
+    return replace(client_data, dataset=replace(data, train=flipped, groups=None), train=rows)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -163,7 +165,7 @@ ATTACKS: dict[str, Attack] = {
     "ipm": Attack(inner_product(1.0)),
     "alie": Attack(little_is_enough(1.5)),
     "thin_ring": Attack(thinnest_ring(-20.0)),
-    "tier_lie": Attack(tier_lie),
+    "tier_lie": Attack(wrong_tier),
 }
 
 
@@ -173,9 +175,9 @@ def malicious(fleet: Fleet, share: float) -> frozenset[str]:
     return frozenset(fleet.name(int(index)) for index in drawn)
 
 
-def poisoned(attack: Attack, shelf: Shelf, names: Collection[str]) -> Shelf:
+def poisoned(attack: Attack, client_data: ClientData, names: Collection[str]) -> ClientData:
     """What devices hold under an attack; the engine that is attacked must be given it."""
-    return attack.poison(shelf, names) if attack.poison else shelf
+    return attack.poison(client_data, names) if attack.poison else client_data
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,12 @@ class Attacked:
     fleet: Fleet
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> ClientStateStore:
         return self.inner.memory
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
         replies = self.inner.ask(task, inboxes, round_number, repeat)
-        if self.attack.forge is None or WEIGHTS not in task.sends:
+        if self.attack.craft is None or WEIGHTS not in task.sends:
             yield from replies
             return
         told = sorted(replies, key=lambda reply: reply.device.name)  # who answered first must not matter
@@ -201,7 +203,7 @@ class Attacked:
         bad = [one for one in told if worth[one.device] and one.device.name in self.names]
         good = [one for one in told if worth[one.device] and one.device.name not in self.names]
         draw = generator(self.fleet.seed, ATTACK, round_number, task.stream, repeat)
-        forged = self.attack.forge(Scene(bad, good, inboxes, self.fleet, draw))
+        forged = self.attack.craft(AttackContext(bad, good, inboxes, self.fleet, draw))
         yield from (one for one in told if not worth[one.device] or one.device.name not in self.names)
         for one, weights in zip(bad, forged, strict=True):
             reply = replace(one, sent={**one.sent, WEIGHTS: weights})
@@ -220,19 +222,19 @@ class Attacked:
     def _speaks(self, reply: Reply, inbox: Parcel) -> bool:
         """Whether a reply's weights are those it was given, changed; what the server computes itself is its own."""
         given = inbox.get(WEIGHTS)
-        return given is not None and not reply.device.here and _shapes(given) == _shapes(reply.sent[WEIGHTS])
+        return given is not None and not reply.device.is_server and _shapes(given) == _shapes(reply.sent[WEIGHTS])
 
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
-def _moved(scene: Scene, one: Reply, step: Callable[[Tensor], Tensor]) -> Tensors:
+def _moved(scene: AttackContext, one: Reply, step: Callable[[Tensor], Tensor]) -> Tensors:
     honest = scene.honest_updates(one)
     return {name: old + step(torch.stack([own[name] for own in honest])) for name, old in scene.given(one).items()}
 
 
-def _noise(scene: Scene, one: Reply, strength: float) -> Tensors:
+def _noise(scene: AttackContext, one: Reply, strength: float) -> Tensors:
     """Drawn by name: in which order tensors stand in a reply depends on how it came."""
     steps = dict(sorted(scene.update(one).items()))
     entries = sum(step.numel() for step in steps.values())
@@ -249,9 +251,9 @@ def _lying(one: Reply) -> Footprint:
     return Footprint({name: block for name, block in one.device.footprint.blocks.items() if name in fitting})
 
 
-def _votes(scene: Scene) -> dict[str, Tensor]:
+def _votes(scene: AttackContext) -> dict[str, Tensor]:
     """For every entry of the global model, how many speak for it."""
-    votes = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in scene.fleet.whole.shapes().items()}
+    votes = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in scene.fleet.global_model.shapes().items()}
     for one in (*scene.bad, *scene.good):
         part = _lying(one)
         votes = part.write(votes, {name: count + 1 for name, count in part.read(votes).items()})

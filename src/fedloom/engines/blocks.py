@@ -16,19 +16,19 @@ from torch import Tensor
 from ..client import (
     Batch,
     Client,
+    ClientResult,
     DevicePlan,
-    Optimiser,
-    Outcome,
+    Optimizer,
     Task,
     at_round,
+    dummy_loss,
     gradient,
     together,
-    towards_first_class,
 )
 from ..fleet import Device
-from ..models import Draws, Model
+from ..models import Model, StepSeeds
 from ..tensors import Parcel, join, layout
-from .client_data import beside_each_other
+from .client_data import pad_indices
 
 if TYPE_CHECKING:
     from .in_process import InProcess
@@ -38,7 +38,7 @@ Parcels = Mapping[Device, Parcel]
 
 
 @dataclass(frozen=True, eq=False)
-class Errand:
+class Request:
     """What one engine was asked: a task for some of its devices."""
 
     engine: "InProcess"
@@ -48,36 +48,42 @@ class Errand:
     repeat: int = 0
 
     @property
-    def optimiser(self) -> Optimiser:
-        return at_round(self.engine.optimiser, self.engine.rates, self.round_number)
+    def optimizer(self) -> Optimizer:
+        return at_round(self.engine.optimizer, self.engine.rates, self.round_number)
 
     def company(self) -> Hashable:
         """Errands of the same company can be carried out together."""
         task, engine = self.task, self.engine
-        return task.same or id(self), task.schedule, self.optimiser, engine.label_smoothing, id(engine.shelf.dataset)
+        return (
+            task.same or id(self),
+            task.schedule,
+            self.optimizer,
+            engine.label_smoothing,
+            id(engine.client_data.dataset),
+        )
 
 
 @dataclass(frozen=True)
-class Seat:
+class BlockMember:
     """A device in a block, and its way through its own examples."""
 
-    errand: Errand
+    request: Request
     device: Device
     plan: DevicePlan
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class Block:
     """A task for one block of devices, with all they bring."""
 
-    seats: list[Seat]  # the last may be there again, to fill the block
+    seats: list[BlockMember]  # the last may be there again, to fill the block
     devices: int  # seats without those
     inbox: Parcel
     memory: Parcel
 
     @property
     def task(self) -> Task:
-        return self.seats[0].errand.task
+        return self.seats[0].request.task
 
     @property
     def model(self) -> Model:
@@ -88,43 +94,43 @@ class Work:
         """Examples gone through, all devices together."""
         return sum(len(seat.plan.rows) for seat in self.seats)
 
-    def places(self, errand: Errand) -> Iterator[tuple[int, Device]]:
+    def places(self, request: Request) -> Iterator[tuple[int, Device]]:
         """The devices of one errand, and where in the block they are."""
         for place, seat in enumerate(self.seats[: self.devices]):
-            if seat.errand is errand:
+            if seat.request is request:
                 yield place, seat.device
 
 
-def works(errands: Sequence[Errand]) -> list[Work]:
+def make_blocks(requests: Sequence[Request]) -> list[Block]:
     """Questions in pieces: same task, same model, same layout of parcels, same shape of plan; the longest first."""
-    alike: defaultdict[Hashable, list[tuple[Seat, Parcel]]] = defaultdict(list)
-    for errand in errands:
-        company, engine = errand.company(), errand.engine
-        for device, inbox in errand.inboxes.items():
+    alike: defaultdict[Hashable, list[tuple[BlockMember, Parcel]]] = defaultdict(list)
+    for request in requests:
+        company, engine = request.company(), request.engine
+        for device, inbox in request.inboxes.items():
             memory = engine.memory.recall(device)
-            seat = Seat(errand, device, engine.plan(errand.task, device, errand.round_number, errand.repeat))
-            may_mix = not device.gathers and engine.at_once(device) > 1 and errand.task.same
+            seat = BlockMember(request, device, engine.plan(request.task, device, request.round_number, request.repeat))
+            may_mix = not device.pooled_from and engine.at_once(device) > 1 and request.task.same
             holds = (
                 layout(inbox),
                 layout(memory),
-                _to_send(errand.task, device.model, inbox, engine.shelf.count(device)),
+                _to_send(request.task, device.model, inbox, engine.client_data.count(device)),
             )
-            key = company if may_mix else id(errand), device.model, device.tier, holds, seat.plan.shape
+            key = company if may_mix else id(request), device.model, device.tier, holds, seat.plan.shape
             alike[key].append((seat, memory))
     made = []
     for everybody in alike.values():
         for group in _in_company(everybody):
-            group.sort(key=lambda one: (-len(one[0].plan.sizes), errands.index(one[0].errand), one[0].device.name))
-            size = group[0][0].errand.engine.at_once(group[0][0].device)
+            group.sort(key=lambda one: (-len(one[0].plan.sizes), requests.index(one[0].request), one[0].device.name))
+            size = group[0][0].request.engine.at_once(group[0][0].device)
             made += [_work(group[start : start + size]) for start in range(0, len(group), size)]
     return made
 
 
-def _in_company(group: list[tuple[Seat, Parcel]]) -> Iterable[list[tuple[Seat, Parcel]]]:
+def _in_company(group: list[tuple[BlockMember, Parcel]]) -> Iterable[list[tuple[BlockMember, Parcel]]]:
     """Those who sit together: everybody, or each experiment by itself where its devices mind others."""
-    apart: defaultdict[Errand, list[tuple[Seat, Parcel]]] = defaultdict(list)
+    apart: defaultdict[Request, list[tuple[BlockMember, Parcel]]] = defaultdict(list)
     for one in group:
-        apart[one[0].errand].append(one)
+        apart[one[0].request].append(one)
     return [group] if len(apart) == 1 or _mixes(group[0][0]) else apart.values()
 
 
@@ -134,29 +140,29 @@ def _to_send(task: Task, model: Model, inbox: Parcel, examples: int) -> Hashable
     return tuple((bundle, name, shape) for bundle, one in said.items() for name, (shape, _) in one.items())
 
 
-def carry_out(work: Work) -> Outcome:
+def run_block(work: Block) -> ClientResult:
     """What the devices of a block make of their task. Depends on nothing but the work and the recipe."""
-    errand = work.seats[0].errand
-    data = errand.engine.shelf.dataset
+    request = work.seats[0].request
+    data = request.engine.client_data.dataset
     client = Client(
         model=work.model,
-        optimiser=errand.optimiser,
+        optimizer=request.optimizer,
         examples=data.train,
         tests=data.test,
-        test_holdings=beside_each_other([seat.errand.engine.shelf.tests(seat.device) for seat in work.seats]),
-        holdings=beside_each_other([seat.errand.engine.shelf.rows(seat.device) for seat in work.seats]),
+        test_holdings=pad_indices([seat.request.engine.client_data.tests(seat.device) for seat in work.seats]),
+        holdings=pad_indices([seat.request.engine.client_data.rows(seat.device) for seat in work.seats]),
         preparation=data.preparation,
         plan=together([seat.plan for seat in work.seats]),
-        seen_labels=torch.stack([seat.errand.engine.shelf.seen_labels(seat.device) for seat in work.seats]),
-        memory=work.memory,
-        label_smoothing=errand.engine.label_smoothing,
-        sizes=errand.engine.shelf.sizes,
+        seen_labels=torch.stack([seat.request.engine.client_data.seen_labels(seat.device) for seat in work.seats]),
+        state=work.memory,
+        label_smoothing=request.engine.label_smoothing,
+        sizes=request.engine.client_data.sizes,
     )
     return work.task.run(client, work.inbox)
 
 
 @lru_cache(maxsize=4096)
-def at_ease(model: Model, batch: int) -> bool:
+def is_block_invariant(model: Model, batch: int) -> bool:
     """Whether a device gets the same bits in whatever company of one or more, and wherever it sits.
 
     Sums over a map run through whole vectors of channels, and what fills no vector is added up in another order. Which
@@ -177,8 +183,8 @@ def _gradients(model: Model, batch_size: int, count: int) -> dict[str, Tensor]:
         made.append((weights, model.sample(draw, batch_size)))
     x, y = torch.stack([x for _, x in made]), torch.zeros(count, batch_size, dtype=torch.int64)
     block = {name: torch.stack([weights[name] for weights, _ in made]) for name in model.shapes()}
-    batch = Batch(x, y, Draws(tuple(devices)))
-    return dict(gradient(towards_first_class(model), block, batch))
+    batch = Batch(x, y, StepSeeds(tuple(devices)))
+    return dict(gradient(dummy_loss(model), block, batch))
 
 
 def _same(fewer: dict[str, Tensor], all_of_them: dict[str, Tensor]) -> bool:
@@ -186,21 +192,21 @@ def _same(fewer: dict[str, Tensor], all_of_them: dict[str, Tensor]) -> bool:
     return all(torch.equal(slope, all_of_them[name][-count:]) for name, slope in fewer.items())
 
 
-def _work(group: list[tuple[Seat, Parcel]]) -> Work:
+def _work(group: list[tuple[BlockMember, Parcel]]) -> Block:
     full = group + [group[-1]] * (_size(group[0][0], len(group)) - len(group))
     seats = [seat for seat, _ in full]
-    inbox = join([seat.errand.inboxes[seat.device] for seat in seats])
-    return Work(seats, len(group), inbox, join([memory for _, memory in full]))
+    inbox = join([seat.request.inboxes[seat.device] for seat in seats])
+    return Block(seats, len(group), inbox, join([memory for _, memory in full]))
 
 
-def _mixes(seat: Seat) -> bool:
+def _mixes(seat: BlockMember) -> bool:
     """Whether devices of other experiments may be beside it."""
-    return all(at_ease(seat.device.model, size) for size in set(seat.plan.sizes))
+    return all(is_block_invariant(seat.device.model, size) for size in set(seat.plan.sizes))
 
 
-def _size(seat: Seat, devices: int) -> int:
+def _size(seat: BlockMember, devices: int) -> int:
     """Whom nobody joins sits beside itself: other kernels, and so other bits, would run for it alone."""
-    alone = seat.errand.engine.at_once(seat.device) == 1 or seat.device.gathers
-    if alone or (seat.device.here and not seat.errand.task.same):  # whom nobody can join
+    alone = seat.request.engine.at_once(seat.device) == 1 or seat.device.pooled_from
+    if alone or (seat.device.is_server and not seat.request.task.same):  # whom nobody can join
         return devices
     return max(2, devices)

@@ -1,20 +1,20 @@
 """What each simulated device holds: its own rows of the data, reached by name."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ..client import Holdings
+from ..client import PaddedIndices
 from ..data import Dataset, Partition
 from ..fleet import Device, Fleet
 from ..models import Model
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ClientData:
     dataset: Dataset
     train: dict[str, Tensor]
     test: dict[str, Tensor]
@@ -22,16 +22,16 @@ class Shelf:
 
     def rows(self, device: Device) -> Tensor:
         """A device's training rows; a pseudo-device that gathers others holds theirs, the server none."""
-        if device.here:
+        if device.is_server:
             return torch.zeros(0, dtype=torch.int64)
-        if device.gathers:
-            return torch.cat([self.train[name] for name in device.gathers])
+        if device.pooled_from:
+            return torch.cat([self.train[name] for name in device.pooled_from])
         return self.train[device.name]
 
     def count(self, device: Device) -> int:
-        if device.here:
+        if device.is_server:
             return 0
-        return sum(len(self.train[name]) for name in device.gathers or (device.name,))
+        return sum(len(self.train[name]) for name in device.pooled_from or (device.name,))
 
     def seen_labels(self, device: Device) -> Tensor:
         labels = self.dataset.train.y[self.rows(device)].flatten()
@@ -41,7 +41,7 @@ class Shelf:
         return self.test.get(device.name, torch.zeros(0, dtype=torch.int64))
 
 
-def beside_each_other(held: Sequence[Tensor]) -> Holdings:
+def pad_indices(held: Sequence[Tensor]) -> PaddedIndices:
     """The rows of a block, the shorter lists padded with their own first row."""
     longest = max(len(rows) for rows in held)
     rows = torch.zeros(len(held), longest, dtype=torch.int64)
@@ -50,7 +50,7 @@ def beside_each_other(held: Sequence[Tensor]) -> Holdings:
         rows[number, : len(own)] = own
         rows[number, len(own) :] = own[0] if len(own) else 0
         real[number, : len(own)] = True
-    return Holdings(rows, real)
+    return PaddedIndices(rows, real)
 
 
 def devices_at_once(model: Model) -> int:
@@ -62,11 +62,20 @@ def devices_at_once(model: Model) -> int:
     return next(count for limit, count in ((128, 8), (256, 4), (math.inf, 1)) if widest <= limit)
 
 
-def shelf(dataset: Dataset, partition: Partition, fleet: Fleet) -> Shelf:
+DevicesPerBlock = int | Mapping[str, int] | None
+"""Devices that run as one network: in every tier, tier by tier, or by the rule of `devices_at_once`."""
+
+
+def block_size(setting: DevicesPerBlock, device: Device) -> int:
+    chosen = setting.get(device.tier) if isinstance(setting, Mapping) else setting
+    return chosen or devices_at_once(device.model)
+
+
+def build_client_data(dataset: Dataset, partition: Partition, fleet: Fleet) -> ClientData:
     names = [fleet.name(index) for index in range(fleet.size)]
-    return Shelf(
+    return ClientData(
         dataset,
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.train, strict=True)},
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.test, strict=True)},
-        {tier.name: tier.model for tier in fleet.served},
+        {tier.name: tier.model for tier in fleet.active_tiers},
     )

@@ -24,7 +24,7 @@ BUDGET = 2 * 1024**3
 LEFT_OUT = " left out"  # behind the name of a device; no device has a name with a space
 
 
-class Memories(Protocol):
+class ClientStates(Protocol):
     """What devices remember, or where they do: as much of it as a run's record and its faults must know."""
 
     commits: int
@@ -43,7 +43,7 @@ class Memories(Protocol):
     def abandon(self) -> None: ...
 
 
-class Memory:
+class ClientStateStore:
     """`budget` is in bytes; `folder` is where files may go, by default where the system puts temporary ones.
 
     A device that has never remembered anything costs nothing. Forked processes must not remember.
@@ -62,7 +62,7 @@ class Memory:
 
     def recall(self, device: Device) -> Parcel:
         """The newest memory; a device that has none yet prepares its first, and the server has none."""
-        if device.here:
+        if device.is_server:
             return {}
         kept = self._staged.get(device.name) or self._committed.get(device.name)
         return self._read(kept) if kept else self.prepare(device)

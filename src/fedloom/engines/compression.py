@@ -29,8 +29,8 @@ from ..models import Model
 from ..settings import Share
 from ..tensors import Parcel, Tensors, combine, outline_bytes
 from .blocks import Parcels
-from .client_data import Shelf
-from .gate import MOST_EXAMPLES, Refusal, declared, refuse
+from .client_data import ClientData
+from .gate import MAX_EXAMPLES, Refusal, declared, refuse
 from .in_process import InProcess, Way, straight
 
 Shape = tuple[int, ...]
@@ -47,7 +47,7 @@ class Code(Protocol):
         """Whether it is for updates alone, and would spoil anything else."""
 
     @property
-    def feedback(self) -> bool:
+    def error_feedback(self) -> bool:
         """Whether what is lost is kept, and added to the next update."""
 
     def parts(self, shape: Shape, dtype: torch.dtype) -> Layout:
@@ -63,7 +63,7 @@ class Code(Protocol):
 class Whole:
     """An update as it is."""
 
-    of_updates, feedback = True, False
+    of_updates, error_feedback = True, False
 
     def parts(self, shape: Shape, dtype: torch.dtype) -> Layout:
         return {"update": (shape, dtype)}
@@ -80,7 +80,7 @@ class Half:
     """Shorter floating numbers; what they cannot reach becomes the largest they have, what is not finite stays so."""
 
     to: torch.dtype
-    of_updates, feedback = False, False
+    of_updates, error_feedback = False, False
 
     def parts(self, shape: Shape, dtype: torch.dtype) -> Layout:
         return {"half": (shape, self.to)}
@@ -98,7 +98,7 @@ class Int8:
     """Multiples of a scale, -127 to 127: a scale for every row (of the first axis), or one for the tensor."""
 
     scale: Literal["row", "tensor"] = "row"
-    of_updates, feedback = False, False
+    of_updates, error_feedback = False, False
 
     def parts(self, shape: Shape, dtype: torch.dtype) -> Layout:
         return {"int8": (shape, torch.int8), "scale": ((shape[0] if self.scale == "row" else 1,), dtype)}
@@ -122,7 +122,7 @@ class TopK:
     bit for every entry, or by their numbers where that is shorter."""
 
     share: Share
-    feedback: bool = True
+    error_feedback: bool = True
     of_updates = True
 
     def count(self, entries: int) -> int:
@@ -225,10 +225,10 @@ class Codec:
                 left = {**left, _drawer(task, bundle): after}
         return coded, left
 
-    def decode_up(self, reply: Reply, task: Task, inbox: Parcel, most_examples: int = MOST_EXAMPLES) -> Reply | Refusal:
+    def decode_up(self, reply: Reply, task: Task, inbox: Parcel, max_examples: int = MAX_EXAMPLES) -> Reply | Refusal:
         """What the server has of it. `inbox` is what it wanted to send. The gate is still to come: here only what
         travelled is checked, so that it can be read."""
-        refusal = refuse(reply, self.asked(task), inbox, most_examples=most_examples)
+        refusal = refuse(reply, self.asked(task), inbox, max_examples=max_examples)
         if refusal:
             return refusal
         layouts = declared(task, reply.device, inbox, reply.examples)
@@ -293,11 +293,11 @@ class Codec:
             outline, old = (tuple(tensor.shape), tensor.dtype), _like(tensor, base, name)
             code = self.code_up(outline, old is not None)
             whole = tensor if code is None or old is None else tensor - old
-            more = _like(whole, left, name) if code and code.feedback else None
+            more = _like(whole, left, name) if code and code.error_feedback else None
             whole = whole if more is None else whole + more
             parts = code.encode(whole) if code else {"": whole}
             made |= _marked(name, tensor.dtype, parts)
-            if code and code.feedback:
+            if code and code.error_feedback:
                 after[name] = whole - code.decode(parts, *outline)
         return made, after
 
@@ -373,8 +373,8 @@ class Coded:
     codec: Codec
 
     @property
-    def shelf(self) -> Shelf:
-        return self.inner.shelf
+    def client_data(self) -> ClientData:
+        return self.inner.client_data
 
     def ask(
         self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0, way: Way = straight
@@ -403,7 +403,7 @@ class Coded:
                 known[id(tensor)] = self.codec.rounded(tensor)
             return known[id(tensor)]
 
-        return {device: inbox if device.here else _each(rounded, inbox) for device, inbox in inboxes.items()}
+        return {device: inbox if device.is_server else _each(rounded, inbox) for device, inbox in inboxes.items()}
 
 
 @dataclass(frozen=True)
@@ -420,14 +420,14 @@ class _Post:
 
     def __call__(self, reply: Reply) -> Reply | None:
         device, codec, simulation = reply.device, self.engine.codec, self.engine.inner
-        if device.here:  # nothing travels
+        if device.is_server:  # nothing travels
             return self.way(reply)
         before = simulation.memory.left_out(device)
         coded, after = codec.encode_up(self.task, self.told[device], reply.sent, before)
         arrived = self.way(replace(reply, sent=coded))
         if arrived is None:
             return None
-        heard = codec.decode_up(arrived, self.task, self.inboxes[device], simulation.most_examples)
+        heard = codec.decode_up(arrived, self.task, self.inboxes[device], simulation.max_examples)
         if isinstance(heard, Refusal):
             simulation.on_refusal(self.round_number, heard)
             return None

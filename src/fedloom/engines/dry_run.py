@@ -13,7 +13,7 @@ from ..tensors import Parcel, payload_bytes
 
 
 @dataclass
-class Rehearsal:
+class DryRun:
     """`down` and `up` hold, per tier, what all its devices together received and sent."""
 
     examples: Callable[[Device], int] = lambda device: 1  # that a device holds
@@ -25,9 +25,9 @@ class Rehearsal:
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
         for device, inbox in inboxes.items():
-            held = 0 if device.here else self.examples(device)
+            held = 0 if device.is_server else self.examples(device)
             sent = {bundle: _zeros(declared(device.model, inbox, held)) for bundle, declared in task.sends.items()}
-            if not device.here:
+            if not device.is_server:
                 self.down[device.tier] = self.down.get(device.tier, 0) + payload_bytes(inbox)
                 self.up[device.tier] = self.up.get(device.tier, 0) + payload_bytes(sent)
                 self.coded_down[device.tier] += self.coding.down_bytes(inbox)

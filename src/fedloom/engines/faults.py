@@ -17,7 +17,7 @@ import torch
 from ..client import Task
 from ..fleet import PLAIN, Device, Reply
 from ..tensors import Parcel
-from .client_state import Memories
+from .client_state import ClientStates
 from .compression import Codec, Coded
 from .gate import Refusal
 from .in_process import InProcess
@@ -27,7 +27,7 @@ LEAST_LINGER = 60.0  # seconds
 
 
 @dataclass
-class Hearing:
+class Responses:
     """What became of the devices of a turn; known when it is over."""
 
     asked: dict[str, Device] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Remote(Protocol):
     """An engine whose devices are real, and that can be told how long to wait for them."""
 
     @property
-    def memory(self) -> Memories: ...
+    def memory(self) -> ClientStates: ...
 
     def ask(
         self,
@@ -79,7 +79,7 @@ class Remote(Protocol):
 
 
 @dataclass
-class Patient:
+class DeadlineEngine:
     """An engine for one turn of a method with real devices: its questions together have until the deadline, and once
     enough of those asked have answered, the others are not waited for."""
 
@@ -87,11 +87,11 @@ class Patient:
     deadline: float = math.inf  # seconds
     needed: float = 1.0  # the share of those asked whose answers are enough: the first ones
     codec: Codec | None = None
-    hearing: Hearing = field(default_factory=Hearing)
+    hearing: Responses = field(default_factory=Responses)
     _began: float = field(default_factory=lambda: time.monotonic())
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterable[Reply]:
-        if all(device.here for device in inboxes):  # the server does not wait for itself
+        if all(device.is_server for device in inboxes):  # the server does not wait for itself
             return self.inner.ask(task, inboxes, round_number, repeat)
         enough = max(1, math.floor(self.needed * len(inboxes) + 1e-9))
         wait = Wait(self._began + self.deadline, enough)
@@ -115,7 +115,7 @@ HUGE = 1e30
 
 
 @dataclass(frozen=True)
-class Fates:
+class FaultPlan:
     """What befalls the devices of a round, by name; and how long the server waits for the others."""
 
     dead: Mapping[str, str] = field(default_factory=dict)  # with the reason: they get nothing and do nothing
@@ -126,19 +126,19 @@ class Fates:
 
 
 @dataclass
-class Faulty:
+class FaultInjector:
     """What became of a turn's devices is known when it is over. Whoever is lost once is lost for the round."""
 
     inner: InProcess | Coded
-    fates: Fates
+    fates: FaultPlan
     seconds: Seconds | None  # None: nobody knows how fast the devices are
     tell: Callable[[Refusal], None]
-    hearing: Hearing = field(default_factory=Hearing)
+    hearing: Responses = field(default_factory=Responses)
     _lost: set[str] = field(default_factory=set)
     _moved: dict[str, int] = field(default_factory=dict)
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterable[Reply]:
-        if all(device.here for device in inboxes):  # the server does not lose itself
+        if all(device.is_server for device in inboxes):  # the server does not lose itself
             return self.inner.ask(task, inboxes, round_number, repeat)
         took = {device.name: self._took(task, device, inbox) for device, inbox in inboxes.items()}
         self._lose_some(took)
@@ -155,7 +155,7 @@ class Faulty:
 
     def _took(self, task: Task, device: Device, inbox: Parcel) -> float:
         """Until its reply is here, from the beginning of the round; all its work is counted from the first question."""
-        examples = self.inner.shelf.count(device)
+        examples = self.inner.client_data.count(device)
         sent = {bundle: _outline(declared(device.model, inbox, examples)) for bundle, declared in task.sends.items()}
         coding = self.inner.codec if isinstance(self.inner, Coded) else PLAIN
         moved = coding.down_bytes(inbox) + coding.up_bytes(task, sent)
@@ -176,7 +176,7 @@ class Faulty:
             elif took[name] > fates.deadline:
                 self._lose(name, "LATE", f"done after {took[name]:.4g} s, the deadline is {fates.deadline:g} s")
             elif heard >= enough:
-                self._lose(name, "SPARE", f"done after {took[name]:.4g} s, {enough} others were sooner")
+                self._lose(name, "NOT_NEEDED", f"done after {took[name]:.4g} s, {enough} others were sooner")
             else:
                 heard, last = heard + (name not in fates.broken), took[name]
         everybody = heard >= enough or all(name not in self._lost for name in took)

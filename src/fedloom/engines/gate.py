@@ -15,11 +15,11 @@ from ..fleet import Device, Reply
 from ..tensors import Parcel, all_finite
 
 LARGEST = 1e18  # beyond it, sums of squares are no numbers any more in single precision
-MOST_EXAMPLES = 10**9  # that a device may say it holds, unless a recipe says otherwise
+MAX_EXAMPLES = 10**9  # that a device may say it holds, unless a recipe says otherwise
 
 CODES = frozenset({
     "STALE", "TIER_MISMATCH", "DUPLICATE", "TOO_BIG", "BAD_FORMAT", "KEYS", "SHAPE", "DTYPE", "NONFINITE", "HUGE",
-    "METRIC", "NORM",
+    "VALUE", "NORM",
 })  # fmt: skip
 """Of all that is refused for what it is. What never came has codes of its own."""
 
@@ -35,10 +35,10 @@ class Refusal:
 
 
 def refuse(
-    reply: Reply, task: Task, inbox: Parcel, kept: Parcel | None = None, most_examples: int = MOST_EXAMPLES
+    reply: Reply, task: Task, inbox: Parcel, kept: Parcel | None = None, max_examples: int = MAX_EXAMPLES
 ) -> Refusal | None:
     """Why a reply, and what its device would remember, is not admitted; None when it is."""
-    fault = count_fault(reply.device, reply.examples, most_examples) or _parcel_fault(reply, task, inbox)
+    fault = count_fault(reply.device, reply.examples, max_examples) or _parcel_fault(reply, task, inbox)
     if not fault and kept and not all(all_finite(tensors.values()) for tensors in kept.values()):
         fault = "NONFINITE", "what the device would remember is not finite"
     return Refusal(reply.device.name, *fault) if fault else None
@@ -48,9 +48,9 @@ def count_fault(device: Device, examples: object, most: int) -> Fault | None:
     """A count that cannot be is not mended: whoever sends one is not believed the rest either. Only the server has no
     examples."""
     if isinstance(examples, bool) or not isinstance(examples, int):
-        return "METRIC", f"a number of examples is a whole one, not {excerpt(examples)}"
-    if not (0 if device.here else 1) <= examples <= most:
-        return "METRIC", f"a device that trained holds from 1 to {most} examples, not {excerpt(examples)}"
+        return "VALUE", f"a number of examples is a whole one, not {excerpt(examples)}"
+    if not (0 if device.is_server else 1) <= examples <= most:
+        return "VALUE", f"a device that trained holds from 1 to {most} examples, not {excerpt(examples)}"
     return None
 
 
@@ -91,10 +91,10 @@ def _tensor_faults(sent: Parcel, layouts: dict[str, Layout]) -> Iterator[Fault]:
         if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
             yield "HUGE", f"{name} holds a number beyond {LARGEST:g}"
         if tensor.dtype == torch.bool and _beyond(tensor.view(torch.uint8), 2):
-            yield "METRIC", f"{name} holds something that is neither true nor false"
+            yield "VALUE", f"{name} holds something that is neither true nor false"
         below = getattr(outline, "below", None)
         if below is not None and _beyond(tensor, below):
-            yield "METRIC", f"{name} holds a number that is not from 0 to {below - 1}"
+            yield "VALUE", f"{name} holds a number that is not from 0 to {below - 1}"
 
 
 def _beyond(numbers: Tensor, below: int) -> bool:

@@ -8,57 +8,59 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Semaphore, Thread
 from typing import Generic, TypeVar
 
-from ..client import Outcome
-from .blocks import Errand, Work, works
+from ..client import ClientResult
+from .blocks import Block, Request, make_blocks
 from .in_process import InProcess
 
 Step = TypeVar("Step")
-Outcomes = Callable[[list[Work]], Iterable[tuple[Work, Outcome]]]
+Outcomes = Callable[[list[Block]], Iterable[tuple[Block, ClientResult]]]
 
 
-class Abandoned(BaseException):
+class Cancelled(BaseException):
     """Another experiment has failed or somebody has had enough, so this one ends too."""
 
 
-def convoy(journeys: Mapping[str, tuple[InProcess, Iterable[Step]]], outcomes: Outcomes) -> Iterator[tuple[str, Step]]:
+def lockstep(
+    journeys: Mapping[str, tuple[InProcess, Iterable[Step]]], outcomes: Outcomes
+) -> Iterator[tuple[str, Step]]:
     """The steps of several experiments, each under its name, as they are made."""
-    strands = {name: _Strand(engine, steps) for name, (engine, steps) in journeys.items()}
+    strands = {name: ExperimentThread(engine, steps) for name, (engine, steps) in journeys.items()}
     try:
         while strands:
             for name, strand in strands.items():
                 for step in strand.steps_to_next_question():
                     yield name, step
-            strands = {name: strand for name, strand in strands.items() if strand.errand}
+            strands = {name: strand for name, strand in strands.items() if strand.request}
             _answer(list(strands.values()), outcomes)
     finally:
         for strand in strands.values():
             strand.abandon()
 
 
-def _answer(strands: "list[_Strand[Step]]", outcomes: Outcomes) -> None:
-    errands = [strand.errand for strand in strands if strand.errand]
-    done: list[tuple[Work, Outcome]] = []
+def _answer(strands: "list[ExperimentThread[Step]]", outcomes: Outcomes) -> None:
+    requests = [strand.request for strand in strands if strand.request]
+    done: list[tuple[Block, ClientResult]] = []
     failure = None
     try:
-        done = list(outcomes(works(errands)))
+        done = list(outcomes(make_blocks(requests)))
     except Exception as error:  # raised where it was asked for, so that each experiment can tell of it
         failure = error
     for strand in strands:
-        strand.errand, strand.answer = None, failure or done
+        strand.request, strand.answer = None, failure or done
 
 
-class _Strand(Generic[Step]):
+class ExperimentThread(Generic[Step]):
     def __init__(self, engine: InProcess, steps: Iterable[Step]):
         engine.carry = self._carry
-        self.errand: Errand | None = None
-        self.answer: list[tuple[Work, Outcome]] | Exception = []
+        self.request: Request | None = None
+        self.answer: list[tuple[Block, ClientResult]] | Exception = []
         self._steps, self._step, self._error = steps, list[Step](), list[BaseException]()
         self._over = self._abandoned = False
         self._go, self._halt = Semaphore(0), Semaphore(0)
         Thread(target=self._run, daemon=True).start()
 
     def steps_to_next_question(self) -> Iterator[Step]:
-        while not self._over and self.errand is None:
+        while not self._over and self.request is None:
             self._advance()
             if self._error:
                 raise self._error.pop()
@@ -79,10 +81,10 @@ class _Strand(Generic[Step]):
         self._halt.release()
         self._go.acquire()
         if self._abandoned:
-            raise Abandoned
+            raise Cancelled
 
-    def _carry(self, errand: Errand) -> list[tuple[Work, Outcome]]:
-        self.errand = errand
+    def _carry(self, request: Request) -> list[tuple[Block, ClientResult]]:
+        self.request = request
         self._pause()
         answer, self.answer = self.answer, []
         if isinstance(answer, Exception):
@@ -95,7 +97,7 @@ class _Strand(Generic[Step]):
             for step in () if self._abandoned else self._steps:
                 self._step.append(step)
                 self._pause()
-        except Abandoned:
+        except Cancelled:
             pass
         except BaseException as error:
             self._error.append(error)

@@ -27,7 +27,7 @@ from ..models import Model
 from ..tensors import Parcel
 from .blocks import Parcels
 from .compression import Codec, Coded
-from .gate import MOST_EXAMPLES, Fault, Refusal, count_fault, declared, excerpt, refuse
+from .gate import MAX_EXAMPLES, Fault, Refusal, count_fault, declared, excerpt, refuse
 from .in_process import InProcess
 
 ROOM = 4096  # bytes for the heading
@@ -35,7 +35,7 @@ ROOM_EACH = 256  # for every tensor, beside its name
 
 
 @dataclass(frozen=True)
-class Heading:
+class Header:
     """What stands above a reply. `spec` tells the model that it is for."""
 
     run: str
@@ -58,13 +58,13 @@ class Question:
     task: Task
     device: Device
     inbox: Parcel
-    most_examples: int = MOST_EXAMPLES
+    max_examples: int = MAX_EXAMPLES
     answered: bool = False
 
-    def heading(self, examples: int) -> Heading:
+    def heading(self, examples: int) -> Header:
         """Above an honest answer of a device with so many examples."""
         device = self.device
-        return Heading(
+        return Header(
             self.run,
             self.round_number,
             self.task.name,
@@ -98,7 +98,7 @@ def admitted(letter: Letter, question: Question) -> Reply | Refusal:
     try:
         heading, bundles = _read_heading(letter.head(_room(question)))
         _raise(_misdirected(heading, question))
-        _raise(count_fault(question.device, heading.examples, question.most_examples))
+        _raise(count_fault(question.device, heading.examples, question.max_examples))
         layouts = declared(question.task, question.device, question.inbox, heading.examples)
         _check_size(letter.size(), question, layouts)
         if len(set(bundles)) < len(bundles):
@@ -107,7 +107,7 @@ def admitted(letter: Letter, question: Question) -> Reply | Refusal:
     except Refused as found:
         return Refusal(question.device.name, found.code, found.reason)
     reply = Reply(question.device, heading.examples, sent)
-    refusal = refuse(reply, question.task, question.inbox, most_examples=question.most_examples)
+    refusal = refuse(reply, question.task, question.inbox, max_examples=question.max_examples)
     return refusal or Reply(question.device, heading.examples, _in_order(sent, layouts))
 
 
@@ -153,11 +153,11 @@ def _room(question: Question) -> int:
     return ROOM + sum(6 * len(bundle) for bundle in layouts) + sum(ROOM_EACH + 6 * len(name) for name in names)
 
 
-def _read_heading(head: Any) -> tuple[Heading, list[str]]:
+def _read_heading(head: Any) -> tuple[Header, list[str]]:
     with legible():
         said = dict(head)
         bundles = said.pop("bundles")
-        heading = Heading(**said)
+        heading = Header(**said)
     if not isinstance(bundles, list) or not all(isinstance(bundle, str) for bundle in bundles):
         raise Refused("BAD_FORMAT", "the head does not list the bundles")
     if any(isinstance(value, list | dict) for value in said.values()):
@@ -165,10 +165,10 @@ def _read_heading(head: Any) -> tuple[Heading, list[str]]:
     return heading, bundles
 
 
-def _misdirected(heading: Heading, question: Question) -> Fault | None:
+def _misdirected(heading: Header, question: Question) -> Fault | None:
     """Whether a reply answers another question, or comes from one who takes itself for another."""
     asked = question.heading(heading.examples)
-    for name in (field.name for field in fields(Heading)):
+    for name in (field.name for field in fields(Header)):
         said, wanted = getattr(heading, name), getattr(asked, name)
         if name != "examples" and (type(said) is not type(wanted) or said != wanted):
             code = "TIER_MISMATCH" if name in ("tier", "spec") else "STALE"
@@ -194,7 +194,7 @@ def _in_order(sent: Parcel, layouts: Mapping[str, Layout]) -> dict[str, dict[str
 ENTRY = "fedloom"
 
 
-def sealed(heading: Heading, parcel: Parcel) -> bytes:
+def encode_reply(heading: Header, parcel: Parcel) -> bytes:
     """Bundles are listed, for an empty one leaves no trace among tensors; tensors go by their bundle's number."""
     said = json.dumps({**asdict(heading), "bundles": list(parcel)})
     flat: dict[str, Tensor] = {}
@@ -255,9 +255,9 @@ class ByMail:
         asked = self.codec.asked(task) if self.codec else task
 
         def way(reply: Reply) -> Reply | None:
-            if reply.device.here:  # the server does not write to itself
+            if reply.device.is_server:  # the server does not write to itself
                 return reply
-            device, most = reply.device, self.inner.most_examples
+            device, most = reply.device, self.inner.max_examples
             return self._arrived(reply, Question(self.run, round_number, repeat, asked, device, inboxes[device], most))
 
         engine = Coded(self.inner, self.codec) if self.codec else self.inner
@@ -271,7 +271,7 @@ class ByMail:
 
     def _arrived(self, reply: Reply, question: Question) -> Reply | None:
         first: Reply | None = None
-        for data in self.transit(sealed(question.heading(reply.examples), reply.sent), question):
+        for data in self.transit(encode_reply(question.heading(reply.examples), reply.sent), question):
             found = opened(data, replace(question, answered=first is not None))
             if isinstance(found, Refusal):
                 self.inner.on_refusal(question.round_number, found)

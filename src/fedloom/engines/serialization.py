@@ -65,8 +65,8 @@ def device_in_words(device: Device) -> dict[str, Any]:
         "name": device.name,
         "tier": device.tier,
         "size": device.model.settings,
-        "gathers": device.gathers,
-        "here": device.here,
+        "gathers": device.pooled_from,
+        "here": device.is_server,
     }
 
 

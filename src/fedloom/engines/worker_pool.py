@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from ..client import Outcome, Task
+from ..client import ClientResult, Task
 from ..fleet import Fleet, Reply
 from ..models import cost
 from ..tensors import Parcel
-from .blocks import Errand, Parcels, Seat, Work, carry_out, works
-from .client_state import Memory
+from .blocks import Block, BlockMember, Parcels, Request, make_blocks, run_block
+from .client_state import ClientStateStore
 from .in_process import InProcess
 from .serialization import Find, device_from_words, device_in_words, pack, task_from_words, task_in_words, unpack
 
@@ -47,11 +47,11 @@ def _nothing_collected() -> Iterator[None]:
 class Worker:
     process: BaseProcess
     link: Connection
-    at: Work | None = None
+    at: Block | None = None
 
 
 @dataclass(frozen=True)
-class Member:
+class PoolClient:
     """An experiment whose work is done here: what a worker must know to do it."""
 
     engine: InProcess
@@ -60,24 +60,24 @@ class Member:
 
 
 @dataclass
-class Crew:
+class WorkerPool:
     """The worker processes, for one experiment or for several."""
 
-    members: list[Member]
+    members: list[PoolClient]
     workers: int
     pool: list[Worker] = field(default_factory=list)
 
-    def outcomes(self, works: list[Work]) -> Iterator[tuple[Work, Outcome]]:
+    def outcomes(self, make_blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
         """In the order they are done. Whoever asked for them sorts."""
-        if len(works) == 1 or self.workers == 1:
-            yield from ((work, carry_out(work)) for work in works)
+        if len(make_blocks) == 1 or self.workers == 1:
+            yield from ((work, run_block(work)) for work in make_blocks)
             return
-        waiting, deaths = sorted(works, key=lambda work: -cost(work.model).macs * work.visits), Counter[int]()
+        waiting, deaths = sorted(make_blocks, key=lambda work: -cost(work.model).macs * work.visits), Counter[int]()
         for worker in [worker for worker in self.pool if worker.at]:  # an ask that nobody heard to its end
             worker.process.kill()
             self._replace(worker)
         while len(self.pool) < self.workers:
-            self.pool.append(self._hire())
+            self.pool.append(self._spawn())
         while waiting or any(worker.at for worker in self.pool):
             for worker in self.pool:
                 if worker.at is None and waiting:
@@ -98,7 +98,7 @@ class Crew:
                         continue
                     outcome = None
                 # a task's own error is raised here, with its own traceback, by doing the work again
-                yield work, outcome or carry_out(work)
+                yield work, outcome or run_block(work)
 
     def close(self) -> None:
         for worker in self.pool:
@@ -108,7 +108,7 @@ class Crew:
             worker.process.kill()
         self.pool.clear()
 
-    def _hand(self, worker: Worker, work: Work) -> None:
+    def _hand(self, worker: Worker, work: Block) -> None:
         worker.at = work
         with contextlib.suppress(OSError):  # a worker that is gone is noticed when its answer is read
             worker.link.send_bytes(json.dumps(self._header(work)).encode())
@@ -118,9 +118,9 @@ class Crew:
     def _replace(self, worker: Worker) -> None:
         worker.link.close()
         worker.process.join(timeout=1)
-        self.pool[self.pool.index(worker)] = self._hire()
+        self.pool[self.pool.index(worker)] = self._spawn()
 
-    def _hire(self) -> Worker:
+    def _spawn(self) -> Worker:
         fork = multiprocessing.get_context("fork")
         ours, theirs = fork.Pipe()
         others = [worker.link for worker in self.pool]
@@ -144,20 +144,20 @@ class Crew:
             while True:
                 said = link.recv_bytes(), link.recv_bytes(), link.recv_bytes()
                 try:
-                    outcome: Outcome | None = carry_out(self._work(*said))
+                    outcome: ClientResult | None = run_block(self._work(*said))
                 except Exception:
                     outcome = None
                 _send_outcome(link, outcome)
 
-    def _header(self, work: Work) -> dict[str, Any]:
+    def _header(self, work: Block) -> dict[str, Any]:
         engines = [member.engine for member in self.members]
         return {
             **task_in_words(work.task),
             "seats": [
                 {
-                    "member": next(number for number, one in enumerate(engines) if one is seat.errand.engine),
-                    "round": seat.errand.round_number,
-                    "repeat": seat.errand.repeat,
+                    "member": next(number for number, one in enumerate(engines) if one is seat.request.engine),
+                    "round": seat.request.round_number,
+                    "repeat": seat.request.repeat,
                     **device_in_words(seat.device),
                 }
                 for seat in work.seats
@@ -166,16 +166,18 @@ class Crew:
             "memory": list(work.memory),
         }
 
-    def _work(self, said: bytes, inbox: bytes, memory: bytes) -> Work:
+    def _work(self, said: bytes, inbox: bytes, memory: bytes) -> Block:
         header = json.loads(said)
         seats = [self._seat(one, header) for one in header["seats"]]
-        return Work(seats, len(seats), unpack(inbox, header["inbox"]), unpack(memory, header["memory"]))
+        return Block(seats, len(seats), unpack(inbox, header["inbox"]), unpack(memory, header["memory"]))
 
-    def _seat(self, one: Mapping[str, Any], header: Mapping[str, Any]) -> Seat:
+    def _seat(self, one: Mapping[str, Any], header: Mapping[str, Any]) -> BlockMember:
         member = self.members[one["member"]]
         task, device = task_from_words(header, member.find), device_from_words(one, member.fleet)
-        errand = Errand(member.engine, task, {}, one["round"], one["repeat"])
-        return Seat(errand, device, member.engine.plan(task, device, one["round"], one["repeat"]))  # the same draws
+        request = Request(member.engine, task, {}, one["round"], one["repeat"])
+        return BlockMember(
+            request, device, member.engine.plan(task, device, one["round"], one["repeat"])
+        )  # the same draws
 
 
 @dataclass
@@ -188,11 +190,11 @@ class ProcessPool:
     workers: int
 
     def __post_init__(self) -> None:
-        self.crew = Crew([Member(self.inner, self.fleet, self.find)], self.workers)
-        self.inner.carry = lambda errand: self.crew.outcomes(works([errand]))
+        self.crew = WorkerPool([PoolClient(self.inner, self.fleet, self.find)], self.workers)
+        self.inner.carry = lambda request: self.crew.outcomes(make_blocks([request]))
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> ClientStateStore:
         return self.inner.memory
 
     def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
@@ -206,20 +208,20 @@ class ProcessPool:
         self.inner.close()
 
 
-def _send_outcome(link: Connection, outcome: Outcome | None) -> None:
-    parcels: Mapping[str, Parcel | None] = {"send": outcome.send, "remember": outcome.remember} if outcome else {}
+def _send_outcome(link: Connection, outcome: ClientResult | None) -> None:
+    parcels: Mapping[str, Parcel | None] = {"send": outcome.upload, "remember": outcome.state} if outcome else {}
     link.send_bytes(json.dumps({key: None if p is None else list(p) for key, p in parcels.items()}).encode())
     for parcel in parcels.values():
         if parcel is not None:
             link.send_bytes(pack(parcel))
 
 
-def _receive_outcome(link: Connection) -> Outcome | None:
+def _receive_outcome(link: Connection) -> ClientResult | None:
     header = json.loads(link.recv_bytes())
     if not header:
         return None
     parcels = {key: None if names is None else unpack(link.recv_bytes(), names) for key, names in header.items()}
-    return Outcome(parcels["send"] or {}, parcels["remember"])
+    return ClientResult(parcels["send"] or {}, parcels["remember"])
 
 
 def keep_the_heap() -> None:

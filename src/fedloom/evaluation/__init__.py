@@ -1,8 +1,8 @@
 """How good a model is."""
 
 from .batchnorm import StaticBatchNorm
-from .evaluator import Judge
+from .evaluator import Evaluator
 from .local import FineTune
 from .metrics import Row
 
-__all__ = ["FineTune", "Judge", "Row", "StaticBatchNorm"]
+__all__ = ["Evaluator", "FineTune", "Row", "StaticBatchNorm"]

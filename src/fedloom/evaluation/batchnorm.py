@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from ..client import Client, Layout, Outcome, Schedule, batch_sums, on_device, shaped
+from ..client import Client, ClientResult, Layout, Schedule, batch_sums, on_device, shaped
 from ..fleet import Ask, Device, Fleet, Reply, Tier, parameters
 from ..models import Model
 from ..seeds import COLLECT_STATISTICS
@@ -45,9 +45,9 @@ class StaticBatchNorm:
         return {tier: {**weights, **_mean(tier.model, of_tier[tier])} for tier, weights in models.items()}
 
     @on_device(sends={"sums": sums, "count": shaped(batches=((), torch.int32))}, stream=COLLECT_STATISTICS)
-    def collect(self, client: Client, inbox: Parcel) -> Outcome:
+    def collect(self, client: Client, inbox: Parcel) -> ClientResult:
         total, batches = batch_sums(client, inbox["weights"], self.max_batches)
-        return Outcome(send={"sums": total, "count": {"batches": batches}})
+        return ClientResult(upload={"sums": total, "count": {"batches": batches}})
 
 
 def _mean(model: Model, replies: Sequence[Reply]) -> Tensors:
@@ -62,6 +62,6 @@ def _mean(model: Model, replies: Sequence[Reply]) -> Tensors:
 def _able(fleet: Fleet, tier: Tier, round_number: int) -> list[Device]:
     """Devices that can carry this tier's model, each as if it were of this tier; all, where tiers are redrawn."""
     size = 0 if fleet.assignment == "redrawn" else parameters(tier.model.shapes())
-    known = [fleet.device(index, round_number) for index in range(fleet.size) if index not in fleet.unseen]
+    known = [fleet.device(index, round_number) for index in range(fleet.size) if index not in fleet.holdout_devices]
     able = (d for d in known if parameters(d.model.shapes()) >= size)
     return [replace(d, tier=tier.name, model=tier.model, footprint=tier.footprint) for d in able]

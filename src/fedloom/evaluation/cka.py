@@ -1,4 +1,4 @@
-"""Linear centred kernel alignment: how alike the layers of two nets see the same examples. Kornblith et al., 2019."""
+"""Linear centered kernel alignment: how alike the layers of two nets see the same examples. Kornblith et al., 2019."""
 
 from collections.abc import Mapping
 

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from ..client import Client, Schedule, mask_logits
 from ..data import Dataset
-from ..fleet import Ask, Candidate, Carried, Device, DeviceModel, Fleet, ServerModel, Tier
+from ..fleet import Ask, Device, DeviceModel, EvalTarget, Fleet, ModelWeights, ServerModel, Tier
 from ..models import Model
 from ..seeds import SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors, fingerprint
 from .batchnorm import StaticBatchNorm
-from .local import FineTune, Personal, batch_where_devices_judge, by_acquaintance
+from .local import FineTune, LocalEvaluation, batch_where_devices_judge, by_acquaintance
 from .metrics import Row, hits, log_loss, per_group, percent
-from .test_set import Exam, TextJudge, batch_lengths, exit_names, last_exit
+from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, exit_names, last_exit
 
 SERVER_MODEL = ("server model",)  # where a device finds what it judges that with
 Filled = tuple[str, Mapping[str, Tensors]]  # of which weights, and their statistics by tier
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     dataset: Dataset
     own_tests: Sequence[Tensor]  # device by device, rows of the test set
     seen_labels: Tensor  # [devices, classes]
@@ -39,7 +39,7 @@ class Judge:
 
     def rows(
         self,
-        candidates: Mapping[str, Candidate],
+        candidates: Mapping[str, EvalTarget],
         fleet: Fleet,
         ask: Ask,
         round_number: int,
@@ -152,7 +152,7 @@ class Judge:
         hosts = self._hosts(models)
         rows = torch.arange(len(self.dataset.test.y)) if order is None else order
         questions = {"rows": rows, "lengths": batch_lengths(groups or [len(rows)], self.batch_size)}
-        task = replace(self.exam.answer, schedule=Schedule(self.batch_size), address=("exam", "answer"))
+        task = replace(self.test_set.answer, schedule=Schedule(self.batch_size), address=("exam", "answer"))
         inboxes = {
             fleet.examiner(tier): {"weights": weights, "order": questions}
             for tier, weights in models.items()
@@ -163,12 +163,12 @@ class Judge:
         return {tier: said.get(hosts.get(tier, tier).name, {}).get(last_exit(tier.model), silent) for tier in models}
 
     @property
-    def exam(self) -> Exam:
-        return Exam(self.batch_size)
+    def test_set(self) -> GlobalEvaluation:
+        return GlobalEvaluation(self.batch_size)
 
     @property
-    def text(self) -> TextJudge:
-        return TextJudge(self.dataset, self.exam, self.batch_size)
+    def text(self) -> SequenceEvaluator:
+        return SequenceEvaluator(self.dataset, self.test_set, self.batch_size)
 
     def _hosts(self, models: Mapping[Tier, Tensors]) -> dict[Tier, Tier]:
         """Tiers whose last exit is, weights and all, an exit of another: of the same net, or of a deeper one."""
@@ -203,10 +203,10 @@ class Judge:
         right = hits(judged, self.dataset.test.y[what])
         return per_group(right, who, devices), per_group(torch.ones_like(right), who, devices)
 
-    def personal(self, candidate: DeviceModel) -> Personal:
+    def personal(self, candidate: DeviceModel) -> LocalEvaluation:
         whole = self.dataset.test.x, self.dataset.test.y
         rows = self.batch_size if self.by_position else None
-        return Personal(candidate, whole if "global" in self.tests else None, self.device_batch, rows)
+        return LocalEvaluation(candidate, whole if "global" in self.tests else None, self.device_batch, rows)
 
     @property
     def device_batch(self) -> Callable[[Model], int]:
@@ -238,7 +238,7 @@ class Judge:
                         yield Row(round_number, name, reply.device.tier, reply.device.name, shown, metric, value)
 
 
-def server_model(client: Client, inbox: Parcel) -> Carried:
+def server_model(client: Client, inbox: Parcel) -> ModelWeights:
     """What the server has, judged by a device."""
     return client.model, inbox["weights"]
 
@@ -252,11 +252,11 @@ def minding_the_batch(models: Mapping[Tier, Tensors]) -> dict[Tier, Tensors]:
     return {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
 
 
-def judged_tiers(candidate: Candidate, fleet: Fleet) -> list[Tier]:
+def judged_tiers(candidate: EvalTarget, fleet: Fleet) -> list[Tier]:
     """Those that take part and that the candidate is for."""
-    return [tier for tier in fleet.served if not candidate.tiers or tier.name in candidate.tiers]
+    return [tier for tier in fleet.active_tiers if not candidate.tiers or tier.name in candidate.tiers]
 
 
 def _acquaintance(fleet: Fleet) -> dict[str, list[int]]:
-    known = {"local": [index for index in range(fleet.size) if index not in fleet.unseen]}
-    return {**known, **({"unseen": sorted(fleet.unseen)} if fleet.unseen else {})}
+    known = {"local": [index for index in range(fleet.size) if index not in fleet.holdout_devices]}
+    return {**known, **({"unseen": sorted(fleet.holdout_devices)} if fleet.holdout_devices else {})}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..client import Adam, Batch, Client, Holdings, Step, fit
+from ..client import Adam, Batch, Client, PaddedIndices, Step, fit
 from ..data import Examples, Preparation
-from ..models import Draws, Model
+from ..models import Model, StepSeeds
 from ..tensors import Tensors
 
 RATES = (0.1, 0.01, 0.001)  # of the search, one after the other
@@ -18,7 +18,7 @@ RATES = (0.1, 0.01, 0.001)  # of the search, one after the other
 
 @dataclass(frozen=True)
 class Inversion:
-    psnr: float  # decibels, mean over the examples; above 30 a picture is easily recognised
+    psnr: float  # decibels, mean over the examples; above 30 a picture is easily recognized
     examples: int
     steps: int
 
@@ -56,14 +56,14 @@ def span_of(preparation: Preparation, shape: Sequence[int], dtype: torch.dtype) 
 def readable(decibels: float) -> str:
     """In words."""
     if math.isnan(decibels) or decibels < 15:
-        return "hardly anything can be recognised"
-    return "outlines can be recognised" if decibels < 25 else "the originals can be recognised"
+        return "hardly anything can be recognized"
+    return "outlines can be recognized" if decibels < 25 else "the originals can be recognized"
 
 
 def _searcher(part: Model, rate: float, steps: int) -> Client:
     """Somebody with nothing but the features: the plan's steps have no examples of their own."""
     row = torch.zeros(1, 1, dtype=torch.int64)
     nothing = Examples(part.blank(1), torch.zeros(1, dtype=torch.int64))
-    plan = tuple(Step(row, torch.ones(1), {}, Draws((0,))) for _ in range(steps))
-    seen, none = torch.ones(1, part.classes, dtype=torch.bool), Holdings(row, torch.zeros(1, 1, dtype=torch.bool))
+    plan = tuple(Step(row, torch.ones(1), {}, StepSeeds((0,))) for _ in range(steps))
+    seen, none = torch.ones(1, part.classes, dtype=torch.bool), PaddedIndices(row, torch.zeros(1, 1, dtype=torch.bool))
     return Client(part, Adam(rate), nothing, nothing, none, Preparation(), plan, seen, {})

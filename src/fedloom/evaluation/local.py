@@ -13,8 +13,8 @@ from torch import Tensor
 from ..client import (
     Batch,
     Client,
+    ClientResult,
     Layout,
-    Outcome,
     Schedule,
     Sgd,
     fit,
@@ -46,7 +46,7 @@ def batch_where_devices_judge(size: int, positions: int, model: Model) -> int:
 
 
 @dataclass(frozen=True)
-class Personal:
+class LocalEvaluation:
     """Has every device judge a model of its own."""
 
     candidate: DeviceModel
@@ -55,7 +55,7 @@ class Personal:
     perplexity_batch: int | None = None  # where every position is answered: so many rows make a batch
 
     @on_device(sends={"local": "sums", "global": "sums"}, stream=EVALUATE, mixes=False)
-    def measure(self, client: Client, inbox: Parcel) -> Outcome:
+    def measure(self, client: Client, inbox: Parcel) -> ClientResult:
         model, carried = self.candidate.carried(client, inbox)
         client = replace(client, model=model)
         weights = own_statistics(client, carried)
@@ -63,7 +63,9 @@ class Personal:
             own = self._summed(
                 client, own_answers(client, weights, self.batch_size(model), self.candidate.unseen_logit)
             )
-            return Outcome(send={"local": own, "global": self._summed(client, self._whole_answers(client, weights))})
+            return ClientResult(
+                upload={"local": own, "global": self._summed(client, self._whole_answers(client, weights))}
+            )
 
     def sums(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         return (SUMS if self.perplexity_batch else COUNTS)(model, inbox, examples)
@@ -89,7 +91,7 @@ class Personal:
 
 @dataclass(frozen=True)
 class FineTune:
-    """Initial and personalised accuracy: each device judges a tier's model on its own test examples, tunes a part of it
+    """Initial and personalized accuracy: each device judges a tier's model on its own test examples, tunes a part of it
     to its own training examples without momentum, and judges it again. FedSup, section 4."""
 
     part: Literal["head", "body", "all"] = "head"
@@ -97,14 +99,14 @@ class FineTune:
     batch_size: Count = 50
     learning_rate: Positive = 0.001
 
-    @on_device(sends={"initial": COUNTS, "personalised": COUNTS}, stream=FINE_TUNE, mixes=False)
-    def tune(self, client: Client, inbox: Parcel) -> Outcome:
-        learner = replace(client, optimiser=Sgd(self.learning_rate), label_smoothing=0.0)
+    @on_device(sends={"initial": COUNTS, "personalized": COUNTS}, stream=FINE_TUNE, mixes=False)
+    def tune(self, client: Client, inbox: Parcel) -> ClientResult:
+        learner = replace(client, optimizer=Sgd(self.learning_rate), label_smoothing=0.0)
         given = inbox.get("statistics", {})
         tuned = fit(learner, inbox["weights"], label_loss(client), only=self.tuned(client.model))
         with torch.no_grad():
             before, after = (own_test(client, {**w, **given}, self.batch_size) for w in (inbox["weights"], tuned))
-        return Outcome(send={"initial": before, "personalised": after})
+        return ClientResult(upload={"initial": before, "personalized": after})
 
     def tuned(self, model: Model) -> list[str]:
         """The weights that move: `head` is the last layer, `body` all else that the last exit depends on."""
@@ -118,7 +120,7 @@ class FineTune:
         tries every tier's model, as the paper's tables have it. Devices that never trained are told apart."""
         task = replace(self.tune, schedule=Schedule(self.batch_size, self.epochs), address=("fine_tune", "tune"))
         inboxes = {
-            device.carrying(tier.model, fleet.whole, tier.name): _parcel(tier.model, weights)
+            device.with_model(tier.model, fleet.global_model, tier.name): _parcel(tier.model, weights)
             for tier, weights in models.items()
             for device in fleet.devices(round_number)
         }
@@ -126,7 +128,7 @@ class FineTune:
         for tier in models:
             of_tier = [reply for reply in replies if reply.device.tier == tier.name]
             for test, said in by_acquaintance(fleet, of_tier).items():
-                for metric in ("initial", "personalised"):
+                for metric in ("initial", "personalized"):
                     yield from _tuned_rows(said, partial(Row, round_number, name, tier.name), test, metric)
 
 
@@ -142,13 +144,13 @@ def _tuned_rows(said: Sequence[Reply], row: Callable[..., Row], test: str, metri
 
 def by_acquaintance(fleet: Fleet, replies: Sequence[Reply]) -> dict[str, list[Reply]]:
     """Devices that may train, judged as "local", and those that never do, as "unseen"."""
-    strangers = {fleet.name(index) for index in fleet.unseen}
+    strangers = {fleet.name(index) for index in fleet.holdout_devices}
     known = {"local": [reply for reply in replies if reply.device.name not in strangers]}
     return {**known, **({"unseen": [r for r in replies if r.device.name in strangers]} if strangers else {})}
 
 
 def _parcel(model: Model, weights: Tensors) -> Parcel:
-    """Weights and normalisation statistics apart: only the former are trained."""
+    """Weights and normalization statistics apart: only the former are trained."""
     given = {name: weights[name] for name in model.statistics()}
     return {"weights": {name: weights[name] for name in model.shapes()}, **({"statistics": given} if given else {})}
 

@@ -1,6 +1,6 @@
 """Exact definitions of what is measured.
 
-What a judgement writes down: who was judged, on what, and how it did. Nothing is averaged before it is written.
+What a evaluation writes down: who was judged, on what, and how it did. Nothing is averaged before it is written.
 """
 
 from dataclasses import dataclass

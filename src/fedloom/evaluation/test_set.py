@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..client import Client, Layout, Outcome, Schedule, on_device
+from ..client import Client, ClientResult, Layout, Schedule, on_device
 from ..data import Dataset
 from ..fleet import Ask, Fleet, Tier
 from ..models import Model
@@ -52,7 +52,7 @@ def batch_lengths(groups: Sequence[int], size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Exam:
+class GlobalEvaluation:
     """In large batches of the test set, in the order of the inbox. Room for all answers is taken first: small results
     kept between large ones that come and go would pin the heap, which then grows by a batch's activations each time."""
 
@@ -60,7 +60,7 @@ class Exam:
 
     @on_device(sends={"scores": scores}, stream=SCORE, mixes=False)
     @torch.inference_mode()
-    def score(self, client: Client, inbox: Parcel) -> Outcome:
+    def score(self, client: Client, inbox: Parcel) -> ClientResult:
         """Where every position of an example is a question of its own: logits of all of them would fill the memory."""
         order, labels = inbox["order"]["rows"][0], inbox["order"]["labels"]
         kinds = {"loss": torch.get_default_dtype(), "right": torch.bool}
@@ -69,11 +69,11 @@ class Exam:
             x, y = client.preparation(client.tests.x[rows]).unsqueeze(0), client.tests.y[rows]
             here = slice(number * self.batch_size, number * self.batch_size + len(rows))
             made["loss"][0, here], made["right"][0, here] = scored(client.model(inbox["weights"], x).logits[0], y)
-        return Outcome(send={"scores": made})
+        return ClientResult(upload={"scores": made})
 
     @on_device(sends={"exits": answers}, stream=PREDICT, mixes=False)
     @torch.inference_mode()
-    def answer(self, client: Client, inbox: Parcel) -> Outcome:
+    def answer(self, client: Client, inbox: Parcel) -> ClientResult:
         """Which questions make a batch is in the inbox too: some models look at the whole of it."""
         order, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
         weights, room = inbox["weights"], (1, len(order), client.model.classes)
@@ -85,15 +85,15 @@ class Exam:
             for name, logits in client.model(weights, x).exits.items():
                 made[name][:, start : start + len(rows)] = logits
             start += len(rows)
-        return Outcome(send={"exits": made})
+        return ClientResult(upload={"exits": made})
 
 
 @dataclass(frozen=True)
-class TextJudge:
+class SequenceEvaluator:
     """`batch_size` rows make a batch, of which perplexity is the exponential of the mean loss."""
 
     dataset: Dataset
-    exam: Exam
+    test_set: GlobalEvaluation
     batch_size: int
 
     def rows(
@@ -107,7 +107,7 @@ class TextJudge:
         """A model that has diverged is not admitted, and so has no score."""
         labels = self.dataset.test.y
         order = {"rows": torch.arange(len(labels)), "labels": labels}
-        task = replace(self.exam.score, schedule=Schedule(self.batch_size), address=("exam", "score"))
+        task = replace(self.test_set.score, schedule=Schedule(self.batch_size), address=("exam", "score"))
         inboxes = {fleet.examiner(tier): {"weights": weights, "order": order} for tier, weights in models.items()}
         said = {reply.device.tier: reply.sent["scores"] for reply in ask(task, inboxes)}
         silent = {"loss": torch.full(labels.shape, torch.nan), "right": torch.zeros(labels.shape, dtype=torch.bool)}

@@ -55,7 +55,7 @@ def loading(card: Mapping[str, Any]) -> str:
 def as_markdown(card: Mapping[str, Any]) -> str:
     parts = [f"# {card['name']}", "", *_table(_figures(card)), "", "## Input and output", "", *_inputs(card)]
     parts += ["", "## Use", "", "```python", loading(card), "```", "", "## Where it comes from", "", *_origin(card)]
-    return "\n".join([*parts, "", "## Licence", "", *_licence(card)]) + "\n"
+    return "\n".join([*parts, "", "## License", "", *_licence(card)]) + "\n"
 
 
 def _figures(card: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -106,7 +106,7 @@ def _origin(card: Mapping[str, Any]) -> list[str]:
 
 
 def _licence(card: Mapping[str, Any]) -> list[str]:
-    said = card["licence"]
+    said = card["license"]
     return [f"The data: {said['data']}. The code that trained it: {said['code']}. The weights: {said['weights']}."]
 
 

@@ -80,9 +80,9 @@ class Prepared(nn.Module):
         self.register_buffer("columns", columns)
         grey = image and not plain and stored_shape[0] == 1
         self.repeats = (preparation.channels or 1) if grey else 1
-        normalises = image and bool(preparation.mean)
-        self.register_buffer("mean", torch.tensor(preparation.mean).view(-1, 1, 1) if normalises else None)
-        self.register_buffer("std", torch.tensor(preparation.std).view(-1, 1, 1) if normalises else None)
+        normalizes = image and bool(preparation.mean)
+        self.register_buffer("mean", torch.tensor(preparation.mean).view(-1, 1, 1) if normalizes else None)
+        self.register_buffer("std", torch.tensor(preparation.std).view(-1, 1, 1) if normalizes else None)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float32)

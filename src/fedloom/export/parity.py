@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Dataset
 from ..evaluation.metrics import hits, log_loss, percent
 from ..evaluation.sequence import scored
-from ..evaluation.test_set import Exam, TextJudge
+from ..evaluation.test_set import GlobalEvaluation, SequenceEvaluator
 from ..models import Model
 from ..tensors import Tensors
 from .formats import Answer
@@ -67,8 +67,8 @@ def measured(answer: Answer, dataset: Dataset, given: Callable[[Tensor], Tensor]
     batches = dataset.test.x.split(batch_size)
     if dataset.test.y.dim() > 1:
         said = [scored(answer(given(x)), y) for x, y in zip(batches, dataset.test.y.split(batch_size), strict=True)]
-        judge = TextJudge(dataset, Exam(batch_size), batch_size)
-        return judge.measured(torch.cat([loss for loss, _ in said]), torch.cat([right for _, right in said]))
+        evaluator = SequenceEvaluator(dataset, GlobalEvaluation(batch_size), batch_size)
+        return evaluator.measured(torch.cat([loss for loss, _ in said]), torch.cat([right for _, right in said]))
     logits = torch.cat([answer(given(x)) for x in batches])
     return {"accuracy": share_right(logits, dataset.test.y), "loss": log_loss(logits, dataset.test.y)}
 

@@ -9,7 +9,7 @@ from ..footprints import Footprint, part_of
 from ..models import Model
 from ..tensors import Parcel, payload_bytes
 
-AT_THE_SERVER = "server."  # before the name of a device for which the server computes
+SERVER_PREFIX = "server."  # before the name of a device for which the server computes
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,16 +29,16 @@ class Device:
     tier: str
     model: Model
     footprint: Footprint
-    gathers: tuple[str, ...] = ()  # in simulation alone: a device that holds what these devices hold
-    here: bool = False  # the server itself, which computes with a device's model and has no examples
+    pooled_from: tuple[str, ...] = ()  # in simulation alone: a device that holds what these devices hold
+    is_server: bool = False  # the server itself, which computes with a device's model and has no examples
 
-    def carrying(self, model: Model, whole: Model, tier: str | None = None) -> "Device":
+    def with_model(self, model: Model, whole: Model, tier: str | None = None) -> "Device":
         """The same device with another part of the global model on it, for this question; as if of another tier."""
         return replace(self, tier=tier or self.tier, model=model, footprint=part_of(model, whole))
 
-    def at_the_server(self) -> "Device":
+    def on_server(self) -> "Device":
         """Whoever computes for the server with what this device has sent."""
-        return replace(self, name=AT_THE_SERVER + self.name, here=True)
+        return replace(self, name=SERVER_PREFIX + self.name, is_server=True)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ class ServerModel:
     tiers: tuple[str, ...] = ()  # those it is for; empty: all
 
 
-Carried = tuple[Model, Tensors]
+ModelWeights = tuple[Model, Tensors]
 """A model of a block of devices and its weights: mostly their own, but a method may have them judge another."""
 
 
 @dataclass(frozen=True)
 class DeviceModel:
-    carried: Callable[[Client, Parcel], Carried]
+    carried: Callable[[Client, Parcel], ModelWeights]
     inbox: Callable[[Device], Parcel] = lambda device: {}
     unseen_logit: float | None = None
     tiers: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class DeviceModel:
         return self.address or (self.carried.__name__,)
 
 
-Candidate = ServerModel | DeviceModel
+EvalTarget = ServerModel | DeviceModel
 
 
 def slices(weights: Tensors, unseen_logit: float | None = None) -> ServerModel:

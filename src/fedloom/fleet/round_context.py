@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..client import Task
-from ..footprints import Merge, coverage_mean
+from ..footprints import Aggregate, coverage_mean
 from ..seeds import PUBLIC_BATCH, SERVER, generator
 from ..tensors import Parcel, Tensors, payload_bytes
 from .device import PLAIN, Coding, Device, Engine, Reply
@@ -24,7 +24,7 @@ def update_norm(reply: Reply, inbox: Parcel) -> float | None:
     """Over all bundles that come back as they were given, but for their numbers; None if there are none. What the
     server computes is its own affair."""
     mirrored = [bundle for bundle, sent in reply.sent.items() if _mirrors(sent, inbox.get(bundle, {}))]
-    if not mirrored or reply.device.here:
+    if not mirrored or reply.device.is_server:
         return None
     return math.sqrt(sum(_square(reply.sent[b][name], given) for b in mirrored for name, given in inbox[b].items()))
 
@@ -64,12 +64,12 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundContext:
     number: int
     cohort: list[Device]
     fleet: Fleet
     engine: Engine
-    merge: Merge = coverage_mean
+    aggregate: Aggregate = coverage_mean
     public: Tensor | None = None  # examples without labels, as they are stored, that the server has
     deployed: bool = False  # real devices, not simulated ones
     traffic: Traffic = field(default_factory=Traffic)
@@ -112,7 +112,7 @@ class Turn:
 
     def compute(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
         """Have the server itself carry out a task, as often as there are inboxes: nothing travels."""
-        return self._replies(task, {device.at_the_server(): inbox for device, inbox in inboxes.items()})
+        return self._replies(task, {device.on_server(): inbox for device, inbox in inboxes.items()})
 
     def _replies(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
         said = self.engine.ask(task, inboxes, self.number, self._asked[task.stream])

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from ..footprints import between, fits
-from ..footprints.regions import rings
+from ..footprints.regions import regions
 from ..models import Model, Shapes
 from ..seeds import TIER, generator
 from .device import Device, Tier
@@ -31,44 +31,44 @@ class Fleet:
     seed: int
     assignment: Assignment = "fixed"
     eligible: tuple[str, ...] = ()  # tiers that take part in training; empty: all
-    unseen: frozenset[int] = frozenset()  # devices, by index, that are judged but never train
-    given: tuple[str, ...] = ()  # the tier of every device where that is fixed but not by shares
+    holdout_devices: frozenset[int] = frozenset()  # devices, by index, that are judged but never train
+    device_tiers: tuple[str, ...] = ()  # the tier of every device where that is fixed but not by shares
 
     @cached_property
-    def whole(self) -> Model:
+    def global_model(self) -> Model:
         """The global model: that of the largest tier that takes part."""
         return self.largest.model
 
     @property
-    def served(self) -> tuple[Tier, ...]:
+    def active_tiers(self) -> tuple[Tier, ...]:
         """Tiers whose model is trained, and so judged and kept."""
         return tuple(tier for tier in self.tiers if not self.eligible or tier.name in self.eligible)
 
     @cached_property
     def largest(self) -> Tier:
-        return max(self.served, key=lambda tier: parameters(tier.model.shapes()))
+        return max(self.active_tiers, key=lambda tier: parameters(tier.model.shapes()))
 
     @cached_property
     def smallest(self) -> Tier:
-        return min(self.served, key=lambda tier: parameters(tier.model.shapes()))
+        return min(self.active_tiers, key=lambda tier: parameters(tier.model.shapes()))
 
     def restricted(self, names: Sequence[str]) -> "Fleet":
         """The same devices, of which only these tiers take part; the global model is the largest of theirs."""
         models = [(tier.name, tier.model) for tier in self.tiers]
         return replace(self, tiers=side_by_side(models, names), eligible=tuple(names))
 
-    def able(self, round_number: int) -> Sequence[int]:
+    def eligible_devices(self, round_number: int) -> Sequence[int]:
         """By index, the devices that may take part in a round."""
         everybody: Sequence[int] = range(self.size)
-        if self.unseen:
-            everybody = [i for i in everybody if i not in self.unseen]
+        if self.holdout_devices:
+            everybody = [i for i in everybody if i not in self.holdout_devices]
         if self.eligible:
             everybody = [i for i in everybody if self._tier(i, round_number).name in self.eligible]
         return everybody
 
     def members(self, round_number: int) -> list[Device]:
         """All devices that may take part in a round."""
-        return [self.device(index, round_number) for index in self.able(round_number)]
+        return [self.device(index, round_number) for index in self.eligible_devices(round_number)]
 
     def device(self, index: int, round_number: int) -> Device:
         tier = self._tier(index, round_number)
@@ -82,13 +82,17 @@ class Fleet:
 
     def pool(self, tier: Tier, share: float = 1.0) -> Device:
         """Simulation alone: one device that holds the data of the first `share` of all devices that may train."""
-        known = [index for index in range(self.size) if index not in self.unseen] if self.unseen else range(self.size)
+        known = (
+            [index for index in range(self.size) if index not in self.holdout_devices]
+            if self.holdout_devices
+            else range(self.size)
+        )
         held = tuple(self.name(index) for index in known[: max(1, int(share * len(known) + 0.5))])
-        return Device("pool", tier.name, tier.model, tier.footprint, gathers=held)
+        return Device("pool", tier.name, tier.model, tier.footprint, pooled_from=held)
 
     def examiner(self, tier: Tier) -> Device:
         """The server, when it puts the test set to a tier's model."""
-        return Device("examiner", tier.name, tier.model, tier.footprint, here=True)
+        return Device("examiner", tier.name, tier.model, tier.footprint, is_server=True)
 
     def _tier(self, index: int, round_number: int) -> Tier:
         return self.tiers[self._tier_index(index, round_number)]
@@ -102,9 +106,9 @@ class Fleet:
     @cached_property
     def _by_index(self) -> tuple[int, ...]:
         """Filled in index order by the shares; what rounding leaves over takes the last tier. Unless it is given."""
-        if self.given:
+        if self.device_tiers:
             names = [tier.name for tier in self.tiers]
-            return tuple(names.index(name) for name in self.given)
+            return tuple(names.index(name) for name in self.device_tiers)
         filled = [number for number, share in enumerate(self.shares) for _ in range(int(share * self.size + 1e-4))]
         return tuple(filled + [len(self.tiers) - 1] * (self.size - len(filled)))
 
@@ -136,7 +140,9 @@ def nested(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
 
 def nesting_problem(fleet: Fleet) -> str | None:
     """Why the models of the tiers that take part are not all parts of one."""
-    return next(filter(None, (_outside(tier.name, tier.model, fleet.whole) for tier in fleet.served)), None)
+    return next(
+        filter(None, (_outside(tier.name, tier.model, fleet.global_model) for tier in fleet.active_tiers)), None
+    )
 
 
 def _outside(tier: str, model: Model, whole: Model) -> str | None:
@@ -160,18 +166,18 @@ def _outside(tier: str, model: Model, whole: Model) -> str | None:
     return None
 
 
-Ring = tuple[str, ...]
+TierRegion = tuple[str, ...]
 """The tiers that hold it, and nobody else does."""
 
 
-def tier_rings(fleet: Fleet) -> list[Ring]:
+def tier_regions(fleet: Fleet) -> list[TierRegion]:
     """For every part of the models the tiers that share it. A tier with weights outside the global model has a ring of
     its own."""
-    tiers = fleet.served
-    held = {ring.voters for ring in rings(fleet.whole.shapes(), [tier.footprint for tier in tiers])}
+    tiers = fleet.active_tiers
+    held = {region.voters for region in regions(fleet.global_model.shapes(), [tier.footprint for tier in tiers])}
     held |= {(n,) for n, tier in enumerate(tiers) if tier.model.shapes().keys() - tier.footprint.blocks.keys()}
     return [tuple(tiers[n].name for n in holders) for holders in sorted(held)]
 
 
-def ring_name(ring: Ring) -> str:
-    return "+".join(ring)
+def region_name(region: TierRegion) -> str:
+    return "+".join(region)

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from .client import Home, carry
+from .client import ClientRuntime, carry
 from .nodes import introduction
 
 __all__ = ["APP", "ClientApp", "Config", "Grid", "ServerApp", "client_app", "server_app", "write_app"]
@@ -22,16 +22,16 @@ Config = Mapping[str, Any]
 
 
 def client_app(
-    home_of: Callable[[Mapping[str, Any], Config], Home], introduce: Callable[[Config], Config]
+    runtime_of: Callable[[Mapping[str, Any], Config], ClientRuntime], introduce: Callable[[Config], Config]
 ) -> ClientApp:
-    """`home_of`: from a run's recipe and the node's configuration to what the device has; `introduce`: what it says of
+    """`runtime_of`: from a run's recipe and the node's configuration to what the device has; `introduce`: what it says of
     itself."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        answer = carry(message.content, lambda recipe: home_of(recipe, context.node_config))
+        answer = carry(message.content, lambda recipe: runtime_of(recipe, context.node_config))
         return Message(answer, reply_to=message)
 
     @app.query()

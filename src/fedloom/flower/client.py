@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from flwr.app import RecordDict
 
-from ..engines.blocks import Errand, carry_out, works
-from ..engines.client_state import Memory
+from ..engines.blocks import Request, make_blocks, run_block
+from ..engines.client_state import ClientStateStore
 from ..engines.compression import Codec
 from ..engines.in_process import InProcess
 from ..engines.protocol import Question
@@ -22,7 +22,7 @@ from .messages import DTYPES, answer, excuse, read
 
 
 @dataclass(frozen=True)
-class Home:
+class ClientRuntime:
     """What a device has: its examples, with the recipe's way to train on them, and a folder for what it remembers."""
 
     name: str
@@ -33,15 +33,15 @@ class Home:
     codec: Codec | None = None  # how parcels travel between it and the server
 
 
-HomeOf = Callable[[Mapping[str, Any]], Home]
+HomeOf = Callable[[Mapping[str, Any]], ClientRuntime]
 """From a run's recipe, in JSON's words, to the device's place in it."""
 
 
-def carry(content: RecordDict, home_of: HomeOf) -> RecordDict:
+def carry(content: RecordDict, runtime_of: HomeOf) -> RecordDict:
     """What a message asks for, done. Whatever is raised is for the server to hear of."""
     said, inbox = read(content)
     with _precision(said["precision"]):
-        home = home_of(said["recipe"])
+        home = runtime_of(said["recipe"])
         task, device = task_from_words(said, home.find), device_from_words(said["device"], home.fleet)
         codec = home.codec if said["coded"] else None
         told = codec.decode_down(inbox) if codec else inbox
@@ -49,11 +49,11 @@ def carry(content: RecordDict, home_of: HomeOf) -> RecordDict:
         return _answer(question, home, codec, said["memory"])
 
 
-def _answer(question: Question, home: Home, codec: Codec | None, about: Mapping[str, Any]) -> RecordDict:
+def _answer(question: Question, home: ClientRuntime, codec: Codec | None, about: Mapping[str, Any]) -> RecordDict:
     device, own = question.device, diary(home.folder, question.run, question.device.name)
     if device.name != home.name:
         return excuse(question.heading(1), "STALE", f"this is device {home.name}")
-    heading = question.heading(home.engine.shelf.count(device))
+    heading = question.heading(home.engine.client_data.count(device))
     use, write, since = (_stamp(about[name]) for name in ("use", "write", "since"))
     before = own.read(use) if use else Entry(None, {})
     if before is None:
@@ -76,11 +76,11 @@ def _answer(question: Question, home: Home, codec: Codec | None, about: Mapping[
 def _alone(question: Question, engine: InProcess, memory: Parcel) -> tuple[Parcel, Parcel | None]:
     """What it sends and what it is to remember. As a block of its own, with the draws that it would have in any
     other; nobody else is in it, or only itself again."""
-    brought = replace(engine, memory=Memory(lambda device: memory))
-    errand = Errand(brought, question.task, {question.device: question.inbox}, question.round_number, question.repeat)
-    (work,) = works([errand])
-    outcome = carry_out(work)
-    return split(outcome.send, 0), None if outcome.remember is None else split(outcome.remember, 0)
+    brought = replace(engine, memory=ClientStateStore(lambda device: memory))
+    request = Request(brought, question.task, {question.device: question.inbox}, question.round_number, question.repeat)
+    (work,) = make_blocks([request])
+    outcome = run_block(work)
+    return split(outcome.upload, 0), None if outcome.state is None else split(outcome.state, 0)
 
 
 def _stamp(said: list[int] | None) -> Stamp | None:

@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Diary:
+class ClientStateFiles:
     """That of one device in one run."""
 
     folder: Path
@@ -81,16 +81,16 @@ def _part(parcel: Parcel, mark: str) -> Parcel:
     return {bundle.removeprefix(mark): one for bundle, one in parcel.items() if bundle.startswith(mark)}
 
 
-def diary(home: Path, run: str, device: str) -> Diary:
+def diary(home: Path, run: str, device: str) -> ClientStateFiles:
     """The server chooses the names, but not a place outside of this folder."""
     for name in (run, device):
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ValueError(f"{name!r} cannot name a folder")
-    return Diary(home / run / device)
+    return ClientStateFiles(home / run / device)
 
 
 @dataclass
-class Stamps:
+class StateVersions:
     """Two generations, as in process: what was remembered in a round counts from its commit on."""
 
     commits: int = 0

@@ -20,9 +20,9 @@ from ..engines.protocol import Question
 from ..engines.serialization import device_in_words, task_in_words
 from ..fleet import Device, Reply
 from ..tensors import Parcel
-from .client_state import Stamp, Stamps
-from .messages import Debt, Post, Press, error_of, opened
-from .nodes import Roster
+from .client_state import Stamp, StateVersions
+from .messages import MessageClient, PendingReply, RecordEncoder, error_of, opened
+from .nodes import NodeRegistry
 
 
 @dataclass
@@ -31,16 +31,16 @@ class Flower:
     device keeps nothing of a run but what it remembers. `run` says the run's name, the same when it is resumed."""
 
     inner: InProcess
-    roster: Roster
+    roster: NodeRegistry
     recipe: Mapping[str, Any]
     run: Callable[[], str]
     patience: float = math.inf  # seconds, for questions outside of a method's turn
     hang_up: Callable[[], None] = lambda: None  # when the run is over
-    memory: Stamps = field(default_factory=Stamps)
+    memory: StateVersions = field(default_factory=StateVersions)
     _serial: tuple[int, int] = (0, -1)  # of the last question: its round, and its number there
 
     @property
-    def post(self) -> Post:
+    def post(self) -> MessageClient:
         return self.roster.post
 
     def ask(
@@ -52,11 +52,11 @@ class Flower:
         wait: Wait | None = None,
         codec: Codec | None = None,
     ) -> Iterator[Reply]:
-        here = {device: inbox for device, inbox in inboxes.items() if device.here or device.gathers}
+        here = {device: inbox for device, inbox in inboxes.items() if device.is_server or device.pooled_from}
         yield from self.inner.ask(task, here, round_number, repeat) if here else ()
         self._serial = (round_number, self._serial[1] + 1 if self._serial[0] == round_number else 0)
         questions = [
-            Question(self.run(), round_number, repeat, task, device, inbox, self.inner.most_examples)
+            Question(self.run(), round_number, repeat, task, device, inbox, self.inner.max_examples)
             for device, inbox in inboxes.items()
             if device not in here
         ]
@@ -104,8 +104,8 @@ class _Asking:
     _done: dict[str, Question] = field(default_factory=dict)
 
     @cached_property
-    def press(self) -> Press:
-        return Press(self.codec.encode_down) if self.codec else Press()
+    def press(self) -> RecordEncoder:
+        return RecordEncoder(self.codec.encode_down) if self.codec else RecordEncoder()
 
     def answers(self) -> Iterator[Reply]:
         self._line_up()
@@ -147,7 +147,7 @@ class _Asking:
             else:
                 self._waiting.setdefault(name, deque()).append(question)
 
-    def _too_late(self, debt: Debt, message: Message) -> None:
+    def _too_late(self, debt: PendingReply, message: Message) -> None:
         fault = error_of(message)
         said = f"an answer to round {debt.round_number}, which is over" if fault is None else fault[1]
         self.tell(Refusal(debt.device, "STALE" if fault is None else fault[0], said))
@@ -210,19 +210,21 @@ class _Asking:
     def _read(self, content: RecordDict, question: Question) -> tuple[Reply | Refusal, bool]:
         if self.codec is None:
             return opened(content, question)
-        task, inbox, most = question.task, question.inbox, question.most_examples
+        task, inbox, most = question.task, question.inbox, question.max_examples
         found, remembers = opened(content, replace(question, task=self.codec.asked(task)))
         if isinstance(found, Reply):
             found = self.codec.decode_up(found, task, inbox, most)
         if isinstance(found, Reply):
-            found = refuse(found, task, inbox, most_examples=most) or found
+            found = refuse(found, task, inbox, max_examples=most) or found
         return found, remembers
 
     def _give_up(self, heard: int, enough: int) -> None:
         """What is still out is owed."""
-        code, said = ("SPARE", f"{enough} others were sooner") if heard >= enough else ("LATE", "no answer in time")
+        code, said = (
+            ("NOT_NEEDED", f"{enough} others were sooner") if heard >= enough else ("LATE", "no answer in time")
+        )
         for name, question in self._out.items():
-            self.engine.post.owing[name] = Debt(question.device.name, question.round_number)
+            self.engine.post.owing[name] = PendingReply(question.device.name, question.round_number)
         late = [*self._out.values(), *(question for left in self._waiting.values() for question in left)]
         for question in late:
             self.tell(Refusal(question.device.name, code, said))

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from ..engines.gate import Refusal, excerpt
-from ..engines.protocol import Heading, Question, Refused, admitted, check_head, legible, place_of
+from ..engines.protocol import Header, Question, Refused, admitted, check_head, legible, place_of
 from ..fleet import Reply
 from ..tensors import Parcel, Tensors, raw_bytes
 
@@ -42,7 +42,7 @@ class Grid(Protocol):
 
 
 @dataclass(frozen=True)
-class Debt:
+class PendingReply:
     """An answer that did not come in time."""
 
     device: str
@@ -50,10 +50,10 @@ class Debt:
 
 
 @dataclass
-class Post:
+class MessageClient:
     grid: Grid
     pause: float = PAUSE
-    owing: dict[str, Debt] = field(default_factory=dict)  # by message
+    owing: dict[str, PendingReply] = field(default_factory=dict)  # by message
     breaks: Callable[[], int] = lambda: 0  # how often whatever carries messages has ended and begun again
     _breaks: int = 0  # that are known of
 
@@ -75,12 +75,12 @@ class Post:
         answered = [(message.metadata.reply_to_message_id, message) for message in found]
         return [(name, message) for name, message in answered if name in wanted]
 
-    def settle(self) -> list[tuple[Debt, Message]]:
+    def settle(self) -> list[tuple[PendingReply, Message]]:
         """Answers that are here at last."""
         found = self.fetch(self.owing)
         return [(self.owing.pop(name), message) for name, message in found if name in self.owing]
 
-    def busy(self) -> dict[str, Debt]:
+    def busy(self) -> dict[str, PendingReply]:
         return {debt.device: debt for debt in self.owing.values()}
 
     def rest(self) -> None:
@@ -111,7 +111,7 @@ def as_it_is(parcel: Parcel) -> Parcel:
 
 
 @dataclass(frozen=True)
-class Press:
+class RecordEncoder:
     """Makes records, each bundle once: of what is still there, the same memory is the same tensor. `code` is what
     becomes of a bundle on its way."""
 
@@ -138,13 +138,13 @@ def read(content: RecordDict) -> tuple[dict[str, Any], dict[str, dict[str, Tenso
     return said, letter.tensors(said["bundles"])
 
 
-def answer(heading: Heading, sent: Parcel, remembers: bool) -> RecordDict:
-    return Press().records({"reply": asdict(heading), "remembers": remembers}, sent)
+def answer(heading: Header, sent: Parcel, remembers: bool) -> RecordDict:
+    return RecordEncoder().records({"reply": asdict(heading), "remembers": remembers}, sent)
 
 
-def excuse(heading: Heading, code: str, reason: str) -> RecordDict:
+def excuse(heading: Header, code: str, reason: str) -> RecordDict:
     """What a device sends that does not do what it was asked."""
-    return Press().records({"reply": asdict(heading), "excuse": [code, reason]}, {})
+    return RecordEncoder().records({"reply": asdict(heading), "excuse": [code, reason]}, {})
 
 
 def opened(content: RecordDict, question: Question) -> tuple[Reply | Refusal, bool]:

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..engines.gate import Refusal, excerpt
-from .messages import ENTRY, SAID, Post, error_of
+from .messages import ENTRY, SAID, MessageClient, error_of
 
 ANSWER_WITHIN = 60.0  # seconds
 
@@ -28,10 +28,10 @@ def nobody() -> Iterable[Refusal]:
 
 
 @dataclass
-class Roster:
+class NodeRegistry:
     """So many devices are `expected`, and waited for when it is first called; who comes later is welcome too."""
 
-    post: Post
+    post: MessageClient
     place: Place = as_it_says
     expected: int = 0
     within: float = ANSWER_WITHIN  # seconds, for those expected

@@ -32,7 +32,7 @@ def program(name: str) -> str:
 
 
 @dataclass
-class Kept:
+class SupervisedProcess:
     """A program that is started again whenever it ends, sooner or later."""
 
     command: Sequence[str]

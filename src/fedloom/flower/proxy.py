@@ -32,7 +32,7 @@ OF_ONE_HOP = frozenset(("connection", "keep-alive", "host", "transfer-encoding",
 
 
 @dataclass
-class Porter:
+class ProxyConfig:
     """What the gate needs to know, and where it writes down whom it turned away."""
 
     upstream: tuple[str, int]
@@ -61,11 +61,11 @@ class Porter:
         return http.client.HTTPSConnection(host, port, timeout=IDLE, context=self.upstream_tls)
 
 
-class Gate(ThreadingHTTPServer):
+class AuthProxy(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], porter: Porter) -> None:
+    def __init__(self, address: tuple[str, int], porter: ProxyConfig) -> None:
         super().__init__(address, _Visit)
         self.porter = porter
         self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
@@ -103,7 +103,7 @@ class _Visit(BaseHTTPRequestHandler):
     """One connection, of any number of requests."""
 
     protocol_version = "HTTP/1.1"
-    server: Gate
+    server: AuthProxy
 
     def setup(self) -> None:
         super().setup()
@@ -221,8 +221,8 @@ def _reason(error: ssl.SSLError) -> str:
     return f"no agreement on TLS: {said}"
 
 
-def opened(address: tuple[str, int], porter: Porter) -> Gate:
+def opened(address: tuple[str, int], porter: ProxyConfig) -> AuthProxy:
     """At work in a thread of its own until it is shut down."""
-    gate = Gate(address, porter)
+    gate = AuthProxy(address, porter)
     threading.Thread(target=gate.serve_forever, args=(0.2,), name="gate", daemon=True).start()
     return gate

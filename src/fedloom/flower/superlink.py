@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .processes import Kept, environment, free_port, listens, program
+from .processes import SupervisedProcess, environment, free_port, listens, program
 
 CONNECTION = "fleet"  # as Flower's configuration names it
 SUPERLINK = "flower-superlink"
@@ -29,14 +29,14 @@ class Certificates:
 
 
 @dataclass
-class Station:
+class SuperLinkProcess:
     """In a folder of its own, which keeps its database: who is registered, and messages that are on their way."""
 
     home: Path
     certificates: Certificates | None  # None: without TLS and keys
     say: Callable[[str], None] = lambda said: None
     port: int = field(default_factory=free_port)
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[SupervisedProcess] = field(default_factory=list)
 
     def start(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class Station:
         address = f'address = "127.0.0.1:{self.port}"'
         (self.home / "config.toml").write_text(f"[superlink.{CONNECTION}]\n{address}\n{trust}\n", encoding="utf-8")
         for command in (self._superlink(), self._superexec()):
-            self.kept.append(Kept(command, self.home / f"{command[0]}.log", env, self._ended(command[0])))
+            self.kept.append(SupervisedProcess(command, self.home / f"{command[0]}.log", env, self._ended(command[0])))
         self.kept[0].start()
         self._await(lambda: listens(self.port), UP_WITHIN, "the SuperLink does not come up")
         self.kept[1].start()

@@ -1,23 +1,23 @@
 """How a small model lies inside a large one, and how many small ones become the large one again."""
 
-from .coverage import Contribution, Merge, coverage_mean
-from .dp import Electorate, PrivateMerge
-from .footprint import Footprint, Place, between, carve, centred, fits, is_part, leading, part_of, rolling
-from .robust import RULES, Defence, Thin
+from .coverage import Aggregate, ClientUpdate, coverage_mean
+from .dp import DPAggregator, ExpectedParticipation
+from .footprint import Footprint, Place, between, carve, centered, fits, is_part, leading, part_of, rolling
+from .robust import RULES, RobustAggregator, Thin
 
 __all__ = [
     "RULES",
-    "Contribution",
-    "Defence",
-    "Electorate",
+    "Aggregate",
+    "ClientUpdate",
+    "DPAggregator",
+    "ExpectedParticipation",
     "Footprint",
-    "Merge",
     "Place",
-    "PrivateMerge",
+    "RobustAggregator",
     "Thin",
     "between",
     "carve",
-    "centred",
+    "centered",
     "coverage_mean",
     "fits",
     "is_part",

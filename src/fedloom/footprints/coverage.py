@@ -12,7 +12,7 @@ from ..tensors import Tensors
 from .footprint import Axis, Footprint, box, grid
 
 
-class Contribution(NamedTuple):
+class ClientUpdate(NamedTuple):
     """What one device has to say on the global model, where, and how much it counts."""
 
     footprint: Footprint
@@ -20,10 +20,10 @@ class Contribution(NamedTuple):
     weight: float
 
 
-Merge = Callable[[Tensors, Iterable[Contribution]], dict[str, Tensor]]
+Aggregate = Callable[[Tensors, Iterable[ClientUpdate]], dict[str, Tensor]]
 
 
-def coverage_mean(whole: Tensors, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
+def coverage_mean(whole: Tensors, contributions: Iterable[ClientUpdate]) -> dict[str, Tensor]:
     """Average each entry over those who cover it; entries nobody covers stay bit for bit.
 
     Sums are in float64 and in the order given, so the result is the same wherever it is computed.
@@ -51,11 +51,11 @@ def _mean(old: Tensor, parts: list[Part]) -> Tensor:
         total *= first.weight
     for block, tensor, weight in parts[1:] if whole_first else parts:
         _add(total, block, tensor, weight)
-    rings = _nested(parts)
-    if rings is None:
+    regions = _nested(parts)
+    if regions is None:
         return _divided_by_entry(old, total, parts)
     made = torch.empty_like(old) if whole_first else old.clone()
-    for block, mass in rings:  # each inner box overwrites its part of the outer one
+    for block, mass in regions:  # each inner box overwrites its part of the outer one
         torch.div(box(total, block), mass, out=box(made, block))
     return made
 

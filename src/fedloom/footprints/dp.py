@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..seeds import DP_NOISE, generator
 from ..tensors import Tensors
-from .coverage import Contribution
+from .coverage import ClientUpdate
 from .footprint import Footprint, carve, grid
 
-Electorate = Sequence[tuple[Footprint, float]]
+ExpectedParticipation = Sequence[tuple[Footprint, float]]
 """Where devices of each tier vote, and how many of them are expected to in a round."""
 
 
@@ -21,8 +21,8 @@ class NotCovered(ValueError):  # noqa: N818 - named for what is wrong
 
 
 @dataclass(frozen=True)
-class PrivateMerge:
-    """A `Merge`, good for one round. A device's whole update, wherever it lies, is shortened to `clip`. So the sums,
+class DPAggregator:
+    """A `Aggregate`, good for one round. A device's whole update, wherever it lies, is shortened to `clip`. So the sums,
     all entries of all rings taken as one vector, change by at most `clip` if one device comes or stays away, and noise
     of `noise` times that on each hides which: one Gaussian mechanism. Then every sum is divided by the number of votes
     expected on its ring, which is known before anybody answers; the number that came would tell who was there.
@@ -31,19 +31,19 @@ class PrivateMerge:
 
     clip: float
     noise: float
-    electorate: Electorate
+    electorate: ExpectedParticipation
     seed: int
     round_number: int
     _used: list[None] = field(default_factory=list, repr=False, compare=False)
 
-    def __call__(self, whole: Tensors, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
+    def __call__(self, whole: Tensors, contributions: Iterable[ClientUpdate]) -> dict[str, Tensor]:
         if self._used:
             raise NotCovered("a method merges twice in a round, and the privacy of only one merge is counted")
         self._used.append(None)
         said = [(one, self._factor(whole, one)) for one in contributions]
         return {name: self._released(name, old, said) for name, old in whole.items()}
 
-    def _factor(self, whole: Tensors, one: Contribution) -> float:
+    def _factor(self, whole: Tensors, one: ClientUpdate) -> float:
         """What an update is multiplied by to be no longer than allowed; one that is no number is not heard."""
         if one.weight != 1:
             raise NotCovered(f"a device votes with weight {one.weight:g}, and noise hides only votes of weight 1")
@@ -53,7 +53,7 @@ class PrivateMerge:
             return 0.0
         return min(1.0, self.clip / length) if length else 1.0
 
-    def _released(self, name: str, old: Tensor, said: Sequence[tuple[Contribution, float]]) -> Tensor:
+    def _released(self, name: str, old: Tensor, said: Sequence[tuple[ClientUpdate, float]]) -> Tensor:
         votes, total = expected_votes(name, old, self.electorate), torch.zeros_like(old, dtype=torch.float64)
         for one, factor in said:
             if name not in one.footprint.blocks:
@@ -73,7 +73,7 @@ class PrivateMerge:
         return torch.where(heard, made.to(old.dtype), old)
 
 
-def expected_votes(name: str, whole: Tensor, electorate: Electorate) -> Tensor:
+def expected_votes(name: str, whole: Tensor, electorate: ExpectedParticipation) -> Tensor:
     """For every entry of a tensor how many devices are expected to vote on it."""
     votes = torch.zeros_like(whole, dtype=torch.float64)
     for footprint, expected in electorate:
@@ -82,5 +82,5 @@ def expected_votes(name: str, whole: Tensor, electorate: Electorate) -> Tensor:
     return votes
 
 
-def _update(old: Tensor, one: Contribution, name: str) -> Tensor:
+def _update(old: Tensor, one: ClientUpdate, name: str) -> Tensor:
     return one.tensors[name].double() - carve(old, one.footprint.blocks[name]).double()

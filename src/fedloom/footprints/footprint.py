@@ -27,7 +27,7 @@ def leading(axis: int, small: int, large: int) -> Axis:
     return slice(0, small)
 
 
-def centred(axis: int, small: int, large: int) -> Axis:
+def centered(axis: int, small: int, large: int) -> Axis:
     """The first channels, the middle of the kernel (FedSup)."""
     start = (large - small) // 2 if axis >= 2 else 0
     return slice(start, start + small)
@@ -38,7 +38,7 @@ def rolling(offset: int) -> Place:
 
     def place(axis: int, small: int, large: int) -> Axis:
         if small == large or axis >= 2:
-            return centred(axis, small, large)
+            return centered(axis, small, large)
         return torch.arange(offset, offset + small) % large
 
     return place
@@ -78,7 +78,7 @@ class Footprint:
         return Footprint({name: block for name, block in self.blocks.items() if name in shared})
 
 
-def between(small: Shapes, large: Shapes, place: Place = centred) -> Footprint:
+def between(small: Shapes, large: Shapes, place: Place = centered) -> Footprint:
     """The footprint of one model in another, found from the shapes of their weights alone."""
     return Footprint(
         {

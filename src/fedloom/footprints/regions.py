@@ -14,12 +14,12 @@ import torch
 from torch import Size, Tensor
 
 from ..tensors import Tensors
-from .coverage import Contribution, Merge
+from .coverage import Aggregate, ClientUpdate
 from .footprint import Axis, Footprint, grid
 
 
 @dataclass(frozen=True, eq=False)
-class Ring:
+class Region:
     """`voters` are numbers of contributions; `places` the entries, tensor by tensor, counted as if it were flat."""
 
     voters: tuple[int, ...]
@@ -32,7 +32,7 @@ class Ring:
         """The entries as one row, in float64."""
         return torch.cat([whole[name].reshape(-1)[where].double() for name, where in self.places.items()])
 
-    def hear(self, whole: Tensors, said: Sequence[Contribution]) -> Tensor:
+    def hear(self, whole: Tensors, said: Sequence[ClientUpdate]) -> Tensor:
         """[voters, entries]: what each voter says on them, in float64."""
         rows = []
         for voter in self.voters:
@@ -50,7 +50,7 @@ class Ring:
             made[name].view(-1)[where] = part.to(made[name].dtype)
 
 
-def rings(shapes: Mapping[str, Size], voters: Sequence[Footprint]) -> list[Ring]:
+def regions(shapes: Mapping[str, Size], voters: Sequence[Footprint]) -> list[Region]:
     """All rings that have a voter. Every entry that anybody covers is in exactly one."""
     found: defaultdict[tuple[int, ...], dict[str, list[Tensor]]] = defaultdict(dict)
     for name, shape in shapes.items():
@@ -60,35 +60,35 @@ def rings(shapes: Mapping[str, Size], voters: Sequence[Footprint]) -> list[Ring]
             for heard, where in _cells(shape, blocks):
                 found[tuple(speakers[one] for one in heard)].setdefault(name, []).append(where)
     return [
-        Ring(who, {name: torch.cat(cells).sort().values for name, cells in places.items()})
+        Region(who, {name: torch.cat(cells).sort().values for name, cells in places.items()})
         for who, places in sorted(found.items())
     ]
 
 
-def rings_of(whole: Tensors, said: Sequence[Contribution]) -> list[Ring]:
+def regions_of(whole: Tensors, said: Sequence[ClientUpdate]) -> list[Region]:
     """The rings of what is said about a model."""
-    return rings({name: old.shape for name, old in whole.items()}, [one.footprint for one in said])
+    return regions({name: old.shape for name, old in whole.items()}, [one.footprint for one in said])
 
 
-def copied(whole: Tensors, found: Iterable[Ring]) -> dict[str, Tensor]:
+def copied(whole: Tensors, found: Iterable[Region]) -> dict[str, Tensor]:
     """With tensors of its own, that can be written to, where any of these rings lies."""
-    touched = {name for ring in found for name in ring.places}
+    touched = {name for region in found for name in region.places}
     return {
         name: old.clone(memory_format=torch.contiguous_format) if name in touched else old
         for name, old in whole.items()
     }
 
 
-def thin_rings_stay(merge: Merge, least: int) -> Merge:
+def hold_low_coverage(merge: Aggregate, least: int) -> Aggregate:
     """The same, but entries with fewer votes than that stay bit for bit."""
 
-    def merged(whole: Tensors, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
+    def merged(whole: Tensors, contributions: Iterable[ClientUpdate]) -> dict[str, Tensor]:
         said = list(contributions)
         counting = [one for one in said if one.weight > 0]
-        thin = [ring for ring in rings_of(whole, counting) if len(ring.voters) < least]
+        thin = [region for region in regions_of(whole, counting) if len(region.voters) < least]
         made = copied(merge(whole, said), thin)
-        for ring in thin:
-            ring.write(made, ring.read(whole))
+        for region in thin:
+            region.write(made, region.read(whole))
         return made
 
     return merged
@@ -122,7 +122,7 @@ def _kinds(axis: int, size: int, blocks: Sequence[tuple[Axis, ...]]) -> list[tup
     ]
 
 
-def _spread(contribution: Contribution, name: str, old: Tensor) -> Tensor:
+def _spread(contribution: ClientUpdate, name: str, old: Tensor) -> Tensor:
     """A contribution's tensor laid out like the whole one; what it does not cover is any number."""
     block, tensor = contribution.footprint.blocks[name], contribution.tensors[name]
     if tensor.shape == old.shape and all(isinstance(axis, slice) for axis in block):

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..settings import Count, Positive
 from ..tensors import Tensors, combine
-from .coverage import Contribution
-from .regions import Ring, copied, rings_of
+from .coverage import ClientUpdate
+from .regions import Region, copied, regions_of
 
 Minority = Annotated[float, Interval(ge=0, lt=0.5)]
 AtLeastOne = Annotated[float, Interval(ge=1, lt=math.inf)]
@@ -33,13 +33,13 @@ class Voters(NamedTuple):
     kinds: Sequence[Hashable]
 
 
-def kind(one: Contribution) -> Hashable:
+def kind(one: ClientUpdate) -> Hashable:
     """Devices of one tier cover parts of the same sizes. First axes do not count: labels' rows may be missing."""
     return frozenset((name, tuple(one.tensors[name].shape[1:])) for name in one.footprint.blocks)
 
 
 class Rule(ABC):
-    def heard(self, whole: Tensors, said: list[Contribution]) -> list[Contribution]:
+    def heard(self, whole: Tensors, said: list[ClientUpdate]) -> list[ClientUpdate]:
         """What is listened to at all, before it is looked at ring by ring."""
         return said
 
@@ -58,7 +58,7 @@ class Clipping(Rule):
     multiple: Positive = 1.0
     norm: Positive | None = None
 
-    def heard(self, whole: Tensors, said: list[Contribution]) -> list[Contribution]:
+    def heard(self, whole: Tensors, said: list[ClientUpdate]) -> list[ClientUpdate]:
         return said if self.norm is None else [_shortened(whole, one, self.norm) for one in said]
 
     def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
@@ -108,8 +108,8 @@ class MultiKrum(Rule):
 
     share: Minority = 0.3
 
-    def heard(self, whole: Tensors, said: list[Contribution]) -> list[Contribution]:
-        common = [ring for ring in rings_of(whole, said) if len(ring.voters) == len(said)]
+    def heard(self, whole: Tensors, said: list[ClientUpdate]) -> list[ClientUpdate]:
+        common = [region for region in regions_of(whole, said) if len(region.voters) == len(said)]
         if not common:
             return []
         told = common[0].hear(whole, said)
@@ -201,7 +201,7 @@ def _gaps(told: Tensor, one: int) -> list[float]:
     return [gap for other, gap in enumerate(gaps) if other != one]
 
 
-def _shortened(whole: Tensors, one: Contribution, norm: float) -> Contribution:
+def _shortened(whole: Tensors, one: ClientUpdate, norm: float) -> ClientUpdate:
     old = combine(Tensor.double, one.footprint.read(whole))
     updates = combine(lambda new, before: new.double() - before, {name: one.tensors[name] for name in old}, old)
     length = math.sqrt(math.fsum(float(update.square().sum()) for update in updates.values()))
@@ -214,31 +214,31 @@ Thin = Literal["hold", "clipped"]
 
 
 @dataclass(frozen=True)
-class Defence:
-    """A `Merge`. A ring with fewer than `thin_below` votes, where nobody can be outvoted, either holds, bit for bit; or
+class RobustAggregator:
+    """A `Aggregate`. A ring with fewer than `min_contributors` votes, where nobody can be outvoted, either holds, bit for bit; or
     takes the mean of its voters, one vote each, none of whom may change an entry by more, on average, than the median
     device does where there are votes enough. Where there are nowhere enough, it holds."""
 
     rule: Rule
     thin: Thin = "hold"
-    thin_below: Count = 3
+    min_contributors: Count = 3
 
-    def __call__(self, whole: Tensors, contributions: Iterable[Contribution]) -> dict[str, Tensor]:
+    def __call__(self, whole: Tensors, contributions: Iterable[ClientUpdate]) -> dict[str, Tensor]:
         said = self.rule.heard(whole, [one for one in contributions if one.weight > 0])
-        found = rings_of(whole, said)
+        found = regions_of(whole, said)
         made = copied(whole, found)
         sizes = _Sizes(len(said))
-        for ring in found:
-            if len(ring.voters) >= self.thin_below:
-                old, told = ring.read(whole), ring.hear(whole, said)
-                sizes.note(ring, told - old)
-                speak = [said[voter] for voter in ring.voters]
+        for region in found:
+            if len(region.voters) >= self.min_contributors:
+                old, told = region.read(whole), region.hear(whole, said)
+                sizes.note(region, told - old)
+                speak = [said[voter] for voter in region.voters]
                 voters = Voters([one.weight for one in speak], [kind(one) for one in speak])
-                ring.write(made, self.rule.merged(old, told, voters))
+                region.write(made, self.rule.merged(old, told, voters))
         usual = sizes.usual() if self.thin == "clipped" else None
-        for ring in found:
-            if len(ring.voters) < self.thin_below and usual is not None:
-                ring.write(made, _no_farther(ring, whole, said, usual))
+        for region in found:
+            if len(region.voters) < self.min_contributors and usual is not None:
+                region.write(made, _no_farther(region, whole, said, usual))
         return made
 
 
@@ -248,10 +248,10 @@ class _Sizes:
     def __init__(self, devices: int):
         self.squares, self.entries = [0.0] * devices, [0] * devices
 
-    def note(self, ring: Ring, updates: Tensor) -> None:
-        for voter, square in zip(ring.voters, updates.square().sum(1).tolist(), strict=True):
+    def note(self, region: Region, updates: Tensor) -> None:
+        for voter, square in zip(region.voters, updates.square().sum(1).tolist(), strict=True):
             self.squares[voter] += square
-            self.entries[voter] += len(ring)
+            self.entries[voter] += len(region)
 
     def usual(self) -> float | None:
         known = zip(self.squares, self.entries, strict=True)
@@ -259,6 +259,6 @@ class _Sizes:
         return statistics.median_low(sizes) if sizes else None
 
 
-def _no_farther(ring: Ring, whole: Tensors, said: Sequence[Contribution], usual: float) -> Tensor:
-    told = shortened(ring.read(whole), ring.hear(whole, said), usual * math.sqrt(len(ring)))
+def _no_farther(region: Region, whole: Tensors, said: Sequence[ClientUpdate], usual: float) -> Tensor:
+    told = shortened(region.read(whole), region.hear(whole, said), usual * math.sqrt(len(region)))
     return mean(told, [1.0] * len(told))

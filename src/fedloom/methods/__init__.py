@@ -1,6 +1,6 @@
 """One file per method; each reads like the algorithm box of its paper."""
 
-from .centralized import Centralised
+from .centralized import Centralized
 from .decouple import Decouple
 from .ditto import Ditto
 from .efedsup import EFedSup
@@ -42,7 +42,7 @@ METHODS: dict[str, type[Method]] = {
     "fedrep": FedRep,
     "mixed": Mixed,
     "standalone": Standalone,
-    "centralised": Centralised,
+    "centralized": Centralized,
 }
 
 __all__ = ["METHODS", "Method"]

@@ -14,9 +14,9 @@ from torch import Tensor
 from ..client import (
     Batch,
     Client,
+    ClientResult,
     Kernel,
     Layout,
-    Outcome,
     Task,
     about,
     blended,
@@ -24,7 +24,7 @@ from ..client import (
     description,
     misalignment,
 )
-from ..fleet import AT_THE_SERVER, Carried, Device, Reply, Turn
+from ..fleet import SERVER_PREFIX, Device, ModelWeights, Reply, RoundContext
 from ..models import Model
 from ..seeds import DESCRIBE
 from ..settings import Count, FixedTable, NotNegative, Positive
@@ -48,29 +48,29 @@ class Agreement:
     counts: Mapping[str, NotNegative] = FixedTable()
 
     @property
-    def probes(self) -> bool:
+    def needs_public_data(self) -> bool:
         return self.strength > 0
 
     def pull_at(self, round_number: int) -> float:
         past = round_number - 1
         return self.strength * {"root": math.sqrt(past), "linear": past, "none": 1.0}[self.growth]
 
-    def shown(self, turn: Turn) -> Parcel:
+    def shown(self, context: RoundContext) -> Parcel:
         """What a round's devices look at; nothing, as long as there is no pull."""
-        pull = self.pull_at(turn.number)
-        return {"probe": {"x": turn.probe(self.probe_size), "pull": torch.tensor(pull)}} if pull else {}
+        pull = self.pull_at(context.number)
+        return {"probe": {"x": context.probe(self.probe_size), "pull": torch.tensor(pull)}} if pull else {}
 
     def tell(self, client: Client, weights: Tensors, inbox: Parcel) -> dict[str, Tensor]:
         """How a device's model finds the examples."""
         with torch.no_grad():
             return described(client.model.features(weights, _prepared(client, inbox)), self.kernel, self.bandwidth)
 
-    def telling_task(self, carried: Callable[[Client, Parcel], Carried], *address: str) -> Task:
+    def telling_task(self, carried: Callable[[Client, Parcel], ModelWeights], *address: str) -> Task:
         """Have devices tell how a model that they carry finds the examples."""
 
-        def run(client: Client, inbox: Parcel) -> Outcome:
+        def run(client: Client, inbox: Parcel) -> ClientResult:
             model, weights = carried(client, inbox)
-            return Outcome(send={"told": self.tell(replace(client, model=model), weights, inbox)})
+            return ClientResult(upload={"told": self.tell(replace(client, model=model), weights, inbox)})
 
         return Task("describe", run, {"told": self.telling}, DESCRIBE, address=address)
 
@@ -91,7 +91,7 @@ class Agreement:
         return {**shown, "target": blended(told, counted, self.kernel, self.equally_loud)}
 
     def _counts(self, device: Device) -> float:
-        return self.counts.get(device.name.removeprefix(AT_THE_SERVER), self.counts.get(device.tier, 1.0))
+        return self.counts.get(device.name.removeprefix(SERVER_PREFIX), self.counts.get(device.tier, 1.0))
 
     def drawn(self, client: Client, inbox: Parcel, first: Tensors) -> Client:
         """The device, drawn to the target while it trains: what it is told, else the model it starts from. As it was,
@@ -106,13 +106,13 @@ class Agreement:
         def term(weights: Tensors, batch: Batch) -> Tensor:
             if some >= size:
                 return pull * towards_all(model.features(weights, x))
-            rows = batch.turn_of(some, size)
+            rows = batch.cyclic_rows(some, size)
             towards_some = misalignment(about(target, rows), self.kernel, self.bandwidth)
             return pull * towards_some(model.features(weights, x[:, rows]))
 
-        before = client.pull
+        before = client.auxiliary_loss
         both = term if before is None else lambda weights, batch: before(weights, batch) + term(weights, batch)
-        return replace(client, pull=both)
+        return replace(client, auxiliary_loss=both)
 
 
 def _prepared(client: Client, inbox: Parcel) -> Tensor:

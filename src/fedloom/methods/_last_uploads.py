@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..client import Layout
-from ..fleet import Candidate, Fleet, Reply, ServerModel, Tier
+from ..fleet import EvalTarget, Fleet, Reply, ServerModel, Tier
 from ..footprints import between, is_part
 from ..models import Model
 from ..tensors import Parcel, Tensors, combine
@@ -19,7 +19,7 @@ KEPT = "what it sent last, which the server keeps for reports (method.report = f
 
 def latest_models(fleet: Fleet, first: Tensors) -> dict[str, Tensors]:
     """Everybody's first model, tier by tier; all share the same memory until they answer."""
-    shared = {tier.name: tier.footprint.read(first) for tier in fleet.served}
+    shared = {tier.name: tier.footprint.read(first) for tier in fleet.active_tiers}
     return {bundle(device.tier, device.name): shared[device.tier] for device in fleet.members(1)}
 
 
@@ -39,7 +39,7 @@ def whole_model(model: Model, inbox: Parcel, examples: int) -> Layout:
     return {name: (tuple(shape), torch.get_default_dtype()) for name, shape in model.shapes().items()}
 
 
-def reports(server: Parcel) -> dict[str, Candidate]:
+def reports(server: Parcel) -> dict[str, EvalTarget]:
     """`report_paper`: a tier's model is the mean over its own devices; `report_all`: over all that contain it."""
     if not any(name.startswith("latest:") for name in server):
         return {}
@@ -52,7 +52,7 @@ def reports(server: Parcel) -> dict[str, Candidate]:
 def report_problem(method: str, fleet: Fleet) -> str | None:
     if fleet.assignment != "fixed":
         return f"{method} cannot report each device's last model where tiers are redrawn; set report = false"
-    empty = {tier.name for tier in fleet.served} - {device.tier for device in fleet.members(1)}
+    empty = {tier.name for tier in fleet.active_tiers} - {device.tier for device in fleet.members(1)}
     return f"{method} cannot report on tier {min(empty)!r}, which has no device; set report = false" if empty else None
 
 

@@ -26,12 +26,12 @@ def feature_shape(model: Model) -> tuple[int, ...]:
 
 def parts_problem(method: str, fleet: Fleet, parts: Sequence[str], ends: Sequence[str] = ()) -> str | None:
     """Why nets cannot be taken apart, or what they pass on is not of one shape."""
-    for tier in fleet.served:
+    for tier in fleet.active_tiers:
         if not tier.model.has_parts(*parts):
             said = ", ".join(parts)
             return f"{method} needs nets with children named {said}; {tier.model.family} has others (try splitnet)"
         try:
-            own, first = (_passed_on(one.model, parts) for one in (tier, fleet.served[0]))
+            own, first = (_passed_on(one.model, parts) for one in (tier, fleet.active_tiers[0]))
         except ValueError as reason:  # a part that is not run once
             return f"{method} cannot take {tier.model.family} apart: {reason}"
         if own != first:
@@ -41,8 +41,8 @@ def parts_problem(method: str, fleet: Fleet, parts: Sequence[str], ends: Sequenc
 
 def _ends_problem(method: str, fleet: Fleet, ends: Sequence[str]) -> str | None:
     """Why the ends that all share are not the same in every tier."""
-    whole = fleet.whole.shapes()
-    for tier in fleet.served:
+    whole = fleet.global_model.shapes()
+    for tier in fleet.active_tiers:
         shapes = tier.model.shapes()
         for name in {*shapes, *whole}:
             if name.split(".")[0] in ends and shapes.get(name) != whole.get(name):

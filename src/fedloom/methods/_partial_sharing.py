@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from ..client import Client
-from ..fleet import Candidate, Carried, Device, DeviceModel, Fleet, Reply, Turn
-from ..footprints import Contribution, Footprint
+from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
+from ..footprints import ClientUpdate, Footprint
 from ..models import Model
 from ..tensors import Parcel, Tensors
 from .method import Method, first_weights, fixed_tiers
@@ -26,8 +26,8 @@ class Sharing(Method, Protocol):
     def shared(self) -> Shared: ...
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        first = warm or fleet.whole.initial(seed)
-        return {"weights": {name: first[name] for name in shared_names(self.shared, fleet.whole)}}
+        first = warm or fleet.global_model.initial(seed)
+        return {"weights": {name: first[name] for name in shared_names(self.shared, fleet.global_model)}}
 
     def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
         first, names = first_weights(device, seed, warm), shared_names(self.shared, device.model)
@@ -37,28 +37,28 @@ class Sharing(Method, Protocol):
         return {"weights": self._footprint(device).read(server["weights"])}
 
     def averaged(
-        self, server: Parcel, turn: Turn, replies: Sequence[Reply], by_examples: bool = True
+        self, server: Parcel, context: RoundContext, replies: Sequence[Reply], by_examples: bool = True
     ) -> dict[str, Tensor]:
         share = {reply.device: reply.examples if by_examples else 1.0 for reply in replies}
-        said = (Contribution(self._footprint(r.device), r.sent["weights"], share[r.device]) for r in replies)
-        return turn.merge(server["weights"], said)
+        said = (ClientUpdate(self._footprint(r.device), r.sent["weights"], share[r.device]) for r in replies)
+        return context.aggregate(server["weights"], said)
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         return {"personal": DeviceModel(self.own, lambda device: self.inbox(server, device))}
 
-    def own(self, client: Client, inbox: Parcel) -> Carried:
+    def own(self, client: Client, inbox: Parcel) -> ModelWeights:
         return client.model, self.whole(client, inbox)
 
     def whole(self, client: Client, inbox: Parcel) -> dict[str, Tensor]:
-        return {**client.memory["weights"], **inbox["weights"]}
+        return {**client.state["weights"], **inbox["weights"]}
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         named = self.shared if isinstance(self.shared, tuple) else ()
-        unknown = [name for name in named if not shared_names((name,), fleet.whole)]
+        unknown = [name for name in named if not shared_names((name,), fleet.global_model)]
         if unknown:
-            return f"no layer of {fleet.whole.family} is named {' or '.join(map(repr, unknown))}"
-        if self.shared in ("head", "body") and not fleet.whole.label_rows():
-            return f"{fleet.whole.family} ends in no layer with one row per class, so its head cannot be told"
+            return f"no layer of {fleet.global_model.family} is named {' or '.join(map(repr, unknown))}"
+        if self.shared in ("head", "body") and not fleet.global_model.label_rows():
+            return f"{fleet.global_model.family} ends in no layer with one row per class, so its head cannot be told"
         return fixed_tiers(fleet)
 
     def _footprint(self, device: Device) -> Footprint:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from ..client import Client
-from ..fleet import Carried, Device, Fleet
+from ..fleet import Device, Fleet, ModelWeights
 from ..tensors import Parcel, Tensors
 from .method import Method, first_weights, fixed_tiers
 
@@ -14,8 +14,8 @@ class OwnModels(Method, Protocol):
     def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
         return {"weights": first_weights(device, seed, warm)}
 
-    def own(self, client: Client, inbox: Parcel) -> Carried:
-        return client.model, client.memory["weights"]
+    def own(self, client: Client, inbox: Parcel) -> ModelWeights:
+        return client.model, client.state["weights"]
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         return fixed_tiers(fleet)

@@ -25,9 +25,9 @@ def space_problem(method: str, choice: Choice, fleet: Fleet) -> str | None:
     """Why sub-nets cannot be drawn out of this fleet's global model, by its extremes and some in between."""
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
         return f"{method} knows the spaces {', '.join(known)}, not {choice!r}; or give lists of choices"
-    whole, draw = fleet.whole, generator(0, SEARCH_SPACE_CHECK)
+    whole, draw = fleet.global_model, generator(0, SEARCH_SPACE_CHECK)
     try:
-        nets = chosen(choice, [tier.model for tier in fleet.served])
+        nets = chosen(choice, [tier.model for tier in fleet.active_tiers])
         for net in (nets.smallest(whole), nets.largest(whole), *(nets.draw(whole, draw) for _ in range(TRIED))):
             part_of(net, whole)
             net.fits_the_data()

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..fleet import Candidate, Fleet, ServerModel, Turn
-from ..footprints import Contribution, part_of
+from ..fleet import EvalTarget, Fleet, RoundContext, ServerModel
+from ..footprints import ClientUpdate, part_of
 from ..tensors import Parcel, Tensors
 from ._last_uploads import latest_models, received, report_problem, reports
 from .method import Method, train_on_labels
@@ -22,22 +22,22 @@ class Decouple(Method):
     report: bool = False
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        weights = warm or fleet.whole.initial(seed)
-        own = {tier.name: tier.footprint.read(weights) for tier in fleet.served}
+        weights = warm or fleet.global_model.initial(seed)
+        own = {tier.name: tier.footprint.read(weights) for tier in fleet.active_tiers}
         return {**own, **(latest_models(fleet, weights) if self.report else {})}
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: {"weights": server[device.tier]} for device in turn.cohort})
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        replies = context.ask(self.train, {device: {"weights": server[device.tier]} for device in context.cohort})
         merged = {}
-        for tier in turn.fleet.served:
+        for tier in context.fleet.active_tiers:
             all_of_it = part_of(tier.model, tier.model)
             of_tier = [reply for reply in replies if reply.device.tier == tier.name]
-            said = (Contribution(all_of_it, reply.sent["weights"], 1.0) for reply in of_tier)
-            merged[tier.name] = turn.merge(server[tier.name], said)
+            said = (ClientUpdate(all_of_it, reply.sent["weights"], 1.0) for reply in of_tier)
+            merged[tier.name] = context.aggregate(server[tier.name], said)
         return {**server, **merged, **received(server, replies)}
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         return {"server": ServerModel(lambda tier: server[tier.name]), **reports(server)}
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         return report_problem("decouple", fleet) if self.report else None

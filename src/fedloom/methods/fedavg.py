@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Turn
-from ..footprints import Contribution
+from ..fleet import RoundContext
+from ..footprints import ClientUpdate
 from ..tensors import Parcel
 from .method import BY_EXAMPLES, Method, train_on_labels
 
@@ -19,11 +19,11 @@ class FedAvg(Method):
     weighting: Literal["examples", "uniform"] = "examples"
 
     @property
-    def unmerged(self) -> str:
+    def dp_uncovered(self) -> str:
         return BY_EXAMPLES if self.weighting == "examples" else ""
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: {"weights": server["weights"]} for device in turn.cohort})
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        replies = context.ask(self.train, {device: {"weights": server["weights"]} for device in context.cohort})
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
-        said = (Contribution(r.device.footprint, r.sent["weights"], share[r.device]) for r in replies)
-        return {"weights": turn.merge(server["weights"], said)}
+        said = (ClientUpdate(r.device.footprint, r.sent["weights"], share[r.device]) for r in replies)
+        return {"weights": context.aggregate(server["weights"], said)}

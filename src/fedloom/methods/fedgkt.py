@@ -19,10 +19,10 @@ from ..client import (
     Batch,
     Bounded,
     Client,
-    Holdings,
+    ClientResult,
     Layout,
-    Optimiser,
-    Outcome,
+    Optimizer,
+    PaddedIndices,
     Schedule,
     cross_entropy,
     fit,
@@ -33,7 +33,7 @@ from ..client import (
     together,
 )
 from ..data import Examples, Preparation
-from ..fleet import Candidate, Carried, Device, DeviceModel, Fleet, Reply, Turn
+from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
 from ..models import MODELS, Model, chained, cost, model
 from ..seeds import SERVER_BATCHES, SERVER_ORDER, TEACH, generator
 from ..settings import Count, FixedTable, NotNegative, Positive
@@ -51,30 +51,30 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * losses.mean(1)
 
 
-def pupil(model: Model, optimiser: Optimiser, examples: Examples, schedule: Schedule, seed: int) -> Client:
+def pupil(model: Model, optimizer: Optimizer, examples: Examples, schedule: Schedule, seed: int) -> Client:
     """The server as one who trains: a block of one that holds all these examples."""
     rows = torch.arange(len(examples))
     plan = plan_for(rows, schedule, examples, Preparation(), generator(seed, SERVER_BATCHES))
-    everything = Holdings(rows.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
-    nothing = Holdings(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
+    everything = PaddedIndices(rows.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
+    nothing = PaddedIndices(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
     seen = torch.bincount(examples.y.flatten(), minlength=model.classes) > 0
     return Client(
-        model, optimiser, examples, examples, nothing, Preparation(), together([plan]), seen.unsqueeze(0), {},
+        model, optimizer, examples, examples, nothing, Preparation(), together([plan]), seen.unsqueeze(0), {},
         holdings=everything,
     )  # fmt: skip
 
 
-def received(model: Model, optimiser: Optimiser, schedule: Schedule, inbox: Parcel) -> tuple[Client, Tensor]:
+def received(model: Model, optimizer: Optimizer, schedule: Schedule, inbox: Parcel) -> tuple[Client, Tensor]:
     """The server with what the devices sent as its examples, and the logits they gave them."""
     features, logits, labels = (inbox["lesson"][name][0] for name in ("features", "logits", "labels"))
-    return pupil(model, optimiser, Examples(features, labels), schedule, int(inbox["draw"]["seed"])), logits
+    return pupil(model, optimizer, Examples(features, labels), schedule, int(inbox["draw"]["seed"])), logits
 
 
 def map_problem(fleet: Fleet) -> str | None:
-    shape = feature_shape(fleet.whole)
+    shape = feature_shape(fleet.global_model)
     if len(shape) == 3:
         return None
-    return f"fedgkt's server convolves feature maps; those of {fleet.whole.family} have shape {shape}"
+    return f"fedgkt's server convolves feature maps; those of {fleet.global_model.family} have shape {shape}"
 
 
 def lesson_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
@@ -97,7 +97,7 @@ def lesson_of(client: Client, weights: Tensors) -> dict[str, Tensor]:
 
 def no_answers(fleet: Fleet) -> dict[str, Tensor]:
     """What the server has answered before it was asked."""
-    return {device.name: torch.zeros(0, fleet.whole.classes) for device in fleet.members(1)}
+    return {device.name: torch.zeros(0, fleet.global_model.classes) for device in fleet.members(1)}
 
 
 def gathered(weights: Tensors, replies: Sequence[Reply], draw: np.random.Generator) -> dict[Device, Parcel]:
@@ -139,9 +139,9 @@ def _ready(client: Client, weights: Tensors) -> dict[str, Tensor]:
     return own_statistics(replace(client, plan=once), weights)
 
 
-def extended(client: Client, large: Model, weights: Tensors) -> Carried:
+def extended(client: Client, large: Model, weights: Tensors) -> ModelWeights:
     """A device's extractor and, behind it, the server's net."""
-    extractor = client.model.part_weights("extractor", client.memory["weights"])
+    extractor = client.model.part_weights("extractor", client.state["weights"])
     parts = {"first": extractor, "second": weights}
     held = {f"{part}.{name}": weight for part, one in parts.items() for name, weight in one.items()}
     return chained(client.model.part("extractor"), large), held
@@ -153,7 +153,7 @@ class FedGKT(OwnModels):
 
     paper = "He, Annavaram & Avestimehr, NeurIPS 2020"
     leaves = "features (near-raw: see fedloom audit), logits and labels of all its examples"
-    keeps, gives, admits, ships = "its small net", "personalised", "any models", "extractor"
+    keeps, gives, admits, ships = "its small net", "personalized", "any models", "extractor"
     sample = FixedTable(server_epochs=2, server_planes=(8, 16), server_blocks=(1, 1))
 
     temperature: Positive = 3.0
@@ -165,53 +165,53 @@ class FedGKT(OwnModels):
     server_blocks: tuple[Count, ...] = (6, 6, 6)
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": self.large(fleet.whole).initial(seed), "answers": no_answers(fleet)}
+        return {"weights": self.large(fleet.global_model).initial(seed), "answers": no_answers(fleet)}
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: teacher_of(server, device) for device in turn.cohort})
-        for taught in turn.compute(self.teach, gathered(server["weights"], replies, turn.draw(SERVER_ORDER))):
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        replies = context.ask(self.train, {device: teacher_of(server, device) for device in context.cohort})
+        for taught in context.compute(self.teach, gathered(server["weights"], replies, context.draw(SERVER_ORDER))):
             server = {**taught.sent, "answers": dealt_back(server["answers"], taught, replies)}
         return server
 
     @on_device(sends={"lesson": lesson_layout}, mixes=False)
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            logits = client.model(weights, batch.x, batch.draws).logits
+            logits = client.model(weights, batch.x, batch.step_seeds).logits
             if "teacher" not in inbox:
                 return cross_entropy(logits, batch)
             teacher = inbox["teacher"]["logits"].take_along_dim(batch.own_rows.unsqueeze(-1), 1)
             return cross_entropy(logits, batch) + self.weight * distillation(logits, teacher, self.temperature)
 
-        weights = fit(client, client.memory["weights"], loss)
-        return Outcome(send={"lesson": lesson_of(client, weights)}, remember={"weights": weights})
+        weights = fit(client, client.state["weights"], loss)
+        return ClientResult(upload={"lesson": lesson_of(client, weights)}, state={"weights": weights})
 
     @on_device(sends={"weights": like("weights"), "answers": answer_layout}, stream=TEACH, mixes=False)
-    def teach(self, client: Client, inbox: Parcel) -> Outcome:
+    def teach(self, client: Client, inbox: Parcel) -> ClientResult:
         """What the server does, as a client that has what the devices sent."""
-        optimiser, schedule = Adam(self.server_rate, weight_decay=1e-4), Schedule(self.server_batch, self.server_epochs)
-        server, logits = received(self.large(client.model), optimiser, schedule, inbox)
+        optimizer, schedule = Adam(self.server_rate, weight_decay=1e-4), Schedule(self.server_batch, self.server_epochs)
+        server, logits = received(self.large(client.model), optimizer, schedule, inbox)
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            made = server.model(weights, batch.x, batch.draws).logits
+            made = server.model(weights, batch.x, batch.step_seeds).logits
             answers = distillation(made, logits[batch.own_rows], self.temperature)
             return answers + self.weight * cross_entropy(made, batch)
 
         weights = fit(server, inbox["weights"], loss)
-        return Outcome(send={"weights": weights, "answers": answers_of(server, weights)})
+        return ClientResult(upload={"weights": weights, "answers": answers_of(server, weights)})
 
     def large(self, small: Model) -> Model:
         size = {"stem": None, "planes": self.server_planes, "blocks": self.server_blocks}
         return model("bottleneck", MODELS["bottleneck"], size, feature_shape(small), small.classes)
 
-    def server_work(self, model: Model, examples: int) -> float:
+    def server_macs(self, model: Model, examples: int) -> float:
         return (3.0 * self.server_epochs + 1) * cost(self.large(model)).macs * examples
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         whole = DeviceModel(self.with_server, lambda device: {"weights": server["weights"]})
         return {"clients": DeviceModel(self.own), "server": whole}
 
-    def with_server(self, client: Client, inbox: Parcel) -> Carried:
+    def with_server(self, client: Client, inbox: Parcel) -> ModelWeights:
         return extended(client, self.large(client.model), inbox["weights"])
 
-    def objection(self, fleet: Fleet) -> str | None:
-        return parts_problem("fedgkt", fleet, ("extractor",)) or map_problem(fleet) or super().objection(fleet)
+    def check_fleet(self, fleet: Fleet) -> str | None:
+        return parts_problem("fedgkt", fleet, ("extractor",)) or map_problem(fleet) or super().check_fleet(fleet)

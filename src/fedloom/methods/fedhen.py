@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, Outcome, cross_entropy, fit, like, on_device
-from ..fleet import Candidate, Fleet, Turn, slices
-from ..footprints import Contribution
+from ..client import Batch, Client, ClientResult, cross_entropy, fit, like, on_device
+from ..fleet import EvalTarget, Fleet, RoundContext, slices
+from ..footprints import ClientUpdate
 from ..tensors import Parcel, Tensors
 from ._last_uploads import KEPT, received, report_problem, reports, with_latest
 from .method import Method
@@ -32,26 +32,26 @@ class FedHeN(Method):
         first = super().start(fleet, seed, warm)
         return with_latest(first, fleet) if self.report else first
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
-        replies = turn.ask(self.train, inboxes)
-        said = (Contribution(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
-        return {**server, "weights": turn.merge(server["weights"], said), **received(server, replies)}
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in context.cohort}
+        replies = context.ask(self.train, inboxes)
+        said = (ClientUpdate(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
+        return {**server, "weights": context.aggregate(server["weights"], said), **received(server, replies)}
 
     @on_device(sends={"weights": like("weights")})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            exits = client.model(weights, batch.x, batch.draws).exits  # a simple device has one, a complex one two
+            exits = client.model(weights, batch.x, batch.step_seeds).exits  # a simple device has one, a complex one two
             return torch.stack([cross_entropy(logits, batch) for logits in exits.values()]).sum(0)
 
-        return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+        return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 
     @property
-    def unmerged(self) -> str:
+    def dp_uncovered(self) -> str:
         return KEPT if self.report else ""
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         return {"server": slices(server["weights"]), **reports(server)}
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         return report_problem("fedhen", fleet) if self.report else None

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..client import Client, Outcome, Task, fit, label_loss, on_device
-from ..fleet import Candidate, Carried, Device, DeviceModel, Fleet, Turn, slices
+from ..client import Client, ClientResult, Task, fit, label_loss, on_device
+from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, RoundContext, slices
 from ..models import Model
 from ..seeds import DESCRIBE
 from ..tensors import Parcel, Tensors
@@ -27,7 +27,7 @@ class FedHeNN(Agreement, OwnModels):
 
     paper = "Makhija et al., ICML 2022"
     leaves, keeps = "its weights, or only how alike it finds examples that all know", "its model"
-    gives, admits = "personalised", "any models"
+    gives, admits = "personalized", "any models"
 
     share: Literal["kernels", "weights"] = "kernels"
     kernels_on: Literal["auto", "server", "devices"] = "auto"
@@ -43,48 +43,48 @@ class FedHeNN(Agreement, OwnModels):
     def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
         return {} if self.share == "weights" else super().prepare(device, seed, warm)
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        shown = self.shown(turn)
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        shown = self.shown(context)
         if self.share == "weights":  # the target is how the global model finds the examples: devices see for themselves
-            return averaged_by_examples(self.train, server, turn, shown)
-        if self.kernels_on == "devices" or (self.kernels_on == "auto" and turn.deployed):
-            told = turn.ask(self.describe, dict.fromkeys(turn.cohort, shown)) if shown else []
-            turn.ask(self.train_at_home, dict.fromkeys(turn.cohort, self.aimed(shown, told)))
+            return averaged_by_examples(self.train, server, context, shown)
+        if self.kernels_on == "devices" or (self.kernels_on == "auto" and context.deployed):
+            told = context.ask(self.describe, dict.fromkeys(context.cohort, shown)) if shown else []
+            context.ask(self.train_at_home, dict.fromkeys(context.cohort, self.aimed(shown, told)))
             return server
-        held = turn.fleet.members(turn.number) if self.target == "all" else turn.cohort
+        held = context.fleet.members(context.number) if self.target == "all" else context.cohort
         models = {d: {**shown, "weights": server[bundle(d.tier, d.name)]} for d in held}
-        told = turn.compute(self.describe, models) if shown else []
-        replies = turn.ask(self.train, dict.fromkeys(turn.cohort, self.aimed(shown, told)))
+        told = context.compute(self.describe, models) if shown else []
+        replies = context.ask(self.train, dict.fromkeys(context.cohort, self.aimed(shown, told)))
         return {**server, **received(server, replies)}
 
     @on_device(sends={"told": "telling"}, stream=DESCRIBE, mixes=False)
-    def describe(self, client: Client, inbox: Parcel) -> Outcome:
-        return Outcome(send={"told": self.tell(client, self.own(client, inbox)[1], inbox)})
+    def describe(self, client: Client, inbox: Parcel) -> ClientResult:
+        return ClientResult(upload={"told": self.tell(client, self.own(client, inbox)[1], inbox)})
 
     @on_device(sends={"weights": whole_model}, mixes=False)
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
-        first = inbox["weights"] if "weights" in inbox else client.memory["weights"]
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
+        first = inbox["weights"] if "weights" in inbox else client.state["weights"]
         weights = fit(self.drawn(client, inbox, first), first, label_loss(client))
-        return Outcome(send={"weights": weights}, remember={"weights": weights})
+        return ClientResult(upload={"weights": weights}, state={"weights": weights})
 
     @property
     def train_at_home(self) -> Task:
         return self.train.silent("train_at_home")
 
-    def device_work(self, model: Model, examples: int, steps: int) -> float:
-        probed = steps * (self.probe_batch or self.probe_size) if self.probes else 0
-        return super().device_work(model, examples + probed, steps)
+    def device_macs(self, model: Model, examples: int, steps: int) -> float:
+        probed = steps * (self.probe_batch or self.probe_size) if self.needs_public_data else 0
+        return super().device_macs(model, examples + probed, steps)
 
-    def finish(self, server: Parcel, turn: Turn) -> Parcel | None:
-        return self.round(server, turn) if self.last_round else None
+    def finish(self, server: Parcel, context: RoundContext) -> Parcel | None:
+        return self.round(server, context) if self.last_round else None
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         shared = {"server": slices(server["weights"])} if self.share == "weights" else {}
         return {"personal": DeviceModel(self.own, lambda device: server if shared else {}), **shared}
 
-    def own(self, client: Client, inbox: Parcel) -> Carried:
-        return client.model, client.memory.get("weights") or inbox["weights"]
+    def own(self, client: Client, inbox: Parcel) -> ModelWeights:
+        return client.model, client.state.get("weights") or inbox["weights"]
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         problem = one_model('fedhenn with share = "weights"', fleet) if self.share == "weights" else None
-        return problem or super().objection(fleet)
+        return problem or super().check_fleet(fleet)

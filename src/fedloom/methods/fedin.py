@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, Layout, Outcome, fit, gradient, label_loss, like, on_device, own_statistics
-from ..fleet import Fleet, Reply, Turn
+from ..client import Batch, Client, ClientResult, Layout, fit, gradient, label_loss, like, on_device, own_statistics
+from ..fleet import Fleet, Reply, RoundContext
 from ..models import Model, cost
 from ..seeds import FEATURE_PAIRS, generator
 from ..settings import Count, NotNegative
-from ..tensors import Parcel, Tensors, beside, combine, inner
+from ..tensors import Parcel, Tensors, combine, inner, per_device
 from ._net_parts import parts_problem, run_part
 from ._partial_sharing import Sharing, parted
 
@@ -50,8 +50,8 @@ def _drawn(client: Client, count: int) -> Tensor:
     """[K, count]: rows out of all that a device holds, whatever its plan visits of them."""
     assert client.holdings is not None
     held = [rows[real] for rows, real in zip(client.holdings.rows, client.holdings.real, strict=True)]
-    draws = (generator(seed, FEATURE_PAIRS) for seed in client.plan[0].draws.seeds)
-    return torch.stack([own[draw.permutation(len(own))[:count]] for own, draw in zip(held, draws, strict=True)])
+    step_seeds = (generator(seed, FEATURE_PAIRS) for seed in client.plan[0].step_seeds.per_device)
+    return torch.stack([own[draw.permutation(len(own))[:count]] for own, draw in zip(held, step_seeds, strict=True)])
 
 
 def features_loss(client: Client, pairs: Tensors) -> Callable[[Tensors, Batch], Tensor]:
@@ -59,9 +59,9 @@ def features_loss(client: Client, pairs: Tensors) -> Callable[[Tensors, Batch], 
     middle = client.model.part("intermediate")
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
-        rows = batch.turn_of(batch.y.shape[1], pairs["enter"].shape[1])
+        rows = batch.cyclic_rows(batch.y.shape[1], pairs["enter"].shape[1])
         own = client.model.part_weights("intermediate", weights)
-        made = middle(own, pairs["enter"][:, rows], batch.draws).logits
+        made = middle(own, pairs["enter"][:, rows], batch.step_seeds).logits
         return (made - pairs["leave"][:, rows]).square().flatten(1).mean(1)
 
     return loss
@@ -71,7 +71,7 @@ def projected(own: Tensors, other: Tensors) -> Tensors:
     """`other`, less the part of it that points against `own`."""
     size = inner(own, own)
     against = torch.where(size > 0, inner(own, other).clamp_max(0) / size.clamp_min(torch.finfo(size.dtype).tiny), 0)
-    return combine(lambda mine, theirs: theirs - beside(against, mine) * mine, own, other)
+    return combine(lambda mine, theirs: theirs - per_device(against, mine) * mine, own, other)
 
 
 def no_pairs(model: Model) -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ class FedIN(Sharing):
 
     paper = "Chan et al., 2023"
     leaves = "weights of both ends, features of its examples (near-raw: see fedloom audit)"
-    keeps, gives, admits, ships = "its middle layers", "personalised", "any models", "extractor"
+    keeps, gives, admits, ships = "its middle layers", "personalized", "any models", "extractor"
 
     middle: Literal["sum", "project", "project_all", "sequential", "none"] = "sum"
     local: NotNegative = 2.0
@@ -126,16 +126,18 @@ class FedIN(Sharing):
         return ("extractor", "classifier") if self.aggregation else ()
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {**super().start(fleet, seed, warm), "pairs": no_pairs(fleet.whole)}
+        return {**super().start(fleet, seed, warm), "pairs": no_pairs(fleet.global_model)}
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        others = dealt(server["pairs"], self.batch, turn.number - self.max_age, turn.draw(FEATURE_PAIRS))
-        replies = turn.ask(self.train, {device: {**self.inbox(server, device), **others} for device in turn.cohort})
-        kept = refilled(server["pairs"], replies, turn.number, self.buffer, self.max_age)
-        return {"weights": self.averaged(server, turn, replies, by_examples=False), "pairs": kept}
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        others = dealt(server["pairs"], self.batch, context.number - self.max_age, context.draw(FEATURE_PAIRS))
+        replies = context.ask(
+            self.train, {device: {**self.inbox(server, device), **others} for device in context.cohort}
+        )
+        kept = refilled(server["pairs"], replies, context.number, self.buffer, self.max_age)
+        return {"weights": self.averaged(server, context, replies, by_examples=False), "pairs": kept}
 
     @on_device(sends={"weights": like("weights"), "pairs": "sent_pairs"}, mixes=False)
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         labels = label_loss(client)
 
         def from_features(weights: Tensors, batch: Batch) -> Tensors:
@@ -150,7 +152,7 @@ class FedIN(Sharing):
         weights = fit(client, self.whole(client, inbox), *(updates if "pairs" in inbox else (labels,)))
         shared, private = parted(weights, inbox)
         sent = {"weights": shared, "pairs": collected(client, weights, self._count(client.held))}
-        return Outcome(send=sent, remember={"weights": private})
+        return ClientResult(upload=sent, state={"weights": private})
 
     def agreed(self, own: Tensors, other: Tensors) -> Tensors:
         """The step that learns from features as far as the labels agree."""
@@ -160,9 +162,9 @@ class FedIN(Sharing):
             return {name: projected({name: own[name]}, {name: other[name]})[name] for name in own}
         return projected(own, other)
 
-    def device_work(self, model: Model, examples: int, steps: int) -> float:
+    def device_macs(self, model: Model, examples: int, steps: int) -> float:
         both = 3.0 * cost(model.part("intermediate")).macs * examples if self.middle != "none" else 0.0
-        return super().device_work(model, examples, steps) + both
+        return super().device_macs(model, examples, steps) + both
 
     def sent_pairs(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         return pair_layout(model, self._count(examples))
@@ -170,5 +172,5 @@ class FedIN(Sharing):
     def _count(self, examples: int) -> int:
         return 0 if self.middle == "none" else examples if self.pairs == "all" else min(self.pairs, examples)
 
-    def objection(self, fleet: Fleet) -> str | None:
-        return parts_problem("fedin", fleet, PARTS, ends=self.shared) or super().objection(fleet)
+    def check_fleet(self, fleet: Fleet) -> str | None:
+        return parts_problem("fedin", fleet, PARTS, ends=self.shared) or super().check_fleet(fleet)

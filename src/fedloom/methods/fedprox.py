@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..client import Batch, Client, Outcome, distance, fit, label_loss, like, on_device
-from ..fleet import Turn
+from ..client import Batch, Client, ClientResult, distance, fit, label_loss, like, on_device
+from ..fleet import RoundContext
 from ..settings import NotNegative
 from ..tensors import Parcel, Tensors
 from .method import Method, averaged_by_examples
@@ -24,14 +24,14 @@ class FedProx(Method):
 
     proximal: NotNegative = 0.1
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        return averaged_by_examples(self.train, server, turn)
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        return averaged_by_examples(self.train, server, context)
 
     @on_device(sends={"weights": like("weights")})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         labels = label_loss(client)
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             return labels(weights, batch) + self.proximal * distance(weights, inbox["weights"])
 
-        return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+        return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})

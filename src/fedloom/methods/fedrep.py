@@ -6,8 +6,8 @@ Devices share all but the last layer. Each first learns its own head on the body
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..client import Client, Outcome, Step, fit, label_loss, like, on_device
-from ..fleet import Turn
+from ..client import Client, ClientResult, Step, fit, label_loss, like, on_device
+from ..fleet import RoundContext
 from ..seeds import FIT_HEAD
 from ..settings import Count
 from ..tensors import Parcel, Tensors
@@ -20,38 +20,38 @@ class FedRep(Sharing):
     also who never took part, learns a head for the final body."""
 
     paper = "Collins et al., ICML 2021"
-    leaves, keeps, gives = "weights of all but the last layer, example count", "the last layer", "personalised"
+    leaves, keeps, gives = "weights of all but the last layer, example count", "the last layer", "personalized"
     shared = "body"
 
     body_epochs: Count = 1
     last_heads: bool = True
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: self.inbox(server, device) for device in turn.cohort})
-        return {"weights": self.averaged(server, turn, replies)}
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        replies = context.ask(self.train, {device: self.inbox(server, device) for device in context.cohort})
+        return {"weights": self.averaged(server, context, replies)}
 
     @on_device(sends={"weights": like("weights")})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         later = replace(client, plan=epochs_of(client.plan, self.body_epochs))
         with_head = self._with_new_head(client, inbox)
         trained = fit(later, with_head, label_loss(client), only=inbox["weights"].keys())
         body, head = parted(trained, inbox)
-        return Outcome(send={"weights": body}, remember={"weights": head})
+        return ClientResult(upload={"weights": body}, state={"weights": head})
 
     @on_device(sends={}, stream=FIT_HEAD)
-    def fit_head(self, client: Client, inbox: Parcel) -> Outcome:
+    def fit_head(self, client: Client, inbox: Parcel) -> ClientResult:
         _, head = parted(self._with_new_head(client, inbox), inbox)
-        return Outcome(send={}, remember={"weights": head})
+        return ClientResult(upload={}, state={"weights": head})
 
     def _with_new_head(self, client: Client, inbox: Parcel) -> Tensors:
-        return fit(client, self.whole(client, inbox), label_loss(client), only=client.memory["weights"].keys())
+        return fit(client, self.whole(client, inbox), label_loss(client), only=client.state["weights"].keys())
 
-    def finish(self, server: Parcel, turn: Turn) -> Parcel | None:
+    def finish(self, server: Parcel, context: RoundContext) -> Parcel | None:
         if not self.last_heads:
             return None
-        served = {tier.name for tier in turn.fleet.served}
-        everybody = [device for device in turn.fleet.devices(turn.number) if device.tier in served]
-        turn.ask(self.fit_head, {device: self.inbox(server, device) for device in everybody})
+        served = {tier.name for tier in context.fleet.active_tiers}
+        everybody = [device for device in context.fleet.devices(context.number) if device.tier in served]
+        context.ask(self.fit_head, {device: self.inbox(server, device) for device in everybody})
         return server
 
 

@@ -7,8 +7,8 @@ every size.
 from dataclasses import dataclass
 from typing import Literal
 
-from ..fleet import Fleet, Tier, Turn
-from ..footprints import Contribution, Footprint, between, rolling
+from ..fleet import Fleet, RoundContext, Tier
+from ..footprints import ClientUpdate, Footprint, between, rolling
 from ..tensors import Parcel
 from .method import BY_EXAMPLES, Method, train_on_labels
 
@@ -21,25 +21,28 @@ class FedRolex(Method):
 
     weighting: Literal["uniform", "examples"] = "uniform"
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        window = {tier.name: self.votes_on(tier, turn.fleet, turn.number) for tier in turn.fleet.served}
-        inboxes = {device: {"weights": window[device.tier].read(server["weights"])} for device in turn.cohort}
-        replies = turn.ask(self.train, inboxes)
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        window = {
+            tier.name: self.aggregation_footprint(tier, context.fleet, context.number)
+            for tier in context.fleet.active_tiers
+        }
+        inboxes = {device: {"weights": window[device.tier].read(server["weights"])} for device in context.cohort}
+        replies = context.ask(self.train, inboxes)
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
-        said = (Contribution(window[r.device.tier], r.sent["weights"], share[r.device]) for r in replies)
-        return {"weights": turn.merge(server["weights"], said)}
+        said = (ClientUpdate(window[r.device.tier], r.sent["weights"], share[r.device]) for r in replies)
+        return {"weights": context.aggregate(server["weights"], said)}
 
     @property
-    def unmerged(self) -> str:
+    def dp_uncovered(self) -> str:
         return BY_EXAMPLES if self.weighting == "examples" else ""
 
-    def votes_on(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
-        return between(tier.model.shapes(), fleet.whole.shapes(), rolling(round_number - 1))
+    def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
+        return between(tier.model.shapes(), fleet.global_model.shapes(), rolling(round_number - 1))
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         """A layer behind a flattened map has several inputs for each channel, and they would have to roll together."""
-        large = fleet.whole.shapes()
-        for tier in fleet.served:
+        large = fleet.global_model.shapes()
+        for tier in fleet.active_tiers:
             small = tier.model.shapes()
             channels = {(shape[0], large[name][0]) for name, shape in small.items()}
             for name, shape in small.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..client import (
     Batch,
     Client,
-    Outcome,
+    ClientResult,
     Stream,
     cross_entropy,
     distance,
@@ -23,8 +23,8 @@ from ..client import (
     soft_cross_entropy,
     subnet_logits,
 )
-from ..fleet import Fleet, Turn
-from ..footprints import Contribution
+from ..fleet import Fleet, RoundContext
+from ..footprints import ClientUpdate
 from ..models import Model
 from ..settings import Count, NotNegative
 from ..tensors import Parcel, Tensors
@@ -48,35 +48,37 @@ class FedSup(Method):
     proximal: NotNegative = 0.0
     subnet_stream: Stream = "device"
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        cohort = [device.carrying(turn.fleet.whole, turn.fleet.whole) for device in turn.cohort]
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        cohort = [
+            device.with_model(context.fleet.global_model, context.fleet.global_model) for device in context.cohort
+        ]
         inboxes = {device: {"weights": server["weights"]} for device in cohort}
-        replies = turn.ask(self.train, inboxes)
-        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-        return {"weights": turn.merge(server["weights"], said)}
+        replies = context.ask(self.train, inboxes)
+        said = (ClientUpdate(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
+        return {"weights": context.aggregate(server["weights"], said)}
 
     @on_device(sends={"weights": like("weights")}, mixes=False)
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             whole, (first, *others) = client.model, self._nets(client, batch)
             logits = subnet_logits(first, whole, weights, batch)
-            teacher = logits if self.sandwich or not others else whole(weights, batch.x, batch.draws).logits
+            teacher = logits if self.sandwich or not others else whole(weights, batch.x, batch.step_seeds).logits
             total = cross_entropy(logits, batch)
             for nets in others:
                 made = subnet_logits(nets, whole, weights, batch)
                 total = total + (soft_cross_entropy(made, teacher) if self.distillation else cross_entropy(made, batch))
             return total + self.proximal * distance(weights, inbox["weights"]) if self.proximal else total
 
-        return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+        return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 
     def _nets(self, client: Client, batch: Batch) -> list[list[Model]]:
         """What is trained on this batch, the first on its labels."""
         whole, choices = client.model, chosen(self.space, tuple(client.sizes.values()))
-        draw = partial(draw_subnets, partial(choices.draw, whole), batch.draws, self.subnet_stream)
+        draw = partial(draw_subnets, partial(choices.draw, whole), batch.step_seeds, self.subnet_stream)
         if not self.sandwich:
             return [draw(number) for number in range(self.subnets)]
         drawn = [draw(number) for number in range(1, self.subnets)]
         return [[whole], *drawn] if self.subnets < 3 else [[whole], *drawn[:-1], [choices.smallest(whole)]]
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         return space_problem("fedsup", self.space, fleet)

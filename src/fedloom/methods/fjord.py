@@ -13,7 +13,7 @@ from torch import Tensor
 from ..client import (
     Batch,
     Client,
-    Outcome,
+    ClientResult,
     Stream,
     cross_entropy,
     draw_subnets,
@@ -23,8 +23,8 @@ from ..client import (
     soft_cross_entropy,
     subnet_logits,
 )
-from ..fleet import Fleet, Turn
-from ..footprints import Contribution, is_part
+from ..fleet import Fleet, RoundContext
+from ..footprints import ClientUpdate, is_part
 from ..models import Model
 from ..settings import Share
 from ..tensors import Parcel, Tensors
@@ -43,28 +43,28 @@ class FjORD(Method):
     distillation: bool = True
     subnet_stream: Stream = "device"
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
-        replies = turn.ask(self.train, inboxes)
-        said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-        return {"weights": turn.merge(server["weights"], said)}
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in context.cohort}
+        replies = context.ask(self.train, inboxes)
+        said = (ClientUpdate(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
+        return {"weights": context.aggregate(server["weights"], said)}
 
     @on_device(sends={"weights": like("weights")}, mixes=False)
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         whole, narrower = client.model, self._narrower(client)
 
         def choose(draw: np.random.Generator) -> Model:
             return narrower[int(draw.integers(len(narrower)))]
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            nets = draw_subnets(choose, batch.draws, self.subnet_stream)
+            nets = draw_subnets(choose, batch.step_seeds, self.subnet_stream)
             logits = subnet_logits(nets, whole, weights, batch)
             if not self.distillation:
                 return cross_entropy(logits, batch)
-            widest = whole(weights, batch.x, batch.draws).logits
+            widest = whole(weights, batch.x, batch.step_seeds).logits
             return cross_entropy(widest, batch) + soft_cross_entropy(logits, widest)
 
-        return Outcome(send={"weights": fit(client, inbox["weights"], loss)})
+        return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 
     def _narrower(self, client: Client) -> list[Model]:
         """The sizes a device can carry, its own among them."""
@@ -73,7 +73,7 @@ class FjORD(Method):
         carried = {tuple(net.shapes().items()): net for net in (*sizes, client.model) if is_part(net.shapes(), own)}
         return list(carried.values())
 
-    def objection(self, fleet: Fleet) -> str | None:
-        if not self.widths or "width" in inspect.signature(fleet.whole.build).parameters:
+    def check_fleet(self, fleet: Fleet) -> str | None:
+        if not self.widths or "width" in inspect.signature(fleet.global_model.build).parameters:
             return None
-        return f"fjord draws widths, and {fleet.whole.family} has no setting `width`; leave method.widths out"
+        return f"fjord draws widths, and {fleet.global_model.family} has no setting `width`; leave method.widths out"

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, Outcome, cross_entropy, fit, like, mask_logits, on_device, shaped
-from ..fleet import Candidate, Fleet, Reply, Turn, slices
-from ..footprints import Contribution
+from ..client import Batch, Client, ClientResult, cross_entropy, fit, like, mask_logits, on_device, shaped
+from ..fleet import EvalTarget, Fleet, Reply, RoundContext, slices
+from ..footprints import ClientUpdate
 from ..tensors import Parcel, Tensors
 from .method import BY_EXAMPLES, Method
 
@@ -31,21 +31,21 @@ class HeteroFL(Method):
     only_seen_rows: bool = True
     weighting: Literal["uniform", "examples"] = "uniform"
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
-        replies = turn.ask(self.train, inboxes)
-        return {"weights": turn.merge(server["weights"], map(self._contribution, replies))}
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in context.cohort}
+        replies = context.ask(self.train, inboxes)
+        return {"weights": context.aggregate(server["weights"], map(self._contribution, replies))}
 
     @on_device(sends={"weights": like("weights"), "labels": shaped(seen=(("classes",), torch.bool))})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            logits = client.model(weights, batch.x, batch.draws).logits
+            logits = client.model(weights, batch.x, batch.step_seeds).logits
             return cross_entropy(mask_logits(logits, client.seen_labels, self._fill), batch)
 
         weights = fit(client, inbox["weights"], loss)
-        return Outcome(send={"weights": weights, "labels": {"seen": client.seen_labels}})
+        return ClientResult(upload={"weights": weights, "labels": {"seen": client.seen_labels}})
 
-    def _contribution(self, reply: Reply) -> Contribution:
+    def _contribution(self, reply: Reply) -> ClientUpdate:
         """A device speaks only for its slice, and there only for the classifier rows of labels it has seen."""
         footprint, weights = reply.device.footprint, dict(reply.sent["weights"])
         if self.only_seen_rows:
@@ -55,10 +55,10 @@ class HeteroFL(Method):
                 keep[: len(seen)] = seen
                 footprint = footprint.restrict(name, axis=0, keep=keep)
                 weights[name] = weights[name][keep]
-        return Contribution(footprint, weights, reply.examples if self.weighting == "examples" else 1.0)
+        return ClientUpdate(footprint, weights, reply.examples if self.weighting == "examples" else 1.0)
 
     @property
-    def unmerged(self) -> str:
+    def dp_uncovered(self) -> str:
         if self.only_seen_rows:
             return "the set of its labels (method.only_seen_rows = false does without)"
         return BY_EXAMPLES if self.weighting == "examples" else ""
@@ -67,13 +67,13 @@ class HeteroFL(Method):
     def _fill(self) -> float | None:
         return self.unseen_logit if self.mask_unseen_labels else None
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         return {"server": slices(server["weights"], self._fill)}
 
-    def objection(self, fleet: Fleet) -> str | None:
-        if self.only_seen_rows and not fleet.whole.label_rows():
+    def check_fleet(self, fleet: Fleet) -> str | None:
+        if self.only_seen_rows and not fleet.global_model.label_rows():
             return (
-                f"heterofl averages classifier rows by label, and {fleet.whole.family} ends in no layer with one row "
+                f"heterofl averages classifier rows by label, and {fleet.global_model.family} ends in no layer with one row "
                 "per class; name them in the module's attribute `label_rows`, or set method.only_seen_rows = false"
             )
         return None

@@ -5,8 +5,8 @@ Every device trains a whole model, but only some of its layers are averaged; the
 
 from dataclasses import dataclass
 
-from ..client import Client, Outcome, fit, label_loss, like, on_device
-from ..fleet import Turn
+from ..client import Client, ClientResult, fit, label_loss, like, on_device
+from ..fleet import RoundContext
 from ..tensors import Parcel
 from ._partial_sharing import Shared, Sharing, parted
 
@@ -17,15 +17,15 @@ class LGFedAvg(Sharing):
     of layers."""
 
     paper = "Liang et al., 2020"
-    leaves, keeps, gives = "weights of the shared layers, example count", "the other layers", "personalised"
+    leaves, keeps, gives = "weights of the shared layers, example count", "the other layers", "personalized"
 
     shared: Shared = "head"
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        replies = turn.ask(self.train, {device: self.inbox(server, device) for device in turn.cohort})
-        return {"weights": self.averaged(server, turn, replies)}
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        replies = context.ask(self.train, {device: self.inbox(server, device) for device in context.cohort})
+        return {"weights": self.averaged(server, context, replies)}
 
     @on_device(sends={"weights": like("weights")})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         shared, private = parted(fit(client, self.whole(client, inbox), label_loss(client)), inbox)
-        return Outcome(send={"weights": shared}, remember={"weights": private})
+        return ClientResult(upload={"weights": shared}, state={"weights": private})

@@ -4,9 +4,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
-from ..client import Client, Outcome, Task, fit, label_loss, like, on_any_device
-from ..fleet import Candidate, Device, Fleet, Tier, Turn, nesting_problem, slices
-from ..footprints import Contribution, Footprint, between, is_part
+from ..client import Client, ClientResult, Task, fit, label_loss, like, on_any_device
+from ..fleet import Device, EvalTarget, Fleet, RoundContext, Tier, nesting_problem, slices
+from ..footprints import ClientUpdate, Footprint, between, is_part
 from ..models import Model, cost
 from ..tensors import Parcel, Tensors
 
@@ -20,7 +20,7 @@ class Method(Protocol):
     paper: ClassVar[str] = ""
     leaves: ClassVar[str] = ""  # what leaves a device
     keeps: ClassVar[str] = ""  # what stays on it from round to round
-    gives: ClassVar[str] = ""  # "global" or "personalised" models
+    gives: ClassVar[str] = ""  # "global" or "personalized" models
     admits: ClassVar[Models] = "sizes of one model"  # what the devices' models may be to each other
     ships: ClassVar[str] = ""  # the part of a net whose features leave the device; "": none do
     simulated: ClassVar[bool] = False  # whether only a simulation can do it
@@ -32,29 +32,29 @@ class Method(Protocol):
         return cls(**settings)
 
     @property
-    def probes(self) -> bool:
+    def needs_public_data(self) -> bool:
         """Whether the server needs examples of its own."""
         return False
 
     @property
-    def unmerged(self) -> str:
-        """What of a device reaches the server's state in another way than by one vote of weight 1 in the one merge of a
-        round: noise on the merge does not hide it. "": nothing. Who does not say is taken to send all of it so."""
+    def dp_uncovered(self) -> str:
+        """What of a device reaches the server's state in another way than by one vote of weight 1 in the one aggregate of a
+        round: noise on the aggregate does not hide it. "": nothing. Who does not say is taken to send all of it so."""
         return self.leaves or "what it does not tell"
 
-    def votes_on(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
-        """Where the devices of a tier vote in that merge: known before anybody is asked."""
+    def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
+        """Where the devices of a tier vote in that aggregate: known before anybody is asked."""
         return tier.footprint
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         """The server's first state; `warm` is an earlier model to go on from. By default one global model."""
-        return {"weights": warm or fleet.whole.initial(seed)}
+        return {"weights": warm or fleet.global_model.initial(seed)}
 
     @abstractmethod
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
         """One round: the server's state before it -> after it."""
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         """What is judged. By default the global model, at every tier through its footprint."""
         return {"server": slices(server["weights"])}
 
@@ -62,28 +62,28 @@ class Method(Protocol):
         """A device's first memory."""
         return {}
 
-    def finish(self, server: Parcel, turn: Turn) -> Parcel | None:
+    def finish(self, server: Parcel, context: RoundContext) -> Parcel | None:
         """A last exchange after the last round; None: there is none."""
         return None
 
-    def refuses(self, fleet: Fleet) -> str | None:
+    def fleet_problem(self, fleet: Fleet) -> str | None:
         """Why this fleet cannot be trained by this method; None when it can."""
         problem = None
         if self.admits == "one model":
             problem = one_model(type(self).__name__.lower(), fleet)
         elif self.admits == "sizes of one model":
             problem = nesting_problem(fleet)
-        return problem or self.objection(fleet)
+        return problem or self.check_fleet(fleet)
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         """What else the method has against a fleet whose models it admits."""
         return None
 
-    def device_work(self, model: Model, examples: int, steps: int) -> float:
+    def device_macs(self, model: Model, examples: int, steps: int) -> float:
         """Multiply-adds of a device that trains on so many examples in so many steps: three passes' worth of each."""
         return 3.0 * cost(model).macs * examples
 
-    def server_work(self, model: Model, examples: int) -> float:
+    def server_macs(self, model: Model, examples: int) -> float:
         """Multiply-adds of the server in a round in which devices hold so many examples; averaging does not count."""
         return 0.0
 
@@ -93,18 +93,18 @@ class Method(Protocol):
 
 
 @on_any_device(sends={"weights": like("weights")})
-def train_on_labels(client: Client, inbox: Parcel) -> Outcome:
+def train_on_labels(client: Client, inbox: Parcel) -> ClientResult:
     """A device's half where nothing is special about it: learn the labels, send the weights."""
-    return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client))})
+    return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
 
 
-def averaged_by_examples(task: Task, server: Parcel, turn: Turn, beside: Parcel | None = None) -> Parcel:
+def averaged_by_examples(task: Task, server: Parcel, context: RoundContext, per_device: Parcel | None = None) -> Parcel:
     """A server's half where nothing is special about it: everybody gets the global model, perhaps with something
     beside it, and FedAvg's mean is next."""
-    box = {"weights": server["weights"], **(beside or {})}
-    replies = turn.ask(task, dict.fromkeys(turn.cohort, box))
-    said = (Contribution(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-    return {"weights": turn.merge(server["weights"], said)}
+    box = {"weights": server["weights"], **(per_device or {})}
+    replies = context.ask(task, dict.fromkeys(context.cohort, box))
+    said = (ClientUpdate(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
+    return {"weights": context.aggregate(server["weights"], said)}
 
 
 def first_weights(device: Device, seed: int, warm: Tensors | None) -> Tensors:
@@ -123,6 +123,6 @@ def fixed_tiers(fleet: Fleet) -> str | None:
 
 def one_model(method: str, fleet: Fleet) -> str | None:
     """The reason of a method that trains one model on every device alike."""
-    if all(tier.model.is_the_same_as(fleet.whole) for tier in fleet.served):
+    if all(tier.model.is_the_same_as(fleet.global_model) for tier in fleet.active_tiers):
         return None
     return f"{method} gives every device the same model, but the tiers differ; use one tier, or a method with tiers"

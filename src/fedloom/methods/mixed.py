@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from ..client import Client, Outcome, Task
-from ..fleet import Candidate, Carried, Device, DeviceModel, Engine, Fleet, Reply, Turn
+from ..client import Client, ClientResult, Task
+from ..fleet import Device, DeviceModel, Engine, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
 from ..settings import FixedTable
 from ..tensors import Parcel, Tensors
 from ._alignment import Agreement
@@ -33,12 +33,12 @@ class Part:
     def fleet(self, whole: Fleet) -> Fleet:
         return whole.restricted(self.tiers)
 
-    def turn(self, turn: Turn, engine: Engine) -> Turn:
+    def context(self, context: RoundContext, engine: Engine) -> RoundContext:
         """The part's own turn, as if there were no other; what it moves is counted with the whole."""
-        fleet = self.fleet(turn.fleet)
-        footprint = {tier.name: tier.footprint for tier in fleet.served}
-        cohort = [replace(one, footprint=footprint[one.tier]) for one in turn.cohort if one.tier in footprint]
-        return replace(turn, cohort=cohort, fleet=fleet, engine=engine, _asked=Counter())
+        fleet = self.fleet(context.fleet)
+        footprint = {tier.name: tier.footprint for tier in fleet.active_tiers}
+        cohort = [replace(one, footprint=footprint[one.tier]) for one in context.cohort if one.tier in footprint]
+        return replace(context, cohort=cohort, fleet=fleet, engine=engine, _asked=Counter())
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class PartEngine:
     """The engine of the whole fleet's turn as a part sees it. Its tasks are found under the part's number, and
     `guided`: with every inbox comes what is common to the fleet."""
 
-    whole: Turn
+    whole: RoundContext
     number: int
     guided: Callable[[Task], Task]
     common: Parcel  # beside every inbox
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterable[Reply]:
         extra = {COMMON + name: tensors for name, tensors in self.common.items()}
-        boxes = {device: inbox if device.here else {**inbox, **extra} for device, inbox in inboxes.items()}
+        boxes = {device: inbox if device.is_server else {**inbox, **extra} for device, inbox in inboxes.items()}
         for device in boxes:
-            if not device.here:
+            if not device.is_server:
                 self.whole.note_down(device, extra)
         found_at = (str(self.number), *(task.address or (task.name,)))
         own = replace(self.guided(task), address=found_at, same=None if extra else task.same)
@@ -77,7 +77,7 @@ class MadeOfParts(Method, Protocol):
     def guided(self, part: Part, task: Task) -> Task:
         """A part's task, by devices that know of no other part's models."""
 
-        def run(client: Client, inbox: Parcel) -> Outcome:
+        def run(client: Client, inbox: Parcel) -> ClientResult:
             sizes = {tier: model for tier, model in client.sizes.items() if tier in part.tiers}
             return task.run(replace(client, sizes=sizes), inbox)
 
@@ -99,20 +99,20 @@ class MadeOfParts(Method, Protocol):
         (part,) = [part for part in self.parts if device.tier in part.tiers]
         return part.method.prepare(device, seed, warm)
 
-    def finish(self, server: Parcel, turn: Turn) -> Parcel | None:
+    def finish(self, server: Parcel, context: RoundContext) -> Parcel | None:
         def ended(number: int, part: Part) -> Parcel:
-            engine = PartEngine(turn, number, partial(self.guided, part), {})
-            last = part.method.finish(state_of(server, number), part.turn(turn, engine))
+            engine = PartEngine(context, number, partial(self.guided, part), {})
+            last = part.method.finish(state_of(server, number), part.context(context, engine))
             return state_of(server, number) if last is None else last
 
-        asked = turn.traffic.asked
+        asked = context.traffic.asked
         made = self.each(ended)
-        return made if turn.traffic.asked > asked else None
+        return made if context.traffic.asked > asked else None
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
-        found: dict[str, Candidate] = {}
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
+        found: dict[str, EvalTarget] = {}
         for number, part in enumerate(self.parts):
-            for name, one in part.method.candidates(state_of(server, number)).items():
+            for name, one in part.method.eval_targets(state_of(server, number)).items():
                 free = name if name not in found else f"{name}-{number + 1}"
                 found[free] = replace(one, tiers=part.tiers)
                 if isinstance(one, DeviceModel):
@@ -131,15 +131,15 @@ class MadeOfParts(Method, Protocol):
             made |= {f"{number}:{name}": one for name, one in play(number, part).items()}
         return made
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         problem = _dealt_out(self.parts, fleet)
         if any(hasattr(part.method, "parts") for part in self.parts):
             problem = "a part of a mixed fleet cannot be mixed itself"
-        problems = (part.method.refuses(part.fleet(fleet)) for part in self.parts)
+        problems = (part.method.fleet_problem(part.fleet(fleet)) for part in self.parts)
         return problem or next(filter(None, problems), None)
 
 
-def given(client: Client, inbox: Parcel) -> Carried:
+def given(client: Client, inbox: Parcel) -> ModelWeights:
     """A model that the server holds."""
     return client.model, inbox["weights"]
 
@@ -166,7 +166,7 @@ def _dealt_out(parts: Sequence[Part], fleet: Fleet) -> str | None:
     """Why not every tier belongs to one part."""
     if not all(part.tiers for part in parts):
         return "a part has no tiers; name those that it is for"
-    named, known = [tier for part in parts for tier in part.tiers], [tier.name for tier in fleet.served]
+    named, known = [tier for part in parts for tier in part.tiers], [tier.name for tier in fleet.active_tiers]
     for name in (*known, *named):
         if name not in known:
             return f"a part has the tier {name!r}, which does not take part"
@@ -181,7 +181,7 @@ class Mixed(Agreement, MadeOfParts):
 
     paper = "fedloom"
     leaves = "what the methods of its parts say, and how alike it finds examples that all know"
-    keeps, gives, admits = "what the methods of its parts say", "personalised", "any models"
+    keeps, gives, admits = "what the methods of its parts say", "personalized", "any models"
 
     sample = FixedTable(parts=[
         {"tiers": ["large", "medium"], "method": "heterofl"},
@@ -191,50 +191,50 @@ class Mixed(Agreement, MadeOfParts):
     parts: tuple[Any, ...] = ()
 
     @property
-    def probes(self) -> bool:
-        return self._aligns or any(part.method.probes for part in self.parts)
+    def needs_public_data(self) -> bool:
+        return self._aligns or any(part.method.needs_public_data for part in self.parts)
 
     @property
     def _aligns(self) -> bool:
         return self.strength > 0 and any(part.align for part in self.parts)
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        target = self._mean_kernel(server, turn) if self._aligns else {}
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        target = self._mean_kernel(server, context) if self._aligns else {}
 
         def played(number: int, part: Part) -> Parcel:
-            engine = PartEngine(turn, number, partial(self.guided, part), target if part.align else {})
-            return part.method.round(state_of(server, number), part.turn(turn, engine))
+            engine = PartEngine(context, number, partial(self.guided, part), target if part.align else {})
+            return part.method.round(state_of(server, number), part.context(context, engine))
 
         return self.each(played)
 
-    def _mean_kernel(self, server: Parcel, turn: Turn) -> Parcel:
+    def _mean_kernel(self, server: Parcel, context: RoundContext) -> Parcel:
         """What those who align are drawn to: the mean over the fleet as it is before the round."""
-        shown = self.shown(turn)
-        told = list(self._told(server, turn, shown)) if shown else []
+        shown = self.shown(context)
+        told = list(self._told(server, context, shown)) if shown else []
         return self.aimed(shown, [reply for reply, _ in told], [share for _, share in told])
 
-    def _told(self, server: Parcel, turn: Turn, shown: Parcel) -> Iterator[tuple[Reply, float]]:
+    def _told(self, server: Parcel, context: RoundContext, shown: Parcel) -> Iterator[tuple[Reply, float]]:
         """Every part counts by its devices. Models that the server holds stand for all theirs; where devices have their
         own, the participants are asked and stand for the others."""
         for number, part in enumerate(self.parts):
-            own, held = part.turn(turn, turn.engine), part.method.candidates(state_of(server, number))
-            members, first = own.fleet.members(turn.number), next(iter(held.values()))
+            own, held = part.context(context, context.engine), part.method.eval_targets(state_of(server, number))
+            members, first = own.fleet.members(context.number), next(iter(held.values()))
             if isinstance(first, DeviceModel):
                 boxes = {device: {**shown, **first.inbox(device)} for device in own.cohort}
-                told = turn.ask(self.find("describe", str(number), *first.found_at), boxes)
+                told = context.ask(self.find("describe", str(number), *first.found_at), boxes)
                 yield from ((one, len(members) / len(told)) for one in told)
                 continue
-            weights = {tier.name: first.weights(tier) for tier in own.fleet.served}
+            weights = {tier.name: first.weights(tier) for tier in own.fleet.active_tiers}
             some = {device.tier: device for device in reversed(members)}
             boxes = {device: {**shown, "weights": weights[tier]} for tier, device in some.items()}
-            for one in turn.compute(self.find("describe"), boxes):
+            for one in context.compute(self.find("describe"), boxes):
                 yield one, float(sum(device.tier == one.device.tier for device in members))
 
     def guided(self, part: Part, task: Task) -> Task:
         """By devices that are drawn to what the whole fleet sees, where they are told."""
         alone = super().guided(part, task)
 
-        def run(client: Client, inbox: Parcel) -> Outcome:
+        def run(client: Client, inbox: Parcel) -> ClientResult:
             own, common = apart(inbox)
             return alone.run(self.drawn(client, common, {}), own)
 

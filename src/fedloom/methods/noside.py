@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..client import Client, Outcome, fit, label_loss, like, on_device
-from ..fleet import Candidate, Device, Fleet, Reply, Tier, Turn, slices
-from ..footprints import Contribution, Footprint
+from ..client import Client, ClientResult, fit, label_loss, like, on_device
+from ..fleet import Device, EvalTarget, Fleet, Reply, RoundContext, Tier, slices
+from ..footprints import ClientUpdate, Footprint
 from ..tensors import Parcel, Tensors
 from ._last_uploads import KEPT, received, report_problem, reports, with_latest
 from .method import Method
@@ -27,32 +27,32 @@ class NoSide(Method):
         first = super().start(fleet, seed, warm)
         return with_latest(first, fleet) if self.report else first
 
-    def round(self, server: Parcel, turn: Turn) -> Parcel:
-        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in turn.cohort}
-        replies = turn.ask(self.train, inboxes)
-        merged = turn.merge(server["weights"], map(self._contribution, replies))
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in context.cohort}
+        replies = context.ask(self.train, inboxes)
+        merged = context.aggregate(server["weights"], map(self._contribution, replies))
         return {**server, "weights": merged, **received(server, replies)}
 
     @on_device(sends={"weights": like("weights")})
-    def train(self, client: Client, inbox: Parcel) -> Outcome:
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
         trained = client.model.behind_last_exit()
-        return Outcome(send={"weights": fit(client, inbox["weights"], label_loss(client), only=trained)})
+        return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client), only=trained)})
 
-    def _contribution(self, reply: Reply) -> Contribution:
-        return Contribution(self._spoken_for(reply.device), reply.sent["weights"], 1.0)
+    def _contribution(self, reply: Reply) -> ClientUpdate:
+        return ClientUpdate(self._spoken_for(reply.device), reply.sent["weights"], 1.0)
 
     def _spoken_for(self, by: Device | Tier) -> Footprint:
         return by.footprint.only(*by.model.behind_last_exit()) if self.exit_head == "trained_only" else by.footprint
 
-    def votes_on(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
+    def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
         return self._spoken_for(tier)
 
     @property
-    def unmerged(self) -> str:
+    def dp_uncovered(self) -> str:
         return KEPT if self.report else ""
 
-    def candidates(self, server: Parcel) -> Mapping[str, Candidate]:
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         return {"server": slices(server["weights"]), **reports(server)}
 
-    def objection(self, fleet: Fleet) -> str | None:
+    def check_fleet(self, fleet: Fleet) -> str | None:
         return report_problem("noside", fleet) if self.report else None

@@ -10,7 +10,7 @@ from .lenet import lenet
 from .lstm import lstm
 from .mlp import mlp
 from .mobilenet import SPACES, mobilenet
-from .model import Draws, Family, Model, Shapes, model
+from .model import Family, Model, Shapes, StepSeeds, model
 from .preactresnet import preactresnet
 from .preresnet import preresnet
 from .search_space import Space, space, space_of
@@ -34,7 +34,6 @@ __all__ = [
     "MODELS",
     "SPACES",
     "Cost",
-    "Draws",
     "Family",
     "Inputs",
     "Model",
@@ -42,6 +41,7 @@ __all__ = [
     "Scaler",
     "Shapes",
     "Space",
+    "StepSeeds",
     "chained",
     "cost",
     "model",

@@ -26,7 +26,7 @@ Made = tuple[Outputs, dict[str, Tensor]]
 Block = Callable[[Mapping[str, Tensor], Tensor], Made]
 """(weights [K, ...], x [K, batch, ...]) -> what the module makes and what it tracked, devices in front."""
 
-Way = Callable[["Skeleton"], Block]
+BatchingMode = Callable[["FunctionalModule"], Block]
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -35,10 +35,10 @@ class SlowBlock(UserWarning):
     """A module that cannot run many devices at once the fast way; the results are the same."""
 
 
-class Skeleton:
+class FunctionalModule:
     """A module that is handed its weights at every call: torch.func.functional_call, without its 0.5 ms.
 
-    Not safe for threads. Buffers other than normalisation statistics are constants of the module. What the last layer
+    Not safe for threads. Buffers other than normalization statistics are constants of the module. What the last layer
     gets is a tap, "features", also where the module shows none.
     """
 
@@ -106,7 +106,7 @@ def statistic_slots(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     }
 
 
-def folded(skeleton: Skeleton) -> Block:
+def folded(skeleton: FunctionalModule) -> Block:
     def run(weights: Mapping[str, Tensor], x: Tensor) -> Made:
         devices = len(x)
         made, tracked = skeleton(weights, fold(x))
@@ -118,12 +118,12 @@ def folded(skeleton: Skeleton) -> Block:
     return run
 
 
-def vmapped(skeleton: Skeleton) -> Block:
+def vmapped(skeleton: FunctionalModule) -> Block:
     run = vmap(skeleton, randomness="error")
     return lambda weights, x: run(dict(weights), x)
 
 
-def one_by_one(skeleton: Skeleton) -> Block:
+def one_by_one(skeleton: FunctionalModule) -> Block:
     def run(weights: Mapping[str, Tensor], x: Tensor) -> Made:
         made = [skeleton({name: weight[k] for name, weight in weights.items()}, x[k]) for k in range(len(x))]
         return cast(Made, tree_map(lambda *alike: torch.stack(alike), *made))
@@ -131,7 +131,7 @@ def one_by_one(skeleton: Skeleton) -> Block:
     return run
 
 
-def alone(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> Block:
+def alone(skeleton: FunctionalModule, shapes: Mapping[str, torch.Size], sample: Tensor) -> Block:
     """One device: images channels-last, which is faster, unless the module insists on the plain layout."""
 
     def channels_last(weights: Mapping[str, Tensor], x: Tensor) -> Made:
@@ -161,7 +161,9 @@ def seeded(block: Block, seeds: tuple[int, ...]) -> Block:
     return run
 
 
-def fastest(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> tuple[Way, tuple[str, ...]]:
+def fastest(
+    skeleton: FunctionalModule, shapes: Mapping[str, torch.Size], sample: Tensor
+) -> tuple[BatchingMode, tuple[str, ...]]:
     """The fastest way that is right for a module, and why faster ones are not.
 
     None is trusted unseen: a few devices with random weights must make of `sample` what each makes alone. `skeleton` is
@@ -180,7 +182,7 @@ def fastest(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor
     return one_by_one, tuple(reasons)
 
 
-def is_random(skeleton: Skeleton, shapes: Mapping[str, torch.Size], sample: Tensor) -> bool:
+def is_random(skeleton: FunctionalModule, shapes: Mapping[str, torch.Size], sample: Tensor) -> bool:
     """Whether the module draws random numbers, as dropout does: torch's own stream then moves on."""
     weights, x = trial(shapes, sample, torch.get_default_dtype())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -230,8 +232,8 @@ def block_of(model: "Model", devices: int, training: bool, tracking: bool = Fals
 
 
 @lru_cache(maxsize=256)
-def _skeleton(model: "Model", training: bool, tracking: bool, dtype: torch.dtype) -> Skeleton:
-    return Skeleton(model.module().to(dtype), training, tracking)
+def _skeleton(model: "Model", training: bool, tracking: bool, dtype: torch.dtype) -> FunctionalModule:
+    return FunctionalModule(model.module().to(dtype), training, tracking)
 
 
 @lru_cache(maxsize=256)
@@ -248,9 +250,9 @@ def _many(model: "Model", training: bool, tracking: bool, dtype: torch.dtype) ->
 
 
 @lru_cache(maxsize=256)
-def fastest_of(model: "Model", training: bool, tracking: bool) -> tuple[Way, tuple[str, ...]]:
-    def tried() -> tuple[Way, tuple[str, ...]]:
-        skeleton = Skeleton(model.module().double(), training, tracking)
+def fastest_of(model: "Model", training: bool, tracking: bool) -> tuple[BatchingMode, tuple[str, ...]]:
+    def tried() -> tuple[BatchingMode, tuple[str, ...]]:
+        skeleton = FunctionalModule(model.module().double(), training, tracking)
         return fastest(skeleton, all_shapes(model), trial_examples(model))
 
     return _like_others(_ways(_kind(model, training, tracking), training, tracking), tried)
@@ -274,7 +276,7 @@ def _like_others(known: list[Fact], tried: Callable[[], Fact]) -> Fact:
 
 
 @lru_cache(maxsize=256)
-def _ways(kind: Kind, training: bool, tracking: bool) -> list[tuple[Way, tuple[str, ...]]]:
+def _ways(kind: Kind, training: bool, tracking: bool) -> list[tuple[BatchingMode, tuple[str, ...]]]:
     """Those that trials have found; a list that grows."""
     return []
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalisation
+from .normalization import Cut, Normalization
 
 EXPANSION = 4
 
@@ -24,13 +24,13 @@ def bottleneck(
     stem: Count | None = 16,
     planes: tuple[Count, ...] = (16,),
     blocks: tuple[Count, ...] = (2,),
-    normalisation: Normalisation = "static_batch",
+    normalization: Normalization = "static_batch",
 ) -> nn.Module:
     """`planes` are the narrow channels of each stage's blocks. Without a `stem` the input is a feature map already.
 
     `width` is a share of all channels but the input's.
     """
-    cut = Cut(width, widest, normalisation, scaler=False)
+    cut = Cut(width, widest, normalization, scaler=False)
     inputs = input_shape[0] if stem is None else cut.kept(stem)
     extractor = None if stem is None else _extractor(input_shape[0], stem, cut)
     classifier = nn.Linear(cut.kept(EXPANSION * planes[-1]), classes)
@@ -40,7 +40,7 @@ def bottleneck(
 
 def _extractor(inputs: int, stem: int, cut: Cut) -> nn.Sequential:
     conv = nn.Conv2d(inputs, cut.kept(stem), 3, padding=1, bias=False)
-    return nn.Sequential(conv, cut.normalise(stem), nn.ReLU())
+    return nn.Sequential(conv, cut.normalize(stem), nn.ReLU())
 
 
 def _stages(inputs: int, planes: Sequence[int], blocks: Sequence[int], cut: Cut) -> nn.ModuleList:
@@ -65,15 +65,15 @@ class Bottleneck(nn.Module):
         super().__init__()
         inner, outputs = cut.kept(planes), cut.kept(EXPANSION * planes)
         self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
-        self.norm1 = cut.normalise(planes)
+        self.norm1 = cut.normalize(planes)
         self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False)
-        self.norm2 = cut.normalise(planes)
+        self.norm2 = cut.normalize(planes)
         self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
-        self.norm3 = cut.normalise(EXPANSION * planes)
+        self.norm3 = cut.normalize(EXPANSION * planes)
         self.shortcut: nn.Module | None = None
         if projects:
             conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, cut.normalise(EXPANSION * planes))
+            self.shortcut = nn.Sequential(conv, cut.normalize(EXPANSION * planes))
 
     def forward(self, x: Tensor) -> Tensor:
         made = F.relu(self.norm1(self.conv1(x)))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalisation
+from .normalization import Cut, Normalization
 
 
 def convnet(
@@ -16,12 +16,12 @@ def convnet(
     width: Share = 1.0,
     widest: Share = 1.0,
     hidden: tuple[Count, ...] = (64, 128, 256, 512),
-    normalisation: Normalisation = "static_batch",
+    normalization: Normalization = "static_batch",
     scaler: bool = True,
     norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
     """`width` is a share of `hidden`; the rest is as in `Cut`."""
-    cut = Cut(width, widest, normalisation, scaler, norm_widths=norm_widths)
+    cut = Cut(width, widest, normalization, scaler, norm_widths=norm_widths)
     return ConvNet(input_shape[0], hidden, classes, cut)
 
 
@@ -30,7 +30,7 @@ class ConvNet(nn.Module):
         super().__init__()
         channels = [cut.kept(size) for size in hidden]
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), cut.scale(), cut.normalise(size), nn.ReLU())
+            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), cut.scale(), cut.normalize(size), nn.ReLU())
             for before, after, size in zip([inputs, *channels], channels, hidden, strict=False)
         )
         self.classifier = nn.Linear(channels[-1], classes)

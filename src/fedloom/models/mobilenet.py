@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalisation
+from .normalization import Cut, Normalization
 
 PerBlock = Count | tuple[Count, ...]
 """One number for all blocks of a stage, or one for each; those beyond the stage's depth are not used."""
@@ -52,7 +52,7 @@ def mobilenet(
     widths: tuple[PerBlock, ...] = (64, 128, 256, 1024),
     depths: tuple[Count, ...] = (1, 2, 2, 2),
     kernels: tuple[PerBlock, ...] = (7, 7, 7, 7),
-    normalisation: Normalisation = "parametric",
+    normalization: Normalization = "parametric",
     scaler: bool = False,
     norm_widths: tuple[Share, ...] = (),
     spare_shortcuts: bool = False,
@@ -64,7 +64,7 @@ def mobilenet(
     width changes; but where `widths` are block by block, or equal in neighbouring stages, a sub-net can change its
     width where the largest net does not, and then the largest net must hold the weights for it.
     """
-    cut = Cut(width, widest, normalisation, scaler, norm_widths=norm_widths)
+    cut = Cut(width, widest, normalization, scaler, norm_widths=norm_widths)
 
     def block(before: int, after: int, kernel: int, stride: int) -> SeparableBlock:
         # of the sizes before they are cut: a share of two widths can be the same number of channels

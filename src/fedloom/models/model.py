@@ -55,10 +55,10 @@ Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
-class Draws:
+class StepSeeds:
     """Training mode, and where its randomness comes from: one seed per device, for this step alone."""
 
-    seeds: tuple[int, ...]
+    per_device: tuple[int, ...]
     common: int = 0  # one for all devices of an experiment, for this step
 
 
@@ -71,13 +71,13 @@ class Model:
     classes: int
     tokens: int | None = None  # how many different ones, where inputs are tokens; else they are numbers
 
-    def __call__(self, weights: Tensors, x: Tensor, draws: Draws | None = None) -> Outputs:
+    def __call__(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Outputs:
         """[K, ...] weights and [K, batch, ...] inputs -> outputs with the devices in front."""
-        if draws is None:
+        if step_seeds is None:
             self._require_statistics(weights)
             block = block_of(self, len(x), training=False)
         elif trains_at_random(self):
-            block = seeded(block_of(self, 1, training=True), draws.seeds)
+            block = seeded(block_of(self, 1, training=True), step_seeds.per_device)
         else:
             block = block_of(self, len(x), training=True)
         return block(weights, x)[0]
@@ -116,7 +116,7 @@ class Model:
         return _shapes(self)[0]
 
     def statistics(self) -> Shapes:
-        """Of the normalisation statistics, which are neither; empty for most normalisations."""
+        """Of the normalization statistics, which are neither; empty for most normalizations."""
         return _shapes(self)[1]
 
     def initial(self, seed: int) -> dict[str, Tensor]:

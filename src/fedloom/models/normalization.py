@@ -1,7 +1,7 @@
-"""The normalisations a model can choose by name.
+"""The normalizations a model can choose by name.
 
 Static batch norm is torch's own batch norm under the rule of `layers.py`: nothing is tracked in training, and one
-question to the devices fills its statistics before it is judged. Parametric normalisation has none to fill.
+question to the devices fills its statistics before it is judged. Parametric normalization has none to fill.
 """
 
 import math
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from .layers import Scaler
 
-Normalisation = Literal["static_batch", "group", "instance", "layer", "parametric", "parametric_sample", "none"]
+Normalization = Literal["static_batch", "group", "instance", "layer", "parametric", "parametric_sample", "none"]
 
 
-def normalise(kind: Normalisation, channels: int, groups: int = 4, judged: bool = True) -> nn.Module:
+def normalize(kind: Normalization, channels: int, groups: int = 4, judged: bool = True) -> nn.Module:
     """`judged`: whether it is ever given statistics to be judged with."""
     match kind:
         case "static_batch":
@@ -38,7 +38,7 @@ def normalise(kind: Normalisation, channels: int, groups: int = 4, judged: bool 
 
 
 class ParametricNorm(nn.Module):
-    """A channel less its learned shift, divided by the root of its mean square (FedSup, parametric normalisation).
+    """A channel less its learned shift, divided by the root of its mean square (FedSup, parametric normalization).
 
     Judging uses the batch as training does, so what a model makes of an example depends on the others in its batch;
     `per_sample` looks at each example alone. Takes the weights of one device or of many.
@@ -69,7 +69,7 @@ class ParametricNorm(nn.Module):
 
 
 class NormPerWidth(nn.Module):
-    """A normalisation for each width a net can be cut to, of which a cut uses its own (FjORD)."""
+    """A normalization for each width a net can be cut to, of which a cut uses its own (FjORD)."""
 
     def __init__(self, norms: dict[float, nn.Module], own: float):
         super().__init__()
@@ -86,15 +86,15 @@ def _key(width: float) -> str:
 
 @dataclass(frozen=True)
 class Cut:
-    """A width slice of a family: how many of a layer's channels are kept, and how they are normalised.
+    """A width slice of a family: how many of a layer's channels are kept, and how they are normalized.
 
     `width` is a share of the full size; `widest` the largest in the fleet, to which the scaler is relative. Where
-    `norm_widths` are given, a net holds a normalisation for each of them that is no wider than itself.
+    `norm_widths` are given, a net holds a normalization for each of them that is no wider than itself.
     """
 
     width: float
     widest: float
-    normalisation: Normalisation
+    normalization: Normalization
     scaler: bool
     groups: int = 4
     norm_widths: tuple[float, ...] = ()
@@ -105,20 +105,20 @@ class Cut:
     def scale(self) -> Scaler:
         return Scaler(self.width / self.widest if self.scaler else 1.0)
 
-    def normalise(self, hidden: int) -> nn.Module:
+    def normalize(self, hidden: int) -> nn.Module:
         """For a layer of so many channels at full size."""
-        own = normalise(self.normalisation, self.kept(hidden), self.groups)
+        own = normalize(self.normalization, self.kept(hidden), self.groups)
         if not self.norm_widths:
             return own
         narrower = {width: self._unused(hidden, width) for width in self.norm_widths if width < self.width}
         return NormPerWidth({**narrower, self.width: own}, self.width)
 
     def norm(self, hidden: int) -> nn.Module:
-        return nn.Sequential(self.scale(), self.normalise(hidden))
+        return nn.Sequential(self.scale(), self.normalize(hidden))
 
     def _unused(self, hidden: int, width: float) -> nn.Module:
         """Held for narrower nets: its weights travel, but nobody asks for its statistics here."""
-        return normalise(self.normalisation, kept_channels(hidden, width, self.widest), self.groups, judged=False)
+        return normalize(self.normalization, kept_channels(hidden, width, self.widest), self.groups, judged=False)
 
 
 def kept_channels(hidden: int, width: float, widest: float) -> int:

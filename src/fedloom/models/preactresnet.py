@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
 from .interface import Outputs
-from .normalization import Cut, Normalisation
+from .normalization import Cut, Normalization
 from .preresnet import pre_stages
 
 ExitPool = Literal["four", "global"]
@@ -31,7 +31,7 @@ def preactresnet(
     stages: Count | None = None,
     exit_after: Natural = 2,
     exit_pool: ExitPool = "four",
-    normalisation: Normalisation = "group",
+    normalization: Normalization = "group",
     groups: Count = 2,
     scaler: bool = False,
     norm_widths: tuple[Share, ...] = (),
@@ -43,7 +43,7 @@ def preactresnet(
     kept = stages or len(hidden)
     if exit_after > kept or kept not in (exit_after, len(hidden)):
         raise ValueError(f"a net ends at its exit ({exit_after}) or after all {len(hidden)} stages, not after {kept}")
-    cut = Cut(width, widest, normalisation, scaler, groups, norm_widths)
+    cut = Cut(width, widest, normalization, scaler, groups, norm_widths)
     exits = cut.kept(hidden[exit_after - 1])
     head = _exit_head(input_shape[1:], exits, exit_after, exit_pool, classes) if exit_after else None
     return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], cut, exit_after, head, classes)

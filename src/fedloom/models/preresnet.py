@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalisation
+from .normalization import Cut, Normalization
 
 
 def preresnet(
@@ -18,12 +18,12 @@ def preresnet(
     widest: Share = 1.0,
     hidden: tuple[Count, ...] = (64, 128, 256, 512),
     blocks: tuple[Count, ...] = (2, 2, 2, 2),
-    normalisation: Normalisation = "static_batch",
+    normalization: Normalization = "static_batch",
     scaler: bool = True,
     norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
     """`width` is a share of `hidden`; the rest is as in `Cut`."""
-    cut = Cut(width, widest, normalisation, scaler, norm_widths=norm_widths)
+    cut = Cut(width, widest, normalization, scaler, norm_widths=norm_widths)
     return PreResNet(input_shape[0], hidden, blocks, classes, cut)
 
 

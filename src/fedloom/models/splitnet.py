@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..settings import Count, Natural, Share
 from . import layers
 from .interface import Outputs
-from .normalization import Cut, Normalisation
+from .normalization import Cut, Normalization
 
 Pool = Literal["intermediate", "classifier"]
 
@@ -27,7 +27,7 @@ def splitnet(
     extra: tuple[Natural, Natural] = (2, 3),
     tied: bool = False,
     conv_bias: bool = True,
-    normalisation: Normalisation = "static_batch",
+    normalization: Normalization = "static_batch",
     scaler: bool = False,
     pool: Pool = "intermediate",
 ) -> nn.Module:
@@ -36,7 +36,7 @@ def splitnet(
     `tied` applies one identity block as often as there would be several. `pool` is the part that averages the last
     map, so it decides whether the classifier gets a vector or a map. The rest is as in `Cut`.
     """
-    cut = Cut(width, widest, normalisation, scaler)
+    cut = Cut(width, widest, normalization, scaler)
     stem = nn.Conv2d(input_shape[0], cut.kept(channels), 3, padding=1, bias=conv_bias)
     extractor = nn.Sequential(stem, cut.norm(channels), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
     stages = _stages(channels, (*extra, 0), tied, conv_bias, cut)

@@ -63,8 +63,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (self.scale(into(x)) for into in (self.query, self.key, self.value))
-        likeness = query @ key.mT / math.sqrt(query.shape[-1])
-        return self.scale(self.out(likeness.softmax(-1) @ value))  # type: ignore[no-any-return]
+        cka = query @ key.mT / math.sqrt(query.shape[-1])
+        return self.scale(self.out(cka.softmax(-1) @ value))  # type: ignore[no-any-return]
 
 
 def drawn_for(inputs: int, *shape: int) -> nn.Parameter:

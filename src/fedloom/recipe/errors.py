@@ -36,7 +36,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class RecipeIssue:
     place: Place
     code: str
     message: str
@@ -47,7 +47,9 @@ class Problem:
 class RecipeError(Exception):
     """A recipe that cannot be run, with all that is wrong with it."""
 
-    def __init__(self, problems: Sequence[Problem], source: str = "recipe", text: str = "", sets: Sequence[Place] = ()):
+    def __init__(
+        self, problems: Sequence[RecipeIssue], source: str = "recipe", text: str = "", sets: Sequence[Place] = ()
+    ):
         self.problems, self.source, self.text, self.sets = list(problems), source, text, sets
         super().__init__("\n".join(self.lines()))
 
@@ -63,7 +65,7 @@ class RecipeError(Exception):
         return f"{self.source}:{found[place]}" if place else self.source
 
 
-def spell(place: Place) -> str:
+def dotted(place: Place) -> str:
     """("tiers", 2, "width") -> tiers[2].width"""
     said = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return said.removeprefix(".")
@@ -75,32 +77,32 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
-def from_pydantic(error: ErrorDetails, known: Iterable[str] = (), above: Place = ()) -> Problem:
+def from_pydantic(error: ErrorDetails, known: Iterable[str] = (), above: Place = ()) -> RecipeIssue:
     """One of pydantic's findings in the project's words."""
     place, value, context = (*above, *error["loc"]), error["input"], error.get("ctx", {})
     code, name = CODES.get(error["type"], "RECIPE_TYPE"), str(place[-1])
     match code:
         case "RECIPE_KEY":
-            return Problem(place, code, f"there is no key {name!r} here", nearest(name, known), value)
+            return RecipeIssue(place, code, f"there is no key {name!r} here", nearest(name, known), value)
         case "RECIPE_MISSING":
-            return Problem(place, code, f"{name} is required")
+            return RecipeIssue(place, code, f"{name} is required")
         case "RECIPE_VALUE" if "expected" in context:
             options = re.findall(r"'([^']*)'", context["expected"])
-            return Problem(
+            return RecipeIssue(
                 place, code, f"{name} must be one of {', '.join(options)}", nearest(str(value), options), value
             )
         case "RECIPE_RANGE" if context.keys() & BOUNDS.keys():
             bound = " and ".join(f"{sign} {context[key]}" for key, sign in BOUNDS.items() if key in context)
-            return Problem(place, code, f"{name} must be {bound}", value=value)
+            return RecipeIssue(place, code, f"{name} must be {bound}", value=value)
     if error["type"] == "string_pattern_mismatch":
-        return Problem(
+        return RecipeIssue(
             place, code, f"{name} must be of letters, digits and . _ + -, and open with one of them", value=value
         )
     if error["type"] == "too_short":
-        return Problem(place, code, f"{name} needs at least {context['min_length']}")
+        return RecipeIssue(place, code, f"{name} needs at least {context['min_length']}")
     wanted = KINDS.get(error["type"])
     said = f"{name} must be {wanted}" if wanted else f"{name}: {error['msg']}"
-    return Problem(place, code, said, value=value)
+    return RecipeIssue(place, code, said, value=value)
 
 
 def lines_of(text: str) -> dict[Place, int]:
@@ -122,7 +124,7 @@ def lines_of(text: str) -> dict[Place, int]:
     return found
 
 
-def _describe(problem: Problem, where: str) -> list[str]:
+def _describe(problem: RecipeIssue, where: str) -> list[str]:
     value = "" if problem.value is None or isinstance(problem.value, dict | list | tuple) else f" = {problem.value!r}"
-    lines = [f"{where}  {spell(problem.place)}{value}".rstrip(), f"  error {problem.code}: {problem.message}"]
+    lines = [f"{where}  {dotted(problem.place)}{value}".rstrip(), f"  error {problem.code}: {problem.message}"]
     return [*lines, f"  hint: {problem.hint}"] if problem.hint else lines

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .errors import Place, Problem, RecipeError, from_pydantic
-from .registry import Tables
+from .errors import Place, RecipeError, RecipeIssue, from_pydantic
+from .registry import Registry
 from .schema import Part, Recipe
 from .validation import plain, wording_problems
 
@@ -29,7 +29,7 @@ class Loaded:
     text: str = ""
     sets: tuple[Place, ...] = ()
 
-    def error(self, *problems: Problem) -> RecipeError:
+    def error(self, *problems: RecipeIssue) -> RecipeError:
         return RecipeError(problems, self.source, self.text, self.sets)
 
     def changed(self, document: Mapping[str, Any]) -> "Loaded":
@@ -37,7 +37,7 @@ class Loaded:
         return replace(self, recipe=Recipe.model_validate(_as_python(document)))
 
 
-def load(recipe: str | Path | Mapping[str, Any], tables: Tables, sets: Sequence[str] = ()) -> Loaded:
+def load(recipe: str | Path | Mapping[str, Any], tables: Registry, sets: Sequence[str] = ()) -> Loaded:
     """A recipe from a file or from a mapping; raises RecipeError with all that is wrong."""
     source, text, document = _read(recipe)
     places = tuple(_assign(document, assignment) for assignment in sets)
@@ -54,12 +54,12 @@ def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str, dict[str, A
     if not path.is_file():
         near = sorted(str(one) for one in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"there are: {', '.join(near[:8])}" if near else "fedloom init heterofl --out my.toml writes one"
-        raise RecipeError([Problem((), "FILE_MISSING", f"there is no file {path}", hint)], str(path))
+        raise RecipeError([RecipeIssue((), "FILE_MISSING", f"there is no file {path}", hint)], str(path))
     try:
         text = path.read_text(encoding="utf-8")
         return str(path), text, tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError([Problem((), "RECIPE_TOML", str(error))], str(path)) from error
+        raise RecipeError([RecipeIssue((), "RECIPE_TOML", str(error))], str(path)) from error
 
 
 def _assign(document: dict[str, Any], assignment: str) -> Place:
@@ -68,7 +68,7 @@ def _assign(document: dict[str, Any], assignment: str) -> Place:
     keys = path.strip().replace("[", ".").replace("]", "").split(".")
     if not equals or not all(keys):
         hint = "write --set training.epochs=2"
-        raise RecipeError([Problem((), "SET_FORM", f"{assignment!r} is not of the form key=value", hint)], "--set")
+        raise RecipeError([RecipeIssue((), "SET_FORM", f"{assignment!r} is not of the form key=value", hint)], "--set")
     try:
         value = tomllib.loads(f"value = {said}")["value"]
     except tomllib.TOMLDecodeError:
@@ -82,7 +82,7 @@ def _assign(document: dict[str, Any], assignment: str) -> Place:
         place.append(_key(target, keys[-1]))
         target[place[-1]] = value
     except (IndexError, TypeError, ValueError, AttributeError):
-        raise RecipeError([Problem((), "SET_PLACE", f"there is no place {path} in the recipe")], "--set") from None
+        raise RecipeError([RecipeIssue((), "SET_PLACE", f"there is no place {path} in the recipe")], "--set") from None
     return tuple(place)
 
 
@@ -91,7 +91,7 @@ def _key(target: Any, key: str) -> str | int:
     return range(len(target))[int(key)] if isinstance(target, list) else key
 
 
-def _shape_problems(document: Mapping[str, Any]) -> list[Problem]:
+def _shape_problems(document: Mapping[str, Any]) -> list[RecipeIssue]:
     try:
         Recipe.model_validate(_as_python(document))
     except ValidationError as error:
@@ -125,6 +125,6 @@ def _copy(value: Any) -> Any:
     return [_copy(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _once_each(problems: Sequence[Problem]) -> list[Problem]:
+def _once_each(problems: Sequence[RecipeIssue]) -> list[RecipeIssue]:
     """The first finding at each place; two values can be wrong at one place."""
     return list({(one.place, repr(plain(one.value))): one for one in reversed(problems)}.values())[::-1]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import Problem, RecipeError
+from .errors import RecipeError, RecipeIssue
 
 
 def data_folder(said: str | Path | None = None) -> Path:
@@ -25,7 +25,7 @@ def fresh_folder(said: str | Path | None, name: str) -> Path:
         folder = Path(said)
         if folder.exists():
             hint = "say another --out; a run never writes over another"
-            raise RecipeError([Problem((), "OUT_EXISTS", f"{folder} is there already", hint)], "--out")
+            raise RecipeError([RecipeIssue((), "OUT_EXISTS", f"{folder} is there already", hint)], "--out")
         return folder
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     taken = (Path("runs") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 1000))
@@ -45,9 +45,9 @@ def read_list(kind: type[Kind], path: Path) -> Kind:
         return kind.model_validate(tomllib.loads(text))
     except FileNotFoundError:
         hint = "run it where fedloom's recipes are, or say --recipes FOLDER"
-        raise RecipeError([Problem((), "FILE_MISSING", f"there is no file {path}", hint)], str(path)) from None
+        raise RecipeError([RecipeIssue((), "FILE_MISSING", f"there is no file {path}", hint)], str(path)) from None
     except ValidationError as error:
-        problems = [Problem(tuple(one["loc"]), "LIST_FORM", one["msg"]) for one in error.errors()]
+        problems = [RecipeIssue(tuple(one["loc"]), "LIST_FORM", one["msg"]) for one in error.errors()]
         raise RecipeError(problems, str(path), text) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError([Problem((), "RECIPE_TOML", str(error))], str(path)) from error
+        raise RecipeError([RecipeIssue((), "RECIPE_TOML", str(error))], str(path)) from error

@@ -38,7 +38,7 @@ class Public(Part):
     dataset: str | None = None
 
 
-class Thinned(Part):
+class Subsample(Part):
     """A random share of the devices keeps only a share of its training examples."""
 
     devices: Share
@@ -52,21 +52,21 @@ class Data(OpenPart):
     devices: Count = 20
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid"})
     preparation: str | None = None
-    most_examples: Count | None = None
+    max_examples: Count | None = None
     test_examples: Count | None = None
     validation: Count | None = None  # training examples that are judged on in place of the test set
-    tier_label_tie: Fraction = 0.0
+    tier_label_correlation: Fraction = 0.0
     public: Public | None = None
-    thinned: Thinned | None = None
+    subsample: Subsample | None = None
 
 
 class FleetPart(Part):
     participation: Share = 1.0
     sampling: Sampling = "fixed_size"
     assignment: Assignment = "fixed"
-    given: tuple[str, ...] = ()  # the tier of every device, in place of shares
+    device_tiers: tuple[str, ...] = ()  # the tier of every device, in place of shares
     eligible: tuple[str, ...] = ()
-    unseen: Fraction = 0.0  # a share of the devices that is judged but never trains
+    holdout_fraction: Fraction = 0.0  # a share of the devices that is judged but never trains
     server_speed: Positive | None = None  # multiply-adds a second
 
 
@@ -91,8 +91,8 @@ class Training(Part):
     epochs: Count = 1
     batch_size: Count = 10
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
-    optimiser: dict[str, Any] = Field(default_factory=lambda: {"kind": "sgd"})
-    rates: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
+    optimizer: dict[str, Any] = Field(default_factory=lambda: {"kind": "sgd"})
+    lr_schedule: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
     label_smoothing: Fraction = 0.0
 
 
@@ -114,8 +114,7 @@ class Evaluation(Part):
 
 class EnginePart(Part):
     kind: Literal["in_process", "flower-sim", "flower"] = "in_process"
-    block: Count | None = None  # devices of a tier that run at once; 1: device by device; not set: by a rule
-    blocks: dict[str, Count] = Field(default_factory=dict)  # the same, tier by tier
+    devices_per_block: Count | dict[str, Count] | None = None  # that run as one network: all tiers, or tier by tier
 
 
 class CheckpointPart(Part):
@@ -130,25 +129,25 @@ class AdmissionPart(Part):
 
     norm: Annotated[float, Interval(ge=1)] | None = None  # times the median of their like, for updates
     quarantine: Count | None = None  # rounds in a row
-    most_examples: Count = 10**9  # that a device may say it holds
+    max_examples: Count = 10**9  # that a device may say it holds
 
 
-class CodecPart(Part):
+class CompressionPart(Part):
     """How parcels travel in fewer bytes: up from the devices, and down to them."""
 
-    up: dict[str, Any] | None = None
-    down: dict[str, Any] | None = None
+    uplink: dict[str, Any] | None = None
+    downlink: dict[str, Any] | None = None
 
 
-class DefencePart(OpenPart):
+class AggregationPart(OpenPart):
     """How replies are merged when some may be bad. Other keys are settings of the rule."""
 
     rule: str = "none"
-    thin: Thin = "hold"  # what becomes of entries with too few votes for the rule
-    thin_below: Count = 3  # votes
+    low_coverage: Thin = "hold"  # what becomes of entries with too few votes for the rule
+    min_contributors: Count = 3  # votes
 
 
-class DeadTier(Part):
+class Outage(Part):
     """A tier that cannot be reached from one round to another, both counted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
@@ -177,13 +176,13 @@ class FaultsPart(Part):
     dropout: Fraction = 0.0
     trace: str | None = None
     stragglers: dict[str, Any] | None = None
-    dead: tuple[DeadTier, ...] = ()
+    outages: tuple[Outage, ...] = ()
     corrupt: Corrupt | None = None
     deadline: Positive | None = None  # seconds on the fleet's own devices
     quorum: Fraction = 0.0
-    ring_quorum: Count = 1
+    min_coverage: Count = 1
     over_selection: NotNegative = 0.0
-    give_up_after: Count = 5
+    max_failed_rounds: Count = 5
 
 
 class Privacy(Part):
@@ -271,10 +270,10 @@ class Recipe(Part):
     faults: FaultsPart = Field(default_factory=FaultsPart)
     start: Start = Field(default_factory=Start)
     checkpoints: CheckpointPart = Field(default_factory=CheckpointPart)
-    defence: DefencePart = Field(default_factory=DefencePart)
+    aggregation: AggregationPart = Field(default_factory=AggregationPart)
     privacy: Privacy = Field(default_factory=Privacy)
     admission: AdmissionPart = Field(default_factory=AdmissionPart)
-    codec: CodecPart = Field(default_factory=CodecPart)
+    compression: CompressionPart = Field(default_factory=CompressionPart)
     compare: Compare = Field(default_factory=Compare)
 
     @field_validator("admission")

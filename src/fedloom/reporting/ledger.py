@@ -65,7 +65,7 @@ class Finding:
     agreeing: int  # seeds that say what the claim says
 
 
-def judge(this: Side, other: Side, terms: Terms, seen: Evidence) -> Finding:
+def evaluate_claim(this: Side, other: Side, terms: Terms, seen: Evidence) -> Finding:
     first, second = amounts(this, terms, seen), amounts(other, terms, seen)
     gaps = [gap(one, two) for one, two in zip(first, second, strict=True)]
     return Finding(first, second, gaps, decide(gaps, terms), sum(agrees(terms, one) for one in gaps))
@@ -149,7 +149,7 @@ def _amount(rows: Sequence[Row], side: Side, arm: str, terms: Terms, seen: Evide
 
 
 def values(rows: Sequence[Row], side: Side, terms: Terms, shares: Mapping[str, float]) -> dict[int, float]:
-    """A side's curve, judgement by judgement; of all devices, where it is theirs."""
+    """A side's curve, evaluation by evaluation; of all devices, where it is theirs."""
     tiers = shares if side.tier == ALL else {side.tier: 1.0}
     fitting = [row for row in rows if (row.device, row.test, row.metric) == ("", terms.test, terms.metric)]
     fitting = [row for row in fitting if row.tier in tiers]

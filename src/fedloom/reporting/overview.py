@@ -8,7 +8,7 @@ from typing import Any
 
 from .charts.drawing import counted, listed, size
 from .paired_stats import Arm, difference, travelled
-from .report_data import Group, Story, Subject
+from .report_data import Group, ReportData, RunReader
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def table(subject: Subject) -> list[Line]:
+def table(subject: ReportData) -> list[Line]:
     alone = next((group.arm for group in subject.groups if group.name == "standalone"), None)
     return [_line(subject, group, tier, alone) for group in subject.groups for tier in subject.tiers]
 
 
-def _line(subject: Subject, group: Group, tier: str, alone: Arm | None) -> Line:
+def _line(subject: ReportData, group: Group, tier: str, alone: Arm | None) -> Line:
     arm, served = group.arm, group.arm.serving[tier]
     known: dict[str, Any] = next((one for one in group.stories[0].fleet["tiers"] if one["name"] == served.tier), {})
     down, up = _moved(group.stories[0], served.tier)
@@ -53,7 +53,7 @@ def _line(subject: Subject, group: Group, tier: str, alone: Arm | None) -> Line:
     )  # fmt: skip
 
 
-def _over(subject: Subject, arm: Arm, alone: Arm | None, tier: str) -> str:
+def _over(subject: ReportData, arm: Arm, alone: Arm | None, tier: str) -> str:
     """The gain over a device that learns alone, with what it would take to be sure."""
     if alone is None or alone is arm or not subject.judged or not arm.serving[tier].can_carry:
         return ""
@@ -64,20 +64,20 @@ def _over(subject: Subject, arm: Arm, alone: Arm | None, tier: str) -> str:
     return f"{gap.mean:+.1f}" + ("" if gap.beyond_noise else f" (noise {noise})")
 
 
-def _moved(story: Story, tier: str) -> tuple[float | None, float | None]:
+def _moved(story: RunReader, tier: str) -> tuple[float | None, float | None]:
     """Bytes down for each time a device was asked, bytes up for each reply that was admitted."""
     asked, heard, down, up = 0, 0, 0, 0
-    for line in story.attendance:
+    for line in story.participation:
         if line["tier"] == tier:
             asked += len(line["devices"])
-            down += line["down"]
+            down += line["bytes_down"]
             if line["outcome"] == "admitted":
                 heard += len(line["devices"])
-                up += sum(line["up"].values())
+                up += sum(line["bytes_up"].values())
     return (down / asked if asked else None), (up / heard if heard else None)
 
 
-def verdict(subject: Subject) -> list[str]:
+def verdict(subject: ReportData) -> list[str]:
     if subject.result is not None:
         return [*_winners(subject), *subject.result.verdict]
     story, lines = subject.first, table(subject)
@@ -87,7 +87,7 @@ def verdict(subject: Subject) -> list[str]:
     return [_reached(subject, judged), *_heard(story), _uncertain(subject, judged)]
 
 
-def _winners(subject: Subject) -> list[str]:
+def _winners(subject: ReportData) -> list[str]:
     assert subject.result is not None
     found = subject.result.winners
     won = [f"{name} for tier {tier}" for tier, name in found.items() if name]
@@ -96,7 +96,7 @@ def _winners(subject: Subject) -> list[str]:
     return [*lines, *([f"No arm is best beyond noise for tier {listed(open_)}."] if open_ else [])]
 
 
-def _reached(subject: Subject, judged: list[Line]) -> str:
+def _reached(subject: ReportData, judged: list[Line]) -> str:
     story, metric = subject.first, subject.metric
     ends = [f"{one.tier} {metric.said(one.value)}" + (f" ± {one.spread:.1f}" if one.spread else "") for one in judged]
     if subject.several:
@@ -112,9 +112,9 @@ def _reached(subject: Subject, judged: list[Line]) -> str:
     return f"{when}, {metric.name} on the {subject.test} test{over}: {listed(ends)}."
 
 
-def _heard(story: Story) -> list[str]:
+def _heard(story: RunReader) -> list[str]:
     outcomes = Counter[str]()
-    for line in story.attendance:
+    for line in story.participation:
         outcomes[line["outcome"]] += len(line["devices"])
     moved = sum(row.value for row in travelled(story.rows))
     if not outcomes.total():
@@ -124,7 +124,7 @@ def _heard(story: Story) -> list[str]:
     return [f"{share:.0f} % of {outcomes.total():,} questions to devices were answered; {size(moved)} moved.{void}"]
 
 
-def _uncertain(subject: Subject, judged: list[Line]) -> str:
+def _uncertain(subject: ReportData, judged: list[Line]) -> str:
     """What the test set alone leaves open."""
     seeds = counted(len(subject.groups[0].stories), "seed")
     if not subject.metric.unit:
@@ -134,7 +134,7 @@ def _uncertain(subject: Subject, judged: list[Line]) -> str:
     return f"With {seeds} and {examples:,} test examples, each of these is known to about ± {noise:.1f} points."
 
 
-def facts(subject: Subject) -> dict[str, Any]:
+def facts(subject: ReportData) -> dict[str, Any]:
     """What the run was, in a line."""
     story = subject.first
     return {

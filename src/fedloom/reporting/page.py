@@ -15,7 +15,7 @@ from ..files import write_whole
 from . import overview
 from .charts import COMPARED, SINGLE, Absent, Chart
 from .charts.drawing import drawn, styled, swatch
-from .report_data import Subject
+from .report_data import ReportData
 
 FIGURES = "figures"
 LARGEST_INLINE = 40_000  # bytes of a CSV that the page carries itself
@@ -41,7 +41,7 @@ def figures_of(file: Path) -> str:
     return FIGURES if file.name == "report.html" else f"{file.stem}-{FIGURES}"
 
 
-def page(subject: Subject, figures: str = FIGURES) -> Page:
+def page(subject: ReportData, figures: str = FIGURES) -> Page:
     compared, single = ([make(subject) for make in makers] for makers in (COMPARED, SINGLE))
     charts = [one for one in (*compared, *single) if isinstance(one, Chart)]
     absent = [one for one in (*compared, *single) if isinstance(one, Absent)]
@@ -95,7 +95,7 @@ def _tiers_csv(lines: list[overview.Line]) -> str:
     return Chart("tiers", "", "", overview.COLUMNS, records, ()).csv()
 
 
-def _repeat(subject: Subject) -> dict[str, Any]:
+def _repeat(subject: ReportData) -> dict[str, Any]:
     """The command, and what its result must have in common with this one."""
     story = subject.first
     own = story.fleet.get("own_names") or []

@@ -70,7 +70,7 @@ def unanimous(gaps: Sequence[float], agrees: Callable[[float], bool], contradict
     return "within noise"
 
 
-PLAIN, CODED = ("down", "up"), ("down_coded", "up_coded")
+PLAIN, CODED = ("bytes_down", "bytes_up"), ("bytes_down_compressed", "bytes_up_compressed")
 
 
 def travelled(rows: Sequence[Row]) -> list[Row]:
@@ -104,7 +104,7 @@ class Arm:
     failed: frozenset[int] = frozenset()  # runs that ended before their time, whose last value says nothing
 
     def curves(self, tier: str, test: str) -> list[list[Row]]:
-        """What a device of this tier gets is worth, seed by seed, judgement by judgement."""
+        """What a device of this tier gets is worth, seed by seed, evaluation by evaluation."""
         key = (self.serving[tier].tier, "", test, self.metric.name)
         return [_curve(rows, self.candidate, key) for rows in self.runs]
 
@@ -124,13 +124,13 @@ class Arm:
 
     def seconds(self) -> list[float]:
         """Of all its rounds on the fleet's own devices, seed by seed, where it is known."""
-        ticks = [[row.value for row in rows if row.metric == "clock"] for rows in self.runs]
+        ticks = [[row.value for row in rows if row.metric == "simulated_seconds"] for rows in self.runs]
         return [math.fsum(some) for some in ticks] if all(ticks) else []
 
     def bytes_per_round(self) -> float:
         """That travelled, both ways, all devices together."""
         moved = [row.value for rows in self.runs for row in travelled(rows)]
-        rounds = sum(row.metric == "down" for rows in self.runs for row in rows)
+        rounds = sum(row.metric == "bytes_down" for rows in self.runs for row in rows)
         return sum(moved) / rounds if rounds else 0.0
 
 

@@ -23,7 +23,7 @@ Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Story:
+class RunReader:
     folder: Path
 
     @cached_property
@@ -54,8 +54,8 @@ class Story:
         return list(_lines(self.folder / "events.jsonl"))
 
     @cached_property
-    def attendance(self) -> list[Line]:
-        return list(_lines(self.folder / "attendance.jsonl"))
+    def participation(self) -> list[Line]:
+        return list(_lines(self.folder / "participation.jsonl"))
 
     @cached_property
     def timings(self) -> list[Line]:
@@ -67,8 +67,8 @@ class Story:
         return list(_lines(self.folder / "subnets.jsonl"))
 
     @cached_property
-    def likeness(self) -> list[dict[str, Any]]:
-        return _document(self.folder / "likeness.json") or []
+    def cka(self) -> list[dict[str, Any]]:
+        return _document(self.folder / "cka.json") or []
 
     @property
     def method(self) -> str:
@@ -132,7 +132,7 @@ class Group:
     """An arm and the runs behind it, seed by seed."""
 
     arm: Arm
-    stories: Sequence[Story]
+    stories: Sequence[RunReader]
 
     @property
     def name(self) -> str:
@@ -140,7 +140,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportData:
     groups: Sequence[Group]
     terms: Terms
     command: str  # that runs it all again
@@ -160,12 +160,12 @@ class Subject:
         return self.terms.test
 
     @property
-    def first(self) -> Story:
+    def first(self) -> RunReader:
         """The run that stands for all where one alone can be shown."""
         return self.groups[0].stories[0]
 
     @property
-    def stories(self) -> list[Story]:
+    def stories(self) -> list[RunReader]:
         return [story for group in self.groups for story in group.stories]
 
     @property
@@ -218,7 +218,7 @@ class Subject:
         return found[0] if self.several else None
 
 
-def subject_of(folders: Sequence[Path], test: str | None = None) -> Subject:
+def report_data_of(folders: Sequence[Path], test: str | None = None) -> ReportData:
     """Of a run, of a comparison's folder, or of runs that are put side by side here."""
     for folder in folders:
         if not is_run(folder) and not (folder / DESCRIPTION).is_file():
@@ -230,7 +230,7 @@ def subject_of(folders: Sequence[Path], test: str | None = None) -> Subject:
     return _described(described[0], test) if described else _side_by_side(folders, test)
 
 
-def _described(home: Path, test: str | None) -> Subject:
+def _described(home: Path, test: str | None) -> ReportData:
     said = json.loads((home / DESCRIPTION).read_text(encoding="utf-8"))
     groups = [_group(home, name, one) for name, one in said["arms"].items()]
     groups = [group for group in groups if group.stories]
@@ -241,16 +241,16 @@ def _described(home: Path, test: str | None) -> Subject:
     terms = Terms(**{**said["terms"], "test": test or said["terms"]["test"]})
     if terms.baseline not in [group.name for group in paired]:
         terms = replace(terms, baseline=None)
-    return Subject(paired, _tested(terms, paired[0].stories[0], test), said["command"], said["equal"])
+    return ReportData(paired, _tested(terms, paired[0].stories[0], test), said["command"], said["equal"])
 
 
 def _group(home: Path, name: str, said: Mapping[str, Any]) -> Group:
-    stories = [Story(home / run) for run in said["runs"] if is_run(home / run)]
+    stories = [RunReader(home / run) for run in said["runs"] if is_run(home / run)]
     serving = {tier: Serving(**one) for tier, one in said["serving"].items()}
     return Group(_measured(Arm(name, serving, [], said["candidate"], said["shares"]), stories), stories)
 
 
-def _measured(arm: Arm, stories: Sequence[Story]) -> Arm:
+def _measured(arm: Arm, stories: Sequence[RunReader]) -> Arm:
     """With all that the runs behind it say."""
     runs = [story.rows for story in stories]
     macs = {tier["name"]: tier["macs"] for story in stories[:1] for tier in story.fleet["tiers"] if "macs" in tier}
@@ -262,10 +262,10 @@ def _first_seeds(group: Group, seeds: int) -> Group:
     return Group(replace(group.arm, runs=group.arm.runs[:seeds]), group.stories[:seeds])
 
 
-def _side_by_side(folders: Sequence[Path], test: str | None) -> Subject:
+def _side_by_side(folders: Sequence[Path], test: str | None) -> ReportData:
     """Runs that differ in their seed alone are one arm."""
-    alike: dict[str, list[Story]] = {}
-    for story in map(Story, folders):
+    alike: dict[str, list[RunReader]] = {}
+    for story in map(RunReader, folders):
         alike.setdefault(json.dumps({**story.recipe, "seed": None}, sort_keys=True), []).append(story)
     arms = [sorted(stories, key=lambda story: story.seed) for stories in alike.values()]
     _refuse_unpaired(arms)
@@ -278,10 +278,10 @@ def _side_by_side(folders: Sequence[Path], test: str | None) -> Subject:
     terms = Terms(names, {tier["name"]: tier["share"] for tier in tiers}, test or "global", examples)
     paths = " ".join(str(folder) for folder in folders)
     command = f"fedloom report {paths}" if len(folders) > 1 else ""
-    return Subject(groups, _tested(terms, first, test), command)
+    return ReportData(groups, _tested(terms, first, test), command)
 
 
-def _refuse_unpaired(arms: Sequence[Sequence[Story]]) -> None:
+def _refuse_unpaired(arms: Sequence[Sequence[RunReader]]) -> None:
     seeds, tiers = [[one.seed for one in stories] for stories in arms], [_tier_names(one[0]) for one in arms]
     if any(len(set(some)) < len(some) for some in seeds):
         raise NoReport("the same recipe and seed were named twice", "name each run once")
@@ -291,11 +291,11 @@ def _refuse_unpaired(arms: Sequence[Sequence[Story]]) -> None:
         raise NoReport("the runs have not the same tiers", "`fedloom compare` knows what becomes of a tier left out")
 
 
-def _tier_names(story: Story) -> list[str]:
+def _tier_names(story: RunReader) -> list[str]:
     return sorted(tier["name"] for tier in story.fleet["tiers"])
 
 
-def _names(arms: Sequence[Sequence[Story]]) -> list[str]:
+def _names(arms: Sequence[Sequence[RunReader]]) -> list[str]:
     """Their methods, or where two arms have the same one, their folders."""
     methods = [stories[0].method for stories in arms]
     named = [stories[0].folder.resolve().name for stories in arms]
@@ -306,7 +306,7 @@ def _names(arms: Sequence[Sequence[Story]]) -> list[str]:
     return [f"{method} {number}" for number, method in enumerate(methods, 1)]
 
 
-def _arm(name: str, stories: Sequence[Story], tiers: Sequence[str]) -> Arm:
+def _arm(name: str, stories: Sequence[RunReader], tiers: Sequence[str]) -> Arm:
     trained = {tier["name"] for tier in stories[0].fleet["tiers"] if tier.get("trained", True)}
     largest = next((tier for tier in tiers if tier in trained), tiers[0])
     serving = {
@@ -316,7 +316,7 @@ def _arm(name: str, stories: Sequence[Story], tiers: Sequence[str]) -> Arm:
     return _measured(Arm(name, serving, []), stories)
 
 
-def _tested(terms: Terms, story: Story, asked: str | None) -> Terms:
+def _tested(terms: Terms, story: RunReader, asked: str | None) -> Terms:
     """The test that is there: devices' own, where the whole set was not asked."""
     known = {row.test for row in story.rows if row.metric == "accuracy" and not row.device}
     if asked and known and asked not in known:

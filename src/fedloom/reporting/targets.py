@@ -85,13 +85,13 @@ def bytes_to(last: float, rows: Sequence[Row]) -> float:
 
 def seconds_to(last: float, rows: Sequence[Row]) -> float | None:
     """How long all rounds to the end of this one would take on the fleet's own devices; None: nobody knows."""
-    ticks = [row.value for row in rows if row.metric == "clock" and row.round <= last]
+    ticks = [row.value for row in rows if row.metric == "simulated_seconds" and row.round <= last]
     return sum(ticks) if ticks else None
 
 
 def seconds_a_round(rows: Sequence[Row]) -> float | None:
     """By the same clock, in the mean."""
-    ticks = [row.value for row in rows if row.metric == "clock"]
+    ticks = [row.value for row in rows if row.metric == "simulated_seconds"]
     return statistics.fmean(ticks) if ticks else None
 
 
@@ -191,7 +191,7 @@ def _counted(rows: Sequence[Row], unit: Unit) -> list[Row]:
         case "bytes":
             return travelled(rows)
         case "seconds":
-            return [row for row in rows if row.metric == "clock"]
+            return [row for row in rows if row.metric == "simulated_seconds"]
 
 
 def at_equal_budgets(arms: Sequence[Arm], unit: Unit) -> list[Arm]:

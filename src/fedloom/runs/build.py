@@ -1,6 +1,6 @@
 """From a recipe to the things it names. What cannot work is refused here, before anything is written.
 
-Which merge a round has: the one place where a recipe's choice becomes one.
+Which aggregate a round has: the one place where a recipe's choice becomes one.
 """
 
 import inspect
@@ -16,22 +16,32 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..client import OPTIMISERS, RATES, Schedule, Task
+from ..client import LR_SCHEDULES, OPTIMIZERS, Schedule, Task
 from ..data import Dataset, Partition
-from ..engines import Attacked, InProcess, Member, Memory, Norms, ProcessPool, Refusal, Shelf, shelf
-from ..engines.client_state import Memories
+from ..engines import (
+    Attacked,
+    ClientData,
+    ClientStateStore,
+    InProcess,
+    Norms,
+    PoolClient,
+    ProcessPool,
+    Refusal,
+    build_client_data,
+)
+from ..engines.client_state import ClientStates
 from ..engines.faults import Remote
-from ..evaluation import FineTune, Judge, StaticBatchNorm
+from ..evaluation import Evaluator, FineTune, StaticBatchNorm
 from ..evaluation.evaluator import SERVER_MODEL, server_model
 from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, expected_voters, nesting_problem, side_by_side
-from ..footprints import RULES, Defence, Merge, PrivateMerge, coverage_mean
+from ..footprints import RULES, Aggregate, DPAggregator, RobustAggregator, coverage_mean
 from ..methods import Method
 from ..models import Model, model
-from ..recipe.errors import Problem, RecipeError
+from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import Loaded
-from ..recipe.registry import Tables
-from ..recipe.schema import DefencePart, Evaluation
-from ..recipe.validation import picked
+from ..recipe.registry import Registry
+from ..recipe.schema import AggregationPart, Evaluation
+from ..recipe.validation import instantiate
 from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
 from .clock import build_clock
@@ -39,7 +49,7 @@ from .compression import refuse_uncodable
 from .data import Outline, build_partition, holds_its_own, outline_of, public_examples, read_data
 from .faults import Faults, build_faults
 from .privacy import refuse_known_noise, refuse_uncovered
-from .state import Standing
+from .state import RunState
 
 
 @dataclass(frozen=True)
@@ -52,52 +62,52 @@ class Experiment:
     fleet: Fleet
     method: Method
     engine: Engine
-    judge: Judge
+    evaluator: Evaluator
     refusals: list[tuple[int, Refusal]]
     warm: Tensors | None
     public: Tensor | None  # what the server has
-    merge: Merge
+    aggregate: Aggregate
     faults: Faults
-    standing: Standing = field(default_factory=Standing)  # changes as the run goes
+    standing: RunState = field(default_factory=RunState)  # changes as the run goes
     deployed: bool = False  # real devices, with data of their own
 
     @property
-    def memory(self) -> Memories:
+    def memory(self) -> ClientStates:
         """What the devices remember, or where they do."""
         return cast(Remote, self.engine).memory  # so has every engine of a run
 
 
-def build_fleet(loaded: Loaded, tables: Tables, seen: Outline) -> Fleet:
+def build_fleet(loaded: Loaded, tables: Registry, seen: Outline) -> Fleet:
     recipe, part = loaded.recipe, loaded.recipe.fleet
     _refuse_given_amiss(loaded)
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
-    models, strangers = build_models(loaded, tables, seen), round(part.unseen * recipe.data.devices)
+    models, strangers = build_models(loaded, tables, seen), round(part.holdout_fraction * recipe.data.devices)
     unseen = generator(recipe.seed, HOLDOUT_DEVICES).permutation(recipe.data.devices)[:strangers]
     fleet = Fleet(
         side_by_side(models), shares, recipe.data.devices, recipe.seed, part.assignment,
-        unseen=frozenset(unseen.tolist()), given=part.given,
+        holdout_devices=frozenset(unseen.tolist()), device_tiers=part.device_tiers,
     )  # fmt: skip
     if part.eligible:
         fleet = fleet.restricted(part.eligible)
     if part.assignment == "fixed" and not draw_cohort(fleet, 1.0, 1):
         said = "no device belongs to these tiers, so nobody would train"
-        place = ("fleet", "eligible" if part.eligible else "unseen")
-        raise loaded.error(Problem(place, "RECIPE_VALUE", said))
+        place = ("fleet", "eligible" if part.eligible else "holdout_fraction")
+        raise loaded.error(RecipeIssue(place, "RECIPE_VALUE", said))
     return fleet
 
 
 def _refuse_given_amiss(loaded: Loaded) -> None:
     part, devices = loaded.recipe.fleet, loaded.recipe.data.devices
-    if part.given and part.assignment == "redrawn":
+    if part.device_tiers and part.assignment == "redrawn":
         said = "tiers cannot be given and redrawn"
-        raise loaded.error(Problem(("fleet", "given"), "RECIPE_VALUE", said, "leave fleet.assignment out"))
-    if part.given and len(part.given) != devices:
-        said = f"{len(part.given)} devices are given a tier, the recipe has {devices}"
-        raise loaded.error(Problem(("fleet", "given"), "RECIPE_VALUE", said))
+        raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "RECIPE_VALUE", said, "leave fleet.assignment out"))
+    if part.device_tiers and len(part.device_tiers) != devices:
+        said = f"{len(part.device_tiers)} devices are given a tier, the recipe has {devices}"
+        raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "RECIPE_VALUE", said))
 
 
-def build_models(loaded: Loaded, tables: Tables, seen: Outline) -> list[tuple[str, Model]]:
+def build_models(loaded: Loaded, tables: Registry, seen: Outline) -> list[tuple[str, Model]]:
     """Every tier's model, under the tier's name."""
     recipe = loaded.recipe
     found: list[tuple[str, Model]] = []
@@ -109,12 +119,12 @@ def build_models(loaded: Loaded, tables: Tables, seen: Outline) -> list[tuple[st
             made.fits_the_data()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
-            raise loaded.error(Problem(("tiers", number), "MODEL_BUILD", said)) from error
+            raise loaded.error(RecipeIssue(("tiers", number), "MODEL_BUILD", said)) from error
         found.append((tier.name, made))
     return found
 
 
-def _size(loaded: Loaded, tables: Tables, number: int) -> dict[str, Any]:
+def _size(loaded: Loaded, tables: Registry, number: int) -> dict[str, Any]:
     """A tier's settings, and the widest of its family where a family asks for it."""
     recipe = loaded.recipe
     common, own = recipe.model.settings, recipe.tiers[number]
@@ -127,30 +137,32 @@ def _size(loaded: Loaded, tables: Tables, number: int) -> dict[str, Any]:
     return sizes[alike.index(own)]
 
 
-def build_method(loaded: Loaded, tables: Tables, fleet: Fleet) -> Method:
+def build_method(loaded: Loaded, tables: Registry, fleet: Fleet) -> Method:
     part = loaded.recipe.method
     kind = tables.methods[part.name]
     missing = getattr(kind, "__abstractmethods__", ())
     if missing:
         said = f"{part.name} lacks {', '.join(sorted(missing))}, which every method has"
-        raise loaded.error(Problem(("method", "name"), "METHOD_INCOMPLETE", said, value=part.name))
+        raise loaded.error(RecipeIssue(("method", "name"), "METHOD_INCOMPLETE", said, value=part.name))
     made = kind.made(part.settings, tables.methods)
     outside = nesting_problem(fleet) if made.admits == "sizes of one model" else None
     if outside:
-        raise loaded.error(Problem(("tiers",), "TIER_SHAPE", outside))
-    refusal = made.refuses(fleet)
+        raise loaded.error(RecipeIssue(("tiers",), "TIER_SHAPE", outside))
+    refusal = made.fleet_problem(fleet)
     if refusal:
-        raise loaded.error(Problem(("method", "name"), "METHOD_REFUSES", refusal, value=part.name))
-    if made.probes and loaded.recipe.data.public is None:
+        raise loaded.error(RecipeIssue(("method", "name"), "METHOD_REFUSES", refusal, value=part.name))
+    if made.needs_public_data and loaded.recipe.data.public is None:
         said = f"{part.name} needs examples without labels at the server"
-        raise loaded.error(Problem(("data", "public"), "PUBLIC_MISSING", said, "set data.public = { examples = 256 }"))
+        raise loaded.error(
+            RecipeIssue(("data", "public"), "PUBLIC_MISSING", said, "set data.public = { examples = 256 }")
+        )
     return made
 
 
-def build_merge(defence: DefencePart) -> Merge:
+def build_aggregate(aggregation: AggregationPart) -> Aggregate:
     """How replies become weights: the papers' mean, or a rule that a few bad ones cannot bend."""
-    rule = picked(RULES, {"rule": defence.rule, **defence.settings}, "rule")()
-    return Defence(rule, defence.thin, defence.thin_below) if rule else coverage_mean
+    rule = instantiate(RULES, {"rule": aggregation.rule, **aggregation.settings}, "rule")()
+    return RobustAggregator(rule, aggregation.low_coverage, aggregation.min_contributors) if rule else coverage_mean
 
 
 def refuse_deployment(loaded: Loaded, method: Method) -> None:
@@ -158,21 +170,21 @@ def refuse_deployment(loaded: Loaded, method: Method) -> None:
     refuse_known_noise(loaded)
     if method.simulated:
         said = f"{loaded.recipe.method.name} takes {method.leaves}"
-        raise loaded.error(Problem(("method", "name"), "SIMULATION_ONLY", said))
+        raise loaded.error(RecipeIssue(("method", "name"), "SIMULATION_ONLY", said))
     if method.ships and not loaded.recipe.privacy.acknowledge_feature_sharing:
         said = f"{loaded.recipe.method.name} takes features of the {method.ships} from devices: inputs can be rebuilt"
         hint = "fedloom audit RUN measures how well; if that is acceptable, set it to true"
-        raise loaded.error(Problem(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
+        raise loaded.error(RecipeIssue(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
 
 
 def refuse_unjudged(loaded: Loaded, seen: Outline) -> None:
-    """Raise where the recipe wants a judgement that its data has none of."""
+    """Raise where the recipe wants a evaluation that its data has none of."""
     if loaded.recipe.evaluation.fine_tune is not None and seen.labels.train.ndim > 1:
         said = "where every position is a question, nothing is judged before and after tuning"
-        raise loaded.error(Problem(("evaluation", "fine_tune"), "RECIPE_VALUE", said, "leave it out"))
+        raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", said, "leave it out"))
 
 
-def build(loaded: Loaded, tables: Tables, seen: Outline) -> tuple[Fleet, Method]:
+def build(loaded: Loaded, tables: Registry, seen: Outline) -> tuple[Fleet, Method]:
     """Who learns and how: all of a recipe that can be refused without its data."""
     fleet = build_fleet(loaded, tables, seen)
     method = build_method(loaded, tables, fleet)
@@ -190,7 +202,7 @@ def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
     path = Path(source) / "models" / f"{fleet.largest.name}.safetensors" if Path(source).is_dir() else Path(source)
 
     def wrong(code: str, said: str) -> RecipeError:
-        return loaded.error(Problem(("start", "from"), code, said))
+        return loaded.error(RecipeIssue(("start", "from"), code, said))
 
     if not path.is_file():
         raise wrong("FILE_MISSING", f"there is no file {path}")
@@ -198,28 +210,28 @@ def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
         held = load_file(path)
     except SafetensorError as error:
         raise wrong("START_FORMAT", f"{path} is not a safetensors file: {error}") from error
-    for name, shape in fleet.whole.shapes().items():
+    for name, shape in fleet.global_model.shapes().items():
         if name not in held or held[name].shape != shape:
             raise wrong(
                 "START_SHAPE", f"{path} does not hold this recipe's global model: {name} is missing or different"
             )
-    return {name: held[name].to(torch.get_default_dtype()) for name in fleet.whole.shapes()}
+    return {name: held[name].to(torch.get_default_dtype()) for name in fleet.global_model.shapes()}
 
 
-def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
+def finder(method: Method, evaluator: Evaluator) -> Callable[[tuple[str, ...]], Task]:
     """How a worker finds the task it is asked for: by name, so that no code has to travel."""
 
     def find(address: tuple[str, ...]) -> Task:
         match address:
             case ("statistics", name):
-                task: Task = getattr(judge.statistics, name)
+                task: Task = getattr(evaluator.statistics, name)
             case ("exam", name):
-                task = getattr(judge.exam, name)
+                task = getattr(evaluator.test_set, name)
             case ("fine_tune", name):
-                task = getattr(judge.fine_tune, name)
+                task = getattr(evaluator.fine_tune, name)
             case ("personal", fill, *rest):
                 carried = server_model if tuple(rest) == SERVER_MODEL else method.find(*rest)
-                task = judge.personal(DeviceModel(carried, unseen_logit=json.loads(fill))).measure
+                task = evaluator.personal(DeviceModel(carried, unseen_logit=json.loads(fill))).measure
             case _:
                 task = method.find(*address)
         return task
@@ -227,26 +239,27 @@ def finder(method: Method, judge: Judge) -> Callable[[tuple[str, ...]], Task]:
     return find
 
 
-def build_simulation(loaded: Loaded, method: Method, held: Shelf, warm: Tensors | None, notes: Standing) -> InProcess:
+def build_simulation(
+    loaded: Loaded, method: Method, held: ClientData, warm: Tensors | None, notes: RunState
+) -> InProcess:
     """The engine that knows the devices; whoever wants to hear of refusals says so later."""
     recipe, training, admission = loaded.recipe, loaded.recipe.training, loaded.recipe.admission
     return InProcess(
-        shelf=held,
-        memory=Memory(lambda device: method.prepare(device, recipe.seed, warm)),
+        client_data=held,
+        memory=ClientStateStore(lambda device: method.prepare(device, recipe.seed, warm)),
         schedule=Schedule(training.batch_size, training.epochs, training.last_batch),
-        optimiser=picked(OPTIMISERS, training.optimiser)(),
-        rates=picked(RATES, training.rates)(),
+        optimizer=instantiate(OPTIMIZERS, training.optimizer)(),
+        rates=instantiate(LR_SCHEDULES, training.lr_schedule)(),
         seed=recipe.seed,
         label_smoothing=training.label_smoothing,
-        block=recipe.engine.block,
-        blocks=recipe.engine.blocks,
-        most_examples=admission.most_examples,
+        devices_per_block=recipe.engine.devices_per_block,
+        max_examples=admission.max_examples,
         norms=Norms(admission.norm, lambda: notes.others.setdefault("norms", {})) if admission.norm else None,
     )
 
 
-def build_judge(said: Evaluation, dataset: Dataset, partition: Partition, held: Shelf, fleet: Fleet) -> Judge:
-    return Judge(
+def build_judge(said: Evaluation, dataset: Dataset, partition: Partition, held: ClientData, fleet: Fleet) -> Evaluator:
+    return Evaluator(
         dataset=dataset,
         own_tests=[torch.from_numpy(rows) for rows in partition.test],
         seen_labels=torch.stack([held.seen_labels(device) for device in fleet.devices(1)]),
@@ -259,7 +272,7 @@ def build_judge(said: Evaluation, dataset: Dataset, partition: Partition, held: 
 
 
 def assemble(
-    loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset | None = None, workers: int = 1
+    loaded: Loaded, tables: Registry, folder: Path, dataset: Dataset | None = None, workers: int = 1
 ) -> Experiment:
     """`dataset` is the recipe's data where it has been read before: arms of a comparison share it. The number of
     workers changes nothing but the time."""
@@ -267,21 +280,21 @@ def assemble(
     seen = outline_of(dataset)
     partition = build_partition(loaded, seen.labels)
     fleet, method = build(loaded, tables, seen)
-    warm, held = warm_start(loaded, fleet), shelf(dataset, partition, fleet)
+    warm, held = warm_start(loaded, fleet), build_client_data(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
-    standing = Standing()
+    standing = RunState()
 
     def tell(round_number: int, refusal: Refusal) -> None:
         refusals.append((round_number, refusal))
 
     alone = build_simulation(loaded, method, held, warm, standing)
     alone.on_refusal = tell
-    judge = build_judge(loaded.recipe.evaluation, dataset, partition, held, fleet)
-    judge = replace(judge, own_tests_away=holds_its_own(loaded))
-    engine = ProcessPool(alone, fleet, finder(method, judge), workers) if workers > 1 else alone
+    evaluator = build_judge(loaded.recipe.evaluation, dataset, partition, held, fleet)
+    evaluator = replace(evaluator, own_tests_away=holds_its_own(loaded))
+    engine = ProcessPool(alone, fleet, finder(method, evaluator), workers) if workers > 1 else alone
     return Experiment(
-        loaded, dataset, partition, fleet, method, engine, judge, refusals, warm,
-        public_examples(loaded, tables, folder, dataset), build_merge(loaded.recipe.defence),
+        loaded, dataset, partition, fleet, method, engine, evaluator, refusals, warm,
+        public_examples(loaded, tables, folder, dataset), build_aggregate(loaded.recipe.aggregation),
         build_faults(loaded, fleet, alone, build_clock(loaded, method, fleet), tell), standing,
     )  # fmt: skip
 
@@ -292,20 +305,20 @@ def simulation(experiment: Experiment) -> InProcess:
     return engine if isinstance(engine, InProcess) else cast(ProcessPool | Attacked, engine).inner
 
 
-def member(experiment: Experiment) -> Member:
+def member(experiment: Experiment) -> PoolClient:
     """What a worker must know of an experiment."""
-    return Member(simulation(experiment), experiment.fleet, finder(experiment.method, experiment.judge))
+    return PoolClient(simulation(experiment), experiment.fleet, finder(experiment.method, experiment.evaluator))
 
 
-def merge_for(experiment: Experiment, round_number: int) -> Merge:
+def merge_for(experiment: Experiment, round_number: int) -> Aggregate:
     """The experiment's own, as a defence may have chosen it; or one that hides devices, whose noise is the round's."""
     said, fleet = experiment.loaded.recipe.privacy, experiment.fleet
     if said.clip is None or said.noise is None:
-        return experiment.merge
+        return experiment.aggregate
     expected = expected_voters(fleet, experiment.loaded.recipe.fleet.participation)
     electorate = [
-        (experiment.method.votes_on(tier, fleet, round_number), expected[tier.name])
-        for tier in fleet.served
+        (experiment.method.aggregation_footprint(tier, fleet, round_number), expected[tier.name])
+        for tier in fleet.active_tiers
         if expected[tier.name] > 0
     ]
-    return PrivateMerge(said.clip, said.noise, electorate, fleet.seed, round_number)
+    return DPAggregator(said.clip, said.noise, electorate, fleet.seed, round_number)

@@ -30,12 +30,12 @@ Item = tuple[str, str]
 """Whose it is ("" is the server, else a device's name), and the bundle."""
 
 
-class Torn(Exception):  # noqa: N818 - named for what is wrong
+class CorruptCheckpoint(Exception):  # noqa: N818 - named for what is wrong
     """A checkpoint that is not as it was written."""
 
 
 @dataclass(frozen=True)
-class Point:
+class Checkpoint:
     """A run as it stands after a round. `about` is whatever else it needs, in JSON's words. A device whose memory has
     the stamp that it had in the last checkpoint has not changed since."""
 
@@ -56,7 +56,7 @@ class Checkpoints:
     _server: Parcel = field(default_factory=dict)
     _stamps: Mapping[str, int] = field(default_factory=dict)
 
-    def save(self, point: Point, score: float | None = None) -> None:
+    def save(self, point: Checkpoint, score: float | None = None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         known = self._unchanged(point)
         if len(set(known.values())) >= FILES:
@@ -81,7 +81,7 @@ class Checkpoints:
         self._files, self._digests, self._server, self._stamps = places, digests, point.server, dict(point.stamps)
         self._prune()
 
-    def _unchanged(self, point: Point) -> dict[Item, str]:
+    def _unchanged(self, point: Checkpoint) -> dict[Item, str]:
         still = {who for who, stamp in point.stamps.items() if self._stamps.get(who) == stamp}
         bundles = {name for name, one in point.server.items() if _same(one, self._server.get(name, {}))}
         return {
@@ -90,27 +90,27 @@ class Checkpoints:
             if who in still or (who == "" and bundle in bundles)
         }
 
-    def newest(self, noticed: Callable[[str], None] = lambda said: None) -> Point | None:
+    def newest(self, noticed: Callable[[str], None] = lambda said: None) -> Checkpoint | None:
         """The last good one; what had to be passed over is said."""
         for number in self._in_order():
             try:
                 return self.read(number)
-            except Torn as torn:
+            except CorruptCheckpoint as torn:
                 noticed(f"checkpoint of round {number} cannot be used: {torn}")
         return None
 
-    def read(self, number: int) -> Point:
+    def read(self, number: int) -> Checkpoint:
         said = self._manifest(number)
         held: dict[tuple[str, str, str], Tensors] = {}
         for file, digest in said["files"].items():
             data = (self.folder / file).read_bytes() if (self.folder / file).is_file() else b""
             if hashlib.sha256(data).hexdigest() != digest:
-                raise Torn(f"{file} is missing or damaged")
+                raise CorruptCheckpoint(f"{file} is missing or damaged")
             held |= {(*item, file): tensors for item, tensors in _unpacked(data).items()}
         parcels: dict[str, dict[str, Tensors]] = {owner: {} for owner in said["owners"]}
         for owner, bundle, file in said["items"]:
             parcels[owner][bundle] = held[owner, bundle, file]
-        return Point(said["round"], parcels.pop(""), parcels, said["about"])
+        return Checkpoint(said["round"], parcels.pop(""), parcels, said["about"])
 
     def numbers(self) -> list[int]:
         """The rounds that have one, good or not."""
@@ -137,16 +137,16 @@ class Checkpoints:
             said: dict[str, Any] = json.loads((self.folder / f"{number:06d}.json").read_bytes())
             digest = said.pop("sha256")
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise Torn(f"{number:06d}.json: {type(error).__name__}") from error
+            raise CorruptCheckpoint(f"{number:06d}.json: {type(error).__name__}") from error
         if digest != _digest(said):
-            raise Torn(f"{number:06d}.json was changed")
+            raise CorruptCheckpoint(f"{number:06d}.json was changed")
         return said
 
     def _prune(self) -> None:
         """Keep the newest and the best, and the files that they lie in."""
         manifests = {}
         for number in self.numbers():
-            with contextlib.suppress(Torn):
+            with contextlib.suppress(CorruptCheckpoint):
                 manifests[number] = self._manifest(number)
         newest = sorted(manifests)[-KEPT:]
         scored = [number for number, said in manifests.items() if said["score"] is not None]
@@ -159,7 +159,7 @@ class Checkpoints:
 
 
 @dataclass
-class Keeper:
+class CheckpointPolicy:
     """Saves a run's rounds as they are done: every so many or, by itself, as often as its time allows."""
 
     checkpoints: Checkpoints
@@ -168,11 +168,11 @@ class Keeper:
     began: float = field(default_factory=time.perf_counter)
     spent: float = 0.0
     last_cost: float = 0.02
-    newest: Point | None = None  # that may not be saved yet
+    newest: Checkpoint | None = None  # that may not be saved yet
     saved: int = 0
     score: float | None = None
 
-    def after(self, point: Point, score: float | None = None) -> None:
+    def after(self, point: Checkpoint, score: float | None = None) -> None:
         self.newest, self.score = point, score
         if self._due(point.number):
             self.save()
@@ -197,7 +197,7 @@ def _same(tensors: Tensors, before: Tensors) -> bool:
     return tensors.keys() == before.keys() and all(before[name] is tensor for name, tensor in tensors.items())
 
 
-def _others(point: Point, known: Mapping[Item, str]) -> dict[Item, Tensors]:
+def _others(point: Checkpoint, known: Mapping[Item, str]) -> dict[Item, Tensors]:
     """All that is not known, read only where that is so."""
     made: dict[Item, Tensors] = {("", name): one for name, one in point.server.items() if ("", name) not in known}
     safe = {who for who, _ in known}
@@ -234,7 +234,7 @@ def _unpacked(data: bytes) -> dict[Item, Tensors]:
         entries = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["items"])
         return {(who, bundle): {name: flat[one] for name, one in listed.items()} for who, bundle, listed in entries}
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise Torn(f"{type(error).__name__}: {error}") from error
+        raise CorruptCheckpoint(f"{type(error).__name__}: {error}") from error
 
 
 def _digest(said: Mapping[str, Any]) -> str:

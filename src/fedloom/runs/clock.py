@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..engines.faults import Faulty
-from ..fleet import Device, Fleet, Turn
+from ..engines.faults import FaultInjector
+from ..fleet import Device, Fleet, RoundContext
 from ..fleet.speed import STRAGGLERS, Pace, Paces
 from ..methods import Method
-from ..recipe.errors import Problem
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import Loaded
 from ..recipe.schema import Recipe
-from ..recipe.validation import picked
+from ..recipe.validation import instantiate
 
 if TYPE_CHECKING:
     from .build import Experiment
@@ -40,7 +40,7 @@ class Clock:
             self.recipe.training,
         )
         steps = part.epochs * -(-examples // part.batch_size)
-        work = self.method.device_work(device.model, part.epochs * examples, steps)
+        work = self.method.device_macs(device.model, part.epochs * examples, steps)
         return moved / (bandwidth * pace.bandwidth) + work / (speed * pace.speed)
 
     @cached_property
@@ -51,22 +51,22 @@ class Clock:
 def build_clock(loaded: Loaded, method: Method, fleet: Fleet) -> Clock:
     said = loaded.recipe.faults.stragglers
     try:
-        return Clock(loaded.recipe, method, picked(STRAGGLERS, said)(fleet) if said else {})
+        return Clock(loaded.recipe, method, instantiate(STRAGGLERS, said)(fleet) if said else {})
     except ValueError as error:
-        raise loaded.error(Problem(("faults", "stragglers"), "RECIPE_VALUE", str(error))) from error
+        raise loaded.error(RecipeIssue(("faults", "stragglers"), "RECIPE_VALUE", str(error))) from error
 
 
-def round_seconds(experiment: "Experiment", turn: Turn) -> float | None:
+def round_seconds(experiment: "Experiment", context: RoundContext) -> float | None:
     """None unless the recipe says how fast every tier that was asked is."""
-    clock, traffic, speed = experiment.faults.clock, turn.traffic, experiment.loaded.recipe.fleet.server_speed
+    clock, traffic, speed = experiment.faults.clock, context.traffic, experiment.loaded.recipe.fleet.server_speed
     if not clock.knows(traffic.carriers[name].tier for name in traffic.travelled):
         return None
     held = {name: traffic.examples.get(name, 0) for name in traffic.travelled}
-    extra = experiment.method.server_work(experiment.fleet.whole, sum(held.values()))
+    extra = experiment.method.server_macs(experiment.fleet.global_model, sum(held.values()))
     if extra and speed is None:
         return None
-    if isinstance(turn.engine, Faulty):
-        slowest = turn.engine.hearing.waited
+    if isinstance(context.engine, FaultInjector):
+        slowest = context.engine.hearing.waited
     else:
         took = (clock.seconds(traffic.carriers[name], moved, held[name]) for name, moved in traffic.travelled.items())
         slowest = max(took, default=0.0)

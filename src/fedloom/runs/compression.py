@@ -7,32 +7,32 @@ from torch import Tensor
 
 from ..engines import Codec, Coded, InProcess, ProcessPool
 from ..engines.compression import DOWN, UP
-from ..fleet import Fleet, Turn
+from ..fleet import Fleet, RoundContext
 from ..footprints import Footprint
 from ..methods import Method
-from ..recipe.errors import Problem
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import Loaded
 from ..recipe.schema import Recipe
-from ..recipe.validation import picked
+from ..recipe.validation import instantiate
 
 ENTRY_BY_ENTRY = ("median", "trimmed_mean")  # rules that a few votes on an entry do not move
 
 
 def build_codec(recipe: Recipe) -> Codec | None:
     """None where parcels travel as they are."""
-    up, down = recipe.codec.up, recipe.codec.down
+    up, down = recipe.compression.uplink, recipe.compression.downlink
     if up is None and down is None:
         return None
-    return Codec(picked(UP, up)() if up else None, picked(DOWN, down)() if down else None)
+    return Codec(instantiate(UP, up)() if up else None, instantiate(DOWN, down)() if down else None)
 
 
-def coded(turn: Turn, recipe: Recipe, simulation: InProcess) -> Turn:
+def coded(context: RoundContext, recipe: Recipe, simulation: InProcess) -> RoundContext:
     """The same turn, whose parcels travel as the recipe says. An engine that is no simulation carries them itself."""
     codec = build_codec(recipe)
     if codec is None:
-        return turn
-    simulated = isinstance(turn.engine, InProcess | ProcessPool)
-    return replace(turn, engine=Coded(simulation, codec) if simulated else turn.engine, coding=codec)
+        return context
+    simulated = isinstance(context.engine, InProcess | ProcessPool)
+    return replace(context, engine=Coded(simulation, codec) if simulated else context.engine, coding=codec)
 
 
 def refuse_uncodable(loaded: Loaded, fleet: Fleet, method: Method) -> None:
@@ -41,19 +41,19 @@ def refuse_uncodable(loaded: Loaded, fleet: Fleet, method: Method) -> None:
         raise loaded.error(*problems)
 
 
-def _uncodable(recipe: Recipe, fleet: Fleet, method: Method) -> Iterator[Problem]:
-    codec, place, why = build_codec(recipe), ("codec", "up"), "leave it out, or set feedback = false"
+def _uncodable(recipe: Recipe, fleet: Fleet, method: Method) -> Iterator[RecipeIssue]:
+    codec, place, why = build_codec(recipe), ("compression", "uplink"), "leave it out, or set error_feedback = false"
     if codec is None or codec.up is None or not codec.up.of_updates:
         return
-    if recipe.defence.rule in ENTRY_BY_ENTRY:
-        said = f"{recipe.defence.rule} goes entry by entry, and of most entries most devices would say nothing"
-        yield Problem(place, "CODEC_DEFENCE", said, 'use another codec, or defence.rule = "default"')
-    if codec.up.feedback and recipe.privacy.clip is not None:
+    if recipe.aggregation.rule in ENTRY_BY_ENTRY:
+        said = f"{recipe.aggregation.rule} goes entry by entry, and of most entries most devices would say nothing"
+        yield RecipeIssue(place, "CODEC_DEFENCE", said, 'use another codec, or aggregation.rule = "default"')
+    if codec.up.error_feedback and recipe.privacy.clip is not None:
         said = "what a device left out in rounds before would be in what it sends, which no figure of privacy counts"
-        yield Problem(place, "PRIVACY_CODEC", said, why)
-    if codec.up.feedback and any(_wanders(one, fleet) for one in _methods(method)):
+        yield RecipeIssue(place, "PRIVACY_CODEC", said, why)
+    if codec.up.error_feedback and any(_wanders(one, fleet) for one in _methods(method)):
         said = f"{recipe.method.name} gives a device other weights every round; what it left out would go to wrong ones"
-        yield Problem(place, "CODEC_METHOD", said, why)
+        yield RecipeIssue(place, "CODEC_METHOD", said, why)
 
 
 def _methods(method: Method) -> list[Method]:
@@ -62,7 +62,10 @@ def _methods(method: Method) -> list[Method]:
 
 def _wanders(method: Method, fleet: Fleet) -> bool:
     """Whether a tier's part of the global model is another in the next round."""
-    return any(not _same(method.votes_on(tier, fleet, 1), method.votes_on(tier, fleet, 2)) for tier in fleet.served)
+    return any(
+        not _same(method.aggregation_footprint(tier, fleet, 1), method.aggregation_footprint(tier, fleet, 2))
+        for tier in fleet.active_tiers
+    )
 
 
 def _same(one: Footprint, other: Footprint) -> bool:

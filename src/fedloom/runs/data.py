@@ -17,21 +17,21 @@ from ..data import (
     Partition,
     Preparation,
     at_most,
+    correlate_tiers_with_labels,
     facts_of,
     held_out,
     labels_of,
     made_up_labels,
-    thinned,
-    tie_to_labels,
+    subsample,
 )
-from ..recipe.errors import Problem
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import Loaded
-from ..recipe.registry import Tables
-from ..recipe.validation import picked
+from ..recipe.registry import Registry
+from ..recipe.validation import instantiate
 from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRELATION, VALIDATION, generator
 
 
-def read_data(loaded: Loaded, tables: Tables, folder: Path) -> Dataset:
+def read_data(loaded: Loaded, tables: Registry, folder: Path) -> Dataset:
     data = loaded.recipe.data
     reader = tables.datasets[data.dataset]
     place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
@@ -48,7 +48,7 @@ def validation_rows(loaded: Loaded, examples: int) -> np.ndarray:
     count = loaded.recipe.data.validation or 0
     if count >= examples:
         said = f"there are only {examples} training examples in all"
-        raise loaded.error(Problem(("data", "validation"), "RECIPE_VALUE", said, value=count))
+        raise loaded.error(RecipeIssue(("data", "validation"), "RECIPE_VALUE", said, value=count))
     return held_out(examples, count, generator(0, VALIDATION))
 
 
@@ -63,7 +63,7 @@ class Outline:
     preparation: Preparation = PREPARATIONS["plain"]
 
 
-def outline(loaded: Loaded, tables: Tables, folder: Path) -> Outline:
+def outline(loaded: Loaded, tables: Registry, folder: Path) -> Outline:
     """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
     data = loaded.recipe.data
     ours = tables.datasets[data.dataset] is DATASETS.get(data.dataset)
@@ -83,7 +83,7 @@ def outline_of(dataset: Dataset) -> Outline:
     return Outline(dataset.input_shape, stored, labels_of(dataset), dataset.tokens, dataset.preparation)
 
 
-def public_examples(loaded: Loaded, tables: Tables, folder: Path, dataset: Dataset) -> Tensor | None:
+def public_examples(loaded: Loaded, tables: Registry, folder: Path, dataset: Dataset) -> Tensor | None:
     """What the server has, as it is stored; None if the recipe gives it nothing."""
     part = loaded.recipe.data.public
     if part is None:
@@ -102,7 +102,7 @@ def _alike(loaded: Loaded, public: Tensor, own: Tensor) -> Tensor:
     if public.shape[1:] == own.shape[1:] and public.dtype == own.dtype:
         return public
     said = f"its examples are of shape {tuple(public.shape[1:])}, the devices' of {tuple(own.shape[1:])}"
-    raise loaded.error(Problem(("data", "public", "dataset"), "RECIPE_VALUE", said))
+    raise loaded.error(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", said))
 
 
 def server_rows(loaded: Loaded, examples: int) -> np.ndarray:
@@ -111,7 +111,7 @@ def server_rows(loaded: Loaded, examples: int) -> np.ndarray:
     count = part.examples if part is not None and part.source == "holdout" else 0
     if count >= examples:
         said = f"there are only {examples} training examples in all"
-        raise loaded.error(Problem(("data", "public", "examples"), "RECIPE_VALUE", said, value=count))
+        raise loaded.error(RecipeIssue(("data", "public", "examples"), "RECIPE_VALUE", said, value=count))
     return held_out(examples, count, generator(loaded.recipe.seed, PUBLIC))
 
 
@@ -124,27 +124,29 @@ def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
     if holds_its_own(loaded) and loaded.recipe.engine.kind != "flower":
         said, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
-        raise loaded.error(Problem(("data", "partition"), "DEPLOYMENT", said, hint))
+        raise loaded.error(RecipeIssue(("data", "partition"), "DEPLOYMENT", said, hint))
     if not holds_its_own(loaded) and data.devices > len(labels.train):
         said = f"there are only {len(labels.train)} training examples for {data.devices} devices"
-        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
+        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
     try:
         made = _partition(loaded, labels)
     except ValueError as error:
-        raise loaded.error(Problem(("data", "partition"), "RECIPE_VALUE", str(error))) from error
+        raise loaded.error(RecipeIssue(("data", "partition"), "RECIPE_VALUE", str(error))) from error
     if len(made.train) != data.devices:
         said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
-        raise loaded.error(Problem(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
-    made = at_most(made, data.most_examples, generator(seed, MAX_EXAMPLES))
-    if data.thinned:
-        made = thinned(made, data.thinned.devices, data.thinned.keep, generator(seed, SUBSAMPLE))
-    return tie_to_labels(made, labels, data.tier_label_tie, generator(seed, TIER_LABEL_CORRELATION))
+        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
+    made = at_most(made, data.max_examples, generator(seed, MAX_EXAMPLES))
+    if data.subsample:
+        made = subsample(made, data.subsample.devices, data.subsample.keep, generator(seed, SUBSAMPLE))
+    return correlate_tiers_with_labels(
+        made, labels, data.tier_label_correlation, generator(seed, TIER_LABEL_CORRELATION)
+    )
 
 
 def _partition(loaded: Loaded, labels: Labels) -> Partition:
     """Of what the server leaves; a map from a file must do so by itself."""
     data, draw = loaded.recipe.data, generator(loaded.recipe.seed, PARTITION)
-    cut, kept_back = picked(PARTITIONS, data.partition), server_rows(loaded, len(labels.train))
+    cut, kept_back = instantiate(PARTITIONS, data.partition), server_rows(loaded, len(labels.train))
     if not len(kept_back):
         made: Partition = cut(labels, data.devices, draw)
         return made

@@ -7,56 +7,56 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from ..client import Client, Outcome, Schedule, own_statistics
-from ..engines import Memory
-from ..engines.blocks import Errand, carry_out, works
+from ..client import Client, ClientResult, Schedule, own_statistics
+from ..engines import ClientStateStore
+from ..engines.blocks import Request, make_blocks, run_block
 from ..evaluation.cka import cka_map, features
-from ..fleet import Carried, Device, DeviceModel, ServerModel, Tier
+from ..fleet import Device, DeviceModel, ModelWeights, ServerModel, Tier
 from ..tensors import Parcel
 from .build import Experiment, simulation
-from .folder import Journal
+from .folder import RunWriter
 from .loop import asker
 
 SHARED = "shared.safetensors"
 
 
-def save_models(experiment: Experiment, server: Parcel, number: int, journal: Journal) -> None:
-    """Every tier's model with its normalisation statistics, ready to be used; where the server has no whole model, the
+def save_models(experiment: Experiment, server: Parcel, number: int, journal: RunWriter) -> None:
+    """Every tier's model with its normalization statistics, ready to be used; where the server has no whole model, the
     weights that it has."""
     fleet = experiment.fleet
     ask = asker(experiment, number)
-    candidates = experiment.method.candidates(server)
+    candidates = experiment.method.eval_targets(server)
     if "weights" in server and not any(isinstance(one, ServerModel) for one in candidates.values()):
         journal.tensors(SHARED, server["weights"])
     for name, candidate in candidates.items():
         if not isinstance(candidate, ServerModel):
             continue
-        for tier, weights in experiment.judge.models(name, candidate, fleet, ask, number).items():
+        for tier, weights in experiment.evaluator.models(name, candidate, fleet, ask, number).items():
             about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
             journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)
 
 
-def carried(experiment: Experiment, device: Device, candidate: DeviceModel, number: int) -> Carried:
+def carried(experiment: Experiment, device: Device, candidate: DeviceModel, number: int) -> ModelWeights:
     """By the question with which it is judged after this round, for that decides the batches of its examples. Right
     here: neither workers nor a convoy know this task."""
-    found: list[Carried] = []
+    found: list[ModelWeights] = []
 
-    def look(client: Client, inbox: Parcel) -> Outcome:
+    def look(client: Client, inbox: Parcel) -> ClientResult:
         model, weights = candidate.carried(client, inbox)
         filled = own_statistics(replace(client, model=model), weights)
         found.append((model, {name: one[0].detach().clone() for name, one in filled.items()}))
-        return Outcome(send={})
+        return ClientResult(upload={})
 
-    judge = experiment.judge
-    schedule = Schedule(judge.statistics.batch_size)
-    task = replace(judge.personal(candidate).measure, run=look, sends={}, same=None, schedule=schedule)
-    errand = Errand(simulation(experiment), task, {device: candidate.inbox(device)}, number)
-    for work in works([errand]):
-        carry_out(work)
+    evaluator = experiment.evaluator
+    schedule = Schedule(evaluator.statistics.batch_size)
+    task = replace(evaluator.personal(candidate).measure, run=look, sends={}, same=None, schedule=schedule)
+    request = Request(simulation(experiment), task, {device: candidate.inbox(device)}, number)
+    for work in make_blocks([request]):
+        run_block(work)
     return found[0]
 
 
-FILE = "likeness.json"
+FILE = "cka.json"
 
 
 EXAMPLES = 128
@@ -69,7 +69,7 @@ def tiers_alike(experiment: Experiment, server: Parcel, number: int, folder: Pat
     x = experiment.dataset.preparation(experiment.dataset.test.x[:EXAMPLES])
     found = {
         tier.name: _of_server(tier, folder) or _of_device(tier, experiment, server, number)
-        for tier in experiment.fleet.served
+        for tier in experiment.fleet.active_tiers
     }
     seen = {name: features(*one, x) for name, one in found.items() if one}
     if not seen.get(largest):
@@ -82,20 +82,20 @@ def tiers_alike(experiment: Experiment, server: Parcel, number: int, folder: Pat
     ]  # fmt: skip
 
 
-def _of_server(tier: Tier, folder: Path) -> Carried | None:
+def _of_server(tier: Tier, folder: Path) -> ModelWeights | None:
     file = folder / "models" / f"{tier.name}.safetensors"
     return (tier.model, load_file(file)) if file.is_file() else None
 
 
-def _of_device(tier: Tier, experiment: Experiment, server: Parcel, number: int) -> Carried | None:
+def _of_device(tier: Tier, experiment: Experiment, server: Parcel, number: int) -> ModelWeights | None:
     """Of the tier's first device that has learned, if any has. A device that is none of this process shows nothing."""
     candidates = [
         one
-        for one in experiment.method.candidates(server).values()
+        for one in experiment.method.eval_targets(server).values()
         if isinstance(one, DeviceModel) and (not one.tiers or tier.name in one.tiers)
     ]
     devices = [device for device in experiment.fleet.devices(number) if device.tier == tier.name]
-    if not candidates or not devices or not isinstance(experiment.memory, Memory):
+    if not candidates or not devices or not isinstance(experiment.memory, ClientStateStore):
         return None
     learned = experiment.memory.committed
     device = next((one for one in devices if one.name in learned), devices[0])

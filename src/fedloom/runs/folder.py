@@ -25,11 +25,11 @@ from ..files import sync_files, write_whole
 from ..tensors import filed
 
 MANIFEST = "manifest.json"
-LINES = ("rows.jsonl", "events.jsonl", "attendance.jsonl", "timings.jsonl")
+LINES = ("rows.jsonl", "events.jsonl", "participation.jsonl", "timings.jsonl")
 
 
 @dataclass(frozen=True)
-class Journal:
+class RunWriter:
     folder: Path
 
     def open(self, recipe: str, manifest: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Journal:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         if self.folder.exists():
             raise FileExistsError(f"{self.folder} is there already")
-        new = Journal(Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent)))
+        new = RunWriter(Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent)))
         new.folder.chmod(0o755)
         (new.folder / "recipe.toml").write_text(recipe, encoding="utf-8")
         new.manifest({**manifest, **versions(), "status": "running"})
@@ -85,9 +85,9 @@ class Journal:
     def events(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._append("events.jsonl", events)
 
-    def attendance(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    def participation(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Who was asked in a round, and what came of it."""
-        self._append("attendance.jsonl", lines)
+        self._append("participation.jsonl", lines)
 
     def timings(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """What another machine, or the same one on another day, would not say again."""
@@ -161,7 +161,7 @@ class Final:
     mean_of_10: float  # of the last ten judgements
 
 
-def summarise(rows: Iterable[Row]) -> list[Final]:
+def summarize(rows: Iterable[Row]) -> list[Final]:
     """Per candidate, tier and test; devices' own rows are left out."""
     series: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..fleet import Fleet
 from ..methods import Method
-from ..recipe.errors import Problem
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import Loaded
 from ..recipe.schema import Accountant, Recipe
 
@@ -90,7 +90,7 @@ def _silent() -> Iterator[None]:
         logger.setLevel(before)
 
 
-CHANGE_NO_ROUND = ("stragglers", "give_up_after")  # of what may go wrong
+CHANGE_NO_ROUND = ("stragglers", "max_failed_rounds")  # of what may go wrong
 
 
 def mechanism(recipe: Recipe) -> Mechanism | None:
@@ -130,44 +130,44 @@ def refuse_known_noise(loaded: Loaded) -> None:
         said = (
             "the noise comes from the recipe's seed, so that runs can be repeated; who has the recipe can take it off"
         )
-        raise loaded.error(Problem(("privacy", "noise"), "SIMULATION_ONLY", said))
+        raise loaded.error(RecipeIssue(("privacy", "noise"), "SIMULATION_ONLY", said))
 
 
-def _uncovered(recipe: Recipe, fleet: Fleet, method: Method) -> Iterator[Problem]:
+def _uncovered(recipe: Recipe, fleet: Fleet, method: Method) -> Iterator[RecipeIssue]:
     if recipe.privacy.noise is None:
         hint = "it is in units of clip, e.g. 1.0"
-        yield Problem(("privacy", "noise"), "RECIPE_MISSING", "clip alone hides nobody: noise is required", hint)
+        yield RecipeIssue(("privacy", "noise"), "RECIPE_MISSING", "clip alone hides nobody: noise is required", hint)
     if recipe.fleet.sampling != "poisson":
         said = "what noise hides is counted for devices that take part each by its own chance"
-        yield Problem(("fleet", "sampling"), "PRIVACY_SAMPLING", said, 'set fleet.sampling = "poisson"')
-    if method.unmerged:
-        said = f"noise would not hide all that {recipe.method.name} takes from a device: {method.unmerged}"
-        yield Problem(("method", "name"), "PRIVACY_METHOD", said, value=recipe.method.name)
-    gathered = next((tier.name for tier in fleet.served if tier.model.statistics()), None)
+        yield RecipeIssue(("fleet", "sampling"), "PRIVACY_SAMPLING", said, 'set fleet.sampling = "poisson"')
+    if method.dp_uncovered:
+        said = f"noise would not hide all that {recipe.method.name} takes from a device: {method.dp_uncovered}"
+        yield RecipeIssue(("method", "name"), "PRIVACY_METHOD", said, value=recipe.method.name)
+    gathered = next((tier.name for tier in fleet.active_tiers if tier.model.statistics()), None)
     if gathered is not None:
         said = f"with the model of tier {gathered!r} go statistics of batch norm, gathered from devices as they are"
-        hint = 'use another normalisation, e.g. model.normalisation = "group"'
-        yield Problem(("model",), "PRIVACY_STATISTICS", said, hint)
-    if recipe.defence.rule != "none":
+        hint = 'use another normalization, e.g. model.normalization = "group"'
+        yield RecipeIssue(("model",), "PRIVACY_STATISTICS", said, hint)
+    if recipe.aggregation.rule != "none":
         said = "a rule that weighs devices against each other lets one of them move what others say"
         hint = "privacy.clip bounds what a bad device can do; leave the rule out"
-        yield Problem(("defence", "rule"), "PRIVACY_DEFENCE", said, hint, recipe.defence.rule)
+        yield RecipeIssue(("aggregation", "rule"), "PRIVACY_DEFENCE", said, hint, recipe.aggregation.rule)
     for key, field in type(recipe.faults).model_fields.items():
         if key not in CHANGE_NO_ROUND and getattr(recipe.faults, key) != field.default:
             said = "whether a round counts, and who is heard in it, must not depend on which devices are there"
-            yield Problem(("faults", key), "PRIVACY_FAULTS", said, "leave it out")
+            yield RecipeIssue(("faults", key), "PRIVACY_FAULTS", said, "leave it out")
 
 
-def _unaffordable(recipe: Recipe) -> Iterator[Problem]:
+def _unaffordable(recipe: Recipe) -> Iterator[RecipeIssue]:
     made, target = mechanism(recipe), recipe.privacy.target_epsilon
     assert made is not None
     try:
         cost = made.epsilon(recipe.rounds)
     except AccountantMissing as error:
-        yield Problem(("privacy",), "EXTRA_MISSING", str(error), "pip install 'fedloom[privacy]'")
+        yield RecipeIssue(("privacy",), "EXTRA_MISSING", str(error), "pip install 'fedloom[privacy]'")
         return
     if target is not None and cost > target:
         rounds = bisect_right(range(recipe.rounds), target, key=made.epsilon) - 1
         said = f"{recipe.rounds} rounds cost epsilon {cost:.3f} at delta {made.delta:g}"
         hint = f"it is enough for {rounds} of them; or take more privacy.noise, or less fleet.participation"
-        yield Problem(("privacy", "target_epsilon"), "PRIVACY_BUDGET", said, hint, target)
+        yield RecipeIssue(("privacy", "target_epsilon"), "PRIVACY_BUDGET", said, hint, target)

@@ -16,20 +16,20 @@ from typing import Any, Literal
 import numpy as np
 
 from ..data import DATASETS
-from ..engines import Memory, Refusal
+from ..engines import ClientStateStore, Refusal
 from ..evaluation import Row
 from ..evaluation.metrics import unigram_perplexity
-from ..fleet.tiers import tier_rings
+from ..fleet.tiers import tier_regions
 from ..methods import METHODS
 from ..models import MODELS, cost
 from ..recipe.toml import dumps
 from ..tensors import Parcel, fingerprint
 from . import final_models
 from .build import Experiment
-from .checkpoint import FOLDER, Checkpoints, Keeper, Point
+from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
 from .final_models import save_models
-from .folder import Journal, peak_memory
-from .loop import Round, one_thread, rounds
+from .folder import RunWriter, peak_memory
+from .loop import RoundResult, one_thread, rounds
 from .trackers import NONE, Trackers
 
 FILE = "fleet.json"
@@ -37,7 +37,7 @@ MOST_CLASSES = 100  # columns; of more, words say, only the most frequent are to
 FREQUENT = 10
 
 
-def portrait(experiment: Experiment) -> dict[str, Any]:
+def fleet_summary(experiment: Experiment) -> dict[str, Any]:
     recipe, fleet, method = experiment.loaded.recipe, experiment.fleet, experiment.method
     fixed = fleet.assignment == "fixed"
     return {
@@ -47,10 +47,10 @@ def portrait(experiment: Experiment) -> dict[str, Any]:
         },
         "dataset": experiment.dataset.name,
         "tiers": _tiers(experiment),
-        "rings": [list(ring) for ring in tier_rings(fleet)],
+        "rings": [list(region) for region in tier_regions(fleet)],
         "devices": [fleet.name(index) for index in range(fleet.size)],
         "device_tiers": [one.tier for one in fleet.devices(1)] if fixed else None,
-        "unseen": [fleet.name(index) for index in sorted(fleet.unseen)],
+        "unseen": [fleet.name(index) for index in sorted(fleet.holdout_devices)],
         "holdings": _holdings(experiment),
         "own_names": _own_names(experiment),
     }  # fmt: skip
@@ -58,7 +58,7 @@ def portrait(experiment: Experiment) -> dict[str, Any]:
 
 def _tiers(experiment: Experiment) -> list[dict[str, Any]]:
     fleet = experiment.fleet
-    served = {tier.name for tier in fleet.served}
+    served = {tier.name for tier in fleet.active_tiers}
     found = []
     for tier, share in zip(fleet.tiers, fleet.shares, strict=True):
         spent = cost(tier.model)
@@ -104,14 +104,14 @@ class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
 
 
 def recorded(
-    experiment: Experiment, folder: Path, since: Point | None = None, followers: Trackers = NONE
-) -> Iterator[Round]:
+    experiment: Experiment, folder: Path, since: Checkpoint | None = None, followers: Trackers = NONE
+) -> Iterator[RoundResult]:
     """The rounds of an experiment, each written into the run's folder before it is handed on. With `since`, the folder
     is there and the run goes on from then; after round 0, it begins anew."""
     recipe = experiment.loaded.recipe.document()
-    journal = Journal(folder)
-    keeper = Keeper(Checkpoints(folder / FOLDER), saved_every(experiment), journal.sync)
-    record = Record(experiment, journal, keeper)
+    journal = RunWriter(folder)
+    keeper = CheckpointPolicy(Checkpoints(folder / FOLDER), saved_every(experiment), journal.sync)
+    record = Recorder(experiment, journal, keeper)
     with one_thread(), closing(experiment.engine):
         record.open(since)
         with record.journal.watched(), followers.told(folder, recipe, since is not None), record.kept():
@@ -124,14 +124,14 @@ def recorded(
 
 def saved_every(experiment: Experiment) -> int | Literal["auto"]:
     """Devices that keep their memories themselves forget what is older than the last round that counts."""
-    return experiment.loaded.recipe.checkpoints.every if isinstance(experiment.memory, Memory) else 1
+    return experiment.loaded.recipe.checkpoints.every if isinstance(experiment.memory, ClientStateStore) else 1
 
 
 @dataclass
-class Record:
+class Recorder:
     experiment: Experiment
-    journal: Journal
-    keeper: Keeper
+    journal: RunWriter
+    keeper: CheckpointPolicy
     began: float = field(default_factory=time.perf_counter)
     server: Parcel = field(default_factory=dict)
     last: int = 0  # round that is over
@@ -140,11 +140,11 @@ class Record:
     commits: int = 0  # of devices' memories
     saving: float = 0.0  # seconds, told so far
 
-    def open(self, since: Point | None) -> None:
+    def open(self, since: Checkpoint | None) -> None:
         if since is None:
             self.journal.open(dumps(self.experiment.loaded.recipe.document()), manifest(self.experiment))
         self.experiment.partition.save(self.journal.folder / "partition.json")
-        self.journal.document(FILE, portrait(self.experiment))
+        self.journal.document(FILE, fleet_summary(self.experiment))
         if since is None:
             return
         self.keeper.checkpoints.forget_after(since.number)
@@ -153,27 +153,27 @@ class Record:
         self.server, self.last, self.replied = since.server, since.number, since.about.get("replied", 0)
         self.began -= since.about.get("seconds", 0.0)
 
-    def add(self, done: Round) -> None:
+    def add(self, done: RoundResult) -> None:
         self.journal.rows(done.rows)
         new, self.seen = self.experiment.refusals[self.seen :], len(self.experiment.refusals)
         in_order = sorted(new, key=lambda one: (one[0], one[1].device, one[1].code))  # not in that of arrival
         self.journal.events({"round": number, **asdict(refusal)} for number, refusal in in_order)
-        self.journal.attendance(done.attendance)
+        self.journal.participation(done.participation)
         self.journal.timings([self._timing(done)])
         self.replied += done.traffic.replied
         self.server, self.last = done.server, done.number
         self.keeper.after(self._point(done.number), score(done.rows))
         self.commits = self.experiment.memory.commits  # last: an interruption must not find it half done
 
-    def _point(self, number: int) -> Point:
+    def _point(self, number: int) -> Checkpoint:
         memory = self.experiment.memory
         about = {
             "replied": self.replied, "seconds": self._seconds(), "sizes": self.journal.sizes(),
             "standing": self.experiment.standing.as_json(), **self._made_of,
         }  # fmt: skip
-        return Point(number, self.server, memory.committed, about, memory.stamps)
+        return Checkpoint(number, self.server, memory.committed, about, memory.stamps)
 
-    def _timing(self, done: Round) -> dict[str, Any]:
+    def _timing(self, done: RoundResult) -> dict[str, Any]:
         """What depends on the machine, and so is no row; saving is what was spent on it since the round before."""
         saving, self.saving = self.keeper.spent - self.saving, self.keeper.spent
         took = {"seconds": done.seconds, "judging_seconds": done.judging, "saving_seconds": saving}
@@ -210,7 +210,7 @@ class Record:
         self.journal.update(status="finished", **spent, **fingerprints(experiment, self.server))
 
 
-def put_back(experiment: Experiment, since: Point) -> None:
+def put_back(experiment: Experiment, since: Checkpoint) -> None:
     """Everything but the server's state, as it was after a round."""
     experiment.memory.committed = since.memories
     experiment.standing.restore(since.about.get("standing", {}))
@@ -256,7 +256,7 @@ def now() -> str:
 
 def unigram(experiment: Experiment) -> Mapping[str, float]:
     """For text with hidden words, how well they are guessed by one who knows only how often each word occurs."""
-    dataset, hidden = experiment.dataset, experiment.judge.text.hidden()
+    dataset, hidden = experiment.dataset, experiment.evaluator.text.hidden()
     if hidden is None or dataset.test.y.dim() < 2 or not bool(hidden.any()):
         return {}
     asked = dataset.test.y[hidden]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation import Row
-from ..recipe.errors import Problem, RecipeError
+from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import load
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from .build import Experiment, assemble
-from .checkpoint import FOLDER, Checkpoints, Point
+from .checkpoint import FOLDER, Checkpoint, Checkpoints
 from .folder import read_manifest, read_rows
 from .loop import one_thread, rounds
 from .recorder import fingerprints, made_of, put_back
@@ -27,19 +27,19 @@ def newest_run(home: Path = Path("runs")) -> Path:
     return max(found, key=lambda one: (found[one]["status"] != "finished", found[one]["started"]))
 
 
-Engage = Callable[[Experiment, Tables, Path, Path], Experiment]
+Engage = Callable[[Experiment, Registry, Path, Path], Experiment]
 """(experiment, tables, data folder, run folder) -> the same with the engine that its recipe names."""
 
 
-def in_process_only(experiment: Experiment, tables: Tables, data: Path, folder: Path) -> Experiment:
+def in_process_only(experiment: Experiment, tables: Registry, data: Path, folder: Path) -> Experiment:
     if experiment.loaded.recipe.engine.kind != "in_process":
         raise _wrong(folder, "RUN_ENGINE", "the devices of this run are elsewhere", "fedloom resume finds them")
     return experiment
 
 
 def reopened(
-    folder: Path, tables: Tables, data: Path, workers: int, noticed: Noticed, engage: Engage = in_process_only
-) -> tuple[Experiment, Point]:
+    folder: Path, tables: Registry, data: Path, workers: int, noticed: Noticed, engage: Engage = in_process_only
+) -> tuple[Experiment, Checkpoint]:
     """An unfinished run as it stood when it was last saved; refused if its recipe or data have changed since."""
     if _status(folder) == "finished":
         raise _wrong(folder, "RUN_FINISHED", "this run has finished", "fedloom verify plays its last rounds again")
@@ -48,9 +48,9 @@ def reopened(
     return experiment, standing_of(folder, experiment, noticed)
 
 
-def standing_of(folder: Path, experiment: Experiment, noticed: Noticed) -> Point:
+def standing_of(folder: Path, experiment: Experiment, noticed: Noticed) -> Checkpoint:
     """Where an experiment can go on that was begun in this folder; refused if it was another one."""
-    point = Checkpoints(folder / FOLDER).newest(noticed) or Point(0, {}, {})
+    point = Checkpoints(folder / FOLDER).newest(noticed) or Checkpoint(0, {}, {})
     before = point.about if point.number else {**made_of(experiment), **_remembered(folder)}
     refuse_changes(folder, before, made_of(experiment))
     return point
@@ -86,7 +86,7 @@ class Verdict:
     differences: tuple[str, ...]
 
 
-def verify(folder: Path, tables: Tables, data: Path, back: int, workers: int, noticed: Noticed) -> Verdict:
+def verify(folder: Path, tables: Registry, data: Path, back: int, workers: int, noticed: Noticed) -> Verdict:
     """Play the last rounds of a finished run again, from the last checkpoint that is at least so many rounds old, and
     compare all that can be compared. Nothing is written."""
     if _status(folder) != "finished":
@@ -98,7 +98,7 @@ def verify(folder: Path, tables: Tables, data: Path, back: int, workers: int, no
     said, store = read_manifest(folder), Checkpoints(folder / FOLDER)
     last = max((row.round for row in read_rows(folder)), default=0)
     old = [number for number in store.numbers() if number <= last - back]
-    point = store.read(old[-1]) if old else Point(0, {}, {})
+    point = store.read(old[-1]) if old else Checkpoint(0, {}, {})
     if point.number:
         refuse_changes(folder, point.about, made_of(experiment))
     made, server = list[Row](), point.server
@@ -138,4 +138,4 @@ def _said(value: Any) -> str:
 
 
 def _wrong(place: Path, code: str, said: str, hint: str) -> RecipeError:
-    return RecipeError([Problem((), code, said, hint)], str(place))
+    return RecipeError([RecipeIssue((), code, said, hint)], str(place))

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass
-class Standing:
+class RunState:
     ages: dict[str, int] = field(default_factory=dict)  # for how many rounds nobody was heard on a ring of tiers
     failed_in_a_row: int = 0  # rounds
     others: dict[str, Any] = field(default_factory=dict)  # whatever else has to be known, each under its own name
@@ -15,7 +15,7 @@ class Standing:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "Standing":
+    def from_json(cls, said: Mapping[str, Any]) -> "RunState":
         made = cls()
         made.restore(said)
         return made

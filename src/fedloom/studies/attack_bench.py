@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..data import Dataset
-from ..engines import ATTACKS, Attacked, Crew, InProcess, Shelf, convoy, malicious, poisoned
+from ..engines import ATTACKS, Attacked, ClientData, InProcess, WorkerPool, lockstep, malicious, poisoned
 from ..evaluation import Row
 from ..fleet import Fleet
 from ..footprints import RULES
-from ..recipe.errors import Problem, nearest
+from ..recipe.errors import RecipeIssue, nearest
 from ..recipe.load import Loaded
-from ..recipe.registry import Tables
-from ..recipe.schema import CodecPart, FaultsPart
+from ..recipe.registry import Registry
+from ..recipe.schema import CompressionPart, FaultsPart
 from ..runs.build import Experiment, assemble, member, simulation
-from ..runs.loop import Round, one_thread, rounds
+from ..runs.loop import RoundResult, one_thread, rounds
 from .compare import ROOM, needs
 
 NONE = "none"  # of the attacks: everybody is honest; of the rules: the plain mean
@@ -51,17 +51,17 @@ class Bench:
         named = ((place, one) for place, seeds in self.experiments.items() for one in seeds)
         return {_name(*place, one): one.loaded.recipe.rounds for place, one in named}
 
-    def rounds(self) -> Iterator[tuple[str, Round]]:
+    def rounds(self) -> Iterator[tuple[str, RoundResult]]:
         """Run everything, as much side by side as memory allows, round by round under a name for each."""
         everything = [one for seeds in self.experiments.values() for one in seeds]
         with one_thread(), ExitStack() as ending:
-            crew = ending.enter_context(closing(Crew([member(one) for one in everything], self.workers)))
+            crew = ending.enter_context(closing(WorkerPool([member(one) for one in everything], self.workers)))
             for one in everything:
                 ending.enter_context(closing(one.engine))
             for some in self._side_by_side():
                 for engine, _ in some.values():
                     engine.memory.budget //= len(some)
-                for name, done in convoy(some, crew.outcomes):
+                for name, done in lockstep(some, crew.outcomes):
                     found = [row for row in done.rows if self._counts(row)]
                     if found:
                         self._judged[name] = found
@@ -95,8 +95,8 @@ class Bench:
     def _counts(self, row: Row) -> bool:
         return (row.device, row.test, row.metric) == ("", self.test, "accuracy")
 
-    def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[Round]]]]:
-        some: dict[str, tuple[InProcess, Iterator[Round]]] = {}
+    def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[RoundResult]]]]:
+        some: dict[str, tuple[InProcess, Iterator[RoundResult]]] = {}
         room, size = ROOM, 0
         for (attack, rule), seeds in self.experiments.items():
             for one in seeds:
@@ -115,7 +115,7 @@ def _name(attack: str, rule: str, experiment: Experiment) -> str:
 
 def bench(
     loaded: Loaded,
-    tables: Tables,
+    tables: Registry,
     data: Path,
     attacks: Sequence[str],
     rules: Sequence[str],
@@ -129,22 +129,22 @@ def bench(
     _known(loaded, rules, RULES, "rule")
     if loaded.recipe.faults != FaultsPart():
         said = "a bench of attacks has no other faults, so that what is lost is lost to the attack"
-        raise loaded.error(Problem(("faults",), "FAULTS_TOO", said, "leave [faults] out"))
-    if loaded.recipe.codec != CodecPart():
+        raise loaded.error(RecipeIssue(("faults",), "FAULTS_TOO", said, "leave [faults] out"))
+    if loaded.recipe.compression != CompressionPart():
         said = "what attackers forge here is not what they could send through a codec"
-        raise loaded.error(Problem(("codec",), "CODEC_TOO", said, "leave [codec] out"))
+        raise loaded.error(RecipeIssue(("compression",), "CODEC_TOO", said, "leave [compression] out"))
     found: dict[tuple[str, str], list[Experiment]] = {}
     bad, dataset = dict[int, list[str]](), None
     for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds):
         for attack in dict.fromkeys([NONE, *attacks]):
-            shelf: Shelf | None = None  # the same for all rules, so that they can train side by side
+            client_data: ClientData | None = None  # the same for all rules, so that they can train side by side
             for rule in dict.fromkeys([NONE, *rules]):
                 honest = _honest(loaded, tables, data, rule, seed, dataset)
                 dataset, names = honest.dataset, malicious(honest.fleet, share)
                 bad[seed] = sorted(names)
                 if attack != NONE:
-                    shelf = shelf or poisoned(ATTACKS[attack], simulation(honest).shelf, names)
-                made = honest if shelf is None else _attacked(honest, attack, shelf, names, honest.fleet)
+                    client_data = client_data or poisoned(ATTACKS[attack], simulation(honest).client_data, names)
+                made = honest if client_data is None else _attacked(honest, attack, client_data, names, honest.fleet)
                 found.setdefault((attack, rule), []).append(made)
     return Bench(found, bad, test, loaded.recipe.compare.candidate or "", workers)
 
@@ -153,20 +153,22 @@ def _known(loaded: Loaded, names: Sequence[str], table: Mapping[str, object], wh
     for name in names:
         if name not in table:
             said = f"there is no {what} {name!r}"
-            raise loaded.error(Problem((), f"{what.upper()}_NAME", said, nearest(name, table)))
+            raise loaded.error(RecipeIssue((), f"{what.upper()}_NAME", said, nearest(name, table)))
 
 
-def _honest(loaded: Loaded, tables: Tables, data: Path, rule: str, seed: int, dataset: Dataset | None) -> Experiment:
+def _honest(loaded: Loaded, tables: Registry, data: Path, rule: str, seed: int, dataset: Dataset | None) -> Experiment:
     """The recipe with a rule: its own settings of it, where it names the same one."""
     document = loaded.recipe.document()
     own = document["defence"]
-    kept = own if own["rule"] == rule else {key: own[key] for key in ("thin", "thin_below")}
-    changed = {**document, "seed": seed, "defence": {**kept, "rule": rule}}
+    kept = own if own["rule"] == rule else {key: own[key] for key in ("thin", "min_contributors")}
+    changed = {**document, "seed": seed, "aggregation": {**kept, "rule": rule}}
     return assemble(loaded.changed(changed), tables, data, dataset)
 
 
-def _attacked(honest: Experiment, attack: str, shelf: Shelf, names: frozenset[str], fleet: Fleet) -> Experiment:
-    engine = replace(simulation(honest), shelf=shelf)
+def _attacked(
+    honest: Experiment, attack: str, client_data: ClientData, names: frozenset[str], fleet: Fleet
+) -> Experiment:
+    engine = replace(simulation(honest), client_data=client_data)
     return replace(honest, engine=Attacked(engine, ATTACKS[attack], names, fleet))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Len
 from pydantic import StringConstraints, model_validator
 
-from ..recipe.errors import Problem, RecipeError, nearest
+from ..recipe.errors import RecipeError, RecipeIssue, nearest
 from ..recipe.paths import Listed, read_list
 from ..recipe.schema import FILE_NAME
 from ..reporting.ledger import Measure, Relation, Side, Terms
@@ -73,7 +73,7 @@ class Claims(Listed):
     def named(self, name: str) -> Claim:
         if name not in self.by_name:
             raise RecipeError(
-                [Problem((), "CLAIM_NAME", f"there is no claim {name!r}", nearest(name, self.by_name))], "--claim"
+                [RecipeIssue((), "CLAIM_NAME", f"there is no claim {name!r}", nearest(name, self.by_name))], "--claim"
             )
         return self.by_name[name]
 

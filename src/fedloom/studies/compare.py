@@ -6,14 +6,14 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ..analysis.costs import rehearse
-from ..engines import Crew, InProcess, convoy
+from ..analysis.costs import dry_run
+from ..engines import InProcess, WorkerPool, lockstep
 from ..files import write_whole
 from ..fleet import Fleet, parameters
 from ..models import cost
-from ..recipe.errors import Problem, nearest
+from ..recipe.errors import RecipeIssue, nearest
 from ..recipe.load import Loaded, load
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..recipe.schema import Compare
 from ..reporting import Arm, targets
 from ..reporting.paired_stats import metric_of
@@ -23,7 +23,7 @@ from ..runs.build import Experiment, assemble, member, simulation
 from ..runs.data import outline_of
 from ..runs.faults import NoQuorum
 from ..runs.folder import MANIFEST, read_manifest, read_rows
-from ..runs.loop import Round, one_thread
+from ..runs.loop import RoundResult, one_thread
 from ..runs.recorder import NothingAdmitted, now, recorded
 from ..runs.resume import Noticed, standing_of
 from ..runs.trackers import followed_by
@@ -68,29 +68,29 @@ class Comparison:
         """How many rounds each run that is not finished has."""
         return {name: experiment.loaded.recipe.rounds for name, (experiment, _) in self.left().items()}
 
-    def rounds(self) -> Iterator[tuple[str, Round]]:
+    def rounds(self) -> Iterator[tuple[str, RoundResult]]:
         """Run everything that is left, as many arms and seeds side by side as memory allows, round by round under their
         names."""
         self._write(status="running")
         self.describe("global")
         everything = [one for experiments in self.experiments.values() for one in experiments]
-        crew = Crew([member(one) for one in everything], self.workers)
+        crew = WorkerPool([member(one) for one in everything], self.workers)
         with one_thread(), closing(crew):
             for some in self._side_by_side():
                 for engine, _ in some.values():
                     engine.memory.budget //= len(some)
-                yield from convoy(some, crew.outcomes)
+                yield from lockstep(some, crew.outcomes)
         self._write(status="failed" if self.left() else "finished")
 
-    def _alone(self, name: str, steps: Iterator[Round]) -> Iterator[Round]:
+    def _alone(self, name: str, steps: Iterator[RoundResult]) -> Iterator[RoundResult]:
         """That a run fails is no reason for the others to end."""
         try:
             yield from steps
         except (NoQuorum, NothingAdmitted) as error:
             self.noticed(f"{name} failed: {error}")
 
-    def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[Round]]]]:
-        some: dict[str, tuple[InProcess, Iterator[Round]]] = {}
+    def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[RoundResult]]]]:
+        some: dict[str, tuple[InProcess, Iterator[RoundResult]]] = {}
         room = ROOM
         for name, (experiment, folder) in self.left().items():
             size = needs(experiment)
@@ -106,9 +106,11 @@ class Comparison:
     def refuse_without_clock(self) -> None:
         """Raise unless it is known how fast the devices of all arms are."""
         for first, *_ in self.experiments.values():
-            if not first.faults.clock.knows(tier.name for tier in first.fleet.served):
+            if not first.faults.clock.knows(tier.name for tier in first.fleet.active_tiers):
                 hint = "give every tier its speed and bandwidth"
-                raise first.loaded.error(Problem(("tiers",), "CLOCK_UNKNOWN", "nobody knows a round's seconds", hint))
+                raise first.loaded.error(
+                    RecipeIssue(("tiers",), "CLOCK_UNKNOWN", "nobody knows a round's seconds", hint)
+                )
 
     def _write(self, status: str) -> None:
         """Enough to go on with it from its folder."""
@@ -170,7 +172,7 @@ def needs(experiment: Experiment) -> int:
     """About how many bytes an experiment takes: the server's state, and what a round's devices send, as it comes and as
     it is handed on. Found by a rehearsal."""
     fleet, method, loaded = experiment.fleet, experiment.method, experiment.loaded
-    moved = rehearse(loaded, method, fleet, outline_of(experiment.dataset))
+    moved = dry_run(loaded, method, fleet, outline_of(experiment.dataset))
     shares = zip(fleet.tiers, fleet.shares, strict=True)
     sent = sum(share * moved.up.get(tier.name, 0) for tier, share in shares)
     state = payload_bytes(method.start(fleet, fleet.seed, experiment.warm))
@@ -178,7 +180,7 @@ def needs(experiment: Experiment) -> int:
 
 
 def comparison(
-    loaded: Loaded, tables: Tables, seeds: int, controls: Sequence[str], home: Path, data: Path, workers: int = 1,
+    loaded: Loaded, tables: Registry, seeds: int, controls: Sequence[str], home: Path, data: Path, workers: int = 1,
     beside: Mapping[str, Loaded] = NOBODY,
 ) -> Comparison:  # fmt: skip
     """The recipe, its arms, those beside it and controls, each with so many seeds from the recipe's on; all share the
@@ -188,7 +190,7 @@ def comparison(
     return _planned(arms(loaded, tables, first.fleet, controls, beside), first, tables, numbers, home, data, workers)
 
 
-def reopened_comparison(home: Path, tables: Tables, data: Path, workers: int, noticed: Noticed) -> Comparison:
+def reopened_comparison(home: Path, tables: Registry, data: Path, workers: int, noticed: Noticed) -> Comparison:
     """A comparison that was begun in this folder; what is finished of it is not run again."""
     said = read_manifest(home)
     found = {name: load(document, tables) for name, document in said["arms"].items()}
@@ -202,7 +204,7 @@ def is_comparison(home: Path) -> bool:
 
 
 def _planned(
-    recipes: Mapping[str, Loaded], first: Experiment, tables: Tables, seeds: Sequence[int], home: Path, data: Path,
+    recipes: Mapping[str, Loaded], first: Experiment, tables: Registry, seeds: Sequence[int], home: Path, data: Path,
     workers: int,
 ) -> Comparison:  # fmt: skip
     loaded = first.loaded
@@ -223,10 +225,10 @@ def candidate(loaded: Loaded, arm: str, experiment: Experiment) -> str:
     if wanted is None:
         return ""
     method, fleet = experiment.method, experiment.fleet
-    names = method.candidates(method.start(fleet, fleet.seed, experiment.warm))
+    names = method.eval_targets(method.start(fleet, fleet.seed, experiment.warm))
     if wanted in names:
         return wanted
     if arm in loaded.recipe.compare.arms or arm == loaded.recipe.method.name:
         said = f"{arm} has no candidate of that name"
-        raise loaded.error(Problem(("compare", "candidate"), "RECIPE_NAME", said, nearest(wanted, names), wanted))
+        raise loaded.error(RecipeIssue(("compare", "candidate"), "RECIPE_NAME", said, nearest(wanted, names), wanted))
     return ""

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..fleet import Fleet, parameters
-from ..recipe.errors import Problem, RecipeError, nearest, spell
+from ..recipe.errors import RecipeError, RecipeIssue, dotted, nearest
 from ..recipe.load import Loaded, load
-from ..recipe.registry import Tables
+from ..recipe.registry import Registry
 from ..reporting import Serving
 from ..runs.build import build
 from ..runs.data import outline_of, read_data
@@ -49,7 +49,7 @@ CONTROLS: dict[str, Callable[[Document, Fleet], Document]] = {
 
 
 def arms(
-    loaded: Loaded, tables: Tables, fleet: Fleet, controls: Sequence[str] = (), beside: Mapping[str, Loaded] = NOBODY
+    loaded: Loaded, tables: Registry, fleet: Fleet, controls: Sequence[str] = (), beside: Mapping[str, Loaded] = NOBODY
 ) -> dict[str, Loaded]:
     """The recipe itself, under its method's name, its own arms, other recipes, and the controls that differ from it."""
     found = {loaded.recipe.method.name: loaded}
@@ -59,24 +59,26 @@ def arms(
     for name, other in beside.items():
         if name in found:
             raise loaded.error(
-                Problem((), "ARM_NAME", f"there is an arm {name!r} already", "give the file another name")
+                RecipeIssue((), "ARM_NAME", f"there is an arm {name!r} already", "give the file another name")
             )
         found[name] = _paired(loaded, name, other)
     for name in controls:
         if name not in CONTROLS:
-            raise loaded.error(Problem((), "CONTROL_NAME", f"there is no control {name!r}", nearest(name, CONTROLS)))
+            raise loaded.error(
+                RecipeIssue((), "CONTROL_NAME", f"there is no control {name!r}", nearest(name, CONTROLS))
+            )
         if name not in found and (name == "standalone" or len(fleet.tiers) > 1):
             found[name] = loaded.changed(CONTROLS[name](loaded.recipe.document(), fleet))
     return found
 
 
-def with_methods(loaded: Loaded, tables: Tables, names: Sequence[str]) -> dict[str, Loaded]:
+def with_methods(loaded: Loaded, tables: Registry, names: Sequence[str]) -> dict[str, Loaded]:
     """The same recipe with other methods, as they are by default."""
     others = [name for name in names if name != loaded.recipe.method.name]
     return {name: load({**loaded.recipe.document(), "method": {"name": name}}, tables) for name in others}
 
 
-def admitted(loaded: Loaded, tables: Tables, data: Path) -> tuple[list[str], dict[str, str]]:
+def admitted(loaded: Loaded, tables: Registry, data: Path) -> tuple[list[str], dict[str, str]]:
     """The methods that this recipe can be run with, as they are by default, and why not the others."""
     found, refused = [], {}
     seen = outline_of(read_data(loaded, tables, data))
@@ -93,11 +95,11 @@ def _paired(loaded: Loaded, name: str, other: Loaded, but: Sequence[str] = ()) -
     before, after = loaded.recipe.document(), other.recipe.document()
     tiers, known = ([tier.name for tier in one.recipe.tiers] for one in (other, loaded))
     if name in CONTROLS and name != other.recipe.method.name:
-        raise loaded.error(Problem((), "ARM_NAME", "a control has that name"))
+        raise loaded.error(RecipeIssue((), "ARM_NAME", "a control has that name"))
     if _pairing(before, but) != _pairing(after, but) or sorted(tiers) != sorted(known):
         kept = ", ".join(["seed", "data", "evaluation", *(() if but else ["rounds"])])
         said = f"an arm has the recipe's {kept} and names of tiers, so that it can be compared seed by seed"
-        raise loaded.error(Problem((), "ARM_DIFFERS", said))
+        raise loaded.error(RecipeIssue((), "ARM_DIFFERS", said))
     return loaded.changed(after)
 
 
@@ -119,8 +121,8 @@ def told_at_its_line(loaded: Loaded, arm: str) -> Iterator[None]:
         raise loaded.error(*(_at_arm(arm, one) for one in error.problems)) from error
 
 
-def _at_arm(arm: str, problem: Problem) -> Problem:
-    where = f"{spell(problem.place)}: " if problem.place else ""
+def _at_arm(arm: str, problem: RecipeIssue) -> RecipeIssue:
+    where = f"{dotted(problem.place)}: " if problem.place else ""
     return replace(problem, place=("compare", "arms", arm), message=where + problem.message)
 
 
@@ -133,7 +135,7 @@ def serving(name: str, fleet: Fleet, own: Fleet) -> dict[str, Serving]:
         case "drop-the-small" | "all-large":
             return {tier.name: Serving(large, tier.name == large) for tier in fleet.tiers}
         case _:
-            trained, instead = {tier.name for tier in own.served}, own.largest
+            trained, instead = {tier.name for tier in own.active_tiers}, own.largest
             smaller = parameters(instead.model.shapes())
             return {
                 tier.name: Serving(tier.name, True)

@@ -19,7 +19,7 @@ from annotated_types import Len
 from pydantic import Field, StringConstraints, model_validator
 
 from ..evaluation import Row
-from ..recipe.errors import Problem, RecipeError, nearest
+from ..recipe.errors import RecipeError, RecipeIssue, nearest
 from ..recipe.paths import Listed, read_list
 from ..recipe.schema import FILE_NAME
 from ..reporting.ledger import ALL, Side, Terms, values
@@ -114,7 +114,7 @@ def read_published(recipes: Path) -> dict[str, Published]:
             continue
         for row in rows_of(read_list(Paper, path), recipes, path):
             if row.name in found:
-                raise RecipeError([Problem((), "LIST_FORM", f"there are two rows {row.name!r}")], str(path))
+                raise RecipeError([RecipeIssue((), "LIST_FORM", f"there are two rows {row.name!r}")], str(path))
             found[row.name] = row
     return found
 
@@ -148,7 +148,7 @@ def meaning(word: str, paper: Paper, table: Table, recipes: Path, path: Path) ->
         return tuple(arms[word])
     known_words = {**table.choices, **paper.choices, **arms}
     said = f"nothing says what {word!r} means in {table.name}"
-    raise RecipeError([Problem((), "LIST_FORM", said, nearest(word, known_words))], str(path))
+    raise RecipeError([RecipeIssue((), "LIST_FORM", said, nearest(word, known_words))], str(path))
 
 
 def levels(mode: str, widths: Mapping[str, float]) -> str:

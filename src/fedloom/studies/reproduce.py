@@ -13,12 +13,12 @@ from typing import Any
 
 from ..analysis.costs import tier_costs
 from ..files import write_whole
-from ..recipe.errors import Problem, RecipeError
+from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import Loaded, load
-from ..recipe.registry import Tables
-from ..reporting.ledger import ALL, Evidence, NotMeasuredError, Terms, judge, measured_text, record, targets
+from ..recipe.registry import Registry
+from ..reporting.ledger import ALL, Evidence, NotMeasuredError, Terms, evaluate_claim, measured_text, record, targets
 from ..runs.build import Experiment, assemble
-from ..runs.checkpoint import Point
+from ..runs.checkpoint import Checkpoint
 from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.recorder import now
 from ..runs.resume import Engage, Noticed, changes, reopened
@@ -35,7 +35,7 @@ MACHINE = ("fedloom", "python", "torch", "numpy", "machine", "threads")
 class Place:
     """Where things lie, and who works."""
 
-    tables: Tables
+    tables: Registry
     data: Path
     workers: int
     noticed: Noticed
@@ -49,7 +49,7 @@ class Begun:
     folder: Path
     loaded: Loaded
     experiment: Experiment | None = None
-    since: Point | None = None
+    since: Checkpoint | None = None
 
 
 def row_folder(home: Path, name: str, sets: Sequence[str]) -> Path:
@@ -76,7 +76,7 @@ def refuse_other(folder: Path, before: Mapping[str, Any], after: Mapping[str, An
     different = "; ".join(changes(plain(before), plain(after)))
     if different:
         said, hint = f"another recipe was begun here: {different}", "remove the folder, or say another --runs"
-        raise RecipeError([Problem((), "RECIPE_CHANGED", said, hint)], str(folder))
+        raise RecipeError([RecipeIssue((), "RECIPE_CHANGED", said, hint)], str(folder))
 
 
 def plain(document: Mapping[str, Any]) -> Any:
@@ -173,16 +173,16 @@ def refuse_unknown_arms(claim: Claim, known: Sequence[str]) -> None:
     missing = sorted(claim.arms - set(known))
     if missing:
         said, hint = f"{claim.name} needs the arm {missing[0]!r}", f"there are: {', '.join(known)}"
-        raise RecipeError([Problem((), "ARM_NAME", said, hint)], claim.recipe)
+        raise RecipeError([RecipeIssue((), "ARM_NAME", said, hint)], claim.recipe)
 
 
 def entry(claim: Claim, planned: Comparison, seen: Evidence, command: str) -> dict[str, Any]:
     """A claim's line in the ledger."""
     try:
         terms = aimed(claim, seen)
-        found = judge(claim.this, claim.other, terms, seen)
+        found = evaluate_claim(claim.this, claim.other, terms, seen)
     except NotMeasuredError as error:
-        raise RecipeError([Problem((), "NOT_MEASURED", f"{claim.name}: {error}")], claim.recipe) from error
+        raise RecipeError([RecipeIssue((), "NOT_MEASURED", f"{claim.name}: {error}")], claim.recipe) from error
     said = {"text": measured_text(found, claim.measure, (side_name(claim, 0), side_name(claim, 1))), **record(found)}
     return {
         "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,

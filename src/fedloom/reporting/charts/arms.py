@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from ..paired_stats import OWN, Difference, Metric, difference
-from ..report_data import Subject
+from ..report_data import ReportData
 from . import drawing
 from .drawing import Absent, Chart, Mark, Panel, Record, beside, counted
 
@@ -18,7 +18,7 @@ TITLE = "What every arm gives whom"
 SPREAD = 0.5  # of a row, so that tiers with the same model can be told apart
 
 
-def served(subject: Subject) -> Chart | Absent:
+def served(subject: ReportData) -> Chart | Absent:
     if subject.result is None:
         return Absent(TITLE, subject.uncompared)
     metric, found, tiers = subject.metric, subject.result.records, list(subject.tiers)
@@ -86,7 +86,7 @@ DIFFERENCES_TITLE = "Paired differences"
 COLUMNS = ("tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds")
 
 
-def paired(subject: Subject) -> Chart | Absent:
+def paired(subject: ReportData) -> Chart | Absent:
     if subject.result is None:
         return Absent(DIFFERENCES_TITLE, subject.uncompared)
     found = _differences(subject)
@@ -112,7 +112,7 @@ def paired(subject: Subject) -> Chart | Absent:
     return Chart("differences", DIFFERENCES_TITLE, _differences_read(subject, found, seeds), COLUMNS, records, panels)
 
 
-def _differences(subject: Subject) -> list[Difference]:
+def _differences(subject: ReportData) -> list[Difference]:
     first, *others = subject.groups
     terms = subject.terms
     found = [
@@ -145,7 +145,7 @@ def _differences_panel(tier: str, found: list[Difference]) -> Panel:
     return Panel(alt, draw, f"tier {tier}", tier, (5.0, 0.7 + 0.42 * len(found)), beside([one.other for one in found]))
 
 
-def _differences_read(subject: Subject, found: list[Difference], seeds: int) -> str:
+def _differences_read(subject: ReportData, found: list[Difference], seeds: int) -> str:
     ahead = sum(one.beyond_noise and one.ahead > 0 for one in found)
     behind = sum(one.beyond_noise and one.ahead < 0 for one in found)
     return (

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from ..report_data import Subject
+from ..report_data import ReportData
 from . import drawing
 from .drawing import Absent, Chart, Panel, Record, beside
 
@@ -13,8 +13,8 @@ TITLE = "How alike the models see (CKA)"
 COLUMNS = ("tier", "layer", "against_tier", "against_layer", "cka")
 
 
-def likeness(subject: Subject) -> Chart | Absent:
-    found = subject.first.likeness
+def likeness(subject: ReportData) -> Chart | Absent:
+    found = subject.first.cka
     if not found:
         why = "the run goes on" if subject.first.under_way else "no model of the largest tier is here to be looked at"
         return Absent(TITLE, why)

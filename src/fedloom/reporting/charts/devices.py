@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ...evaluation import Row
-from ..report_data import Story, Subject
+from ..report_data import ReportData, RunReader
 from . import drawing
 from .drawing import Absent, Chart, Mark, Panel, Record, counted, listed
 
-ACCURACY, TUNED, HOLDINGS = "Accuracy per device", "Initial against personalised accuracy", "Who holds what data"
+ACCURACY, TUNED, HOLDINGS = "Accuracy per device", "Initial against personalized accuracy", "Who holds what data"
 MOST_LINES = 240  # devices in a map; of more, every so many are shown
 
 
@@ -26,7 +26,7 @@ class Served:
     accuracy: float
 
 
-def accuracy_per_device(subject: Subject) -> Chart | Absent:
+def accuracy_per_device(subject: ReportData) -> Chart | Absent:
     """Of the model a device ends up with, on its own test examples, after the last round."""
     found = [
         one
@@ -45,7 +45,7 @@ def accuracy_per_device(subject: Subject) -> Chart | Absent:
     return Chart("devices", ACCURACY, _read_served(by_arm), columns, records, panels, legend, marks="areas")
 
 
-def _served(arm: str, story: Story, candidate: str) -> list[Served]:
+def _served(arm: str, story: RunReader, candidate: str) -> list[Served]:
     rows = [row for row in story.rows if row.device and row.metric == "accuracy" and row.test in ("local", "unseen")]
     last = max((row.round for row in rows), default=0)
     chosen = candidate or next((row.candidate for row in rows), "")
@@ -56,12 +56,12 @@ def _served(arm: str, story: Story, candidate: str) -> list[Served]:
     ]
 
 
-def _own(row: Row, story: Story) -> bool:
+def _own(row: Row, story: RunReader) -> bool:
     """A server's model is judged by every device at every tier; a device has only its own tier's."""
     return not story.tier_of or story.tier_of.get(row.device) == row.tier or _one_tier(story)
 
 
-def _one_tier(story: Story) -> bool:
+def _one_tier(story: RunReader) -> bool:
     return len([tier for tier in story.fleet["tiers"] if tier.get("trained", True)]) == 1
 
 
@@ -119,18 +119,18 @@ def _mean(some: Sequence[Served]) -> float:
     return statistics.fmean(one.accuracy for one in some)
 
 
-def personalised(subject: Subject) -> Chart | Absent:
+def personalized(subject: ReportData) -> Chart | Absent:
     """FedSup's two figures: before and after a device tunes a tier's model to its own data."""
     story, tiers = subject.first, list(subject.tiers)
     pairs: dict[tuple[str, str], dict[str, float]] = {}
     for row in story.rows:
-        if row.device and row.metric in ("initial", "personalised"):
+        if row.device and row.metric in ("initial", "personalized"):
             pairs.setdefault((row.tier, row.device), {})[row.metric] = row.value
     whole = {place: one for place, one in pairs.items() if len(one) == 2}
     if not whole:
         return Absent(TUNED, "the recipe has no evaluation.fine_tune")
     records: list[Record] = [
-        (tier, device, one["initial"], one["personalised"]) for (tier, device), one in whole.items()
+        (tier, device, one["initial"], one["personalized"]) for (tier, device), one in whole.items()
     ]
 
     def draw(axes: Axes) -> None:
@@ -138,31 +138,31 @@ def personalised(subject: Subject) -> Chart | Absent:
         for place, tier in enumerate(tiers):
             of_tier = [one for (name, _), one in whole.items() if name == tier]
             made = axes.plot(
-                [one["initial"] for one in of_tier], [one["personalised"] for one in of_tier], linestyle="",
+                [one["initial"] for one in of_tier], [one["personalized"] for one in of_tier], linestyle="",
                 marker=drawing.marker(place), markersize=4, alpha=0.7, color=drawing.colour(place),
             )  # fmt: skip
             drawing.of_tier(list(made), tier)
-        drawing.told(axes, "initial accuracy, %", "personalised accuracy, %")
+        drawing.told(axes, "initial accuracy, %", "personalized accuracy, %")
 
     said = [_tuned(tier, [one for (name, _), one in whole.items() if name == tier]) for tier in tiers]
-    alt = "Personalised against initial accuracy, a point a device and tier; " + "; ".join(filter(None, said))
+    alt = "Personalized against initial accuracy, a point a device and tier; " + "; ".join(filter(None, said))
     legend = [Mark(tier, place, tier) for place, tier in enumerate(tiers)]
-    columns = ("tier", "device", "initial", "personalised")
+    columns = ("tier", "device", "initial", "personalized")
     sentence = f"Tuning to a device's own data takes {listed([one for one in said if one])}; above the line it helps."
     return Chart(
-        "personalised", TUNED, sentence, columns, records, [Panel(alt, draw, size=(6.4, 4.2))], legend, "points"
+        "personalized", TUNED, sentence, columns, records, [Panel(alt, draw, size=(6.4, 4.2))], legend, "points"
     )
 
 
 def _tuned(tier: str, pairs: Sequence[dict[str, float]]) -> str:
     if not pairs:
         return ""
-    before, after = (statistics.fmean(one[name] for one in pairs) for name in ("initial", "personalised"))
-    better = sum(one["personalised"] > one["initial"] for one in pairs)
+    before, after = (statistics.fmean(one[name] for one in pairs) for name in ("initial", "personalized"))
+    better = sum(one["personalized"] > one["initial"] for one in pairs)
     return f"tier {tier} from {before:.1f} % to {after:.1f} % ({better} of {len(pairs)} devices gain)"
 
 
-def data_partition(subject: Subject) -> Chart | Absent:
+def data_partition(subject: ReportData) -> Chart | Absent:
     story = subject.first
     held = story.fleet.get("holdings")
     if not held or not story.fleet["devices"]:

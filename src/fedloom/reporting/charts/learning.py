@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from ...evaluation import Row
-from ..report_data import Group, Subject
+from ..report_data import Group, ReportData
 from ..targets import bytes_to
 from . import drawing
 from .drawing import Absent, Chart, Mark, Panel, Record, listed, size
@@ -15,13 +15,13 @@ from .drawing import Absent, Chart, Mark, Panel, Record, listed, size
 
 @dataclass(frozen=True)
 class Series:
-    """What the devices of a tier got from an arm, judgement by judgement."""
+    """What the devices of a tier got from an arm, evaluation by evaluation."""
 
     arm: str
     tier: str
     place: int
     x: list[float]
-    by_seed: list[list[float]]  # judgement by judgement, seed by seed
+    by_seed: list[list[float]]  # evaluation by evaluation, seed by seed
 
     @property
     def mean(self) -> list[float]:
@@ -36,7 +36,7 @@ Spent = Callable[[Sequence[Row], int], float]
 """What a run had spent at the end of a round."""
 
 
-def series(subject: Subject, spent: Spent) -> list[Series]:
+def series(subject: ReportData, spent: Spent) -> list[Series]:
     """Arms that give a tier's devices a model they can carry; of a run alone, its tiers."""
     found = []
     for number, group in enumerate(subject.groups):
@@ -46,7 +46,7 @@ def series(subject: Subject, spent: Spent) -> list[Series]:
     return [one for one in found if one.x]
 
 
-def _series(subject: Subject, group: Group, tier: str, place: int, spent: Spent) -> Series:
+def _series(subject: ReportData, group: Group, tier: str, place: int, spent: Spent) -> Series:
     curves = group.arm.curves(tier, subject.test)
     common = sorted(set.intersection(*({row.round for row in curve} for curve in curves))) if curves else []
     values = [{row.round: row.value for row in curve} for curve in curves]
@@ -62,7 +62,7 @@ def bytes_spent(rows: Sequence[Row], number: int) -> float:
     return bytes_to(number, rows) / 1e6
 
 
-def against_rounds(subject: Subject) -> Chart | Absent:
+def against_rounds(subject: ReportData) -> Chart | Absent:
     title = f"{subject.metric.name.capitalize()} against rounds"
     found = series(subject, rounds_spent)
     if not found:
@@ -70,7 +70,7 @@ def against_rounds(subject: Subject) -> Chart | Absent:
     return _chart(subject, found, "learning_rounds", title, "round", _read_rounds(subject, found))
 
 
-def against_bytes(subject: Subject) -> Chart | Absent:
+def against_bytes(subject: ReportData) -> Chart | Absent:
     title = f"{subject.metric.name.capitalize()} against bytes moved"
     found = series(subject, bytes_spent)
     if not any(one.x[-1] for one in found):
@@ -78,7 +78,7 @@ def against_bytes(subject: Subject) -> Chart | Absent:
     return _chart(subject, found, "learning_bytes", title, "megabytes", _read_bytes(subject, found))
 
 
-def _chart(subject: Subject, found: Sequence[Series], key: str, title: str, unit: str, sentence: str) -> Chart:
+def _chart(subject: ReportData, found: Sequence[Series], key: str, title: str, unit: str, sentence: str) -> Chart:
     columns = ("arm", "tier", unit, f"{subject.metric.name}_mean", f"{subject.metric.name}_std", "seeds")
     records: list[Record] = [
         (one.arm, one.tier, x, mean, std, len(values))
@@ -93,7 +93,7 @@ def _chart(subject: Subject, found: Sequence[Series], key: str, title: str, unit
     return Chart(key, title, sentence, columns, records, panels, legend)
 
 
-def _panels(subject: Subject, found: Sequence[Series], title: str, label: str) -> list[Panel]:
+def _panels(subject: ReportData, found: Sequence[Series], title: str, label: str) -> list[Panel]:
     """A panel for each tier with all arms; of a run alone, one with all tiers."""
     y = subject.metric.axis
     tiers = [tier for tier in subject.tiers if any(one.tier == tier for one in found)] if subject.several else [""]
@@ -106,7 +106,7 @@ def _panels(subject: Subject, found: Sequence[Series], title: str, label: str) -
     return made
 
 
-def _ends(subject: Subject, one: Series) -> str:
+def _ends(subject: ReportData, one: Series) -> str:
     said = subject.metric.said
     name = one.arm if subject.several else one.tier
     return f"{name} from {said(one.mean[0])} to {said(one.mean[-1])}"
@@ -128,7 +128,7 @@ def _drawing(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Call
     return draw
 
 
-def _read_rounds(subject: Subject, found: Sequence[Series]) -> str:
+def _read_rounds(subject: ReportData, found: Sequence[Series]) -> str:
     said, sign = subject.metric.said, subject.metric.sign
     last = max(one.x[-1] for one in found)
     best = max(found, key=lambda one: sign * one.mean[-1])
@@ -142,7 +142,7 @@ def _read_rounds(subject: Subject, found: Sequence[Series]) -> str:
     )
 
 
-def _read_bytes(subject: Subject, found: Sequence[Series]) -> str:
+def _read_bytes(subject: ReportData, found: Sequence[Series]) -> str:
     totals = {one.arm: one.x[-1] for one in found}
     if len(totals) == 1:
         ends = listed([f"{one.tier} to {subject.metric.said(one.mean[-1])}" for one in found])
@@ -154,5 +154,5 @@ def _read_bytes(subject: Subject, found: Sequence[Series]) -> str:
     )
 
 
-def _named(subject: Subject, one: Series) -> str:
+def _named(subject: ReportData, one: Series) -> str:
     return f"{one.arm} on tier {one.tier}" if subject.several else f"tier {one.tier}"

@@ -6,23 +6,23 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from ..report_data import Story, Subject
+from ..report_data import ReportData, RunReader
 from . import drawing
 from .devices import MOST_LINES
 from .drawing import Absent, Chart, Mark, Panel, Record, counted, listed
 
 ATTENDANCE, VOTES, REFUSALS, NORMS = "Who took part", "Votes and age of rings", "Refusals", "How far updates go"
 ADMITTED = "admitted"
-LOST = {"SILENT": "silent", "DEAD": "dead", "LATE": "late", "SPARE": "spare", "missing": "missing"}
+LOST = {"SILENT": "silent", "DEAD": "dead", "LATE": "late", "NOT_NEEDED": "spare", "missing": "missing"}
 PLACES = {ADMITTED: 0, "silent": 4, "dead": 3, "late": 5, "spare": 2, "missing": 6, "refused": 1}
 
 
-def participation(subject: Subject) -> Chart | Absent:
+def participation(subject: ReportData) -> Chart | Absent:
     story = subject.first
-    if not story.attendance:
+    if not story.participation:
         return Absent(ATTENDANCE, "nobody was asked yet, or the run does not say who was")
     met = [
-        (line["round"], name, line["tier"], line["outcome"]) for line in story.attendance for name in line["devices"]
+        (line["round"], name, line["tier"], line["outcome"]) for line in story.participation for name in line["devices"]
     ]
     records: list[Record] = sorted(met)
     devices, rounds = story.fleet["devices"] or sorted({one[1] for one in met}), sorted({one[0] for one in met})
@@ -74,64 +74,66 @@ def _read_met(kinds: Counter[str], met: Sequence[tuple[int, str, str, str]], dev
     )
 
 
-def votes(subject: Subject) -> Chart | Absent:
+def votes(subject: ReportData) -> Chart | Absent:
     """A ring is what the same tiers hold; its age, how many rounds nobody has voted on it."""
     story = subject.first
-    if not any(line["up"] for line in story.attendance):
+    if not any(line["bytes_up"] for line in story.participation):
         return Absent(VOTES, "nothing leaves the devices, so nobody votes on what others hold")
     found = list(_votes(story))
-    records: list[Record] = [(number, ring, count, age) for number, ring, count, age in found]
-    rings = list(dict.fromkeys(ring for _, ring, *_ in found))
-    panels = [_lines(found, rings, 2, "votes"), _lines(found, rings, 3, "rounds without a vote")]
-    legend = [Mark(f"held by {ring.replace('+', ', ')}", place) for place, ring in enumerate(rings)]
-    return Chart("rings", VOTES, _read_votes(found, rings), ("round", "ring", "votes", "age"), records, panels, legend)
+    records: list[Record] = [(number, region, count, age) for number, region, count, age in found]
+    regions = list(dict.fromkeys(region for _, region, *_ in found))
+    panels = [_lines(found, regions, 2, "votes"), _lines(found, regions, 3, "rounds without a vote")]
+    legend = [Mark(f"held by {region.replace('+', ', ')}", place) for place, region in enumerate(regions)]
+    return Chart(
+        "rings", VOTES, _read_votes(found, regions), ("round", "ring", "votes", "age"), records, panels, legend
+    )
 
 
-def _votes(story: Story) -> Iterator[tuple[int, str, int, int]]:
-    enough, ages = story.recipe.get("faults", {}).get("ring_quorum", 1), Counter[str]()
+def _votes(story: RunReader) -> Iterator[tuple[int, str, int, int]]:
+    enough, ages = story.recipe.get("faults", {}).get("min_coverage", 1), Counter[str]()
     heard: dict[int, Counter[str]] = {}
-    for line in story.attendance:
+    for line in story.participation:
         of_round = heard.setdefault(line["round"], Counter())
         if line["outcome"] == ADMITTED and line["round"] not in story.voided:
             of_round[line["tier"]] += len(line["devices"])
     for number, by_tier in sorted(heard.items()):
-        for ring in story.fleet["rings"]:
-            name, count = "+".join(ring), sum(by_tier[tier] for tier in ring)
+        for region in story.fleet["rings"]:
+            name, count = "+".join(region), sum(by_tier[tier] for tier in region)
             ages[name] = 0 if count >= enough else ages[name] + 1
             yield number, name, count, ages[name]
 
 
-def _lines(found: Sequence[tuple[int, str, int, int]], rings: Sequence[str], column: int, label: str) -> Panel:
+def _lines(found: Sequence[tuple[int, str, int, int]], regions: Sequence[str], column: int, label: str) -> Panel:
     def draw(axes: Axes) -> None:
-        for place, ring in enumerate(rings):
-            of_ring = [one for one in found if one[1] == ring]
+        for place, region in enumerate(regions):
+            of_ring = [one for one in found if one[1] == region]
             drawing.line(axes, [one[0] for one in of_ring], [float(one[column]) for one in of_ring], place)
         axes.set_ylim(0, 1.08 * max(1, *(int(one[column]) for one in found)))
         drawing.whole(axes.yaxis)
         drawing.told(axes, "round", label)
         drawing.whole(axes.xaxis)
 
-    ranges = [[one[column] for one in found if one[1] == ring] for ring in rings]
-    parts = [f"{ring} {min(some)} to {max(some)}" for ring, some in zip(rings, ranges, strict=True)]
+    ranges = [[one[column] for one in found if one[1] == region] for region in regions]
+    parts = [f"{region} {min(some)} to {max(some)}" for region, some in zip(regions, ranges, strict=True)]
     return Panel(f"{label.capitalize()} ring by ring: " + "; ".join(parts), draw, label, size=(5.0, 3.0))
 
 
-def _read_votes(found: Sequence[tuple[int, str, int, int]], rings: Sequence[str]) -> str:
+def _read_votes(found: Sequence[tuple[int, str, int, int]], regions: Sequence[str]) -> str:
     least = min(found, key=lambda one: one[2])
     oldest = max(found, key=lambda one: one[3])
-    where = f"what {_holders(least[1])} hold" if len(rings) > 1 else "the model"
+    where = f"what {_holders(least[1])} hold" if len(regions) > 1 else "the model"
     thin = f"The thinnest vote was {least[2]} on {where}, in round {least[0]}."
     if not oldest[3]:
         return f"{thin} No ring went a round without one."
     return f"{thin} What {_holders(oldest[1])} hold went {counted(oldest[3], 'round')} without enough votes."
 
 
-def _holders(ring: str) -> str:
-    tiers = ring.split("+")
+def _holders(region: str) -> str:
+    tiers = region.split("+")
     return f"{tiers[0]} devices alone" if len(tiers) == 1 else f"{listed(tiers)} devices"
 
 
-def refusals(subject: Subject) -> Chart | Absent:
+def refusals(subject: ReportData) -> Chart | Absent:
     """What was refused for what it is, and what never came."""
     story = subject.first
     found = Counter((event["round"], event["code"]) for event in story.events if event["device"])
@@ -162,9 +164,9 @@ def refusals(subject: Subject) -> Chart | Absent:
     return Chart("refusals", REFUSALS, sentence, ("round", "code", "replies"), records, [panel], legend, marks="areas")
 
 
-def norms(subject: Subject) -> Chart | Absent:
+def norms(subject: ReportData) -> Chart | Absent:
     story, tiers = subject.first, list(subject.tiers)
-    found = [(line["round"], line["tier"], *line["norms"]) for line in story.attendance if line.get("norms")]
+    found = [(line["round"], line["tier"], *line["norms"]) for line in story.participation if line.get("norms")]
     if not found:
         private = story.recipe.get("privacy", {}).get("clip") is not None
         return Absent(NORMS, "norms would give away what noise hides" if private else "no device sends weights back")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib.axes import Axes
 
-from ..report_data import Group, Subject
+from ..report_data import Group, ReportData
 from . import drawing
 from .drawing import Absent, Chart, Mark, Panel, Record, beside, counted, listed, size
 
@@ -15,15 +15,15 @@ LEFT, TIME = "What left the devices", "Time and memory"
 PARTS = ("training", "judging", "saving")
 
 
-def left_the_devices(subject: Subject) -> Chart | Absent:
+def left_the_devices(subject: ReportData) -> Chart | Absent:
     """Bytes that devices sent, by what they are and whose; of the first run."""
     story = subject.first
     sent: Counter[tuple[int, str, str]] = Counter()
-    for line in story.attendance:
-        for bundle, count in line["up"].items():
+    for line in story.participation:
+        for bundle, count in line["bytes_up"].items():
             sent[line["round"], line["tier"], bundle] += count
     if not sent:
-        return Absent(LEFT, "nothing did" if story.attendance else "the run does not say")
+        return Absent(LEFT, "nothing did" if story.participation else "the run does not say")
     records: list[Record] = [(*place, count) for place, count in sorted(sent.items())]
     totals: Counter[tuple[str, str]] = Counter()
     for (_, tier, bundle), count in sent.items():
@@ -62,7 +62,7 @@ def _bars(tiers: list[str], bundles: list[str], totals: Counter[tuple[str, str]]
     )
 
 
-def _read_left(subject: Subject, by_bundle: Counter[str]) -> str:
+def _read_left(subject: ReportData, by_bundle: Counter[str]) -> str:
     method = subject.first.fleet["method"]
     said = f"By {method['name']} devices give away {method.get('leaves') or 'what it does not tell'}; "
     parts = [f"{size(count)} of {bundle}" for bundle, count in by_bundle.most_common()]
@@ -73,7 +73,7 @@ def _read_left(subject: Subject, by_bundle: Counter[str]) -> str:
     return f"{said}in all {listed(parts)}.{warning}{hidden}"
 
 
-def time_and_memory(subject: Subject) -> Chart | Absent:
+def time_and_memory(subject: ReportData) -> Chart | Absent:
     records = [record for group in subject.groups for record in _spent(group)]
     if not records:
         return Absent(TIME, "the run does not say")
@@ -89,7 +89,7 @@ def time_and_memory(subject: Subject) -> Chart | Absent:
         "judging_seconds",
         "saving_seconds",
         "peak_megabytes",
-        "clock",
+        "simulated_seconds",
     )
     return Chart(
         "time",
@@ -106,7 +106,7 @@ def time_and_memory(subject: Subject) -> Chart | Absent:
 def _spent(group: Group) -> list[Record]:
     found: list[Record] = []
     for story in group.stories:
-        clock = {row.round: row.value for row in story.rows if row.metric == "clock"}
+        clock = {row.round: row.value for row in story.rows if row.metric == "simulated_seconds"}
         for line in story.timings:
             judging, saving = line["judging_seconds"], line["saving_seconds"]
             memory = None if line["peak_memory"] is None else line["peak_memory"] / 1e6
@@ -136,7 +136,7 @@ def _seconds(records: list[Record]) -> Panel:
     return Panel(alt, draw, "seconds", size=(5.0, 3.0))
 
 
-def _by_arm(subject: Subject, records: list[Record], column: int, told: str) -> Callable[[Axes], None]:
+def _by_arm(subject: ReportData, records: list[Record], column: int, told: str) -> Callable[[Axes], None]:
     """One line an arm, of the mean over its seeds."""
 
     def draw(axes: Axes) -> None:
@@ -150,13 +150,13 @@ def _by_arm(subject: Subject, records: list[Record], column: int, told: str) -> 
     return draw
 
 
-def _seconds_by_arm(subject: Subject, records: list[Record]) -> Panel:
+def _seconds_by_arm(subject: ReportData, records: list[Record]) -> Panel:
     means = [f"{g.name} {statistics.fmean(_means(records, g.name, 3).values() or [0.0]):.2f}" for g in subject.groups]
     alt = f"Seconds of training a round, mean over seeds: {'; '.join(means)}"
     return Panel(alt, _by_arm(subject, records, 3, "seconds of training here"), "seconds", size=(5.0, 3.0))
 
 
-def _memory(subject: Subject, records: list[Record]) -> Panel:
+def _memory(subject: ReportData, records: list[Record]) -> Panel:
     most = max((_number(one[6]) for one in records), default=0.0)
     alt = f"Peak memory of the main process round by round, {most:,.0f} MB at most"
     return Panel(alt, _by_arm(subject, records, 6, "peak memory so far, MB"), "memory", size=(5.0, 3.0))
@@ -174,7 +174,7 @@ def _number(cell: object) -> float:
     return float(cell) if isinstance(cell, int | float) else 0.0
 
 
-def _read_time(records: list[Record], subject: Subject) -> str:
+def _read_time(records: list[Record], subject: ReportData) -> str:
     parts = {name: sum(_number(one[3 + at]) for one in records) for at, name in enumerate(PARTS)}
     whole = sum(parts.values()) or 1.0
     shares = listed([f"{100 * part / whole:.0f} % {name}" for name, part in parts.items()])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from ..report_data import Subject
+from ..report_data import ReportData
 from ..targets import Amount, Reach, gain, median, reach, targets
 from . import drawing
 from .drawing import Absent, Chart, Mark, Panel, Record, beside, listed
@@ -16,13 +16,13 @@ COLUMNS = ("arm", "tier", "target", "reached", "rounds", "megabytes", "simulated
 STEPS = 8  # targets of a run alone
 
 
-def rounds_to_target(subject: Subject) -> Chart | Absent:
+def rounds_to_target(subject: ReportData) -> Chart | Absent:
     if not subject.judged:
         return Absent(TITLE, "nothing was judged yet")
     return _of_arms(subject) if subject.several else _of_tiers(subject)
 
 
-def _of_arms(subject: Subject) -> Chart | Absent:
+def _of_arms(subject: ReportData) -> Chart | Absent:
     """To what the baseline ends with, less the margin; >: not within the rounds there were."""
     arms, baseline = [group.arm for group in subject.groups], subject.baseline
     assert baseline is not None
@@ -69,7 +69,7 @@ def _bars(tried: Sequence[Reach]) -> Panel:
     )
 
 
-def _read_arms(subject: Subject, found: dict[str, list[Reach]], baseline: str) -> str:
+def _read_arms(subject: ReportData, found: dict[str, list[Reach]], baseline: str) -> str:
     parts = []
     for tier, (this, *others) in found.items():
         best = gain(median(this.rounds), [median(other.rounds) for other in others]) if others else None
@@ -82,14 +82,14 @@ def _read_arms(subject: Subject, found: dict[str, list[Reach]], baseline: str) -
     )
 
 
-def _short_of(subject: Subject) -> str:
+def _short_of(subject: ReportData) -> str:
     margin = subject.terms.margin
     if not subject.metric.steps:
         return f"and {margin:g} more"
     return f"less {margin:g} point{'' if margin == 1 else 's'}"
 
 
-def _of_tiers(subject: Subject) -> Chart | Absent:
+def _of_tiers(subject: ReportData) -> Chart | Absent:
     """A ladder of targets up to the best that any tier reached."""
     arm = subject.groups[0].arm
     if not arm.metric.unit:

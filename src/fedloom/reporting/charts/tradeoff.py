@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from ...evaluation.pareto import front
 from ..paired_stats import ACCURACY, Metric
-from ..report_data import Subject
+from ..report_data import ReportData
 from . import drawing
 from .drawing import Absent, Chart, Mark, Panel, Record, counted
 
@@ -24,7 +24,7 @@ class Point:
     tier: str = ""
 
 
-def pareto(subject: Subject) -> Chart | Absent:
+def pareto(subject: ReportData) -> Chart | Absent:
     metric, title = subject.metric, f"{subject.metric.name.capitalize()} against multiply-adds"
     points = [*_tiers(subject), *(_subnets(subject) if metric is ACCURACY else ())]
     if not points:
@@ -46,7 +46,7 @@ def _front(points: Sequence[Point], metric: Metric) -> list[tuple[float, float]]
     return [(macs, metric.sign * value) for macs, value in edge]
 
 
-def _tiers(subject: Subject) -> list[Point]:
+def _tiers(subject: ReportData) -> list[Point]:
     found = []
     for number, group in enumerate(subject.groups):
         known = {tier["name"]: tier for tier in group.stories[0].fleet["tiers"] if "macs" in tier}
@@ -61,7 +61,7 @@ def _tiers(subject: Subject) -> list[Point]:
     return found
 
 
-def _subnets(subject: Subject) -> list[Point]:
+def _subnets(subject: ReportData) -> list[Point]:
     """Judged by `fedloom subnet`, if it was called; on as many examples as most of them were."""
     found = []
     for number, group in enumerate(subject.groups):

@@ -1,0 +1,149 @@
+"""Fleet planning: who can carry what, how long that takes, what is trained how often. And the time of a round here."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.analysis.costs import tier_costs
+from fedloom.analysis.hardware import Machine, free_memory, probe, read_machines
+from fedloom.analysis.planning import plan_fleet
+from fedloom.analysis.profiling import _load, _prices, round_time
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs.build import assemble
+from fedloom.runs.loop import rounds
+
+HERE = Path("data")
+
+
+def planned(document, machines, headroom=1.0, **changes):
+    loaded = load(document(**changes), Registry())
+    costs = tier_costs(loaded, Registry(), HERE, memory=True)
+    return plan_fleet(loaded, Registry(), HERE, machines, costs, headroom), {one.name: one for one in costs}
+
+
+def test_everybody_gets_the_largest_tier_that_fits_memory_and_deadline(document):
+    _, costs = planned(document, [Machine("any")])
+    large, small = costs["large"], costs["small"]
+    work = 3 * large.macs * (1437 // 4)  # one epoch, three passes' worth
+    slow = work / 10  # takes ten seconds for the large one
+    machines = [
+        Machine("strong", memory=large.training_memory),
+        Machine("tight", memory=large.training_memory - 1),
+        Machine("tiny", memory=small.training_memory - 1),
+        Machine("in time", speed=slow, deadline=10.1),
+        Machine("late", speed=slow, deadline=9.9),
+        Machine("far", bandwidth=large.moved / 10, deadline=9.9),
+    ]
+    found, _ = planned(document, machines)
+    assert [one.fit.tier if one.fit else None for one in found.planned] == [
+        "large", "small", None, "large", "small", "small",
+    ]  # fmt: skip
+    assert "memory" in found.planned[1].problem and found.planned[0].problem == ""
+    assert found.planned[2].problem.startswith("small needs")
+    assert found.planned[3].fit.training == pytest.approx(10)
+    assert found.seconds == pytest.approx(10)
+
+
+def test_head_room_and_examples_of_its_own(document):
+    _, costs = planned(document, [Machine("any")])
+    enough = Machine("enough", memory=costs["large"].training_memory)
+    found, _ = planned(document, [enough], headroom=1.5)
+    assert found.planned[0].fit.tier == "small"
+    few, many = (Machine("m", speed=1e6, examples=count) for count in (10, 100))
+    found, _ = planned(document, [few, many])
+    assert found.planned[1].fit.training == pytest.approx(10 * found.planned[0].fit.training)
+
+
+def test_rings_are_trained_as_often_as_chance_has_it(document):
+    _, costs = planned(document, [Machine("any")])
+    fleet = [Machine("strong", count=2), Machine("weak", count=6, memory=costs["large"].training_memory - 1)]
+    found, _ = planned(document, fleet, fleet__participation=0.25)
+    alone, both = sorted(found.regions, key=lambda one: one.tiers)
+    assert (alone.tiers, both.tiers) == (("large",), ("large", "small"))
+    assert alone.parameters + both.parameters == costs["large"].parameters
+    assert both.parameters == costs["small"].parameters
+    assert (alone.devices, both.devices) == (2, 8)
+    assert (alone.votes, both.votes) == (pytest.approx(0.5), pytest.approx(2.0))
+    assert alone.trained == pytest.approx(1 - math.comb(6, 2) / math.comb(8, 2))
+    assert both.trained == 1.0
+    assert found.shares == {"large": 0.25, "small": 0.75}
+
+
+def test_models_that_are_no_parts_of_one_have_no_rings(document):
+    found, _ = planned(document, [Machine("any")], method={"name": "standalone"})
+    assert found.regions == ()
+
+
+def test_measured_speeds_of_tiers_count(document):
+    machine = Machine("m", speed=1.0, speeds={"large": 1e12}, deadline=1.0)
+    found, _ = planned(document, [machine])
+    assert found.planned[0].fit.tier == "large"
+
+
+TOML = '[[devices]]\nname = "phone"\ncount = 3\nmemory = "1.5 GB"\nspeed = 2e9\nbandwidth = "250 kB/s"\ndeadline = 60\n'
+CSV = "name,count,memory,speed,bandwidth,deadline\nphone,3,1.5 GB,2e9,250 kB/s,60\n"
+JSON = (
+    '{"data": {"name": "phone", "count": 3, "memory": 1.5e9, "speed": 2e9, "bandwidth": 250000, "deadline": 60,'
+    ' "cores": 2}}'
+)
+
+
+@pytest.mark.parametrize(("name", "text"), [("f.toml", TOML), ("f.csv", CSV), ("f.json", JSON)])
+def test_a_fleet_is_read_from_a_file(name, text, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert read_machines(tmp_path / name) == [Machine("phone", 2e9, 1.5e9, 250e3, 60.0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("f.yaml", "", "FLEET_FORMAT"),
+        ("f.toml", "devices = 3", "FLEET_FORMAT"),
+        ("f.toml", "[[devices]]\nmemry = 3", "FLEET_KEY"),
+        ("f.toml", '[[devices]]\nmemory = "much"', "FLEET_VALUE"),
+        ("f.csv", "name,speed\nphone,-2", "FLEET_VALUE"),
+        ("f.csv", "name,speed\n", "FLEET_EMPTY"),
+        ("f.json", "{", "FLEET_FORMAT"),
+    ],
+)
+def test_bad_fleets_are_refused(name, text, code, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError, match=code):
+        read_machines(tmp_path / name)
+    with pytest.raises(RecipeError, match="FILE_MISSING"):
+        read_machines(tmp_path / "none.toml")
+
+
+def test_this_machine_has_memory_and_speed():
+    found = probe("here", {})
+    assert found.name == "here" and found.speed > 0 and 1e6 < found.memory <= free_memory() * 2
+
+
+def test_work_foreseen_is_work_done(document):
+    """Two blocks of two devices, each with two epochs of two batches of a hundred."""
+    loaded = load(document(training={"batch_size": 100, "epochs": 2}, data__most_examples=200), Registry())
+    macs = sum(one.macs for one in tier_costs(loaded, Registry(), HERE))
+    assert _load(assemble(loaded, Registry(), HERE)).tolist() == [2 * 2 * 2, 2 * 2 * 2 * 100 * macs]
+
+
+def test_prices_of_steps_and_of_work_are_told_apart():
+    loads = np.array([[10.0, 800.0], [40.0, 800.0]])
+    assert _prices(loads, loads @ [0.5, 0.01]) == pytest.approx([0.5, 0.01])
+    assert _prices(loads[:1], np.array([8.0])) == pytest.approx([0.0, 0.01])
+    assert (_prices(loads, np.array([8.0, 2.0])) >= 0).all()
+    assert (_prices(loads, np.array([1.0, 80.0])) >= 0).all()
+
+
+def test_the_time_of_a_round_is_found_with_and_without_data(document):
+    loaded = load(document(training={"batch_size": 10}, rounds=2), Registry())
+    found = round_time(loaded, Registry(), HERE, workers=1)
+    (_, second) = rounds(assemble(loaded, Registry(), HERE))
+    assert not found.made_up_data
+    assert found.training == pytest.approx(second.seconds - second.judging, rel=4)  # the machine may be busy
+    assert found.judging > 0
+    away = load(document(data={"dataset": "mnist", "devices": 4, "max_examples": 40, "test_examples": 50}), Registry())
+    assert round_time(away, Registry(), HERE / "nowhere", workers=1).made_up_data

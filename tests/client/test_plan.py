@@ -1,0 +1,151 @@
+"""Which examples form which batch."""
+
+from collections import Counter
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedloom.client import DevicePlan, Schedule, plan_for, together
+from fedloom.data import Examples, Preparation
+from fedloom.seeds import generator
+
+Last = Literal["keep", "drop", "wrap"]
+STORE = Examples(torch.zeros(200, 1, 6, 6, dtype=torch.uint8), torch.zeros(200, dtype=torch.int64))
+
+
+def plan(
+    rows: Tensor, schedule: Schedule, seed: int = 0, preparation: Preparation | None = None, store: Examples = STORE
+) -> DevicePlan:
+    return plan_for(rows, schedule, store, preparation or Preparation(), generator(seed, "test"))
+
+
+def rows_of(count: int, first: int = 10) -> Tensor:
+    return torch.arange(first, first + count)
+
+
+@pytest.mark.parametrize(
+    ("examples", "last", "sizes"),
+    [
+        (10, "keep", (4, 4, 2)),
+        (10, "drop", (4, 4)),
+        (10, "wrap", (4, 4, 4)),
+        (8, "keep", (4, 4)),
+        (8, "drop", (4, 4)),
+        (8, "wrap", (4, 4)),
+        (3, "keep", (3,)),
+        (3, "drop", (3,)),  # a device with less than one batch still learns from what it has
+        (3, "wrap", (4,)),
+        (1, "wrap", (4,)),
+        (0, "keep", ()),
+    ],
+)
+def test_batch_sizes(examples: int, last: Last, sizes: tuple[int, ...]) -> None:
+    assert plan(rows_of(examples), Schedule(4, 2, last)).sizes == sizes * 2  # two epochs
+
+
+epochs_of = st.integers(1, 3)
+lasts: st.SearchStrategy[Last] = st.sampled_from(["keep", "drop", "wrap"])
+
+
+@given(count=st.integers(1, 30), size=st.integers(1, 12), epochs=epochs_of, last=lasts, seed=st.integers(0, 99))
+def test_every_epoch_goes_through_the_devices_own_examples(
+    count: int, size: int, epochs: int, last: Last, seed: int
+) -> None:
+    rows = rows_of(count)
+    made = plan(rows, Schedule(size, epochs, last), seed)
+    assert len(made.rows) == sum(made.sizes)
+    visits = len(made.rows) // epochs
+    for epoch in range(epochs):
+        seen = Counter(made.rows[epoch * visits : (epoch + 1) * visits].tolist())
+        assert seen.keys() <= set(rows.tolist())
+        if last == "keep":
+            assert seen == Counter(rows.tolist())
+        elif last == "drop":
+            assert max(seen.values()) == 1
+            assert sum(seen.values()) == (count // size * size or count)
+        else:
+            assert seen.keys() == set(rows.tolist())
+            assert max(seen.values()) - min(seen.values()) <= 1  # wrapping goes round, not back to one example
+            assert sum(seen.values()) == -(-count // size) * size
+
+
+@given(count=st.integers(20, 40), seed=st.integers(0, 99))
+def test_epochs_are_shuffled_anew(count: int, seed: int) -> None:
+    made = plan(rows_of(count), Schedule(7, 2), seed)
+    assert made.rows[:count].tolist() != made.rows[count:].tolist()
+    assert made.rows[:count].tolist() != rows_of(count).tolist()
+
+
+def test_the_same_draw_makes_the_same_plan() -> None:
+    flips = Preparation(flip=True, crop_padding=1)
+    first, again, other = (plan(rows_of(9), Schedule(4, 2), seed, flips) for seed in (1, 1, 2))
+    assert torch.equal(first.rows, again.rows)
+    assert first.seed == again.seed != other.seed
+    assert first.augmentation.keys() == {"crop", "flip"}
+    assert all(torch.equal(numbers, again.augmentation[name]) for name, numbers in first.augmentation.items())
+    assert not torch.equal(first.rows, other.rows)
+
+
+def test_every_visit_has_its_own_augmentation() -> None:
+    made = plan(rows_of(50), Schedule(10, 2), preparation=Preparation(crop_padding=3))
+    assert made.augmentation["crop"].shape == (100, 2)
+    assert not torch.equal(made.augmentation["crop"][:50], made.augmentation["crop"][50:])
+
+
+def test_examples_that_are_no_images_have_plans() -> None:
+    words = Examples(torch.zeros(30, 5, dtype=torch.int64), torch.zeros(30, dtype=torch.int64))
+    assert plan(torch.arange(30), Schedule(10), store=words).sizes == (10, 10, 10)
+
+
+counts = st.lists(st.integers(1, 25), min_size=1, max_size=4)
+
+
+@given(counts=counts, size=st.integers(1, 6), epochs=epochs_of, last=lasts)
+def test_a_device_has_the_same_steps_whoever_shares_its_block(
+    counts: list[int], size: int, epochs: int, last: Last
+) -> None:
+    schedule, flips = Schedule(size, epochs, last), Preparation(flip=True)
+    plans = [plan(rows_of(count, 40 * number), schedule, number, flips) for number, count in enumerate(counts)]
+    plans = [one for one in plans if one.shape == plans[0].shape]
+    steps = together(plans)
+    assert len(steps) == max(len(one.sizes) for one in plans)
+    for number, own in enumerate(plans):
+        alone = together([own])
+        assert [step.working.tolist() for step in alone] == [[1.0]] * len(own.sizes)
+        for position, step in enumerate(steps):
+            assert len(step.rows) == len(plans)
+            if position < len(own.sizes):
+                assert float(step.working[number]) == 1.0
+                assert torch.equal(step.rows[number], alone[position].rows[0])
+                assert torch.equal(step.augmentation["flip"][number], alone[position].augmentation["flip"][0])
+                assert step.step_seeds.per_device[number] == alone[position].step_seeds.per_device[0]
+            else:
+                assert float(step.working[number]) == 0.0
+                assert set(step.rows[number].tolist()) <= set(own.rows.tolist())  # idle, on its own examples
+
+
+@given(counts=counts, size=st.integers(1, 6), last=lasts)
+def test_plans_of_one_shape_have_batches_of_one_size(counts: list[int], size: int, last: Last) -> None:
+    """Batch norm would see padding, so a block's batches are equally long at every step, idle devices apart."""
+    plans = [plan(rows_of(count), Schedule(size, 1, last)) for count in counts]
+    for one in plans:
+        for other in plans:
+            shared = zip(one.sizes, other.sizes, strict=False)
+            assert one.shape != other.shape or all(mine == theirs for mine, theirs in shared)
+
+
+def test_steps_of_one_device_draw_from_different_seeds() -> None:
+    steps = together([plan(rows_of(20), Schedule(4, 3))])
+    assert len({step.step_seeds.per_device for step in steps}) == len(steps) == 15
+
+
+def test_rows_name_only_what_the_device_holds() -> None:
+    held = torch.tensor([5, 190, 77])
+    steps = together([plan(held, Schedule(2, 3, "wrap"))])
+    assert {row for step in steps for row in step.rows.flatten().tolist()} == {5, 77, 190}
+    assert np.unique([len(step.rows[0]) for step in steps]).tolist() == [2]

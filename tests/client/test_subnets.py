@@ -1,0 +1,155 @@
+"""Sub-nets drawn step by step and trained through the whole net they are parts of."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedloom.client import Batch, Schedule, draw_subnets, gradient, plan_for, subnet_logits, together
+from fedloom.data import Examples, Preparation
+from fedloom.models import Model, StepSeeds, model
+from fedloom.seeds import generator
+
+Weights = Callable[..., dict[str, Tensor]]
+
+
+def lottery(draw: np.random.Generator) -> Any:
+    """Stands for a net: which of very many was drawn."""
+    return int(draw.integers(2**40))
+
+
+steps = st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=5, unique=True)
+
+
+@given(seeds=steps, common=st.integers(0, 2**62 - 1), data=st.data())
+def test_a_devices_draw_is_the_same_in_any_company(seeds: list[int], common: int, data: st.DataObject) -> None:
+    together = draw_subnets(lottery, StepSeeds(tuple(seeds), common), "device")
+    alone = [draw_subnets(lottery, StepSeeds((seed,), data.draw(st.integers(0, 9))), "device") for seed in seeds]
+    assert [[one] for one in together] == alone
+    assert len(set(together)) == len(seeds)
+
+
+@given(seeds=steps, others=steps, common=st.integers(0, 2**62 - 1))
+def test_a_shared_draw_depends_on_the_step_alone(seeds: list[int], others: list[int], common: int) -> None:
+    mine, theirs = (draw_subnets(lottery, StepSeeds(tuple(each), common), "shared") for each in (seeds, others))
+    assert mine == theirs
+    assert len(mine) == 1
+    assert mine != draw_subnets(lottery, StepSeeds(tuple(seeds), common + 1), "shared")
+
+
+@pytest.mark.parametrize("stream", ["device", "shared"])
+def test_the_draws_of_one_step_are_told_apart(stream: Any) -> None:
+    drawn = [draw_subnets(lottery, StepSeeds((5, 6), 7), stream, number) for number in range(4)]
+    assert len({net for nets in drawn for net in nets}) == sum(map(len, drawn))
+
+
+def test_nothing_is_drawn_outside_of_training() -> None:
+    with pytest.raises(ValueError, match="training alone"):
+        draw_subnets(lottery, None, "device")
+
+
+def test_steps_draw_apart_and_blocks_do_not_matter() -> None:
+    """From plans: the same device has the same draws whoever is beside it, another in every step."""
+    examples = Examples(torch.zeros(30, 3), torch.zeros(30, dtype=torch.int64))
+    plans = [
+        plan_for(
+            torch.arange(size), Schedule(4, 2, "wrap"), examples, Preparation(), generator(size, "plan"), common=99
+        )
+        for size in (8, 12, 5)
+    ]
+
+    def drawn(block: list[Any], stream: Any) -> list[list[int]]:
+        return [draw_subnets(lottery, step.step_seeds, stream) for step in together(block)]
+
+    per_device = drawn(plans, "device")
+    for place, plan in enumerate(plans):
+        own = [nets[0] for nets in drawn([plan], "device")]
+        assert own == [nets[place] for nets in per_device][: len(own)]
+        assert len(set(own)) == len(own)
+    common = drawn(plans, "shared")
+    assert drawn(plans[:1], "shared") == common[:4]
+    assert len({net for (net,) in common}) == len(common)
+
+
+@pytest.fixture
+def scene(tiny_model: Callable[..., Model], block_weights: Weights) -> tuple[Model, dict[str, Tensor], Batch]:
+    whole = tiny_model("mobilenet", widths=(4, 6), depths=(1, 2), kernels=(5, 5))
+    x = torch.randn(3, 4, 1, 6, 6, dtype=torch.float64)
+    return whole, block_weights(whole, 3), Batch(x, torch.randint(0, 4, (3, 4)), StepSeeds((1, 2, 3)))
+
+
+def parts_of(whole: Model) -> list[Model]:
+    return [whole, whole.resized(widths=(2, 4), kernels=(3, 5)), whole.resized(depths=(1, 1), kernels=(5, 3))]
+
+
+def cut(net: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By hand: the first channels, the middle of the kernel."""
+    made = {}
+    for name, shape in net.shapes().items():
+        tensor = weights[name]
+        for axis, size in enumerate(shape):
+            start = (tensor.shape[axis + 1] - size) // 2 if axis > 1 else 0
+            tensor = tensor.narrow(axis + 1, start, size)
+        made[name] = tensor
+    return made
+
+
+@pytest.mark.usefixtures("double")
+def test_each_device_runs_its_own_part(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
+    whole, weights, batch = scene
+    nets = parts_of(whole)
+    made = subnet_logits(nets, whole, weights, batch)
+    for k, net in enumerate(nets):
+        own = {name: tensor[k : k + 1] for name, tensor in cut(net, weights).items()}
+        assert torch.allclose(made[k : k + 1], net(own, batch.x[k : k + 1], StepSeeds((1,))).logits, atol=1e-10)
+
+
+@pytest.mark.usefixtures("double")
+def test_one_part_for_all_is_the_part_for_each(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
+    whole, weights, batch = scene
+    for net in parts_of(whole):
+        at_once = subnet_logits([net], whole, weights, batch)
+        each = subnet_logits([net] * 3, whole, weights, batch)
+        assert torch.allclose(at_once, each, atol=1e-10)
+
+
+@pytest.mark.usefixtures("double")
+def test_a_parts_gradient_lies_in_its_part(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
+    """And is there what the part has when it is trained as a net of its own."""
+    whole, weights, batch = scene
+    nets = parts_of(whole)
+
+    def loss(logits: Tensor) -> Tensor:
+        return logits.square().mean((1, 2))
+
+    slopes = gradient(lambda w, b: loss(subnet_logits(nets, whole, w, b)), weights, batch)
+    for k, net in enumerate(nets):
+        own = {name: tensor[k : k + 1].clone() for name, tensor in cut(net, weights).items()}
+        one = Batch(batch.x[k : k + 1], batch.y[k : k + 1], StepSeeds((1,)))
+        expected = gradient(lambda w, b, net=net: loss(net(w, b.x, b.step_seeds).logits), own, one)
+        inside = 0
+        for name, slope in cut(net, dict(slopes)).items():
+            assert torch.allclose(slope[k], expected[name][0], atol=1e-10)
+            inside += int((slope[k] != 0).sum())
+        assert inside == sum(int((slope[k] != 0).sum()) for slope in slopes.values())
+
+
+def forgetful() -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.5), nn.Linear(20, 3, bias=False))
+
+
+def test_each_devices_part_has_its_own_randomness(block_weights: Weights) -> None:
+    net = model("forgetful", forgetful, {}, (20,), 3)
+    weights = {name: tensor[:1].expand(2, *tensor.shape[1:]) for name, tensor in block_weights(net, 1).items()}
+    x, y = torch.ones(2, 4, 20, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.int64)
+    apart, alike = (
+        subnet_logits([net, net], net, weights, Batch(x, y, StepSeeds(seeds))) for seeds in ((1, 2), (1, 1))
+    )
+    assert torch.equal(alike[0], alike[1])
+    assert torch.equal(apart[0], alike[0])
+    assert not torch.equal(apart[0], apart[1])

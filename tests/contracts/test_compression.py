@@ -1,0 +1,54 @@
+"""Every method runs with every codec, in process and by mail to the same bits: no reply refused, and fewer bytes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.engines import ByMail, Codec, Coded
+from fedloom.engines.compression import Half, Int8, TopK
+from fedloom.fleet import Traffic
+from fedloom.methods import Method
+from fedloom.tensors import all_finite, fingerprint
+
+SIZES = (8, 5)
+LABELS = [[0, 1], [0, 1, 2, 3]]
+CODECS = {
+    "float16": Codec(Half(torch.float16), Half(torch.float16)),
+    "int8": Codec(Int8(), Int8()),
+    "top_k": Codec(TopK(0.1), Half(torch.bfloat16)),
+}
+
+
+def played(place: Any, method: Method, inner: Any, engine: Any, codec: Codec) -> tuple[list[str], list[Traffic]]:
+    """What two rounds leave behind, and what they moved."""
+    server, moved = method.start(place.fleet, place.seed), []
+    for number in (1, 2):
+        context = replace(place.context(engine, number), coding=codec)
+        server = method.round(server, context)
+        engine.commit(number)
+        moved.append(context.traffic)
+    assert place.refusals == []
+    assert all(all_finite(tensors.values()) for tensors in server.values())
+    held = inner.memory.committed
+    return [fingerprint(server), *(f"{name} {fingerprint(held[name])}" for name in sorted(held))], moved
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [pytest.param(one, id=name, marks=[] if name == "top_k" else [pytest.mark.slow]) for name, one in CODECS.items()],
+)
+def test_every_method_runs_with_every_codec(codec: Codec, method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, None, sizes=SIZES, labels=LABELS)
+    engine = place.engine(method)
+    prints, moved = played(place, method, engine, Coded(engine, codec), codec)
+    for traffic in moved:
+        assert traffic.coded_down <= traffic.down
+        assert traffic.coded_up <= traffic.up
+        assert sum(traffic.travelled.values()) == traffic.coded_down + traffic.coded_up
+        assert sum(traffic.moved.values()) == traffic.down + traffic.up
+    if codec == CODECS["top_k"]:
+        other = place.engine(method)
+        assert played(place, method, other, ByMail(other, compression=codec), codec)[0] == prints

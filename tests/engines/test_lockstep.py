@@ -1,0 +1,211 @@
+"""Experiments side by side: devices share blocks across them, and every experiment gets the bits it gets alone."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedloom
+from fedloom.client import ClientResult, Schedule, Sgd
+from fedloom.engines import InProcess, WorkerPool, lockstep
+from fedloom.engines import blocks as module_of_works
+from fedloom.engines.blocks import Block, Request, is_block_invariant, make_blocks, run_block
+from fedloom.methods import Method
+from fedloom.models import Model
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs.folder import read_manifest, read_rows
+from fedloom.studies.compare import Comparison, comparison
+from fedloom.tensors import Parcel
+
+CONTROLS = ["standalone", "small-for-all", "all-large"]
+
+
+def planned(home: Path, document: dict[str, Any], workers: int = 1) -> Comparison:
+    return comparison(load(document, Registry()), Registry(), 2, CONTROLS, home, home, workers)
+
+
+def watched(seen: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep every block that is carried out."""
+    plain = WorkerPool.outcomes
+
+    def outcomes(self: WorkerPool, make_blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
+        seen.extend(make_blocks)
+        return plain(self, make_blocks)
+
+    monkeypatch.setattr(WorkerPool, "outcomes", outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "hidden",
+    [pytest.param([16, 32], id="whole vectors"), pytest.param([3, 5], id="odd channels")],
+)
+def test_an_arm_has_the_bits_of_running_alone(
+    hidden: list[int],
+    workers: int,
+    recipe: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document, blocks = recipe(model={"hidden": hidden}), list[Block]()
+    watched(blocks, monkeypatch)
+    arms = planned(tmp_path / "together", document, workers)
+    for _ in arms.rounds():
+        pass
+    shared = [work for work in blocks if len({id(seat.request.engine) for seat in work.seats}) > 1]
+    assert bool(shared) == (hidden == [16, 32])
+    for arm, experiments in arms.experiments.items():
+        for experiment, folder in zip(experiments, arms.folders(arm), strict=True):
+            alone = fedloom.run(experiment.loaded.recipe.document(), out=tmp_path / "alone" / arm / folder.name)
+            assert read_manifest(folder)["sha256"] == read_manifest(alone.folder)["sha256"]
+            assert list(read_rows(folder)) == alone.rows()
+
+
+# as wide as this, layers give a device the same bits in other company, so that experiments do share blocks
+WIDE: dict[str, dict[str, Any]] = {
+    "bottleneck": {"stem": 16, "planes": (16,), "blocks": (1,)},
+    "convnet": {"hidden": (16, 32)},
+    "splitnet": {"channels": 16},
+}
+
+
+def assert_bits_of_running_alone(method: Method, place: Any, parcels_equal: Callable[[Parcel, Parcel], bool]) -> None:
+    """Two experiments that differ in their seed: the server's state, and what the devices remember."""
+
+    def played(engine: InProcess, seed: int) -> Iterator[Parcel]:
+        server = method.start(place.fleet, seed)
+        for number in (1, 2):
+            server = method.round(server, place.context(engine, number))
+            engine.commit(number)
+            kept = {device.name: engine.memory.recall(device) for device in place.fleet.devices(1)}
+            yield {**server, **{f"{who} {name}": one for who, parcel in kept.items() for name, one in parcel.items()}}
+
+    engines = [place.engine(method, seed=seed) for seed in (0, 1)]
+    journeys = {str(seed): (engines[seed], played(engines[seed], seed)) for seed in (0, 1)}
+    together = dict(lockstep(journeys, lambda some: [(work, run_block(work)) for work in some]))  # the last of each
+    for seed in (0, 1):
+        *_, alone = played(place.engine(method, seed=seed), seed)
+        assert parcels_equal(together[str(seed)], alone)
+
+
+def test_every_method_has_the_bits_of_running_alone(
+    method: Method, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
+) -> None:
+    family = world_for(method).fleet.global_model.family
+    place = world_for(method, family, sizes=(8, 8, 6, 6, 6), **WIDE[family])
+    assert_bits_of_running_alone(method, place, parcels_equal)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 20])
+def test_who_may_share_a_block_depends_on_the_batch(
+    batch: int, world: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
+) -> None:
+    """With batches of two, devices with this net keep their bits in any company; with more, in none."""
+    method = Registry().methods["standalone"]()
+    place = world("mlp", hidden=(30,), sizes=(20,) * 3, schedule=Schedule(batch_size=batch))
+    assert_bits_of_running_alone(method, place, parcels_equal)
+
+
+def test_different_rates_and_tasks_do_not_share_a_block(world: Callable[..., Any]) -> None:
+    place, heterofl = world(sizes=(8, 8), hidden=(16, 32)), Registry().methods["heterofl"]
+
+    def request(seed: int = 0, optimizer: Sgd | None = None, **settings: Any) -> Request:
+        method = heterofl(**settings)
+        engine = place.engine(method, seed=seed, optimizer=optimizer or place.optimizer)
+        inboxes = {device: {"weights": place.fleet.global_model.initial(0)} for device in place.fleet.devices(1)}
+        return Request(engine, method.train, inboxes, 1)  # type: ignore[attr-defined]
+
+    def blocks(*requests: Request) -> int:
+        return len(make_blocks(requests))
+
+    assert blocks(request(), request(seed=1)) == 1
+    assert blocks(request(), request(mask_unseen_labels=False)) == 2
+    assert blocks(request(), request(optimizer=Sgd(0.2))) == 2
+
+
+def test_whom_nobody_could_join_is_not_asked_whether_it_minds(
+    world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is dear, and a net that one device drew for one round will hardly ever have company."""
+    asked: list[Model] = []
+    monkeypatch.setattr(module_of_works, "is_block_invariant", lambda model, batch: asked.append(model) or True)
+    place, method = world(sizes=(8, 8), hidden=(16, 32)), Registry().methods["fedavg"]()
+
+    def request(seed: int) -> Request:
+        inboxes = {device: {"weights": place.fleet.global_model.initial(0)} for device in place.fleet.devices(1)}
+        return Request(place.engine(method, seed=seed), method.train, inboxes, 1)  # type: ignore[attr-defined]
+
+    assert len(make_blocks([request(0)])) == 1
+    assert asked == []
+    assert len(make_blocks([request(0), request(1)])) == 1
+    assert set(asked) == {place.fleet.global_model}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "batch", "in_any_company"),
+    [
+        ("convnet", {"hidden": (16, 32)}, 2, True),
+        ("convnet", {"hidden": (8, 16)}, 2, False),
+        ("convnet", {"hidden": (3, 5)}, 2, False),
+        ("mlp", {"hidden": (30,)}, 2, True),
+        ("mlp", {"hidden": (30,)}, 20, False),
+        ("preactresnet", {"hidden": (8, 32), "blocks": (1, 1), "exit_after": 1}, 2, True),
+        ("mobilenet", {"stem": 32, "widths": (32,), "depths": (1,), "kernels": (3,)}, 2, True),
+        ("mobilenet", {"stem": 8, "widths": (8,), "depths": (1,), "kernels": (3,)}, 2, False),
+    ],
+)
+def test_who_may_share_a_block(
+    family: str, settings: Any, batch: int, in_any_company: bool, tiny_model: Callable[..., Model]
+) -> None:
+    """As this project's kernels add up; another build of torch may know better, so the test is of the trial."""
+    assert is_block_invariant(tiny_model(family, input_shape=(1, 8, 8), **settings), batch) == in_any_company
+
+
+@pytest.fixture
+def engine(world: Callable[..., Any]) -> Callable[[], InProcess]:
+    return lambda: world().engine(Registry().methods["fedavg"]())
+
+
+class TestConvoy:
+    def test_steps_come_in_turn_and_under_their_names(self, engine: Callable[[], InProcess]) -> None:
+        steps = lockstep({"a": (engine(), iter([1, 2])), "b": (engine(), iter([3]))}, lambda make_blocks: [])
+        assert list(steps) == [("a", 1), ("a", 2), ("b", 3)]
+
+    def test_an_error_of_one_ends_all(self, engine: Callable[[], InProcess]) -> None:
+        ended = []
+
+        def fails() -> Iterator[int]:
+            yield 1
+            raise LookupError("gone")
+
+        def asks(one: InProcess) -> Iterator[int]:
+            try:
+                yield 2
+                list(one.ask(Registry().methods["fedavg"]().train, {}, 1))  # type: ignore[attr-defined]
+                yield 3
+            finally:
+                ended.append(True)
+
+        first, second = engine(), engine()
+        steps = lockstep({"asks": (first, asks(first)), "fails": (second, fails())}, lambda make_blocks: [])
+        with pytest.raises(LookupError, match="gone"):
+            list(steps)
+        assert ended == [True]
+
+    def test_who_stops_listening_ends_all(self, engine: Callable[[], InProcess]) -> None:
+        ended = []
+
+        def goes_on() -> Iterator[int]:
+            try:
+                while True:
+                    yield 1
+            finally:
+                ended.append(True)
+
+        steps = lockstep({"a": (engine(), goes_on()), "b": (engine(), goes_on())}, lambda make_blocks: [])
+        assert next(steps) == ("a", 1)
+        steps.close()  # type: ignore[attr-defined]
+        assert ended  # the other never began

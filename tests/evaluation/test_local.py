@@ -1,0 +1,135 @@
+"""What devices judge themselves, and fine-tuning the global model to a device's own data."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.client import Sgd
+from fedloom.evaluation import Evaluator, FineTune, Row
+from fedloom.fleet import ServerModel
+from fedloom.methods import METHODS
+from fedloom.tensors import combine
+
+FAMILIES = ["convnet", "preactresnet", "mobilenet"]
+
+
+def tuned_rows(place: Any, tune: FineTune, block: int = 16) -> tuple[list[Row], dict[str, torch.Tensor]]:
+    engine = place.engine(METHODS["fedavg"](), block)
+    evaluator: Evaluator = place.evaluator(fine_tune=tune)
+    weights = place.fleet.global_model.initial(2)  # with which no family gives all examples the same answer
+    candidate = ServerModel(lambda tier: tier.footprint.read(weights))
+
+    def ask(task: Any, inboxes: Any) -> Any:
+        return engine.ask(task, inboxes, 1)
+
+    return evaluator.rows({"server": candidate}, place.fleet, ask, 1, per_device=True, last=True), weights
+
+
+def values(rows: list[Row], metric: str, tier: str) -> dict[str, float]:
+    return {row.device: row.value for row in rows if (row.metric, row.tier) == (metric, tier)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_device_tries_every_tier_before_and_after(family: str, world: Callable[..., Any]) -> None:
+    place = world(family, widths=(1.0, 0.5), sizes=(12, 8, 9))
+    rows, _ = tuned_rows(place, FineTune("all", epochs=20, batch_size=4, learning_rate=0.3))
+    gains = []
+    for tier in ("a", "b"):
+        before, after = values(rows, "initial", tier), values(rows, "personalized", tier)
+        assert set(before) == set(after) == {"", "0", "1", "2"}
+        each = [share for device, share in after.items() if device]
+        assert after[""] == pytest.approx(statistics.fmean(each))
+        assert values(rows, "personalised_std", tier)[""] == pytest.approx(statistics.pstdev(each))
+        gains.append(after[""] - before[""])
+    assert max(gains) > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", ["head", "body", "all"])
+def test_only_the_named_part_is_tuned(
+    part: Any, family: str, world: Callable[..., Any], client_for: Callable[..., Any]
+) -> None:
+    place = world(family, sizes=(8, 8))
+    model = place.fleet.global_model
+    moving = set(FineTune(part).tuned(model))
+    head = set(model.label_rows()) & set(model.behind_last_exit())
+    assert (
+        moving
+        == {"head": head, "body": set(model.behind_last_exit()) - head, "all": set(model.behind_last_exit())}[part]
+    )
+    assert moving
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_initial_is_what_the_judge_says_of_each_device(family: str, world: Callable[..., Any]) -> None:
+    """Also for a net that looks at the whole batch, where padding would be seen: devices hold 3, 5 and 8 tests."""
+    place = world(family, sizes=(8, 8, 8), test_sizes=(3, 5, 8))
+    rows, weights = tuned_rows(place, FineTune(epochs=1, batch_size=100))
+    filled = place.evaluator().statistics.fill(
+        {place.fleet.largest: weights},
+        place.fleet,
+        lambda task, boxes: place.engine(METHODS["fedavg"]()).ask(task, boxes, 1),
+        1,
+    )[place.fleet.largest]
+    for index, own in enumerate(place.partition.test):
+        x, y = place.dataset.test.x[own], place.dataset.test.y[own]
+        block = {name: one.unsqueeze(0) for name, one in filled.items()}
+        logits = place.fleet.global_model(block, place.dataset.preparation(x).unsqueeze(0)).logits[0]
+        expected = 100 * float((logits.argmax(-1) == y).double().mean())
+        assert values(rows, "initial", "a")[str(index)] == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_in_company_and_alone(family: str, world: Callable[..., Any]) -> None:
+    place = world(family, widths=(1.0, 0.5), sizes=(8, 8, 12), optimizer=Sgd(9.0))
+    tune = FineTune(epochs=2, batch_size=4, learning_rate=0.1)
+    assert tuned_rows(place, tune)[0] == tuned_rows(place, tune, block=1)[0]
+
+
+def test_a_tier_that_is_an_exit_of_another_needs_no_pass_of_its_own(
+    world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = world("preactresnet", widths=(1.0, 1.0), sizes=(8, 8), models=None)
+    small, large = place.fleet.global_model.resized(stages=1), place.fleet.global_model
+    assert small.shapes().keys() < large.shapes().keys()
+    place = world("preactresnet", sizes=(8, 8), models=[("simple", small), ("complex", large)])
+    evaluator, weights = replace(place.evaluator(), batch_size=3), place.fleet.global_model.initial(1)
+    models = {tier: tier.footprint.read(weights) for tier in place.fleet.tiers}
+    order = torch.arange(len(place.dataset.test.y))
+    passes: list[str] = []
+    plain = type(large).__call__
+    engine = place.engine(METHODS["fedavg"]())
+
+    def logits(models: Any) -> Any:
+        return evaluator.logits(models, place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), order)
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        passes.append("simple" if self == small else "complex")
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(type(large), "__call__", counted)
+    together = logits(models)
+    batches = -(-len(order) // 3)
+    assert passes.count("simple") <= 2  # the trial, and to learn its exits' names
+    assert passes.count("complex") <= batches + 2
+    apart = {tier: logits({tier: one})[tier] for tier, one in models.items()}
+    assert all(torch.equal(together[tier], apart[tier]) for tier in models)
+    moved = {
+        tier: combine(lambda one: one + 0.01, one) if tier.name == "simple" else one for tier, one in models.items()
+    }
+    passes.clear()
+    logits(moved)  # other weights, so no exit of the large one
+    assert passes.count("simple") >= batches
+
+
+def test_a_net_that_looks_at_its_batch_is_also_judged_shuffled(world: Callable[..., Any]) -> None:
+    place = world("mobilenet", sizes=(8, 8))
+    rows, _ = tuned_rows(place, FineTune(epochs=1))
+    assert any(row.metric == "accuracy_shuffled" for row in rows)
+    rows, _ = tuned_rows(world("convnet", sizes=(8, 8)), FineTune(epochs=1))
+    assert not any(row.metric == "accuracy_shuffled" for row in rows)

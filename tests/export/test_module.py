@@ -1,0 +1,188 @@
+"""A plain module makes what the functional model makes, whatever the family and its size."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.data import PREPARATIONS, Preparation
+from fedloom.export import FORMATS, Plain, functional, plain, preparing, unfilled
+from fedloom.export.folding import BATCH_NORM, foldable
+from fedloom.models import MODELS, Model, Scaler, model
+from tests.conftest import LESSER, TOKENS, build_tiny
+
+SIZES = {"large": 1.0, "medium": 0.6, "small": 0.3}
+IMAGE = (1, 12, 12)
+EVERY = [(family, size) for family in sorted(MODELS) for size in SIZES]
+
+
+def sized(family: str, size: str, **changes: Any) -> Model:
+    lesser = LESSER.get(family, {}) if size == "small" else {}
+    return build_tiny(family, IMAGE, width=SIZES[size], **{**lesser, **changes})
+
+
+def trained(net: Model, seed: int = 1) -> dict[str, Tensor]:
+    """Weights and statistics as if somebody had trained them."""
+    draw = torch.Generator().manual_seed(seed)
+    weights = {name: torch.randn(shape, generator=draw) / 2 for name, shape in net.shapes().items()}
+    for name, shape in net.statistics().items():
+        weights[name] = torch.rand(shape, generator=draw) + 0.5 if name.endswith("var") else torch.randn(shape)
+    return weights
+
+
+def difference(net: Model, weights: dict[str, Tensor], made: Any, batch: int, one_by_one: bool = False) -> float:
+    """Relative to the largest logit, where that is above 1."""
+    x, right = net.sample(torch.Generator().manual_seed(batch), batch), functional(net, weights)
+    with torch.no_grad():
+        expected = torch.cat([right(one) for one in x.split(1)]) if one_by_one else right(x)
+        return float((made(x) - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("family", "size"), EVERY)
+def test_every_family_in_every_size(family: str, size: str) -> None:
+    net = sized(family, size)
+    weights = trained(net)
+    made = plain(net, weights)
+    assert max(difference(net, weights, made, batch) for batch in (1, 3)) <= 1e-5
+    assert not any(isinstance(part, Scaler) for part in made.modules())
+
+
+def normalized() -> Iterator[tuple[str, str]]:
+    for family, build in sorted(MODELS.items()):
+        if "normalization" in inspect.signature(build).parameters:
+            yield from ((family, kind) for kind in ("static_batch", "group", "parametric", "none"))
+
+
+@pytest.mark.parametrize(("family", "kind"), list(normalized()))
+def test_every_normalisation(family: str, kind: str) -> None:
+    net = sized(family, "medium", normalization=kind)
+    weights = trained(net)
+    assert difference(net, weights, plain(net, weights), 3) <= 1e-5
+
+
+@pytest.mark.parametrize("family", sorted({family for family, kind in normalized() if kind == "static_batch"}))
+def test_batch_norm_is_folded_where_nothing_stands_between(family: str) -> None:
+    net = sized(family, "large", normalization="static_batch")
+    left = [name for name, part in plain(net, trained(net)).net.named_modules() if isinstance(part, BATCH_NORM)]
+    assert len(foldable(net)) + len(left) == len(net.statistics()) // 2
+    before_activation = family in ("preresnet", "preactresnet")  # whose first norm looks at a sum
+    assert bool(left) == before_activation
+    assert foldable(net)
+
+
+class Shared(nn.Module):
+    """A convolution that two look at, one whose weights two have, and a norm that is used twice."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.seen, self.norm = nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3)
+        self.first, self.second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.second.weight = self.first.weight
+        self.first_norm, self.twice = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+        self.last, self.last_norm, self.head = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Linear(3, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.seen(x)
+        x = torch.relu(self.norm(seen)) + seen
+        x = torch.relu(self.first_norm(self.first(x)))
+        x = torch.relu(self.twice(self.second(x)))
+        x = torch.relu(self.twice(x))
+        return self.head(self.last_norm(self.last(x)).mean((-2, -1)))
+
+
+def test_what_others_look_at_is_not_folded() -> None:
+    net = model("shared", lambda classes: Shared(classes), {}, (1, 4, 4), 5)
+    assert foldable(net) == (("last", "last_norm"),)
+    weights = trained(net)
+    assert difference(net, weights, plain(net, weights), 3) <= 1e-5
+
+
+def test_a_block_that_is_used_again_is_folded_once() -> None:
+    net = sized("splitnet", "large", extra=(3, 0), tied=True)
+    weights = trained(net)
+    made = plain(net, weights)
+    assert difference(net, weights, made, 3) <= 1e-5
+    assert not any(isinstance(part, BATCH_NORM) for part in made.modules())
+
+
+def test_norms_of_other_widths_are_left_behind() -> None:
+    net = sized("convnet", "large", norm_widths=(0.5, 1.0))
+    weights = trained(net)
+    made = plain(net, weights)
+    assert difference(net, weights, made, 3) <= 1e-5
+    assert sum(one.numel() for one in made.parameters()) < sum(shape.numel() for shape in net.shapes().values())
+
+
+def test_statistics_are_required() -> None:
+    net = sized("convnet", "large")
+    with pytest.raises(ValueError, match="running_mean"):
+        plain(net, net.initial(0))
+
+
+def images() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every preparation with images that have as many colours as it has means."""
+    for name, prepare in sorted(PREPARATIONS.items()):
+        for shape in ((1, 28, 28), (3, 28, 28), (3, 40, 36)):
+            colours = prepare.channels if prepare.channels and shape[0] == 1 else shape[0]
+            if len(prepare.mean) in (0, colours) or (len(prepare.mean) == shape[0] == 1):
+                yield name, shape
+
+
+@pytest.mark.parametrize(("name", "shape"), list(images()))
+def test_preparations_are_those_of_the_data(name: str, shape: tuple[int, ...]) -> None:
+    prepare = PREPARATIONS[name]
+    x = torch.randint(0, 256, (4, *shape), dtype=torch.uint8)
+    assert torch.allclose(preparing(prepare, x)(x), prepare(x), atol=2e-6)
+
+
+def test_numbers_and_tokens_need_less() -> None:
+    numbers, tokens = torch.rand(3, 7), torch.arange(12).view(3, 4)
+    assert torch.equal(preparing(Preparation((0.5,), (0.2,)), numbers)(numbers), numbers)
+    assert torch.equal(preparing(Preparation(), tokens)(tokens), tokens)
+
+
+@pytest.mark.parametrize("family", ["convnet", "mlp"])
+def test_onnx(family: str, tmp_path: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    check_format("onnx", sized(family, "small"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["safetensors", "pt2", "onnx", "executorch"])
+@pytest.mark.parametrize(("family", "size"), EVERY)
+def test_every_format_of_every_family_in_every_size(family: str, size: str, to: str, tmp_path: Any) -> None:
+    for module in FORMATS[to].needs:
+        pytest.importorskip(module)
+    check_format(to, sized(family, size), tmp_path)
+
+
+def check_format(to: str, net: Model, folder: Any) -> None:
+    weights, kind = trained(net), FORMATS[to]
+    file = folder / f"model{kind.suffix}"
+    kind.write(plain(net, weights), net.sample(torch.Generator().manual_seed(0), 2), file)
+    answer = kind.open(file, lambda: unfilled(net))
+    for batch in (1, 3, 7):
+        assert difference(net, weights, answer, batch, kind.one_at_a_time) <= 1e-5
+
+
+def test_what_is_written_does_not_name_this_machine(tmp_path: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    net = sized("convnet", "small")
+    for to in ("onnx", "pt2"):
+        file = tmp_path / f"model{FORMATS[to].suffix}"
+        FORMATS[to].write(plain(net, trained(net)), net.sample(torch.Generator(), 2), file)
+        assert __file__.encode() not in file.read_bytes()
+        assert b"site-packages" not in file.read_bytes()
+
+
+def test_files_hold_no_more_than_they_need(tmp_path: Any) -> None:
+    net = sized("lstm", "small")
+    assert "lstm" in TOKENS
+    FORMATS["safetensors"].write(plain(net, trained(net)), net.blank(2), tmp_path / "model.safetensors")
+    made = FORMATS["safetensors"].open(tmp_path / "model.safetensors", lambda: unfilled(net))
+    assert isinstance(made, Plain)
+    assert not any(weight.requires_grad for weight in made.parameters())
+    assert not made.training

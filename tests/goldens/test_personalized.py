@@ -1,0 +1,160 @@
+"""The hand-worked examples of Ditto, LG-FedAvg, Per-FedAvg, FedRep and FedProx, on nets of one or two weights."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.client import Batch, Client, ClientResult, Sgd, Step
+from fedloom.data import Examples
+from fedloom.fleet import Fleet, Reply, RoundContext, side_by_side
+from fedloom.methods.ditto import Ditto
+from fedloom.methods.fedprox import FedProx
+from fedloom.methods.fedrep import FedRep
+from fedloom.methods.lgfedavg import LGFedAvg
+from fedloom.methods.perfedavg import PerFedAvg
+from fedloom.models import Model, StepSeeds, model
+
+
+class Off(nn.Module):
+    """Off by the distance of its only weight from three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0 + self.weight - 3
+
+
+class Times(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Product(nn.Module):
+    """Off by the distance of the product of its weights from two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Times(), Times()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.body(x)) - 2
+        return made
+
+
+OFF, PRODUCT = (model(kind.__name__, kind, {}, (1,), 1) for kind in (Off, Product))
+LR = 0.1
+
+
+def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
+    return logits.square().sum(-1).mean(1) / 2
+
+
+@pytest.fixture(autouse=True)
+def _squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
+
+
+@pytest.fixture
+def train(client_for: Callable[..., Client]) -> Callable[..., ClientResult]:
+    """One device that sees a one so many times."""
+
+    def run(method: Any, whole: Model, given: dict[str, float], own: dict[str, float], steps: int = 1) -> ClientResult:
+        held, examples = {"weights": block(own)}, Examples(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+        plan = [
+            Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)), number=n)
+            for n in range(steps)
+        ]
+        made: ClientResult = method.train.run(
+            client_for(whole, examples, plan, Sgd(LR), state=held), {"weights": block(given)}
+        )
+        return made
+
+    return run
+
+
+def block(numbers: dict[str, float]) -> dict[str, Tensor]:
+    return {name: torch.tensor([[number]]) for name, number in numbers.items()}
+
+
+def numbers(tensors: Any) -> Any:
+    return pytest.approx({name: float(tensor) for name, tensor in tensors.items()}, abs=1e-6)
+
+
+def test_ditto_holds_the_personal_model_to_what_was_sent(train: Callable[..., ClientResult]) -> None:
+    """And trains the other as if alone: 1 + 0.1 · 2."""
+    made = train(Ditto(), OFF, {"weight": 1.0}, {"weight": 0.0})
+    assert made.remember is not None
+    assert numbers(made.remember["weights"]) == {"weight": 0.375}
+    assert numbers(made.send["weights"]) == {"weight": 1.2}
+
+
+def test_ditto_as_in_fedbabus_code(train: Callable[..., ClientResult]) -> None:
+    """From what was sent, 1, held to the trained copy of it, 1.2: 1 + 0.1 (2 + 0.75 · 0.2). Its own is forgotten."""
+    made = train(Ditto(fedbabu_compat=True), OFF, {"weight": 1.0}, {"weight": 0.0})
+    assert made.remember is not None
+    assert numbers(made.remember["weights"]) == {"weight": 1.215}
+    assert numbers(made.send["weights"]) == {"weight": 1.215}
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_perfedavg_looks_one_step_ahead(steps: int, train: Callable[..., ClientResult]) -> None:
+    """Of first order: the full derivative would give 0.243. One batch is looked at twice."""
+    made = train(PerFedAvg(), OFF, {"weight": 0.0}, {}, steps)
+    assert numbers(made.send["weights"]) == {"weight": 0.27}
+
+
+@pytest.mark.parametrize(("rate", "weight"), [(0.0, 0.3), (0.5, 0.15), (1.0, 0.0)])
+def test_perfedavg_may_look_further_ahead_than_it_goes(
+    rate: float, weight: float, train: Callable[..., ClientResult]
+) -> None:
+    made = train(PerFedAvg(rate), OFF, {"weight": 0.0}, {})
+    assert numbers(made.send["weights"]) == {"weight": weight}
+
+
+def test_fedrep_trains_the_head_and_then_the_body_under_it(train: Callable[..., ClientResult]) -> None:
+    made = train(FedRep(), PRODUCT, {"body.weight": 1.0}, {"head.weight": 1.0})
+    assert made.remember is not None
+    assert numbers(made.remember["weights"]) == {"head.weight": 1.1}
+    assert numbers(made.send["weights"]) == {"body.weight": 1.099}
+
+
+@pytest.mark.parametrize(
+    ("shared", "name"), [("head", "head.weight"), ("body", "body.weight"), (("body",), "body.weight")]
+)
+def test_lgfedavg_trains_all_and_sends_what_is_shared(
+    shared: Any, name: str, train: Callable[..., ClientResult]
+) -> None:
+    other = {"head.weight": "body.weight", "body.weight": "head.weight"}[name]
+    made = train(LGFedAvg(shared), PRODUCT, {name: 1.0}, {other: 1.0})
+    assert made.remember is not None
+    assert numbers(made.send["weights"]) == {name: 1.1}
+    assert numbers(made.remember["weights"]) == {other: 1.1}
+
+
+def test_lgfedavg_averages_what_is_shared_by_examples(scripted: Callable[..., Any]) -> None:
+    fleet, method = Fleet(side_by_side([("a", PRODUCT)]), (1.0,), 2, seed=0), LGFedAvg()
+    said = {"0": (2.0, 1), "1": (6.0, 3)}
+    engine = scripted(
+        lambda device, inbox: Reply(
+            device, said[device.name][1], {"weights": {"head.weight": torch.tensor([said[device.name][0]])}}
+        )
+    )
+    server = method.round(method.start(fleet, 0), RoundContext(1, fleet.devices(1), fleet, engine))
+    assert numbers(server["weights"]) == {"head.weight": 5.0}
+    assert all(box["weights"].keys() == {"head.weight"} for _, boxes in engine.asked for box in boxes.values())
+
+
+def test_fedprox_pulls_back_from_where_it_went(train: Callable[..., ClientResult]) -> None:
+    """From 1 it goes to 1.2, is pulled back by half of 0.2 and drawn on by 1.8."""
+    made = train(FedProx(0.5), OFF, {"weight": 1.0}, {}, steps=2)
+    assert numbers(made.send["weights"]) == {"weight": 1.37}

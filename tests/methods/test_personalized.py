@@ -1,0 +1,444 @@
+"""Ditto, LG-FedAvg, Per-FedAvg and FedRep: models of the devices' own, also of those that never train."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.client import Schedule, Sgd, gradient, label_loss, together
+from fedloom.evaluation import FineTune, Row
+from fedloom.fleet import DeviceModel, draw_cohort
+from fedloom.methods import Method
+from fedloom.methods.ditto import Ditto
+from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.fedgkt import FedGKT
+from fedloom.methods.fedin import FedIN
+from fedloom.methods.fedrep import FedRep, epochs_of
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.methods.lgfedavg import LGFedAvg
+from fedloom.methods.perfedavg import PerFedAvg
+from fedloom.methods.standalone import Standalone
+
+pytestmark = pytest.mark.slow
+
+SIZES = (8, 5, 9, 12)
+ONE_BATCH = Schedule(batch_size=100)
+
+
+def rows_of(place: Any, method: Method, server: Any, engine: Any, **changes: Any) -> list[Row]:
+    evaluator, last = place.evaluator(**changes), "fine_tune" in changes
+    made: list[Row] = evaluator.rows(
+        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 9), 9, True, last
+    )
+    return made
+
+
+# Ditto
+
+
+@pytest.mark.parametrize("hold", [0.0, 0.75, 20.0])
+def test_dittos_global_model_is_fedavgs_whatever_holds_the_others(
+    hold: float, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(sizes=SIZES, optimizer=Sgd(0.05))
+    made = [place.play(one, place.engine(one), rounds=3, participation=0.6) for one in (Ditto(hold), FedAvg())]
+    assert parcels_equal(*made)
+
+
+def test_ditto_that_holds_hard_stays_near_the_global_model(
+    world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    place = world(sizes=(8, 8), schedule=Schedule(4, 4), optimizer=Sgd(0.05))
+    apart = []
+    for hold in (0.0, 1.0, 10.0):
+        engine = place.engine(Ditto(hold))
+        place.play(Ditto(hold), engine, rounds=1)
+        start = Ditto(hold).start(place.fleet, 0)
+        apart.append(difference(engine.memory.committed["0"], start))
+    assert apart[0] > apart[1] > apart[2] > 0
+
+
+def test_ditto_in_fedbabus_way_averages_personal_models_and_starts_them_anew(
+    world: Callable[..., Any], meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """What a device remembers is what it sent, and does not matter the next time."""
+    place, method = world(sizes=SIZES, optimizer=Sgd(0.05)), Ditto(fedbabu_compat=True)
+    engine = place.engine(method)
+    heard = meddling(engine, list)
+    server = place.play(method, heard, rounds=1)
+    for reply in heard.delivered:
+        assert parcels_equal(engine.memory.committed[reply.device.name], reply.sent)
+    forgetful = place.engine(method)
+    again = [method.round(server, place.context(one, 2)) for one in (engine, forgetful)]
+    assert parcels_equal(*again)
+
+
+def test_ditto_in_fedbabus_way_that_holds_nothing_is_fedavg(
+    world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place = world(sizes=SIZES)
+    methods = Ditto(0.0, fedbabu_compat=True), FedAvg()
+    assert parcels_equal(*(place.play(one, place.engine(one), rounds=3, participation=0.6) for one in methods))
+    held = Ditto(0.75, fedbabu_compat=True)
+    assert not parcels_equal(*(place.play(one, place.engine(one)) for one in (held, FedAvg())))
+
+
+# LG-FedAvg
+
+
+def test_lgfedavg_that_shares_all_is_fedavg(
+    family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """And everybody is judged with the same weights, also who did not take part."""
+    place, method = world(family, sizes=SIZES), LGFedAvg("all")
+    engine = place.engine(method)
+    server = place.play(method, engine, rounds=3, participation=0.6)
+    assert parcels_equal(server, place.play(FedAvg(), place.engine(FedAvg()), rounds=3, participation=0.6))
+    for device in place.fleet.devices(1):
+        assert parcels_equal(method.inbox(server, device), server)
+        assert engine.memory.recall(device)["weights"] == {}
+
+
+@pytest.mark.parametrize("shared", ["head", "body", ("blocks",), ("classifier.bias",)])
+def test_lgfedavg_sends_the_shared_layers_and_keeps_the_others(
+    shared: Any, world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    place, method = world(sizes=SIZES), LGFedAvg(shared)
+    assert method.fleet_problem(place.fleet) is None
+    engine = place.engine(method)
+    heard = meddling(engine, list)
+    server = place.play(method, heard, rounds=2)
+    names = set(place.fleet.global_model.shapes())
+    for reply in heard.delivered:
+        sent, kept = set(reply.sent["weights"]), set(engine.memory.committed[reply.device.name]["weights"])
+        assert sent == set(server["weights"])
+        assert (sent | kept, sent & kept) == (names, set())
+        assert sent and kept
+
+
+def test_a_layer_that_is_not_there_cannot_be_shared(world: Callable[..., Any]) -> None:
+    """Nor if others are, or a slip of the pen would keep a layer private."""
+    fleet = world("splitnet").fleet
+    assert LGFedAvg(("extractor", "classifier")).fleet_problem(fleet) is None
+    assert LGFedAvg(("extractor", "clasifier")).fleet_problem(fleet) == "no layer of splitnet is named 'clasifier'"
+    assert LGFedAvg(("extract",)).fleet_problem(fleet) == "no layer of splitnet is named 'extract'"
+
+
+# Per-FedAvg
+
+
+def test_perfedavg_that_does_not_look_ahead_is_fedavg(
+    family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """With one batch a round, which is then looked at as it is."""
+    place, method = world(family, sizes=SIZES, schedule=ONE_BATCH), PerFedAvg(0.0)
+    made = [place.play(one, place.engine(one), rounds=3, participation=0.6) for one in (method, FedAvg())]
+    assert parcels_equal(*made)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
+@pytest.mark.parametrize("rate", [None, 0.0, 0.3])
+def test_perfedavg_by_hand(
+    rate: float | None, last: Any, world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """Devices of one to four batches in one block: by twos, and an odd one with itself."""
+    place = world(
+        sizes=(8, 5, 11, 16, 4),
+        schedule=Schedule(4, 1, last),
+        optimizer=Sgd(0.1, momentum=0.9, weight_decay=1e-2),
+        normalization="group",
+    )
+    method = PerFedAvg(rate)
+    engine = place.engine(method)
+    heard = meddling(engine, list)
+    method.round(method.start(place.fleet, 0), place.context(heard))
+    assert len(heard.delivered) == 5
+    for reply in heard.delivered:
+        plan = engine.plan(method.train, reply.device, 1, 0)
+        expected = looked_ahead(place, plan.rows.split(plan.sizes), 0.1 if rate is None else rate)
+        for name, weight in reply.sent["weights"].items():
+            assert torch.allclose(weight, expected[name], atol=1e-10)
+
+
+def looked_ahead(place: Any, batches: Any, rate: float) -> dict[str, Tensor]:
+    module = place.fleet.global_model.module()
+    module.load_state_dict(place.fleet.global_model.initial(0))
+    weights = list(module.parameters())
+    optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=1e-2)
+
+    def slope(rows: Tensor) -> Any:
+        logits = module(place.dataset.preparation(place.dataset.train.x[rows])).logits
+        return torch.autograd.grad(F.cross_entropy(logits, place.dataset.train.y[rows]), weights)
+
+    for start in range(0, len(batches), 2):
+        first, second = batches[start], batches[min(start + 1, len(batches) - 1)]
+        before, ahead = [weight.detach().clone() for weight in weights], slope(first)
+        with torch.no_grad():
+            for weight, step in zip(weights, ahead, strict=True):
+                weight -= rate * step
+        there = slope(second)
+        with torch.no_grad():
+            for weight, old, step in zip(weights, before, there, strict=True):
+                weight.copy_(old)
+                weight.grad = step
+        optimizer.step()
+    return {name: weight.detach() for name, weight in module.named_parameters()}
+
+
+def test_perfedavg_is_judged_after_one_step_on_a_devices_own_examples(
+    world: Callable[..., Any], client_for: Callable[..., Any]
+) -> None:
+    place, method = world(sizes=(8, 8), schedule=ONE_BATCH), PerFedAvg(0.2)
+    engine, devices = place.engine(method), place.fleet.devices(1)
+    plan = together([engine.plan(method.train, device, 1, 0) for device in devices])
+    client = client_for(place.fleet.global_model, place.dataset.train, plan, preparation=place.dataset.preparation)
+    weights = {name: one.expand(2, *one.shape) for name, one in method.start(place.fleet, 0)["weights"].items()}
+    _, adapted = method.own(client, {"weights": weights})
+    slope = gradient(label_loss(client), weights, client.batch(plan[0]))
+    for name, weight in adapted.items():
+        assert torch.allclose(weight, weights[name] - 0.2 * slope[name], atol=1e-6)
+        assert not torch.equal(weight[0], weight[1])
+
+
+# FedRep
+
+
+def test_fedreps_server_has_no_head_and_everybody_gets_one_body(
+    world: Callable[..., Any], scripted: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place, method = world(sizes=SIZES), FedRep()
+    engine = place.engine(method)
+    server = place.play(method, engine)
+    head = set(place.fleet.global_model.label_rows())
+    assert head
+    assert set(server["weights"]) == set(place.fleet.global_model.shapes()) - head
+    asked = scripted(lambda device, inbox: None)
+    method.round(server, place.context(asked, 3))
+    (_, boxes), *_ = asked.asked
+    assert len(boxes) == 4
+    assert all(parcels_equal(box, {"weights": server["weights"]}) for box in boxes.values())
+    heads = [engine.memory.committed[name]["weights"] for name in "0123"]
+    assert all(set(one) == head for one in heads)
+    assert len({tuple(one["classifier.bias"].tolist()) for one in heads}) == 4
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("body_epochs", [1, 2, 5])
+def test_fedrep_moves_the_head_alone_and_then_the_body_alone(
+    body_epochs: int, world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """By hand over three epochs of heads, decay and momentum included."""
+    place = world(sizes=SIZES, schedule=Schedule(4, 3), optimizer=Sgd(0.1, momentum=0.9, weight_decay=1e-2))
+    method = FedRep(body_epochs)
+    engine = place.engine(method)
+    heard = meddling(engine, list)
+    method.round(method.start(place.fleet, 0), place.context(heard))
+    engine.commit(1)
+    head = set(place.fleet.global_model.label_rows())
+    for reply in heard.delivered:
+        plan = engine.plan(method.train, reply.device, 1, 0)
+        batches = plan.rows.split(plan.sizes)
+        epoch = len(batches) // 3
+        later = [batches[n % len(batches)] for n in range(body_epochs * epoch)]
+        module = place.fleet.global_model.module().train()
+        module.load_state_dict(place.fleet.global_model.initial(0), strict=False)
+        named = dict(module.named_parameters())
+        for names, seen in ((head, batches), (set(named) - head, later)):
+            optimizer = torch.optim.SGD([named[name] for name in sorted(names)], 0.1, momentum=0.9, weight_decay=1e-2)
+            for rows in seen:
+                optimizer.zero_grad()
+                logits = module(place.dataset.preparation(place.dataset.train.x[rows])).logits
+                F.cross_entropy(logits, place.dataset.train.y[rows]).backward()
+                optimizer.step()
+        made = {**reply.sent["weights"], **engine.memory.committed[reply.device.name]["weights"]}
+        assert made.keys() == named.keys()
+        for name, weight in made.items():
+            assert torch.allclose(weight, named[name].detach(), atol=1e-9)
+
+
+@pytest.mark.usefixtures("double")
+def test_fedreps_bodies_learn_the_same_in_blocks_of_unequal_devices(
+    world: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    place = world(sizes=(8, 5, 12, 3), schedule=Schedule(4, 2, "wrap"))
+    method = FedRep(body_epochs=3)
+    engines = [place.engine(method, devices_per_block=block) for block in (1, 16)]
+    assert difference(*(place.play(method, engine) for engine in engines)) <= 1e-10
+    for name in "0123":
+        assert difference(*(engine.memory.committed[name] for engine in engines)) <= 1e-10
+
+
+def test_fedreps_last_heads_are_for_everybody_and_leave_the_body(
+    world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    place, method = with_strangers(world(sizes=SIZES)), FedRep()
+    engine = place.engine(method)
+    server = place.play(method, engine)
+    before = {name: dict(parcel) for name, parcel in engine.memory.committed.items()}
+    assert set(before) == {"0", "2"}
+    assert parcels_equal(method.finish(server, place.context(engine, 3)), server)
+    engine.commit(3)
+    assert set(engine.memory.committed) == set("0123")
+    first = method.prepare(place.fleet.device(1, 1), 0)
+    for name, parcel in engine.memory.committed.items():
+        assert parcel["weights"].keys() == set(place.fleet.global_model.label_rows())
+        assert not parcels_equal(parcel, before.get(name, first))
+    assert FedRep(last_heads=False).finish(server, place.context(engine, 3)) is None
+
+
+def test_fedreps_last_heads_are_not_for_tiers_that_sit_out(world: Callable[..., Any]) -> None:
+    place, method = world(widths=(1.0, 0.5), sizes=SIZES), FedRep()
+    place = replace(place, fleet=place.fleet.restricted(["b"]))
+    engine = place.engine(method)
+    server = place.play(method, engine)
+    method.finish(server, place.context(engine, 3))
+    engine.commit(3)
+    assert set(engine.memory.committed) == {"2", "3"}
+
+
+def test_a_last_head_fits_its_body_better(world: Callable[..., Any]) -> None:
+    place = world(sizes=(12, 12, 12), schedule=Schedule(4, 10), optimizer=Sgd(0.1), labels=[[0, 1], [1, 2], [2, 3]])
+    place, method = replace(place, fleet=replace(place.fleet, holdout_devices=frozenset({2}))), FedRep()
+    engine = place.engine(method)
+    server = place.play(method, engine, rounds=3)
+    before = rows_of(place, method, server, engine)
+    method.finish(server, place.context(engine, 4))
+    engine.commit(4)
+    after = rows_of(place, method, server, engine)
+    shares = [value_of(rows, "unseen", "2") for rows in (before, after)]
+    assert shares[1] > shares[0]
+
+
+def test_epochs_of_a_plan_move_only_who_is_in_them(world: Callable[..., Any]) -> None:
+    """Devices of two and three steps an epoch go through their first epochs side by side."""
+    place, method = world(sizes=(5, 12), schedule=Schedule(4, 2, "wrap")), FedRep()
+    engine = place.engine(method)
+    plan = together([engine.plan(method.train, device, 1, 0) for device in place.fleet.devices(1)])
+    assert [step.working.tolist() for step in epochs_of(plan, 1)] == [[1, 1], [1, 1], [0, 1]]
+
+
+# all of them, and devices that never train
+
+
+def with_strangers(place: Any, *indices: int) -> Any:
+    return replace(place, fleet=replace(place.fleet, holdout_devices=frozenset(indices or {1, 3})))
+
+
+def value_of(rows: list[Row], test: str, device: str, metric: str = "accuracy") -> float:
+    (value,) = (row.value for row in rows if (row.test, row.device, row.metric) == (test, device, metric))
+    return value
+
+
+def test_every_device_is_judged(method: Method, world_for: Callable[..., Any]) -> None:
+    place = world_for(method, None, sizes=SIZES, labels=[[0, 1], [1, 2], [2, 3], [0, 3]])
+    engine = place.engine(method)
+    rows = rows_of(place, method, place.play(method, engine), engine)
+    own = {row.device: row.value for row in rows if (row.test, row.metric) == ("local", "accuracy") and row.device}
+    assert set(own) == set("0123")
+    assert all(0 <= value <= 100 for value in own.values())
+    assert place.refusals == []
+
+
+OWN = [Standalone(), Ditto(), LGFedAvg(), FedRep(), FedIN(pairs=4, batch=6)]
+
+
+@pytest.mark.parametrize("method", OWN, ids=lambda method: type(method).__name__)
+def test_a_device_is_judged_with_what_it_keeps_and_what_it_is_given(method: Method, world: Callable[..., Any]) -> None:
+    place = world("splitnet", sizes=SIZES, test_sizes=(9, 6, 11, 7), normalization="group", optimizer=Sgd(0.02))
+    engine = place.engine(method)
+    server = place.play(method, engine)
+    candidate = method.eval_targets(server)["personal"]
+    assert isinstance(candidate, DeviceModel)
+    rows = [row for row in rows_of(place, method, server, engine) if row.candidate == "personal"]
+    data = place.dataset
+    for device, own in zip(place.fleet.devices(1), place.partition.test, strict=True):
+        held = {**engine.memory.committed[device.name]["weights"], **candidate.inbox(device).get("weights", {})}
+        assert held.keys() == device.model.shapes().keys()
+        block = {name: weight[None] for name, weight in held.items()}
+        right = device.model(block, data.preparation(data.test.x)[None]).logits[0].argmax(-1) == data.test.y
+        assert value_of(rows, "global", device.name) == pytest.approx(100 * float(right.double().mean()))
+        assert value_of(rows, "local", device.name) == pytest.approx(100 * float(right[own].double().mean()))
+
+
+@pytest.mark.parametrize("participation", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
+def test_devices_that_never_train_are_in_no_cohort(
+    participation: float, assignment: Any, world: Callable[..., Any]
+) -> None:
+    fleet = with_strangers(world(widths=(1.0, 0.5), sizes=(4,) * 10), 0, 4, 9).fleet
+    fleet, met = replace(fleet, assignment=assignment), set()
+    for number in range(1, 40):
+        cohort = draw_cohort(fleet, participation, number)
+        assert len(cohort) == math.ceil(participation * 7)
+        met |= {device.name for device in cohort}
+        assert {device.name for device in fleet.members(number)} == set("1235678")
+        assert len(fleet.devices(number)) == 10
+    assert met == set("1235678")
+
+
+def test_devices_that_never_train_may_be_of_tiers_that_do(world: Callable[..., Any]) -> None:
+    fleet = with_strangers(world(widths=(1.0, 0.5), sizes=SIZES), 3).fleet.restricted(["b"])
+    assert [device.name for device in fleet.members(1)] == ["2"]
+    assert [device.name for device in draw_cohort(fleet, 1.0, 1)] == ["2"]
+
+
+@pytest.mark.parametrize("method", [HeteroFL(), FedRep(), Standalone(), Ditto(), LGFedAvg(), PerFedAvg()], ids=repr)
+def test_devices_that_never_train_are_judged_apart(method: Method, world: Callable[..., Any]) -> None:
+    place = with_strangers(world(sizes=SIZES))
+    engine = place.engine(method)
+    server = place.play(method, engine)
+    if (last := method.finish(server, place.context(engine, 3))) is not None:
+        server = last
+        engine.commit(3)
+    rows = [row for row in rows_of(place, method, server, engine) if row.metric == "accuracy"]
+    for name in method.eval_targets(server):
+        found = {test: {row.device for row in rows if (row.candidate, row.test) == (name, test)} for test in TESTS}
+        assert found["local"] == {"", "0", "2"}
+        assert found["unseen"] == {"", "1", "3"}
+        for test in TESTS:
+            mine = [row for row in rows if (row.candidate, row.test) == (name, test)]
+            total = {device: len(place.partition.test[int(device)]) for device in found[test] - {""}}
+            mean = sum(value_of(mine, test, device) * count for device, count in total.items()) / sum(total.values())
+            assert value_of(mine, test, "") == pytest.approx(mean)
+
+
+TESTS = ("local", "unseen")
+
+
+def test_without_such_devices_nobody_is_judged_apart(world: Callable[..., Any]) -> None:
+    place, method = world(sizes=SIZES), HeteroFL()
+    engine = place.engine(method)
+    rows = rows_of(place, method, place.play(method, engine), engine, fine_tune=FineTune(epochs=1))
+    assert {row.test for row in rows} == {"global", "local"}
+
+
+def test_devices_that_never_train_leave_no_trace_in_training(
+    world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
+    """Other data on them changes nothing."""
+    place = with_strangers(world("splitnet", sizes=SIZES))
+    x = place.dataset.train.x.clone()
+    x[torch.as_tensor(place.partition.train[1])] += 50
+    other = replace(place, dataset=replace(place.dataset, train=replace(place.dataset.train, x=x)))
+    for method in (HeteroFL(), FedRep(), FedIN(pairs=4, batch=6), FedGKT(server_planes=(2,), server_blocks=(1,))):
+        assert parcels_equal(*(one.play(method, one.engine(method)) for one in (place, other)))
+
+
+def test_fine_tuning_is_for_devices_that_never_train_too(world: Callable[..., Any]) -> None:
+    place, method = with_strangers(world(widths=(1.0, 0.5), sizes=SIZES)), HeteroFL()
+    engine = place.engine(method)
+    tune = FineTune("all", epochs=3, batch_size=4, learning_rate=0.1)
+    rows = rows_of(place, method, place.play(method, engine), engine, fine_tune=tune)
+    for tier in ("a", "b"):
+        for metric in ("initial", "personalized"):
+            found = [row for row in rows if (row.tier, row.metric) == (tier, metric)]
+            assert {row.device for row in found if row.test == "local"} == {"", "0", "2"}
+            assert {row.device for row in found if row.test == "unseen"} == {"", "1", "3"}
+            each = [row.value for row in found if row.test == "unseen" and row.device]
+            assert value_of(found, "unseen", "", metric) == pytest.approx(sum(each) / 2)

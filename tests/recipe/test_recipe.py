@@ -1,0 +1,251 @@
+"""A recipe: its defaults, how it is read, and that what is written beside a run reads as the same recipe."""
+
+import dataclasses
+import math
+import tomllib
+from typing import get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.data import PARTITIONS
+from fedloom.methods import METHODS
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.recipe.toml import dumps
+
+TABLES = Registry()
+LEAST = {"rounds": 3, "tiers": [{"name": "all", "share": 1.0}], "method": {"name": "fedavg"}}
+
+
+def again(recipe):
+    return load(tomllib.loads(dumps(recipe.document())), TABLES).recipe
+
+
+def test_defaults():
+    recipe = load(LEAST, TABLES).recipe
+    assert recipe.document() == {
+        "seed": 0,
+        "rounds": 3,
+        "data": {"dataset": "fashion-mini", "devices": 20, "partition": {"kind": "iid"}, "tier_label_correlation": 0.0},
+        "fleet": {
+            "participation": 1.0, "sampling": "fixed_size", "assignment": "fixed", "given": (), "eligible": (),
+            "holdout_fraction": 0.0,
+        },
+        "model": {"family": "convnet"},
+        "tiers": ({"name": "all", "share": 1.0},),
+        "training": {
+            "epochs": 1, "batch_size": 10, "last_batch": "keep", "optimizer": {"kind": "sgd"},
+            "lr_schedule": {"kind": "constant"},
+            "label_smoothing": 0.0,
+        },
+        "method": {"name": "fedavg"},
+        "evaluation": {
+            "every": 1, "tests": ("global", "local"), "per_device": "last", "batch_size": 500, "statistics": {},
+            "candidates": (),
+        },
+        "engine": {"kind": "in_process"},
+        "faults": {
+            "dropout": 0.0, "outages": (), "quorum": 0.0, "min_coverage": 1, "over_selection": 0.0, "max_failed_rounds": 5,
+        },
+        "start": {},
+        "checkpoints": {"every": "auto"},
+        "aggregation": {"rule": "none", "low_coverage": "hold", "min_contributors": 3},
+        "privacy": {"acknowledge_feature_sharing": False, "delta": 1e-5, "accountant": "rdp"},
+        "admission": {"max_examples": 10**9},
+        "compression": {},
+    }  # fmt: skip
+
+
+def test_a_recipe_comes_back_from_what_is_written(document):
+    recipe = load(
+        document(
+            data__partition={"kind": "dirichlet_per_label", "alpha": 0.3, "balanced": False},
+            data__preparation="plain",
+            data__tier_label_tie=0.5,
+            fleet={"participation": 0.5, "assignment": "redrawn", "eligible": ["small"]},
+            model={"family": "preresnet", "hidden": [2, 4], "blocks": [1, 1], "scaler": False},
+            training={
+                "optimizer": {"kind": "adam", "learning_rate": 1e-3, "clip_norm": 1.0},
+                "lr_schedule": {"kind": "milestones", "rounds": [10, 20], "factor_each": 0.5},
+            },
+            method={"name": "heterofl", "unseen_logit": -math.inf},
+            evaluation={"tests": ["local"], "statistics": {"query": "per_device", "max_batches": 3}},
+            start={"from": 'runs/é \\ "earlier"'},
+        ),
+        TABLES,
+    ).recipe
+    assert again(recipe) == recipe
+    assert again(recipe).start.source == 'runs/é \\ "earlier"'
+    assert again(recipe).method.settings == {"unseen_logit": -math.inf}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@given(data=st.data())
+def test_hyper_parameters_of_every_method_survive(name, data):
+    hints = get_type_hints(METHODS[name], include_extras=True)
+    drawn = {
+        field.name: data.draw(st.from_type(hints[field.name]), label=field.name)
+        for field in dataclasses.fields(METHODS[name])
+        if field.name != "parts"  # tables of their own, which stand for methods of their own
+    }
+    drawn = {key: 0.0 if isinstance(value, float) and math.isnan(value) else value for key, value in drawn.items()}
+    drawn = {key: value for key, value in drawn.items() if value is not None}  # which is said by saying nothing
+    recipe = load({**LEAST, "method": {"name": name, **drawn}}, TABLES).recipe
+    assert again(recipe) == recipe
+    assert METHODS[name](**again(recipe).method.settings) == METHODS[name](**drawn)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_frozen_and_has_defaults(name):
+    method = METHODS[name]()
+    assert dataclasses.is_dataclass(method)
+    assert type(method).__dataclass_params__.frozen
+    assert load({**LEAST, "method": {"name": name}}, TABLES).recipe.method.name == name
+
+
+def test_a_recipe_is_frozen(document):
+    recipe = load(document(), TABLES).recipe
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.rounds = 5
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.training.epochs = 5
+
+
+def test_a_mapping_is_not_changed_by_reading_it(document):
+    said = document()
+    load(said, TABLES, ["tiers.0.width=0.75", "training.epochs=2", "data.partition={kind='iid'}"])
+    assert said == document()
+
+
+def test_a_file_and_a_mapping_are_the_same_recipe(document, tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(dumps(document()))
+    assert load(path, TABLES).recipe == load(str(path), TABLES).recipe == load(document(), TABLES).recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("rounds=7", lambda recipe: recipe.rounds == 7),
+        (" rounds = 7 ", lambda recipe: recipe.rounds == 7),
+        ("data.dataset=mnist", lambda recipe: recipe.data.dataset == "mnist"),
+        ('data.dataset="mnist"', lambda recipe: recipe.data.dataset == "mnist"),
+        ("tiers.1.width=0.25", lambda recipe: recipe.tiers[1].settings == {"width": 0.25}),
+        ("tiers[1].width=0.25", lambda recipe: recipe.tiers[1].settings == {"width": 0.25}),
+        ("training.optimizer={kind='sgd',momentum=0.9}", lambda recipe: recipe.training.optimizer["momentum"] == 0.9),
+        ("method.unseen_logit=-inf", lambda recipe: recipe.method.settings == {"unseen_logit": -math.inf}),
+        ("model.scaler=false", lambda recipe: recipe.model.settings["scaler"] is False),
+        ("model.hidden=[8, 8]", lambda recipe: recipe.model.settings["hidden"] == (8, 8)),
+        ("start.from=a=b", lambda recipe: recipe.start.source == "a=b"),
+        ("fleet.participation=0.5", lambda recipe: recipe.fleet.participation == 0.5),
+    ],
+)
+def test_changes_beat_the_document(change, read, document):
+    loaded = load(document(), TABLES, [change])
+    assert read(loaded.recipe)
+    assert again(loaded.recipe) == loaded.recipe
+
+
+def test_a_whole_number_does_where_a_fraction_is_asked_for(document):
+    tiers = [{"name": "all", "share": 1, "width": 1}]
+    recipe = load(document(tiers=tiers, method={"name": "heterofl", "unseen_logit": -3}), TABLES).recipe
+    assert (recipe.tiers[0].share, recipe.tiers[0].settings, recipe.method.settings) == (
+        1.0, {"width": 1}, {"unseen_logit": -3},
+    )  # fmt: skip
+    assert again(recipe) == recipe
+
+
+def test_changes_come_one_after_the_other(document):
+    changes = ["rounds=5", "rounds=6", "training={epochs=9}", "training.batch_size=3"]
+    recipe = load(document(), TABLES, changes).recipe
+    assert (recipe.rounds, recipe.training.epochs, recipe.training.batch_size) == (6, 9, 3)
+
+
+ODD = [3, -1, 2.5, True, "", "x", [], [1], ["x"], [[1]], {}, {"a": 1}, [{"a": 1}], math.inf, math.nan, 10**30]
+PLACES = [
+    "seed", "rounds", "data", "data.dataset", "data.devices", "data.partition", "data.partition.kind",
+    "data.preparation", "data.tier_label_correlation", "data.other", "fleet", "fleet.participation", "fleet.assignment",
+    "fleet.eligible", "fleet.other", "model", "model.family", "model.hidden", "model.normalization", "model.other",
+    "tiers", "tiers.0", "tiers.0.name", "tiers.0.share", "tiers.0.width", "tiers.0.other", "training",
+    "training.epochs", "training.batch_size", "training.last_batch", "training.optimizer", "training.optimizer.kind",
+    "training.lr_schedule", "training.lr_schedule.kind", "method", "method.name", "method.unseen_logit", "method.weighting",
+    "method.other", "evaluation", "evaluation.every", "evaluation.tests", "evaluation.per_device",
+    "evaluation.batch_size", "evaluation.statistics", "evaluation.statistics.query", "engine", "engine.kind",
+    "engine.devices_per_block", "start", "start.from", "compare", "compare.arms", "compare.arms.a", "compare.candidate",
+    "compare.baseline", "compare.margin", "compare.other", "other",
+]  # fmt: skip
+
+
+def put(document, place, value):
+    *above, last = [int(key) if key.isdigit() else key for key in place.split(".")]
+    for key in above:
+        document = document[key] if isinstance(key, int) else document.setdefault(key, {})
+    document[last] = value
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_stands_anywhere_is_a_recipe_or_its_problem(place, document):
+    """Never an error of another kind: that would be called a bug of the project."""
+    for value in ODD:
+        odd = document()
+        put(odd, place, value)
+        try:
+            recipe = load(odd, TABLES).recipe
+        except RecipeError as error:
+            assert error.problems, value
+        else:
+            assert again(recipe).rounds == recipe.rounds, value
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_partition_can_be_named(name, document):
+    options = {"label_shards": {"labels_per_device": 5}, "sorted_shards": {"shards_per_device": 2}, "iid": {},
+               "own": {}, "rows": {}, "natural": {},
+               "file": {"path": "map.json"}}.get(name, {"alpha": 1.0})  # fmt: skip
+    recipe = load(document(data__partition={"kind": name, **options}), TABLES).recipe
+    assert again(recipe).data.partition == {"kind": name, **options}
+
+
+def test_the_same_problem_is_said_once(document):
+    with pytest.raises(RecipeError) as caught:
+        load(document(rounds=0, method={"name": "hetrofl"}), TABLES)
+    assert [problem.place for problem in caught.value.problems] == [("rounds",), ("method", "name")]
+
+
+def test_a_problem_of_a_mapping_says_recipe(document):
+    with pytest.raises(RecipeError, match=r"^recipe  rounds = 0\n  error RECIPE_RANGE: "):
+        load(document(rounds=0), TABLES)
+
+
+ARMS = {"arms": {"other": ["method.name=fedprox"]}}
+
+
+def test_what_is_compared_is_no_part_of_what_decides_a_run(document):
+    loaded = load(document(compare={**ARMS, "baseline": "other", "margin": 2}), TABLES)
+    assert loaded.recipe.compare.margin == 2
+    assert "compare" not in loaded.recipe.document()
+
+
+@pytest.mark.parametrize(
+    ("compare", "place", "said"),
+    [
+        ({**ARMS, "baseline": "othr"}, ("compare", "baseline"), "there are: other"),
+        ({"baseline": "other"}, ("compare", "baseline"), "there are: none"),
+        ({"arms": {"other": ["method"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
+        ({"arms": {"other": ["=3"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
+        ({"arms": {"other": []}}, ("compare", "arms", "other"), "needs at least 1"),
+        ({"arms": {"a/b": ["rounds=2"]}}, ("compare", "arms"), "must be of letters"),
+        ({"arms": {"heterofl": ["rounds=2"]}}, ("compare",), "the recipe itself has that name"),
+        ({"basline": "other"}, ("compare", "basline"), "there is no key"),
+        ({"margin": -1.0}, ("compare", "margin"), "margin must be >= 0"),
+    ],
+)
+def test_what_is_wrong_with_a_comparison_is_found_by_whoever_reads_the_recipe(compare, place, said, document):
+    with pytest.raises(RecipeError) as caught:
+        load(document(compare=compare), TABLES)
+    (problem,) = caught.value.problems
+    assert problem.place == place
+    assert said in problem.message

@@ -1,0 +1,122 @@
+"""From a recipe to the things it names: every number of the recipe arrives where it belongs."""
+
+import numpy as np
+import pytest
+
+from fedloom.client import Constant, Milestones, Schedule, Sgd
+from fedloom.data import PREPARATIONS, DataMissing, Partition
+from fedloom.evaluation import StaticBatchNorm
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs.build import assemble
+
+
+@pytest.fixture
+def made(document, tmp_path):
+    def make(**changes):
+        return assemble(load(document(**changes), Registry()), Registry(), tmp_path)
+
+    return make
+
+
+def test_defaults(made):
+    experiment = made()
+    assert experiment.engine.schedule == Schedule(batch_size=100, epochs=1, last="keep")
+    assert experiment.engine.optimizer == Sgd()
+    assert experiment.engine.rates == Constant()
+    assert experiment.method == HeteroFL()
+    assert experiment.evaluator.statistics == StaticBatchNorm()
+
+
+def test_training(made):
+    experiment = made(
+        training={
+            "epochs": 3, "batch_size": 7, "last_batch": "wrap", "optimizer": {"kind": "sgd", "momentum": 0.5},
+            "lr_schedule": {"kind": "milestones", "rounds": [4, 6]},
+        },
+        engine={"devices_per_block": 5},
+        seed=9,
+    )  # fmt: skip
+    assert experiment.engine.schedule == Schedule(batch_size=7, epochs=3, last="wrap")
+    assert experiment.engine.optimizer == Sgd(momentum=0.5)
+    assert experiment.engine.rates == Milestones(rounds=(4, 6))
+    assert (experiment.engine.block, experiment.engine.seed, experiment.fleet.seed) == (5, 9, 9)
+
+
+def test_fleet(made):
+    experiment = made(data__devices=10, fleet={"assignment": "redrawn", "eligible": ["small"]})
+    fleet = experiment.fleet
+    assert (fleet.size, fleet.shares, fleet.assignment, fleet.eligible) == (10, (0.5, 0.5), "redrawn", ("small",))
+    assert (fleet.largest.name, fleet.smallest.name) == ("small", "small")  # of those that take part
+    assert [tier.name for tier in fleet.tiers] == ["large", "small"]
+    assert len(experiment.partition.train) == len(experiment.evaluator.own_tests) == 10
+
+
+def test_method(made):
+    experiment = made(method={"name": "heterofl", "mask_unseen_labels": False, "weighting": "examples"})
+    assert experiment.method == HeteroFL(mask_unseen_labels=False, weighting="examples")
+
+
+def test_evaluation(made):
+    experiment = made(
+        evaluation={"tests": ["local"], "batch_size": 11, "statistics": {"query": "per_device", "batch_size": 5}}
+    )
+    assert (experiment.evaluator.tests, experiment.evaluator.batch_size) == (("local",), 11)
+    assert experiment.evaluator.statistics == StaticBatchNorm(query="per_device", batch_size=5)
+
+
+def test_preparation(made):
+    assert made(data__preparation="crop_flip").dataset.preparation == PREPARATIONS["crop_flip"]
+    assert made(data__preparation="fedin_fashion").dataset.input_shape == (1, 32, 32)
+    assert made().dataset.preparation == PREPARATIONS["plain"]
+
+
+def test_a_tiers_setting_beats_the_familys(made):
+    experiment = made(model={"hidden": [2, 4], "width": 1.0}, tiers=[
+        {"name": "a", "share": 0.5}, {"name": "b", "share": 0.5, "width": 0.5, "hidden": [2, 2]},
+    ])  # fmt: skip
+    whole, part = (tier.model.shapes()["blocks.1.0.weight"] for tier in experiment.fleet.tiers)
+    assert (tuple(whole), tuple(part)) == ((4, 2, 3, 3), (1, 1, 3, 3))
+
+
+def test_widths_are_relative_to_the_widest_tier_there_is(made):
+    """With no full-width tier the global model is the widest one's, and nothing is scaled in it."""
+    experiment = made(tiers=[{"name": "a", "share": 0.5, "width": 0.5}, {"name": "b", "share": 0.5, "width": 0.25}])
+    assert tuple(experiment.fleet.global_model.shapes()["blocks.1.0.weight"]) == (2, 1, 3, 3)
+    assert dict(experiment.fleet.global_model.settings)["widest"] == 0.5
+
+
+def test_the_same_seed_gives_the_same_partition_whatever_else_changes(made):
+    prints = {
+        made(**changes).partition.fingerprint()
+        for changes in ({}, {"rounds": 9}, {"method": {"name": "standalone"}}, {"training": {"epochs": 2}})
+    }
+    assert len(prints) == 1
+    assert made(seed=1).partition.fingerprint() not in prints
+
+
+def test_the_dial_ties_tiers_to_labels(made):
+    shards = {"kind": "sorted_shards", "shards_per_device": 1}
+    tied = made(data__partition=shards, data__tier_label_tie=1.0)
+    labels = [tied.dataset.train.y[rows].float().mean() for rows in map(list, tied.partition.train)]
+    assert labels == sorted(labels)
+
+
+def test_a_partition_from_a_file_must_be_for_as_many_devices(made, tmp_path):
+    rows = tuple(np.arange(10 * n, 10 * n + 10) for n in range(3))
+    Partition(rows, rows).save(tmp_path / "map.json")
+    partition = {"kind": "file", "path": str(tmp_path / "map.json")}
+    with pytest.raises(RecipeError) as caught:
+        made(data__partition=partition)
+    assert caught.value.problems[0].code == "RECIPE_VALUE"
+    assert "3 devices" in caught.value.problems[0].message
+    assert (
+        made(data__partition=partition, data__devices=3).partition.fingerprint() == Partition(rows, rows).fingerprint()
+    )
+
+
+def test_missing_data_is_an_error_of_its_own(made):
+    with pytest.raises(DataMissing):
+        made(data__dataset="mnist")

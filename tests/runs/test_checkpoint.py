@@ -1,0 +1,347 @@
+"""How a run is saved, what a crash or a bad disk can do to it, and who may go on with it."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedloom
+from fedloom import files
+from fedloom.recipe import toml
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs import checkpoint
+from fedloom.runs.build import assemble
+from fedloom.runs.checkpoint import FILES, KEPT, Checkpoint, CheckpointPolicy, Checkpoints
+from fedloom.runs.folder import read_manifest
+from fedloom.runs.recorder import recorded
+from fedloom.runs.resume import changes, newest_run, reopened, verify
+from fedloom.tensors import Parcel, Tensors
+from tests.chaos import recipe
+from tests.pickles import pickles_heard
+
+
+def parcel(value: float, *names: str) -> dict[str, Tensors]:
+    return {name: {"w": torch.full((2, 3), value), "n": torch.tensor(7)} for name in names}
+
+
+def point(number: int, memories: Mapping[str, Parcel] | None = None, **changes: Any) -> Checkpoint:
+    return Checkpoint(number, parcel(number, "weights"), memories or {}, {"sizes": {"rows.jsonl": number}}, **changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints")
+
+
+def size_of(store: Checkpoints, number: int) -> int:
+    return (store.folder / f"{number:06d}.safetensors").stat().st_size
+
+
+class TestStore:
+    def test_what_is_read_is_what_was_saved(
+        self, store: Checkpoints, parcels_equal: Callable[[Parcel, Parcel], bool]
+    ) -> None:
+        odd = {"a/b": {"half": torch.ones(2, dtype=torch.bfloat16), "none": torch.zeros(0, 3)}, "empty": {}}
+        saved = Checkpoint(3, parcel(1.0, "weights", "x/y"), {"0": odd, "device 1": {}}, {"seconds": 1.5})
+        store.save(saved)
+        read = store.newest()
+        assert read is not None
+        assert (read.number, read.about) == (3, {"seconds": 1.5})
+        assert parcels_equal(read.server, saved.server)
+        assert read.memories.keys() == saved.memories.keys()
+        assert all(parcels_equal(read.memories[who], saved.memories[who]) for who in saved.memories)
+        assert list(read.memories["0"]) == list(odd)
+
+    def test_what_did_not_change_is_not_written_again(self, store: Checkpoints) -> None:
+        large = {"large": {"w": torch.zeros(1000)}}
+        for number in range(1, FILES + 3):
+            store.save(Checkpoint(number, {**large, **parcel(number, "weights")}, {"0": large}, stamps={"0": 1}))
+        sizes = [size_of(store, number) > 4000 for number in store.numbers()]
+        assert sum(sizes) <= 1  # written whole once in a while, so that old files can go
+        read = store.newest()
+        assert read is not None
+        assert torch.equal(read.server["large"]["w"], large["large"]["w"])
+        assert torch.equal(read.memories["0"]["large"]["w"], large["large"]["w"])
+
+    def test_tensors_that_are_shared_are_written_once(self, store: Checkpoints) -> None:
+        shared = {"w": torch.zeros(1000)}
+        store.save(Checkpoint(1, {str(number): shared for number in range(50)}, {}))
+        assert size_of(store, 1) < 10_000
+
+    def test_a_memory_with_another_stamp_is_written(self, store: Checkpoints) -> None:
+        for number in (1, 2):
+            store.save(point(number, {"0": parcel(number, "own")}, stamps={"0": number}))
+        read = store.newest()
+        assert read is not None
+        assert read.memories["0"]["own"]["w"].eq(2).all()
+
+    def test_the_newest_and_the_best_are_kept_and_nothing_else(self, store: Checkpoints) -> None:
+        for number in range(1, 10):
+            store.save(point(number), score=-abs(number - 2.0))
+        assert store.numbers() == [2, *range(10 - KEPT, 10)]
+        assert store.read(2).server["weights"]["w"].eq(2).all()
+        kept = {path.name for path in store.folder.iterdir()}
+        expected = {f"{number:06d}.{kind}" for number in store.numbers() for kind in ("json", "safetensors")}
+        assert kept == expected | {"LATEST"}
+
+    def test_a_file_that_is_cut_or_changed_anywhere_is_noticed(self, store: Checkpoints) -> None:
+        """Two hundred places, in every file of the newest: the one before it counts."""
+        store.save(point(1))
+        store.save(point(2))
+        draw, files = random.Random(0), ["000002.json", "000002.safetensors", "LATEST"]
+        fell_back = 0
+        for trial in range(200):
+            path = store.folder / files[trial % 3]
+            whole = path.read_bytes()
+            place = draw.randrange(len(whole))
+            flipped = bytes([*whole[:place], whole[place] ^ (1 << draw.randrange(8)), *whole[place + 1 :]])
+            path.write_bytes(whole[:place] if trial % 2 else flipped)
+            said: list[str] = []
+            read = store.newest(said.append)
+            assert read is not None
+            assert read.number == 2 or (read.number == 1 and (said or path.name == "LATEST"))
+            assert read.server["weights"]["w"].eq(read.number).all()
+            fell_back += read.number == 1
+            path.write_bytes(whole)
+        assert fell_back > 120  # all of the two files that matter
+
+    def test_a_missing_file_is_noticed(self, store: Checkpoints) -> None:
+        store.save(point(1))
+        store.save(point(2))
+        (store.folder / "000002.safetensors").unlink()
+        said: list[str] = []
+        read = store.newest(said.append)
+        assert read is not None
+        assert read.number == 1
+        assert said == ["checkpoint of round 2 cannot be used: 000002.safetensors is missing or damaged"]
+
+    def test_without_any_there_is_none(self, store: Checkpoints) -> None:
+        assert store.newest() is None
+
+    @pytest.mark.parametrize("moment", range(1, 20))
+    def test_a_disk_that_fails_at_any_moment_leaves_the_last_good_one(
+        self, moment: int, store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.save(point(1))
+        left = [moment]
+
+        def failing(function: Callable[..., Any]) -> Callable[..., Any]:
+            def tried(*arguments: Any, **names: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise OSError(28, "No space left on device")
+                return function(*arguments, **names)
+
+            return tried
+
+        monkeypatch.setattr(files.os, "fsync", failing(os.fsync))
+        monkeypatch.setattr(Path, "replace", failing(Path.replace))
+        monkeypatch.setattr(Path, "unlink", failing(Path.unlink))
+        try:
+            store.save(point(2))
+        except OSError:
+            assert left[0] == 0
+        monkeypatch.undo()
+        read = Checkpoints(store.folder).newest()
+        assert read is not None
+        assert read.server["weights"]["w"].eq(read.number).all()
+
+
+class TestKeeper:
+    def test_every_so_many_rounds(self, store: Checkpoints) -> None:
+        keeper = CheckpointPolicy(store, every=2)
+        for number in range(1, 6):
+            keeper.after(point(number))
+        assert store.numbers() == [2, 4]
+        keeper.save()
+        assert store.numbers() == [2, 4, 5]
+
+    def test_never_but_at_the_end(self, store: Checkpoints) -> None:
+        keeper = CheckpointPolicy(store, every=0)
+        keeper.after(point(1))
+        assert store.numbers() == []
+        keeper.save()
+        assert store.numbers() == [1]
+
+    def test_by_itself_it_takes_a_twentieth_of_the_time(
+        self, store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [0.0]
+        monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now[0])
+        slow = store.save
+
+        def save(*arguments: Any) -> None:
+            now[0] += 1.0
+            slow(*arguments)
+
+        monkeypatch.setattr(store, "save", save)
+        keeper, saved = CheckpointPolicy(store, began=0.0), 0
+        for number in range(1, 401):
+            now[0] += 1.0
+            keeper.after(point(number))
+            saved += keeper.saved == number
+        assert keeper.spent <= 0.05 * now[0]
+        assert saved >= 15
+
+
+class TestRuns:
+    @pytest.fixture
+    def begun(self, tmp_path: Path) -> Path:
+        """A run that was left after five of eight rounds."""
+        document = recipe("heterofl", rounds=8)
+        steps = recorded(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "run")
+        for done in steps:
+            if done.number == 5:
+                break
+        steps.close()  # type: ignore[attr-defined]
+        return tmp_path / "run"
+
+    def go_on(self, folder: Path) -> Iterator[Any]:
+        experiment, since = reopened(folder, Registry(), folder, 1, lambda said: None)
+        return recorded(experiment, folder, since)
+
+    def test_who_leaves_a_run_loses_nothing(self, begun: Path) -> None:
+        assert read_manifest(begun)["status"] == "interrupted"
+        assert [done.number for done in self.go_on(begun)] == [6, 7, 8]
+        whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
+        assert read_manifest(begun)["sha256"] == read_manifest(whole.folder)["sha256"]
+        assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
+
+    def test_no_pickle_is_read_with_a_recipe_its_data_or_a_checkpoint(self, tmp_path: Path) -> None:
+        """With devices that remember, and from the recipe as a file."""
+        written = tmp_path / "recipe.toml"
+        written.write_text(toml.dumps(recipe("fedhenn", rounds=3)))
+        with pickles_heard() as heard:
+            steps = recorded(assemble(load(written, Registry()), Registry(), tmp_path), tmp_path / "run")
+            next(steps)
+            steps.close()  # type: ignore[attr-defined]
+            assert [done.number for done in self.go_on(tmp_path / "run")] == [2, 3, 4]  # a last exchange
+        assert heard == []
+
+    def test_rows_beyond_the_checkpoint_are_dropped(self, begun: Path) -> None:
+        with (begun / "rows.jsonl").open("a") as file:
+            file.write('{"round": 6, "half a li')
+        list(self.go_on(begun))
+        whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
+        assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
+
+    def test_all_torn_begins_anew(self, begun: Path) -> None:
+        for path in (begun / "checkpoints").glob("*.safetensors"):
+            path.write_bytes(b"")
+        said: list[str] = []
+        experiment, since = reopened(begun, Registry(), begun, 1, said.append)
+        assert (since.number, len(said)) == (0, KEPT)
+        assert [done.number for done in recorded(experiment, begun, since)] == list(range(1, 9))
+
+    def test_a_changed_recipe_is_refused_with_what_changed(self, begun: Path) -> None:
+        path = begun / "recipe.toml"
+        path.write_text(path.read_text().replace("batch_size = 6", "batch_size = 3"))
+        with pytest.raises(RecipeError) as refused:
+            reopened(begun, Registry(), begun, 1, lambda said: None)
+        assert refused.value.problems[0].code == "RECIPE_CHANGED"
+        assert "training.batch_size was 6, is 3" in str(refused.value)
+
+    def test_other_data_is_refused(self, begun: Path) -> None:
+        manifest = begun / "checkpoints" / "000005.json"
+        said = json.loads(manifest.read_text())
+        said.pop("sha256")
+        said["about"]["data"] = "other"
+        manifest.write_text(json.dumps({**said, "sha256": checkpoint._digest(said)}))
+        with pytest.raises(RecipeError, match="DATA_CHANGED"):
+            reopened(begun, Registry(), begun, 1, lambda said: None)
+
+    def test_a_finished_run_is_not_gone_on_with(self, begun: Path) -> None:
+        list(self.go_on(begun))
+        with pytest.raises(RecipeError, match="RUN_FINISHED"):
+            self.go_on(begun)
+
+    def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(RecipeError, match="RUN_FOLDER"):
+            self.go_on(tmp_path)
+
+    def test_the_newest_unfinished_run_is_found(self, begun: Path) -> None:
+        fedloom.run(recipe("heterofl", rounds=1), out=begun.parent / "later")
+        assert newest_run(begun.parent) == begun
+        with pytest.raises(RecipeError, match="there is no run here"):
+            newest_run(begun / "models")
+
+    @pytest.mark.parametrize("back", [1, 2, 100])
+    def test_the_last_rounds_come_out_the_same(self, back: int, begun: Path) -> None:
+        list(self.go_on(begun))
+        before = sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*"))
+        found = verify(begun, Registry(), begun, back, 1, lambda said: None)
+        assert not found.differences
+        assert found.rounds >= min(back, 8)
+        assert sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*")) == before
+
+    @pytest.mark.parametrize("what", ["sha256", "devices_sha256", "rows"])
+    def test_what_was_changed_is_told(self, what: str, begun: Path) -> None:
+        list(self.go_on(begun))
+        if what == "rows":
+            lines = (begun / "rows.jsonl").read_text().splitlines()
+            last = json.loads(lines[-1])
+            lines[-1] = json.dumps({**last, "value": last["value"] + 1})
+            (begun / "rows.jsonl").write_text("\n".join(lines) + "\n")
+        else:
+            manifest = read_manifest(begun)
+            (begun / "manifest.json").write_text(json.dumps({**manifest, what: "0"}))
+        (told,) = verify(begun, Registry(), begun, 1, 1, lambda said: None).differences
+        assert what in told
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"faults": {"dropout": 0.3, "outages": [{"tier": "small", "from": 2, "to": 6}], "quorum": 0.3}},
+            {"admission": {"norm": 1.01, "quarantine": 2}},
+            {"privacy": {"clip": 1.0, "noise": 0.5}, "fleet": {"participation": 0.5, "sampling": "poisson"}},
+            {"aggregation": {"rule": "default"}},
+        ],
+        ids=lambda changes: next(iter(changes)),
+    )
+    def test_what_a_run_knows_of_its_past_is_saved_too(self, changes: Mapping[str, Any], tmp_path: Path) -> None:
+        document = {**recipe("heterofl", rounds=8), **changes}
+        if "privacy" in changes:
+            document["method"] = {"name": "heterofl", "only_seen_rows": False}
+            document["model"] = {"hidden": [2, 4], "normalization": "none"}
+        whole = fedloom.run(document, out=tmp_path / "whole").folder
+        for left in range(1, 8):
+            folder = tmp_path / str(left)
+            steps = recorded(assemble(load(document, Registry()), Registry(), tmp_path), folder)
+            for _ in range(left):
+                next(steps)
+            steps.close()  # type: ignore[attr-defined]
+            list(self.go_on(folder))
+            assert read_manifest(folder)["sha256"] == read_manifest(whole)["sha256"]
+            for lines in ("rows.jsonl", "events.jsonl"):
+                assert (folder / lines).read_bytes() == (whole / lines).read_bytes()
+
+    @pytest.mark.parametrize("family", ["fedhenn", "fedin"])
+    def test_memories_of_devices_are_compared_too(self, family: str, tmp_path: Path) -> None:
+        done = fedloom.run(recipe(family, rounds=4), out=tmp_path / "run")
+        assert not verify(done.folder, Registry(), tmp_path, 2, 1, lambda said: None).differences
+
+    def test_a_checkpoint_can_be_taken_to_another_folder(self, begun: Path) -> None:
+        shutil.move(begun, begun.parent / "elsewhere")
+        assert [done.number for done in self.go_on(begun.parent / "elsewhere")] == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"a": 1}, {"a": 2}, ["a was 1, is 2"]),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, ["a.b[1] was 2, is 3"]),
+        ({"a": [1]}, {"a": [1, 2]}, ["a was [1], is [1, 2]"]),
+        ({"a": 1}, {"b": "x"}, ["a was 1, is not said", "b was not said, is 'x'"]),
+        ({"a": 1}, {"a": 1}, []),
+    ],
+)
+def test_changes_are_told_where_they_are(before: Any, now: Any, said: list[str]) -> None:
+    assert list(changes(before, now)) == said

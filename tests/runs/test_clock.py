@@ -1,0 +1,64 @@
+"""The seconds a round would take on the fleet's own devices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedloom.models import MODELS, cost, model
+
+TIERS = [
+    {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},
+    {"name": "small", "share": 0.5, "width": 0.5, "speed": 1e5, "bandwidth": 1e3},
+]
+
+
+def clock_of(run: Any) -> list[float]:
+    return [row.value for row in run.rows() if row.metric == "simulated_seconds"]
+
+
+def size(width: float) -> Any:
+    settings = {"hidden": (2, 4), "width": width, "widest": 1.0}
+    return model("convnet", MODELS["convnet"], settings, (1, 8, 8), 10)
+
+
+def test_the_slowest_device_decides(run: Callable[..., Any]) -> None:
+    """By hand: 359 examples each, twice; weights down, weights and ten truth values up."""
+    done = run(tiers=TIERS, training={"epochs": 2, "batch_size": 100}, rounds=1)
+    expected = []
+    for tier in TIERS:
+        net = cost(size(float(str(tier["width"]))))
+        moved = 2 * 4 * net.parameters + 2
+        expected.append(moved / float(str(tier["bandwidth"])) + 3 * net.macs * 2 * 359 / float(str(tier["speed"])))
+    assert clock_of(done) == [pytest.approx(max(expected))]
+
+
+def test_without_speeds_there_is_no_clock(run: Callable[..., Any]) -> None:
+    assert clock_of(run(rounds=1)) == []
+    assert clock_of(run("other", tiers=[TIERS[0], {"name": "small", "share": 0.5, "width": 0.5}], rounds=1)) == []
+
+
+def test_a_server_that_trains_takes_its_time(run: Callable[..., Any]) -> None:
+    change: dict[str, Any] = {
+        "model": {"family": "bottleneck", "stem": 2, "planes": [2], "blocks": [1]},
+        "tiers": [{"name": "all", "share": 1.0, "speed": 1e6, "bandwidth": 1e4}],
+        "method": {"name": "fedgkt", "server_epochs": 1, "server_planes": [2], "server_blocks": [1]},
+        "rounds": 1,
+    }
+    assert clock_of(run("unknown", **change)) == []
+    slow, fast = (
+        clock_of(run(name, **change, fleet={"server_speed": speed}))[0] for name, speed in (("a", 1e5), ("b", 1e6))
+    )
+    assert slow > fast
+    assert clock_of(run("c", **change, fleet={"server_speed": 1e30}))[0] == pytest.approx((10 * fast - slow) / 9)
+
+
+def test_a_pull_costs_a_pass_over_the_probe_every_step(run: Callable[..., Any]) -> None:
+    kernel = {"name": "fedhenn", "strength": 1.0, "growth": "none", "kernels_on": "devices", "probe_size": 50}
+    alone, drawn = (
+        clock_of(run(name, tiers=[{"name": "all", "share": 1.0, "speed": 1.0, "bandwidth": 1e30}], rounds=1,
+                     method={**kernel, "last_round": False, **more}, data__public={"examples": 60}))[0]
+        for name, more in (("some", {"probe_batch": 1}), ("all", {}))
+    )  # fmt: skip
+    steps = 4  # 344 examples in batches of 100
+    assert drawn - alone == pytest.approx(3 * cost(size(1.0)).macs * steps * 49)

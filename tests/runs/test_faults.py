@@ -1,0 +1,362 @@
+"""What goes wrong in a round, who notices, and that what should not change does not change by a bit."""
+
+import json
+import math
+import tomllib
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom import run as run_recipe
+from fedloom.fleet import RoundContext
+from fedloom.models import cost
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.recipe.toml import dumps
+from fedloom.runs.build import assemble
+from fedloom.runs.faults import NoQuorum
+from fedloom.runs.loop import rounds
+from fedloom.runs.state import RunState
+from fedloom.tensors import fingerprint
+
+FAST = [
+    {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},
+    {"name": "small", "share": 0.5, "width": 0.5, "speed": 1e6, "bandwidth": 1e4},
+]
+ONE = [{"name": "all", "share": 1.0, "width": 1.0, "speed": 1e6, "bandwidth": 1e4}]
+MIXED = {
+    "name": "mixed", "strength": 0.0,
+    "parts": [{"tiers": ["large"], "method": "fedavg"}, {"tiers": ["small"], "method": "fedhenn", "strength": 0.0}],
+}  # fmt: skip
+METHODS = {
+    "heterofl": {"method": {"name": "heterofl"}},
+    "fedrolex": {"method": {"name": "fedrolex"}},
+    "standalone": {"method": {"name": "standalone"}},
+    "fedhenn": {"method": {"name": "fedhenn", "probe_size": 5}, "data__public": {"examples": 10}},
+    "ditto": {"method": {"name": "ditto"}, "tiers": ONE},
+    "mixed": {"method": MIXED, "data__public": {"examples": 10}},
+}
+
+
+def made(document, tmp_path, faults, **changes):
+    """An experiment of ten devices, judged at its end alone."""
+    said = {"data__dataset": "digits", "data__devices": 10, "evaluation": {"every": 99, "tests": ["global"]}, **changes}
+    return assemble(load(document(**said, faults=faults), Registry()), Registry(), tmp_path)
+
+
+def played(experiment):
+    """The server's state before any round and after each; what devices remember, likewise; and the rounds."""
+    memory, steps = experiment.faults.engine.memory, []
+    first = experiment.method.start(experiment.fleet, experiment.fleet.seed)
+    states, kept = [first], [{}]
+    for done in rounds(experiment):
+        steps.append(done)
+        states.append(done.server)
+        kept.append({name: fingerprint(parcel) for name, parcel in memory.committed.items()})
+    return states, kept, steps
+
+
+def lost(experiment, code):
+    """(round, device) of every event of this kind."""
+    return {(number, one.device) for number, one in experiment.refusals if one.code == code}
+
+
+def figures(done):
+    return {row.metric: row.value for row in done.rows if not row.candidate and not row.tier}
+
+
+def same(left, right):
+    return fingerprint(left) == fingerprint(right)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("method", METHODS)
+def test_with_devices_silent_every_round_ends(method, share, document, tmp_path):
+    experiment = made(document, tmp_path, {"dropout": share}, rounds=3, **METHODS[method])
+    _, kept, steps = played(experiment)
+    assert [done.number for done in steps[:3]] == [1, 2, 3]
+    silent = lost(experiment, "SILENT")
+    for done in steps[:3]:
+        mute = {name for number, name in silent if number == done.number}
+        assert len(mute) == round(10 * share)
+        told = figures(done)
+        assert (told["degraded"], told["asked"], told["replied"]) == (1.0, 10.0, 10.0 - len(mute))
+        changed = {n for n, mark in kept[done.number].items() if kept[done.number - 1].get(n) != mark}
+        assert not changed & mute, "a device whose reply is not heard must not remember the round"
+        if method in ("ditto", "standalone", "fedhenn"):
+            assert len(changed) == 10 - len(mute)
+
+
+def test_as_many_are_silent_on_average_as_the_recipe_says(document, tmp_path):
+    experiment = made(document, tmp_path, {"dropout": 0.25}, data__devices=10)
+    counts = [len(experiment.faults.around(cyclic_rows(experiment, n)).engine.fates.silent) for n in range(1, 401)]
+    assert set(counts) == {2, 3}
+    assert sum(counts) / len(counts) == pytest.approx(2.5, abs=0.1)
+
+
+def cyclic_rows(experiment, number):
+    return RoundContext(number, experiment.faults.cohort(number), experiment.fleet, experiment.engine)
+
+
+def test_silence_is_asked_and_discarded_not_left_out(document, tmp_path):
+    """The others' replies are those of a round in which all are heard."""
+    experiment = made(document, tmp_path, {"dropout": 0.5}, rounds=1)
+    whole = made(document, tmp_path, {}, rounds=1)
+    (first, _), _, (done,) = played(experiment)
+    mute = {name for _, name in lost(experiment, "SILENT")}
+    context = cyclic_rows(whole, 1)
+    inboxes = {device: {"weights": device.footprint.read(first["weights"])} for device in context.cohort}
+    replies = [one for one in context.ask(whole.method.train, inboxes) if one.device.name not in mute]
+    expected = context.aggregate(first["weights"], map(whole.method._contribution, replies))
+    assert same(done.server, {"weights": expected})
+
+
+def ring_of(experiment, state, name) -> list[Tensor]:
+    """The entries that only large devices hold, or those that both do."""
+    (small,) = [tier for tier in experiment.fleet.tiers if tier.name == "small"]
+    held = {key: torch.zeros(tensor.shape, dtype=torch.bool) for key, tensor in state["weights"].items()}
+    inner = small.footprint.write(held, {k: torch.ones_like(t) for k, t in small.footprint.read(held).items()})
+    return [t[inner[key] if name == "large+small" else ~inner[key]] for key, t in state["weights"].items()]
+
+
+def moved(experiment, states, name):
+    return [
+        any(not torch.equal(one, two) for one, two in zip(*(ring_of(experiment, s, name) for s in pair), strict=True))
+        for pair in pairwise(states)
+    ]
+
+
+def test_the_ring_of_a_dead_tier_stays_and_comes_back(document, tmp_path):
+    faults = {"outages": [{"tier": "large", "from": 2, "to": 4}]}
+    experiment = made(document, tmp_path, faults, rounds=6)
+    states, _, steps = played(experiment)
+    assert moved(experiment, states, "large") == [True, False, False, False, True, True]
+    assert moved(experiment, states, "large+small") == [True] * 6
+    ages = [{row.tier: row.value for row in done.rows if row.metric == "region_age"} for done in steps]
+    assert [one.get("large") for one in ages] == [None, 1.0, 2.0, 3.0, None, None]
+    assert all(one["large+small"] == 0.0 for one in ages[1:4])
+    assert ["degraded" in figures(done) for done in steps] == [False, True, True, True, False, False]
+    assert lost(experiment, "DEAD") == {(n, f"{index}") for n in (2, 3, 4) for index in range(5)}
+
+
+def test_a_ring_that_nobody_speaks_for_is_told_of_once(document, tmp_path):
+    faults = {"outages": [{"tier": "large", "from": 1, "to": 99}]}
+    experiment = made(document, tmp_path, faults, rounds=22, data__devices=4)
+    for _ in rounds(experiment):
+        pass
+    assert lost(experiment, "REGION_AGE") == {(20, "")}
+    assert experiment.standing.ages == {"large": 22, "large+small": 0}
+
+
+@pytest.mark.parametrize("method", ["heterofl", "ditto", "mixed", "fedhenn"])
+def test_below_the_quorum_nothing_changes_by_a_bit(method, document, tmp_path):
+    faults = {"dropout": 0.5, "quorum": 0.6}
+    experiment = made(document, tmp_path, faults, rounds=2, **METHODS[method])
+    states, kept, _ = played(experiment)
+    assert all(same(states[0], state) for state in states[1:3])
+    assert kept[1:3] == [{}, {}]
+    assert lost(experiment, "QUORUM") >= {(1, ""), (2, "")}
+    just = made(document, tmp_path, {"dropout": 0.5, "quorum": 0.5}, rounds=1, **METHODS[method])
+    states, kept, _ = played(just)
+    assert (1, "") not in lost(just, "QUORUM")
+    assert not same(states[0], states[1]) or kept[1]
+
+
+def test_a_thin_ring_stays(document, tmp_path):
+    """Five large devices: on what only they hold there are never six votes, on the rest there are ten."""
+    states, _, steps = played(experiment := made(document, tmp_path, {"min_coverage": 6}, rounds=2))
+    assert moved(experiment, states, "large") == [False, False]
+    assert moved(experiment, states, "large+small") == [True, True]
+    assert {row.tier: row.value for row in steps[1].rows if row.metric == "region_age"}["large"] == 2.0
+
+
+@pytest.mark.parametrize("after", [3, 5])
+def test_too_many_failed_rounds_in_a_row_end_the_run(after, document, tmp_path):
+    experiment = made(document, tmp_path, {"dropout": 1.0, "max_failed_rounds": after}, rounds=9, data__devices=4)
+    seen = []
+    with pytest.raises(NoQuorum, match=f"{after} rounds in a row"):
+        for done in rounds(experiment):
+            seen.append(done.number)
+    assert seen == list(range(1, after + 1))
+
+
+def test_one_good_round_is_a_new_beginning(document, tmp_path):
+    windows = [
+        {"tier": tier, "from": first, "to": last} for tier in ("large", "small") for first, last in ((1, 4), (6, 9))
+    ]
+    experiment = made(document, tmp_path, {"outages": windows}, rounds=9, data__devices=4)
+    assert len(list(rounds(experiment))) == 9
+    assert experiment.standing.failed_in_a_row == 4
+
+
+@pytest.mark.parametrize("form", ["json", "npz"])
+def test_a_trace_decides_who_is_asked(form, document, tmp_path):
+    table = np.zeros((10, 3), dtype=bool)
+    table[:4, 0], table[4:, 1], table[::2, 2] = True, True, True
+    path = tmp_path / f"trace.{form}"
+    if form == "npz":
+        np.savez(path, available=table)
+    else:
+        spans = {str(n): [[r + 1, r + 1] for r in range(3) if table[n, r]] for n in range(10)}
+        path.write_text(json.dumps({"available": spans}))
+    experiment = made(document, tmp_path, {"trace": str(path)}, rounds=3)
+    _, _, steps = played(experiment)
+    for column, done in enumerate(steps):
+        assert set(done.traffic.carriers) == {str(n) for n in range(10) if table[n, column]}
+        assert figures(done)["degraded"] == 1.0  # ten were wanted
+
+
+def test_a_round_with_nobody_there_fails(document, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"available": {str(n): [[2, 2]] for n in range(10)}}))
+    states, _, _ = played(experiment := made(document, tmp_path, {"trace": str(path)}, rounds=2))
+    assert [same(*pair) for pair in pairwise(states)] == [True, False]
+    assert lost(experiment, "QUORUM") == {(1, "")}
+
+
+def times_of(experiment):
+    """By hand, as the clock counts: bytes both ways over bandwidth, three passes over speed; with the device's pace."""
+    found, held = {}, experiment.faults.engine.client_data
+    for device in experiment.fleet.devices(1):
+        pace, tier = experiment.faults.clock.paces[device.name], FAST[0]
+        size = sum(shape.numel() for shape in device.model.shapes().values())
+        carried = (2 * 4 * size + 2) / (tier["bandwidth"] * pace.bandwidth)
+        found[device.name] = carried + 3 * cost(device.model).macs * held.count(device) / (tier["speed"] * pace.speed)
+    return found
+
+
+STRAGGLERS = {"kind": "lognormal", "speed": 0.8, "bandwidth": 0.8}
+
+
+def test_the_deadline_discards_exactly_those_who_take_longer(document, tmp_path):
+    took = times_of(made(document, tmp_path, {"stragglers": STRAGGLERS}, tiers=FAST))
+    ordered = sorted(took.values())
+    deadline = (ordered[6] + ordered[7]) / 2
+    faults = {"stragglers": STRAGGLERS, "deadline": deadline}
+    experiment = made(document, tmp_path, faults, tiers=FAST, rounds=1)
+    _, _, (done,) = played(experiment)
+    assert lost(experiment, "LATE") == {(1, name) for name, one in took.items() if one > deadline}
+    assert figures(done)["simulated_seconds"] == pytest.approx(deadline)
+    generous = made(document, tmp_path, {**faults, "deadline": 2 * ordered[-1]}, tiers=FAST, rounds=1)
+    _, _, (done,) = played(generous)
+    assert not generous.refusals
+    assert figures(done)["simulated_seconds"] == pytest.approx(ordered[-1])
+
+
+def test_of_more_than_needed_the_fastest_are_heard(document, tmp_path):
+    took = times_of(made(document, tmp_path, {"stragglers": STRAGGLERS}, tiers=FAST))
+    faults = {"stragglers": STRAGGLERS, "over_selection": 0.6}
+    experiment = made(document, tmp_path, faults, tiers=FAST, rounds=3, fleet={"participation": 0.5})
+    _, _, steps = played(experiment)
+    for done in steps:
+        asked = set(done.traffic.carriers)
+        assert (len(asked), done.traffic.replied) == (8, 5)
+        spare = {name for number, name in lost(experiment, "NOT_NEEDED") if number == done.number}
+        assert asked - spare == set(sorted(asked, key=took.get)[:5])
+        assert figures(done)["simulated_seconds"] == pytest.approx(sorted(took[name] for name in asked)[4])
+        assert figures(done).get("replied", 5.0) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("nan", "NONFINITE"), ("inf", "NONFINITE"), ("huge", "HUGE"), ("shape", "SHAPE")]
+)
+@pytest.mark.parametrize("method", ["heterofl", "ditto"])
+def test_broken_replies_do_not_pass_the_gate(how, code, method, document, tmp_path):
+    experiment = made(document, tmp_path, {"corrupt": {"devices": 3, "how": how}}, rounds=2, **METHODS[method])
+    states, kept, steps = played(experiment)
+    broken = {name for _, name in lost(experiment, code)}
+    assert len(broken) == 3
+    assert lost(experiment, code) == {(number, name) for number in (1, 2) for name in broken}
+    assert figures(steps[0])["replied"] == 7.0
+    assert all(bool(torch.isfinite(t).all()) for t in states[-1]["weights"].values())
+    assert not broken & kept[-1].keys()
+
+
+def test_devices_that_send_nothing_can_be_broken_too(document, tmp_path):
+    experiment = made(document, tmp_path, {"corrupt": {"devices": 0.2}}, rounds=1, method={"name": "standalone"})
+    _, kept, _ = played(experiment)
+    assert len(lost(experiment, "KEYS")) == 2
+    assert len(kept[1]) == 8
+
+
+EVERYTHING = {
+    "dropout": 0.2, "stragglers": STRAGGLERS, "over_selection": 0.25, "deadline": 40.0, "quorum": 0.2, "min_coverage": 2,
+    "corrupt": {"devices": 1}, "outages": [{"tier": "small", "from": 2, "to": 2}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["heterofl", "mixed"])
+def test_workers_change_nothing(method, document, tmp_path):
+    changes = {**METHODS[method], "tiers": FAST, "data__devices": 10, "fleet": {"participation": 0.8}, "rounds": 3}
+    said = document(**changes, faults=EVERYTHING)
+    alone, pooled = (run_recipe(said, out=tmp_path / f"{n}", workers=n) for n in (1, 2))
+    first, second = (json.loads((one.folder / "manifest.json").read_text()) for one in (alone, pooled))
+    assert first["sha256"] == second["sha256"]
+    assert alone.rows() == pooled.rows()
+    events = [sorted((one.folder / "events.jsonl").read_text().splitlines()) for one in (alone, pooled)]
+    assert events[0] == events[1]
+    assert {json.loads(line)["code"] for line in events[0]} >= {"SILENT", "DEAD"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_cannot_happen_changes_nothing(method, document, tmp_path):
+    """With the machinery at work but nothing going wrong, every bit is as without it."""
+    harmless = {"outages": [{"tier": "all" if method == "ditto" else "small", "from": 90, "to": 99}]}
+    plain, watched = (made(document, tmp_path, faults, rounds=2, **METHODS[method]) for faults in ({}, harmless))
+    assert plain.faults.none
+    assert not watched.faults.none
+    (states, kept, steps), (others, theirs, again) = played(plain), played(watched)
+    assert all(same(*pair) for pair in zip(states, others, strict=True))
+    assert kept == theirs
+    assert [done.rows for done in steps] == [done.rows for done in again]
+    assert not watched.refusals
+
+
+def test_judging_is_not_hit(document, tmp_path):
+    experiment = made(document, tmp_path, {"dropout": 0.9}, rounds=1, method={"name": "standalone"},
+                      evaluation={"per_device": "always"})  # fmt: skip
+    _, _, (done,) = played(experiment)
+    assert {row.device for row in done.rows if row.device} == {str(n) for n in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("faults", "place"),
+    [
+        ({"trace": "nowhere.json"}, ("faults", "trace")),
+        ({"deadline": 3.0}, ("faults", "deadline")),
+        ({"over_selection": 0.3}, ("faults", "over_selection")),
+        ({"outages": [{"tier": "huge", "from": 1, "to": 2}]}, ("faults", "outages", 0, "tier")),
+        ({"outages": [{"tier": "small", "from": 3, "to": 2}]}, ("faults", "outages", 0, "to")),
+        ({"stragglers": {"kind": "lognormal", "sped": 1.0}}, ("faults", "stragglers", "sped")),
+        ({"stragglers": {"kind": "file", "path": "nowhere"}}, ("faults", "stragglers")),
+        ({"dropout": 1.5}, ("faults", "dropout")),
+        ({"quroum": 0.5}, ("faults", "quroum")),
+    ],
+)
+def test_faults_that_cannot_be_are_refused_where_they_stand(faults, place, document, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        made(document, tmp_path, faults)
+    assert place in [problem.place for problem in caught.value.problems]
+
+
+def test_the_standing_survives_json(document, tmp_path):
+    """A run that goes on with what was written ends where the other does."""
+    experiment = made(
+        document, tmp_path, {"outages": [{"tier": "large", "from": 1, "to": 9}]}, rounds=3, data__devices=4
+    )
+    list(rounds(experiment))
+    experiment.standing.others["strikes"] = {"3": 2}
+    again = RunState.from_json(json.loads(json.dumps(experiment.standing.as_json())))
+    assert again == experiment.standing
+    assert again.ages["large"] == 3
+    assert RunState.from_json({}) == RunState()
+
+
+def test_a_document_comes_back_from_toml(document):
+    recipe = load(document(faults=EVERYTHING), Registry()).recipe
+    assert load(tomllib.loads(dumps(recipe.document())), Registry()).recipe == recipe
+    assert math.isclose(recipe.faults.deadline or 0, 40.0)

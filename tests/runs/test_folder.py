@@ -1,0 +1,130 @@
+"""A run's folder: written as the run goes, and never half."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fedloom.evaluation import Row
+from fedloom.runs.folder import RunWriter, read_manifest, read_rows
+
+ROWS = [Row(1, "server", "large", "", "global", "accuracy", 12.5), Row(2, "", "", "", "", "down", 1e12)]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    made = RunWriter(tmp_path / "runs" / "one")
+    made.open("rounds = 1\n", {"seed": 7})
+    return made
+
+
+def test_a_new_folder(journal):
+    assert sorted(path.name for path in journal.folder.iterdir()) == [
+        "participation.jsonl", "events.jsonl", "manifest.json", "recipe.toml", "rows.jsonl", "timings.jsonl",
+    ]  # fmt: skip
+    assert (journal.folder / "recipe.toml").read_text() == "rounds = 1\n"
+    manifest = read_manifest(journal.folder)
+    assert (manifest["seed"], manifest["status"]) == (7, "running")
+    assert {"python", "torch", "numpy", "machine", "threads"} <= manifest.keys()
+    assert list(read_rows(journal.folder)) == []
+
+
+def test_a_folder_that_is_there_is_not_touched(journal):
+    before = {path.name: path.read_bytes() for path in journal.folder.iterdir()}
+    with pytest.raises(FileExistsError):
+        journal.open("rounds = 2\n", {"seed": 8})
+    assert {path.name: path.read_bytes() for path in journal.folder.iterdir()} == before
+
+
+def test_rows_are_appended_and_read_back(journal):
+    journal.rows(ROWS[:1])
+    journal.rows(ROWS[1:])
+    assert list(read_rows(journal.folder)) == ROWS
+
+
+def test_a_value_that_is_no_number_is_json_all_the_same(journal):
+    journal.rows([Row(1, "server", "large", "", "global", "loss", value) for value in (math.nan, math.inf, 2.0)])
+    lines = (journal.folder / "rows.jsonl").read_text().splitlines()
+    assert [json.loads(line, parse_constant=lambda word: pytest.fail(word))["value"] for line in lines][2] == 2.0
+    values = [row.value for row in read_rows(journal.folder)]
+    assert not any(map(math.isfinite, values[:2]))
+    assert values[2] == 2.0
+
+
+@given(
+    st.lists(
+        st.builds(
+            Row, *[st.integers(1, 999), *[st.text(max_size=5)] * 5, st.floats(allow_nan=False, allow_infinity=False)]
+        )
+    )
+)
+def test_any_rows_come_back(tmp_path_factory, rows):
+    journal = RunWriter(tmp_path_factory.mktemp("rows") / "run")
+    journal.open("", {})
+    journal.rows(rows)
+    assert list(read_rows(journal.folder)) == rows
+
+
+def test_events_are_appended(journal):
+    journal.events([{"round": 1, "code": "SHAPE"}])
+    journal.events([{"round": 2, "code": "KEYS"}])
+    lines = (journal.folder / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["code"] for line in lines] == ["SHAPE", "KEYS"]
+
+
+def test_the_manifest_is_replaced_as_a_whole(journal):
+    journal.update(status="finished", sha256="0f")
+    manifest = read_manifest(journal.folder)
+    assert (manifest["seed"], manifest["status"], manifest["sha256"]) == (7, "finished", "0f")
+    assert not list(journal.folder.glob("manifest.json.*"))
+
+
+def test_a_manifest_that_could_not_be_written_leaves_the_old_one(journal):
+    with pytest.raises(TypeError):
+        journal.update(status=object())
+    assert read_manifest(journal.folder)["status"] == "running"
+
+
+def test_a_run_that_ends_well_is_not_touched(journal):
+    with journal.watched():
+        pass
+    assert read_manifest(journal.folder)["status"] == "running"
+    assert not (journal.folder / "errors").exists()
+
+
+def test_a_run_that_fails_says_so_with_its_traceback(journal):
+    with pytest.raises(ZeroDivisionError), journal.watched():
+        raise ZeroDivisionError("at last")
+    assert read_manifest(journal.folder)["status"] == "failed"
+    text = (journal.folder / "errors" / "traceback.txt").read_text()
+    assert text.startswith("Traceback (most recent call last)")
+    assert text.endswith("ZeroDivisionError: at last\n")
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_run_that_is_interrupted_says_so(interrupt, journal):
+    with pytest.raises(interrupt), journal.watched():
+        raise interrupt
+    assert read_manifest(journal.folder)["status"] == "interrupted"
+    assert not (journal.folder / "errors").exists()
+
+
+def test_models_are_written_as_they_are(journal):
+    whole = torch.arange(12.0).reshape(3, 4)
+    weights = {"slice": whole[:2, :2], "turned": whole.T, "same": whole[:2, :2], "leaf": whole.clone().requires_grad_()}
+    about = {"tier": "small", "family": "mlp", "settings": "{}", "more": ""}
+    journal.model("small", weights, about)
+    read = load_file(journal.folder / "models" / "small.safetensors")
+    assert read.keys() == weights.keys()
+    assert all(torch.equal(read[name], weight) for name, weight in weights.items())
+    with safe_open(journal.folder / "models" / "small.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["about"]) == about
+    first = (journal.folder / "models" / "small.safetensors").read_bytes()
+    for _ in range(5):  # the library alone would shuffle what is said beside the tensors
+        journal.model("small", dict(reversed(weights.items())), dict(reversed(about.items())))
+        assert (journal.folder / "models" / "small.safetensors").read_bytes() == first

@@ -1,0 +1,132 @@
+"""Who was asked and what came of it: written as the run goes, the same however it was run."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedloom.analysis.run import Run
+from fedloom.analysis.trained import ModelSelector, finished, trained
+from fedloom.evaluation.cka import cka_map, features
+from fedloom.recipe.registry import Registry
+
+Go = Callable[..., Run]
+
+
+def lines(run: Run, name: str = "participation.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
+
+
+def test_everybody_asked_is_in_one_line_of_a_round(run: Go) -> None:
+    done = run(rounds=2, data__devices=6, fleet={"participation": 0.5})
+    for number in (1, 2):
+        names = [name for line in lines(done) if line["round"] == number for name in line["devices"]]
+        assert len(names) == len(set(names)) == 3
+
+
+def test_bytes_add_up_to_those_of_the_rows(run: Go) -> None:
+    done = run(rounds=2)
+    for number in (1, 2):
+        met = [line for line in lines(done) if line["round"] == number]
+        moved = {row.metric: row.value for row in done.rows() if row.round == number and not row.candidate}
+        assert sum(line["bytes_down"] for line in met) == moved["bytes_down"]
+        assert sum(sum(line["bytes_up"].values()) for line in met) == moved["bytes_up"]
+        assert {bundle for line in met for bundle in line["bytes_up"]} == {"weights", "labels"}
+
+
+def test_who_is_lost_or_refused_is_told_by_the_reason(run: Go) -> None:
+    done = run(rounds=3, data__devices=8, faults={"dropout": 0.3, "corrupt": {"devices": 1, "how": "nan"}})
+    found = {(line["round"], name): line["outcome"] for line in lines(done) for name in line["devices"]}
+    events = {(one["round"], one["device"]): one["code"] for one in lines(done, "events.jsonl") if one["device"]}
+    assert set(events.values()) >= {"SILENT", "NONFINITE"}
+    assert {place: outcome for place, outcome in found.items() if outcome != "admitted"} == events
+
+
+def test_a_norm_is_least_median_and_most(run: Go) -> None:
+    done = run(rounds=1)
+    for line in lines(done):
+        least, median, most = line["norms"]
+        assert 0 < least <= median <= most
+
+
+def test_nothing_sent_has_no_norm(run: Go) -> None:
+    done = run(rounds=1, method={"name": "standalone"})
+    assert all(line["bytes_up"] == {} and "norms" not in line for line in lines(done))
+
+
+def test_private_runs_do_not_tell_norms(run: Go) -> None:
+    pytest.importorskip("dp_accounting")
+    done = run(
+        rounds=1, fleet={"participation": 0.5, "sampling": "poisson"}, model__normalisation="group",
+        method={"name": "fedavg", "weighting": "uniform"}, tiers=[{"name": "all", "share": 1.0}],
+        privacy={"clip": 1.0, "noise": 1.0},
+    )  # fmt: skip
+    assert all("norms" not in line for line in lines(done))
+
+
+def test_workers_change_nothing_but_the_time(run: Go) -> None:
+    import fedloom
+
+    first = run("first", rounds=2)
+    second = fedloom.run(str(first.folder / "recipe.toml"), out=first.folder.parent / "second", workers=2)
+    assert lines(first) == lines(second)
+    assert [line["round"] for line in lines(second, "timings.jsonl")] == [1, 2]
+
+
+def test_times_are_apart_from_what_must_be_the_same_again(run: Go) -> None:
+    (line, *_) = lines(run(rounds=1), "timings.jsonl")
+    assert list(line) == ["round", "seconds", "judging_seconds", "saving_seconds", "peak_memory"]
+    assert line["seconds"] >= line["judging_seconds"] > 0
+
+
+def test_the_fleet_and_what_it_holds(run: Go) -> None:
+    done = run(rounds=1, data__partition={"kind": "label_shards", "labels_per_device": 5})
+    said = json.loads((done.folder / "fleet.json").read_text())
+    assert [tier["name"] for tier in said["tiers"]] == ["large", "small"]
+    assert said["tiers"][0]["parameters"] > said["tiers"][1]["parameters"] > 0
+    assert said["tiers"][0]["macs"] > said["tiers"][1]["macs"] > 0
+    assert said["rings"] == [["large"], ["large", "small"]]
+    assert said["device_tiers"] == ["large", "large", "small", "small"]
+    held = json.loads((done.folder / "partition.json").read_text())["train"]
+    assert [sum(line) for line in said["holdings"]["counts"]] == [len(rows) for rows in held]
+    assert all(sum(count > 0 for count in line) <= 5 for line in said["holdings"]["counts"])
+    assert said["own_names"] == []
+
+
+def test_models_that_the_server_has_are_compared(run: Go) -> None:
+    done = run(rounds=1)
+    same, other = json.loads((done.folder / "cka.json").read_text())
+    assert (same["tier"], same["against"], other["tier"]) == ("large", "large", "small")
+    assert same["cka"][-1][-1] == 1.0
+    assert 0 <= other["cka"][-1][-1] < 1
+
+
+@pytest.mark.parametrize(("method", "workers"), [("standalone", 1), ("standalone", 2), ("fedrep", 1)])
+def test_where_it_has_none_a_device_of_each_tier_stands_for_it(run: Go, method: str, workers: int) -> None:
+    """By what is read from the checkpoint afterwards. Both tiers' first devices: 0 and 2."""
+    done = run(own={"workers": workers}, rounds=1, method={"name": method})
+    experiment = finished(done.folder, Registry(), done.data)
+    x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
+    seen = []
+    for device in ("0", "2"):
+        kept = trained(done.folder, experiment, ModelSelector(device=device), Registry(), done.data)
+        seen.append(features(kept.model, kept.weights, x))
+    found = json.loads((done.folder / "cka.json").read_text())
+    assert [one["layers"] for one in found] == [list(one) for one in seen]
+    for one, maps in zip(found, seen, strict=True):
+        assert one["cka"] == [pytest.approx(line, abs=1e-5) for line in cka_map(maps, seen[0])]
+
+
+def test_a_device_that_has_learned_stands_for_its_tier_before_one_that_has_not(run: Go) -> None:
+    done = run(rounds=1, method={"name": "standalone"}, data__devices=8, fleet={"participation": 0.25}, seed=1)
+    asked = {name for line in lines(done) for name in line["devices"]}
+    assert "0" not in asked  # or this would show nothing
+    experiment = finished(done.folder, Registry(), done.data)
+    x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
+    shown = json.loads((done.folder / "cka.json").read_text())
+    first = min(asked)
+    kept = trained(done.folder, experiment, ModelSelector(device=first), Registry(), done.data)
+    maps = features(kept.model, kept.weights, x)
+    (own,) = [one for one in shown if one["tier"] == one["against"] == kept.tier]
+    assert own["cka"] == [pytest.approx(line, abs=1e-5) for line in cka_map(maps, maps)]

@@ -1,0 +1,314 @@
+"""Differential privacy of a run: what it costs, what it refuses, and that nothing else changes it."""
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.fleet import RoundContext
+from fedloom.footprints import DPAggregator, coverage_mean
+from fedloom.methods import METHODS, Method
+from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.fedhen import FedHeN
+from fedloom.methods.fedrolex import FedRolex
+from fedloom.methods.heterofl import HeteroFL
+from fedloom.methods.noside import NoSide
+from fedloom.methods.standalone import Standalone
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs.build import Experiment, assemble, merge_for, refuse_deployment
+from fedloom.runs.privacy import AccountantMissing, Mechanism, spent, told
+from fedloom.runs.resume import verify
+from fedloom.studies.compare import comparison
+
+PRIVATE: dict[str, Any] = {
+    "fleet": {"participation": 0.5, "sampling": "poisson"},
+    "model": {"family": "convnet", "hidden": [2, 4], "normalization": "group"},
+    "method": {"name": "heterofl", "only_seen_rows": False},
+    "privacy": {"clip": 1.0, "noise": 2.0},
+}
+COVERED: list[Method] = [
+    FedAvg(weighting="uniform"), HeteroFL(only_seen_rows=False), FedRolex(), FedHeN(), NoSide(),
+    NoSide(exit_head="trained_only"), Standalone(),
+]  # fmt: skip
+
+
+@pytest.fixture
+def made(document: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Experiment]:
+    def make(**changes: Any) -> Experiment:
+        return assemble(load(document(**{**PRIVATE, **changes}), Registry()), Registry(), tmp_path)
+
+    return make
+
+
+def refused(made: Callable[..., Experiment], **changes: Any) -> dict[str, str]:
+    """The codes of all that is wrong, each with where."""
+    with pytest.raises(RecipeError) as found:
+        made(**changes)
+    return {one.code: ".".join(map(str, one.place)) for one in found.value.problems}
+
+
+@pytest.mark.parametrize(("accountant", "expected"), [("rdp", 11.063), ("pld", 9.971)])
+def test_what_two_hundred_rounds_cost(accountant: Any, expected: float) -> None:
+    assert Mechanism(1.0, 0.1, 1e-5, accountant).epsilon(200) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_the_library_itself_counts_the_same(accountant: Any) -> None:
+    """However rounds are added up here to save time."""
+    import dp_accounting
+    from dp_accounting import pld, rdp
+
+    event = dp_accounting.PoissonSampledDpEvent(0.3, dp_accounting.GaussianDpEvent(2.0))
+    counting = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[accountant]()
+    counting.compose(event, 7)
+    assert Mechanism(2.0, 0.3, 1e-4, accountant).epsilon(7) == pytest.approx(counting.get_epsilon(1e-4), rel=1e-9)
+
+
+def test_no_round_costs_nothing_and_more_rounds_cost_more() -> None:
+    costs = [Mechanism(2.0, 0.3, 1e-5).epsilon(rounds) for rounds in range(20)]
+    assert costs[0] == 0.0
+    assert costs == sorted(set(costs))
+    assert Mechanism(4.0, 0.3, 1e-5).epsilon(9) < costs[9] < Mechanism(2.0, 0.6, 1e-5).epsilon(9)
+    assert Mechanism(2.0, 0.3, 1e-7).epsilon(9) > costs[9]
+
+
+def test_counting_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    before = logging.getLogger("absl").level
+    Mechanism(0.913, 0.117, 1e-5).epsilon(3)
+    assert caplog.records == []
+    assert logging.getLogger("absl").level == before
+
+
+def test_every_round_has_its_epsilon(run: Callable[..., Any]) -> None:
+    rows = [row for row in run(rounds=3, **PRIVATE).rows() if row.metric == "epsilon"]
+    assert [(row.round, row.candidate, row.tier, row.device, row.test) for row in rows] == [
+        (number, "", "", "", "") for number in (1, 2, 3)
+    ]
+    assert [row.value for row in rows] == [Mechanism(2.0, 0.5, 1e-5).epsilon(number) for number in (1, 2, 3)]
+
+
+def test_a_run_without_privacy_has_none(run: Callable[..., Any], made: Callable[..., Experiment]) -> None:
+    assert not [row for row in run().rows() if row.metric == "epsilon"]
+    experiment = made(privacy={})
+    assert merge_for(experiment, 1) is experiment.aggregate is coverage_mean
+    assert (spent(experiment.loaded.recipe, 5), told(experiment.loaded.recipe)) == (None, "")
+
+
+def test_a_run_is_told_in_a_line(made: Callable[..., Experiment]) -> None:
+    recipe = made(rounds=4).loaded.recipe
+    cost = Mechanism(2.0, 0.5, 1e-5).epsilon(4)
+    assert told(recipe) == f"privacy: epsilon {cost:.3f} at delta 1e-05 for every device, after 4 rounds"
+
+
+def test_workers_and_repeats_change_no_bit(run: Callable[..., Any], manifest_of: Callable[..., Any]) -> None:
+    changes = {**PRIVATE, "data": {"dataset": "digits", "devices": 8}}
+    runs = [run("one", **changes), run("again", **changes), run("two", own={"workers": 2}, **changes)]
+    assert len({manifest_of(one)["sha256"] for one in runs}) == 1
+    assert runs[0].rows() == runs[1].rows() == runs[2].rows()
+    other = run("other", **{**changes, "privacy": {"clip": 1.0, "noise": 2.1}})
+    assert manifest_of(other)["sha256"] != manifest_of(runs[0])["sha256"]
+
+
+def test_rounds_that_are_played_again_have_the_same_noise_and_epsilon(run: Callable[..., Any], tmp_path: Path) -> None:
+    finished = run(rounds=4, checkpoints={"every": 1}, **PRIVATE)
+    found = verify(finished.folder, Registry(), tmp_path, 2, 1, lambda said: None)
+    assert (found.since, found.rounds, found.differences) == (2, 2, ())
+
+
+@pytest.fixture
+def manifest_of() -> Callable[..., Any]:
+    from fedloom.runs.folder import read_manifest
+
+    return lambda finished: read_manifest(finished.folder)
+
+
+def test_a_round_in_which_nobody_takes_part(run: Callable[..., Any]) -> None:
+    finished = run(rounds=3, **{**PRIVATE, "fleet": {"participation": 0.01, "sampling": "poisson"}})
+    assert {row.value for row in finished.rows() if row.metric == "bytes_up"} == {0.0}
+
+
+def test_the_merge_has_what_the_recipe_says(made: Callable[..., Experiment]) -> None:
+    experiment = made(data={"dataset": "digits", "devices": 10}, seed=5)
+    merge = merge_for(experiment, 3)
+    assert isinstance(merge, DPAggregator)
+    assert (merge.clip, merge.noise, merge.seed, merge.round_number) == (1.0, 2.0, 5, 3)
+    assert [votes for _, votes in merge.electorate] == [2.5, 2.5]
+    assert [footprint for footprint, _ in merge.electorate] == [tier.footprint for tier in experiment.fleet.tiers]
+    assert merge_for(experiment, 4) != merge
+
+
+def test_redrawn_tiers_are_expected_by_their_shares(made: Callable[..., Experiment]) -> None:
+    redrawn = made(fleet={"participation": 0.5, "sampling": "poisson", "assignment": "redrawn"}, data__devices=10)
+    merge = merge_for(redrawn, 1)
+    assert isinstance(merge, DPAggregator)
+    assert [votes for _, votes in merge.electorate] == [2.5, 2.5]
+
+
+@pytest.mark.parametrize("method", COVERED, ids=str)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_method_that_hides_nothing_from_the_merge(
+    method: Method, number: int, world_for: Callable[..., Any], difference: Callable[..., float]
+) -> None:
+    """It makes at most one merge of votes of weight 1, where it says, and of that alone its next state: so without
+    noise, and with all there, nothing is different. Any other vote the merge itself would refuse."""
+    assert method.dp_uncovered == ""
+    world = world_for(method, "preactresnet") if isinstance(method, FedHeN | NoSide) else world_for(method)
+    fleet = world.fleet
+    votes = [
+        (
+            method.aggregation_footprint(tier, fleet, number),
+            float(sum(one.tier == tier.name for one in fleet.devices(1))),
+        )
+        for tier in fleet.active_tiers
+    ]
+    server = method.start(fleet, 0)
+    assert server.keys() <= {"weights"}
+    plain: RoundContext = world.context(world.engine(method), number)
+    private = replace(world.context(world.engine(method), number), aggregate=DPAggregator(1e9, 0.0, votes, 0, number))
+    assert difference(method.round(server, plain), method.round(server, private)) < 1e-6
+    assert method.finish(server, plain) is None
+
+
+def test_only_methods_that_are_tried_above_say_they_hide_nothing(method: Method) -> None:
+    assert method.dp_uncovered or method in COVERED
+
+
+def test_a_method_of_which_nothing_is_known_is_taken_to_hide_something() -> None:
+    class Own(FedAvg):
+        leaves = ""
+        unmerged = Method.dp_uncovered
+
+    assert Own().dp_uncovered
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ({"name": "heterofl"}, "labels"),
+        ({"name": "heterofl", "only_seen_rows": False, "weighting": "examples"}, "number of its examples"),
+        ({"name": "fedrolex", "weighting": "examples"}, "number of its examples"),
+        ({"name": "fedhen", "report": True}, "keeps for reports"),
+        ({"name": "noside", "report": True}, "keeps for reports"),
+        ({"name": "decouple"}, "several merges"),
+        ({"name": "fjord"}, "example count"),
+        ({"name": "fedsup"}, "example count"),
+        ({"name": "lgfedavg"}, "example count"),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_methods_that_take_more_are_refused(
+    method: dict[str, Any], reason: str, made: Callable[..., Experiment]
+) -> None:
+    with pytest.raises(RecipeError, match=reason) as found:
+        made(method=method)
+    assert [one.code for one in found.value.problems] == ["PRIVACY_METHOD"]
+
+
+@pytest.mark.parametrize("name", ["fedin", "fedgkt", "fedhenn", "mixed", "centralized", "fedavg"])
+def test_methods_that_send_something_else_hide_something(name: str) -> None:
+    assert METHODS[name].made({}, METHODS).dp_uncovered
+
+
+def test_cohorts_of_fixed_size_are_refused(made: Callable[..., Experiment]) -> None:
+    assert refused(made, fleet={"participation": 0.5}) == {"PRIVACY_SAMPLING": "fleet.sampling"}
+
+
+def test_statistics_of_batch_norm_are_refused(made: Callable[..., Experiment]) -> None:
+    found = refused(made, model={"family": "convnet", "hidden": [2, 4], "normalization": "static_batch"})
+    assert found == {"PRIVACY_STATISTICS": "model"}
+
+
+def test_robust_rules_are_refused(made: Callable[..., Experiment]) -> None:
+    assert refused(made, aggregation={"rule": "median"}) == {"PRIVACY_DEFENCE": "aggregation.rule"}
+
+
+@pytest.mark.parametrize("fault", [{"quorum": 0.5}, {"min_coverage": 2}, {"dropout": 0.1}, {"over_selection": 0.2}])
+def test_rounds_that_depend_on_who_is_there_are_refused(
+    fault: dict[str, float], made: Callable[..., Experiment]
+) -> None:
+    assert refused(made, faults=fault) == {"PRIVACY_FAULTS": f"faults.{next(iter(fault))}"}
+
+
+def test_faults_that_change_no_round_are_not(made: Callable[..., Experiment]) -> None:
+    assert made(faults={"max_failed_rounds": 9})
+
+
+def test_all_that_is_wrong_is_said_at_once(made: Callable[..., Experiment]) -> None:
+    found = refused(made, fleet={}, method={"name": "heterofl"}, privacy={"clip": 1.0})
+    assert found.keys() == {"RECIPE_MISSING", "PRIVACY_SAMPLING", "PRIVACY_METHOD"}
+    assert found["RECIPE_MISSING"] == "privacy.noise"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "place"),
+    [
+        ({"noise": 1.0}, "privacy.noise"),
+        ({"target_epsilon": 1.0}, "privacy.target_epsilon"),
+        ({"clip": 1.0, "noise": 0.1, "accountant": "pld"}, "privacy.accountant"),
+        ({"clip": 0.0, "noise": 1.0}, "privacy.clip"),
+        ({"clip": 1.0, "noise": 0.0}, "privacy.noise"),
+        ({"clip": 1.0, "noise": 1.0, "delta": 1.0}, "privacy.delta"),
+    ],
+)
+def test_settings_that_promise_nothing_are_refused(
+    privacy: dict[str, Any], place: str, made: Callable[..., Experiment]
+) -> None:
+    assert list(refused(made, privacy=privacy).values()) == [place]
+
+
+def test_a_budget_that_does_not_last_is_refused(made: Callable[..., Experiment]) -> None:
+    cost = [Mechanism(2.0, 0.5, 1e-5).epsilon(rounds) for rounds in range(11)]
+    budget = {"clip": 1.0, "noise": 2.0, "target_epsilon": (cost[6] + cost[7]) / 2}
+    assert made(rounds=6, privacy=budget)
+    with pytest.raises(RecipeError, match=rf"10 rounds cost epsilon {cost[10]:.3f}") as found:
+        made(rounds=10, privacy=budget)
+    (problem,) = found.value.problems
+    assert (problem.code, problem.place) == ("PRIVACY_BUDGET", ("privacy", "target_epsilon"))
+    assert "enough for 6 of them" in problem.hint
+
+
+def test_nothing_is_written_of_what_is_refused(run: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError):
+        run("never", **{**PRIVATE, "fleet": {}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_package_it_is_said_how_to_get_it(
+    made: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.import_module
+
+    def missing(name: str, package: str | None = None) -> Any:
+        if name.startswith("dp_accounting"):
+            raise ImportError(f"No module named {name!r}")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    mechanism = Mechanism(1.2345, 0.5, 1e-5)  # nobody has asked for this one before
+    with pytest.raises(AccountantMissing):
+        mechanism.epsilon(2)
+    with pytest.raises(RecipeError, match=r"pip install 'fedloom\[privacy\]'") as found:
+        made(privacy={"clip": 1.0, "noise": 1.2345})
+    assert [one.code for one in found.value.problems] == ["EXTRA_MISSING"]
+    assert made(privacy={})
+
+
+def test_controls_keep_the_recipes_privacy(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    loaded = load(document(**PRIVATE), Registry())
+    controls = ("standalone", "small-for-all", "drop-the-small")
+    planned = comparison(loaded, Registry(), 1, controls, tmp_path / "home", tmp_path)
+    for (experiment,) in planned.experiments.values():
+        assert isinstance(merge_for(experiment, 1), DPAggregator)
+
+
+def test_real_devices_are_not_promised_what_a_seed_gives_away(made: Callable[..., Experiment]) -> None:
+    experiment = made()
+    with pytest.raises(RecipeError, match="seed") as found:
+        refuse_deployment(experiment.loaded, experiment.method)
+    assert [one.code for one in found.value.problems] == ["SIMULATION_ONLY"]

@@ -1,0 +1,68 @@
+"""A comparison that is left and gone on with: as if it had never stopped, and what was finished is not run again."""
+
+from pathlib import Path
+
+import pytest
+
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs.folder import read_manifest
+from fedloom.runs.resume import newest_run, verify
+from fedloom.studies.compare import Comparison, comparison, is_comparison, reopened_comparison
+from tests.chaos import recipe
+
+CONTROLS = ["standalone", "drop-the-small"]
+
+
+def planned(home: Path) -> Comparison:
+    return comparison(load(recipe("heterofl", rounds=4), Registry()), Registry(), 2, CONTROLS, home, home)
+
+
+def finished(home: Path) -> dict[str, str]:
+    found = {path.parent.relative_to(home).as_posix(): read_manifest(path.parent) for path in home.glob("*/*/*.json")}
+    return {name: said["sha256"] + said["devices_sha256"] for name, said in found.items() if "sha256" in said}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    made = planned(tmp_path_factory.mktemp("whole") / "home")
+    assert len(list(made.rounds())) == 2 * 3 * 4
+    return made
+
+
+@pytest.mark.parametrize("steps", [1, 8, 21, 23])
+def test_whoever_leaves_a_comparison_loses_nothing(tmp_path: Path, whole: Comparison, steps: int) -> None:
+    begun = planned(tmp_path / "home").rounds()
+    for _ in range(steps):
+        next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    assert is_comparison(tmp_path / "home") and newest_run(tmp_path) == tmp_path / "home"
+    again = reopened_comparison(tmp_path / "home", Registry(), tmp_path, 1, lambda said: None)
+    assert len(list(again.rounds())) <= 24 - steps + 1  # the last step was in the caller's hands when it left
+    assert finished(tmp_path / "home") == finished(whole.home)
+    assert again.result("global") == whole.result("global")
+    assert read_manifest(tmp_path / "home")["status"] == "finished"
+
+
+def test_what_is_finished_is_not_run_again(whole: Comparison) -> None:
+    before = finished(whole.home)
+    again = reopened_comparison(whole.home, Registry(), whole.home, 1, lambda said: None)
+    assert list(again.rounds()) == []
+    assert finished(whole.home) == before
+
+
+def test_a_run_of_another_recipe_in_its_folder_is_refused(tmp_path: Path) -> None:
+    begun = planned(tmp_path / "home").rounds()
+    for _ in range(3):
+        next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    manifest = tmp_path / "home" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"batch_size": 6', '"batch_size": 3'))
+    with pytest.raises(RecipeError, match="RECIPE_CHANGED"):
+        list(reopened_comparison(tmp_path / "home", Registry(), tmp_path, 1, lambda said: None).rounds())
+
+
+def test_a_comparison_is_not_a_run_to_be_verified(whole: Comparison) -> None:
+    with pytest.raises(RecipeError, match="whole comparison"):
+        verify(whole.home, Registry(), whole.home, 1, 1, lambda said: None)

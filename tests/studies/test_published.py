@@ -1,0 +1,217 @@
+"""The lists of what papers published: whole, well formed, and every row a recipe that can be run."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedloom.evaluation import Row
+from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs.build import build
+from fedloom.runs.data import build_partition, outline
+from fedloom.studies.claims import Claim, read_claims
+from fedloom.studies.published import Number, measured, read_published
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+ROWS = read_published(RECIPES)
+CLAIMS = read_claims(RECIPES)
+TABLES = {  # rows with numbers, by table: as many as the paper prints, noside-trained-only and figures apart
+    "heterofl_costs_table7": 31, "heterofl_costs_table8": 31, "heterofl_costs_table9": 31,
+    "heterofl_table7_iid": 31, "heterofl_table7_noniid": 31, "heterofl_table8_iid": 31, "heterofl_table8_noniid": 31,
+    "heterofl_table9": 31, "heterofl_table4_mnist": 17, "heterofl_table4_cifar10": 17, "heterofl_table5_mnist": 25,
+    "heterofl_table5_cifar10": 25, "heterofl_table1_iid": 3, "heterofl_table1_noniid": 3, "heterofl_table2_iid": 3,
+    "heterofl_table2_noniid": 3, "fedhen_table1_cifar10": 3, "fedhen_table1_cifar100": 3, "fedhen_table2_cifar10": 3,
+    "fedhen_table2_cifar100": 3, "fedhen_centralised": 8, "fedsup_table1": 4, "efedsup_table1": 4,
+    "fedsup_table2": 10, "fedsup_table3": 16, "fedsup_table6": 1, "fedsup_table7": 24, "efedsup_table8": 24,
+    "fedsup_table9": 6, "fedsup_table10": 4, "fedsup_table11": 8, "fedsup_table12": 8, "fedsup_table13": 16,
+    "fedsup_table14": 4, "fedsup_table15": 12, "fedsup_table16": 2, "fedsup_table17": 2, "fedsup_table19": 12,
+    "fedhenn_table1": 18, "fedhenn_table2": 19, "fedhenn_table3": 5, "fedin_table2": 16,
+}  # fmt: skip
+
+
+def printed(beginning: str) -> list[str]:
+    rows = [row for row in ROWS.values() if any(said is not None for _, said in row.numbers)]
+    return [row.name for row in rows if re.match(rf"{beginning}(_|$)", row.name)]
+
+
+@pytest.mark.parametrize(("table", "count"), TABLES.items())
+def test_every_row_of_a_table_is_there(table: str, count: int) -> None:
+    assert len(printed(table)) == count
+
+
+@pytest.mark.parametrize(
+    ("figure", "curves"),
+    {
+        **{f"heterofl_figure{number}": 94 for number in ("2", "3", "4", "s5and7", "s6and8")},
+        "heterofl_figure9": 40, "heterofl_figure10": 40, "heterofl_figure11": 20,
+        "fedsup_figure4": 6, "fedsup_figure5": 2, "fedsup_figure6": 4, "fedsup_figure7": 2, "fedsup_figure10": 6,
+        "fedhenn_figure1": 15, "fedhenn_figure3": 10, "fedin_figures5and6": 16, "fedin_figure7": 4,
+    }.items(),
+)  # fmt: skip
+def test_every_curve_of_a_figure_is_there(figure: str, curves: int) -> None:
+    assert sum(bool(re.match(rf"{figure}(_|$)", name)) for name in ROWS) == curves
+
+
+def test_every_number_that_a_recipe_itself_prints_is_the_rows() -> None:
+    """Both were written down from the papers, one for people and one for programs. HeteroFL's image recipes print only
+    the row that they are, and none what its modes cost."""
+    unsaid = []
+    for row in ROWS.values():
+        text = row.recipe.read_text("utf-8")
+        whole = "published" in text.lower() and not re.match(r"heterofl_(mnist|cifar10)", row.recipe.stem)
+        for _, said in row.numbers if whole and not row.name.startswith("heterofl_costs") else ():
+            if said is not None and not any(form in text for form in forms(said)):
+                unsaid.append((row.name, said))
+    assert unsaid == []
+
+
+def forms(number: float) -> set[str]:
+    return {f"{number:.2f}", f"{number:.1f}", f"{number:g}", f"{number / 1e6:.2f} M"}
+
+
+def test_rows_with_the_same_words_differ_and_names_can_be_folders() -> None:
+    assert all(re.fullmatch(r"\w[\w.+-]*", name) for name in ROWS)
+    settings = Counter((row.recipe, row.changes, row.numbers) for row in ROWS.values())
+    assert len(ROWS) > 1000
+    twice = [key for key, count in settings.items() if count > 1]
+    assert all("figure" in row.name for row in ROWS.values() if (row.recipe, row.changes, row.numbers) in twice)
+
+
+@pytest.mark.parametrize("name", list(ROWS)[::40])
+def test_some_rows_can_be_run(name: str, tmp_path: Path) -> None:
+    can_be_run(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", sorted({name.split("_")[0] for name in ROWS}))
+def test_all_rows_can_be_run(paper: str, tmp_path: Path) -> None:
+    for name in ROWS:
+        if name.startswith(f"{paper}_"):
+            can_be_run(name, tmp_path)
+
+
+def can_be_run(name: str, folder: Path) -> None:
+    """As `fedloom check` does it, without the data."""
+    tables, row = Registry(), ROWS[name]
+    loaded = load(row.recipe, tables, row.changes)
+    seen = outline(loaded, tables, folder)
+    fleet, method = build(loaded, tables, seen)
+    build_partition(loaded, seen.labels)
+    tiers = {"", "*", *(tier.name for tier in fleet.tiers)}
+    assert all(number.tier in tiers for number, _ in row.numbers)
+    if any(number.candidate for number, _ in row.numbers) and fleet.size < 100:  # else the server's state is large
+        known = {"", *method.eval_targets(method.start(fleet, 0))}
+        assert all(number.candidate in known for number, _ in row.numbers)
+
+
+def test_the_list_of_claims_is_whole() -> None:
+    by_paper = Counter(claim.paper for claim in CLAIMS.claims)
+    assert CLAIMS.seeds == 5
+    assert sum(by_paper.values()) == 74
+    assert by_paper == {"FedHeN": 17, "HeteroFL": 15, "FedSup": 21, "FedHeNN": 13, "FedIN": 8}
+
+
+@pytest.mark.parametrize("claim", CLAIMS.claims, ids=lambda claim: claim.name)
+def test_a_claims_sides_are_in_its_recipe(claim: Claim) -> None:
+    loaded = load(RECIPES / claim.recipe, Registry())
+    recipe = loaded.recipe
+    assert claim.arms <= {recipe.method.name, *recipe.compare.arms}
+    assert {claim.this.tier, claim.other.tier} <= {"*", *(tier.name for tier in recipe.tiers)}
+    assert claim.test in recipe.evaluation.tests
+    tuned = claim.metric in ("initial", "personalized")
+    assert tuned == (claim.metric != "accuracy")
+    assert not tuned or recipe.evaluation.fine_tune
+    assert recipe.rounds % recipe.evaluation.every == 0
+    assert (recipe.evaluation.every == recipe.rounds) == (
+        claim.measure in ("last", "seconds")
+    ) or "fedhen" in claim.recipe
+
+
+def test_every_reduced_recipe_decides_something() -> None:
+    reduced = {path.relative_to(RECIPES).as_posix() for path in (RECIPES / "reduced").glob("*.toml")}
+    assert {claim.recipe for claim in CLAIMS.claims} == reduced
+
+
+JUDGED = [{"global": 50, "local": 70}, {"global": 60, "local": 65}, {"global": 55, "local": 80}]
+ROUNDS = [
+    Row(number, "server", tier, "", test, "accuracy", value)
+    for number, by_test in enumerate(JUDGED, 1)
+    for test, value in by_test.items()
+    for tier in ("a", "b")
+] + [
+    Row(number, "", "", "", "", metric, value)
+    for number in (1, 2, 3)
+    for metric, value in (("bytes_down", 3.0 + 2 * number), ("simulated_seconds", 10.0))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        (Number(), 55),
+        (Number(selection="best"), 60),
+        (Number(test="local", selection="best"), 80),
+        (Number(test="local", selection="at best global"), 65),
+        (Number(selection="mean of last 10"), 55),
+        (Number(selection="rounds to", target=60), 2),
+        (Number(selection="rounds to", target=61), None),
+        (Number(selection="bytes to", target=60), 12),
+        (Number(selection="bytes to", target=61), None),
+        (Number(selection="within seconds", target=20), 60),
+        (Number(selection="within seconds", target=99), 55),
+        (Number(selection="within seconds", target=9), None),
+        (Number(candidate="nobody"), None),
+        (Number(tier="*"), 55),
+    ],
+)
+def test_which_round_counts(number: Number, value: float | None) -> None:
+    assert measured(number, ROUNDS, {"a": 0.5, "b": 0.5}) == value
+
+
+def test_of_perplexities_the_lowest_is_best() -> None:
+    rows = [
+        Row(number, "server", "a", "", "global", "perplexity", value)
+        for number, value in ((1, 9.0), (2, 3.0), (3, 4.0))
+    ]
+    assert measured(Number(metric="perplexity", selection="best"), rows, {"a": 1.0}) == 3.0
+
+
+TABLE = """[[tables]]
+name = "p"
+source = "Table 1"
+recipe = "r.toml"
+numbers = [{}]
+"""
+PAPER = f"""paper = "P"
+levels = {{ a = 1.0, e = 0.0625 }}
+{TABLE}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ('rows = { "a" = [1, 2] }', "has 2 numbers"),
+        ('rows = { "a" = [1] }\naxes = [["a"]]', "rows or axes"),
+        ('rows = { "a-z" = [1] }', "nothing says what 'a-z' means"),
+        ('rows = { "a" = [1] }\n' + TABLE + 'rows = { "a" = [1] }', "two rows"),
+        ("row = {}", "Extra inputs"),
+        ("rows = ", "Invalid value"),
+    ],
+)  # fmt: skip
+def test_a_list_with_a_mistake_is_refused(rows: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "p.toml").write_text(PAPER + rows)
+    with pytest.raises(RecipeError, match=re.escape(problem)):
+        read_published(tmp_path)
+
+
+def test_levels_become_tiers(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "p.toml").write_text(PAPER + 'rows = { "a3-e1" = [1] }')
+    (row,) = read_published(tmp_path).values()
+    assert row.changes[1:] == (
+        "tiers=[{name='a', share=0.75, width=1.0}, {name='e', share=0.25, width=0.0625}]",
+    )  # fmt: skip
