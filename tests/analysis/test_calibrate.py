@@ -17,9 +17,10 @@ MEASURED = [Measured("a", {1: 2.0, 2: 1.0}, 2), Measured("b", {1: 1.0, 2: 1.0}, 
     [
         "rounds = 1 # once\n",
         "rounds = 1\n[engine]\nkind = 'in_process'\n[method]\nname = 'x'\n",
-        "rounds = 1\n\n[engine]\nblocks = { a = 16 }\nblock = 3\n",
+        "rounds = 1\n\n[engine]\ndevices_per_block = { a = 16 }\nkind = 'in_process'\n",
+        "rounds = 1\n\n[engine]\ndevices_per_block = 3\n",
     ],
-    ids=["no engine", "an engine", "numbers of before"],
+    ids=["no engine", "an engine", "numbers per tier", "one number"],
 )
 def test_a_text_keeps_everything_else(text: str) -> None:
     before, after = tomllib.loads(text), tomllib.loads(with_blocks(text, MEASURED))
@@ -39,4 +40,4 @@ def test_the_command_writes_a_recipe_that_still_runs(tmp_path, monkeypatch, caps
         main(["calibrate", "my.toml", "--write"])
     assert done.value.code == 0
     assert "written: my.toml" in capsys.readouterr().out
-    assert load("my.toml", Registry()).recipe.engine.blocks["all"] in SIZES
+    assert load("my.toml", Registry()).recipe.engine.devices_per_block["all"] in SIZES

@@ -86,7 +86,7 @@ PERSONAL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", sorted(PERSONAL))
 def test_the_personal_models_of_every_kind_of_method(name, document, run):
-    changes: dict[str, Any] = {"method": {"name": name, **PERSONAL[name]}, "data__most_examples": 50}
+    changes: dict[str, Any] = {"method": {"name": name, **PERSONAL[name]}, "data__max_examples": 50}
     if name == "ditto":
         changes["tiers"] = [{"name": "large", "share": 1.0}]
     if name in ("fedhenn", "mixed"):

@@ -125,7 +125,7 @@ def test_this_machine_has_memory_and_speed():
 
 def test_work_foreseen_is_work_done(document):
     """Two blocks of two devices, each with two epochs of two batches of a hundred."""
-    loaded = load(document(training={"batch_size": 100, "epochs": 2}, data__most_examples=200), Registry())
+    loaded = load(document(training={"batch_size": 100, "epochs": 2}, data__max_examples=200), Registry())
     macs = sum(one.macs for one in tier_costs(loaded, Registry(), HERE))
     assert _load(assemble(loaded, Registry(), HERE)).tolist() == [2 * 2 * 2, 2 * 2 * 2 * 100 * macs]
 

@@ -141,7 +141,7 @@ def test_workers_change_nothing(run, monkeypatch):
     alone = judged(done).rows()
     (done.folder / "subnets.jsonl").unlink()
     seen, sought = [], search(opened(done), 500, 0)
-    monkeypatch.setattr(worker_pool, "carry_out", lambda work: seen.append(os.getpid()) or run_block(work))
+    monkeypatch.setattr(worker_pool, "run_block", lambda work: seen.append(os.getpid()) or run_block(work))
     for _ in sought.measure(workers=2):
         pass
     assert sought.rows() == alone

@@ -50,8 +50,8 @@ WRONG_KEYS = {
         "batch_size = 100", 'optimizer = { kind = "sgd", learning_rat = 0.1 }', "RECIPE_KEY", "optimizer",
         "training.optimizer.learning_rat = 0.1", "learning_rate",
     ),
-    "rates option": Case(
-        "batch_size = 100", 'lr_schedule = { kind = "milestones", round = [1] }', "RECIPE_KEY", "rates",
+    "lr_schedule option": Case(
+        "batch_size = 100", 'lr_schedule = { kind = "milestones", round = [1] }', "RECIPE_KEY", "lr_schedule",
         "training.lr_schedule.round", "rounds",
     ),
     "statistics option": Case(
@@ -77,8 +77,8 @@ UNKNOWN_NAMES = {
         "batch_size = 100", "optimizer = { kind = 'sdg' }", "RECIPE_NAME", "optimizer",
         "training.optimizer.kind = 'sdg'", "sgd",
     ),
-    "rates": Case(
-        "batch_size = 100", "lr_schedule = { kind = 'milestone' }", "RECIPE_NAME", "rates",
+    "lr_schedule": Case(
+        "batch_size = 100", "lr_schedule = { kind = 'milestone' }", "RECIPE_NAME", "lr_schedule",
         "training.lr_schedule.kind = 'milestone'", "milestones",
     ),
     "eligible tier": Case(
@@ -101,7 +101,7 @@ WRONG_VALUES = {
         "method.weighting = 'example'", "examples",
     ),
     "choice of a model": Case(
-        "hidden = [2, 4]", "hidden = [2, 4]\nnormalisation = 'batch'", "RECIPE_VALUE", "normalization",
+        "hidden = [2, 4]", "hidden = [2, 4]\nnormalization = 'batch'", "RECIPE_VALUE", "normalization",
         "model.normalization = 'batch'", "static_batch",
     ),
     "text for a number": Case("rounds = 2", 'rounds = "two"', "RECIPE_TYPE", "rounds", "rounds = 'two'"),
@@ -262,9 +262,9 @@ def test_all_problems_are_said_at_once_and_each_once(fedloom, write, line_of):
     path = write(
         ("rounds = 2", "rounds = 0"),
         ("devices = 4", "devices = 'four'\npartition = { kind = 'idd' }"),
-        ("hidden = [2, 4]", "hidden = [2, 4]\nnormalisation = 'batch'"),
+        ("hidden = [2, 4]", "hidden = [2, 4]\nnormalization = 'batch'"),
         ("share = 0.5\nwidth = 0.5", "share = 0.4\nwidht = 0.5"),
-        ("batch_size = 100", "batchsize = 100\noptimiser = { kind = 'sgd', momentum = 2.0 }"),
+        ("batch_size = 100", "batchsize = 100\noptimizer = { kind = 'sgd', momentum = 2.0 }"),
         ('name = "heterofl"', "name = 'hetrofl'"),
     )
 

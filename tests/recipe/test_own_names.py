@@ -35,7 +35,7 @@ class Mine(Method):
     def start(self, fleet, seed, warm=None):
         return {"weights": warm or fleet.global_model.initial(seed)}
 
-    def round(self, server, turn):
+    def round(self, server, context):
         asked = context.cohort[:1] if self.order == "first" else context.cohort[-1:]
         replies = context.ask(self.train, {d: {"weights": d.footprint.read(server["weights"])} for d in asked})
         said = [ClientUpdate(r.device.footprint, r.sent["weights"], self.part) for r in replies]

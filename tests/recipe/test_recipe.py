@@ -31,7 +31,7 @@ def test_defaults():
         "rounds": 3,
         "data": {"dataset": "fashion-mini", "devices": 20, "partition": {"kind": "iid"}, "tier_label_correlation": 0.0},
         "fleet": {
-            "participation": 1.0, "sampling": "fixed_size", "assignment": "fixed", "given": (), "eligible": (),
+            "participation": 1.0, "sampling": "fixed_size", "assignment": "fixed", "device_tiers": (), "eligible": (),
             "holdout_fraction": 0.0,
         },
         "model": {"family": "convnet"},
@@ -64,7 +64,7 @@ def test_a_recipe_comes_back_from_what_is_written(document):
         document(
             data__partition={"kind": "dirichlet_per_label", "alpha": 0.3, "balanced": False},
             data__preparation="plain",
-            data__tier_label_tie=0.5,
+            data__tier_label_correlation=0.5,
             fleet={"participation": 0.5, "assignment": "redrawn", "eligible": ["small"]},
             model={"family": "preresnet", "hidden": [2, 4], "blocks": [1, 1], "scaler": False},
             training={

@@ -24,7 +24,7 @@ TABLES = {  # rows with numbers, by table: as many as the paper prints, noside-t
     "heterofl_table9": 31, "heterofl_table4_mnist": 17, "heterofl_table4_cifar10": 17, "heterofl_table5_mnist": 25,
     "heterofl_table5_cifar10": 25, "heterofl_table1_iid": 3, "heterofl_table1_noniid": 3, "heterofl_table2_iid": 3,
     "heterofl_table2_noniid": 3, "fedhen_table1_cifar10": 3, "fedhen_table1_cifar100": 3, "fedhen_table2_cifar10": 3,
-    "fedhen_table2_cifar100": 3, "fedhen_centralised": 8, "fedsup_table1": 4, "efedsup_table1": 4,
+    "fedhen_table2_cifar100": 3, "fedhen_centralized": 8, "fedsup_table1": 4, "efedsup_table1": 4,
     "fedsup_table2": 10, "fedsup_table3": 16, "fedsup_table6": 1, "fedsup_table7": 24, "efedsup_table8": 24,
     "fedsup_table9": 6, "fedsup_table10": 4, "fedsup_table11": 8, "fedsup_table12": 8, "fedsup_table13": 16,
     "fedsup_table14": 4, "fedsup_table15": 12, "fedsup_table16": 2, "fedsup_table17": 2, "fedsup_table19": 12,

@@ -232,7 +232,7 @@ def _codec(codec: Mapping[str, Any]) -> list[RecipeIssue]:
 
 def _training(training: Mapping[str, Any]) -> list[RecipeIssue]:
     problems = []
-    for key, table in (("optimizer", OPTIMIZERS), ("rates", LR_SCHEDULES)):
+    for key, table in (("optimizer", OPTIMIZERS), ("lr_schedule", LR_SCHEDULES)):
         if isinstance(training.get(key), Mapping):
             problems += choice_problems(table, training[key], ("training", key))
     return problems
