@@ -37,7 +37,7 @@ def played(place: Any, method: Method, inner: Any, engine: Any, codec: Codec) ->
 
 
 @pytest.mark.parametrize(
-    "compression",
+    "codec",
     [pytest.param(one, id=name, marks=[] if name == "top_k" else [pytest.mark.slow]) for name, one in CODECS.items()],
 )
 def test_every_method_runs_with_every_codec(codec: Codec, method: Method, world_for: Callable[..., Any]) -> None:

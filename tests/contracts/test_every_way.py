@@ -17,7 +17,7 @@ from fedloom.engines import ProcessPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import model
-from fedloom.models.batching import Block, FunctionalModule, Made, Way, folded, one_by_one, vmapped
+from fedloom.models.batching import Block, FunctionalModule, Made, BatchingMode, folded, one_by_one, vmapped
 from fedloom.tensors import Parcel, layout
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices are done before others of their block
@@ -59,7 +59,7 @@ class Learned:
 class Watched:
     """A way to run a block, and how many steps of training it was used for with several devices at once."""
 
-    way: Way
+    way: BatchingMode
     steps: int = 0
 
     def __call__(self, skeleton: FunctionalModule) -> Block:
@@ -73,7 +73,7 @@ class Watched:
 
 
 @pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Way], Watched]]:
+def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode], Watched]]:
     """Have every block run one way, right or wrong: no slower one steps in."""
     caches = (inside._skeleton, inside._alone, inside._many, inside.fastest_of)
 
@@ -81,7 +81,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Way], Watched]
         for cache in caches:
             cache.cache_clear()
 
-    def force(way: Way) -> Watched:
+    def force(way: BatchingMode) -> Watched:
         watched = Watched(way)
         monkeypatch.setattr(inside, "fastest_of", lambda model, training, tracking: (watched, ()))
         forget()
@@ -143,15 +143,15 @@ def agree(family: str, expected: Learned, difference: Callable[[Parcel, Parcel],
 
 @pytest.mark.parametrize("way", [folded, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmapped, one_by_one))])
 def test_devices_in_company_learn_what_each_learns_alone(
-    way: Way,
+    way: BatchingMode,
     family: str,
     place: Any,
     learn: Callable[..., Learned],
     agree: Callable[[Learned], None],
-    forced: Callable[[Way], Watched],
+    forced: Callable[[BatchingMode], Watched],
 ) -> None:
     watched = forced(way)
-    unfit = way is folded and not place.fleet.global_model.folds()
+    unfit = way is folded and not place.fleet.global_model.is_foldable()
     try:
         found = learn(block=len(SIZES))
     except RuntimeError:

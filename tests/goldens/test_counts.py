@@ -270,8 +270,8 @@ def test_nets_with_shared_ends(extra: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("channels", "extractor"), [(3, 1_920), (1, 768)])
 def test_shared_ends(channels: int, extractor: int) -> None:
     net = model("splitnet", MODELS["splitnet"], {"extra": (1, 1)}, (channels, 32, 32), 10)
-    assert (weights_of(net.part("extractor")), weights_of(net.part("classifier"))) == (extractor, 10_250)
-    assert (net.part("intermediate").input_shape, net.part("classifier").input_shape) == ((64, 16, 16), (1024,))
+    assert (weights_of(net.submodel("extractor")), weights_of(net.submodel("classifier"))) == (extractor, 10_250)
+    assert (net.submodel("intermediate").input_shape, net.submodel("classifier").input_shape) == ((64, 16, 16), (1024,))
 
 
 def test_net_whose_features_a_server_takes() -> None:
@@ -315,7 +315,7 @@ def test_a_mode_costs_the_mean_of_its_letters(
 def test_macs_are_half_of_what_torch_counts(net: Model) -> None:
     module = net.module().eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(net.blank(1))
+        module(net.zero_inputs(1))
     assert cost(net).macs * 2 == counter.get_total_flops()
 
 
@@ -323,7 +323,7 @@ def test_products_of_tokens_with_tokens_are_not_counted() -> None:
     """In each of 4 layers and 8 heads every token meets every token twice, in 32 numbers at full width."""
     net = language_net("d", words=50)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net.module().requires_grad_(False).eval()(net.blank(1))
+        net.module().requires_grad_(False).eval()(net.zero_inputs(1))
     assert cost(net).macs * 2 == counter.get_total_flops() - 2 * (4 * 8 * 2 * 64**2 * 32 // 8)
 
 
@@ -338,4 +338,4 @@ def test_a_slice_of_a_narrower_global_model_has_the_same_size(level: str) -> Non
 
 @pytest.mark.parametrize(("level", "size"), [("a", 6_227_496), ("e", 26_376)])
 def test_bytes_of_one_message(level: str, size: int) -> None:
-    assert payload_bytes({"weights": mnist_net(level).initial(0)}) == size
+    assert payload_bytes({"weights": mnist_net(level).initial_weights(0)}) == size

@@ -56,7 +56,7 @@ def test_a_step_on_label_and_answer(
     client = client_for(said(), examples, [one], Sgd(0.1), holdings=held, state=memory)
     inbox: Any = {"teacher": {"logits": torch.tensor([[[3.0, 0.0]]])}} if taught else {}
     made = FedGKT(weight=weight).train.run(client, inbox)
-    assert made.send["lesson"]["logits"].flatten().tolist() == pytest.approx([logit, -logit], abs=1e-5)
+    assert made.upload["lesson"]["logits"].flatten().tolist() == pytest.approx([logit, -logit], abs=1e-5)
 
 
 def small() -> Model:

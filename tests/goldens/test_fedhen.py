@@ -64,7 +64,7 @@ def step_of(method: Any, whole: Model, optimizer: Sgd, client_for: Callable[...,
     one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     start = {name: torch.zeros(1, *shape) for name, shape in whole.shapes().items()}
-    made = method.train.run(client_for(whole, examples, [one], optimizer), {"weights": start}).send["weights"]
+    made = method.train.run(client_for(whole, examples, [one], optimizer), {"weights": start}).upload["weights"]
     return {name: float(weight) for name, weight in made.items()}
 
 

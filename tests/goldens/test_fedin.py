@@ -114,7 +114,7 @@ def test_6_a_middle_of_one_weight(
     ends = {f"{part}.weight": torch.ones(1, 1) for part in ("extractor", "classifier")}
     pairs = {"enter": torch.tensor([[[3.0]]]), "leave": torch.tensor([[[5.0]]])}
     made = FedIN(middle=middle).train.run(client, {"weights": ends, "pairs": pairs})
-    assert made.remember is not None
-    assert float(made.remember["weights"]["intermediate.weight"]) == pytest.approx(weight, abs=1e-6)
-    sent = {name: float(one) for name, one in made.send["weights"].items()}
+    assert made.state is not None
+    assert float(made.state["weights"]["intermediate.weight"]) == pytest.approx(weight, abs=1e-6)
+    sent = {name: float(one) for name, one in made.upload["weights"].items()}
     assert sent == pytest.approx({"extractor.weight": 1.8, "classifier.weight": 1.8}, abs=1e-6)

@@ -60,7 +60,7 @@ def test_7_gradients_are_summed_then_clipped_once(
     one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     client = client_for(line(2), examples, [one], Sgd(1.0, clip_value=limit), sizes={"a": line(2), "b": line(1)})
-    made = method.train.run(client, {"weights": {"weight": torch.zeros(1, 2)}}).send["weights"]["weight"]
+    made = method.train.run(client, {"weights": {"weight": torch.zeros(1, 2)}}).upload["weights"]["weight"]
     assert made[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 

@@ -87,5 +87,5 @@ def test_the_proximal_term_pulls_back_to_the_broadcast(
     step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     client = client_for(model("number", Number, {}, (1,), 1), examples, [step, step], ToTwoThenDescend())
-    made = FedProx(mu).train.run(client, {"weights": {"weight": torch.ones(1, 1)}}).send["weights"]["weight"]  # type: ignore[arg-type]
+    made = FedProx(mu).train.run(client, {"weights": {"weight": torch.ones(1, 1)}}).upload["weights"]["weight"]  # type: ignore[arg-type]
     assert float(made) == pytest.approx(expected, abs=1e-12)

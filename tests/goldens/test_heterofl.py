@@ -171,7 +171,7 @@ def test_static_batch_norm(query: Any, batch_size: int, mean: float, variance: f
         seed=0,
     )
     asked = StaticBatchNorm(query, batch_size)
-    weights = fleet.global_model.initial(0)
+    weights = fleet.global_model.initial_weights(0)
     tier = fleet.largest
     filled = asked.fill({tier: weights}, fleet, lambda task, inboxes: engine.ask(task, inboxes, 1), 1)[tier]
     assert filled["0.running_mean"].tolist() == pytest.approx([mean], abs=1e-6)

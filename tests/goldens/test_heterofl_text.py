@@ -168,7 +168,7 @@ def test_the_mask_is_averaged_where_devices_speak_for_all_rows(
 class Lookup(nn.Embedding):
     """Every token has two logits of its own."""
 
-    folds = False
+    foldable = False
 
 
 def lookup(*, tokens: int) -> nn.Module:

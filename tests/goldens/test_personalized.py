@@ -93,24 +93,24 @@ def numbers(tensors: Any) -> Any:
 def test_ditto_holds_the_personal_model_to_what_was_sent(train: Callable[..., ClientResult]) -> None:
     """And trains the other as if alone: 1 + 0.1 · 2."""
     made = train(Ditto(), OFF, {"weight": 1.0}, {"weight": 0.0})
-    assert made.remember is not None
-    assert numbers(made.remember["weights"]) == {"weight": 0.375}
-    assert numbers(made.send["weights"]) == {"weight": 1.2}
+    assert made.state is not None
+    assert numbers(made.state["weights"]) == {"weight": 0.375}
+    assert numbers(made.upload["weights"]) == {"weight": 1.2}
 
 
 def test_ditto_as_in_fedbabus_code(train: Callable[..., ClientResult]) -> None:
     """From what was sent, 1, held to the trained copy of it, 1.2: 1 + 0.1 (2 + 0.75 · 0.2). Its own is forgotten."""
     made = train(Ditto(fedbabu_compat=True), OFF, {"weight": 1.0}, {"weight": 0.0})
-    assert made.remember is not None
-    assert numbers(made.remember["weights"]) == {"weight": 1.215}
-    assert numbers(made.send["weights"]) == {"weight": 1.215}
+    assert made.state is not None
+    assert numbers(made.state["weights"]) == {"weight": 1.215}
+    assert numbers(made.upload["weights"]) == {"weight": 1.215}
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_perfedavg_looks_one_step_ahead(steps: int, train: Callable[..., ClientResult]) -> None:
     """Of first order: the full derivative would give 0.243. One batch is looked at twice."""
     made = train(PerFedAvg(), OFF, {"weight": 0.0}, {}, steps)
-    assert numbers(made.send["weights"]) == {"weight": 0.27}
+    assert numbers(made.upload["weights"]) == {"weight": 0.27}
 
 
 @pytest.mark.parametrize(("rate", "weight"), [(0.0, 0.3), (0.5, 0.15), (1.0, 0.0)])
@@ -118,14 +118,14 @@ def test_perfedavg_may_look_further_ahead_than_it_goes(
     rate: float, weight: float, train: Callable[..., ClientResult]
 ) -> None:
     made = train(PerFedAvg(rate), OFF, {"weight": 0.0}, {})
-    assert numbers(made.send["weights"]) == {"weight": weight}
+    assert numbers(made.upload["weights"]) == {"weight": weight}
 
 
 def test_fedrep_trains_the_head_and_then_the_body_under_it(train: Callable[..., ClientResult]) -> None:
     made = train(FedRep(), PRODUCT, {"body.weight": 1.0}, {"head.weight": 1.0})
-    assert made.remember is not None
-    assert numbers(made.remember["weights"]) == {"head.weight": 1.1}
-    assert numbers(made.send["weights"]) == {"body.weight": 1.099}
+    assert made.state is not None
+    assert numbers(made.state["weights"]) == {"head.weight": 1.1}
+    assert numbers(made.upload["weights"]) == {"body.weight": 1.099}
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_lgfedavg_trains_all_and_sends_what_is_shared(
 ) -> None:
     other = {"head.weight": "body.weight", "body.weight": "head.weight"}[name]
     made = train(LGFedAvg(shared), PRODUCT, {name: 1.0}, {other: 1.0})
-    assert made.remember is not None
-    assert numbers(made.send["weights"]) == {name: 1.1}
-    assert numbers(made.remember["weights"]) == {other: 1.1}
+    assert made.state is not None
+    assert numbers(made.upload["weights"]) == {name: 1.1}
+    assert numbers(made.state["weights"]) == {other: 1.1}
 
 
 def test_lgfedavg_averages_what_is_shared_by_examples(scripted: Callable[..., Any]) -> None:
@@ -157,4 +157,4 @@ def test_lgfedavg_averages_what_is_shared_by_examples(scripted: Callable[..., An
 def test_fedprox_pulls_back_from_where_it_went(train: Callable[..., ClientResult]) -> None:
     """From 1 it goes to 1.2, is pulled back by half of 0.2 and drawn on by 1.8."""
     made = train(FedProx(0.5), OFF, {"weight": 1.0}, {}, steps=2)
-    assert numbers(made.send["weights"]) == {"weight": 1.37}
+    assert numbers(made.upload["weights"]) == {"weight": 1.37}

@@ -15,7 +15,7 @@ from fedloom.engines import ProcessPool
 from fedloom.fleet import DeviceModel
 from fedloom.methods.fedgkt import FedGKT, pupil
 from fedloom.methods.standalone import Standalone
-from fedloom.models import Model, StepSeeds, chained, model
+from fedloom.models import Model, StepSeeds, chain_models, model
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
 
 SIZES = (8, 5, 9)
@@ -81,7 +81,7 @@ def test_an_example_is_taught_by_the_answer_to_that_very_example(
 
 def trained(place: Any, batches: Any, teachers: list[Tensor]) -> dict[str, Tensor]:
     module = place.fleet.global_model.module().train()
-    module.load_state_dict(place.fleet.global_model.initial(0))
+    module.load_state_dict(place.fleet.global_model.initial_weights(0))
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     for rows, teacher in zip(batches, teachers, strict=True):
         logits = module(place.dataset.preparation(place.dataset.train.x[rows])).logits
@@ -265,21 +265,21 @@ def test_the_servers_model_is_a_devices_extractor_and_then_the_servers_net(
     client = client_for(small, place.dataset.train, [step], state={"weights": own})
     whole, weights = SMALL.with_server(client, {"weights": servers})
     assert weights.keys() == whole.shapes().keys()
-    features = small.part("extractor")(small.part_weights("extractor", own), x, StepSeeds((0, 0))).logits
+    features = small.submodel("extractor")(small.submodel_weights("extractor", own), x, StepSeeds((0, 0))).logits
     expected = large(servers, features, StepSeeds((0, 0))).logits
     assert torch.allclose(whole(weights, x, StepSeeds((0, 0))).logits, expected, atol=1e-12)
     ready = {**weights, **whole.batch_statistics(weights, x)}
     first, second = ({n.removeprefix(p): w for n, w in ready.items() if n.startswith(p)} for p in ("first.", "second."))
-    judged = large(second, small.part("extractor")(first, x).logits).logits
+    judged = large(second, small.submodel("extractor")(first, x).logits).logits
     assert torch.allclose(whole(ready, x).logits, judged, atol=1e-12)
 
 
 def test_a_chain_is_a_value_with_the_names_of_both(tiny_model: Callable[..., Model]) -> None:
-    first = tiny_model("bottleneck").part("extractor")
+    first = tiny_model("bottleneck").submodel("extractor")
     second = SMALL.large(tiny_model("bottleneck"))
-    whole = chained(first, second)
-    assert whole == chained(first, second) and hash(whole) == hash(chained(first, second))
-    assert whole != chained(first, replace(second, classes=5))
+    whole = chain_models(first, second)
+    assert whole == chain_models(first, second) and hash(whole) == hash(chain_models(first, second))
+    assert whole != chain_models(first, replace(second, classes=5))
     assert (whole.input_shape, whole.classes) == (first.input_shape, second.classes)
     expected = {f"first.{name}": shape for name, shape in first.shapes().items()}
     assert whole.shapes() == expected | {f"second.{name}": shape for name, shape in second.shapes().items()}

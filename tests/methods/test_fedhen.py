@@ -190,7 +190,7 @@ def test_noside_leaves_the_exits_head_of_complex_devices(
 ) -> None:
     """To the bit, with momentum and weight decay."""
     place = replace(place, optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0))
-    start, sent = place.fleet.global_model.initial(0), sent_in_one_round(NoSide(exit_head), place, meddling)
+    start, sent = place.fleet.global_model.initial_weights(0), sent_in_one_round(NoSide(exit_head), place, meddling)
     for device in place.fleet.devices(1):
         for name, weight in sent[device.name].items():
             untouched = name.startswith("exit.") and device.tier == "complex"
@@ -258,7 +258,7 @@ def test_reports_are_means_of_what_each_device_sent_last(
     """Round after round, with devices that were not asked yet and with replies that are lost."""
     place = world(sizes=(8, 9, 8, 5, 7, 8, 6), models=two_sizes(tiny_model), shares=(3 / 7, 4 / 7))
     engine = meddling(place.engine(method), lambda replies: replies[1:])
-    first, server = place.fleet.global_model.initial(0), method.start(place.fleet, 0)
+    first, server = place.fleet.global_model.initial_weights(0), method.start(place.fleet, 0)
     last = {device.name: device.footprint.read(first) for device in place.fleet.devices(1)}
     heard = set()
     for number in (1, 2, 3):

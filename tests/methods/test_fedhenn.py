@@ -310,7 +310,7 @@ def test_examples_travel_as_they_are_stored(method: FedHeNN, world: Callable[...
     shown = [inbox["probe"]["x"] for _, inboxes in engine.asked for inbox in inboxes.values()]
     assert all(x.dtype == torch.uint8 and x.shape == (8, 1, 6, 6) for x in shown)
     sent_down = [inbox for _, boxes in engine.asked for device, inbox in boxes.items() if not device.is_server]
-    shown_bytes, target, model = 8 * 36 + 4, 8 * 8 * 4, payload_bytes({"weights": place.fleet.global_model.initial(0)})
+    shown_bytes, target, model = 8 * 36 + 4, 8 * 8 * 4, payload_bytes({"weights": place.fleet.global_model.initial_weights(0)})
     expected = shown_bytes + {"kernels": target, "weights": model}[method.share]
     first_question = shown_bytes if method.kernels_on == "devices" else 0
     assert context.traffic.down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)

@@ -55,8 +55,8 @@ def client_of(place: Any, method: FedIN, sizes: int = 1, **changes: Any) -> Clie
 def made_up_pairs(client: Client, count: int = 5) -> dict[str, Tensor]:
     devices, model = len(client.seen_labels), client.model
     return {
-        "enter": torch.randn(devices, count, *model.part("intermediate").input_shape),
-        "leave": torch.randn(devices, count, *model.part("classifier").input_shape),
+        "enter": torch.randn(devices, count, *model.submodel("intermediate").input_shape),
+        "leave": torch.randn(devices, count, *model.submodel("classifier").input_shape),
     }
 
 
@@ -97,8 +97,8 @@ def test_a_step_is_the_weighted_sum_in_the_middle_and_the_labels_at_the_ends(
     ends = {name: one for name, one in weights.items() if not name.startswith("intermediate.")}
     client = replace(client, state={"weights": {name: one for name, one in weights.items() if name not in ends}})
     made = replace(SMALL, local=local).train.run(client, {"weights": ends, "pairs": pairs})
-    assert made.remember is not None
-    for name, weight in {**made.send["weights"], **made.remember["weights"]}.items():
+    assert made.state is not None
+    for name, weight in {**made.upload["weights"], **made.state["weights"]}.items():
         slope = labels[name] if name in ends else local / 2 * labels[name] + features[name]
         assert torch.allclose(weight, weights[name] - 0.1 * slope, atol=1e-12)
 
@@ -310,14 +310,14 @@ def test_without_pairs_a_device_learns_from_labels_alone(
     """In the first round, and where the middle is not to learn from features."""
     place, method = world("splitnet", sizes=(8, 8)), replace(SMALL, middle=middle)
     client = client_of(place, method, 2)
-    first = {name: one.expand(2, *one.shape) for name, one in client.model.initial(0).items()}
+    first = {name: one.expand(2, *one.shape) for name, one in client.model.initial_weights(0).items()}
     shared = {name: one for name, one in first.items() if not name.startswith("intermediate.")}
     memory = {"weights": {name: one for name, one in first.items() if name not in shared}}
     made = method.train.run(replace(client, state=memory), {"weights": shared})
     expected = fit(client, first, label_loss(client))
-    assert made.remember is not None
-    assert made.send["weights"].keys() == shared.keys()
-    for name, weight in {**made.send["weights"], **made.remember["weights"]}.items():
+    assert made.state is not None
+    assert made.upload["weights"].keys() == shared.keys()
+    for name, weight in {**made.upload["weights"], **made.state["weights"]}.items():
         assert bits_equal(weight, expected[name])
 
 
@@ -394,8 +394,8 @@ def test_one_after_the_other_is_two_updates_and_the_second_leaves_the_ends(
             for name in [name for name in expected if number == 0 or name not in ends]:
                 velocity[name] = 0.9 * velocity[name] + slope[name] + 0.01 * expected[name]
                 expected[name] = expected[name] - 0.01 * velocity[name]
-    assert made.remember is not None
-    for name, weight in {**made.send["weights"], **made.remember["weights"]}.items():
+    assert made.state is not None
+    for name, weight in {**made.upload["weights"], **made.state["weights"]}.items():
         assert torch.allclose(weight, expected[name], atol=1e-10)
 
 
@@ -450,7 +450,7 @@ def test_middles_of_tied_blocks_learn(
 def test_the_inner_product_of_what_is_learned_is_not_negative(place: Any) -> None:
     """Devices' own gradients at a real step, tensor by tensor and in all."""
     client = client_of(place, SMALL)
-    weights = {name: one[None] for name, one in client.model.initial(0).items()}
+    weights = {name: one[None] for name, one in client.model.initial_weights(0).items()}
     labels, features, _ = slopes(client, weights, made_up_pairs(client))
     middle = {name: labels[name] for name in labels if name.startswith("intermediate.")}
     other = {name: features[name] for name in middle}

@@ -21,7 +21,7 @@ def test_every_weight_is_pulled_back(world: Callable[..., Any], meddling: Callab
         engine = meddling(one.engine(FedProx(mu), devices_per_block=1), list)
         FedProx(mu).round(FedProx(mu).start(one.fleet, 0), one.context(engine))
         sent.append(engine.delivered[0].sent["weights"])
-    start, moved = place.fleet.global_model.initial(0), set()
+    start, moved = place.fleet.global_model.initial_weights(0), set()
     for name, weight in start.items():
         after_one, again, without, pulled = (made[name] for made in sent)
         assert torch.equal(after_one, again)  # nothing pulls where it starts

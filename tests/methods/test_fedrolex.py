@@ -160,7 +160,7 @@ def back(tensor: Tensor, small: torch.Size, steps: int) -> Tensor:
 
 def test_who_takes_part_does_not_change_the_windows(scripted: Callable[..., Any]) -> None:
     fleet = fleet_of(6)
-    server = {"weights": fleet.global_model.initial(0)}
+    server = {"weights": fleet.global_model.initial_weights(0)}
     redrawn = replace(fleet, assignment="redrawn")
     found = [
         {(device.tier, tuple(inbox["weights"]["2.weight"].flatten().tolist())) for device, inbox in boxes.items()}

@@ -51,7 +51,7 @@ class AttackContext:
     def __init__(self, world: Callable[..., Any], meddling: Callable[..., Any]):
         self.place = world(sizes=(6,), schedule=Schedule(100), optimizer=Sgd(1.0), hidden=(4, 6), normalization="group")
         self.meddling, self.whole = meddling, self.place.fleet.global_model
-        self.start = {name: weight[None] for name, weight in self.whole.initial(0).items()}
+        self.start = {name: weight[None] for name, weight in self.whole.initial_weights(0).items()}
         data = self.place.dataset
         self.batch = Batch(data.preparation(data.train.x)[None], data.train.y[None], DRAWS)
         self.teacher = logits_of(self.whole, self.whole, self.start, self.batch)[0].detach()
@@ -60,7 +60,7 @@ class AttackContext:
 
     def found(self, method: FedSup, round_number: int) -> dict[str, Tensor]:
         engine = self.meddling(self.place.engine(method, devices_per_block=1), list)
-        method.round({"weights": self.whole.initial(0)}, self.place.context(engine, round_number))
+        method.round({"weights": self.whole.initial_weights(0)}, self.place.context(engine, round_number))
         sent = engine.delivered[0].sent["weights"]
         return {name: self.start[name][0] - weight for name, weight in sent.items()}
 
@@ -106,7 +106,7 @@ def test_it_holds_to_where_it_started(world: Callable[..., Any], meddling: Calla
         engine = meddling(one.engine(method, devices_per_block=1), list)
         method.round(method.start(one.fleet, 0), one.context(engine))
         sent.append(engine.delivered[0].sent["weights"])
-    for name, weight in place.fleet.global_model.initial(0).items():
+    for name, weight in place.fleet.global_model.initial_weights(0).items():
         after_one, without, pulled = (made[name] for made in sent)
         assert torch.allclose(pulled, without - 0.1 * 0.7 * (after_one - weight), atol=1e-12)
 

@@ -161,7 +161,7 @@ def test_devices_get_the_slice_of_their_tier(
 
 def test_a_slice_put_back_and_taken_out_again_is_the_same(family: str, tiny_model: Callable[..., Model]) -> None:
     fleet = fleet_of(tiny_model, family, 3)
-    old = fleet.global_model.initial(0)
+    old = fleet.global_model.initial_weights(0)
     for tier in fleet.tiers:
         small = {name: tensor + 1 for name, tensor in tier.footprint.read(old).items()}
         whole = {name: tensor.clone() for name, tensor in old.items()}
@@ -210,7 +210,7 @@ def test_batch_norm_undoes_the_scaler(family: str, width: float, tiny_model: Cal
     wide = {"mobilenet": {"stem": 32, "widths": (32, 32)}, "splitnet": {"channels": 32}}
     hidden = wide.get(family, {"hidden": (32, 32)})
     scaled, plain = (tiny_model(family, width=width, scaler=scaler, **hidden) for scaler in (True, False))
-    block = {name: tensor[None].double() for name, tensor in scaled.initial(0).items()}
+    block = {name: tensor[None].double() for name, tensor in scaled.initial_weights(0).items()}
     x = torch.randn(1, 20, 1, 6, 6, dtype=torch.float64)
     with_scaler, without = (net(block, x, StepSeeds((0,))).logits for net in (scaled, plain))
     assert float((with_scaler - without).norm() / without.norm()) < 1e-3
@@ -228,7 +228,7 @@ def merged(place: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> di
 def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], world: Callable[..., Any]) -> None:
     """Batch after batch through torch's own batch norm with momentum None, device after device."""
     place = world(sizes=sizes)
-    weights = place.fleet.global_model.initial(0)
+    weights = place.fleet.global_model.initial_weights(0)
     found = merged(place, StaticBatchNorm("per_device", 3), weights)
     batches: list[Tensor] = []
 
@@ -285,7 +285,7 @@ def test_absent_labels_have_no_gradient_at_all(
     slopes = gradient(loss, block_weights(net, 2), Batch(x, y))
     for device in range(2):
         for label in range(CLASSES):
-            for name in set(net.label_rows()) & set(net.behind_last_exit()):
+            for name in set(net.label_rows()) & set(net.last_exit_weights()):
                 row = slopes[name][device, label]
                 assert bool((row != 0).any()) is bool(seen[device, label])
 
@@ -350,7 +350,7 @@ def test_local_judging_masks_as_training_does(
     masked: bool, fill: float | None, tiny_model: Callable[..., Model]
 ) -> None:
     fleet = fleet_of(tiny_model, "convnet", 3)
-    candidate = HeteroFL(mask_unseen_labels=masked).eval_targets({"weights": fleet.global_model.initial(0)})["server"]
+    candidate = HeteroFL(mask_unseen_labels=masked).eval_targets({"weights": fleet.global_model.initial_weights(0)})["server"]
     assert candidate.unseen_logit == fill
 
 

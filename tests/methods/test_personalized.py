@@ -168,7 +168,7 @@ def test_perfedavg_by_hand(
 
 def looked_ahead(place: Any, batches: Any, rate: float) -> dict[str, Tensor]:
     module = place.fleet.global_model.module()
-    module.load_state_dict(place.fleet.global_model.initial(0))
+    module.load_state_dict(place.fleet.global_model.initial_weights(0))
     weights = list(module.parameters())
     optimizer = torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=1e-2)
 
@@ -247,7 +247,7 @@ def test_fedrep_moves_the_head_alone_and_then_the_body_alone(
         epoch = len(batches) // 3
         later = [batches[n % len(batches)] for n in range(body_epochs * epoch)]
         module = place.fleet.global_model.module().train()
-        module.load_state_dict(place.fleet.global_model.initial(0), strict=False)
+        module.load_state_dict(place.fleet.global_model.initial_weights(0), strict=False)
         named = dict(module.named_parameters())
         for names, seen in ((head, batches), (set(named) - head, later)):
             optimizer = torch.optim.SGD([named[name] for name in sorted(names)], 0.1, momentum=0.9, weight_decay=1e-2)

@@ -13,7 +13,7 @@ from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedrolex import FedRolex
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.fjord import FjORD
-from fedloom.models import MODELS, Model, model, space_of
+from fedloom.models import MODELS, Model, model, space_from_models
 
 SHAPE, CLASSES = (1, 8, 8), 4
 
@@ -34,18 +34,18 @@ def fleet(small: Model, large: Model, shares: tuple[float, float] = (0.5, 0.5), 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_setting_left_to_the_family_is_a_setting(turned: bool) -> None:
     sizes = [net(width=0.5), net()]
-    assert space_of(sizes[::-1] if turned else sizes).choices == (("width", (0.5, 1.0)),)
+    assert space_from_models(sizes[::-1] if turned else sizes).choices == (("width", (0.5, 1.0)),)
 
 
 def test_choices_block_by_block_keep_their_order() -> None:
     sizes = [net("mobilenet", depths=(1, 2), kernels=(5, kernels)) for kernels in ((5, 5), (5, 3))]
-    assert space_of(sizes).choices == (("kernels", ((5,), ((5, 3), (5, 5)))),)
+    assert space_from_models(sizes).choices == (("kernels", ((5,), ((5, 3), (5, 5)))),)
 
 
 def test_lists_of_different_length_have_nothing_in_between() -> None:
     small = net(hidden=(4,))
     with pytest.raises(ValueError, match="hidden is a list of different length"):
-        space_of([small, net()])
+        space_from_models([small, net()])
 
 
 @pytest.mark.parametrize("space", [{"classes": (2, 4)}, {"normalization": ("none", "batch")}, {"nothing": (1, 2)}])

@@ -13,21 +13,21 @@ from ..tensors import Tensors
 
 def run_part(model: Model, part: str, weights: Tensors, x: Tensor) -> Tensor:
     """One part of a net, as it is judged."""
-    return model.part(part)(model.part_weights(part, weights), x).logits
+    return model.submodel(part)(model.submodel_weights(part, weights), x).logits
 
 
 @lru_cache(maxsize=1024)
 def feature_shape(model: Model) -> tuple[int, ...]:
     """What leaves the extractor for one example."""
-    part = model.part("extractor")
+    part = model.submodel("extractor")
     with torch.no_grad():
-        return tuple(part.module().eval()(part.blank(2)).shape[1:])
+        return tuple(part.module().eval()(part.zero_inputs(2)).shape[1:])
 
 
 def parts_problem(method: str, fleet: Fleet, parts: Sequence[str], ends: Sequence[str] = ()) -> str | None:
     """Why nets cannot be taken apart, or what they pass on is not of one shape."""
     for tier in fleet.active_tiers:
-        if not tier.model.has_parts(*parts):
+        if not tier.model.has_children(*parts):
             said = ", ".join(parts)
             return f"{method} needs nets with children named {said}; {tier.model.family} has others (try splitnet)"
         try:
@@ -51,4 +51,4 @@ def _ends_problem(method: str, fleet: Fleet, ends: Sequence[str]) -> str | None:
 
 
 def _passed_on(model: Model, parts: Sequence[str]) -> list[tuple[int, ...]]:
-    return [feature_shape(model), *(model.part(name).input_shape for name in parts[1:])]
+    return [feature_shape(model), *(model.submodel(name).input_shape for name in parts[1:])]

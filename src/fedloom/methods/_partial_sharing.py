@@ -26,7 +26,7 @@ class Sharing(Method, Protocol):
     def shared(self) -> Shared: ...
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        first = warm or fleet.global_model.initial(seed)
+        first = warm or fleet.global_model.initial_weights(seed)
         return {"weights": {name: first[name] for name in shared_names(self.shared, fleet.global_model)}}
 
     def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ..fleet import Fleet
 from ..footprints import part_of
-from ..models import SPACES, Model, Space, space, space_of
+from ..models import SPACES, Model, SearchSpace, space, space_from_models
 from ..seeds import SEARCH_SPACE_CHECK, generator
 from ..settings import Count, Positive
 
@@ -15,9 +15,9 @@ Choice = str | Mapping[str, tuple[Value, ...] | tuple[tuple[Value | tuple[Count,
 TRIED = 10
 
 
-def chosen(choice: Choice, sizes: Sequence[Model]) -> Space:
+def chosen(choice: Choice, sizes: Sequence[Model]) -> SearchSpace:
     if choice == "tiers":
-        return space_of(sizes)
+        return space_from_models(sizes)
     return space(SPACES[choice] if isinstance(choice, str) else choice)
 
 
@@ -28,9 +28,9 @@ def space_problem(method: str, choice: Choice, fleet: Fleet) -> str | None:
     whole, draw = fleet.global_model, generator(0, SEARCH_SPACE_CHECK)
     try:
         nets = chosen(choice, [tier.model for tier in fleet.active_tiers])
-        for net in (nets.smallest(whole), nets.largest(whole), *(nets.draw(whole, draw) for _ in range(TRIED))):
+        for net in (nets.smallest(whole), nets.largest(whole), *(nets.sample(whole, draw) for _ in range(TRIED))):
             part_of(net, whole)
-            net.fits_the_data()
+            net.check_output_size()
     except Exception as error:  # whatever a family says of sizes it cannot be built in
         return f"{method} cannot cut its sub-nets out of the largest tier's model: {error}; set method.space"
     return None

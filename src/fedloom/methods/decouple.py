@@ -16,13 +16,13 @@ class Decouple(Method):
 
     paper = "Acar & Saligrama, 2022"
     leaves, keeps, gives = "weights", "nothing", "global"
-    unmerged = "votes in several merges, one for each tier"
+    dp_uncovered = "updates to several aggregates, one for each tier"
     train = train_on_labels
 
     report: bool = False
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        weights = warm or fleet.global_model.initial(seed)
+        weights = warm or fleet.global_model.initial_weights(seed)
         own = {tier.name: tier.footprint.read(weights) for tier in fleet.active_tiers}
         return {**own, **(latest_models(fleet, weights) if self.report else {})}
 

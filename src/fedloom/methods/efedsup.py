@@ -47,7 +47,7 @@ class EFedSup(Method):
             chosen(self.space, [tier.model for tier in context.fleet.active_tiers]),
         )
         draw = context.draw(SUBNET_OF_DEVICE + device.name)
-        return device.with_model(nets.draw_within(whole, draw, self._budget(device, whole)), whole)
+        return device.with_model(nets.sample_within(whole, draw, self._budget(device, whole)), whole)
 
     def _budget(self, carrier: Device | Tier, whole: Model) -> float:
         """In multiply-adds."""

@@ -34,7 +34,7 @@ from ..client import (
 )
 from ..data import Examples, Preparation
 from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
-from ..models import MODELS, Model, chained, cost, model
+from ..models import MODELS, Model, chain_models, cost, model
 from ..seeds import SERVER_BATCHES, SERVER_ORDER, TEACH, generator
 from ..settings import Count, FixedTable, NotNegative, Positive
 from ..tensors import Parcel, Tensors
@@ -141,10 +141,10 @@ def _ready(client: Client, weights: Tensors) -> dict[str, Tensor]:
 
 def extended(client: Client, large: Model, weights: Tensors) -> ModelWeights:
     """A device's extractor and, behind it, the server's net."""
-    extractor = client.model.part_weights("extractor", client.state["weights"])
+    extractor = client.model.submodel_weights("extractor", client.state["weights"])
     parts = {"first": extractor, "second": weights}
     held = {f"{part}.{name}": weight for part, one in parts.items() for name, weight in one.items()}
-    return chained(client.model.part("extractor"), large), held
+    return chain_models(client.model.submodel("extractor"), large), held
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class FedGKT(OwnModels):
     server_blocks: tuple[Count, ...] = (6, 6, 6)
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": self.large(fleet.global_model).initial(seed), "answers": no_answers(fleet)}
+        return {"weights": self.large(fleet.global_model).initial_weights(seed), "answers": no_answers(fleet)}
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         replies = context.ask(self.train, {device: teacher_of(server, device) for device in context.cohort})

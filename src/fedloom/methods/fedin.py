@@ -28,7 +28,7 @@ AT_ONCE = 64  # examples, so that memory does not grow with the number of pairs
 
 
 def pair_layout(model: Model, count: int) -> Layout:
-    shapes = {"enter": model.part("intermediate").input_shape, "leave": model.part("classifier").input_shape}
+    shapes = {"enter": model.submodel("intermediate").input_shape, "leave": model.submodel("classifier").input_shape}
     return {name: ((count, *shape), torch.get_default_dtype()) for name, shape in shapes.items()}
 
 
@@ -56,11 +56,11 @@ def _drawn(client: Client, count: int) -> Tensor:
 
 def features_loss(client: Client, pairs: Tensors) -> Callable[[Tensors, Batch], Tensor]:
     """[K]: how far a device's middle is from making of others' features what theirs made of them, pairs in turn."""
-    middle = client.model.part("intermediate")
+    middle = client.model.submodel("intermediate")
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
         rows = batch.cyclic_rows(batch.y.shape[1], pairs["enter"].shape[1])
-        own = client.model.part_weights("intermediate", weights)
+        own = client.model.submodel_weights("intermediate", weights)
         made = middle(own, pairs["enter"][:, rows], batch.step_seeds).logits
         return (made - pairs["leave"][:, rows]).square().flatten(1).mean(1)
 
@@ -163,7 +163,7 @@ class FedIN(Sharing):
         return projected(own, other)
 
     def device_macs(self, model: Model, examples: int, steps: int) -> float:
-        both = 3.0 * cost(model.part("intermediate")).macs * examples if self.middle != "none" else 0.0
+        both = 3.0 * cost(model.submodel("intermediate")).macs * examples if self.middle != "none" else 0.0
         return super().device_macs(model, examples, steps) + both
 
     def sent_pairs(self, model: Model, inbox: Parcel, examples: int) -> Layout:

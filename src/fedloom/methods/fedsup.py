@@ -74,7 +74,7 @@ class FedSup(Method):
     def _nets(self, client: Client, batch: Batch) -> list[list[Model]]:
         """What is trained on this batch, the first on its labels."""
         whole, choices = client.model, chosen(self.space, tuple(client.sizes.values()))
-        draw = partial(draw_subnets, partial(choices.draw, whole), batch.step_seeds, self.subnet_stream)
+        draw = partial(draw_subnets, partial(choices.sample, whole), batch.step_seeds, self.subnet_stream)
         if not self.sandwich:
             return [draw(number) for number in range(self.subnets)]
         drawn = [draw(number) for number in range(1, self.subnets)]

@@ -48,7 +48,7 @@ class Method(Protocol):
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         """The server's first state; `warm` is an earlier model to go on from. By default one global model."""
-        return {"weights": warm or fleet.global_model.initial(seed)}
+        return {"weights": warm or fleet.global_model.initial_weights(seed)}
 
     @abstractmethod
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
@@ -111,7 +111,7 @@ def first_weights(device: Device, seed: int, warm: Tensors | None) -> Tensors:
     """What a device with a model of its own begins with: its part of an earlier model, if that has it."""
     held = {name: weight.shape for name, weight in (warm or {}).items()}
     own = device.model.shapes()
-    return between(own, held).read(warm) if warm and is_part(own, held) else device.model.initial(seed)
+    return between(own, held).read(warm) if warm and is_part(own, held) else device.model.initial_weights(seed)
 
 
 def fixed_tiers(fleet: Fleet) -> str | None:
@@ -123,6 +123,6 @@ def fixed_tiers(fleet: Fleet) -> str | None:
 
 def one_model(method: str, fleet: Fleet) -> str | None:
     """The reason of a method that trains one model on every device alike."""
-    if all(tier.model.is_the_same_as(fleet.global_model) for tier in fleet.active_tiers):
+    if all(tier.model.is_equivalent(fleet.global_model) for tier in fleet.active_tiers):
         return None
     return f"{method} gives every device the same model, but the tiers differ; use one tier, or a method with tiers"

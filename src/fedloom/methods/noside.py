@@ -35,14 +35,14 @@ class NoSide(Method):
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
-        trained = client.model.behind_last_exit()
+        trained = client.model.last_exit_weights()
         return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client), only=trained)})
 
     def _contribution(self, reply: Reply) -> ClientUpdate:
         return ClientUpdate(self._spoken_for(reply.device), reply.sent["weights"], 1.0)
 
     def _spoken_for(self, by: Device | Tier) -> Footprint:
-        return by.footprint.only(*by.model.behind_last_exit()) if self.exit_head == "trained_only" else by.footprint
+        return by.footprint.only(*by.model.last_exit_weights()) if self.exit_head == "trained_only" else by.footprint
 
     def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
         return self._spoken_for(tier)

@@ -14,7 +14,7 @@ class Standalone(OwnModels):
     paper = "the floor every paper compares with"
     leaves, keeps, gives = "nothing", "its model", "personalized"
     admits = "any models"
-    unmerged = ""
+    dp_uncovered = ""
 
     def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
         return {}
