@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.data.bundled_sets import digits
+from fedloom.data.npz import digits
 from fedloom.recipe.toml import dumps
 from tests.real_fleet import RealFleet, lines, real_fleet
 

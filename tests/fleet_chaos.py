@@ -40,7 +40,7 @@ def recipe(rounds: int, devices: int) -> dict[str, object]:
 
 def undisturbed(document: dict[str, object], given: list[str], folder: Path) -> str:
     """The weights of the same run in process."""
-    said = {**document, "fleet": {"given": given}}
+    said = {**document, "fleet": {"device_tiers": given}}
     del said["faults"]
     for _ in recorded(assemble(load(said, Registry()), Registry(), folder), folder / "here"):
         pass

@@ -150,7 +150,7 @@ def test_tiers_go_into_the_recipe(tmp_path: Path) -> None:
     ("cap", "tiers", "code"), [("huge", (), "TIER_NAME"), ("small", ("large", "small", "small"), "TIER_CAP")]
 )
 def test_a_recipe_that_keys_do_not_allow(tmp_path: Path, cap: str, tiers: tuple[str, ...], code: str) -> None:
-    loaded = load(document(fleet={"given": list(tiers)}), Registry())
+    loaded = load(document(fleet={"device_tiers": list(tiers)}), Registry())
     fleet = assemble(loaded, Registry(), tmp_path).fleet
     book = enroll(tmp_path / "fleet", "a.example:1", [wish(f"a:{cap}"), wish("b"), wish("c")], secure=True)
     with pytest.raises(RecipeError) as caught:
@@ -161,9 +161,9 @@ def test_a_recipe_that_keys_do_not_allow(tmp_path: Path, cap: str, tiers: tuple[
 @pytest.mark.parametrize(
     ("part", "word"),
     [
-        ({"given": ["large"]}, "1 devices are given a tier"),
-        ({"given": ["large"] * 3, "assignment": "redrawn"}, "given and redrawn"),
-        ({"given": ["large", "large", "smal"]}, "no tier of that name"),
+        ({"device_tiers": ["large"]}, "1 devices are given a tier"),
+        ({"device_tiers": ["large"] * 3, "assignment": "redrawn"}, "given and redrawn"),
+        ({"device_tiers": ["large", "large", "smal"]}, "no tier of that name"),
     ],
 )
 def test_given_tiers_that_are_amiss(tmp_path: Path, part: dict[str, Any], word: str) -> None:
@@ -197,7 +197,7 @@ def test_a_device_reads_its_data_by_a_function_of_its_own(tmp_path: Path) -> Non
     file.write_text(
         "import torch\n"
         "from fedloom.data import Dataset, Examples\n"
-        "from fedloom.data.bundled_sets import digits\n"
+        "from fedloom.data.npz import digits\n"
         "def load():\n"
         "    whole = digits()\n"
         "    few = Examples(whole.train.x[:7], whole.train.y[:7])\n"
@@ -293,7 +293,7 @@ def test_how_a_fleet_is(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "manifest.json").write_text('{"status": "finished"}')
-    (run / "recipe.toml").write_text('[fleet]\ngiven = ["small", "large"]\n')
+    (run / "recipe.toml").write_text('[fleet]\ndevice_tiers = ["small", "large"]\n')
     (run / "timings.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
     lines = [
         {"round": 1, "devices": ["0", "1"], "outcome": "admitted"},

@@ -30,7 +30,7 @@ def test_the_page_brings_up_a_fleet(tmp_path: Path) -> None:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)
     assert json.loads((tmp_path / "my-run" / "manifest.json").read_text())["status"] == "finished"
-    given = 'given = ["large", "large", "medium", "medium", "small", "small"]'
+    given = 'device_tiers = ["large", "large", "medium", "medium", "small", "small"]'
     assert given in (tmp_path / "my-run" / "recipe.toml").read_text()
     heard = {name for line in lines(tmp_path / "my-run" / "participation.jsonl") for name in line["devices"]}
     assert heard == {"0", "1", "2", "3", "4", "5"}

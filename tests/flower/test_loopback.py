@@ -33,7 +33,9 @@ from pathlib import Path
 import torch
 
 from fedloom.flower.apps import server_app
-from fedloom.experiment import Tables, assemble, load
+from fedloom.recipe.load import load
+from fedloom.recipe.registry import Registry
+from fedloom.runs.build import assemble
 from fedloom.runs.recorder import recorded
 from fedloom.deploy.remote import over_flower, roster_over
 from fedloom.deploy.apps import flower_client
@@ -43,7 +45,7 @@ def play(grid, config):
     torch.set_default_dtype(torch.float64)
     folder, roster = Path(config["recipe"]), None
     for recipe in sorted(folder.glob("*.toml")):
-        made = assemble(load(recipe, Tables()), Tables(), folder)
+        made = assemble(load(recipe, Registry()), Registry(), folder)
         roster = roster or roster_over(grid, made.fleet)
         for _ in recorded(over_flower(made, roster), Path(config["out"]) / recipe.stem):
             pass

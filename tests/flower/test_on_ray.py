@@ -17,7 +17,7 @@ BIN = Path(sys.executable).parent
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    made = {**chaos.recipe("heterofl", 2), "fleet": {"participation": 1.0}, "engine": {"block": 1}, **changes}
+    made = {**chaos.recipe("heterofl", 2), "fleet": {"participation": 1.0}, "engine": {"devices_per_block": 1}, **changes}
     return {**made, "data": {**made["data"], "devices": 20}}
 
 

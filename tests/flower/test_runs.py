@@ -82,7 +82,7 @@ JUDGED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", JUDGED)
 def test_the_rows_are_those_of_a_run_in_process(method: str, tmp_path: Path) -> None:
-    document = {**chaos.recipe("heterofl", 2), "method": {"name": method}, "engine": {"block": 1}, **JUDGED[method]}
+    document = {**chaos.recipe("heterofl", 2), "method": {"name": method}, "engine": {"devices_per_block": 1}, **JUDGED[method]}
     document["evaluation"] = {"every": 1, **document["evaluation"]}
     here = fedloom.run(document, out=tmp_path / "here")
     run(document, tmp_path / "there", tmp_path / "disks")
@@ -125,7 +125,7 @@ def test_a_server_that_dies_between_answers_and_commit_goes_on_to_the_same_bits(
 
 
 def test_memories_on_disk_are_those_in_process(tmp_path: Path) -> None:
-    document = {**chaos.recipe("fedhenn", 2), "engine": {"block": 1}}
+    document = {**chaos.recipe("fedhenn", 2), "engine": {"devices_per_block": 1}}
     made = assemble(load(document, Registry()), Registry(), tmp_path)
     for _ in recorded(made, tmp_path / "here"):
         pass
@@ -153,10 +153,10 @@ def test_devices_with_data_of_their_own_learn_as_if_it_had_been_dealt_to_them(tm
     data = {"dataset": "npz", "file": "own.npz", "classes": 10, "devices": 3}
     document = {
         **chaos.recipe("heterofl", 2), "fleet": {}, "evaluation": {"per_device": "always"},
-        "data": {**data, "partition": {"kind": "file", "path": str(tmp_path / "map.json")}}, "engine": {"block": 1},
+        "data": {**data, "partition": {"kind": "file", "path": str(tmp_path / "map.json")}}, "engine": {"devices_per_block": 1},
     }  # fmt: skip
     here = fedloom.run(document, out=tmp_path / "here", data_dir=tmp_path / "all")
-    away = {**document, "data": {**data, "partition": {"kind": "own"}}, "engine": {"block": 1, "kind": "flower"}}
+    away = {**document, "data": {**data, "partition": {"kind": "own"}}, "engine": {"devices_per_block": 1, "kind": "flower"}}
     made = experiment(away, tmp_path / "disks", "data")
     for _ in recorded(made, tmp_path / "there"):
         pass

@@ -64,7 +64,7 @@ def how_it_is(folder: Path) -> dict[str, Any]:
 
 def _devices(book: FleetRegistry, run: Path | None) -> list[dict[str, Any]]:
     recipe = run / "recipe.toml" if run else None
-    given = tomllib.loads(recipe.read_text("utf-8"))["fleet"].get("given", []) if recipe and recipe.exists() else []
+    given = tomllib.loads(recipe.read_text("utf-8"))["fleet"].get("device_tiers", []) if recipe and recipe.exists() else []
     heard: dict[str, int] = {}
     for line in lines(run / "participation.jsonl") if run else ():
         heard |= dict.fromkeys(line["devices"], line["round"]) if line["outcome"] == "admitted" else {}

@@ -64,7 +64,7 @@ def seated(
     planned = plan_fleet(loaded, tables, data, machines, tier_costs(loaded, tables, data, memory=True)).planned
     fits = [None if one.fit is None else one.fit.tier for one in planned]
     document = loaded.recipe.document()
-    document["fleet"]["given"] = list(largest_allowed([one.cap for one in book.entries], fits, sizes))
+    document["fleet"]["device_tiers"] = list(largest_allowed([one.cap for one in book.entries], fits, sizes))
     return load(json.loads(json.dumps(document)), tables)
 
 

@@ -85,7 +85,7 @@ launch = ""
 
 APP = '''"""The two halves of a run, as fedloom has them."""
 
-from fedloom.experiment.deployment.serving import flower_client, flower_server
+from fedloom.deploy.apps import flower_client, flower_server
 
 client = flower_client()
 server = flower_server()
