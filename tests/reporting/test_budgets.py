@@ -12,9 +12,9 @@ def rows(per_round: float, rounds: int, seconds: float = 1.0) -> list[Row]:
     for number in range(1, rounds + 1):
         made += [
             Row(number, "server", "large", "", "global", "accuracy", 10.0 * number),
-            Row(number, "", "", "", "", "down", per_round / 4),
-            Row(number, "", "", "", "", "up", 3 * per_round / 4),
-            Row(number, "", "", "", "", "clock", seconds),
+            Row(number, "", "", "", "", "bytes_down", per_round / 4),
+            Row(number, "", "", "", "", "bytes_up", 3 * per_round / 4),
+            Row(number, "", "", "", "", "simulated_seconds", seconds),
         ]
     return made
 
@@ -60,7 +60,7 @@ def test_it_is_said_how_far_each_came() -> None:
 def coded(per_round: float, rounds: int, share: float) -> list[Row]:
     """The same run behind a codec that leaves this share of the bytes."""
     plain = rows(per_round, rounds)
-    moved = [row for row in plain if row.metric in ("down", "up")]
+    moved = [row for row in plain if row.metric in ("bytes_down", "bytes_up")]
     return plain + [Row(row.round, "", "", "", "", f"{row.metric}_compressed", share * row.value) for row in moved]
 
 

@@ -14,7 +14,7 @@ from fedloom.reporting.charts.participation import votes
 from fedloom.reporting.report_data import ReportData, RunReader, report_data_of
 
 LEARNED = ["accuracy_mean", "accuracy_std", "seeds"]
-TIME = ["training_seconds", "judging_seconds", "saving_seconds", "peak_megabytes", "clock"]
+TIME = ["training_seconds", "judging_seconds", "saving_seconds", "peak_megabytes", "simulated_seconds"]
 ONE_RUN = {
     "learning_rounds": ["arm", "tier", "round", *LEARNED],
     "learning_bytes": ["arm", "tier", "megabytes", *LEARNED],

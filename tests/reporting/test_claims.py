@@ -60,7 +60,7 @@ def test_never_is_later_than_any_round_and_never_twice_is_a_tie() -> None:
 
 def rows(*values: float, tier: str = "a", candidate: str = "server", metric: str = "accuracy") -> list[Row]:
     judged = [Row(number, candidate, tier, "", "global", metric, value) for number, value in enumerate(values, 1)]
-    moved = [Row(number, "", "", "", "", "down", 10.0) for number in range(1, len(values) + 1)]
+    moved = [Row(number, "", "", "", "", "bytes_down", 10.0) for number in range(1, len(values) + 1)]
     return judged + moved
 
 
@@ -129,7 +129,7 @@ def test_a_gain_that_nobody_knows_is_no_number() -> None:
 
 
 def test_simulated_seconds_are_those_of_a_round() -> None:
-    ticks = [Row(number, "", "", "", "", "clock", seconds) for number, seconds in ((1, 1.5), (2, 2.5))]
+    ticks = [Row(number, "", "", "", "", "simulated_seconds", seconds) for number, seconds in ((1, 1.5), (2, 2.5))]
     seen = Evidence({"x": [ticks], "y": [[]]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     assert amounts(Side("x"), Terms("seconds", "less"), seen) == [Amount(2.0)]
     with pytest.raises(NotMeasuredError, match="y has no clock"):

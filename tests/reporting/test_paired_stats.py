@@ -23,7 +23,9 @@ def run_of(accuracies, moved=100.0, test="global"):
         for tier, last in accuracies.items()
         for device, metric, value in (("", "accuracy", last), ("", "loss", 1.0), ("0", "accuracy", 1.0))
     ]
-    return rows + [Row(number, "", "", "", "", metric, moved / 2) for number in (1, 2) for metric in ("down", "up")]
+    return rows + [
+        Row(number, "", "", "", "", metric, moved / 2) for number in (1, 2) for metric in ("bytes_down", "bytes_up")
+    ]
 
 
 def arm(name, *values, serving=None, moved=100.0):
@@ -157,8 +159,8 @@ def test_one_seed_has_no_spread():
 
 def test_bytes_per_round_are_a_mean_over_rounds_and_seeds():
     runs = [
-        [Row(1, "", "", "", "", "down", 10.0), Row(1, "", "", "", "", "up", 20.0)],
-        [Row(1, "", "", "", "", "down", 30.0), Row(1, "", "", "", "", "up", 60.0)],
+        [Row(1, "", "", "", "", "bytes_down", 10.0), Row(1, "", "", "", "", "bytes_up", 20.0)],
+        [Row(1, "", "", "", "", "bytes_down", 30.0), Row(1, "", "", "", "", "bytes_up", 60.0)],
     ]
     assert Arm("a", OWN, runs).bytes_per_round() == statistics.fmean([30.0, 90.0])
     assert Arm("a", OWN, [[]]).bytes_per_round() == 0

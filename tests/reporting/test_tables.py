@@ -22,7 +22,7 @@ def rows(large: float, small: float) -> list[Row]:
         for number in (1, 2)
         for tier, value in (("large", large), ("small", small))
     ]
-    return found + [Row(number, "", "", "", "", "down", 1e6) for number in (1, 2)]
+    return found + [Row(number, "", "", "", "", "bytes_down", 1e6) for number in (1, 2)]
 
 
 def arm(name: str, large: float, small: float, seeds: int = 2, carried: bool = True) -> Arm:
@@ -93,7 +93,9 @@ def test_a_tier_without_devices_is_a_dash() -> None:
 
 def test_what_models_and_rounds_cost_where_it_is_known() -> None:
     ticking = arm("this", 80, 60)
-    runs = [[*run, *(Row(number, "", "", "", "", "clock", 1.5) for number in (1, 2))] for run in ticking.runs]
+    runs = [
+        [*run, *(Row(number, "", "", "", "", "simulated_seconds", 1.5) for number in (1, 2))] for run in ticking.runs
+    ]
     known = replace(ticking, runs=runs, macs={"large": 3_282_688, "small": 1_659_300})
     found = result(known, arm("other", 70, 50))
     head, _, this, other = markdown(found).splitlines()[:4]
@@ -110,7 +112,7 @@ def worse(name: str, *ends: float, seeds: int = 2) -> Arm:
         for number in (1, 2)
         for tier, value in zip(("large", "small"), ends, strict=True)
     ]
-    found += [Row(number, "", "", "", "", "down", 1e6) for number in (1, 2)]
+    found += [Row(number, "", "", "", "", "bytes_down", 1e6) for number in (1, 2)]
     serving = {tier: Serving(tier, True) for tier in ("large", "small")}
     return Arm(name, serving, [found] * seeds, metric=PERPLEXITY)
 

@@ -28,7 +28,7 @@ OWN = {"small": Serving("small", True)}
 def run_of(*accuracies, candidate="server", moved=10.0):
     judged = [Row(n, candidate, "small", "", "global", "accuracy", value) for n, value in enumerate(accuracies, 1)]
     return judged + [
-        Row(n, "", "", "", "", way, moved) for n in range(1, len(accuracies) + 1) for way in ("down", "up")
+        Row(n, "", "", "", "", way, moved) for n in range(1, len(accuracies) + 1) for way in ("bytes_down", "bytes_up")
     ]
 
 

@@ -19,11 +19,11 @@ def rows_of(number):
         Row(number, "server", "large", "", "global", "accuracy", 10.0 * number),
         Row(number, "server", "large", "3", "local", "accuracy", 11.0 * number),
         Row(number, "server", "large", "", "global", "loss", math.nan),
-        Row(number, "", "", "", "", "down", 100.0),
+        Row(number, "", "", "", "", "bytes_down", 100.0),
     ]
 
 
-TITLES = {"server/large/global/accuracy", "server/large/device 3/local/accuracy", "down"}
+TITLES = {"server/large/global/accuracy", "server/large/device 3/local/accuracy", "bytes_down"}
 
 
 @pytest.fixture
@@ -139,13 +139,13 @@ def test_tensorboard_has_no_round_twice_and_none_that_a_resumed_run_dropped(jour
     write_and_die(journal, followed_by(["tensorboard"]), (1, 2, 3))
     back_to(journal, 2)
     write(journal, followed_by(["tensorboard"]), (3, 4), resumed=True)
-    assert curves(journal.folder)["down"] == [(number, 100.0) for number in (1, 2, 3, 4)]
+    assert curves(journal.folder)["bytes_down"] == [(number, 100.0) for number in (1, 2, 3, 4)]
 
 
 def test_tensorboard_has_also_what_it_was_not_there_for(journal, curves):
     write_and_die(journal, Trackers(), (1, 2))
     write(journal, followed_by(["tensorboard"]), (3,), resumed=True)
-    assert [step for step, _ in curves(journal.folder)["down"]] == [1, 2, 3]
+    assert [step for step, _ in curves(journal.folder)["bytes_down"]] == [1, 2, 3]
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_mlflow_has_every_row_that_is_a_number_and_the_recipe(journal, mlflow):
     assert run.data.params == {
         "seed": "0", "method.name": "heterofl", "method.only_seen_rows": "true", "tiers": '[{"name": "large"}]',
     }  # fmt: skip
-    assert steps(client, run, "down") == [1, 2]
+    assert steps(client, run, "bytes_down") == [1, 2]
 
 
 def test_mlflow_tells_its_makers_nothing_unless_asked_to(mlflow, monkeypatch):
@@ -199,14 +199,14 @@ def test_mlflow_goes_on_with_the_same_run_and_writes_no_round_twice(journal, mlf
     back_to(journal, 2)
     write(journal, followed_by(["mlflow"]), (3, 4), resumed=True)
     client, (run,) = mlflow(journal.folder)
-    assert (steps(client, run, "down"), run.info.status) == ([1, 2, 3, 4], "FINISHED")
+    assert (steps(client, run, "bytes_down"), run.info.status) == ([1, 2, 3, 4], "FINISHED")
 
 
 def test_mlflow_has_also_what_it_was_not_there_for(journal, mlflow):
     write_and_die(journal, Trackers(), (1, 2))
     write(journal, followed_by(["mlflow"]), (3,), resumed=True)
     client, (run,) = mlflow(journal.folder)
-    assert steps(client, run, "down") == [1, 2, 3]
+    assert steps(client, run, "bytes_down") == [1, 2, 3]
 
 
 def test_mlflow_writes_where_the_environment_says(journal, mlflow, monkeypatch, tmp_path):
