@@ -139,12 +139,12 @@ def test_unknown_names(option, name, code, hint, fedloom, write):
         ("aggregation.rule=medain", "RECIPE_NAME", "median"),
         ("aggregation.low_coverage=holds", "RECIPE_VALUE", ""),
         ("aggregation.min_contributors=0", "RECIPE_RANGE", ""),
-        ("defence.shar=0.1", "RECIPE_KEY", ""),
+        ("aggregation.shar=0.1", "RECIPE_KEY", ""),
         ("aggregation={rule='trimmed_mean', share=0.5}", "RECIPE_RANGE", ""),
         ("aggregation={rule='median', share=0.1}", "RECIPE_KEY", ""),
     ],
 )
-def test_a_defence_that_cannot_work_is_refused(change, code, hint, fedloom, write):
+def test_an_aggregation_rule_that_cannot_work_is_refused(change, code, hint, fedloom, write):
     write()
     said = fedloom("check", "my.toml", "--set", change)
     assert said.code == 4

@@ -59,7 +59,7 @@ def test_batch_norm_by_devices(devices, state, words, fedloom, write):
 
 
 def test_no_word_of_what_does_not_concern_a_recipe(fedloom, write):
-    write(("hidden = [2, 4]", "hidden = [2, 4]\nnormalisation = 'group'"))
+    write(("hidden = [2, 4]", "hidden = [2, 4]\nnormalization = 'group'"))
     found = findings(fedloom("doctor", "my.toml", "--set", "engine.devices_per_block=1", "--format", "json"))
     assert not found.keys() & {"batch norm", "tier large", "tier small", "tiers"}
 

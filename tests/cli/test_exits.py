@@ -19,9 +19,9 @@ from fedloom.methods import Method
 @dataclass(frozen=True)
 class Mine(Method):
     def start(self, fleet, seed, warm=None):
-        return {"weights": fleet.global_model.initial(seed)}
+        return {"weights": fleet.global_model.initial_weights(seed)}
 
-    def round(self, server, turn):
+    def round(self, server, context):
         if context.number == 2:
             raise ZeroDivisionError("my own mistake")
         return server

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedloom as package
-from fedloom.export import FORMATS, loading, read_card
+from fedloom.export import FORMATS, usage_snippet, read_card
 
 PERSONAL = (('name = "heterofl"', 'name = "standalone"'),)
 LARGE, SMALL = "depths = [1, 2]\nkernels = [5, 5]", "depths = [1, 1]\nkernels = [3, 3]"
@@ -50,7 +50,7 @@ def test_a_tiers_model_is_what_the_run_judged(to, tier, runs):
         pytest.importorskip(module)
     card = exported(runs, "global", "--tier", tier, "--to", to, "--out", f"{tier}-{to}")
     accuracy = judged_last("global", candidate="server", tier=tier, device="", test="global", metric="accuracy")
-    assert card["judged"]["tests"]["global"]["accuracy"] == accuracy
+    assert card["evaluated"]["tests"]["global"]["accuracy"] == accuracy
     assert card["measured"]["global"]["accuracy"] == pytest.approx(accuracy)
     assert card["parity"]["difference"] <= card["parity"]["bound"] <= 1e-4
     assert card["latency"]["median_ms"] > 0
@@ -69,7 +69,7 @@ def test_the_cards_own_code_runs_the_file(to, runs):
     folder = runs[1] / f"code-{to}"
     exported(runs, "global", "--tier", "small", "--to", to, "--out", folder)
     card = read_card(folder)
-    code = loading(card)
+    code = usage_snippet(card)
     assert code in (folder / "card.md").read_text("utf-8")
     assert len([line for line in code.splitlines() if line]) <= 5
     space = {}
@@ -93,7 +93,7 @@ def test_a_device_has_the_model_that_it_was_judged_with(runs):
     of_device = {"candidate": "personal", "device": "2", "metric": "accuracy"}
     for test in ("global", "local"):
         value = judged_last("personal", **of_device, test=test)
-        assert card["judged"]["tests"][test]["accuracy"] == value
+        assert card["evaluated"]["tests"][test]["accuracy"] == value
         assert card["measured"][test]["accuracy"] == pytest.approx(value)
     assert (card["device"], card["tier"]) == ("2", "small")
     net = package.load(runs[1] / "personal/exports/device-2-safetensors")

@@ -28,7 +28,7 @@ def test_five_failed_rounds_in_a_row_are_exit_3(format, fedloom, write, tmp_path
 
 
 def test_a_tier_that_is_not_there_is_refused(fedloom, write):
-    write(("[method]", "[faults]\ndead = [{ tier = 'smal', from = 1, to = 2 }]\n[method]"))
+    write(("[method]", "[faults]\noutages = [{ tier = 'smal', from = 1, to = 2 }]\n[method]"))
     said = fedloom("run", "my.toml")
     assert said.code == 4
     (trouble,) = said.problems

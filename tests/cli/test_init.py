@@ -31,9 +31,9 @@ class Mine(Method):
     {settings}
 
     def start(self, fleet, seed, warm=None):
-        return {{"weights": fleet.global_model.initial(seed)}}
+        return {{"weights": fleet.global_model.initial_weights(seed)}}
 
-    def round(self, server, turn):
+    def round(self, server, context):
         return server
 
     def eval_targets(self, server):

@@ -32,9 +32,9 @@ class Mine(Method):
     part: float = 0.5
 
     def start(self, fleet, seed, warm=None):
-        return {"weights": warm or fleet.global_model.initial(seed)}
+        return {"weights": warm or fleet.global_model.initial_weights(seed)}
 
-    def round(self, server, turn):
+    def round(self, server, context):
         old = server["weights"]
         replies = context.ask(self.train, {d: {"weights": d.footprint.read(old)} for d in context.cohort})
         new = context.aggregate(old, [ClientUpdate(r.device.footprint, r.sent["weights"], 1.0) for r in replies])

@@ -16,8 +16,8 @@ import os
 from fedloom.methods import METHODS as KNOWN
 
 class Stopped(KNOWN["heterofl"]):
-    def round(self, server, turn):
-        made = super().round(server, turn)
+    def round(self, server, context):
+        made = super().round(server, context)
         if context.number == 3 and "STOP" in os.environ:
             os.kill(os.getpid(), int(os.environ["STOP"]))
         return made
