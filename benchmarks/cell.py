@@ -9,7 +9,7 @@ from benchmarks.rounds import BATCH, engine_for, timed_rounds
 from benchmarks.scenarios import LEVELS, SHAPES, made_up, sized
 from fedloom.data import Partition
 from fedloom.engines import keep_the_heap
-from fedloom.fleet import Fleet, nested
+from fedloom.fleet import Fleet, make_nested_tiers
 from fedloom.methods.heterofl import HeteroFL
 
 STORE = 4000
@@ -28,7 +28,7 @@ def measure(levels: str, fleet: int, active: int, steps: int, rounds: int, worke
 
 def _fleet(levels: str, size: int) -> Fleet:
     models = [(level, sized("convnet", level, SHAPES["convnet"])) for level in levels]
-    return Fleet(nested(models), (1 / len(levels),) * len(levels), size, seed=0, assignment="redrawn")
+    return Fleet(make_nested_tiers(models), (1 / len(levels),) * len(levels), size, seed=0, assignment="redrawn")
 
 
 def _partition(devices: int, share: int) -> Partition:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.apart import ROOT
 from benchmarks.memory import of_session
 from benchmarks.output import progress, say, table
-from fedloom.studies.reproduce import commit_of
+from fedloom.studies.reproduce import current_commit
 
 PAPERS = ROOT / "recipes" / "papers"
 ONE_OF_EACH: dict[str, list[str]] = {
@@ -52,7 +52,7 @@ def measured(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, 
             os.killpg(process.pid, signal.SIGKILL)
             raise
     spent = round(time.monotonic() - began, 1)
-    found = {"recipe": " ".join([name, *sets]), "commit": commit_of(ROOT), "seconds": spent, "megabytes": round(most)}
+    found = {"recipe": " ".join([name, *sets]), "commit": current_commit(ROOT), "seconds": spent, "megabytes": round(most)}
     if process.returncode:
         return {**found, "failed": (log.read_text().strip().splitlines() or ["?"])[-1]}
     return {**found, **_inside(folder)}
@@ -63,10 +63,10 @@ def _inside(folder: Path) -> dict[str, Any]:
     is another. Judging is of all."""
     number = tomllib.loads((folder / "recipe.toml").read_text())["rounds"]
     timings = {one["round"]: one for one in map(json.loads, (folder / "timings.jsonl").read_text().splitlines())}
-    judging = sum(one["judging_seconds"] for one in timings.values())
+    judging = sum(one["evaluation_seconds"] for one in timings.values())
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     moved = sum(row["value"] for row in rows if row["metric"] in ("bytes_down", "bytes_up") and row["round"] == number)
-    training = timings[number]["seconds"] - timings[number]["judging_seconds"]
+    training = timings[number]["seconds"] - timings[number]["evaluation_seconds"]
     return {"training": round(training, 1), "judging": round(judging, 1), "moved": moved}
 
 

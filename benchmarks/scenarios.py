@@ -13,7 +13,7 @@ from benchmarks.rounds import BATCH, engine_for
 from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
-from fedloom.fleet import Device, Engine, Fleet, RoundContext, nested
+from fedloom.fleet import Device, Engine, Fleet, RoundContext, make_nested_tiers
 from fedloom.footprints import ClientUpdate, coverage_mean
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, model
@@ -56,7 +56,7 @@ def training(task: Training, workers: int) -> Iterator[Sides]:
     rows = torch.arange(len(dataset.train)).split(task.steps * BATCH)
     method = HeteroFL()
     engine = engine_for(method, fleet, dataset, _partition(rows), workers)
-    whole = fleet.global_model.initial(0)
+    whole = fleet.global_model.initial_weights(0)
     inboxes = {device: {"weights": device.footprint.read(whole)} for device in fleet.devices(1)}
     try:
         yield Sides(lambda: _ask(engine, method, inboxes), _ordinary(fleet, dataset, rows, whole))
@@ -87,7 +87,7 @@ def _partition(rows: tuple[Tensor, ...]) -> Partition:
 def _fleet(task: Training, shape: tuple[int, ...]) -> Fleet:
     count = sum(task.devices.values())
     models = [(level, sized(task.family, level, shape)) for level in task.devices]
-    return Fleet(nested(models), tuple(number / count for number in task.devices.values()), count, seed=0)
+    return Fleet(make_nested_tiers(models), tuple(number / count for number in task.devices.values()), count, seed=0)
 
 
 def sized(family: str, level: str, shape: tuple[int, ...]) -> Model:
@@ -104,8 +104,8 @@ def made_up(shape: tuple[int, ...], examples: int) -> Dataset:
 @contextmanager
 def aggregation(workers: int) -> Iterator[Sides]:
     """Ten replies of five levels of PreResNet18: slices in float64, against lists of indices."""
-    tiers = nested([(level, sized("preresnet", level, SHAPES["preresnet"])) for level in LEVELS])
-    whole = tiers[0].model.initial(0)
+    tiers = make_nested_tiers([(level, sized("preresnet", level, SHAPES["preresnet"])) for level in LEVELS])
+    whole = tiers[0].model.initial_weights(0)
     said = [(tier, {name: t.clone() for name, t in tier.footprint.read(whole).items()}) for tier in tiers for _ in "12"]
     yield Sides(
         lambda: void(coverage_mean(whole, [ClientUpdate(tier.footprint, tensors, 1.0) for tier, tensors in said])),
@@ -117,11 +117,11 @@ def aggregation(workers: int) -> Iterator[Sides]:
 def overhead(workers: int, devices: int = 100) -> Iterator[Sides]:
     """A round of hardly any work: one step of one example on a net of a few weights."""
     tiny = model("convnet", MODELS["convnet"], {"hidden": (2,)}, (1, 4, 4), 10)
-    fleet = Fleet(nested([("a", tiny)]), (1.0,), devices, seed=0)
+    fleet = Fleet(make_nested_tiers([("a", tiny)]), (1.0,), devices, seed=0)
     partition = _partition(tuple(torch.arange(devices).split(1)))
     held = build_client_data(made_up((1, 4, 4), devices), partition, fleet)
     engine = InProcess(held, ClientStateStore(lambda device: {}), Schedule(1), Sgd(), Constant(), seed=0)
-    method, server = HeteroFL(), {"weights": fleet.global_model.initial(0)}
+    method, server = HeteroFL(), {"weights": fleet.global_model.initial_weights(0)}
     yield Sides(lambda: void(method.round(server, RoundContext(1, fleet.devices(1), fleet, engine))), None)
 
 

@@ -82,7 +82,7 @@ def go_on(document: dict[str, Any], folder: Path, workers: int) -> None:
         return
     if read_manifest(folder)["status"] == "finished":  # killed after all was done
         return
-    experiment, since = reopened(folder, Registry(), folder, workers, lambda said: None)
+    experiment, since = reopened(folder, Registry(), folder, workers)
     for _ in recorded(experiment, folder, since):
         pass
 

@@ -18,8 +18,8 @@ from fedloom.client import Client, Constant, Optimizer, PaddedIndices, Schedule,
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, Refusal, build_client_data
 from fedloom.evaluation import Evaluator, StaticBatchNorm
-from fedloom.fleet import Device, Engine, Fleet, Reply, RoundContext, draw_cohort, side_by_side
-from fedloom.methods import METHODS, Method
+from fedloom.fleet import Device, Engine, Fleet, Reply, RoundContext, draw_cohort, make_tiers
+from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.models import MODELS, Model, model
 from fedloom.tensors import Parcel, Tensors
 
@@ -124,10 +124,10 @@ class World:
     def engine(self, method: Method, devices_per_block: int = 16, **changes: Any) -> InProcess:
         made = InProcess(
             client_data=build_client_data(self.dataset, self.partition, self.fleet),
-            memory=ClientStateStore(lambda device: method.prepare(device, self.seed)),
+            memory=ClientStateStore(lambda device: method.init_client(device, self.seed)),
             schedule=self.schedule,
             optimizer=self.optimizer,
-            rates=Constant(),
+            lr_schedule=Constant(),
             seed=self.seed,
             devices_per_block=devices_per_block,
             on_refusal=lambda round_number, refusal: self.refusals.append(refusal),
@@ -158,7 +158,7 @@ class World:
         held = build_client_data(self.dataset, self.partition, self.fleet)
         made = Evaluator(
             dataset=self.dataset,
-            own_tests=[torch.from_numpy(rows) for rows in self.partition.test],
+            local_tests=[torch.from_numpy(rows) for rows in self.partition.test],
             seen_labels=torch.stack([held.seen_labels(device) for device in self.fleet.devices(1)]),
             statistics=statistics or StaticBatchNorm(batch_size=5),
         )
@@ -193,7 +193,7 @@ def build_world(
     seen = Preparation(mask_chance=0.2, mask_token=classes) if tokens else Preparation((0.4,), (0.3,))
     parts = [made(held, seed) for seed, held in enumerate((sizes, test_sizes))]
     return World(
-        fleet=Fleet(side_by_side(models), tuple(shares or [1 / len(models)] * len(models)), len(sizes), seed=0),
+        fleet=Fleet(make_tiers(models), tuple(shares or [1 / len(models)] * len(models)), len(sizes), seed=0),
         dataset=Dataset("toy", *parts, classes, preparation or seen, tokens),
         partition=Partition(rows_in_turn(sizes), rows_in_turn(test_sizes)),
         schedule=schedule or Schedule(batch_size=4),
@@ -206,7 +206,7 @@ def build_world_for(method: Method, family: str | None = None, **changes: Any) -
     family = family or home_of(method)
     several = build_world(family, widths=(1.0, 0.5), **changes)
     if (
-        method.fleet_problem(several.fleet) is not None and family in LESSER
+        fleet_problem(method, several.fleet) is not None and family in LESSER
     ):  # nothing narrower, but something less deep
         input_shape, classes = several.dataset.input_shape, several.dataset.classes
         sizes = [
@@ -214,8 +214,8 @@ def build_world_for(method: Method, family: str | None = None, **changes: Any) -
             for name, less in (("a", {}), ("b", LESSER[family]))
         ]
         several = build_world(models=sizes, **changes)
-    made = several if method.fleet_problem(several.fleet) is None else build_world(family, **changes)
-    assert method.fleet_problem(made.fleet) is None
+    made = several if fleet_problem(method, several.fleet) is None else build_world(family, **changes)
+    assert fleet_problem(method, made.fleet) is None
     return made
 
 
@@ -238,12 +238,12 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def build_method(name: str, **settings: Any) -> Method:
     """A method as it is by default, but for what makes it small."""
-    made: Method = METHODS[name].made({**SMALL.get(name, {}), **settings}, METHODS)
+    made: Method = METHODS[name].from_settings({**SMALL.get(name, {}), **settings}, METHODS)
     return made
 
 
 def admits(method: Method, family: str) -> bool:
-    return any(method.fleet_problem(build_world(family, widths).fleet) is None for widths in ((1.0,), (1.0, 0.5)))
+    return any(fleet_problem(method, build_world(family, widths).fleet) is None for widths in ((1.0,), (1.0, 0.5)))
 
 
 def home_of(method: Method) -> str:
@@ -379,7 +379,7 @@ def build_client(
         optimizer=optimizer or Sgd(0.1),
         examples=examples,
         tests=examples,
-        test_holdings=PaddedIndices(
+        test_indices=PaddedIndices(
             torch.zeros(devices, 1, dtype=torch.int64), torch.ones(devices, 1, dtype=torch.bool)
         ),
         preparation=Preparation(),

@@ -13,8 +13,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.engines import InProcess
-from fedloom.flower.apps import client_app
-from fedloom.flower.client import ClientRuntime
+from fedloom.flower.apps import ClientRuntime, client_app
 from fedloom.flower.engine import Flower
 from fedloom.flower.messages import MessageClient
 from fedloom.flower.nodes import NodeRegistry
@@ -86,11 +85,11 @@ def connect(place: Any, method: Any, folder: Path, run: str = "first", block: in
         FIRST + index: at_home(name, place.engine(method, devices_per_block=block), place, method, folder)
         for index, name in enumerate(names)
     }
-    post = MessageClient(Desk(apps), pause=0.0)
+    client = MessageClient(Desk(apps), poll_interval=0.0)
     inner = place.engine(method, devices_per_block=block, **changes)
-    return Flower(inner, NodeRegistry(post), {"name": "a recipe"}, lambda: run)
+    return Flower(inner, NodeRegistry(client), {"name": "a recipe"}, lambda: run)
 
 
 def desk_of(engine: Flower) -> Desk:
-    assert isinstance(engine.post.grid, Desk)
-    return engine.post.grid
+    assert isinstance(engine.client.grid, Desk)
+    return engine.client.grid

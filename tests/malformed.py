@@ -48,7 +48,7 @@ class Letter:
 def honest(data: bytes, question: Question) -> Letter:
     reply = opened(data, question)
     assert not isinstance(reply, Refusal), reply
-    sent = {bundle: dict(tensors) for bundle, tensors in reply.sent.items()}
+    sent = {bundle: dict(tensors) for bundle, tensors in reply.upload.items()}
     return Letter(data, question, question.heading(reply.examples), sent)
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedloom.flower.processes import command_of, descendants, end_all, free_port
+from fedloom.deploy.processes import command_line, find_free_port, list_descendants, stop_tree
+from fedloom.deploy.registry import FleetRegistry, enroll, parse_enroll_request
 
 FEDLOOM = (sys.executable, "-m", "fedloom")
 
@@ -24,7 +25,7 @@ class RealFleet:
     home: Path
     devices: Sequence[str]  # as `deploy keys` takes them
     data: Sequence[Path] = ()  # a folder for each device
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=find_free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _serving: tuple[str, ...] = ()
 
@@ -79,11 +80,11 @@ class RealFleet:
 
     def end(self) -> None:
         for process in self.processes.values():
-            end_all(process.pid, process)
+            stop_tree(process.pid, process)
 
     def victims(self, name: str, program: str) -> list[int]:
         """Processes of a program that one of ours has started."""
-        return [pid for pid in descendants(self.processes[name].pid) if program in command_of(pid)]
+        return [pid for pid in list_descendants(self.processes[name].pid) if program in command_line(pid)]
 
     def the_apps(self) -> list[int]:
         """The process that runs the server's half."""
@@ -96,6 +97,11 @@ def kill(pids: Sequence[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def enroll_fleet(folder: Path, server: str | None, *devices: str, secure: bool = True) -> FleetRegistry:
+    """What `fedloom deploy keys` does."""
+    return enroll(folder, server, [parse_enroll_request(device) for device in devices], secure)
 
 
 @contextmanager

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.flower.processes import end_all, environment, free_port, listens, program
+from fedloom.deploy.processes import executable_path, find_free_port, flower_environment, is_listening, stop_tree
 
 
 @contextmanager
 def started(command: Sequence[str], log: Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process, ended with all that it has started."""
     with log.open("wb") as file:
-        words = [program(command[0]), *command[1:]]
+        words = [executable_path(command[0]), *command[1:]]
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=dict(env))
     try:
         yield process
     finally:
-        end_all(process.pid, process)
+        stop_tree(process.pid, process)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Fleet:
     def run(self, app: Path, config: Mapping[str, Any], seconds: float) -> str:
         """`flwr run` until it is over; what it said."""
         said = " ".join(f'{key}="{value}"' for key, value in config.items())
-        command = [program("flwr"), "run", str(app), "loopback", "--stream", "--run-config", said]
+        command = [executable_path("flwr"), "run", str(app), "loopback", "--stream", "--run-config", said]
         done = subprocess.run(command, env=dict(self.env), capture_output=True, text=True, timeout=seconds)
         return done.stdout + done.stderr
 
@@ -39,7 +39,7 @@ class Fleet:
 @contextmanager
 def fleet(home: Path, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Fleet]:
     home.mkdir(parents=True)
-    port, env = free_port(), environment(home)
+    port, env = find_free_port(), flower_environment(home)
     (home / "config.toml").write_text(f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     link = ["flower-superlink", "--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
     with ExitStack() as all_of_them:
@@ -47,13 +47,20 @@ def fleet(home: Path, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Fleet]:
         await_port(port)
         for number, config in enumerate(nodes):
             said = " ".join(f'{key}="{one}"' if isinstance(one, str) else f"{key}={one}" for key, one in config.items())
-            node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
+            node = [
+                "flower-supernode",
+                "--insecure",
+                "--superlink",
+                f"127.0.0.1:{port}",
+                "--port",
+                str(find_free_port()),
+            ]
             all_of_them.enter_context(started([*node, "--node-config", said], home / f"node{number}.log", env))
         yield Fleet(home, env)
 
 
 def await_port(port: int, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
-    while not listens(port):
+    while not is_listening(port):
         assert time.monotonic() < until, f"nobody listens at {port}"
         time.sleep(0.2)

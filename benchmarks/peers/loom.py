@@ -19,14 +19,14 @@ def rounds(work: Block, laps: Laps) -> dict[str, torch.Tensor]:
     from benchmarks.rounds import engine_for, timed_rounds
     from fedloom.data import Dataset, Examples, Partition, Preparation
     from fedloom.engines import keep_the_heap
-    from fedloom.fleet import Fleet, nested
+    from fedloom.fleet import Fleet, make_nested_tiers
     from fedloom.methods.fedavg import FedAvg
     from fedloom.models import model
 
     keep_the_heap()
     x, y = pixels(work)
     fleet = Fleet(
-        nested([("all", model("net", Net, {"channels": work.channels}, (1, 28, 28), 10))]), (1.0,), work.devices, 0
+        make_nested_tiers([("all", model("net", Net, {"channels": work.channels}, (1, 28, 28), 10))]), (1.0,), work.devices, 0
     )
     rows = torch.arange(len(y)).split(work.share)
     partition = Partition(tuple(own.numpy() for own in rows), tuple(own[:1].numpy() * 0 for own in rows))

@@ -33,21 +33,21 @@ def run(
     """Run a recipe, from a file or a mapping, and return the finished run. The tables add your own names to its; the
     number of workers, processes of this machine, changes nothing but the time."""
     from .analysis.run import Run  # torch is heavy, and importing fedloom is not
-    from .deploy.remote import engaged
+    from .deploy.remote import attach_engine
     from .recipe.load import load
-    from .recipe.paths import data_folder, fresh_folder
+    from .recipe.paths import resolve_data_folder, choose_output_folder
     from .recipe.registry import Registry
     from .runs.build import assemble
     from .runs.recorder import recorded
 
-    tables = Registry().and_also(methods, models, datasets)
-    loaded = load(recipe, tables, sets)
-    data = data_folder(data_dir)
-    folder = fresh_folder(out, loaded.recipe.method.name)
-    experiment = engaged(assemble(loaded, tables, data, workers=workers), tables, data, folder)
+    registry = Registry().with_names(methods, models, datasets)
+    loaded = load(recipe, registry, sets)
+    data = resolve_data_folder(data_dir)
+    folder = choose_output_folder(out, loaded.recipe.method.name)
+    experiment = attach_engine(assemble(loaded, registry, data, workers=workers), registry, data, folder)
     for _ in recorded(experiment, folder):
         pass
-    return Run(folder, tables, data)
+    return Run(folder, registry, data)
 
 
 def resume(
@@ -61,17 +61,17 @@ def resume(
 ) -> Run:
     """Finish a run from its last checkpoint: the same bits as if it had never stopped."""
     from .analysis.run import Run
-    from .deploy.remote import engaged
-    from .recipe.paths import data_folder
+    from .deploy.remote import attach_engine
+    from .recipe.paths import resolve_data_folder
     from .recipe.registry import Registry
     from .runs.recorder import recorded
     from .runs.resume import reopened
 
-    tables, place, data = Registry().and_also(methods, models, datasets), Path(folder), data_folder(data_dir)
-    experiment, since = reopened(place, tables, data, workers, warnings.warn, engaged)
+    registry, place, data = Registry().with_names(methods, models, datasets), Path(folder), resolve_data_folder(data_dir)
+    experiment, since = reopened(place, registry, data, workers, warnings.warn, attach_engine)
     for _ in recorded(experiment, place, since):
         pass
-    return Run(place, tables, data)
+    return Run(place, registry, data)
 
 
 def open(
@@ -84,10 +84,10 @@ def open(
 ) -> Run:
     """A run that is there already: its rows, its models."""
     from .analysis.run import Run
-    from .recipe.paths import data_folder
+    from .recipe.paths import resolve_data_folder
     from .recipe.registry import Registry
 
-    return Run(Path(folder), Registry().and_also(methods, models, datasets), data_folder(data_dir))
+    return Run(Path(folder), Registry().with_names(methods, models, datasets), resolve_data_folder(data_dir))
 
 
 def load(folder: str | Path, *, models: Mapping[str, Family] | None = None) -> nn.Module:
@@ -95,4 +95,4 @@ def load(folder: str | Path, *, models: Mapping[str, Family] | None = None) -> n
     from .analysis.export_run import load_exported
     from .recipe.registry import Registry
 
-    return load_exported(Path(folder), Registry().and_also(models=models))
+    return load_exported(Path(folder), Registry().with_names(models=models))

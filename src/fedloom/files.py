@@ -1,4 +1,4 @@
-"""Files that a crash leaves either as they were or as they were to be."""
+"""Durable file writes: after a crash a file has either its old or its new content."""
 
 import hashlib
 import os
@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes) -> str:
-    """All of it or nothing, and on the disk when this returns; says its sha256."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
+def write_atomic(path: Path, data: bytes) -> str:
+    """Write and sync a file via a temporary one; returns the sha256 of the data."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(path)
+    temporary.replace(path)
     return hashlib.sha256(data).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:
-    """Files that were renamed are on the disk only when their folder is."""
+    """Make renames in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -27,7 +27,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_files(paths: Iterable[Path]) -> None:
-    """What was appended to these is on the disk."""
+    """Make appended data durable."""
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Types of settings. What a recipe can get wrong has its range in its type, so every error names it."""
+"""Types of settings with their valid ranges, so that every recipe error can name the range."""
 
 import math
 from typing import Annotated, Any
@@ -10,11 +10,11 @@ Fraction = Annotated[float, Interval(ge=0, le=1)]
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Interval(gt=0, lt=math.inf)]
-NotNegative = Annotated[float, Interval(ge=0, lt=math.inf)]
+NonNegative = Annotated[float, Interval(ge=0, lt=math.inf)]
 
 
-class FixedTable(dict[str, Any]):
-    """A table of settings that nobody changes, so that what has it is still a value."""
+class FrozenDict(dict[str, Any]):
+    """A hashable dict of settings; it must not be changed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(sorted(self.items())))

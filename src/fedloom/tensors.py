@@ -1,7 +1,7 @@
-"""Named bundles of tensors: the one shape of server state, of every message and of a device's memory.
+"""Parcels, named bundles of named tensors: the one type of server state, messages and device state.
 
-On a device every tensor carries one leading device axis: a block of K devices is [K, ...], one device is
-[1, ...]. `inner` and `per_device` keep the devices apart; on the server there is no such axis.
+On a device every tensor has a leading device axis, [K, ...] for a block of K devices and [1, ...] for one. `inner` and
+`per_device` respect it. On the server there is no such axis.
 """
 
 import hashlib
@@ -23,17 +23,17 @@ def combine(function: Callable[..., Tensor], *bundles: Tensors) -> dict[str, Ten
 
 
 def inner(left: Tensors, right: Tensors) -> Tensor:
-    """Per device, the inner product of two bundles seen as one long vector each: [K]."""
+    """The inner product of two bundles, each seen as one vector per device: [K]."""
     return torch.stack([(left[name] * right[name]).reshape(len(left[name]), -1).sum(1) for name in left]).sum(0)
 
 
 def per_device(numbers: Tensor, tensor: Tensor) -> Tensor:
-    """One number per device, [K], shaped to multiply [K, ...]."""
+    """Reshape one number per device, [K], so that it broadcasts against [K, ...]."""
     return numbers.view(-1, *[1] * (tensor.dim() - 1))
 
 
 def join(parcels: Sequence[Parcel]) -> dict[str, dict[str, Tensor]]:
-    """One parcel for a block of devices of one layout. What all of them share is expanded, not copied."""
+    """Stack parcels of one layout along a new device axis. A tensor that all of them share is expanded, not copied."""
     if any(layout(parcel) != layout(parcels[0]) for parcel in parcels[1:]):
         raise ValueError("parcels of different layout cannot be joined")
     return {
@@ -43,12 +43,12 @@ def join(parcels: Sequence[Parcel]) -> dict[str, dict[str, Tensor]]:
 
 
 def split(block: Parcel, device: int) -> dict[str, dict[str, Tensor]]:
-    """One device's parcel out of a block's, as its own memory: a view would keep the whole block alive."""
+    """One device's parcel of a block's, copied: a view would keep the memory of the whole block alive."""
     return {bundle: combine(lambda tensor: tensor[device].clone(), tensors) for bundle, tensors in block.items()}
 
 
 def layout(parcel: Parcel) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """Names and shapes: parcels of one layout can be joined."""
+    """Names and shapes. Parcels of one layout can be joined."""
     return tuple(
         (bundle, name, tuple(tensor.shape))
         for bundle, tensors in sorted(parcel.items())
@@ -57,18 +57,18 @@ def layout(parcel: Parcel) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
 
 
 def payload_bytes(parcel: Parcel) -> int:
-    """What a parcel costs to send: numbers at their own size, truth values one bit each."""
-    return sum(outline_bytes(one.shape, one.dtype) for tensors in parcel.values() for one in tensors.values())
+    """The size of a parcel in a message: numbers at their own size, booleans one bit each."""
+    return sum(tensor_bytes(one.shape, one.dtype) for tensors in parcel.values() for one in tensors.values())
 
 
-def outline_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """The same for a tensor that need not be there."""
+def tensor_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """The same for one tensor, by shape and dtype."""
     entries = math.prod(shape)
     return -(-entries // 8) if dtype == torch.bool else entries * dtype.itemsize
 
 
 def fingerprint(parcel: Parcel) -> str:
-    """sha256 over names, shapes, dtypes and bytes: equal only for parcels equal to the bit."""
+    """A sha256 of names, shapes, dtypes and bytes: equal only for parcels that are equal bit for bit."""
     digest = hashlib.sha256()
     for bundle, tensors in sorted(parcel.items()):
         for name, tensor in sorted(tensors.items()):
@@ -78,25 +78,27 @@ def fingerprint(parcel: Parcel) -> str:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """Its numbers one after the other, as they are stored."""
-    plain = tensor.detach().cpu().contiguous().flatten()
-    if plain.stride() != (1,):  # one number seen as many, or as one, is contiguous too
-        plain = plain.clone(memory_format=torch.contiguous_format)
-    return plain.view(torch.uint8).numpy().tobytes()
+    """The entries of a tensor in C order, in their storage format."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    if flat.stride() != (1,):  # an expanded or single entry counts as contiguous with any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def to_safetensors(weights: Tensors, about: Mapping[str, str] | None = None) -> bytes:
+    """The content of a safetensors file, the same bytes every time.
+
+    The library orders metadata at random, so all of it is one entry, `about`, in JSON.
+    """
+    copies = {name: weight.detach().contiguous().clone() for name, weight in weights.items()}
+    return save(copies, {"about": json.dumps(dict(about), sort_keys=True)} if about else None)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
 
 
-def _stack(alike: Sequence[Tensor]) -> Tensor:
-    if all(tensor is alike[0] for tensor in alike):
-        return alike[0].expand(len(alike), *alike[0].shape)
-    return torch.stack(list(alike))
-
-
-def filed(weights: Tensors, about: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file, the same bytes every time: the library shuffles what is said beside the tensors, so all of it
-    is one entry, `about`, in JSON."""
-    plain = {name: weight.detach().contiguous().clone() for name, weight in weights.items()}
-    return save(plain, {"about": json.dumps(dict(about), sort_keys=True)} if about else None)
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    if all(tensor is tensors[0] for tensor in tensors):
+        return tensors[0].expand(len(tensors), *tensors[0].shape)
+    return torch.stack(list(tensors))

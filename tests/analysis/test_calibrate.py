@@ -4,12 +4,12 @@ import tomllib
 
 import pytest
 
-from fedloom.analysis.profiling import SIZES, Measured, with_blocks
+from fedloom.analysis.profiling import SIZES, BlockTiming, set_devices_per_block
 from fedloom.cli.app import main
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 
-MEASURED = [Measured("a", {1: 2.0, 2: 1.0}, 2), Measured("b", {1: 1.0, 2: 1.0}, 1)]
+MEASURED = [BlockTiming("a", {1: 2.0, 2: 1.0}, 2), BlockTiming("b", {1: 1.0, 2: 1.0}, 1)]
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ MEASURED = [Measured("a", {1: 2.0, 2: 1.0}, 2), Measured("b", {1: 1.0, 2: 1.0}, 
     ids=["no engine", "an engine", "numbers per tier", "one number"],
 )
 def test_a_text_keeps_everything_else(text: str) -> None:
-    before, after = tomllib.loads(text), tomllib.loads(with_blocks(text, MEASURED))
+    before, after = tomllib.loads(text), tomllib.loads(set_devices_per_block(text, MEASURED))
     assert after["engine"].pop("devices_per_block") == {"a": 2, "b": 1}
     before.setdefault("engine", {}).pop("devices_per_block", None)
     assert after == before
-    assert with_blocks(with_blocks(text, MEASURED), MEASURED) == with_blocks(text, MEASURED)
+    assert set_devices_per_block(set_devices_per_block(text, MEASURED), MEASURED) == set_devices_per_block(text, MEASURED)
 
 
 def test_the_command_writes_a_recipe_that_still_runs(tmp_path, monkeypatch, capsys) -> None:

@@ -42,7 +42,7 @@ def test_text_models_are_judged_again_by_the_judges_own_metrics(family, document
     )
     run = fedloom.run(said, datasets=datasets, out=tmp_path / "run")
     card = run.export("pt2", "small", out=tmp_path / "out").card
-    judged = card["judged"]["tests"]["global"]
+    judged = card["evaluated"]["tests"]["global"]
     assert ("perplexity_hidden" in judged) == positions
     for metric, value in judged.items():
         assert card["measured"]["global"][metric] == pytest.approx(value, rel=1e-4), metric
@@ -93,7 +93,7 @@ def test_the_personal_models_of_every_kind_of_method(name, document, run):
         changes["data__public"] = {"examples": 16}
     finished = run("run", **changes)
     card = finished.export("safetensors", device="3").card
-    judged, measured = card["judged"]["tests"], card["measured"]
+    judged, measured = card["evaluated"]["tests"], card["measured"]
     assert judged["local"]["accuracy"] == pytest.approx(measured["local"]["accuracy"])
     assert judged["global"]["accuracy"] == pytest.approx(measured["global"]["accuracy"])
     assert card["parity"]["difference"] <= card["parity"]["bound"]

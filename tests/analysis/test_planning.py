@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedloom.analysis.costs import tier_costs
-from fedloom.analysis.hardware import Machine, free_memory, probe, read_machines
+from fedloom.analysis.hardware import DeviceSpec, free_memory, probe, read_device_specs
 from fedloom.analysis.planning import plan_fleet
-from fedloom.analysis.profiling import _load, _prices, round_time
+from fedloom.analysis.profiling import _load, _prices, estimate_round_time
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
@@ -19,26 +19,26 @@ from fedloom.runs.loop import rounds
 HERE = Path("data")
 
 
-def planned(document, machines, headroom=1.0, **changes):
+def planned(document, specs, headroom=1.0, **changes):
     loaded = load(document(**changes), Registry())
     costs = tier_costs(loaded, Registry(), HERE, memory=True)
-    return plan_fleet(loaded, Registry(), HERE, machines, costs, headroom), {one.name: one for one in costs}
+    return plan_fleet(loaded, Registry(), HERE, specs, costs, headroom), {one.name: one for one in costs}
 
 
 def test_everybody_gets_the_largest_tier_that_fits_memory_and_deadline(document):
-    _, costs = planned(document, [Machine("any")])
+    _, costs = planned(document, [DeviceSpec("any")])
     large, small = costs["large"], costs["small"]
     work = 3 * large.macs * (1437 // 4)  # one epoch, three passes' worth
     slow = work / 10  # takes ten seconds for the large one
-    machines = [
-        Machine("strong", memory=large.training_memory),
-        Machine("tight", memory=large.training_memory - 1),
-        Machine("tiny", memory=small.training_memory - 1),
-        Machine("in time", speed=slow, deadline=10.1),
-        Machine("late", speed=slow, deadline=9.9),
-        Machine("far", bandwidth=large.moved / 10, deadline=9.9),
+    specs = [
+        DeviceSpec("strong", memory=large.training_memory),
+        DeviceSpec("tight", memory=large.training_memory - 1),
+        DeviceSpec("tiny", memory=small.training_memory - 1),
+        DeviceSpec("in time", speed=slow, deadline=10.1),
+        DeviceSpec("late", speed=slow, deadline=9.9),
+        DeviceSpec("far", bandwidth=large.bytes_moved / 10, deadline=9.9),
     ]
-    found, _ = planned(document, machines)
+    found, _ = planned(document, specs)
     assert [one.fit.tier if one.fit else None for one in found.planned] == [
         "large", "small", None, "large", "small", "small",
     ]  # fmt: skip
@@ -49,38 +49,38 @@ def test_everybody_gets_the_largest_tier_that_fits_memory_and_deadline(document)
 
 
 def test_head_room_and_examples_of_its_own(document):
-    _, costs = planned(document, [Machine("any")])
-    enough = Machine("enough", memory=costs["large"].training_memory)
+    _, costs = planned(document, [DeviceSpec("any")])
+    enough = DeviceSpec("enough", memory=costs["large"].training_memory)
     found, _ = planned(document, [enough], headroom=1.5)
     assert found.planned[0].fit.tier == "small"
-    few, many = (Machine("m", speed=1e6, examples=count) for count in (10, 100))
+    few, many = (DeviceSpec("m", speed=1e6, examples=count) for count in (10, 100))
     found, _ = planned(document, [few, many])
     assert found.planned[1].fit.training == pytest.approx(10 * found.planned[0].fit.training)
 
 
 def test_rings_are_trained_as_often_as_chance_has_it(document):
-    _, costs = planned(document, [Machine("any")])
-    fleet = [Machine("strong", count=2), Machine("weak", count=6, memory=costs["large"].training_memory - 1)]
+    _, costs = planned(document, [DeviceSpec("any")])
+    fleet = [DeviceSpec("strong", count=2), DeviceSpec("weak", count=6, memory=costs["large"].training_memory - 1)]
     found, _ = planned(document, fleet, fleet__participation=0.25)
     alone, both = sorted(found.regions, key=lambda one: one.tiers)
     assert (alone.tiers, both.tiers) == (("large",), ("large", "small"))
     assert alone.parameters + both.parameters == costs["large"].parameters
     assert both.parameters == costs["small"].parameters
     assert (alone.devices, both.devices) == (2, 8)
-    assert (alone.votes, both.votes) == (pytest.approx(0.5), pytest.approx(2.0))
+    assert (alone.contributors, both.contributors) == (pytest.approx(0.5), pytest.approx(2.0))
     assert alone.trained == pytest.approx(1 - math.comb(6, 2) / math.comb(8, 2))
     assert both.trained == 1.0
     assert found.shares == {"large": 0.25, "small": 0.75}
 
 
 def test_models_that_are_no_parts_of_one_have_no_rings(document):
-    found, _ = planned(document, [Machine("any")], method={"name": "standalone"})
+    found, _ = planned(document, [DeviceSpec("any")], method={"name": "standalone"})
     assert found.regions == ()
 
 
 def test_measured_speeds_of_tiers_count(document):
-    machine = Machine("m", speed=1.0, speeds={"large": 1e12}, deadline=1.0)
-    found, _ = planned(document, [machine])
+    spec = DeviceSpec("m", speed=1.0, speeds={"large": 1e12}, deadline=1.0)
+    found, _ = planned(document, [spec])
     assert found.planned[0].fit.tier == "large"
 
 
@@ -95,7 +95,7 @@ JSON = (
 @pytest.mark.parametrize(("name", "text"), [("f.toml", TOML), ("f.csv", CSV), ("f.json", JSON)])
 def test_a_fleet_is_read_from_a_file(name, text, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert read_machines(tmp_path / name) == [Machine("phone", 2e9, 1.5e9, 250e3, 60.0, 3)]
+    assert read_device_specs(tmp_path / name) == [DeviceSpec("phone", 2e9, 1.5e9, 250e3, 60.0, 3)]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_fleet_is_read_from_a_file(name, text, tmp_path):
 def test_bad_fleets_are_refused(name, text, code, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(RecipeError, match=code):
-        read_machines(tmp_path / name)
+        read_device_specs(tmp_path / name)
     with pytest.raises(RecipeError, match="FILE_MISSING"):
-        read_machines(tmp_path / "none.toml")
+        read_device_specs(tmp_path / "none.toml")
 
 
 def test_this_machine_has_memory_and_speed():
@@ -140,10 +140,10 @@ def test_prices_of_steps_and_of_work_are_told_apart():
 
 def test_the_time_of_a_round_is_found_with_and_without_data(document):
     loaded = load(document(training={"batch_size": 10}, rounds=2), Registry())
-    found = round_time(loaded, Registry(), HERE, workers=1)
+    found = estimate_round_time(loaded, Registry(), HERE, workers=1)
     (_, second) = rounds(assemble(loaded, Registry(), HERE))
-    assert not found.made_up_data
+    assert not found.synthetic_data
     assert found.training == pytest.approx(second.seconds - second.judging, rel=4)  # the machine may be busy
     assert found.judging > 0
     away = load(document(data={"dataset": "mnist", "devices": 4, "max_examples": 40, "test_examples": 50}), Registry())
-    assert round_time(away, Registry(), HERE / "nowhere", workers=1).made_up_data
+    assert estimate_round_time(away, Registry(), HERE / "nowhere", workers=1).synthetic_data

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 import fedloom
 from fedloom.analysis import profiling, subnets
 from fedloom.analysis.profiling import latency_ms
-from fedloom.analysis.subnets import Budget, open_supernet, search
+from fedloom.analysis.subnets import Budget, open_supernet, start_search
 from fedloom.data import DATASETS
 from fedloom.engines import worker_pool
 from fedloom.engines.blocks import run_block
-from fedloom.footprints import part_of
+from fedloom.footprints import subnet_footprint
 from fedloom.models import cost
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.registry import Registry
@@ -40,7 +40,7 @@ def opened(run, space=None, data="data"):
 
 def judged(run, count=500, seed=0, budget=None, cap=None, workers=1, space=None):
     """A search, carried out."""
-    sought = search(opened(run, space), count, seed, budget, cap)
+    sought = start_search(opened(run, space), count, seed, budget, cap)
     for _ in sought.measure(workers):
         pass
     return sought
@@ -82,7 +82,7 @@ def test_where_there_are_fewer_all_are_drawn(finished):
     net = opened(finished)
     assert net.space.count() == 32
     assert len(set(net.sample(32, 0))) == len(net.sample(1000, 0)) == 32
-    assert all(part_of(one, net.whole) for one in net.sample(32, 0))
+    assert all(subnet_footprint(one, net.whole) for one in net.sample(32, 0))
 
 
 @pytest.mark.parametrize("statistics", [{}, {"query": "per_device", "batch_size": 20}], ids=["pooled", "per device"])
@@ -106,7 +106,7 @@ def test_a_supernets_tiers_too(finished):
 
 def test_what_is_known_is_not_measured_again(finished):
     before = (finished.folder / "subnets.jsonl").read_bytes()
-    sought = search(opened(finished), 500, 0)
+    sought = start_search(opened(finished), 500, 0)
     assert list(sought.measure()) == []
     assert (finished.folder / "subnets.jsonl").read_bytes() == before
     assert len(sought.rows()) == 32
@@ -127,7 +127,7 @@ def test_a_line_cut_short_is_measured_again(run):
     rows = judged(done).rows()
     file = done.folder / "subnets.jsonl"
     file.write_text(file.read_text()[:-20] + "\n")
-    sought = search(opened(done), 500, 0)
+    sought = start_search(opened(done), 500, 0)
     assert len(sought.rows()) == 1
     for _ in sought.measure():
         pass
@@ -140,7 +140,7 @@ def test_workers_change_nothing(run, monkeypatch):
     done = run(tiers=tiers, rounds=1, model__hidden=[4, 8])
     alone = judged(done).rows()
     (done.folder / "subnets.jsonl").unlink()
-    seen, sought = [], search(opened(done), 500, 0)
+    seen, sought = [], start_search(opened(done), 500, 0)
     monkeypatch.setattr(worker_pool, "run_block", lambda work: seen.append(os.getpid()) or run_block(work))
     for _ in sought.measure(workers=2):
         pass
@@ -153,7 +153,7 @@ def test_workers_change_nothing(run, monkeypatch):
 def test_the_best_never_exceeds_its_budget(supernet_of_32, most, kind, seed):
     """And nothing that was judged and fits is better."""
     try:
-        sought = search(supernet_of_32, 8, seed, Budget(kind, most))
+        sought = start_search(supernet_of_32, 8, seed, Budget(kind, most))
     except RecipeError:
         assert getattr(cost(supernet_of_32.tiers[1]), kind) > most
         return
@@ -178,10 +178,10 @@ def test_more_are_drawn_where_too_few_fit(kind, finished, monkeypatch):
 
 def test_a_budget_below_the_smallest(finished):
     least = cost(opened(finished).tiers[1]).macs
-    assert search(opened(finished), 8, 0, Budget("macs", least)).best()[1].macs == least
+    assert start_search(opened(finished), 8, 0, Budget("macs", least)).best()[1].macs == least
     with pytest.raises(RecipeError) as error:
-        search(opened(finished), 8, 0, Budget("macs", least - 1))
-    (problem,) = error.value.problems
+        start_search(opened(finished), 8, 0, Budget("macs", least - 1))
+    (problem,) = error.value.issues
     assert (problem.code, error.value.source) == ("BUDGET_SMALL", "--macs")
     assert problem.message.endswith(f"the smallest takes {least:,}")
 
@@ -198,7 +198,7 @@ def test_a_budget_below_the_smallest(finished):
 def test_large_numbers_are_spelled_out(budget, said, supernet_of_32, monkeypatch):
     monkeypatch.setattr(Budget, "spends", lambda self, net: 12_345_678.0)
     with pytest.raises(RecipeError, match=re.escape(said)):
-        search(supernet_of_32, 8, 0, budget)
+        start_search(supernet_of_32, 8, 0, budget)
 
 
 def test_the_front_and_its_hyper_volume(finished):
@@ -209,7 +209,7 @@ def test_the_front_and_its_hyper_volume(finished):
         assert (row in kept) == (not bettered)
     most = max(row.macs for row in rows)
     steps = zip(kept, [*(row.macs for row in kept[1:]), most], strict=True)
-    assert sought.hyper_volume() == pytest.approx(sum(row.accuracy * (end - row.macs) for row, end in steps))
+    assert sought.hypervolume() == pytest.approx(sum(row.accuracy * (end - row.macs) for row, end in steps))
 
 
 @pytest.mark.parametrize("changes", [{}, SUPERNET], ids=["static batch norm", "supernet"])
@@ -263,7 +263,7 @@ def test_one_tier_has_one_net(run):
     done = run(tiers=[{"name": "all", "share": 1.0}], method={"name": "fedavg"}, rounds=1)
     sought = judged(done)
     assert len(sought.rows()) == 1
-    assert (sought.front(), sought.hyper_volume()) == ([sought.best()[1]], 0.0)
+    assert (sought.front(), sought.hypervolume()) == ([sought.best()[1]], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -272,9 +272,9 @@ def test_one_tier_has_one_net(run):
 )
 def test_a_space_that_cannot_be(space, code, words, finished):
     with pytest.raises(RecipeError) as error:
-        search(opened(finished, space), 10, 0)
-    assert error.value.problems[0].code == code
-    assert words in error.value.problems[0].message
+        start_search(opened(finished, space), 10, 0)
+    assert error.value.issues[0].code == code
+    assert words in error.value.issues[0].message
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "interrupted"])
@@ -318,7 +318,7 @@ def test_a_time_is_the_median_of_a_hundred_after_ten(finished, monkeypatch):
     spans = [50.0] * 10 + [1.0] * 30 + [3.0] * 50 + [9.0] * 20
     clock = iter([moment for start, span in enumerate(spans) for moment in (start, start + span / 1000)])
     monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(clock))
-    net = opened(finished).tiers[0].resized(stem=2)
+    net = opened(finished).tiers[0].with_settings(stem=2)
     assert latency_ms(net) == pytest.approx(3.0)
     assert next(clock, None) is None
     assert latency_ms(net) == pytest.approx(3.0)  # measured once, so that what fitted still does
@@ -327,9 +327,9 @@ def test_a_time_is_the_median_of_a_hundred_after_ten(finished, monkeypatch):
 def test_a_budget_of_time(finished, monkeypatch):
     """A made-up machine on which each multiply-add takes a nanosecond."""
     monkeypatch.setattr(subnets, "latency_ms", lambda net: cost(net).macs / 1e6)
-    fits = search(opened(finished), 500, 0, Budget("latency_ms", 0.01)).best()
-    assert fits[1] == search(opened(finished), 500, 0, Budget("macs", 10_000)).best()[1]
+    fits = start_search(opened(finished), 500, 0, Budget("latency_ms", 0.01)).best()
+    assert fits[1] == start_search(opened(finished), 500, 0, Budget("macs", 10_000)).best()[1]
     with pytest.raises(
         RecipeError, match=re.escape("no sub-net fits in 0 ms on this machine; the smallest takes 0.00")
     ):
-        search(opened(finished), 500, 0, Budget("latency_ms", 0.0))
+        start_search(opened(finished), 500, 0, Budget("latency_ms", 0.0))

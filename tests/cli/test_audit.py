@@ -34,7 +34,7 @@ def test_a_method_that_ships_no_features_says_what_it_ships(made):
 
 def test_inputs_are_rebuilt_from_features(made):
     found = made("audit", "split", "--examples", "6", "--steps", "90", "--format", "json").data
-    assert (found["method"], found["features_of"], found["acknowledged"]) == ("fedin", "extractor", False)
+    assert (found["method"], found["shared_features"], found["acknowledged"]) == ("fedin", "extractor", False)
     assert (found["inversion"]["examples"], found["inversion"]["steps"]) == (6, 90)
     said = made("audit", "split", "--examples", "6", "--steps", "90").out
     assert f"{found['inversion']['psnr']:.1f} dB PSNR" in said

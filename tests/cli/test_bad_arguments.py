@@ -150,7 +150,7 @@ def test_out_that_is_there_already(verb, kind, fedloom, write, files, tmp_path):
         ("", "WITH_EMPTY", "my.py"),
         ("METHODS = {}\n", "WITH_EMPTY", "my.py"),
         ("methods = {'mine': 1}\n", "WITH_EMPTY", "my.py"),
-        ("raise ValueError('not today')\n", "WITH_FAILED", "ValueError while it was read: not today"),
+        ("raise ValueError('not today')\n", "WITH_FAILED", "importing it raised ValueError: not today"),
         ("import no_such_module\n", "WITH_FAILED", "no_such_module"),
         ("def (\n", "WITH_FAILED", "SyntaxError"),
     ],

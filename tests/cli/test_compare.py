@@ -66,10 +66,10 @@ def test_json(compared):
     assert [record["arm"] for record in said.data["arms"]] == ARMS
     for record in said.data["arms"]:
         assert list(record) == [
-            "arm", "metric", "accuracy", "worst_tier", "own_tests", "can_carry", "served_percent", "macs",
+            "arm", "metric", "accuracy", "worst_tier", "local_test", "can_run", "served_percent", "macs",
             "bytes_per_round", "seconds",
         ]  # fmt: skip
-        assert list(record["accuracy"]) == list(record["can_carry"]) == ["large", "small"]
+        assert list(record["accuracy"]) == list(record["can_run"]) == ["large", "small"]
         assert all(set(one) == {"mean", "std"} for one in record["accuracy"].values())
     assert len(said.data["verdict"]) >= 5
     assert said.data["targets"] == said.data["claims"] == []

@@ -18,7 +18,7 @@ from fedloom.methods import Method
 
 @dataclass(frozen=True)
 class Mine(Method):
-    def start(self, fleet, seed, warm=None):
+    def start(self, fleet, seed, warm_start=None):
         return {"weights": fleet.global_model.initial_weights(seed)}
 
     def round(self, server, context):

@@ -103,9 +103,9 @@ def test_a_device_has_the_model_that_it_was_judged_with(runs):
 def test_a_subnet_is_the_largest_below_its_budget(runs):
     whole = exported(runs, "supernet", "--to", "safetensors", "--out", "whole")
     small = exported(runs, "supernet", "--tier", "small", "--to", "safetensors", "--out", "least")
-    between = (whole["macs"] + small["macs"]) // 2
-    card = exported(runs, "supernet", "--macs", between, "--to", "safetensors", "--out", "between")
-    assert small["macs"] < card["macs"] <= between
+    find_footprint = (whole["macs"] + small["macs"]) // 2
+    card = exported(runs, "supernet", "--macs", find_footprint, "--to", "safetensors", "--out", "between")
+    assert small["macs"] < card["macs"] <= find_footprint
     assert card["name"].startswith("mobilenet of macs-")
     alone = card["measured"]["global, one example at a time,"]
     assert 0 <= alone["accuracy"] <= 100

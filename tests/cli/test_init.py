@@ -17,12 +17,12 @@ SHRINK = [
     for word in ("--set", change)
 ]  # fmt: skip
 
-WORDS = 'paper, leaves, keeps, gives = "of my own", "nothing", "nothing", "global"'
+WORDS = 'info = MethodInfo(paper="of my own", uploads="nothing")'
 OWN_METHOD = """
 from dataclasses import dataclass, field
 
 from fedloom.fleet import slices
-from fedloom.methods import Method
+from fedloom.methods import Method, MethodInfo
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Mine(Method):
     {words}
     {settings}
 
-    def start(self, fleet, seed, warm=None):
+    def start(self, fleet, seed, warm_start=None):
         return {{"weights": fleet.global_model.initial_weights(seed)}}
 
     def round(self, server, context):
@@ -52,7 +52,7 @@ def test_a_recipe_for_every_method(method, fedloom, tmp_path):
     assert text.startswith("# fedloom run new.toml\n")
     assert tomllib.loads(text)["method"]["name"] == method
     assert tomllib.loads(text)["data"]["dataset"] == "fashion-mini"
-    assert METHODS[method].paper in text
+    assert METHODS[method].info.paper in text
 
     assert fedloom("check", "new.toml").code == 0
     smaller = {"convnet": "model.hidden=[2,4]", "splitnet": "model.channels=2"}[tomllib.loads(text)["model"]["family"]]
@@ -68,7 +68,7 @@ def test_the_commented_settings_are_the_methods_own_defaults(method, fedloom, tm
     head, section, tail = re.split(r"(?<=\[method\]\n)|(?=\n\[evaluation\])", text)
     spelled_out = head + re.sub(r"^# (?=\w+ = )", "", section, flags=re.MULTILINE) + tail
     settings = load(tomllib.loads(spelled_out), Registry()).recipe.method.settings
-    sample = METHODS[method].sample
+    sample = METHODS[method].info.example_settings
     assert {name: dumps({name: value}) for name, value in settings.items() if name in sample} == {
         name: dumps({name: value}) for name, value in sample.items()
     }

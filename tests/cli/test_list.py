@@ -43,10 +43,10 @@ def test_a_method_says_what_leaves_a_device_and_what_can_be_set(fedloom):
     (heterofl,) = [one for one in fedloom("list", "methods", "--format", "json").data if one["name"] == "heterofl"]
     assert heterofl == {
         "name": "heterofl",
-        "gives": "global",
-        "models": "sizes of one model",
-        "leaves_the_device": "weights of the device's slice, the set of its labels",
-        "stays": "nothing",
+        "produces": "global",
+        "heterogeneity": "nested",
+        "uploads": "weights of the device's slice, the set of its labels",
+        "client_state": "nothing",
         "settings": {
             "mask_unseen_labels": True,
             "unseen_logit": 0.0,

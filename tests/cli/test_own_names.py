@@ -18,7 +18,7 @@ from torch import nn
 from fedloom.data import Dataset, Examples, Preparation
 from fedloom.fleet import slices
 from fedloom.footprints import ClientUpdate
-from fedloom.methods import Method
+from fedloom.methods import Method, MethodInfo
 from fedloom.client import ClientResult, fit, label_loss, like, on_device
 
 
@@ -26,18 +26,17 @@ from fedloom.client import ClientResult, fit, label_loss, like, on_device
 class Mine(Method):
     """Goes only a part of the way to the mean."""
 
-    paper = "none yet"
-    leaves, keeps, gives = "weights", "nothing", "global"
+    info = MethodInfo(paper="none yet", uploads="weights")
 
     part: float = 0.5
 
-    def start(self, fleet, seed, warm=None):
-        return {"weights": warm or fleet.global_model.initial_weights(seed)}
+    def start(self, fleet, seed, warm_start=None):
+        return {"weights": warm_start or fleet.global_model.initial_weights(seed)}
 
     def round(self, server, context):
         old = server["weights"]
         replies = context.ask(self.train, {d: {"weights": d.footprint.read(old)} for d in context.cohort})
-        new = context.aggregate(old, [ClientUpdate(r.device.footprint, r.sent["weights"], 1.0) for r in replies])
+        new = context.aggregate(old, [ClientUpdate(r.device.footprint, r.upload["weights"], 1.0) for r in replies])
         return {"weights": {name: old[name] + self.part * (new[name] - old[name]) for name in old}}
 
     @on_device(sends={"weights": like("weights")})

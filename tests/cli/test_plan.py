@@ -146,12 +146,12 @@ def test_time_is_taken_where_it_is_asked_for(fedloom, write):
 def test_a_fleet_is_planned(fedloom, write, tmp_path):
     write()
     (large, small) = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
-    between = (large["training_memory"] + small["training_memory"]) // 2
-    (tmp_path / "fleet.csv").write_text(f"name,count,memory\nphone,3,{between}\ngateway,1,1 GB\n", encoding="utf-8")
+    find_footprint = (large["training_memory"] + small["training_memory"]) // 2
+    (tmp_path / "fleet.csv").write_text(f"name,count,memory\nphone,3,{find_footprint}\ngateway,1,1 GB\n", encoding="utf-8")
     fleet = fedloom("plan", "my.toml", "--fleet", "fleet.csv", "--headroom", "1", "--format", "json").data["fleet"]
     assert [(one["name"], one["tier"]) for one in fleet["devices"]] == [("phone", "small"), ("gateway", "large")]
     assert fleet["shares"] == {"small": 0.75, "large": 0.25}
-    assert [one["tiers"] for one in fleet["rings"]] == [["large"], ["large", "small"]]
+    assert [one["tiers"] for one in fleet["regions"]] == [["large"], ["large", "small"]]
     said = fedloom("plan", "my.toml", "--fleet", "fleet.csv")
     assert said.code == 0
     assert "gateway" in said.out and "votes a round" in said.out

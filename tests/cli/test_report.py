@@ -5,7 +5,7 @@ import json
 import pytest
 
 import fedloom.cli.report as verb
-from fedloom.reporting.report_data import report_data_of
+from fedloom.reporting.report_data import read_report_data
 from fedloom.runs.folder import read_manifest
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def test_watch_writes_until_the_run_is_over(home, monkeypatch):
     whole, seen = manifest.read_text(), []
 
     def write(runs, file, test):
-        seen.append(report_data_of(runs, test))
+        seen.append(read_report_data(runs, test))
         return seen[-1]
 
     def wait(seconds):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting.ledger import CLOSES, OPENS
+from fedloom.reporting.ledger import SECTION_END, SECTION_START
 from fedloom.runs.folder import read_manifest
 
 pytestmark = pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_claim_is_decided_and_so_are_those_of_the_same_runs(ledger, fedloom, t
     assert len(made_of["arms"]["unmasked"]["1"]["sha256"]) == 64
     assert made_of["torch"] and made_of["machine"] and made_of["data"]
     page = (tmp_path / "docs" / "results.md").read_text()
-    assert page.startswith(f"# Results\n\nby hand\n\n{OPENS}") and page.endswith(f"{CLOSES}\n")
+    assert page.startswith(f"# Results\n\nby hand\n\n{SECTION_START}") and page.endswith(f"{SECTION_END}\n")
     assert "2 claims judged" in page and "1 not yet" in page and "Both are there at once." in page
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.client import about, blended, described, description, misalignment
+from fedloom.client import select_examples, average_kernels, represent, representation_kind, alignment_loss
 from fedloom.tensors import Tensors
 
 FEW = settings(max_examples=12)
@@ -23,14 +23,14 @@ class Way:
     kernel: Any
     told: Callable[[Tensor], Tensors]
 
-    def between(self, features: Tensor, other: Tensor) -> Tensor:
-        return misalignment(self.told(other), self.kernel)(features)
+    def find_footprint(self, features: Tensor, other: Tensor) -> Tensor:
+        return alignment_loss(self.told(other), self.kernel)(features)
 
 
 WAYS = {
     "linear-features": Way("linear", lambda other: {"features": other}),
     "linear-kernel": Way("linear", lambda other: {"kernel": other @ other.mT}),
-    "rbf": Way("rbf", lambda other: described(other, "rbf")),
+    "rbf": Way("rbf", lambda other: represent(other, "rbf")),
     "procrustes": Way("procrustes", lambda other: {"features": other}),
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -81,31 +81,31 @@ def turned(features: Tensor, seed: int = 0) -> Tensor:
 @every_way
 @given(both=representations())
 def test_it_is_what_the_definition_says(way: Way, both: list[Tensor]) -> None:
-    assert torch.allclose(way.between(*both), by_definition(way.kernel, *both), atol=1e-7)
+    assert torch.allclose(way.find_footprint(*both), by_definition(way.kernel, *both), atol=1e-7)
 
 
 @given(both=representations())
 def test_features_and_their_kernel_say_the_same(both: list[Tensor]) -> None:
-    small, large = (WAYS[way].between(*both) for way in ("linear-features", "linear-kernel"))
+    small, large = (WAYS[way].find_footprint(*both) for way in ("linear-features", "linear-kernel"))
     assert torch.allclose(small, large, atol=1e-10)
 
 
 @every_way
 @given(both=representations())
 def test_it_is_symmetric(way: Way, both: list[Tensor]) -> None:
-    assert torch.allclose(way.between(*both), way.between(*reversed(both)), atol=1e-7)
+    assert torch.allclose(way.find_footprint(*both), way.find_footprint(*reversed(both)), atol=1e-7)
 
 
 @every_way
 @given(both=representations())
 def test_it_lies_between_nothing_and_one(way: Way, both: list[Tensor]) -> None:
-    assert -1e-9 <= float(way.between(*both)) <= 1 + 1e-9
+    assert -1e-9 <= float(way.find_footprint(*both)) <= 1 + 1e-9
 
 
 @every_way
 @given(both=representations())
 def test_nothing_is_nearer_than_itself(way: Way, both: list[Tensor]) -> None:
-    assert float(way.between(both[0], both[0])) == pytest.approx(0, abs=1e-7)
+    assert float(way.find_footprint(both[0], both[0])) == pytest.approx(0, abs=1e-7)
 
 
 @every_way
@@ -114,36 +114,36 @@ def test_turning_scaling_and_shifting_a_representation_changes_nothing(
     way: Way, both: list[Tensor], scale: float, shift: float
 ) -> None:
     features, other = both
-    expected = way.between(features, other)
-    assert torch.allclose(way.between(scale * turned(features) + shift, other), expected, atol=1e-5)
-    assert torch.allclose(way.between(features, scale * turned(other) + shift), expected, atol=1e-5)
+    expected = way.find_footprint(features, other)
+    assert torch.allclose(way.find_footprint(scale * turned(features) + shift, other), expected, atol=1e-5)
+    assert torch.allclose(way.find_footprint(features, scale * turned(other) + shift), expected, atol=1e-5)
 
 
 @every_way
 @given(both=representations())
 def test_a_target_may_be_small(way: Way, both: list[Tensor]) -> None:
     features, other = both
-    assert torch.allclose(way.between(features, 1e-3 * other), way.between(features, other), atol=1e-7)
+    assert torch.allclose(way.find_footprint(features, 1e-3 * other), way.find_footprint(features, other), atol=1e-7)
 
 
 @every_way
 @given(both=representations(), seed=st.integers(0, 99))
 def test_the_order_of_the_examples_does_not_matter(way: Way, both: list[Tensor], seed: int) -> None:
     order = torch.randperm(len(both[0]), generator=torch.Generator().manual_seed(seed))
-    assert torch.allclose(way.between(*(one[order] for one in both)), way.between(*both), atol=1e-9)
+    assert torch.allclose(way.find_footprint(*(one[order] for one in both)), way.find_footprint(*both), atol=1e-9)
 
 
 @given(both=representations())
 def test_a_wide_rbf_kernel_is_a_linear_one(both: list[Tensor]) -> None:
     features, other = both
-    wide = misalignment(described(other, "rbf", 100.0), "rbf", 100.0)(features)
-    assert torch.allclose(wide, WAYS["linear-features"].between(features, other), atol=2e-3)
+    wide = alignment_loss(represent(other, "rbf", 100.0), "rbf", 100.0)(features)
+    assert torch.allclose(wide, WAYS["linear-features"].find_footprint(features, other), atol=2e-3)
 
 
 def test_what_differs_is_far_apart() -> None:
     """Or all of the above would hold for a constant."""
     one, other = torch.eye(4, dtype=torch.float64)[:, :1], torch.eye(4, dtype=torch.float64)[:, 1:2]
-    assert all(float(way.between(one, other)) > 0.5 for way in WAYS.values())
+    assert all(float(way.find_footprint(one, other)) > 0.5 for way in WAYS.values())
 
 
 @FEW
@@ -154,7 +154,7 @@ def test_the_gradient_is_that_of_finite_differences(way: Way, both: list[Tensor]
     features, other = both
     width, step = median_distance(features), 1e-5
     leaf = features.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(way.between(leaf, other), leaf)
+    (slope,) = torch.autograd.grad(way.find_footprint(leaf, other), leaf)
     for place in torch.cartesian_prod(*map(torch.arange, features.shape)):
         nudge = torch.zeros_like(features)
         nudge[tuple(place)] = step
@@ -165,7 +165,7 @@ def test_the_gradient_is_that_of_finite_differences(way: Way, both: list[Tensor]
 @every_way
 def test_the_target_learns_nothing(way: Way) -> None:
     features, other = drawn(0, 5, 3).requires_grad_(), drawn(1, 5, 4).requires_grad_()
-    slopes = torch.autograd.grad(way.between(features, other), [features, other], materialize_grads=True)
+    slopes = torch.autograd.grad(way.find_footprint(features, other), [features, other], materialize_grads=True)
     assert slopes[0].abs().max() > 1e-3
     assert not slopes[1].any()
 
@@ -175,7 +175,7 @@ def test_the_target_learns_nothing(way: Way) -> None:
 @pytest.mark.parametrize("constant", [0.0, 0.25])
 def test_a_target_that_says_nothing_pulls_nowhere(way: Way, dtype: torch.dtype, constant: float) -> None:
     features = drawn(0, 5, 3).to(dtype).requires_grad_()
-    apart = way.between(features, torch.full((5, 4), constant, dtype=dtype))
+    apart = way.find_footprint(features, torch.full((5, 4), constant, dtype=dtype))
     (slope,) = torch.autograd.grad(apart, features)
     assert apart.item() == 0
     assert torch.equal(slope, torch.zeros_like(slope))
@@ -188,7 +188,7 @@ def test_a_net_that_sees_no_difference_is_as_far_as_can_be_and_gets_no_nan(
     way: Way, dtype: torch.dtype, constant: float
 ) -> None:
     features = torch.full((5, 3), constant, dtype=dtype).requires_grad_()
-    apart = way.between(features, drawn(1, 5, 4).to(dtype))
+    apart = way.find_footprint(features, drawn(1, 5, 4).to(dtype))
     (slope,) = torch.autograd.grad(apart, features)
     assert apart.item() == pytest.approx(1)
     assert torch.isfinite(slope).all()
@@ -201,12 +201,12 @@ def test_devices_of_a_block_do_not_mix(way: Way, devices: list[Tensor], count: i
     examples, width = devices[0].shape
     block = drawn(3, count, examples, width).requires_grad_()
     others = drawn(4, count, examples, 4) if own_targets else drawn(4, 1, examples, 4).expand(count, -1, -1)
-    apart = way.between(block, others)
+    apart = way.find_footprint(block, others)
     (slope,) = torch.autograd.grad(apart.sum(), block)
     assert apart.shape == (count,)
     for number in range(count):
         alone = block[number].detach().requires_grad_()
-        expected = way.between(alone, others[number])
+        expected = way.find_footprint(alone, others[number])
         assert torch.allclose(apart[number], expected, atol=1e-12)
         assert torch.allclose(slope[number], *torch.autograd.grad(expected, alone), atol=1e-9)
 
@@ -215,10 +215,10 @@ def test_devices_of_a_block_do_not_mix(way: Way, devices: list[Tensor], count: i
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_device_that_has_diverged_does_not_touch_the_others(way: Way, bad: float) -> None:
     block, other = drawn(0, 3, 5, 4), drawn(1, 5, 2)
-    expected = way.between(block, other.expand(3, -1, -1))
+    expected = way.find_footprint(block, other.expand(3, -1, -1))
     block[1, 2, 0] = bad
     leaf = block.requires_grad_()
-    apart = way.between(leaf, other.expand(3, -1, -1))
+    apart = way.find_footprint(leaf, other.expand(3, -1, -1))
     (slope,) = torch.autograd.grad(apart.sum(), leaf)
     assert torch.equal(apart[[0, 2]], expected[[0, 2]])
     assert not torch.isfinite(apart[1])
@@ -229,8 +229,8 @@ def test_a_device_that_has_diverged_does_not_touch_the_others(way: Way, bad: flo
 def test_a_representation_is_told_in_the_smallest_way(told: list[Tensor], kernel: Any) -> None:
     features, _ = told
     examples, width = features.shape
-    ((name, tensor),) = described(features, kernel).items()
-    assert name == description(kernel, examples, width)
+    ((name, tensor),) = represent(features, kernel).items()
+    assert name == representation_kind(kernel, examples, width)
     if kernel == "linear":
         assert tensor.numel() == examples * min(examples, width)
     expected = features if name == "features" else kernel_of(features, kernel, median_distance(features))
@@ -256,22 +256,22 @@ def test_the_mean_of_kernels_is_the_mean_of_kernels(
     kernel: Any, even: bool, nets: list[Tensor], shares: list[float]
 ) -> None:
     shares = shares[: len(nets)]
-    mean = blended([described(one, kernel) for one in nets], shares, kernel, even)
+    mean = average_kernels([represent(one, kernel) for one in nets], shares, kernel, even)
     kernels = [kernel_of(one, kernel, median_distance(one)) for one in nets]
     assert torch.allclose(full_kernel(mean), mean_by_definition(kernels, shares, even), atol=1e-7)
 
 
 @given(nets=representations(3))
 def test_the_mean_is_told_in_the_smallest_way(nets: list[Tensor]) -> None:
-    ((name, tensor),) = blended([described(one, "linear") for one in nets], [1, 1, 1], "linear").items()
+    ((name, tensor),) = average_kernels([represent(one, "linear") for one in nets], [1, 1, 1], "linear").items()
     examples, width = len(nets[0]), sum(one.shape[1] for one in nets)
-    assert (name, tensor.numel()) == (description("linear", examples, width), examples * min(examples, width))
+    assert (name, tensor.numel()) == (representation_kind("linear", examples, width), examples * min(examples, width))
 
 
 @pytest.mark.parametrize("even", [False, True])
 @given(nets=representations(3))
 def test_procrustes_looks_at_all_nets_side_by_side(even: bool, nets: list[Tensor]) -> None:
-    mean = blended([described(one, "procrustes") for one in nets], [1, 1, 1], "procrustes", even)
+    mean = average_kernels([represent(one, "procrustes") for one in nets], [1, 1, 1], "procrustes", even)
     kernels = [one @ one.T for one in nets]
     assert torch.allclose(full_kernel(mean), mean_by_definition(kernels, [1, 1, 1], even), atol=1e-7)
 
@@ -280,7 +280,7 @@ def test_procrustes_looks_at_all_nets_side_by_side(even: bool, nets: list[Tensor
 def test_equally_loud_nets_count_alike_whatever_their_scale(nets: list[Tensor], scales: tuple[float, ...]) -> None:
     louder = [scale * one for scale, one in zip(scales, nets, strict=True)]
     plain, scaled = (
-        full_kernel(blended([described(one, "linear") for one in each], [1, 1, 1], "linear", True))
+        full_kernel(average_kernels([represent(one, "linear") for one in each], [1, 1, 1], "linear", True))
         for each in (nets, louder)
     )
     assert torch.allclose(plain, scaled, atol=1e-7)
@@ -288,9 +288,9 @@ def test_equally_loud_nets_count_alike_whatever_their_scale(nets: list[Tensor], 
 
 @given(nets=representations(3), scale=st.floats(0.1, 20))
 def test_one_more_net_that_sees_as_the_mean_sees_leaves_its_direction(nets: list[Tensor], scale: float) -> None:
-    told = [described(one, "linear") for one in nets]
-    mean = blended(told, [1, 1, 1], "linear")
-    more = blended([*told, {"kernel": scale * full_kernel(mean)}], [1, 1, 1, 1], "linear")
+    told = [represent(one, "linear") for one in nets]
+    mean = average_kernels(told, [1, 1, 1], "linear")
+    more = average_kernels([*told, {"kernel": scale * full_kernel(mean)}], [1, 1, 1, 1], "linear")
     ratio = full_kernel(more) / full_kernel(mean)
     assert torch.allclose(ratio, ratio.mean(), rtol=1e-6)
 
@@ -301,12 +301,12 @@ def test_what_is_about_some_examples_is_what_they_alone_would_say(way: Way, both
     features, other = both
     rows = torch.tensor(data.draw(st.permutations(range(len(other))))[: data.draw(st.integers(2, len(other)))])
     told = {name: tensor.unsqueeze(0) for name, tensor in way.told(other).items()}
-    some = about(told, rows)
+    some = select_examples(told, rows)
     if "kernel" in told:
         assert torch.equal(some["kernel"][0], told["kernel"][0][rows][:, rows])
     else:
         assert torch.equal(some["features"][0], other[rows])
     if way.kernel != "rbf":  # whose width is that of all the examples the target was made of
         expected = by_definition(way.kernel, features[rows], other[rows])
-        found = misalignment(some, way.kernel)(features[rows].unsqueeze(0))
+        found = alignment_loss(some, way.kernel)(features[rows].unsqueeze(0))
         assert torch.allclose(found, expected.nan_to_num(1.0), atol=1e-5)

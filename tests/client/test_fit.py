@@ -21,10 +21,10 @@ from fedloom.client import (
     gradient,
     label_loss,
     mask_logits,
-    plan_for,
+    draw_plan,
     shaped,
     soft_cross_entropy,
-    together,
+    merge_plans,
 )
 from fedloom.client.optimizers import Adam
 from fedloom.data import Examples, Preparation
@@ -51,7 +51,7 @@ def steps_for(counts: list[int], schedule: Schedule, examples: Examples) -> tupl
     starts = [sum(counts[:number]) for number in range(len(counts))]
     return together(
         [
-            plan_for(torch.arange(start, start + count), schedule, examples, Preparation(), generator(number, "plan"))
+            draw_plan(torch.arange(start, start + count), schedule, examples, Preparation(), generator(number, "plan"))
             for number, (start, count) in enumerate(zip(starts, counts, strict=True))
         ]
     )
@@ -63,10 +63,10 @@ def test_fit_is_the_loop_everybody_writes(name: str, client_for: Callable[..., C
     steps = steps_for([10], Schedule(4, 3), examples)
     optimizer = Sgd(0.1, 0.9, 5e-4, 1.0) if name == "sgd" else Adam(0.01, weight_decay=1e-3, clip_norm=0.5)
     client = client_for(net, examples, steps, optimizer)
-    start = {key: tensor[None] for key, tensor in net.initial(0).items()}
+    start = {key: tensor[None] for key, tensor in net.initial_weights(0).items()}
     made = fit(client, start, label_loss(client))
     module = net.module().double()
-    module.load_state_dict(net.initial(0))
+    module.load_state_dict(net.initial_weights(0))
     theirs: Any = (
         torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
         if name == "sgd"
@@ -84,7 +84,7 @@ def test_fit_is_the_loop_everybody_writes(name: str, client_for: Callable[..., C
 def test_fit_leaves_what_it_is_given(client_for: Callable[..., Client], bits_equal: Callable[..., bool]) -> None:
     net, examples = toy()
     client = client_for(net, examples, steps_for([10, 10], Schedule(4, 2), examples))
-    shared = net.initial(0)
+    shared = net.initial_weights(0)
     start = {key: tensor.expand(2, *tensor.shape) for key, tensor in shared.items()}
     kept = combine(torch.clone, start)
     made = fit(client, start, label_loss(client))
@@ -113,7 +113,7 @@ def test_unequal_devices_learn_as_if_alone(
                 StepSeeds(step.step_seeds.per_device[device : device + 1]),
             )
             for step in steps
-            if step.working[device]
+            if step.active[device]
         )
         alone = client_for(net, examples, own, optimizer)
         made = fit(alone, pick_device(start, device), label_loss(alone))
@@ -226,8 +226,8 @@ def test_a_client_reaches_only_what_its_plan_names(client_for: Callable[..., Cli
 def test_augmentation_follows_the_plan(client_for: Callable[..., Client]) -> None:
     images = Examples(torch.arange(4 * 9, dtype=torch.uint8).view(4, 1, 3, 3), torch.zeros(4, dtype=torch.int64))
     flip = Preparation(flip=True)
-    made = plan_for(torch.arange(4), Schedule(4), images, flip, generator(0, "x"))
-    client = client_for(model("linear", linear, {}, (3,), 4), images, together([made]), preparation=flip)
+    made = draw_plan(torch.arange(4), Schedule(4), images, flip, generator(0, "x"))
+    client = client_for(model("linear", linear, {}, (3,), 4), images, merge_plans([made]), preparation=flip)
     batch = client.batch(client.plan[0])
     for place, (row, flipped) in enumerate(zip(made.rows, made.augmentation["flip"].flatten(), strict=True)):
         image = images.x[row].double() / 255
@@ -239,11 +239,11 @@ def test_test_examples_come_in_order_and_know_what_is_padding(client_for: Callab
     net, examples = toy()
     client = client_for(net, examples, steps_for([4, 4], Schedule(4), examples))
     holdings = replace(
-        client.test_holdings,
+        client.test_indices,
         rows=torch.tensor([[7, 8, 9], [3, 3, 3]]),
         real=torch.tensor([[True, True, True], [True, False, False]]),
     )
-    found = list(replace(client, test_holdings=holdings).test_batches(2))
+    found = list(replace(client, test_indices=holdings).test_batches(2))
     assert [batch.y.tolist() for batch, _ in found] == [
         [[7 % 4, 8 % 4], [3, 3]],
         [[9 % 4], [3]],
@@ -257,7 +257,7 @@ def test_only_what_is_named_moves(client_for: Callable[..., Client]) -> None:
     net, examples = toy()
     plan = steps_for([20, 20], Schedule(batch_size=5), examples)
     client = client_for(net, examples, plan, Sgd(0.1, momentum=0.9, weight_decay=0.1))
-    before = {name: weight.expand(2, *weight.shape) for name, weight in net.initial(0).items()}
+    before = {name: weight.expand(2, *weight.shape) for name, weight in net.initial_weights(0).items()}
     after = fit(client, before, label_loss(client), only=["bias"])
     assert torch.equal(after["weight"], before["weight"])
     assert not torch.equal(after["bias"], before["bias"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.client import LR_SCHEDULES, OPTIMIZERS, Constant, Cosine, Milestones, Optimizer, Sgd, at_round
+from fedloom.client import LR_SCHEDULES, OPTIMIZERS, Constant, Cosine, Milestones, Optimizer, Sgd, optimizer_at
 from fedloom.client.optimizers import Adam
 from fedloom.tensors import combine
 
@@ -222,9 +222,9 @@ def test_the_order_of_milestones_does_not_matter() -> None:
 
 def test_a_round_changes_the_learning_rate_alone() -> None:
     optimizer = Adam(0.4, beta1=0.5, clip_norm=2.0)
-    changed = at_round(optimizer, Milestones((1,), 0.5), 2)
+    changed = optimizer_at(optimizer, Milestones((1,), 0.5), 2)
     assert changed == Adam(0.2, beta1=0.5, clip_norm=2.0)
-    assert at_round(optimizer, Constant(), 100) == optimizer
+    assert optimizer_at(optimizer, Constant(), 100) == optimizer
     assert math.isclose(optimizer.learning_rate, 0.4)
 
 

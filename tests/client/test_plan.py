@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.client import DevicePlan, Schedule, plan_for, together
+from fedloom.client import DevicePlan, Schedule, draw_plan, merge_plans
 from fedloom.data import Examples, Preparation
 from fedloom.seeds import generator
 
@@ -21,7 +21,7 @@ STORE = Examples(torch.zeros(200, 1, 6, 6, dtype=torch.uint8), torch.zeros(200, 
 def plan(
     rows: Tensor, schedule: Schedule, seed: int = 0, preparation: Preparation | None = None, store: Examples = STORE
 ) -> DevicePlan:
-    return plan_for(rows, schedule, store, preparation or Preparation(), generator(seed, "test"))
+    return draw_plan(rows, schedule, store, preparation or Preparation(), generator(seed, "test"))
 
 
 def rows_of(count: int, first: int = 10) -> Tensor:
@@ -48,11 +48,11 @@ def test_batch_sizes(examples: int, last: Last, sizes: tuple[int, ...]) -> None:
     assert plan(rows_of(examples), Schedule(4, 2, last)).sizes == sizes * 2  # two epochs
 
 
-epochs_of = st.integers(1, 3)
+take_epochs = st.integers(1, 3)
 lasts: st.SearchStrategy[Last] = st.sampled_from(["keep", "drop", "wrap"])
 
 
-@given(count=st.integers(1, 30), size=st.integers(1, 12), epochs=epochs_of, last=lasts, seed=st.integers(0, 99))
+@given(count=st.integers(1, 30), size=st.integers(1, 12), epochs=take_epochs, last=lasts, seed=st.integers(0, 99))
 def test_every_epoch_goes_through_the_devices_own_examples(
     count: int, size: int, epochs: int, last: Last, seed: int
 ) -> None:
@@ -105,27 +105,27 @@ def test_examples_that_are_no_images_have_plans() -> None:
 counts = st.lists(st.integers(1, 25), min_size=1, max_size=4)
 
 
-@given(counts=counts, size=st.integers(1, 6), epochs=epochs_of, last=lasts)
+@given(counts=counts, size=st.integers(1, 6), epochs=take_epochs, last=lasts)
 def test_a_device_has_the_same_steps_whoever_shares_its_block(
     counts: list[int], size: int, epochs: int, last: Last
 ) -> None:
     schedule, flips = Schedule(size, epochs, last), Preparation(flip=True)
     plans = [plan(rows_of(count, 40 * number), schedule, number, flips) for number, count in enumerate(counts)]
     plans = [one for one in plans if one.shape == plans[0].shape]
-    steps = together(plans)
+    steps = merge_plans(plans)
     assert len(steps) == max(len(one.sizes) for one in plans)
     for number, own in enumerate(plans):
-        alone = together([own])
-        assert [step.working.tolist() for step in alone] == [[1.0]] * len(own.sizes)
+        alone = merge_plans([own])
+        assert [step.active.tolist() for step in alone] == [[1.0]] * len(own.sizes)
         for position, step in enumerate(steps):
             assert len(step.rows) == len(plans)
             if position < len(own.sizes):
-                assert float(step.working[number]) == 1.0
+                assert float(step.active[number]) == 1.0
                 assert torch.equal(step.rows[number], alone[position].rows[0])
                 assert torch.equal(step.augmentation["flip"][number], alone[position].augmentation["flip"][0])
                 assert step.step_seeds.per_device[number] == alone[position].step_seeds.per_device[0]
             else:
-                assert float(step.working[number]) == 0.0
+                assert float(step.active[number]) == 0.0
                 assert set(step.rows[number].tolist()) <= set(own.rows.tolist())  # idle, on its own examples
 
 
@@ -140,12 +140,12 @@ def test_plans_of_one_shape_have_batches_of_one_size(counts: list[int], size: in
 
 
 def test_steps_of_one_device_draw_from_different_seeds() -> None:
-    steps = together([plan(rows_of(20), Schedule(4, 3))])
+    steps = merge_plans([plan(rows_of(20), Schedule(4, 3))])
     assert len({step.step_seeds.per_device for step in steps}) == len(steps) == 15
 
 
 def test_rows_name_only_what_the_device_holds() -> None:
     held = torch.tensor([5, 190, 77])
-    steps = together([plan(held, Schedule(2, 3, "wrap"))])
+    steps = merge_plans([plan(held, Schedule(2, 3, "wrap"))])
     assert {row for step in steps for row in step.rows.flatten().tolist()} == {5, 77, 190}
     assert np.unique([len(step.rows[0]) for step in steps]).tolist() == [2]

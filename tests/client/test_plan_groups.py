@@ -19,12 +19,12 @@ from fedloom.client import (
     fit,
     gradient,
     label_loss,
-    plan_for,
-    together,
+    draw_plan,
+    merge_plans,
 )
-from fedloom.client.plan import in_groups
+from fedloom.client.plan import group_steps
 from fedloom.data import Examples, Preparation
-from fedloom.methods.fedrep import epochs_of
+from fedloom.methods.fedrep import take_epochs
 from fedloom.models import StepSeeds, model
 from fedloom.seeds import generator
 from fedloom.tensors import Tensors
@@ -40,7 +40,7 @@ lasts: st.SearchStrategy[Last] = st.sampled_from(["keep", "drop", "wrap"])
 def plans_of(counts: list[int], schedule: Schedule) -> list[DevicePlan]:
     """Those of the devices that can share a block with the first."""
     made = [
-        plan_for(torch.arange(40 * n, 40 * n + count), schedule, STORE, Preparation(flip=True), generator(n, "test"))
+        draw_plan(torch.arange(40 * n, 40 * n + count), schedule, STORE, Preparation(flip=True), generator(n, "test"))
         for n, count in enumerate(counts)
     ]
     return [one for one in made if one.shape == made[0].shape]
@@ -63,10 +63,10 @@ def test_a_device_has_the_same_groups_whoever_shares_its_block(
     counts: list[int], size: int, epochs: int, last: Last, group: int
 ) -> None:
     plans = plans_of(counts, Schedule(size, epochs, last))
-    made = list(in_groups(together(plans), group))
+    made = list(group_steps(merge_plans(plans), group))
     assert all(len(steps) == group for steps in made)
     for device, own in enumerate(plans):
-        alone = list(in_groups(together([own]), group))
+        alone = list(group_steps(merge_plans([own]), group))
         going = [steps for steps in made if bool(steps[0].working[device])]
         assert going == made[: len(alone)]
         for ours, theirs in zip(going, alone, strict=True):
@@ -77,8 +77,8 @@ def test_a_device_has_the_same_groups_whoever_shares_its_block(
 def test_every_step_is_in_one_group_and_a_groups_first_stands_in_for_what_is_missing(
     count: int, size: int, epochs: int, last: Last, group: int
 ) -> None:
-    steps = together(plans_of([count], Schedule(size, epochs, last)))
-    made = list(in_groups(steps, group))
+    steps = merge_plans(plans_of([count], Schedule(size, epochs, last)))
+    made = list(group_steps(steps, group))
     missing = len(made) * group - len(steps)
     assert 0 <= missing < group
     flat = [step for one in made for step in one]
@@ -87,14 +87,14 @@ def test_every_step_is_in_one_group_and_a_groups_first_stands_in_for_what_is_mis
 
 
 def test_one_at_a_time_is_the_plan_itself() -> None:
-    steps = together(plans_of([7, 12], Schedule(4, 2, "wrap")))
-    assert [one for (one,) in in_groups(steps, 1)] == list(steps)
+    steps = merge_plans(plans_of([7, 12], Schedule(4, 2, "wrap")))
+    assert [one for (one,) in group_steps(steps, 1)] == list(steps)
 
 
 def test_a_device_that_is_done_halfway_through_a_group_sees_its_first_batch_again() -> None:
     """Three batches beside four, by twos: the third stands in for the fourth, which the other has."""
-    steps = together(plans_of([12, 16], Schedule(4, 1, "wrap")))
-    _, (first, second) = in_groups(steps, 2)
+    steps = merge_plans(plans_of([12, 16], Schedule(4, 1, "wrap")))
+    _, (first, second) = group_steps(steps, 2)
     assert first is steps[2]
     assert seen_by(second, 0) == seen_by(steps[2], 0)
     assert seen_by(second, 1) == seen_by(steps[3], 1)
@@ -106,27 +106,27 @@ def test_epochs_are_gone_through_in_turn_whoever_shares_the_block(
     counts: list[int], size: int, epochs: int, last: Last, count: int
 ) -> None:
     plans = plans_of(counts, Schedule(size, epochs, last))
-    made = epochs_of(together(plans), count)
-    assert all(bool(step.working.any()) for step in made)
+    made = take_epochs(merge_plans(plans), count)
+    assert all(bool(step.active.any()) for step in made)
     for device, own in enumerate(plans):
-        found = [seen_by(step, device) for step in made if bool(step.working[device])]
-        steps, each = together([own]), own.epoch_steps
+        found = [seen_by(step, device) for step in made if bool(step.active[device])]
+        steps, each = merge_plans([own]), own.steps_per_epoch
         expected = [steps[(number % epochs) * each + place] for number in range(count) for place in range(each)]
         assert found == [seen_by(step, 0) for step in expected]
 
 
 def test_all_epochs_of_a_plan_are_the_plan() -> None:
-    steps = together(plans_of([8], Schedule(4, 3)))
-    assert [seen_by(step, 0) for step in epochs_of(steps, 3)] == [seen_by(step, 0) for step in steps]
-    assert len(epochs_of(steps, 1)) == 2
+    steps = merge_plans(plans_of([8], Schedule(4, 3)))
+    assert [seen_by(step, 0) for step in take_epochs(steps, 3)] == [seen_by(step, 0) for step in steps]
+    assert len(take_epochs(steps, 1)) == 2
 
 
 def test_a_plan_is_left_as_it_was() -> None:
-    steps = together(plans_of([5, 12], Schedule(4, 2, "wrap")))
-    before = [step.working.tolist() for step in steps]
-    epochs_of(steps, 3)
-    list(in_groups(steps, 2))
-    assert [step.working.tolist() for step in steps] == before
+    steps = merge_plans(plans_of([5, 12], Schedule(4, 2, "wrap")))
+    before = [step.active.tolist() for step in steps]
+    take_epochs(steps, 3)
+    list(group_steps(steps, 2))
+    assert [step.active.tolist() for step in steps] == before
 
 
 def linear() -> nn.Module:
@@ -146,7 +146,7 @@ def test_unequal_devices_learn_in_groups_as_if_alone(
     net, counts = model("linear", linear, {}, (3,), 4), [7, 20, 13]
     examples = Examples(torch.randn(60, 3), torch.arange(60) % 4)
     plans = [
-        plan_for(torch.arange(20 * n, 20 * n + count), Schedule(5, 1, last), examples, Preparation(), generator(n, "p"))
+        draw_plan(torch.arange(20 * n, 20 * n + count), Schedule(5, 1, last), examples, Preparation(), generator(n, "p"))
         for n, count in enumerate(counts)
     ]
 
@@ -162,9 +162,9 @@ def test_unequal_devices_learn_in_groups_as_if_alone(
         return fit(client, weights, objective, batches_per_step=group)
 
     start = block_weights(net, 3)
-    block = learned(together(plans), start)
+    block = learned(merge_plans(plans), start)
     for device, plan in enumerate(plans):
-        alone = learned(together([plan]), pick_device(start, device))
+        alone = learned(merge_plans([plan]), pick_device(start, device))
         for name, tensor in alone.items():
             assert float((tensor[0] - block[name][device]).abs().max()) <= 1e-12
     assert len({len(plan.sizes) % 2 for plan in plans}) == 2
@@ -173,5 +173,5 @@ def test_unequal_devices_learn_in_groups_as_if_alone(
 def test_steps_by_hand_need_no_epochs_or_places() -> None:
     """As tests and small scripts write them."""
     done = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
-    assert [len(one) for one in in_groups([done], 2)] == [2]
-    assert len(epochs_of([done], 3)) == 3
+    assert [len(one) for one in group_steps([done], 2)] == [2]
+    assert len(take_epochs([done], 3)) == 3

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.client import Batch, Schedule, draw_subnets, gradient, plan_for, subnet_logits, together
+from fedloom.client import Batch, Schedule, draw_subnets, gradient, draw_plan, subnet_logits, merge_plans
 from fedloom.data import Examples, Preparation
 from fedloom.models import Model, StepSeeds, model
 from fedloom.seeds import generator
@@ -57,14 +57,14 @@ def test_steps_draw_apart_and_blocks_do_not_matter() -> None:
     """From plans: the same device has the same draws whoever is beside it, another in every step."""
     examples = Examples(torch.zeros(30, 3), torch.zeros(30, dtype=torch.int64))
     plans = [
-        plan_for(
+        draw_plan(
             torch.arange(size), Schedule(4, 2, "wrap"), examples, Preparation(), generator(size, "plan"), common=99
         )
         for size in (8, 12, 5)
     ]
 
     def drawn(block: list[Any], stream: Any) -> list[list[int]]:
-        return [draw_subnets(lottery, step.step_seeds, stream) for step in together(block)]
+        return [draw_subnets(lottery, step.step_seeds, stream) for step in merge_plans(block)]
 
     per_device = drawn(plans, "device")
     for place, plan in enumerate(plans):
@@ -84,7 +84,7 @@ def scene(tiny_model: Callable[..., Model], block_weights: Weights) -> tuple[Mod
 
 
 def parts_of(whole: Model) -> list[Model]:
-    return [whole, whole.resized(widths=(2, 4), kernels=(3, 5)), whole.resized(depths=(1, 1), kernels=(5, 3))]
+    return [whole, whole.with_settings(widths=(2, 4), kernels=(3, 5)), whole.with_settings(depths=(1, 1), kernels=(5, 3))]
 
 
 def cut(net: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:

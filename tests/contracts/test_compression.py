@@ -45,10 +45,10 @@ def test_every_method_runs_with_every_codec(codec: Codec, method: Method, world_
     engine = place.engine(method)
     prints, moved = played(place, method, engine, Coded(engine, codec), codec)
     for traffic in moved:
-        assert traffic.coded_down <= traffic.down
-        assert traffic.coded_up <= traffic.up
-        assert sum(traffic.travelled.values()) == traffic.coded_down + traffic.coded_up
-        assert sum(traffic.moved.values()) == traffic.down + traffic.up
+        assert traffic.compressed_bytes_down <= traffic.bytes_down
+        assert traffic.compressed_bytes_up <= traffic.bytes_up
+        assert sum(traffic.compressed_by_device.values()) == traffic.compressed_bytes_down + traffic.compressed_bytes_up
+        assert sum(traffic.bytes_by_device.values()) == traffic.bytes_down + traffic.bytes_up
     if codec == CODECS["top_k"]:
         other = place.engine(method)
         assert played(place, method, other, ByMail(other, compression=codec), codec)[0] == prints

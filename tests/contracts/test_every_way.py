@@ -17,7 +17,7 @@ from fedloom.engines import ProcessPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import model
-from fedloom.models.batching import Block, FunctionalModule, Made, BatchingMode, folded, one_by_one, vmapped
+from fedloom.models.batching import BatchingMode, BlockForward, FunctionalModule, BlockOutput, fold_devices, loop_over_devices, vmap_devices
 from fedloom.tensors import Parcel, layout
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices are done before others of their block
@@ -62,11 +62,11 @@ class Watched:
     way: BatchingMode
     steps: int = 0
 
-    def __call__(self, skeleton: FunctionalModule) -> Block:
-        block = self.way(skeleton)
+    def __call__(self, module: FunctionalModule) -> BlockForward:
+        block = self.way(module)
 
-        def run(weights: Mapping[str, Tensor], x: Tensor) -> Made:
-            self.steps += skeleton.module.training and len(x) > 1
+        def run(weights: Mapping[str, Tensor], x: Tensor) -> BlockOutput:
+            self.steps += module.module.training and len(x) > 1
             return block(weights, x)
 
         return run
@@ -75,7 +75,7 @@ class Watched:
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode], Watched]]:
     """Have every block run one way, right or wrong: no slower one steps in."""
-    caches = (inside._skeleton, inside._alone, inside._many, inside.fastest_of)
+    caches = (inside._functional_module, inside._single_device_forward, inside._multi_device_forward, inside.batching_mode)
 
     def forget() -> None:
         for cache in caches:
@@ -83,7 +83,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode],
 
     def force(way: BatchingMode) -> Watched:
         watched = Watched(way)
-        monkeypatch.setattr(inside, "fastest_of", lambda model, training, tracking: (watched, ()))
+        monkeypatch.setattr(inside, "batching_mode", lambda model, training, tracking: (watched, ()))
         forget()
         return watched
 
@@ -141,7 +141,7 @@ def agree(family: str, expected: Learned, difference: Callable[[Parcel, Parcel],
     return check
 
 
-@pytest.mark.parametrize("way", [folded, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmapped, one_by_one))])
+@pytest.mark.parametrize("way", [fold_devices, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmap_devices, loop_over_devices))])
 def test_devices_in_company_learn_what_each_learns_alone(
     way: BatchingMode,
     family: str,
@@ -151,7 +151,7 @@ def test_devices_in_company_learn_what_each_learns_alone(
     forced: Callable[[BatchingMode], Watched],
 ) -> None:
     watched = forced(way)
-    unfit = way is folded and not place.fleet.global_model.is_foldable()
+    unfit = way is fold_devices and not place.fleet.global_model.is_foldable()
     try:
         found = learn(block=len(SIZES))
     except RuntimeError:
@@ -160,7 +160,7 @@ def test_devices_in_company_learn_what_each_learns_alone(
     assert not (unfit and found.company)
     agree(found)
     # a device that gathers others is alone, and one that draws random numbers trains alone
-    shared = found.company and not any(inside.trains_at_random(tier.model) for tier in place.fleet.tiers)
+    shared = found.company and not any(inside.is_stochastic(tier.model) for tier in place.fleet.tiers)
     assert watched.steps >= demand(family).steps if shared else watched.steps == 0
 
 
@@ -178,7 +178,7 @@ def test_there_is_something_to_compare(
     first = method.start(place.fleet, place.seed)
     moved = [difference(first, expected.server)] if layout(first) == layout(expected.server) else []
     for device in place.fleet.devices(1):
-        first, last = method.prepare(device, place.seed), expected.memories.get(device.name, {})
+        first, last = method.init_client(device, place.seed), expected.memories.get(device.name, {})
         if layout(first) == layout(last):
             moved.append(difference(first, last))
     assert max(moved) > 1e-3
@@ -199,6 +199,6 @@ class Undecided(nn.Module):
 def test_a_forced_way_that_fails_gives_way_to_no_other(world: Callable[..., Any], forced: Any) -> None:
     """Or the comparisons above could compare a way with itself."""
     place = world(models=[("a", model("undecided", Undecided, {}, (1, 6, 6), 4))])
-    forced(vmapped)
+    forced(vmap_devices)
     with pytest.raises(RuntimeError, match="vmap"):
         place.play(FedAvg(), place.engine(FedAvg()))

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from fedloom.client import Schedule, Task
 from fedloom.engines import DryRun
 from fedloom.fleet import Device, Engine, Reply, ServerModel
-from fedloom.methods import METHODS, Method
+from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.tensors import Parcel, fingerprint
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, and some share a block while others cannot
@@ -159,7 +159,7 @@ def test_parcels_survive_serialising(
     engine = place.engine(method)
     listening = meddling(engine, lambda replies: replies)
     server = place.play(method, listening, rounds=1)
-    parcels = [server, *(reply.sent for reply in listening.delivered), *memories(engine).values()]
+    parcels = [server, *(reply.upload for reply in listening.delivered), *memories(engine).values()]
     assert listening.delivered
     for parcel in parcels:
         assert parcels_equal(through_a_file(parcel), parcel)
@@ -194,7 +194,7 @@ class Noting:
         replies = list(self.engine.ask(task, inboxes, round_number, repeat))
         for reply in replies:
             found[reply.device.name, "", ""] = ((), torch.bool)  # so that a silent device is noted too
-            for bundle, tensors in reply.sent.items():
+            for bundle, tensors in reply.upload.items():
                 for name, tensor in tensors.items():
                     found[reply.device.name, bundle, name] = (tuple(tensor.shape), tensor.dtype)
         self.layouts.append(found)
@@ -220,8 +220,8 @@ def test_a_rehearsal_costs_what_a_round_costs(method: Method, world_for: Callabl
     real, rehearsal = place.context(engine), DryRun(engine.client_data.count)
     method.round(method.start(place.fleet, 0), real)
     method.round(method.start(place.fleet, 0), place.context(rehearsal))
-    assert sum(rehearsal.down.values()) == real.traffic.down
-    assert sum(rehearsal.up.values()) == real.traffic.up
+    assert sum(rehearsal.down.values()) == real.traffic.bytes_down
+    assert sum(rehearsal.up.values()) == real.traffic.bytes_up
 
 
 def test_the_evaluations_tasks_send_what_they_declare(
@@ -248,7 +248,7 @@ def test_the_evaluations_tasks_send_what_they_declare(
 
 def test_a_start_can_be_warm(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method)
-    earlier = {name: tensor + 1 for name, tensor in place.fleet.global_model.initial(5).items()}
+    earlier = {name: tensor + 1 for name, tensor in place.fleet.global_model.initial_weights(5).items()}
     warm = method.start(place.fleet, 0, earlier)
     for candidate in method.eval_targets(warm).values():
         for tier in place.fleet.tiers if isinstance(candidate, ServerModel) else ():
@@ -274,8 +274,8 @@ def test_a_last_exchange_is_one_more_round_or_none(
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_says_what_it_is(name: str) -> None:
     kind = METHODS[name]
-    assert kind.gives in ("global", "personalized")
-    for said in (kind.paper, kind.leaves, kind.keeps):
+    assert kind.info.produces in ("global", "personalized")
+    for said in (kind.info.paper, kind.info.uploads, kind.info.client_state):
         assert said.strip() == said != ""
     assert hash(kind()) == hash(kind())  # every hyper-parameter has a default, and none can be changed
 
@@ -286,7 +286,7 @@ def test_what_a_method_gives_is_what_is_judged(method: Method, world_for: Callab
     candidates = method.eval_targets(place.play(method, engine, rounds=1))
     held_by_server = [isinstance(candidate, ServerModel) for candidate in candidates.values()]
     assert held_by_server
-    assert all(held_by_server) if method.gives == "global" else not all(held_by_server)
+    assert all(held_by_server) if method.info.produces == "global" else not all(held_by_server)
 
 
 NESTED = ["heterofl", "fedrolex", "fjord", "fedhen", "noside", "decouple", "fedsup", "efedsup"]
@@ -303,7 +303,7 @@ def test_tiers_may_be_redrawn_every_round(
     pooled = {"exit_pool": "global"} if family == "preactresnet" else {}  # windows cannot roll behind a flattened map
     place = world(family, widths=(1.0, 0.5), sizes=SIZES, labels=LABELS, **pooled)
     place = replace(place, fleet=replace(place.fleet, assignment="redrawn"))
-    assert method.fleet_problem(place.fleet) is None
+    assert fleet_problem(method, place.fleet) is None
     made, tiers = [], set()
     for block in (1, 16):
         alone = place.engine(method, devices_per_block=block)

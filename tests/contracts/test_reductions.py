@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from fedloom.client import Schedule, Sgd
-from fedloom.fleet import Fleet, nested
-from fedloom.methods import Method
+from fedloom.fleet import Fleet, make_nested_tiers
+from fedloom.methods import Method, fleet_problem
 from fedloom.methods.centralized import Centralized
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.ditto import Ditto
@@ -164,8 +164,8 @@ def test_a_complex_tier_that_nobody_belongs_to_changes_nothing(
     """The simple part is FedAvg's of a fleet that knows of no other; the rest stays as it started."""
     sizes = [("simple", tiny_model("preactresnet", stages=1)), ("complex", tiny_model("preactresnet"))]
     place = world(models=sizes, sizes=UNEQUAL, shares=(1.0, 0.0))
-    alone = replace(place, fleet=Fleet(nested(sizes[:1]), (1.0,), len(UNEQUAL), seed=0))
-    first = place.fleet.global_model.initial(0)
+    alone = replace(place, fleet=Fleet(make_nested_tiers(sizes[:1]), (1.0,), len(UNEQUAL), seed=0))
+    first = place.fleet.global_model.initial_weights(0)
     simple, whole = (tier.footprint for tier in place.fleet.tiers)
     ours, theirs = method.start(place.fleet, 0), FedAvg().start(alone.fleet, 0, simple.read(first))
     engines = place.engine(method), alone.engine(FedAvg("uniform"))
@@ -186,7 +186,7 @@ def test_noside_with_complex_devices_alone_is_fedavg_but_for_the_exits_head(
 ) -> None:
     """Which FedAvg decays, as it decays all it has."""
     place = world("preactresnet", sizes=UNEQUAL, optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.01, clip_norm=1.0))
-    first = place.fleet.global_model.initial(0)
+    first = place.fleet.global_model.initial_weights(0)
     ours, theirs = (
         place.play(method, place.engine(method), rounds=3)["weights"] for method in (NoSide(), FedAvg("uniform"))
     )
@@ -259,7 +259,7 @@ def test_methods_that_share_nothing_leave_everybody_alone(
     """To the bit: LG-FedAvg of no layer, FedIN without features and averages, Ditto's models that nothing holds."""
     place = world(family, sizes=UNEQUAL)
     methods = LGFedAvg("none"), Ditto(0.0), FedIN(middle="none", aggregation=False)
-    taken = [method for method in methods if method.fleet_problem(place.fleet) is None]
+    taken = [method for method in methods if fleet_problem(method, place.fleet) is None]
     assert len(taken) == (3 if family == "splitnet" else 2)
     kept = []
     for method in (Standalone(), *taken):

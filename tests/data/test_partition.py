@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, at_most, correlate_tiers_with_labels
-from fedloom.data.partitions import cuts, fill, matching_test, open_proportions, proportions, top_up, with_minimum
+from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, limit_examples, correlate_tiers_with_labels
+from fedloom.data.partitions import cuts, fill, assign_test_rows, open_proportions, proportions, top_up, with_minimum
 from fedloom.seeds import generator
 
 
-def labels_of(train, test=None, classes=None):
+def extract_labels(train, test=None, classes=None):
     train = np.array(train)
     test = train if test is None else np.array(test)
     return Labels(train, test, classes or int(train.max()) + 1)
@@ -46,7 +46,7 @@ def test_label_shards_dedupe_gives_one_shard_of_a_label_drawn_twice(even_labels)
 
 
 def test_label_shards_remainder_golden():
-    labels = labels_of(repeated(11, 11))
+    labels = extract_labels(repeated(11, 11))
     partition = PARTITIONS["label_shards"](labels, 4, draw(), labels_per_device=2, dedupe=False)
     pieces = [tuple(rows[labels.train[rows] == 0]) for rows in partition.train]
     sizes = [3, 3, 3, 2]
@@ -56,7 +56,7 @@ def test_label_shards_remainder_golden():
 
 
 def test_label_shards_are_as_large_as_published():
-    labels = labels_of(repeated(*[5000] * 10), repeated(*[1000] * 10))
+    labels = extract_labels(repeated(*[5000] * 10), repeated(*[1000] * 10))
     partition = PARTITIONS["label_shards"](labels, 100, draw(), labels_per_device=2)
     for train, test in zip(partition.train, partition.test, strict=True):
         kinds = len(np.unique(labels.train[train]))
@@ -64,12 +64,12 @@ def test_label_shards_are_as_large_as_published():
 
 
 def test_iid_golden():
-    partition = PARTITIONS["iid"](labels_of(np.zeros(11, int), np.zeros(7, int)), 3, draw())
+    partition = PARTITIONS["iid"](extract_labels(np.zeros(11, int), np.zeros(7, int)), 3, draw())
     assert [len(rows) for rows in partition.train] == [3] * 3 and [len(rows) for rows in partition.test] == [2] * 3
 
 
 def test_sorted_shards_may_span_two_labels():
-    labels = labels_of([1, 0, 1, 0, 0, 1, 0, 1, 1, 1])
+    labels = extract_labels([1, 0, 1, 0, 0, 1, 0, 1, 1, 1])
     partition = PARTITIONS["sorted_shards"](labels, 2, draw(), shards_per_device=1)
     assert sorted(sorted(labels.train[rows]) for rows in partition.train) == [[0, 0, 0, 0, 1], [1] * 5]
 
@@ -135,7 +135,7 @@ def test_fill_draws_by_the_wishes():
 
 
 def test_a_small_alpha_is_skewed_and_a_large_one_is_not():
-    labels = labels_of(repeated(*[500] * 10))
+    labels = extract_labels(repeated(*[500] * 10))
     for name in ("dirichlet_per_label", "dirichlet_per_device"):
         share = []
         for alpha in (0.05, 100.0):
@@ -145,7 +145,7 @@ def test_a_small_alpha_is_skewed_and_a_large_one_is_not():
 
 
 def test_quantity_varies_sizes_and_not_labels():
-    labels = labels_of(repeated(*[2000] * 4))
+    labels = extract_labels(repeated(*[2000] * 4))
     partition = PARTITIONS["quantity"](labels, 8, draw(), alpha=0.5)
     sizes = [len(rows) for rows in partition.train]
     assert max(sizes) > 3 * min(sizes) and min(sizes) >= 10 and sum(sizes) == 8000
@@ -154,36 +154,36 @@ def test_quantity_varies_sizes_and_not_labels():
 
 
 def test_balance_bounds_the_devices_of_fedml():
-    labels = labels_of(repeated(*[100] * 50))
+    labels = extract_labels(repeated(*[100] * 50))
     sizes = [len(rows) for rows in PARTITIONS["dirichlet_per_label"](labels, 10, draw(), alpha=0.5).train]
     assert max(sizes) < 500 + 100
 
 
 def test_matching_test_golden():
-    labels = labels_of(repeated(6, 2, 0, 8), repeated(10, 10, 10, 10), 4)
-    test = matching_test(labels, [np.arange(8), np.arange(8, 16)], draw())
+    labels = extract_labels(repeated(6, 2, 0, 8), repeated(10, 10, 10, 10), 4)
+    test = assign_test_rows(labels, [np.arange(8), np.arange(8, 16)], draw())
     held = [np.bincount(labels.test[rows], minlength=4).tolist() for rows in test]
     # n_test / devices = 20: the second wants 20 of label 3 and there are 10, the first 15 of label 0 and there are 10.
     assert held == [[10, 3, 0, 0], [0, 0, 0, 10]]
 
 
 def test_matching_test_keeps_a_devices_total_when_shares_are_small():
-    labels = labels_of(np.tile(np.arange(10), 100), np.tile(np.arange(10), 10), 10)
+    labels = extract_labels(np.tile(np.arange(10), 100), np.tile(np.arange(10), 10), 10)
     train = PARTITIONS["iid"](labels, 20, draw()).train
-    assert {len(rows) for rows in matching_test(labels, train, draw())} <= {4, 5}
+    assert {len(rows) for rows in assign_test_rows(labels, train, draw())} <= {4, 5}
 
 
 def test_matching_test_without_test_examples_of_a_label():
-    labels = labels_of(repeated(4, 4), [0, 0], 2)
-    test = matching_test(labels, [np.arange(4), np.arange(4, 8)], draw())
+    labels = extract_labels(repeated(4, 4), [0, 0], 2)
+    test = assign_test_rows(labels, [np.arange(4), np.arange(4, 8)], draw())
     assert len(test[0]) == 1 and len(test[1]) == 0
-    mixed = matching_test(labels, [np.array([0, 4]), np.array([1, 5])], draw())
+    mixed = assign_test_rows(labels, [np.array([0, 4]), np.array([1, 5])], draw())
     assert [len(rows) for rows in mixed] == [1, 1]
 
 
 def test_matching_test_gives_one_each_while_there_are_some():
-    labels = labels_of(np.zeros(24, int), np.zeros(5, int))
-    test = matching_test(labels, np.split(np.arange(24), 12), draw())
+    labels = extract_labels(np.zeros(24, int), np.zeros(5, int))
+    test = assign_test_rows(labels, np.split(np.arange(24), 12), draw())
     assert sorted(len(rows) for rows in test) == [0] * 7 + [1] * 5
 
 
@@ -271,13 +271,13 @@ def test_a_map_for_another_set_is_refused(tmp_path, even_labels):
     PARTITIONS["iid"](even_labels, 3, draw()).save(tmp_path / "map.json")
     with pytest.raises(ValueError, match="devices = 4"):
         PARTITIONS["file"](even_labels, 4, draw(), path=path)
-    for small in (labels_of(repeated(5, 5), repeated(8, 8)), labels_of(repeated(16, 16), repeated(2, 2))):
+    for small in (extract_labels(repeated(5, 5), repeated(8, 8)), extract_labels(repeated(16, 16), repeated(2, 2))):
         with pytest.raises(ValueError, match="rows beyond"):
             PARTITIONS["file"](small, 3, draw(), path=path)
 
 
 def shares_of_one_label(order):
-    labels = labels_of(repeated(*[4] * len(order)))
+    labels = extract_labels(repeated(*[4] * len(order)))
     train = tuple(np.flatnonzero(labels.train == label) for label in order)
     return labels, Partition(train, train)
 
@@ -291,7 +291,7 @@ def test_the_dial_at_its_ends():
 
 
 def test_the_dial_ranks_by_main_label_then_mean_label_then_index():
-    labels = labels_of([0, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1])
+    labels = extract_labels([0, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1])
     shares = ([2, 3, 4], [0, 1, 7], [5, 6, 10], [8, 9], [])
     partition = Partition(tuple(np.array(rows, dtype=np.int64) for rows in shares), tuple(np.arange(0) for _ in shares))
     tied = correlate_tiers_with_labels(partition, labels, 1, draw())
@@ -299,7 +299,7 @@ def test_the_dial_ranks_by_main_label_then_mean_label_then_index():
 
 
 def test_the_main_label_goes_before_the_mean():
-    labels = labels_of([1, 1, 0, 0, 5])
+    labels = extract_labels([1, 1, 0, 0, 5])
     partition = Partition((np.array([0, 1]), np.array([2, 3, 4])), (np.arange(0), np.arange(0)))
     assert [len(rows) for rows in correlate_tiers_with_labels(partition, labels, 1, draw()).train] == [3, 2]
 
@@ -332,8 +332,8 @@ def test_a_dial_out_of_range_is_refused(even_labels, dial):
 
 def test_at_most_so_many_examples_of_its_own() -> None:
     before = Partition((np.arange(10), np.arange(10, 13)), (np.arange(3), np.arange(3, 6)))
-    after = at_most(before, 4, np.random.default_rng(0))
+    after = limit_examples(before, 4, np.random.default_rng(0))
     assert [len(rows) for rows in after.train] == [4, 3]
     assert all(set(kept) <= set(held) for kept, held in zip(after.train, before.train, strict=True))
     assert after.test is before.test
-    assert at_most(before, None, np.random.default_rng(0)) is before
+    assert limit_examples(before, None, np.random.default_rng(0)) is before

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedloom.data import PARTITIONS, Labels, Partition, correlate_tiers_with_labels, held_out, subsample
+from fedloom.data import PARTITIONS, Labels, Partition, correlate_tiers_with_labels, hold_out, subsample
 from fedloom.seeds import generator
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -201,7 +201,7 @@ def test_the_hardest_case_ends(alpha, balanced):
 
 @given(count=st.integers(1, 200), part=st.floats(0, 1), seed=st.integers(0, 5))
 def test_what_is_held_out_is_so_many_different_rows_in_order(count: int, part: float, seed: int) -> None:
-    rows = held_out(count, int(part * count), np.random.default_rng(seed))
+    rows = hold_out(count, int(part * count), np.random.default_rng(seed))
     assert len(rows) == int(part * count)
     assert rows.tolist() == sorted(set(rows.tolist()) & set(range(count)))
 

@@ -49,7 +49,7 @@ def oracle(preparation, image, step_seeds):
         image = bilinear(image, preparation.size)
     if preparation.channels:
         image = np.repeat(image, preparation.channels, axis=0)
-    if preparation.pad_normalised:
+    if preparation.pad_normalized:
         image = crop_and_flip(preparation, normalize(preparation, image), step_seeds)
     else:
         image = normalize(preparation, crop_and_flip(preparation, image, step_seeds))
@@ -69,7 +69,7 @@ def images_for(preparation, count, seed=0):
 def test_every_named_preparation_equals_the_oracle(name):
     preparation = PREPARATIONS[name]
     x = images_for(preparation, 24)
-    step_seeds = preparation.draw(generator(1, "step_seeds"), 24, 20, 24)
+    step_seeds = preparation.draw_augmentation(generator(1, "step_seeds"), 24, 20, 24)
     for given_draws in ({}, step_seeds):
         prepared = preparation(x, given_draws, torch.float64)
         for place in range(24):
@@ -87,9 +87,9 @@ def test_every_named_preparation_equals_the_oracle(name):
     seed=st.integers(0, 1000),
 )
 def test_any_augmentation_equals_the_oracle(padding, chance, flip, cutout, normalized, seed):
-    preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalised=normalized)
+    preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalized=normalized)
     x = images_for(preparation, 4, seed)
-    step_seeds = preparation.draw(generator(seed, "step_seeds"), 4, 20, 24)
+    step_seeds = preparation.draw_augmentation(generator(seed, "step_seeds"), 4, 20, 24)
     prepared = preparation(x, step_seeds, torch.float64)
     for place in range(4):
         own = {key: numbers[place].numpy() for key, numbers in step_seeds.items()}
@@ -99,7 +99,7 @@ def test_any_augmentation_equals_the_oracle(padding, chance, flip, cutout, norma
 def test_leading_axes_change_nothing():
     preparation = PREPARATIONS["fedml_cifar10"]
     x = images_for(preparation, 12)
-    step_seeds = preparation.draw(generator(1, "step_seeds"), 12, 20, 24)
+    step_seeds = preparation.draw_augmentation(generator(1, "step_seeds"), 12, 20, 24)
     block = preparation(
         x.view(2, 3, 2, 3, 20, 24), {name: numbers.view(2, 3, 2, -1) for name, numbers in step_seeds.items()}
     )
@@ -112,12 +112,12 @@ def test_a_crop_shows_black_and_the_other_kind_shows_zero():
     x = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
     corner = {"crop": torch.zeros(1, 2, dtype=torch.int64)}
     assert Preparation((0.5,), (0.25,), crop_padding=2)(x, corner)[0, 0, 0, 0] == -2
-    assert Preparation((0.5,), (0.25,), crop_padding=2, pad_normalised=True)(x, corner)[0, 0, 0, 0] == 0
+    assert Preparation((0.5,), (0.25,), crop_padding=2, pad_normalized=True)(x, corner)[0, 0, 0, 0] == 0
 
 
 def test_draws_are_in_range_and_of_the_wanted_shape():
     preparation = Preparation(size=(32, 40), crop_padding=4, crop_chance=0.5, flip=True, cutout=6)
-    step_seeds = preparation.draw(generator(0, "step_seeds"), 4000, 8, 8)
+    step_seeds = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 8, 8)
     assert {name: tuple(numbers.shape) for name, numbers in step_seeds.items()} == {
         "crop": (4000, 2),
         "flip": (4000, 1),
@@ -134,15 +134,15 @@ def test_draws_come_from_the_generator_alone():
     preparation = PREPARATIONS["fedml_cifar10"]
     np.random.seed(1)
     torch.manual_seed(1)
-    first = preparation.draw(generator(3, "a"), 10, 32, 32)
+    first = preparation.draw_augmentation(generator(3, "a"), 10, 32, 32)
     np.random.seed(2)
     torch.manual_seed(2)
-    second = preparation.draw(generator(3, "a"), 10, 32, 32)
+    second = preparation.draw_augmentation(generator(3, "a"), 10, 32, 32)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_no_augmentation_needs_no_draws():
-    assert PREPARATIONS["heterofl_mnist"].draw(generator(0), 5, 28, 28) == {}
+    assert PREPARATIONS["heterofl_mnist"].draw_augmentation(generator(0), 5, 28, 28) == {}
     x = images_for(PREPARATIONS["heterofl_cifar10"], 2)
     assert torch.equal(PREPARATIONS["heterofl_cifar10"](x), PREPARATIONS["heterofl_cifar10"](x, {}))
 
@@ -174,7 +174,7 @@ def test_the_default_type_is_torchs():
 def test_nothing_is_changed_in_place():
     x = images_for(PREPARATIONS["fedml_cifar10"], 3)
     before = x.clone()
-    PREPARATIONS["fedml_cifar10"](x, PREPARATIONS["fedml_cifar10"].draw(generator(0), 3, 20, 24))
+    PREPARATIONS["fedml_cifar10"](x, PREPARATIONS["fedml_cifar10"].draw_augmentation(generator(0), 3, 20, 24))
     assert torch.equal(x, before)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.data import DATASETS, PARTITIONS, DataBroken, DataMissing, labels_of
+from fedloom.data import DATASETS, PARTITIONS, DataBroken, DataMissing, extract_labels
 from fedloom.data.sentiment140 import words_of
 from fedloom.seeds import generator
 
@@ -83,7 +83,7 @@ def test_users_are_groups_and_share_their_tweets_with_the_test(tmp_path):
     assert data.groups[1][-2:].tolist() == [1, 3]
     own = data.vocabulary.index("from1")
     assert set(data.groups[0][(data.train.x == own).any(1)].tolist()) == {1}
-    partition = PARTITIONS["natural"](labels_of(data), 2, generator(0))
+    partition = PARTITIONS["natural"](extract_labels(data), 2, generator(0))
     assert sorted(len(rows) for rows in partition.train) == [9, 18]
     assert sorted(len(rows) for rows in partition.test) == [1, 3]
 

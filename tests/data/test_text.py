@@ -17,10 +17,10 @@ from fedloom.data import (
     Labels,
     Preparation,
     correlate_tiers_with_labels,
-    facts_of,
-    labels_of,
-    made_up_labels,
-    word_vectors,
+    lookup_dataset_info,
+    extract_labels,
+    synthetic_labels,
+    read_word_vectors,
 )
 from fedloom.seeds import generator
 
@@ -115,14 +115,14 @@ def test_broken_missing_and_short_files(tmp_path):
 def test_masks_are_drawn_at_their_rate_and_hide_only_what_they_name():
     preparation = Preparation(mask_chance=0.15, mask_token=9)
     x = torch.arange(4000 * 64).view(4000, 64) % 9
-    step_seeds = preparation.draw(generator(0, "step_seeds"), 4000, 64)
+    step_seeds = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 64)
     mask = step_seeds["mask"]
     assert set(step_seeds) == {"mask"} and mask.shape == (4000, 64) and mask.dtype == torch.bool
     assert abs(mask.float().mean().item() - 0.15) < 0.005
     seen = preparation(x.view(40, 100, 64), {"mask": mask.view(40, 100, 64)}).view(4000, 64)
     assert torch.equal(seen, torch.where(mask, 9, x)) and x.max() == 8
     assert preparation(x) is x and PREPARATIONS["plain"].draw(generator(0, "step_seeds"), 5, 64) == {}
-    assert torch.equal(preparation.draw(generator(0, "step_seeds"), 4000, 64)["mask"], mask)
+    assert torch.equal(preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 64)["mask"], mask)
 
 
 @pytest.mark.parametrize("name", PREPARATIONS)
@@ -134,7 +134,7 @@ def test_an_image_has_the_same_draws_by_its_size_as_by_its_whole_shape(name):
 
 def test_draws_of_images_come_from_these_calls_in_this_order():
     preparation = Preparation(crop_padding=4, crop_chance=0.5, flip=True, cutout=16)
-    step_seeds, stream = preparation.draw(generator(1, "d"), 6, 3, 20, 24), generator(1, "d")
+    step_seeds, stream = preparation.draw_augmentation(generator(1, "d"), 6, 3, 20, 24), generator(1, "d")
     offsets, moved = stream.integers(0, 9, (6, 2)), stream.random((6, 1)) < 0.5
     assert np.array_equal(step_seeds["crop"].numpy(), np.where(moved, offsets, 4))
     assert np.array_equal(step_seeds["flip"].numpy(), stream.random((6, 1)) < 0.5)
@@ -163,9 +163,9 @@ def test_a_label_at_every_place_is_checked_and_fingerprinted():
 
 def test_fewer_tests_have_fewer_groups():
     x = torch.arange(12).view(4, 3) % 5
-    fewer = make(x, x, groups=(torch.arange(4), torch.arange(4))).with_tests(3)
+    fewer = make(x, x, groups=(torch.arange(4), torch.arange(4))).limit_test_examples(3)
     assert len(fewer.test) == 3 and fewer.groups[1].tolist() == [0, 1, 2] and len(fewer.groups[0]) == 4
-    assert make(x, x).with_tests(2).groups is None
+    assert make(x, x).limit_test_examples(2).groups is None
 
 
 @pytest.mark.parametrize(
@@ -189,39 +189,39 @@ def test_what_goes_by_labels_refuses_examples_with_several(name, options):
 
 
 def test_what_is_known_without_files():
-    facts = facts_of("wikitext2", {})
+    facts = lookup_dataset_info("wikitext2", {})
     assert (facts.shape, facts.classes, facts.tokens) == ((64,), 33_278, 33_279)
     assert (facts.train, facts.test) == (32_600, 3_830)
-    assert facts_of("wikitext2", {"published": True}).classes == 33_279
-    small = facts_of("wikitext2", {"most_words": 500, "rows": 7, "length": 10})
+    assert lookup_dataset_info("wikitext2", {"published": True}).classes == 33_279
+    small = lookup_dataset_info("wikitext2", {"most_words": 500, "rows": 7, "length": 10})
     assert (small.shape, small.classes, small.train) == ((10,), 500, 7 * (2_088_628 // 7 // 10))
-    assert facts_of("cifar100", {"labels": "coarse"}).classes == 20 and facts_of("npz", {"file": "x"}) is None
+    assert lookup_dataset_info("cifar100", {"labels": "coarse"}).classes == 20 and lookup_dataset_info("npz", {"file": "x"}) is None
 
 
 def test_made_up_labels_serve_the_same_partitions_as_the_data():
-    labels = made_up_labels(facts_of("wikitext2", {}), 100)
+    labels = synthetic_labels(lookup_dataset_info("wikitext2", {}), 100)
     assert labels.train.shape == (32_600, 64) and len(labels.test) == 100
     shares = PARTITIONS["rows"](labels, 100, generator(0))
     assert {len(rows) for rows in shares.train} == {326}
-    images = made_up_labels(facts_of("mnist", {}))
+    images = synthetic_labels(lookup_dataset_info("mnist", {}))
     assert images.groups is None and images.train.shape == (60_000,)
 
 
 def test_word_vectors(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("the 1 2\nbee 0.5 -1\n. . . 3 4\n. 5 6\n", encoding="utf-8")
-    found = word_vectors(path, ("<pad>", "bee", "."))
+    found = read_word_vectors(path, ("<pad>", "bee", "."))
     assert found.dtype == np.float32 and found.tolist() == [[0, 0], [0.5, -1], [5, 6]]
     with pytest.raises(DataBroken, match="none of the 1 words"):
-        word_vectors(path, ("ant",))
+        read_word_vectors(path, ("ant",))
     with pytest.raises(DataMissing):
-        word_vectors(tmp_path / "nothing.txt", ("bee",))
+        read_word_vectors(tmp_path / "nothing.txt", ("bee",))
     path.write_text("the 1 2\nbee 0.5\n", encoding="utf-8")
     with pytest.raises(DataBroken, match="bee"):
-        word_vectors(path, ("bee",))
+        read_word_vectors(path, ("bee",))
     path.write_text("the 1 2\nbee 0.5 x\n", encoding="utf-8")
     with pytest.raises(DataBroken, match="not a file of word vectors"):
-        word_vectors(path, ("bee",))
+        read_word_vectors(path, ("bee",))
 
 
 def test_the_real_text(real_folder):
@@ -230,5 +230,5 @@ def test_the_real_text(real_folder):
     data = DATASETS["wikitext2"](folder=real_folder)
     assert data.test.y.shape == (3_830, 64)
     assert abs((data.test.x == data.classes).float().mean().item() - 0.15) < 0.005
-    shares = PARTITIONS["rows"](labels_of(data), 100, generator(0))
+    shares = PARTITIONS["rows"](extract_labels(data), 100, generator(0))
     assert len({len(rows) for rows in shares.train}) == 1 and {len(rows) for rows in shares.test} == {38}

@@ -34,5 +34,5 @@ def test_the_page_brings_up_a_fleet(tmp_path: Path) -> None:
     assert given in (tmp_path / "my-run" / "recipe.toml").read_text()
     heard = {name for line in lines(tmp_path / "my-run" / "participation.jsonl") for name in line["devices"]}
     assert heard == {"0", "1", "2", "3", "4", "5"}
-    duties = [*(tmp_path / "my-fleet").rglob("duty.json")]
-    assert len(duties) == 7 and all(json.loads(one.read_text())["pid"] == 0 for one in duties)
+    pidfiles = [*(tmp_path / "my-fleet").rglob("pidfile.json")]
+    assert len(pidfiles) == 7 and all(json.loads(one.read_text())["pid"] == 0 for one in pidfiles)

@@ -94,10 +94,10 @@ def test_every_recipe_opens_with_its_command() -> None:
 
 def test_the_recipe_page_names_every_key() -> None:
     from fedloom.recipe.load import SECTIONS
-    from fedloom.recipe.schema import Recipe, TierPart
+    from fedloom.recipe.schema import Recipe, TierConfig
 
     text = (ROOT / "docs/recipe.md").read_text("utf-8")
-    keys = {field.alias or name for part in (*SECTIONS.values(), TierPart) for name, field in part.model_fields.items()}
+    keys = {field.alias or name for part in (*SECTIONS.values(), TierConfig) for name, field in part.model_fields.items()}
     assert len(keys) > 20
     missing = [key for key in sorted(keys | {"seed", "rounds"}) if f"`{key}`" not in text]
     assert missing == []

@@ -48,7 +48,7 @@ def honest(tiers: Any, heterofl: Any) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def step(reply: Reply, inbox: Parcel) -> dict[str, torch.Tensor]:
-    return {name: tensor - inbox["weights"][name] for name, tensor in reply.sent["weights"].items()}
+    return {name: tensor - inbox["weights"][name] for name, tensor in reply.upload["weights"].items()}
 
 
 def steps(tiers: Any, method: Any, attack: str) -> dict[str, dict[str, torch.Tensor]]:
@@ -66,12 +66,12 @@ def test_the_honest_stay_honest(attack: str, tiers: Any, heterofl: Any, parcels_
     after, _ = answers(tiers, heterofl, attack)
     for name in before.keys() - BAD:
         if attack == "label_flip":  # blocks are put together anew, so rounding differs
-            assert alike(dict(after[name].sent["weights"]), dict(before[name].sent["weights"]))
+            assert alike(dict(after[name].upload["weights"]), dict(before[name].upload["weights"]))
         else:
-            assert parcels_equal(after[name].sent, before[name].sent)
+            assert parcels_equal(after[name].upload, before[name].upload)
     if attack != "tier_lie":
         assert after.keys() == before.keys()
-        assert any(not parcels_equal(after[name].sent, before[name].sent) for name in BAD)
+        assert any(not parcels_equal(after[name].upload, before[name].upload) for name in BAD)
 
 
 @pytest.mark.parametrize(("attack", "factor"), [("sign_flip", -5.0), ("scaling", 20.0)])
@@ -96,7 +96,7 @@ def test_the_order_of_replies_and_of_their_tensors_does_not_matter(
 ) -> None:
     def turned(replies: list[Reply]) -> list[Reply]:
         return [
-            replace(one, sent={bundle: dict(reversed(held.items())) for bundle, held in one.sent.items()})
+            replace(one, upload={bundle: dict(reversed(held.items())) for bundle, held in one.upload.items()})
             for one in reversed(replies)
         ]
 

@@ -360,7 +360,7 @@ def test_the_budget_changes_nothing_that_is_learned(
     place = world_for(method, None, sizes=(8, 5, 9, 8, 12, 7))
 
     def play(budget: int) -> tuple[Parcel, ClientStateStore]:
-        memory = ClientStateStore(lambda one: method.prepare(one, place.seed), budget)
+        memory = ClientStateStore(lambda one: method.init_client(one, place.seed), budget)
         return place.play(method, place.engine(method, memory=memory), rounds=4, participation=0.5), memory
 
     server, roomy = play(10**9)

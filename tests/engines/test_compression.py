@@ -37,7 +37,7 @@ def place(world: Callable[..., Any]) -> Any:
 
 
 def inboxes(place: Any) -> dict[Device, Parcel]:
-    weights = place.fleet.global_model.initial(0)
+    weights = place.fleet.global_model.initial_weights(0)
     return {one: {"weights": one.footprint.read(weights)} for one in place.fleet.devices(1)}
 
 
@@ -128,7 +128,7 @@ def test_norms_are_of_updates_and_not_of_rounding(place: Any) -> None:
 
 def test_devices_see_what_arrived_and_still_share_it(world: Callable[..., Any]) -> None:
     place = world(sizes=(8, 8))
-    shared = place.fleet.global_model.initial(0)
+    shared = place.fleet.global_model.initial_weights(0)
     got: list[Parcel] = []
 
     def run(client: Client, inbox: Parcel) -> ClientResult:
@@ -141,14 +141,14 @@ def test_devices_see_what_arrived_and_still_share_it(world: Callable[..., Any]) 
     for name, tensor in got[0]["weights"].items():
         assert tensor.stride(0) == 0
         assert torch.equal(tensor[0], shared[name].half().float() if shared[name].dim() > 1 else shared[name])
-    assert all(fingerprint({"w": one.sent["weights"]}) == fingerprint({"w": shared}) for one in replies)
+    assert all(fingerprint({"w": one.upload["weights"]}) == fingerprint({"w": shared}) for one in replies)
 
 
 def test_what_the_server_computes_does_not_travel(place: Any) -> None:
     here = {device.on_server(): inbox for device, inbox in inboxes(place).items()}
     engine = place.engine(FedAvg())
     coded, plain = (
-        {one.device.name: fingerprint(one.sent) for one in made.ask(watching([]), here, 1)}
+        {one.device.name: fingerprint(one.upload) for one in made.ask(watching([]), here, 1)}
         for made in (Coded(engine, BOTH), engine)
     )
     assert coded == plain
@@ -224,7 +224,7 @@ def test_feedback_brings_what_would_be_lost(world: Callable[..., Any]) -> None:
         for number in range(1, 6):
             (reply,) = coded.ask(task, {device: {"weights": {"w": weights}}}, number)
             engine.commit(number)
-            weights = reply.sent["weights"]["w"]
+            weights = reply.upload["weights"]["w"]
         moved[error_feedback] = int((weights[1:] > 0).sum())
     assert moved[True] > moved[False]
 
@@ -234,5 +234,5 @@ def test_only_once_for_whoever_asks_twice(place: Any) -> None:
     engine = place.engine(FedAvg())
     coded = Coded(engine, TOP)
     first, second = (list(coded.ask(watching([]), inboxes(place), 1, repeat)) for repeat in (0, 1))
-    both = {reply.device.name: fingerprint(reply.sent) for reply in second}
-    assert any(both[reply.device.name] != fingerprint(reply.sent) for reply in first)
+    both = {reply.device.name: fingerprint(reply.upload) for reply in second}
+    assert any(both[reply.device.name] != fingerprint(reply.upload) for reply in first)

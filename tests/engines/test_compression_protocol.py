@@ -111,24 +111,24 @@ def test_the_server_adds_updates_to_what_it_has(codec: Codec) -> None:
     still = {**answer(got), "weights": got["weights"]}
     coded, _ = codec.encode_up(TASK, got, still, {})
     found = heard(codec, Reply(DEVICE, 3, coded))
-    assert fingerprint({"w": found.sent["weights"]}) == fingerprint({"w": INBOX["weights"]})
+    assert fingerprint({"w": found.upload["weights"]}) == fingerprint({"w": INBOX["weights"]})
 
 
 def test_what_comes_back_is_near_what_was_sent_and_passes_the_gate(codec: Codec) -> None:
     reply, left = sent_by(codec)
     found = heard(codec, reply)
     assert refuse(found, TASK, INBOX) is None
-    assert [list(tensors) for tensors in found.sent.values()] == [list(one) for one in answer(INBOX).values()]
+    assert [list(tensors) for tensors in found.upload.values()] == [list(one) for one in answer(INBOX).values()]
     got = codec.decode_down(codec.encode_down(INBOX))
     true = answer(got)
     for name in ("label",):
-        assert torch.equal(found.sent["features"][name], true["features"][name])
-    assert torch.equal(found.sent["labels"]["seen"], true["labels"]["seen"])
-    assert torch.equal(found.sent["weights"]["bias"], true["weights"]["bias"])
-    assert float((found.sent["features"]["x"] - true["features"]["x"]).abs().max()) <= 0.02
+        assert torch.equal(found.upload["features"][name], true["features"][name])
+    assert torch.equal(found.upload["labels"]["seen"], true["labels"]["seen"])
+    assert torch.equal(found.upload["weights"]["bias"], true["weights"]["bias"])
+    assert float((found.upload["features"]["x"] - true["features"]["x"]).abs().max()) <= 0.02
     lost = left.get("train weights", {})
     for name, tensor in true["weights"].items():
-        moved = found.sent["weights"][name] - INBOX["weights"][name] + lost.get(name, torch.zeros(()))
+        moved = found.upload["weights"][name] - INBOX["weights"][name] + lost.get(name, torch.zeros(()))
         assert float((moved - (tensor - got["weights"][name])).abs().max()) <= 0.002
 
 
@@ -175,12 +175,12 @@ def test_one_update_and_what_is_left_of_it_are_exact() -> None:
 def test_a_device_of_another_size_begins_anew() -> None:
     fresh, _ = sent_by(CODECS["top_k"])
     again, _ = sent_by(CODECS["top_k"], {"train weights": {"a.weight": torch.ones(3, 5, 2)}})
-    assert fingerprint(again.sent) == fingerprint(fresh.sent)
+    assert fingerprint(again.upload) == fingerprint(fresh.upload)
 
 
 def test_bytes_are_known_before_anything_is_written(codec: Codec) -> None:
     reply, _ = sent_by(codec)
-    assert codec.up_bytes(TASK, answer(INBOX)) == payload_bytes(reply.sent)
+    assert codec.up_bytes(TASK, answer(INBOX)) == payload_bytes(reply.upload)
     assert codec.down_bytes(INBOX) == payload_bytes(codec.encode_down(INBOX))
     assert codec.down_bytes(INBOX) <= payload_bytes(INBOX)
     assert codec.up_bytes(TASK, answer(INBOX)) <= payload_bytes(answer(INBOX))
@@ -206,9 +206,9 @@ def letter(codec: Codec, sent: Parcel) -> Reply | Refusal:
 
 def test_mail_changes_no_bits(codec: Codec) -> None:
     reply, _ = sent_by(codec)
-    found = letter(codec, reply.sent)
+    found = letter(codec, reply.upload)
     assert isinstance(found, Reply)
-    assert fingerprint(found.sent) == fingerprint(heard(codec, reply).sent)
+    assert fingerprint(found.upload) == fingerprint(heard(codec, reply).upload)
 
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -266,8 +266,8 @@ SPOILT: dict[str, tuple[str, Change, str]] = {
 def test_what_no_honest_device_sends_is_refused_with_its_code(name: str, change: Change, code: str) -> None:
     codec = CODECS[name]
     reply, _ = sent_by(codec)
-    sent = {**reply.sent, "weights": change(dict(reply.sent["weights"]))}
-    for found in (codec.decode_up(replace(reply, sent=sent), TASK, INBOX), letter(codec, sent)):
+    sent = {**reply.upload, "weights": change(dict(reply.upload["weights"]))}
+    for found in (codec.decode_up(replace(reply, upload=sent), TASK, INBOX), letter(codec, sent)):
         whole = found if isinstance(found, Refusal) else refuse(found, TASK, INBOX)
         assert whole is not None
         assert whole.device == DEVICE.name
@@ -279,11 +279,11 @@ def test_noise_in_any_part_ends_in_a_reply_or_a_refusal(name: str, seed: int) ->
     codec, draw = CODECS[name], torch.Generator().manual_seed(seed)
     reply, _ = sent_by(codec)
     sent = {
-        bundle: {key: noise(tensor, draw) for key, tensor in tensors.items()} for bundle, tensors in reply.sent.items()
+        bundle: {key: noise(tensor, draw) for key, tensor in tensors.items()} for bundle, tensors in reply.upload.items()
     }
-    found = codec.decode_up(replace(reply, sent=sent), TASK, INBOX)
+    found = codec.decode_up(replace(reply, upload=sent), TASK, INBOX)
     if isinstance(found, Reply):
-        assert all(found.sent["weights"][key].shape == one.shape for key, one in INBOX["weights"].items())
+        assert all(found.upload["weights"][key].shape == one.shape for key, one in INBOX["weights"].items())
     else:
         assert found.code in {"NONFINITE", "HUGE", "VALUE", "BAD_FORMAT"}
 

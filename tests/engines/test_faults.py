@@ -30,23 +30,23 @@ def test_the_gate_sees_what_is_wrong(how, code, asked):
     assert refuse(reply, task, inbox) is None
     refusal = refuse(damaged(reply, how), task, inbox)
     assert (refusal.device, refusal.code) == ("0", code)
-    assert torch.equal(reply.sent["weights"]["a"], torch.ones(3)), "the device's own numbers stay as they are"
+    assert torch.equal(reply.upload["weights"]["a"], torch.ones(3)), "the device's own numbers stay as they are"
 
 
 @pytest.mark.parametrize("how", ["nan", "inf", "huge", "shape"])
 def test_what_has_no_numbers_is_broken_otherwise(how, asked):
     task, inbox, reply = asked
     truths = replace(task, sends={"seen": task.sends["seen"]})
-    only = replace(reply, sent={"seen": reply.sent["seen"]})
+    only = replace(reply, upload={"seen": reply.upload["seen"]})
     assert refuse(damaged(only, how), truths, inbox).code == "SHAPE"
-    assert refuse(damaged(replace(reply, sent={}), how), replace(task, sends={}), inbox).code == "KEYS"
+    assert refuse(damaged(replace(reply, upload={}), how), replace(task, sends={}), inbox).code == "KEYS"
 
 
 def test_large_numbers_pass_and_larger_ones_do_not(asked):
     task, inbox, reply = asked
     for value, code in ((1e17, None), (-1e17, None), (1e19, "HUGE"), (-1e19, "HUGE")):
-        weights = {**reply.sent["weights"], "a": torch.tensor([0.0, value, 0.0])}
-        refusal = refuse(replace(reply, sent={**reply.sent, "weights": weights}), task, inbox)
+        weights = {**reply.upload["weights"], "a": torch.tensor([0.0, value, 0.0])}
+        refusal = refuse(replace(reply, upload={**reply.upload, "weights": weights}), task, inbox)
         assert (refusal.code if refusal else None) == code
 
 
@@ -58,7 +58,7 @@ def test_whoever_is_lost_once_is_lost_for_the_round(world):
     slow = FaultInjector(
         engine, FaultPlan(deadline=1.0), lambda device, moved, examples: float(device.name == "1") * 2, events.append
     )
-    cohort, weights = made.fleet.members(1), method.start(made.fleet, 0)["weights"]
+    cohort, weights = made.fleet.eligible_devices(1), method.start(made.fleet, 0)["weights"]
     for repeat in (0, 1):
         replies = list(slow.ask(method.train, {device: {"weights": weights} for device in cohort}, 1, repeat))
         assert {reply.device.name for reply in replies} == {"0", "2"}
@@ -71,8 +71,8 @@ def test_the_server_does_not_lose_itself(world):
     method = METHODS["fedavg"]()
     made = world()
     dead = FaultInjector(made.engine(method), FaultPlan(dead=dict.fromkeys("012", "gone")), None, lambda lost: None)
-    answers = list(dead.ask(replace(method.train, sends={}, run=method.train.silent("train").run), {
-        device.on_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.members(1)
+    answers = list(dead.ask(replace(method.train, sends={}, run=method.train.without_upload("train").run), {
+        device.on_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.eligible_devices(1)
     }, 1))  # fmt: skip
     assert len(answers) == 3
     assert dead.hearing.asked == {}

@@ -118,12 +118,12 @@ def test_no_damaged_letter_does_harm() -> None:
         assert 1 <= reply.examples <= asked.max_examples
         for bundle, sends in asked.task.sends.items():
             layout = sends(asked.device.model, asked.inbox, reply.examples)
-            assert reply.sent[bundle].keys() == layout.keys()
+            assert reply.upload[bundle].keys() == layout.keys()
             for name, (shape, dtype) in layout.items():
-                tensor = reply.sent[bundle][name]
+                tensor = reply.upload[bundle][name]
                 assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
                 assert bool(torch.isfinite(tensor).all()) and float(tensor.double().abs().max()) <= 1e18
-        assert int(reply.sent["labels"]["seen"].view(torch.uint8).max()) <= 1
+        assert int(reply.upload["labels"]["seen"].view(torch.uint8).max()) <= 1
     assert sum(found.values()) == LETTERS
     assert found.keys() - {"admitted"} == CODES  # every check but that for duplicates has had its say
     assert slowest < 1.0

@@ -28,7 +28,7 @@ def watching(seen: list[Client]) -> Task:
 
 
 def inboxes(place: Any, devices: list[Device] | None = None) -> Mapping[Device, Parcel]:
-    weights = place.fleet.global_model.initial(0)
+    weights = place.fleet.global_model.initial_weights(0)
     return {one: {"weights": one.footprint.read(weights)} for one in devices or place.fleet.devices(1)}
 
 
@@ -63,13 +63,13 @@ def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: C
     torch.set_default_dtype(torch.float32)
     try:
         place = world(sizes=(*sizes, 8), schedule=Schedule(4))
-        first = {d: {"weights": place.fleet.global_model.initial(0)} for d in place.fleet.devices(1)[:1]}
-        both = {d: {"weights": place.fleet.global_model.initial(0)} for d in place.fleet.devices(1)[:2]}
+        first = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:1]}
+        both = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:2]}
         alone, company = (list(place.engine(FedAvg()).ask(FedAvg().train, inboxes, 1)) for inboxes in (first, both))
     finally:
         torch.set_default_dtype(before)
-    own = {reply.device.name: reply.sent["weights"] for reply in company}["0"]
-    assert all(torch.equal(tensor, own[name]) for name, tensor in alone[0].sent["weights"].items())
+    own = {reply.device.name: reply.upload["weights"] for reply in company}["0"]
+    assert all(torch.equal(tensor, own[name]) for name, tensor in alone[0].upload["weights"].items())
 
 
 @pytest.mark.parametrize(("width", "at_once"), [(1.0, 1), (0.5, 4), (0.25, 8), (0.125, 8), (0.0625, 8)])
@@ -121,7 +121,7 @@ def test_a_device_sees_its_own_examples_and_labels_alone(world: Callable[..., An
         assert rows == set(place.partition.train[number].tolist())
         assert client.seen_labels.tolist() == [[label in labels[number] for label in range(4)]]
         assert reply.examples == len(place.partition.train[number])
-        assert client.test_holdings.rows[client.test_holdings.real].tolist() == place.partition.test[number].tolist()
+        assert client.test_indices.rows[client.test_indices.real].tolist() == place.partition.test[number].tolist()
 
 
 def test_shorter_test_lists_are_padded_and_marked(world: Callable[..., Any]) -> None:
@@ -129,14 +129,14 @@ def test_shorter_test_lists_are_padded_and_marked(world: Callable[..., Any]) -> 
     seen: list[Client] = []
     ask(place, watching(seen))
     (client,) = seen
-    assert client.test_holdings.rows.tolist() == [[0, 1, 2], [3, 3, 3]]
-    assert client.test_holdings.real.tolist() == [[True, True, True], [True, False, False]]
+    assert client.test_indices.rows.tolist() == [[0, 1, 2], [3, 3, 3]]
+    assert client.test_indices.real.tolist() == [[True, True, True], [True, False, False]]
 
 
 def test_a_pool_holds_what_its_devices_hold(world: Callable[..., Any]) -> None:
     place = world(sizes=(3, 5, 4), labels=[[0], [1, 2], [3]])
     held = build_client_data(place.dataset, place.partition, place.fleet)
-    pool = place.fleet.pool(place.fleet.largest, 0.67)
+    pool = place.fleet.pooled_device(place.fleet.largest, 0.67)
     assert held.rows(pool).tolist() == list(range(8))
     assert held.seen_labels(pool).tolist() == [True, True, True, False]
 
@@ -178,7 +178,7 @@ def test_a_task_may_bring_its_own_schedule(world: Callable[..., Any]) -> None:
 
 def test_the_learning_rate_follows_the_round(world: Callable[..., Any]) -> None:
     place = world(sizes=(4,))
-    engine = place.engine(FedAvg(), rates=Milestones((2,), 0.5))
+    engine = place.engine(FedAvg(), lr_schedule=Milestones((2,), 0.5))
     rates = []
     for number in (1, 2, 3):
         seen: list[Client] = []
@@ -189,7 +189,7 @@ def test_the_learning_rate_follows_the_round(world: Callable[..., Any]) -> None:
 
 def test_what_all_devices_share_reaches_the_block_uncopied(world: Callable[..., Any]) -> None:
     place = world(sizes=(4, 4, 4))
-    weights, found = place.fleet.global_model.initial(0), []
+    weights, found = place.fleet.global_model.initial_weights(0), []
 
     def run(client: Client, inbox: Parcel) -> ClientResult:
         found.append(inbox["weights"]["classifier.weight"])
@@ -204,7 +204,7 @@ def test_what_all_devices_share_reaches_the_block_uncopied(world: Callable[..., 
 def test_replies_are_their_own_memory(world: Callable[..., Any]) -> None:
     """The server may keep a reply; a block's tensor behind it would be kept too."""
     for reply in ask(world(sizes=(4, 4, 4)), watching([])):
-        for tensor in reply.sent["weights"].values():
+        for tensor in reply.upload["weights"].values():
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 

@@ -16,14 +16,14 @@ from fedloom.models import Model
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.folder import read_manifest, read_rows
-from fedloom.studies.compare import Comparison, comparison
+from fedloom.studies.compare import Comparison, plan_comparison
 from fedloom.tensors import Parcel
 
 CONTROLS = ["standalone", "small-for-all", "all-large"]
 
 
 def planned(home: Path, document: dict[str, Any], workers: int = 1) -> Comparison:
-    return comparison(load(document, Registry()), Registry(), 2, CONTROLS, home, home, workers)
+    return plan_comparison(load(document, Registry()), Registry(), 2, CONTROLS, home, home, workers)
 
 
 def watched(seen: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_different_rates_and_tasks_do_not_share_a_block(world: Callable[..., Any
     def request(seed: int = 0, optimizer: Sgd | None = None, **settings: Any) -> Request:
         method = heterofl(**settings)
         engine = place.engine(method, seed=seed, optimizer=optimizer or place.optimizer)
-        inboxes = {device: {"weights": place.fleet.global_model.initial(0)} for device in place.fleet.devices(1)}
+        inboxes = {device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)}
         return Request(engine, method.train, inboxes, 1)  # type: ignore[attr-defined]
 
     def blocks(*requests: Request) -> int:
@@ -135,7 +135,7 @@ def test_whom_nobody_could_join_is_not_asked_whether_it_minds(
     place, method = world(sizes=(8, 8), hidden=(16, 32)), Registry().methods["fedavg"]()
 
     def request(seed: int) -> Request:
-        inboxes = {device: {"weights": place.fleet.global_model.initial(0)} for device in place.fleet.devices(1)}
+        inboxes = {device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)}
         return Request(place.engine(method, seed=seed), method.train, inboxes, 1)  # type: ignore[attr-defined]
 
     assert len(make_blocks([request(0)])) == 1

@@ -42,7 +42,7 @@ def moved_by(*steps: float) -> Task:
 def asked(place: Any, engine: Any, number: int, *steps: float) -> list[str]:
     """Who was admitted of as many devices as there are steps."""
     devices = place.fleet.devices(number)[: len(steps)]
-    inbox = {"weights": place.fleet.global_model.initial(0)}
+    inbox = {"weights": place.fleet.global_model.initial_weights(0)}
     replies = list(engine.ask(moved_by(*steps), dict.fromkeys(devices, inbox), number))
     engine.commit(number)
     return sorted(reply.device.name for reply in replies)
@@ -123,7 +123,7 @@ def test_tiers_are_not_compared_with_each_other(world: Callable[..., Any]) -> No
     place = world(widths=(1.0, 0.5), sizes=(4, 4, 4, 4))
     engine = engine_of(place)
     devices = place.fleet.devices(1)
-    inboxes = {one: {"weights": one.footprint.read(place.fleet.global_model.initial(0))} for one in devices}
+    inboxes = {one: {"weights": one.footprint.read(place.fleet.global_model.initial_weights(0))} for one in devices}
     steps = {"a": (1.0, 1.0), "b": (90.0, 90.0)}
 
     def run(client: Client, inbox: Parcel) -> ClientResult:
@@ -147,7 +147,7 @@ def test_a_run_with_the_check_is_the_same_with_workers_and_after_an_interruption
     for _ in range(3):
         next(left)
     left.close()  # type: ignore[attr-defined]
-    again, since = reopened(tmp_path / "left", Registry(), tmp_path, 1, lambda said: None)
+    again, since = reopened(tmp_path / "left", Registry(), tmp_path, 1)
     assert [done.number for done in recorded(again, tmp_path / "left", since)] == [4, 5]
     for other in ("two", "left"):
         assert (tmp_path / other / "events.jsonl").read_text() == events

@@ -11,7 +11,7 @@ from torch import nn
 from fedloom.client import Bounded, Client, ClientResult, Task, like, shaped
 from fedloom.engines import Question, Refusal, encode_reply, opened
 from fedloom.engines.protocol import ENTRY
-from fedloom.fleet import Device, Reply, nested
+from fedloom.fleet import Device, Reply, make_nested_tiers
 from fedloom.models import model
 from fedloom.tensors import Parcel, fingerprint
 from tests.malformed import MALFORMED, head_of, honest, with_head
@@ -40,7 +40,7 @@ INBOX = {"weights": {"weight": torch.zeros(3, 2), "b/ias": torch.zeros(3), "one"
 
 
 def question(**changes: Any) -> Question:
-    tier = nested([("a", model("tiny", tiny, {}, (2,), 3))])[0]
+    tier = make_nested_tiers([("a", model("tiny", tiny, {}, (2,), 3))])[0]
     asked = Question("first run", 4, 0, TASK, Device("07", "a", tier.model, tier.footprint), INBOX, max_examples=1000)
     return replace(asked, **changes)
 
@@ -69,8 +69,8 @@ def test_what_comes_back_is_what_was_sent() -> None:
     reply = opened(encode_reply(question().heading(2), parcel), question())
     assert isinstance(reply, Reply)
     assert (reply.device.name, reply.examples) == ("07", 2)
-    assert fingerprint(reply.sent) == fingerprint(parcel)
-    assert [list(tensors) for tensors in reply.sent.values()] == [list(tensors) for tensors in parcel.values()]
+    assert fingerprint(reply.upload) == fingerprint(parcel)
+    assert [list(tensors) for tensors in reply.upload.values()] == [list(tensors) for tensors in parcel.values()]
 
 
 def test_views_and_shared_memory_travel() -> None:
@@ -78,7 +78,7 @@ def test_views_and_shared_memory_travel() -> None:
     weights = {"weight": block.t()[:, :2], "b/ias": block[0], "one": block[0, 0]}
     reply = opened(encode_reply(question().heading(2), sent(weights=weights)), question())
     assert isinstance(reply, Reply)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in reply.sent["weights"].items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in reply.upload["weights"].items())
 
 
 @pytest.mark.parametrize("kind", MALFORMED)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.data import Preparation
 from fedloom.evaluation import StaticBatchNorm
-from fedloom.fleet import Tier, nested
+from fedloom.fleet import Tier, make_nested_tiers
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import model
 from fedloom.tensors import payload_bytes
@@ -32,7 +32,7 @@ def filled(place: Any, query: StaticBatchNorm, tier: Tier | None = None, listene
             listener.extend(replies)
         return replies
 
-    return query.fill({tier: tier.footprint.read(fleet.global_model.initial(0))}, fleet, ask, 1)[tier]
+    return query.fill({tier: tier.footprint.read(fleet.global_model.initial_weights(0))}, fleet, ask, 1)[tier]
 
 
 def norm_first_world(world: Callable[..., Any], sizes: tuple[int, ...]) -> Any:
@@ -104,7 +104,7 @@ def test_one_message_holds_sums_and_a_count(world: Callable[..., Any]) -> None:
     replies: list[Any] = []
     filled(place, StaticBatchNorm("per_device", 4), None, replies)
     channels = 4 + 6
-    assert [payload_bytes(reply.sent) for reply in replies] == [8 * channels + 4] * 2
+    assert [payload_bytes(reply.upload) for reply in replies] == [8 * channels + 4] * 2
 
 
 def test_what_is_looked_at_can_be_bounded(world: Callable[..., Any]) -> None:
@@ -113,7 +113,7 @@ def test_what_is_looked_at_can_be_bounded(world: Callable[..., Any]) -> None:
     for limit in (None, 1, 2, 100):
         replies: list[Any] = []
         filled(place, StaticBatchNorm("per_device", 4, limit), None, replies)
-        counts.append([float(reply.sent["count"]["batches"]) for reply in replies])
+        counts.append([float(reply.upload["count"]["batches"]) for reply in replies])
     assert counts == [[3, 3], [1, 1], [2, 2], [3, 3]]
 
 
@@ -138,7 +138,7 @@ def test_statistics_are_of_each_tier_as_it_is_judged(world: Callable[..., Any]) 
 @pytest.mark.usefixtures("double")
 def test_the_order_of_answers_does_not_matter(world: Callable[..., Any]) -> None:
     place = world(sizes=(8, 5, 9, 6, 7, 11, 4, 8))
-    engine, weights, fleet = place.engine(METHOD), place.fleet.global_model.initial(0), place.fleet
+    engine, weights, fleet = place.engine(METHOD), place.fleet.global_model.initial_weights(0), place.fleet
     made = [
         StaticBatchNorm("per_device", 4).fill(
             {fleet.largest: weights}, fleet, lambda t, boxes, step=step: list(engine.ask(t, boxes, 1))[::step], 1
@@ -184,6 +184,6 @@ def test_augmented_images_are_looked_at_as_in_training(world: Callable[..., Any]
 
 def test_tiers_nest_for_statistics_too(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
-    small = nested([(tier.name, tier.model) for tier in place.fleet.tiers])[1]
+    small = make_nested_tiers([(tier.name, tier.model) for tier in place.fleet.tiers])[1]
     made = filled(place, StaticBatchNorm("pooled", 16), small)
     assert made["blocks.0.2.running_mean"].shape == (2,)

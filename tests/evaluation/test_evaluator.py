@@ -16,7 +16,7 @@ from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
 from fedloom.evaluation import Evaluator, Row, StaticBatchNorm
-from fedloom.fleet import DeviceModel, Fleet, nested, slices
+from fedloom.fleet import DeviceModel, Fleet, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model, model
@@ -35,12 +35,12 @@ def judge_of(
     examples = Examples(logits, answers)
     evaluator = Evaluator(
         Dataset("toy", examples, examples, CLASSES, Preparation()),
-        own_tests=[torch.tensor(rows, dtype=torch.int64) for rows in own],
+        local_tests=[torch.tensor(rows, dtype=torch.int64) for rows in own],
         seen_labels=torch.tensor([[label in labels for label in range(CLASSES)] for labels in seen]),
         statistics=StaticBatchNorm(),
         batch_size=3,
     )
-    tiers = nested([("a", model("passing", passing, {}, (CLASSES,), CLASSES))])
+    tiers = make_nested_tiers([("a", model("passing", passing, {}, (CLASSES,), CLASSES))])
     return evaluator, Fleet(tiers, (1.0,), len(own), seed=0)
 
 
@@ -82,7 +82,7 @@ def test_accuracies_are_counted_one_by_one(
     own = [[row % len(cases) for row in rows] for _, rows in devices]
     evaluator, fleet = judge_of(logits, answers, own, [seen for seen, _ in devices])
     rows = evaluator.rows(
-        {"server": slices({"weight": torch.eye(CLASSES)}, fill)}, fleet, ask_of(evaluator, fleet), 3, True
+        {"server": tier_slices({"weight": torch.eye(CLASSES)}, fill)}, fleet, ask_of(evaluator, fleet), 3, True
     )
     found = values(rows)
     right = sum(first_best(case[0]) == case[1] for case in cases)
@@ -104,7 +104,7 @@ def test_accuracies_are_counted_one_by_one(
 def test_loss_is_the_mean_cross_entropy() -> None:
     logits, answers = torch.randn(7, CLASSES), torch.randint(0, CLASSES, (7,))
     evaluator, fleet = judge_of(logits, answers, [[0]], [{0}])
-    rows = evaluator.rows({"server": slices({"weight": torch.eye(CLASSES)})}, fleet, ask_of(evaluator, fleet), 1, False)
+    rows = evaluator.rows({"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, ask_of(evaluator, fleet), 1, False)
     total = 0.0
     for line, answer in zip(logits.tolist(), answers.tolist(), strict=True):
         total += math.log(sum(math.exp(score) for score in line)) - line[answer]
@@ -116,7 +116,7 @@ def test_loss_is_the_mean_cross_entropy() -> None:
 def test_only_what_was_asked_for_is_written(tests: tuple[str, ...], per_device: bool) -> None:
     evaluator, fleet = judge_of(torch.eye(CLASSES), torch.arange(CLASSES), [[0], [1, 2]], [{0}, {1}])
     evaluator = replace(evaluator, tests=tests)
-    rows = evaluator.rows({"server": slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, per_device)
+    rows = evaluator.rows({"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, per_device)
     assert {row.test for row in rows} == set(tests)
     assert any(row.device for row in rows) is (per_device and "local" in tests)
 
@@ -241,7 +241,7 @@ def test_a_personal_model_may_be_masked_too(fill: float, world: Callable[..., An
 def test_a_personal_model_may_need_what_the_server_holds(world: Callable[..., Any]) -> None:
     """The inbox of a evaluation reaches the device."""
     place = world(sizes=(4, 4), normalization="none")
-    weights = place.fleet.global_model.initial(3)
+    weights = place.fleet.global_model.initial_weights(3)
     candidate = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     engine = place.engine(Standalone())
 
@@ -249,7 +249,7 @@ def test_a_personal_model_may_need_what_the_server_holds(world: Callable[..., An
         return engine.ask(task, boxes, 1)
 
     by_devices = place.evaluator().rows({"p": candidate}, place.fleet, ask, 1, False)
-    by_server = place.evaluator().rows({"p": slices(weights)}, place.fleet, ask, 1, False)
+    by_server = place.evaluator().rows({"p": tier_slices(weights)}, place.fleet, ask, 1, False)
     for test in ("global", "local"):
         found = [
             next(row.value for row in rows if (row.test, row.metric) == (test, "accuracy"))
@@ -325,7 +325,7 @@ def asked_of(engine: Any, asked: list[int]) -> Any:
     """Ask, and count how many nets were put to the test."""
 
     def ask(task: Any, boxes: Any) -> Any:
-        asked.append(len(boxes) if task.address[0] == "exam" else 0)
+        asked.append(len(boxes) if task.ref[0] == "exam" else 0)
         return engine.ask(task, boxes, 1)
 
     return ask
@@ -335,11 +335,11 @@ def test_who_looks_at_the_whole_batch_gets_each_devices_own(world: Callable[...,
     """Local accuracy of a server's model: against a loop over devices and their batches, and against what the devices
     find themselves with the same weights."""
     place, method = world("mobilenet", sizes=(8, 8, 8), test_sizes=(7, 2, 5), labels=[[0, 1], [2], [3]]), Standalone()
-    weights = place.fleet.global_model.initial(2)
-    assert place.fleet.global_model.mixes_examples()
+    weights = place.fleet.global_model.initial_weights(2)
+    assert place.fleet.global_model.is_batch_dependent()
     engine, evaluator, data = place.engine(method), place.evaluator(batch_size=4), place.dataset
     given = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
-    rows = evaluator.rows({"server": slices(weights), "own": given}, place.fleet, asked_of(engine, []), 1, True)
+    rows = evaluator.rows({"server": tier_slices(weights), "own": given}, place.fleet, asked_of(engine, []), 1, True)
     block = {name: one.unsqueeze(0) for name, one in weights.items()}
     found = {(row.candidate, row.device): row.value for row in rows if (row.test, row.metric) == ("local", "accuracy")}
     for number, own in enumerate(place.partition.test):
@@ -368,7 +368,7 @@ def test_what_is_saved_is_what_was_judged_and_nobody_is_asked_again(world: Calla
     engine, evaluator, fleet = place.engine(method), place.evaluator(StaticBatchNorm("per_device", 4)), place.fleet
 
     def ask(task: Any, boxes: Any) -> Any:
-        asked.extend([task.address] if task.address[0] == "statistics" else [])
+        asked.extend([task.ref] if task.ref[0] == "statistics" else [])
         return engine.ask(task, boxes, 1)
 
     candidate = method.eval_targets(method.start(fleet, 0))["server"]
@@ -380,6 +380,6 @@ def test_what_is_saved_is_what_was_judged_and_nobody_is_asked_again(world: Calla
         assert saved[tier].keys() == fresh[tier].keys()
         assert all(torch.equal(saved[tier][name], fresh[tier][name]) for name in fresh[tier])
     evaluator.models(
-        "server", slices(fleet.global_model.initial(3)), fleet, ask, 2
+        "server", tier_slices(fleet.global_model.initial_weights(3)), fleet, ask, 2
     )  # other weights have other statistics
     assert len(asked) == 3

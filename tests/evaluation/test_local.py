@@ -20,7 +20,7 @@ FAMILIES = ["convnet", "preactresnet", "mobilenet"]
 def tuned_rows(place: Any, tune: FineTune, block: int = 16) -> tuple[list[Row], dict[str, torch.Tensor]]:
     engine = place.engine(METHODS["fedavg"](), block)
     evaluator: Evaluator = place.evaluator(fine_tune=tune)
-    weights = place.fleet.global_model.initial(2)  # with which no family gives all examples the same answer
+    weights = place.fleet.global_model.initial_weights(2)  # with which no family gives all examples the same answer
     candidate = ServerModel(lambda tier: tier.footprint.read(weights))
 
     def ask(task: Any, inboxes: Any) -> Any:
@@ -56,10 +56,10 @@ def test_only_the_named_part_is_tuned(
     place = world(family, sizes=(8, 8))
     model = place.fleet.global_model
     moving = set(FineTune(part).tuned(model))
-    head = set(model.label_rows()) & set(model.behind_last_exit())
+    head = set(model.label_rows()) & set(model.last_exit_weights())
     assert (
         moving
-        == {"head": head, "body": set(model.behind_last_exit()) - head, "all": set(model.behind_last_exit())}[part]
+        == {"head": head, "body": set(model.last_exit_weights()) - head, "all": set(model.last_exit_weights())}[part]
     )
     assert moving
 
@@ -95,10 +95,10 @@ def test_a_tier_that_is_an_exit_of_another_needs_no_pass_of_its_own(
     world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = world("preactresnet", widths=(1.0, 1.0), sizes=(8, 8), models=None)
-    small, large = place.fleet.global_model.resized(stages=1), place.fleet.global_model
+    small, large = place.fleet.global_model.with_settings(stages=1), place.fleet.global_model
     assert small.shapes().keys() < large.shapes().keys()
     place = world("preactresnet", sizes=(8, 8), models=[("simple", small), ("complex", large)])
-    evaluator, weights = replace(place.evaluator(), batch_size=3), place.fleet.global_model.initial(1)
+    evaluator, weights = replace(place.evaluator(), batch_size=3), place.fleet.global_model.initial_weights(1)
     models = {tier: tier.footprint.read(weights) for tier in place.fleet.tiers}
     order = torch.arange(len(place.dataset.test.y))
     passes: list[str] = []

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from fedloom.evaluation.metrics import exponential, hits, per_group, percent, unigram_perplexity
+from fedloom.evaluation.metrics import exponential, is_correct, per_group, percent, unigram_perplexity
 
 
 def test_of_equal_logits_the_lowest_class_wins() -> None:
     logits = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0], [3.0, 3.0, 3.0]])
-    assert hits(logits, torch.tensor([0, 1, 0])).tolist() == [True, True, True]
-    assert hits(logits, torch.tensor([1, 2, 2])).tolist() == [False, False, False]
+    assert is_correct(logits, torch.tensor([0, 1, 0])).tolist() == [True, True, True]
+    assert is_correct(logits, torch.tensor([1, 2, 2])).tolist() == [False, False, False]
 
 
 @pytest.mark.parametrize("classes", [5, 100, 1000])
@@ -19,7 +19,7 @@ def test_ties_are_broken_the_same_way_for_many_classes(classes: int) -> None:
     logits = torch.zeros(3, classes)
     logits[1, classes // 2 :] = 1.0
     logits[2, [classes - 1, 3]] = 7.0
-    assert hits(logits, torch.tensor([0, classes // 2, 3])).tolist() == [True] * 3
+    assert is_correct(logits, torch.tensor([0, classes // 2, 3])).tolist() == [True] * 3
 
 
 def test_percent() -> None:

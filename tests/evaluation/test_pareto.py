@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.evaluation.pareto import Point, front, hyper_volume
+from fedloom.evaluation.pareto import CostGain, pareto_front, hypervolume
 
 POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
 
 
-def betters(one: Point, other: Point) -> bool:
+def betters(one: CostGain, other: CostGain) -> bool:
     return one != other and one[0] <= other[0] and one[1] >= other[1]
 
 
@@ -27,13 +27,13 @@ def betters(one: Point, other: Point) -> bool:
     ],
     ids=["by hand", "in any order", "same cost", "same gain", "twins", "nothing"],
 )
-def test_the_front(points: list[Point], kept: list[Point]) -> None:
-    assert front(points) == kept
+def test_the_front(points: list[CostGain], kept: list[CostGain]) -> None:
+    assert pareto_front(points) == kept
 
 
 @given(POINTS)
-def test_the_front_is_what_no_point_betters(points: list[Point]) -> None:
-    assert front(points) == sorted(one for one in points if not any(betters(other, one) for other in points))
+def test_the_front_is_what_no_point_betters(points: list[CostGain]) -> None:
+    assert pareto_front(points) == sorted(one for one in points if not any(betters(other, one) for other in points))
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_the_front_is_what_no_point_betters(points: list[Point]) -> None:
         ([], (3, 0), 0),
     ],
 )
-def test_the_hyper_volume(points: list[Point], reference: Point, area: float) -> None:
-    assert hyper_volume(points, reference) == area
+def test_the_hyper_volume(points: list[CostGain], reference: CostGain, area: float) -> None:
+    assert hypervolume(points, reference) == area
 
 
 @given(POINTS)
-def test_the_hyper_volume_is_the_number_of_unit_squares_under_the_front(points: list[Point]) -> None:
+def test_the_hyper_volume_is_the_number_of_unit_squares_under_the_front(points: list[CostGain]) -> None:
     squares = [(cost, gain) for cost in range(9) for gain in range(1, 10)]
     under = sum(any(c <= cost and g >= gain for c, g in points) for cost, gain in squares)
-    assert hyper_volume(points, (9, 0)) == under
+    assert hypervolume(points, (9, 0)) == under
 
 
 @given(POINTS, st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_one_more_point_never_takes_area_away(points: list[Point], more: Point) -> None:
-    assert hyper_volume([*points, more], (9, 0)) >= hyper_volume(points, (9, 0))
-    assert math.isclose(hyper_volume(front(points), (9, 0)), hyper_volume(points, (9, 0)))
+def test_one_more_point_never_takes_area_away(points: list[CostGain], more: CostGain) -> None:
+    assert hypervolume([*points, more], (9, 0)) >= hypervolume(points, (9, 0))
+    assert math.isclose(hypervolume(pareto_front(points), (9, 0)), hypervolume(points, (9, 0)))

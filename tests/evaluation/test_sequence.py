@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedloom.client import Batch
 from fedloom.data import Preparation
-from fedloom.evaluation.sequence import ENDLESS, device_sums, position_metrics, row_sums, tallied
+from fedloom.evaluation.sequence import LARGEST_LOSS, device_sums, position_metrics, row_sums, sum_over_batches
 
 
 def measured(losses: Tensor, batch_size: int) -> dict[str, float]:
@@ -63,8 +63,8 @@ def test_padding_is_in_no_sum() -> None:
 
 
 def test_without_questions_there_is_nothing_to_say() -> None:
-    none = tallied(iter(()), Preparation(), devices=2, batch_size=4)
-    assert none.pop("log_exponentials").tolist() == [-ENDLESS] * 2  # of nothing at all
+    none = sum_over_batches(iter(()), Preparation(), devices=2, batch_size=4)
+    assert none.pop("log_exponentials").tolist() == [-LARGEST_LOSS] * 2  # of nothing at all
     assert all(one.tolist() == [0.0, 0.0] for one in none.values())
     assert position_metrics([{name: one[0] for name, one in none.items()}]) == position_metrics([]) == {}
 
@@ -76,8 +76,8 @@ def test_a_lost_device_sends_numbers_and_makes_perplexity_infinite(logit: float)
     logits[1, 0, 0, 0] = logit
     batch = Batch(torch.zeros(2, 1, 3, dtype=torch.int64), torch.zeros(2, 1, 3, dtype=torch.int64))
     answers = [(batch, logits, torch.ones(2, 1, dtype=torch.bool))]
-    sums = tallied(answers, Preparation(mask_token=1), devices=2, batch_size=4)
-    assert all(bool((one.abs() <= ENDLESS).all()) for one in sums.values())
+    sums = sum_over_batches(answers, Preparation(mask_token=1), devices=2, batch_size=4)
+    assert all(bool((one.abs() <= LARGEST_LOSS).all()) for one in sums.values())
     sound, lost = ({name: one[device] for name, one in sums.items()} for device in (0, 1))
     assert position_metrics([sound])["perplexity"] == pytest.approx(2)
     assert position_metrics([lost])["perplexity"] == position_metrics([sound, lost])["perplexity"] == math.inf

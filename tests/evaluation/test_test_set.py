@@ -34,7 +34,7 @@ def grown(task: str, link: Any) -> None:
     torch.set_num_threads(1)
     keep_the_heap()
     net = model("wide", lambda: nn.Sequential(nn.Linear(8, WIDE), nn.ReLU(), nn.Linear(WIDE, 4)), {}, (8,), 4)
-    weights = {name: one.unsqueeze(0) for name, one in net.initial(0).items()}
+    weights = {name: one.unsqueeze(0) for name, one in net.initial_weights(0).items()}
     after = []
     for batches in (FEW, MANY):
         rows = torch.arange(BATCH * batches)

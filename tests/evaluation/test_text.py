@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.data import Examples
 from fedloom.evaluation import Row
-from fedloom.fleet import DeviceModel, slices
+from fedloom.fleet import DeviceModel, tier_slices
 from fedloom.methods import METHODS, Method
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model
@@ -107,7 +107,7 @@ def test_devices_own_models_are_judged_at_every_position(block: int, hide: bool,
 @pytest.mark.parametrize("name", ["ditto", "fedhenn", "standalone"])
 def test_methods_that_leave_models_with_devices_give_perplexity(name: str, world: Callable[..., Any]) -> None:
     settings = {"fedhenn": {"probe_size": 6, "strength": 0.5, "growth": "none"}}.get(name, {})
-    method: Method = METHODS[name].made(settings, METHODS)
+    method: Method = METHODS[name].from_settings(settings, METHODS)
     place = text_world(world, widths=(1.0,))
     engine = place.engine(method)
     rows = judged(place, method.eval_targets(place.play(method, engine, rounds=1)), engine)
@@ -121,10 +121,10 @@ def test_methods_that_leave_models_with_devices_give_perplexity(name: str, world
 def test_one_model_is_worth_the_same_on_the_server_and_on_devices(world: Callable[..., Any]) -> None:
     """Though devices look at fewer rows at a time: 3 rows a batch here, one at a time there."""
     place = text_world(world, widths=(1.0,))
-    weights, engine = place.fleet.global_model.initial(3), place.engine(Standalone())
+    weights, engine = place.fleet.global_model.initial_weights(3), place.engine(Standalone())
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     on_server, on_devices = (
-        by_key(judged(place, {"one": candidate}, engine))["global", "a", ""] for candidate in (slices(weights), carried)
+        by_key(judged(place, {"one": candidate}, engine))["global", "a", ""] for candidate in (tier_slices(weights), carried)
     )
     assert on_server.keys() == METRICS
     assert on_devices == pytest.approx(on_server, rel=1e-5)
@@ -151,10 +151,10 @@ def test_a_device_without_windows_of_its_own_has_no_local_rows(world: Callable[.
 def test_a_model_that_went_astray_is_still_judged(held_by: str, world: Callable[..., Any]) -> None:
     """Finite losses whose exponential is no number: a bad result, but no reason for a run to die."""
     place = text_world(world, widths=(1.0,))
-    weights = place.fleet.global_model.initial(0)
+    weights = place.fleet.global_model.initial_weights(0)
     weights["decoder.classifier.weight"] = weights["decoder.classifier.weight"] * 1e6
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
-    candidate = slices(weights) if held_by == "server" else carried
+    candidate = tier_slices(weights) if held_by == "server" else carried
     found = by_key(judged(place, {"one": candidate}, place.engine(Standalone())))["global", "a", ""]
     assert found["perplexity"] == found["perplexity_of_mean"] == math.inf
     assert 0 <= found["accuracy"] < 100

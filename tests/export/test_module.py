@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data import PREPARATIONS, Preparation
-from fedloom.export import FORMATS, Plain, functional, plain, preparing, unfilled
+from fedloom.export import FORMATS, ExportModule, as_predictor, build_export_module, build_preparation, build_empty_module
 from fedloom.export.folding import BATCH_NORM, foldable
 from fedloom.models import MODELS, Model, Scaler, model
 from tests.conftest import LESSER, TOKENS, build_tiny
@@ -35,7 +35,7 @@ def trained(net: Model, seed: int = 1) -> dict[str, Tensor]:
 
 def difference(net: Model, weights: dict[str, Tensor], made: Any, batch: int, one_by_one: bool = False) -> float:
     """Relative to the largest logit, where that is above 1."""
-    x, right = net.sample(torch.Generator().manual_seed(batch), batch), functional(net, weights)
+    x, right = net.random_inputs(torch.Generator().manual_seed(batch), batch), as_predictor(net, weights)
     with torch.no_grad():
         expected = torch.cat([right(one) for one in x.split(1)]) if one_by_one else right(x)
         return float((made(x) - expected).abs().max()) / max(1.0, float(expected.abs().max()))
@@ -45,7 +45,7 @@ def difference(net: Model, weights: dict[str, Tensor], made: Any, batch: int, on
 def test_every_family_in_every_size(family: str, size: str) -> None:
     net = sized(family, size)
     weights = trained(net)
-    made = plain(net, weights)
+    made = build_export_module(net, weights)
     assert max(difference(net, weights, made, batch) for batch in (1, 3)) <= 1e-5
     assert not any(isinstance(part, Scaler) for part in made.modules())
 
@@ -60,13 +60,13 @@ def normalized() -> Iterator[tuple[str, str]]:
 def test_every_normalisation(family: str, kind: str) -> None:
     net = sized(family, "medium", normalization=kind)
     weights = trained(net)
-    assert difference(net, weights, plain(net, weights), 3) <= 1e-5
+    assert difference(net, weights, build_export_module(net, weights), 3) <= 1e-5
 
 
 @pytest.mark.parametrize("family", sorted({family for family, kind in normalized() if kind == "static_batch"}))
 def test_batch_norm_is_folded_where_nothing_stands_between(family: str) -> None:
     net = sized(family, "large", normalization="static_batch")
-    left = [name for name, part in plain(net, trained(net)).net.named_modules() if isinstance(part, BATCH_NORM)]
+    left = [name for name, part in build_export_module(net, trained(net)).net.named_modules() if isinstance(part, BATCH_NORM)]
     assert len(foldable(net)) + len(left) == len(net.statistics()) // 2
     before_activation = family in ("preresnet", "preactresnet")  # whose first norm looks at a sum
     assert bool(left) == before_activation
@@ -97,13 +97,13 @@ def test_what_others_look_at_is_not_folded() -> None:
     net = model("shared", lambda classes: Shared(classes), {}, (1, 4, 4), 5)
     assert foldable(net) == (("last", "last_norm"),)
     weights = trained(net)
-    assert difference(net, weights, plain(net, weights), 3) <= 1e-5
+    assert difference(net, weights, build_export_module(net, weights), 3) <= 1e-5
 
 
 def test_a_block_that_is_used_again_is_folded_once() -> None:
     net = sized("splitnet", "large", extra=(3, 0), tied=True)
     weights = trained(net)
-    made = plain(net, weights)
+    made = build_export_module(net, weights)
     assert difference(net, weights, made, 3) <= 1e-5
     assert not any(isinstance(part, BATCH_NORM) for part in made.modules())
 
@@ -111,7 +111,7 @@ def test_a_block_that_is_used_again_is_folded_once() -> None:
 def test_norms_of_other_widths_are_left_behind() -> None:
     net = sized("convnet", "large", norm_widths=(0.5, 1.0))
     weights = trained(net)
-    made = plain(net, weights)
+    made = build_export_module(net, weights)
     assert difference(net, weights, made, 3) <= 1e-5
     assert sum(one.numel() for one in made.parameters()) < sum(shape.numel() for shape in net.shapes().values())
 
@@ -119,7 +119,7 @@ def test_norms_of_other_widths_are_left_behind() -> None:
 def test_statistics_are_required() -> None:
     net = sized("convnet", "large")
     with pytest.raises(ValueError, match="running_mean"):
-        plain(net, net.initial(0))
+        build_export_module(net, net.initial_weights(0))
 
 
 def images() -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -135,13 +135,13 @@ def images() -> Iterator[tuple[str, tuple[int, ...]]]:
 def test_preparations_are_those_of_the_data(name: str, shape: tuple[int, ...]) -> None:
     prepare = PREPARATIONS[name]
     x = torch.randint(0, 256, (4, *shape), dtype=torch.uint8)
-    assert torch.allclose(preparing(prepare, x)(x), prepare(x), atol=2e-6)
+    assert torch.allclose(build_preparation(prepare, x)(x), prepare(x), atol=2e-6)
 
 
 def test_numbers_and_tokens_need_less() -> None:
     numbers, tokens = torch.rand(3, 7), torch.arange(12).view(3, 4)
-    assert torch.equal(preparing(Preparation((0.5,), (0.2,)), numbers)(numbers), numbers)
-    assert torch.equal(preparing(Preparation(), tokens)(tokens), tokens)
+    assert torch.equal(build_preparation(Preparation((0.5,), (0.2,)), numbers)(numbers), numbers)
+    assert torch.equal(build_preparation(Preparation(), tokens)(tokens), tokens)
 
 
 @pytest.mark.parametrize("family", ["convnet", "mlp"])
@@ -162,8 +162,8 @@ def test_every_format_of_every_family_in_every_size(family: str, size: str, to: 
 def check_format(to: str, net: Model, folder: Any) -> None:
     weights, kind = trained(net), FORMATS[to]
     file = folder / f"model{kind.suffix}"
-    kind.write(plain(net, weights), net.sample(torch.Generator().manual_seed(0), 2), file)
-    answer = kind.open(file, lambda: unfilled(net))
+    kind.write(build_export_module(net, weights), net.random_inputs(torch.Generator().manual_seed(0), 2), file)
+    answer = kind.open(file, lambda: build_empty_module(net))
     for batch in (1, 3, 7):
         assert difference(net, weights, answer, batch, kind.one_at_a_time) <= 1e-5
 
@@ -173,7 +173,7 @@ def test_what_is_written_does_not_name_this_machine(tmp_path: Any) -> None:
     net = sized("convnet", "small")
     for to in ("onnx", "pt2"):
         file = tmp_path / f"model{FORMATS[to].suffix}"
-        FORMATS[to].write(plain(net, trained(net)), net.sample(torch.Generator(), 2), file)
+        FORMATS[to].write(build_export_module(net, trained(net)), net.random_inputs(torch.Generator(), 2), file)
         assert __file__.encode() not in file.read_bytes()
         assert b"site-packages" not in file.read_bytes()
 
@@ -181,8 +181,8 @@ def test_what_is_written_does_not_name_this_machine(tmp_path: Any) -> None:
 def test_files_hold_no_more_than_they_need(tmp_path: Any) -> None:
     net = sized("lstm", "small")
     assert "lstm" in TOKENS
-    FORMATS["safetensors"].write(plain(net, trained(net)), net.blank(2), tmp_path / "model.safetensors")
-    made = FORMATS["safetensors"].open(tmp_path / "model.safetensors", lambda: unfilled(net))
-    assert isinstance(made, Plain)
+    FORMATS["safetensors"].write(build_export_module(net, trained(net)), net.zero_inputs(2), tmp_path / "model.safetensors")
+    made = FORMATS["safetensors"].open(tmp_path / "model.safetensors", lambda: build_empty_module(net))
+    assert isinstance(made, ExportModule)
     assert not any(weight.requires_grad for weight in made.parameters())
     assert not made.training

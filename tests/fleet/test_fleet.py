@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedloom.fleet import BadTier, Fleet, draw_cohort, nested
+from fedloom.fleet import BadTier, Fleet, draw_cohort, make_nested_tiers
 from fedloom.models import Model, model
 from fedloom.seeds import generator
 
@@ -31,7 +31,7 @@ def size(hidden: int, **more: Any) -> Model:
 def fleet_of(shares: tuple[float, ...], devices: int, **changes: Any) -> Fleet:
     """Tiers a, b, …, from large to small."""
     models = [(name, size(8 - number)) for number, name in enumerate("abcdef"[: len(shares)])]
-    return replace(Fleet(nested(models), shares, devices, seed=3), **changes)
+    return replace(Fleet(make_nested_tiers(models), shares, devices, seed=3), **changes)
 
 
 def tiers_of(fleet: Fleet, round_number: int = 1) -> str:
@@ -160,27 +160,27 @@ def test_a_fleet_with_nobody_eligible_has_an_empty_cohort() -> None:
 
 
 def test_the_global_model_is_the_largest_tiers() -> None:
-    fleet = Fleet(nested([("small", size(2)), ("large", size(8)), ("middle", size(4))]), (0.3, 0.3, 0.4), 10, seed=0)
+    fleet = Fleet(make_nested_tiers([("small", size(2)), ("large", size(8)), ("middle", size(4))]), (0.3, 0.3, 0.4), 10, seed=0)
     assert (fleet.largest.name, fleet.smallest.name) == ("large", "small")
     assert fleet.global_model == size(8)
 
 
 def test_a_pool_gathers_the_first_devices() -> None:
     fleet = fleet_of((1.0,), 12)
-    assert fleet.pool(fleet.largest).pooled_from == tuple(f"{index:02d}" for index in range(12))
-    assert fleet.pool(fleet.largest, 0.25).pooled_from == ("00", "01", "02")
-    assert fleet.pool(fleet.largest, 0.001).pooled_from == ("00",)
+    assert fleet.pooled_device(fleet.largest).pooled_from == tuple(f"{index:02d}" for index in range(12))
+    assert fleet.pooled_device(fleet.largest, 0.25).pooled_from == ("00", "01", "02")
+    assert fleet.pooled_device(fleet.largest, 0.001).pooled_from == ("00",)
 
 
 def test_nested_tiers_are_found_by_their_shapes() -> None:
-    small, large = nested([("s", size(2)), ("l", size(8))])
-    weights = size(8).initial(0)
+    small, large = make_nested_tiers([("s", size(2)), ("l", size(8))])
+    weights = size(8).initial_weights(0)
     assert {name: tensor.shape for name, tensor in small.footprint.read(weights).items()} == dict(size(2).shapes())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in large.footprint.read(weights).items())
 
 
 def test_a_shorter_net_covers_fewer_names() -> None:
-    short, _ = nested([("short", size(4, depth=2)), ("long", size(4, depth=3))])
+    short, _ = make_nested_tiers([("short", size(4, depth=2)), ("long", size(4, depth=3))])
     assert set(short.footprint.blocks) == set(size(4, depth=3).shapes()) - {"body.1.weight", "body.1.bias"}
 
 
@@ -196,7 +196,7 @@ def test_a_tier_that_does_not_fit_is_refused_with_its_layer() -> None:
         ("odd", model("uneven", uneven, {"left": 2, "right": 4}, (3,), 2)),
     ]
     with pytest.raises(BadTier, match=r"tier 'odd': right\.weight has shape \(4, 3\).*\(2, 3\)"):
-        nested(models)
+        make_nested_tiers(models)
 
 
 def recurrent(hidden: int) -> nn.Module:
@@ -218,6 +218,6 @@ def attentive(width: int) -> nn.Module:
 def test_layers_that_stack_several_things_are_not_sliced(build: Callable[..., nn.Module], key: str, layer: str) -> None:
     large, small = (model(build.__name__, build, {key: number}, (4,), 2) for number in (8, 4))
     with pytest.raises(BadTier, match=rf"tier 'small': {layer} stacks several things"):
-        nested([("large", large), ("small", small)])
-    same = nested([("large", large), ("same", large)])
+        make_nested_tiers([("large", large), ("small", small)])
+    same = make_nested_tiers([("large", large), ("same", large)])
     assert set(same[1].footprint.blocks) == set(large.shapes())

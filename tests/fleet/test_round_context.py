@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedloom.client import Client, ClientResult, Task
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, nested, slices
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, make_nested_tiers, slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import model
 from fedloom.tensors import Parcel
@@ -20,7 +20,7 @@ def tiny(size: int) -> nn.Module:
 
 def fleet_of(devices: int) -> Fleet:
     models = [(str(size), model("tiny", tiny, {"size": size}, (size,), 10)) for size in (4, 2)]
-    return Fleet(nested(models), (0.5, 0.5), devices, seed=5)
+    return Fleet(make_nested_tiers(models), (0.5, 0.5), devices, seed=5)
 
 
 def nothing(client: Client, inbox: Parcel) -> ClientResult:
@@ -52,10 +52,10 @@ def test_bytes_are_counted_from_the_parcels(scripted: Callable[..., Any]) -> Non
     context = RoundContext(1, fleet.devices(1), fleet, scripted(backwards(replies)))
     context.ask(TASK, dict.fromkeys(context.cohort, inbox))
     assert (context.traffic.asked, context.traffic.replied) == (3, 2)
-    assert context.traffic.down == 3 * (20 + 8)
-    assert context.traffic.up == 2 * (20 + 2)
+    assert context.traffic.bytes_down == 3 * (20 + 8)
+    assert context.traffic.bytes_up == 2 * (20 + 2)
     context.ask(TASK, {context.cohort[0]: inbox})
-    assert context.traffic.down == 4 * 28
+    assert context.traffic.bytes_down == 4 * 28
     assert (context.traffic.asked, context.traffic.replied) == (4, 3)
 
 
@@ -67,10 +67,10 @@ def test_a_round_of_heterofl_costs_what_its_slices_cost(scripted: Callable[..., 
         return Reply(device, 1, {"weights": inbox["weights"], "labels": {"seen": torch.ones(10, dtype=torch.bool)}})
 
     context = RoundContext(1, fleet.devices(1), fleet, scripted(answer))
-    HeteroFL().round({"weights": fleet.global_model.initial(0)}, context)
+    HeteroFL().round({"weights": fleet.global_model.initial_weights(0)}, context)
     down = 2 * 4 * (10 * 4 + 10) + 2 * 4 * (10 * 2 + 10)
-    assert context.traffic.down == down
-    assert context.traffic.up == down + 4 * 2
+    assert context.traffic.bytes_down == down
+    assert context.traffic.bytes_up == down + 4 * 2
 
 
 @dataclass
@@ -109,7 +109,7 @@ def test_draws_depend_on_purpose_and_round_alone() -> None:
 
 def test_a_global_model_is_judged_through_each_tiers_footprint() -> None:
     fleet = fleet_of(2)
-    weights = fleet.global_model.initial(0)
+    weights = fleet.global_model.initial_weights(0)
     candidate = slices(weights, -1.0)
     assert isinstance(candidate, ServerModel)
     assert candidate.unseen_logit == -1.0

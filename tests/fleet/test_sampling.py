@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fedloom.fleet import Fleet, draw_cohort, expected_voters, nested
+from fedloom.fleet import Fleet, draw_cohort, expected_participants, make_nested_tiers
 
 
 @pytest.fixture
 def fleet(tiny_model: Callable[..., Any]) -> Fleet:
     models = [(name, tiny_model("mlp", width=width)) for name, width in (("large", 1.0), ("small", 0.5))]
-    return Fleet(nested(models), (0.25, 0.75), 40, seed=1)
+    return Fleet(make_nested_tiers(models), (0.25, 0.75), 40, seed=1)
 
 
 def drawn(fleet: Fleet, number: int, participation: float = 0.3) -> list[str]:
@@ -52,16 +52,16 @@ def test_only_who_may_take_part(fleet: Fleet) -> None:
 
 
 def test_votes_that_are_expected(fleet: Fleet) -> None:
-    assert expected_voters(fleet, 0.5) == {"large": 5.0, "small": 15.0}
-    assert expected_voters(replace(fleet, holdout_devices=frozenset({0, 20, 21})), 0.5) == {"large": 4.5, "small": 14.0}
-    assert expected_voters(replace(fleet, eligible=("small",)), 0.1) == {"small": 3.0}
-    assert expected_voters(replace(fleet, shares=(0.01, 0.99)), 1.0) == {"large": 0.0, "small": 40.0}
+    assert expected_participants(fleet, 0.5) == {"large": 5.0, "small": 15.0}
+    assert expected_participants(replace(fleet, holdout_devices=frozenset({0, 20, 21})), 0.5) == {"large": 4.5, "small": 14.0}
+    assert expected_participants(replace(fleet, eligible=("small",)), 0.1) == {"small": 3.0}
+    assert expected_participants(replace(fleet, shares=(0.01, 0.99)), 1.0) == {"large": 0.0, "small": 40.0}
 
 
 def test_votes_that_are_expected_where_tiers_are_redrawn(fleet: Fleet) -> None:
     """By the shares, although no round may have just these."""
     other = replace(fleet, assignment="redrawn", holdout_devices=frozenset(range(8)))
-    assert expected_voters(other, 0.5) == {"large": 4.0, "small": 12.0}
+    assert expected_participants(other, 0.5) == {"large": 4.0, "small": 12.0}
     rounds = range(1, 301)
     found = [sum(one.tier == "large" for one in draw_cohort(other, 0.5, n, sampling="poisson")) for n in rounds]
     assert abs(sum(found) / 300 - 4.0) < 4 * math.sqrt(32 * 0.125 * 0.875 / 300)

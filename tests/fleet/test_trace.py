@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedloom.fleet import Fleet, draw_cohort, side_by_side
-from fedloom.fleet.sampling import ALWAYS, BadTrace, Trace, read_trace
-from fedloom.fleet.speed import Pace, from_file, lognormal
+from fedloom.fleet import Fleet, draw_cohort, make_tiers
+from fedloom.fleet.sampling import ALWAYS, BadTrace, AvailabilityTrace, read_trace
+from fedloom.fleet.speed import DeviceSpeed, from_file, lognormal
 from fedloom.fleet.tiers import region_name, tier_regions
 
 
 @pytest.fixture
 def fleet(tiny_model):
     models = [("large", tiny_model("mlp")), ("small", tiny_model("mlp", width=0.5))]
-    return Fleet(side_by_side(models), (0.5, 0.5), 20, seed=3)
+    return Fleet(make_tiers(models), (0.5, 0.5), 20, seed=3)
 
 
 def written(path: Path, content: object) -> Path:
@@ -39,8 +39,8 @@ def test_both_forms_say_the_same(tmp_path):
 
 def test_without_a_period_it_ends_and_who_is_not_named_is_always_there(tmp_path):
     trace = read_trace(written(tmp_path / "t.json", {"available": {"01": [[2, 3]]}}), 2)
-    assert [trace.there(1, number) for number in range(1, 6)] == [False, True, True, False, False]
-    assert all(trace.there(0, number) for number in range(1, 6))
+    assert [trace.is_available(1, number) for number in range(1, 6)] == [False, True, True, False, False]
+    assert all(trace.is_available(0, number) for number in range(1, 6))
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_whoever_is_missing_is_replaced_by_the_next(fleet):
     names = {number: [one.name for one in draw_cohort(fleet, 0.25, number)] for number in range(1, 9)}
     for number, before in names.items():
         gone = int(before[0])
-        after = draw_cohort(fleet, 0.25, number, Trace({gone: ()}))
+        after = draw_cohort(fleet, 0.25, number, AvailabilityTrace({gone: ()}))
         assert len(after) == 5
         assert set(before) - {one.name for one in after} == {before[0]}
-    assert draw_cohort(fleet, 0.25, 1, Trace(dict.fromkeys(range(20), ()))) == []
+    assert draw_cohort(fleet, 0.25, 1, AvailabilityTrace(dict.fromkeys(range(20), ()))) == []
 
 
 def test_over_selection_adds_to_the_same_cohort(fleet):
@@ -116,7 +116,7 @@ def test_paces_are_spread_around_that_of_the_tier(fleet):
 
 def test_paces_from_a_file(fleet, tmp_path):
     path = written(tmp_path / "p.json", {"3": {"speed": 0.25}, "11": {"bandwidth": 2}})
-    assert from_file(fleet, path=str(path)) == {"03": Pace(0.25, 1.0), "11": Pace(1.0, 2.0)}
+    assert from_file(fleet, path=str(path)) == {"03": DeviceSpeed(0.25, 1.0), "11": DeviceSpeed(1.0, 2.0)}
     for wrong in ({"30": {}}, {"1": {"speed": 0}}, {"1": {"sped": 1}}, {"1": 2}, []):
         with pytest.raises(ValueError, match=r"q\.json"):
             from_file(fleet, path=str(written(tmp_path / "q.json", wrong)))
@@ -124,6 +124,6 @@ def test_paces_from_a_file(fleet, tmp_path):
 
 def test_rings_are_what_the_same_tiers_hold(fleet, tiny_model):
     assert {region_name(region) for region in tier_regions(fleet)} == {"large", "large+small"}
-    apart = side_by_side([("a", tiny_model("mlp")), ("b", tiny_model("convnet"))])
+    apart = make_tiers([("a", tiny_model("mlp")), ("b", tiny_model("convnet"))])
     named = {region_name(region) for region in tier_regions(Fleet(apart, (0.5, 0.5), 4, seed=0))}
     assert {"a", "b"} <= named

@@ -31,7 +31,7 @@ def place(world: Callable[..., Any]) -> Any:
 @pytest.fixture
 def engine(place: Any, tmp_path: Path) -> Flower:
     made = connect(place, METHOD, tmp_path)
-    assert list(made.roster.call()) == []
+    assert list(made.nodes.update()) == []
     return made
 
 
@@ -103,13 +103,13 @@ def test_what_a_broken_line_has_swallowed_is_asked_again(place: Any, engine: Flo
         return pull(names)
 
     desk.pull_messages = with_a_break  # type: ignore[method-assign]
-    engine.post.breaks = lambda: breaks[0]
+    engine.client.restarts = lambda: breaks[0]
     patient = play(place, engine, 1)
     assert told(place) == [] and len(patient.hearing.answered()) == len(SIZES)
     assert asked(engine).count(FIRST + 1) == 2
     play(place, engine, 2)
     assert told(place) == [] and asked(engine).count(FIRST + 1) == 3
-    assert engine.post.owing == {}
+    assert engine.client.pending == {}
 
 
 def test_a_newcomer_that_is_slow_to_say_who_it_is_holds_up_nobody(place: Any, engine: Flower) -> None:
@@ -123,7 +123,7 @@ def test_a_newcomer_that_is_slow_to_say_who_it_is_holds_up_nobody(place: Any, en
     desk.slow = set()
     play(place, engine, 4)
     assert told(place) == []
-    assert engine.roster.nodes["3"] == FIRST + 7
+    assert engine.nodes.node_ids["3"] == FIRST + 7
     queries = [one for one in desk.pushed if one.metadata.message_type == "query"]
     assert len(queries) == len(SIZES) + 1
 
@@ -207,7 +207,7 @@ def test_a_device_that_is_asked_for_several_things_gets_them_one_by_one(place: A
 
 def test_questions_to_the_server_itself_do_not_travel(place: Any, engine: Flower) -> None:
     weights = METHOD.start(place.fleet, 0)["weights"]
-    pool = place.fleet.pool(place.fleet.largest)
+    pool = place.fleet.pooled_device(place.fleet.largest)
     (reply,) = engine.ask(METHOD.train, {pool: {"weights": weights}}, 1)
     assert reply.device is pool
     assert asked(engine) == []
@@ -245,15 +245,15 @@ def test_a_round_that_comes_to_nothing_leaves_no_trace(place: Any, keeping: Flow
 
     def memory(stamp: tuple[int, int]) -> str:
         entry = ClientStateFiles(tmp_path / "0" / "first" / "0").read(stamp)
-        assert entry is not None and entry.memory is not None
-        return fingerprint(entry.memory)
+        assert entry is not None and entry.task is not None
+        return fingerprint(entry.task)
 
     go_round(place, keeping, 1)
     go_round(place, keeping, 2, commit=False)
     once = memory((2, 0))
     keeping.memory.abandon()
     assert keeping.memory.newest("0") == (1, 0)
-    keeping._serial = (1, 0)
+    keeping._last = (1, 0)
     go_round(place, keeping, 2)
     assert memory((2, 0)) == once
 
@@ -283,7 +283,7 @@ def test_stamps_survive_as_parcels(place: Any, keeping: Flower) -> None:
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a\x00"])
 def test_a_server_cannot_name_other_places(name: str, tmp_path: Path) -> None:
-    from fedloom.flower.client_state import diary
+    from fedloom.flower.client_state import open_state_files
 
     with pytest.raises(ValueError, match="cannot name"):
-        diary(tmp_path, name, "0")
+        open_state_files(tmp_path, name, "0")

@@ -23,8 +23,8 @@ def memories(engine: Flower, folder: Path) -> dict[str, Parcel]:
         stamp = engine.memory.newest(name)
         assert stamp is not None
         kept = ClientStateFiles(folder / name / engine.run() / name).read(stamp)
-        assert kept is not None and kept.memory is not None
-        found[name] = kept.memory
+        assert kept is not None and kept.task is not None
+        found[name] = kept.task
     return found
 
 

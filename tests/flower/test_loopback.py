@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.flower.apps import write_app
+from fedloom.deploy.server import write_app
 from fedloom.flower.client_state import ClientStateFiles
 from fedloom.methods import METHODS
 from fedloom.models import MODELS
@@ -37,21 +37,20 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
 from fedloom.runs.recorder import recorded
-from fedloom.deploy.remote import over_flower, roster_over
-from fedloom.deploy.apps import flower_client
+from fedloom.deploy.remote import over_flower, build_node_registry
+from fedloom.deploy.apps import client
 
 
 def play(grid, config):
     torch.set_default_dtype(torch.float64)
-    folder, roster = Path(config["recipe"]), None
+    folder, nodes = Path(config["recipe"]), None
     for recipe in sorted(folder.glob("*.toml")):
         made = assemble(load(recipe, Registry()), Registry(), folder)
-        roster = roster or roster_over(grid, made.fleet)
-        for _ in recorded(over_flower(made, roster), Path(config["out"]) / recipe.stem):
+        nodes = nodes or build_node_registry(grid, made.fleet)
+        for _ in recorded(over_flower(made, nodes), Path(config["out"]) / recipe.stem):
             pass
 
 
-client = flower_client()
 server = server_app(play)
 '''
 
@@ -96,8 +95,8 @@ def memories(disks: Path, run: str) -> dict[str, Parcel]:
     for place in disks.glob(f"*/{run}/*"):
         newest = max(path.name for path in place.glob("*.memory"))
         entry = ClientStateFiles(place).read((int(newest[:6]), int(newest[7:11])))
-        assert entry is not None and entry.memory is not None
-        found[place.name] = entry.memory
+        assert entry is not None and entry.task is not None
+        found[place.name] = entry.task
     return found
 
 

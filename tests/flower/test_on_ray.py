@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.flower.processes import environment
+from fedloom.deploy.processes import flower_environment
 from fedloom.recipe.toml import dumps
 from fedloom.runs.folder import read_manifest
 from tests import chaos
@@ -17,13 +17,18 @@ BIN = Path(sys.executable).parent
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    made = {**chaos.recipe("heterofl", 2), "fleet": {"participation": 1.0}, "engine": {"devices_per_block": 1}, **changes}
+    made = {
+        **chaos.recipe("heterofl", 2),
+        "fleet": {"participation": 1.0},
+        "engine": {"devices_per_block": 1},
+        **changes,
+    }
     return {**made, "data": {**made["data"], "devices": 20}}
 
 
 def fedloom(*arguments: str, home: Path) -> dict[str, Any]:
     command = [str(BIN / "fedloom"), *arguments, "--format", "json", "--quiet"]
-    done = subprocess.run(command, env=environment(home), cwd=home, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=flower_environment(home), cwd=home, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)["data"]
     return said

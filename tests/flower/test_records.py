@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.flower.messages import DTYPES, ENTRY, SAID, RecordEncoder, read
+from fedloom.flower.messages import DTYPES, HEADER, TEXT, RecordEncoder, decode_request
 from fedloom.tensors import fingerprint
 
 
@@ -51,16 +51,16 @@ parcels = st.dictionaries(names, st.dictionaries(names, tensors(), max_size=3), 
 @pytest.mark.parametrize("way", [by_proto, by_objects])
 @given(parcel=parcels)
 def test_a_parcel_comes_back_as_it_was(way: Any, parcel: dict[str, dict[str, Tensor]]) -> None:
-    said, found = read(way(RecordEncoder().records({"round": 3}, parcel)))
+    said, found = decode_request(way(RecordEncoder().encode({"round": 3}, parcel)))
     assert said["round"] == 3
     assert fingerprint(found) == fingerprint(parcel)
     assert {b: list(one) for b, one in found.items()} == {b: list(one) for b, one in parcel.items()}
 
 
 def test_words_are_one_line_of_json() -> None:
-    records = RecordEncoder().records({"round": 3, "nothing": None, "list": [1, [2]]}, {"empty": {}})
-    assert list(records[ENTRY]) == [SAID]
-    assert json.loads(str(records[ENTRY][SAID])) == {
+    records = RecordEncoder().encode({"round": 3, "nothing": None, "list": [1, [2]]}, {"empty": {}})
+    assert list(records[HEADER]) == [TEXT]
+    assert json.loads(str(records[HEADER][TEXT])) == {
         "round": 3,
         "nothing": None,
         "list": [1, [2]],
@@ -69,9 +69,9 @@ def test_words_are_one_line_of_json() -> None:
 
 
 def test_what_a_tier_shares_is_one_record() -> None:
-    whole, press = {"w": torch.randn(6, 5)}, RecordEncoder()
+    whole, encoder = {"w": torch.randn(6, 5)}, RecordEncoder()
     first, second, other = (
-        press.records({}, {"weights": {"w": whole["w"][:rows, :3]}, "own": {"x": torch.tensor(float(number))}})
+        encoder.encode({}, {"weights": {"w": whole["w"][:rows, :3]}, "own": {"x": torch.tensor(float(number))}})
         for number, rows in enumerate((4, 4, 5))
     )
     assert first["0"] is second["0"]
@@ -85,7 +85,7 @@ def test_what_a_codec_makes_of_a_bundle_is_made_once() -> None:
         made.append(parcel)
         return {bundle: {name: one.half() for name, one in tensors.items()} for bundle, tensors in parcel.items()}
 
-    press, weights = RecordEncoder(halved), {"w": torch.randn(3)}
-    records = [press.records({}, {"weights": weights}) for _ in range(3)]
+    encoder, weights = RecordEncoder(halved), {"w": torch.randn(3)}
+    records = [encoder.encode({}, {"weights": weights}) for _ in range(3)]
     assert len(made) == 1
     assert records[0]["0"]["w"].dtype == "float16"

@@ -16,7 +16,7 @@ from fedloom.engines import Norms, Question, Refusal
 from fedloom.engines.gate import CODES
 from fedloom.fleet import Reply
 from fedloom.flower.engine import Flower
-from fedloom.flower.messages import DTYPES, ENTRY, RAW, SAID, _array, answer, opened
+from fedloom.flower.messages import DTYPES, HEADER, RAW, TEXT, _to_array, decode_reply, encode_reply
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.tensors import fingerprint
 from tests.desk import FIRST, Desk, connect, desk_of
@@ -30,8 +30,8 @@ Craft = Callable[[RecordDict], RecordDict]
 
 def reworded(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Craft:
     def craft(content: RecordDict) -> RecordDict:
-        said = json.loads(str(content[ENTRY][SAID]))
-        return RecordDict({**dict(content.items()), ENTRY: ConfigRecord({SAID: json.dumps(change(said))})})
+        said = json.loads(str(content[HEADER][TEXT]))
+        return RecordDict({**dict(content.items()), HEADER: ConfigRecord({TEXT: json.dumps(change(said))})})
 
     return craft
 
@@ -54,7 +54,7 @@ def with_array(make: Callable[[Array], Array], key: str = "0") -> Craft:
 def with_tensor(change: Callable[[Tensor], Tensor]) -> Craft:
     def make(array: Array) -> Array:
         tensor = torch.frombuffer(bytearray(array.data), dtype=torch.float32).view(tuple(array.shape))
-        return _array(change(tensor.clone()))
+        return _to_array(change(tensor.clone()))
 
     return with_array(make)
 
@@ -86,12 +86,12 @@ FORGED: dict[str, tuple[Craft, str]] = {
     "no examples": (headed(examples=0), "VALUE"),
     "too many examples": (headed(examples=10**10), "VALUE"),
     "nothing": (lambda content: RecordDict(), "BAD_FORMAT"),
-    "no head": (without(ENTRY), "BAD_FORMAT"),
-    "a head of arrays": (lambda content: with_record(ENTRY, content["0"])(content), "BAD_FORMAT"),
-    "a head that is no JSON": (with_record(ENTRY, ConfigRecord({SAID: "{"})), "BAD_FORMAT"),
-    "a head that is a list": (with_record(ENTRY, ConfigRecord({SAID: "[1]"})), "BAD_FORMAT"),
-    "a deep head": (with_record(ENTRY, ConfigRecord({SAID: "[" * 3000})), "BAD_FORMAT"),
-    "a head in bytes": (with_record(ENTRY, ConfigRecord({SAID: b"{}"})), "BAD_FORMAT"),
+    "no head": (without(HEADER), "BAD_FORMAT"),
+    "a head of arrays": (lambda content: with_record(HEADER, content["0"])(content), "BAD_FORMAT"),
+    "a head that is no JSON": (with_record(HEADER, ConfigRecord({TEXT: "{"})), "BAD_FORMAT"),
+    "a head that is a list": (with_record(HEADER, ConfigRecord({TEXT: "[1]"})), "BAD_FORMAT"),
+    "a deep head": (with_record(HEADER, ConfigRecord({TEXT: "[" * 3000})), "BAD_FORMAT"),
+    "a head in bytes": (with_record(HEADER, ConfigRecord({TEXT: b"{}"})), "BAD_FORMAT"),
     "no list of bundles": (reworded(lambda said: {**said, "bundles": 3}), "BAD_FORMAT"),
     "a long head": (reworded(lambda said: {**said, "more": "x" * 10**5}), "TOO_BIG"),
     "metrics": (with_record("1", MetricRecord({"x": 1.0})), "BAD_FORMAT"),
@@ -113,10 +113,10 @@ FORGED: dict[str, tuple[Craft, str]] = {
     "too much": (filled(1e30), "HUGE"),
     "neither true nor false": (with_array(lambda one: Array(one.dtype, one.shape, RAW, b"\xff" * 4), "1"), "VALUE"),
     "too far": (filled(1e3), "NORM"),
-    "an excuse": (reworded(lambda said: {**said, "excuse": ["NONFINITE", "I cannot"]}), "NONFINITE"),
-    "an unknown excuse": (reworded(lambda said: {**said, "excuse": ["HUNGRY", "\x1b[31m"]}), "BAD_FORMAT"),
+    "an excuse": (reworded(lambda said: {**said, "refusal": ["NONFINITE", "I cannot"]}), "NONFINITE"),
+    "an unknown excuse": (reworded(lambda said: {**said, "refusal": ["HUNGRY", "\x1b[31m"]}), "BAD_FORMAT"),
     "an excuse of another run": (
-        reworded(lambda said: {**said, "reply": {**said["reply"], "run": "x"}, "excuse": ["MEMORY_LOST", ""]}), "STALE",
+        reworded(lambda said: {**said, "reply": {**said["reply"], "run": "x"}, "refusal": ["MEMORY_LOST", ""]}), "STALE",
     ),
 }  # fmt: skip
 
@@ -132,7 +132,7 @@ def forging(craft: Craft) -> Callable[[Message], Iterable[Message]]:
 
 def dropping(message: Message) -> Iterable[Message]:
     """Nothing of it but that it did not work."""
-    return forging(reworded(lambda said: {**said, "excuse": ["STALE", ""]}))(message)
+    return forging(reworded(lambda said: {**said, "refusal": ["STALE", ""]}))(message)
 
 
 words = st.recursive(
@@ -156,19 +156,19 @@ def test_whatever_comes_is_a_reply_or_a_refusal(data: st.DataObject, world: Call
     inbox = {"weights": device.footprint.read(METHOD.start(place.fleet, 0)["weights"])}
     question = Question("first", 1, 0, METHOD.train, device, inbox)
     sent = {"weights": inbox["weights"], "labels": {"seen": torch.ones(4, dtype=torch.bool)}}
-    honest = answer(question.heading(9), sent, False)
-    assert isinstance(opened(honest, question)[0], Reply)
-    said = json.loads(str(honest[ENTRY][SAID]))
-    key = data.draw(st.sampled_from([*said, *said["reply"], "excuse"]))
+    honest = encode_reply(question.heading(9), sent, False)
+    assert isinstance(decode_reply(honest, question)[0], Reply)
+    said = json.loads(str(honest[HEADER][TEXT]))
+    key = data.draw(st.sampled_from([*said, *said["reply"], "refusal"]))
     changed = {**said, key: data.draw(words)} if key not in said["reply"] else said
     changed = {**changed, "reply": {**said["reply"], key: data.draw(words)}} if key in said["reply"] else changed
     content = dict(honest.items())
     if data.draw(st.booleans()):
-        content[ENTRY] = ConfigRecord({SAID: json.dumps(changed)})
+        content[HEADER] = ConfigRecord({TEXT: json.dumps(changed)})
     if data.draw(st.booleans()):
         name = data.draw(st.sampled_from([*inbox["weights"], "x"]))
         content[data.draw(st.sampled_from(["0", "1", "2", "x"]))] = ArrayRecord({name: data.draw(arrays)})
-    found, _ = opened(RecordDict(content), question)
+    found, _ = decode_reply(RecordDict(content), question)
     assert isinstance(found, Reply | Refusal)
     if isinstance(found, Refusal):
         assert found.code in CODES | {"MEMORY_LOST"}
@@ -229,7 +229,7 @@ def test_a_device_does_not_answer_for_another(world: Callable[..., Any], tmp_pat
     place = world(widths=(1.0, 0.5), sizes=SIZES)
     engine = connect(place, METHOD, tmp_path)
     apps = desk_of(engine).apps
-    engine.roster.place = lambda node, said: {"2": "3", "3": "2"}.get(said["device"], said["device"])
+    engine.nodes.identify = lambda node, said: {"2": "3", "3": "2"}.get(said["device"], said["device"])
     place.play(METHOD, engine, 1)
     assert sorted((one.device, one.code) for one in place.refusals) == [("2", "STALE"), ("3", "STALE")]
     assert len(apps) == len(SIZES)
@@ -242,4 +242,4 @@ def test_a_second_node_of_the_same_name_is_not_believed(world: Callable[..., Any
     desk.apps[FIRST + 9] = desk.apps[FIRST]
     place.play(METHOD, engine, 1)
     assert [(one.device, one.code) for one in place.refusals] == [("0", "DUPLICATE")]
-    assert engine.roster.nodes["0"] == FIRST
+    assert engine.nodes.node_ids["0"] == FIRST

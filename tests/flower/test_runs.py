@@ -11,8 +11,8 @@ import pytest
 
 import fedloom
 from fedloom.data import DATASETS, Dataset, Partition
-from fedloom.deploy.remote import engaged, over_flower, roster_over
-from fedloom.deploy.runtime import introduced, runtime_of
+from fedloom.deploy.remote import attach_engine, build_node_registry, over_flower
+from fedloom.deploy.runtime import build_runtime, describe_device
 from fedloom.flower.client_state import ClientStateFiles
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
@@ -36,13 +36,13 @@ def experiment(document: dict[str, Any], disks: Path, data: str = "") -> Experim
     def app(number: int) -> Any:
         folder = disks / str(number)
         config = {"device": number, "folder": str(folder), "data-dir": str(folder / data if data else disks)}
-        return client_app(lambda recipe, _: runtime_of(recipe, config), lambda _: introduced(config))
+        return client_app(lambda recipe, _: build_runtime(recipe, config), lambda _: describe_device(config))
 
     made = assemble(load(document, Registry()), Registry(), disks.parent / "server" if data else disks)
     apps = {FIRST + number: app(number) for number in range(made.fleet.size)}
-    roster = roster_over(Desk(apps), made.fleet)
-    roster.post.pause = 0.0
-    return over_flower(made, roster)
+    nodes = build_node_registry(Desk(apps), made.fleet)
+    nodes.client.poll_interval = 0.0
+    return over_flower(made, nodes)
 
 
 def run(document: dict[str, Any], folder: Path, disks: Path) -> None:
@@ -52,7 +52,7 @@ def run(document: dict[str, Any], folder: Path, disks: Path) -> None:
 
 def go_on(document: dict[str, Any], folder: Path, disks: Path) -> None:
     made = experiment(document, disks)
-    for _ in recorded(made, folder, standing_of(folder, made, lambda said: None)):
+    for _ in recorded(made, folder, standing_of(folder, made)):
         pass
 
 
@@ -62,8 +62,8 @@ def remembered(folder: Path, disks: Path) -> dict[str, str]:
     for place in sorted(disks.glob("*/*/*")):
         newest = max(path.name for path in place.glob("*.memory"))
         entry = ClientStateFiles(place).read((int(newest[:6]), int(newest[7:11])))
-        assert entry is not None and entry.memory is not None
-        found[place.name] = fingerprint(entry.memory)
+        assert entry is not None and entry.task is not None
+        found[place.name] = fingerprint(entry.task)
     return found
 
 
@@ -82,7 +82,12 @@ JUDGED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", JUDGED)
 def test_the_rows_are_those_of_a_run_in_process(method: str, tmp_path: Path) -> None:
-    document = {**chaos.recipe("heterofl", 2), "method": {"name": method}, "engine": {"devices_per_block": 1}, **JUDGED[method]}
+    document = {
+        **chaos.recipe("heterofl", 2),
+        "method": {"name": method},
+        "engine": {"devices_per_block": 1},
+        **JUDGED[method],
+    }
     document["evaluation"] = {"every": 1, **document["evaluation"]}
     here = fedloom.run(document, out=tmp_path / "here")
     run(document, tmp_path / "there", tmp_path / "disks")
@@ -156,7 +161,11 @@ def test_devices_with_data_of_their_own_learn_as_if_it_had_been_dealt_to_them(tm
         "data": {**data, "partition": {"kind": "file", "path": str(tmp_path / "map.json")}}, "engine": {"devices_per_block": 1},
     }  # fmt: skip
     here = fedloom.run(document, out=tmp_path / "here", data_dir=tmp_path / "all")
-    away = {**document, "data": {**data, "partition": {"kind": "own"}}, "engine": {"devices_per_block": 1, "kind": "flower"}}
+    away = {
+        **document,
+        "data": {**data, "partition": {"kind": "own"}},
+        "engine": {"devices_per_block": 1, "kind": "flower"},
+    }
     made = experiment(away, tmp_path / "disks", "data")
     for _ in recorded(made, tmp_path / "there"):
         pass
@@ -188,13 +197,13 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     document = {**chaos.recipe("heterofl", 1), **changes}
     made = assemble(load(document, Registry()), Registry(), tmp_path)
     with pytest.raises(RecipeError) as raised:
-        engaged(made, Registry(), tmp_path, tmp_path / "run")
-    assert [problem.code for problem in raised.value.problems] == [code]
+        attach_engine(made, Registry(), tmp_path, tmp_path / "run")
+    assert [problem.code for problem in raised.value.issues] == [code]
     assert not (tmp_path / "run").exists()
 
 
 def test_names_of_this_process_alone_do_not_travel(tmp_path: Path) -> None:
-    tables = Registry().and_also(methods={"mine": Registry().methods["heterofl"]})
+    registry = Registry().with_names(methods={"mine": Registry().methods["heterofl"]})
     document = {**chaos.recipe("heterofl", 1), "engine": {"kind": "flower-sim"}, "method": {"name": "mine"}}
-    with pytest.raises(RecipeError, match="this process alone"):
-        engaged(assemble(load(document, tables), tables, tmp_path), tables, tmp_path, tmp_path / "run")
+    with pytest.raises(RecipeError, match="this process only"):
+        attach_engine(assemble(load(document, registry), registry, tmp_path), registry, tmp_path, tmp_path / "run")

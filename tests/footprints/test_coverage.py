@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import ClientUpdate, Footprint, between, coverage_mean, leading, rolling
+from fedloom.footprints import ClientUpdate, Footprint, find_footprint, coverage_mean, leading, rolling
 
 
 @st.composite
@@ -25,7 +25,7 @@ def contributions(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[ClientUpdate
         small = {name: torch.Size([draw(st.integers(1, size)) for size in shapes[name]]) for name in sorted(names)}
         large = {name: torch.Size(shape) for name, shape in shapes.items()}
         place = leading if draw(st.booleans()) else rolling(draw(st.integers(0, 5)))
-        footprint = between(small, large, place)
+        footprint = find_footprint(small, large, place)
         for name, shape in small.items():
             if len(shape) and draw(st.booleans()):
                 axis = draw(st.integers(0, len(shape) - 1))
@@ -75,13 +75,13 @@ def test_every_entry_is_the_mean_of_those_who_cover_it(case: tuple[dict[str, Ten
 
 
 def everything(shape: tuple[int, ...]) -> Footprint:
-    return between({"w": torch.Size(shape)}, {"w": torch.Size(shape)})
+    return find_footprint({"w": torch.Size(shape)}, {"w": torch.Size(shape)})
 
 
 def test_what_nobody_covers_stays_to_the_bit(bits_equal: Callable[..., bool]) -> None:
     """Also zeros of either sign, and what is not a number."""
     old = torch.tensor([[1.0, -0.0], [float("nan"), float("inf")]])
-    small = between({"w": torch.Size([1, 1])}, {"w": torch.Size([2, 2])})
+    small = find_footprint({"w": torch.Size([1, 1])}, {"w": torch.Size([2, 2])})
     made = coverage_mean({"w": old, "untouched": old}, [ClientUpdate(small, {"w": torch.tensor([[5.0]])}, 1.0)])
     assert float(made["w"][0, 0]) == 5.0
     assert bits_equal(made["w"].flatten()[1:], old.flatten()[1:])

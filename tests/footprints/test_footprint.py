@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import Footprint, Place, between, carve, centered, leading, rolling
+from fedloom.footprints import Footprint, AxisSlicer, find_footprint, take_block, centered, leading, rolling
 from fedloom.models import Model
 
 
@@ -27,7 +27,7 @@ def entry(place: str, offset: int, axis: int, small: int, large: int, number: in
     return number
 
 
-PLACES: dict[str, Callable[[int], Place]] = {
+PLACES: dict[str, Callable[[int], AxisSlicer]] = {
     "leading": lambda offset: leading,
     "centered": lambda offset: centered,
     "rolling": rolling,
@@ -39,7 +39,7 @@ sizes = st.integers(1, 5).flatmap(lambda large: st.tuples(st.integers(1, large),
 def test_reading_is_entry_by_entry(axes: list[tuple[int, int]], place: str, offset: int) -> None:
     small, large = (torch.Size(each) for each in zip(*axes, strict=True))
     whole = torch.arange(large.numel()).view(large)
-    footprint = between({"w": small}, {"w": large}, PLACES[place](offset))
+    footprint = find_footprint({"w": small}, {"w": large}, PLACES[place](offset))
     read = footprint.read({"w": whole})["w"]
     assert read.shape == small
     for index in torch.ones(small).nonzero().tolist():
@@ -57,7 +57,7 @@ def test_centred_moves_kernels_alone(axis: int, small: int, large: int, first: i
 
 
 def test_rolling_wraps_around() -> None:
-    footprint = between({"w": torch.Size([3, 4])}, {"w": torch.Size([5, 4])}, rolling(3))
+    footprint = find_footprint({"w": torch.Size([3, 4])}, {"w": torch.Size([5, 4])}, rolling(3))
     assert covered(footprint, "w", 0, 5) == [3, 4, 0]
     assert covered(footprint, "w", 1, 4) == [0, 1, 2, 3]
 
@@ -73,25 +73,25 @@ def test_rolling_over_all_offsets_covers_every_entry_equally() -> None:
 def test_names_that_only_one_model_has_are_private() -> None:
     small = {"shared": torch.Size([2]), "mine": torch.Size([2])}
     large = {"shared": torch.Size([3]), "theirs": torch.Size([3])}
-    assert set(between(small, large).blocks) == {"shared"}
+    assert set(find_footprint(small, large).blocks) == {"shared"}
 
 
 @pytest.mark.parametrize("small", [(4, 2), (2, 4), (2,), (2, 2, 1)])
 def test_what_does_not_lie_inside_is_not_covered(small: tuple[int, ...]) -> None:
-    assert between({"w": torch.Size(small)}, {"w": torch.Size([3, 3])}).blocks == {}
+    assert find_footprint({"w": torch.Size(small)}, {"w": torch.Size([3, 3])}).blocks == {}
 
 
 def test_slices_are_read_without_a_copy() -> None:
     whole = torch.randn(4, 6)
-    read = between({"w": torch.Size([2, 3])}, {"w": whole.shape}).read({"w": whole})["w"]
+    read = find_footprint({"w": torch.Size([2, 3])}, {"w": whole.shape}).read({"w": whole})["w"]
     assert read.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
     assert read.stride() == whole.stride()
 
 
 @pytest.mark.parametrize("place", [leading, centered, rolling(2)])
-def test_reading_is_differentiable(place: Place) -> None:
+def test_reading_is_differentiable(place: AxisSlicer) -> None:
     whole = torch.randn(3, 4, 5, requires_grad=True)
-    footprint = between({"w": torch.Size([2, 4, 3])}, {"w": whole.shape}, place)
+    footprint = find_footprint({"w": torch.Size([2, 4, 3])}, {"w": whole.shape}, place)
     factors = torch.randn(2, 4, 3)
     (footprint.read({"w": whole})["w"] * factors).sum().backward()
     expected = torch.zeros(3, 4, 5)
@@ -103,12 +103,12 @@ def test_reading_is_differentiable(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", [leading, rolling(2)])
-def test_devices_in_front_are_kept_whole(place: Place) -> None:
+def test_devices_in_front_are_kept_whole(place: AxisSlicer) -> None:
     block = torch.randn(3, 4, 5)
-    footprint = between({"w": torch.Size([2, 3])}, {"w": torch.Size([4, 5])}, place)
+    footprint = find_footprint({"w": torch.Size([2, 3])}, {"w": torch.Size([4, 5])}, place)
     read = footprint.read({"w": block})["w"]
     for device in range(3):
-        assert torch.equal(read[device], carve(block[device], footprint.blocks["w"]))
+        assert torch.equal(read[device], take_block(block[device], footprint.blocks["w"]))
 
 
 @given(
@@ -119,7 +119,7 @@ def test_devices_in_front_are_kept_whole(place: Place) -> None:
 def test_restricting_keeps_the_marked_entries(keep: list[bool], again: list[bool], offset: int | None) -> None:
     """Once, and once more in what is left; in a slice and in a window that wraps."""
     place = leading if offset is None else rolling(offset)
-    footprint = between({"w": torch.Size([4, 2])}, {"w": torch.Size([7, 3])}, place)
+    footprint = find_footprint({"w": torch.Size([4, 2])}, {"w": torch.Size([7, 3])}, place)
     first = covered(footprint, "w", 0, 7)
     once = footprint.restrict("w", 0, torch.tensor(keep))
     left = [number for number, kept in zip(first, keep, strict=True) if kept]
@@ -134,7 +134,7 @@ def test_restricting_keeps_the_marked_entries(keep: list[bool], again: list[bool
 
 
 def test_restricting_another_axis_leaves_the_rest() -> None:
-    footprint = between(
+    footprint = find_footprint(
         {"w": torch.Size([2, 3]), "v": torch.Size([2])}, {"w": torch.Size([4, 3]), "v": torch.Size([4])}
     )
     less = footprint.restrict("w", 1, torch.tensor([True, False, True]))
@@ -160,9 +160,9 @@ def test_only_does_not_take_a_longer_name_for_a_shorter_one() -> None:
 def test_smaller_widths_nest_in_larger_ones(family: str, tiny_model: Callable[..., Model]) -> None:
     """Carving the middle size and from it the smallest is carving the smallest."""
     large, middle, small = (tiny_model(family, width=width) for width in (1.0, 0.5, 0.25))
-    weights = large.initial(0)
-    in_two_steps = between(small.shapes(), middle.shapes()).read(between(middle.shapes(), large.shapes()).read(weights))
-    at_once = between(small.shapes(), large.shapes()).read(weights)
+    weights = large.initial_weights(0)
+    in_two_steps = find_footprint(small.shapes(), middle.shapes()).read(find_footprint(middle.shapes(), large.shapes()).read(weights))
+    at_once = find_footprint(small.shapes(), large.shapes()).read(weights)
     assert at_once.keys() == small.shapes().keys()
     assert all(torch.equal(tensor, in_two_steps[name]) for name, tensor in at_once.items())
 
@@ -172,7 +172,7 @@ def test_every_smaller_size_fits_the_larger(family: str, tiny_model: Callable[..
     large = tiny_model(family)
     for width in (0.75, 0.5, 0.25, 0.1):
         small = tiny_model(family, width=width)
-        blocks = between(small.shapes(), large.shapes()).blocks
+        blocks = find_footprint(small.shapes(), large.shapes()).blocks
         assert blocks.keys() == large.shapes().keys()
         for name in large.label_rows():
             assert blocks[name][0] == slice(0, large.classes)

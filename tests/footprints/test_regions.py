@@ -2,19 +2,19 @@
 
 import torch
 
-from fedloom.footprints import ClientUpdate, between, coverage_mean
-from fedloom.footprints.regions import hold_low_coverage, regions
+from fedloom.footprints import ClientUpdate, find_footprint, coverage_mean
+from fedloom.footprints.regions import hold_low_coverage, find_regions
 
 
 def part(rows: int, value: float, weight: float = 1.0) -> ClientUpdate:
     small, large = {"w": torch.Size([rows, 2])}, {"w": torch.Size([4, 2])}
-    return ClientUpdate(between(small, large), {"w": torch.full((rows, 2), value)}, weight)
+    return ClientUpdate(find_footprint(small, large), {"w": torch.full((rows, 2), value)}, weight)
 
 
 def test_every_entry_is_in_the_ring_of_those_who_cover_it() -> None:
-    outer, inner = regions({"w": torch.Size([4, 2])}, [part(4, 0.0).footprint, part(2, 0.0).footprint])
-    assert (outer.voters, outer.places["w"].tolist()) == ((0,), [4, 5, 6, 7])
-    assert (inner.voters, inner.places["w"].tolist()) == ((0, 1), [0, 1, 2, 3])
+    outer, inner = find_regions({"w": torch.Size([4, 2])}, [part(4, 0.0).footprint, part(2, 0.0).footprint])
+    assert (outer.contributors, outer.entries["w"].tolist()) == ((0,), [4, 5, 6, 7])
+    assert (inner.contributors, inner.entries["w"].tolist()) == ((0, 1), [0, 1, 2, 3])
 
 
 def test_a_thin_ring_stays_bit_for_bit() -> None:

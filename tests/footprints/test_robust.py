@@ -18,12 +18,12 @@ from fedloom.footprints import (
     ClientUpdate,
     Footprint,
     RobustAggregator,
-    between,
+    find_footprint,
     coverage_mean,
     leading,
     rolling,
 )
-from fedloom.footprints.regions import regions_of
+from fedloom.footprints.regions import update_regions
 from fedloom.footprints.robust import Clipping, GeometricMedian, Median, MultiKrum, NearestMean, Rule, TrimmedMean
 
 Entry = tuple[str, tuple[int, ...]]
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn, weights: tuple[float, ...] = (1.0, 0.25, 3.0)) -> Cas
         small = {"weight": (width, 3, 2), "bias": (width,), "head": (5, width), "scale": ()}
         absent = draw(st.sampled_from(["", "weight", "bias", "head"]))
         sizes = {name: torch.Size(shape) for name, shape in small.items() if name != absent}
-        footprint = between(sizes, large, place)
+        footprint = find_footprint(sizes, large, place)
         if "head" in sizes and draw(st.booleans()):
             keep = draw(st.lists(st.booleans(), min_size=5, max_size=5))
             footprint = footprint.restrict("head", 0, torch.tensor(keep))
@@ -273,15 +273,15 @@ def test_multi_krum_chooses_where_all_speak_and_averages_everywhere(case: Case, 
 @given(case=cases())
 def test_every_covered_entry_is_in_exactly_one_ring(case: Case) -> None:
     whole, said = case
-    found = regions_of(whole, said)
+    found = update_regions(whole, said)
     count = {name: torch.zeros(old.numel(), dtype=torch.int64) for name, old in whole.items()}
     for region in found:
-        for name, where in region.places.items():
+        for name, where in region.entries.items():
             count[name][where] += 1
     covered = {entry for one in said for entry in spoken(one, whole)}
     assert sum(len(region) for region in found) == len(covered)
     assert all(int(one.max()) <= 1 for one in count.values())
-    assert len({region.voters for region in found}) == len(found)
+    assert len({region.contributors for region in found}) == len(found)
 
 
 @given(case=cases())
@@ -318,7 +318,7 @@ def copies(said: list[ClientUpdate]) -> list[ClientUpdate]:
 
 
 def everything(*shape: int) -> Footprint:
-    return between({"w": torch.Size(shape)}, {"w": torch.Size(shape)})
+    return find_footprint({"w": torch.Size(shape)}, {"w": torch.Size(shape)})
 
 
 def saying(*values: float, weight: float = 1.0) -> list[ClientUpdate]:
@@ -341,7 +341,7 @@ def test_one_in_five_cannot_carry_the_model_away(name: str, far: float) -> None:
 def test_an_honest_tier_that_differs_is_heard_and_a_liar_in_it_is_not() -> None:
     """Narrow devices pull their ring another way; held against all voters together they would be the odd ones out."""
     draw = torch.Generator().manual_seed(1)
-    small = between({"w": torch.Size([1, 50])}, {"w": torch.Size([1, 80])})
+    small = find_footprint({"w": torch.Size([1, 50])}, {"w": torch.Size([1, 80])})
     wide = [1 + 0.1 * torch.randn(1, 80, generator=draw) for _ in range(6)]
     narrow = [-1 + 0.1 * torch.randn(1, 50, generator=draw) for _ in range(4)]
     said = [ClientUpdate(everything(1, 80), {"w": values}, 1.0) for values in wide]
@@ -367,7 +367,7 @@ def test_a_thin_ring_holds_to_the_bit(name: str, bits_equal: Callable[..., bool]
     rule = RULES[name]()
     assert rule is not None
     old = {"w": torch.tensor([1.0, 2.0, -0.0, float("nan")])}
-    small = between({"w": torch.Size([2])}, {"w": torch.Size([4])})
+    small = find_footprint({"w": torch.Size([2])}, {"w": torch.Size([4])})
     said = [ClientUpdate(small, {"w": torch.tensor([5.0, 5.0])}, 1.0) for _ in range(4)]
     said += [ClientUpdate(everything(4), {"w": torch.tensor([5.0, 5.0, 9.0, 9.0])}, 1.0) for _ in range(2)]
     made = RobustAggregator(rule, min_contributors=3)(old, said)["w"]
@@ -376,7 +376,7 @@ def test_a_thin_ring_holds_to_the_bit(name: str, bits_equal: Callable[..., bool]
 
 
 def test_alone_on_a_ring_nobody_goes_farther_than_the_others_do() -> None:
-    small = between({"w": torch.Size([1])}, {"w": torch.Size([3])})
+    small = find_footprint({"w": torch.Size([1])}, {"w": torch.Size([3])})
     said = [ClientUpdate(small, {"w": torch.tensor([step])}, 1.0) for step in (0.9, 1.0, 1.1)]
     said += [ClientUpdate(everything(3), {"w": torch.tensor([1.0, 300.0, 400.0])}, 7.0)]
     made = RobustAggregator(Median(), "clipped")({"w": torch.zeros(3)}, said)["w"]

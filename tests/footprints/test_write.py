@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.fleet import Device
-from fedloom.footprints import Footprint, between, is_part, leading, part_of, rolling
-from fedloom.footprints.footprint import Axis, carve, grid
+from fedloom.footprints import Footprint, find_footprint, is_submodel, leading, subnet_footprint, rolling
+from fedloom.footprints.footprint import Axis, take_block, block_index
 from fedloom.models import Model
 
 
@@ -65,9 +65,9 @@ def test_writing_what_was_read_changes_nothing(case: tuple[torch.Size, tuple[Axi
 def test_a_grid_names_the_covered_entries_in_order(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
     shape, block = case
     tensor = torch.arange(shape.numel()).view(shape)
-    assert torch.equal(tensor[grid(tensor, block)], carve(tensor, block))
+    assert torch.equal(tensor[block_index(tensor, block)], take_block(tensor, block))
     marks = torch.zeros(shape, dtype=torch.bool)
-    marks[grid(marks, block)] = True
+    marks[block_index(marks, block)] = True
     assert torch.equal(marks, marked(shape, block))
 
 
@@ -75,19 +75,19 @@ def test_a_grid_names_the_covered_entries_in_order(case: tuple[torch.Size, tuple
 def test_adding_on_a_grid_counts_every_covered_entry_once(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
     shape, block = case
     count = torch.zeros(shape)
-    count[grid(count, block)] += torch.ones(())
+    count[block_index(count, block)] += torch.ones(())
     assert torch.equal(count, marked(shape, block).float())
 
 
 def test_a_grid_of_slices_is_the_slices_themselves() -> None:
     block = (slice(0, 2), slice(1, 3))
-    assert grid(torch.zeros(3, 4), block) == block
+    assert block_index(torch.zeros(3, 4), block) == block
 
 
 def test_what_a_smaller_net_lacks_is_the_larger_nets_own() -> None:
     small = {"shared": torch.Size([2])}
     whole = {"shared": torch.zeros(3), "deeper": torch.ones(2)}
-    made = between(small, {name: tensor.shape for name, tensor in whole.items()}).write(
+    made = find_footprint(small, {name: tensor.shape for name, tensor in whole.items()}).write(
         whole, {"shared": torch.ones(2)}
     )
     assert made["shared"].tolist() == [1.0, 1.0, 0.0]
@@ -97,19 +97,19 @@ def test_what_a_smaller_net_lacks_is_the_larger_nets_own() -> None:
 @pytest.mark.parametrize("place", [leading, rolling(3)])
 def test_a_size_of_every_family_is_written_back(family: str, place: object, tiny_model: Callable[..., Model]) -> None:
     whole, small = tiny_model(family), tiny_model(family, width=0.5)
-    footprint = between(small.shapes(), whole.shapes(), place)  # type: ignore[arg-type]
-    made = footprint.write(whole.initial(0), small.initial(1))
-    assert all(torch.equal(tensor, small.initial(1)[name]) for name, tensor in footprint.read(made).items())
+    footprint = find_footprint(small.shapes(), whole.shapes(), place)  # type: ignore[arg-type]
+    made = footprint.write(whole.initial_weights(0), small.initial_weights(1))
+    assert all(torch.equal(tensor, small.initial_weights(1)[name]) for name, tensor in footprint.read(made).items())
 
 
 def test_a_part_is_found_inside_and_refused_outside(family: str, tiny_model: Callable[..., Model]) -> None:
     whole, small = tiny_model(family), tiny_model(family, width=0.5)
-    assert part_of(small, whole).blocks == between(small.shapes(), whole.shapes()).blocks
-    assert is_part(small.shapes(), whole.shapes())
-    assert is_part(whole.shapes(), whole.shapes())
-    assert not is_part(whole.shapes(), small.shapes())
+    assert subnet_footprint(small, whole).blocks == find_footprint(small.shapes(), whole.shapes()).blocks
+    assert is_submodel(small.shapes(), whole.shapes())
+    assert is_submodel(whole.shapes(), whole.shapes())
+    assert not is_submodel(whole.shapes(), small.shapes())
     with pytest.raises(ValueError, match=f"{family}: .* does not lie in the larger"):
-        part_of(whole, small)
+        subnet_footprint(whole, small)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_a_part_is_found_inside_and_refused_outside(family: str, tiny_model: Cal
     ],
 )
 def test_all_of_a_part_lies_inside(small: dict[str, tuple[int, ...]], inside: bool) -> None:
-    assert is_part({name: torch.Size(shape) for name, shape in small.items()}, {"w": torch.Size([3, 4])}) == inside
+    assert is_submodel({name: torch.Size(shape) for name, shape in small.items()}, {"w": torch.Size([3, 4])}) == inside
 
 
 def test_a_device_carries_another_part_for_one_question(tiny_model: Callable[..., Model]) -> None:
     whole, small = tiny_model("convnet"), tiny_model("convnet", width=0.5)
-    device = Device("3", "large", whole, part_of(whole, whole), pooled_from=("1",))
+    device = Device("3", "large", whole, subnet_footprint(whole, whole), pooled_from=("1",))
     other = device.with_model(small, whole)
     assert (other.name, other.tier, other.model, other.pooled_from) == ("3", "large", small, ("1",))
-    assert other.footprint.blocks == part_of(small, whole).blocks
+    assert other.footprint.blocks == subnet_footprint(small, whole).blocks
     assert device.model == whole
     with pytest.raises(ValueError, match="does not lie in the larger"):
         device.with_model(whole, small)

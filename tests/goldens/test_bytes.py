@@ -16,8 +16,8 @@ IMAGES = 5_000 * 3 * 32 * 32  # as bytes
 
 
 def costs(recipe: str, folder: Path) -> dict[str, TierCost]:
-    tables = Registry()
-    return {one.name: one for one in tier_costs(load(PAPERS / f"{recipe}.toml", tables), tables, folder)}
+    registry = Registry()
+    return {one.name: one for one in tier_costs(load(PAPERS / f"{recipe}.toml", registry), registry, folder)}
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_nets_with_shared_ends(extra: tuple[int, int]) -> None:
     coloured, bare = (of_colour("splitnet", {"extra": extra, "conv_bias": bias}, 10) for bias in (True, False))
     grey = model("splitnet", MODELS["splitnet"], {"extra": extra}, (1, 32, 32), 10)
     assert (weights_of(coloured), weights_of(bare), weights_of(grey)) == SPLITNET[extra]
-    assert weights_of(coloured.resized(tied=True)) == SPLITNET[1, 1][0]
+    assert weights_of(coloured.with_settings(tied=True)) == SPLITNET[1, 1][0]
 
 
 @pytest.mark.parametrize(("channels", "extractor"), [(3, 1_920), (1, 768)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import model
 from fedloom.tensors import Parcel
@@ -22,7 +22,7 @@ def test_mean_of_two_devices(
     weighting: Literal["examples", "uniform"], expected: float, scripted: Callable[..., Any]
 ) -> None:
     """n = (1, 3), w = (2, 6)."""
-    fleet = Fleet(nested([("a", model("one_number", one_number, {}, (1,), 1))]), (1.0,), 2, seed=0)
+    fleet = Fleet(make_nested_tiers([("a", model("one_number", one_number, {}, (1,), 1))]), (1.0,), 2, seed=0)
 
     def answer(device: Device, inbox: Parcel) -> Reply:
         examples, value = {"0": (1, 2.0), "1": (3, 6.0)}[device.name]

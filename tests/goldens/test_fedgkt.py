@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.client import Client, PaddedIndices, Sgd, Step
 from fedloom.data import Examples
 from fedloom.engines import DryRun
-from fedloom.fleet import Fleet, RoundContext, side_by_side
+from fedloom.fleet import Fleet, RoundContext, make_tiers
 from fedloom.methods.fedgkt import FedGKT, distillation
 from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.tensors import payload_bytes
@@ -53,10 +53,10 @@ def test_a_step_on_label_and_answer(
     held = PaddedIndices(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
     examples = Examples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     memory = {"weights": {"weight": torch.zeros(1, 2)}}
-    client = client_for(said(), examples, [one], Sgd(0.1), holdings=held, state=memory)
+    client = client_for(said(), examples, [one], Sgd(0.1), train_indices=held, state=memory)
     inbox: Any = {"teacher": {"logits": torch.tensor([[[3.0, 0.0]]])}} if taught else {}
     made = FedGKT(weight=weight).train.run(client, inbox)
-    assert made.upload["lesson"]["logits"].flatten().tolist() == pytest.approx([logit, -logit], abs=1e-5)
+    assert made.upload["transfer"]["logits"].flatten().tolist() == pytest.approx([logit, -logit], abs=1e-5)
 
 
 def small() -> Model:
@@ -64,18 +64,18 @@ def small() -> Model:
 
 
 def test_what_an_example_costs_to_send() -> None:
-    layout = FedGKT().train.sends["lesson"](small(), {}, 7)
-    parcel = {"lesson": {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}}
+    layout = FedGKT().train.sends["transfer"](small(), {}, 7)
+    parcel = {"transfer": {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}}
     assert payload_bytes(parcel) == 7 * 65_584
 
 
 def test_what_a_round_costs() -> None:
     """Nothing goes down in the first; then ten logits for each example do."""
-    fleet, method = Fleet(side_by_side([("a", small())]), (1.0,), 2, seed=0), FedGKT()
+    fleet, method = Fleet(make_tiers([("a", small())]), (1.0,), 2, seed=0), FedGKT()
     engine = DryRun(lambda device: 5 if device.name == "0" else 2)
     server, moved = method.start(fleet, 0), []
     for number in (1, 2):
         context = RoundContext(number, fleet.devices(number), fleet, engine)
         server = method.round(server, context)
-        moved.append((context.traffic.down, context.traffic.up))
+        moved.append((context.traffic.bytes_down, context.traffic.bytes_up))
     assert moved == [(0, 7 * 65_584), (7 * 40, 7 * 65_584)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.client import Batch, Sgd, Step
 from fedloom.data import Examples
 from fedloom.engines.gate import refuse
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, make_nested_tiers
 from fedloom.methods import Method
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
@@ -75,7 +75,7 @@ def one_round(method: Method, answers: Answers, head: bool, scripted: Callable[.
     """Devices 0, 1, … answer as written: weights by name; a device with an `own` weight is complex."""
     kinds = ["complex" if "own" in said else "simple" for said in answers.values()]
     shares = tuple(kinds.count(kind) / len(kinds) for kind in ("simple", "complex"))
-    tiers = nested([(kind, net(kind, head)) for kind in ("simple", "complex")])
+    tiers = make_nested_tiers([(kind, net(kind, head)) for kind in ("simple", "complex")])
     fleet = Fleet(tiers, shares, len(kinds), seed=0)
 
     def answer(device: Device, inbox: Parcel) -> Reply | None:

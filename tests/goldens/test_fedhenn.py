@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.client import blended, described, misalignment
+from fedloom.client import alignment_loss, average_kernels, represent
 from fedloom.fleet import Device, Reply, RoundContext
-from fedloom.methods._alignment import Agreement
+from fedloom.methods._alignment import RepresentationAlignment
 from fedloom.methods.fedhenn import FedHeNN
 from fedloom.tensors import Parcel, Tensors
 
@@ -23,7 +23,7 @@ HOW = ["features", "kernel"]
 
 
 def alignment(features: Tensor, target: Tensors, kernel: Any = "linear") -> float:
-    return 1 - float(misalignment(target, kernel)(features))
+    return 1 - float(alignment_loss(target, kernel)(features))
 
 
 def test_the_kernels_are_centred_as_by_hand() -> None:
@@ -54,7 +54,7 @@ def test_the_papers_closed_form_would_be_another_number() -> None:
 
 @pytest.mark.parametrize(("features", "expected"), [(A_I, 0.968246), (A_J, 0.918559)], ids=["i", "j"])
 def test_alignment_with_the_mean_kernel(features: Tensor, expected: float) -> None:
-    mean = blended([described(one, "linear") for one in (A_I, A_J)], [1, 1], "linear")
+    mean = average_kernels([represent(one, "linear") for one in (A_I, A_J)], [1, 1], "linear")
     assert torch.allclose(mean["kernel"], (K_I + K_J) / 2)
     assert alignment(features, mean) == pytest.approx(expected, abs=1e-6)
 
@@ -62,30 +62,30 @@ def test_alignment_with_the_mean_kernel(features: Tensor, expected: float) -> No
 @pytest.mark.parametrize("target", FORMS, ids=HOW)
 def test_the_gradient_of_the_misalignment(target: Tensors) -> None:
     features = A_I.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(misalignment(target, "linear")(features), features)
+    (slope,) = torch.autograd.grad(alignment_loss(target, "linear")(features), features)
     g = 0.474342
     assert torch.allclose(slope, torch.tensor([[0, g], [-g, 0], [g, -g]], dtype=torch.float64), atol=1e-6)
 
 
 def test_the_rbf_kernel_of_width_one() -> None:
     """The median distance is 1 in both, so the width needs no setting."""
-    (kernel,) = described(A_I, "rbf").values()
+    (kernel,) = represent(A_I, "rbf").values()
     assert kernel[[0, 0, 1], [1, 2, 2]].tolist() == pytest.approx([0.367879, 0.606531, 0.606531], abs=1e-6)
     assert kernel.diagonal().tolist() == pytest.approx([1, 1, 1])
 
 
 def test_the_rbf_alignment() -> None:
-    assert alignment(A_I, described(A_J, "rbf"), "rbf") == pytest.approx(0.782924, abs=1e-6)
+    assert alignment(A_I, represent(A_J, "rbf"), "rbf") == pytest.approx(0.782924, abs=1e-6)
 
 
 @pytest.mark.parametrize(("past", "pull"), [(0, 0.0), (1, 0.001), (4, 0.002), (100, 0.01), (199, 0.014107)])
 def test_the_pull_grows_with_the_root_of_the_rounds_gone_by(past: int, pull: float) -> None:
-    assert Agreement().pull_at(past + 1) == pytest.approx(pull, abs=1e-6)
+    assert RepresentationAlignment().pull_at(past + 1) == pytest.approx(pull, abs=1e-6)
 
 
 @pytest.mark.parametrize(("growth", "pulls"), [("linear", [0, 0.002, 0.004]), ("none", [0.002] * 3)])
 def test_the_pull_may_grow_otherwise(growth: Any, pulls: list[float]) -> None:
-    chosen = Agreement(0.002, growth)
+    chosen = RepresentationAlignment(0.002, growth)
     assert [chosen.pull_at(number) for number in (1, 2, 3)] == pytest.approx(pulls)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Client, Sgd, Step, gradient
 from fedloom.data import Examples
-from fedloom.fleet import Fleet, Reply, RoundContext, side_by_side
+from fedloom.fleet import Fleet, Reply, RoundContext, make_tiers
 from fedloom.methods.fedin import FedIN, features_loss
 from fedloom.models import Model, StepSeeds, model
 
@@ -78,7 +78,7 @@ def test_1_to_3_tensors_are_bent_one_by_one_or_all_together() -> None:
 
 def test_4_ends_are_averaged_whatever_the_sizes(scripted: Callable[..., Any]) -> None:
     whole, method = net(2), FedIN()
-    fleet = Fleet(side_by_side([("a", whole)]), (1.0,), 2, seed=0)
+    fleet = Fleet(make_tiers([("a", whole)]), (1.0,), 2, seed=0)
     said = {"0": ((1.0, 3.0), 1), "1": ((3.0, 5.0), 99)}
 
     def answer(device: Any, inbox: Any) -> Reply:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Sgd, Step, soft_cross_entropy
 from fedloom.data import Examples
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
-from fedloom.footprints import between
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
+from fedloom.footprints import find_footprint
 from fedloom.methods import Method
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
@@ -69,7 +69,7 @@ def test_2_what_a_device_lacks_is_filled_with_the_broadcast(scripted: Callable[.
     made: dict[str, list[float]] = {}
     for method in (EFedSup(), HeteroFL(only_seen_rows=False)):
         for seed in range(20):
-            fleet = Fleet(nested([("full", line(2)), ("half", line(1))]), (0.5, 0.5), 2, seed)
+            fleet = Fleet(make_nested_tiers([("full", line(2)), ("half", line(1))]), (0.5, 0.5), 2, seed)
             engine = scripted(answer_by_size)
             context = RoundContext(1, fleet.devices(1), fleet, engine)
             weights = method.round({"weights": {"weight": torch.zeros(2)}}, context)["weights"]["weight"]
@@ -87,7 +87,7 @@ def answer_by_size(device: Device, inbox: Parcel) -> Reply:
 @pytest.mark.parametrize("method", [FedSup(), EFedSup()])
 def test_devices_count_by_their_examples(method: Method, scripted: Callable[..., Any]) -> None:
     """One tier: 10 examples say 2, 30 say 6."""
-    fleet = Fleet(nested([("one", line(1))]), (1.0,), 2, seed=0)
+    fleet = Fleet(make_nested_tiers([("one", line(1))]), (1.0,), 2, seed=0)
     values = {"0": (10, 2.0), "1": (30, 6.0)}
 
     def answer(device: Device, inbox: Parcel) -> Reply:
@@ -110,5 +110,5 @@ def test_3_soft_cross_entropy_and_its_divergence() -> None:
 @pytest.mark.parametrize(("side", "first"), [(3, 16), (5, 8), (7, 0)])
 def test_4_a_smaller_kernel_is_cropped_from_the_centre(side: int, first: int) -> None:
     kernel = torch.arange(49).view(1, 1, 7, 7)
-    cut = between({"w": torch.Size([1, 1, side, side])}, {"w": kernel.shape}).read({"w": kernel})["w"][0, 0]
+    cut = find_footprint({"w": torch.Size([1, 1, side, side])}, {"w": kernel.shape}).read({"w": kernel})["w"][0, 0]
     assert cut.tolist() == [[first + 7 * row + column for column in range(side)] for row in range(side)]

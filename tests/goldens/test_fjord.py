@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Step
 from fedloom.data import Examples
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
 from fedloom.methods.fedprox import FedProx
 from fedloom.methods.fjord import FjORD
 from fedloom.models import StepSeeds, model
@@ -25,7 +25,7 @@ def test_shells_are_weighted_by_examples(
     counts: dict[str, int], corner: float, scripted: Callable[..., object]
 ) -> None:
     """With equal counts it is HeteroFL's average."""
-    tiers = nested([(name, model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
+    tiers = make_nested_tiers([(name, model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
     fleet = Fleet(tiers, (0.5, 0.5), 2, seed=0)
 
     def answer(device: Device, inbox: Parcel) -> Reply:
@@ -41,7 +41,7 @@ SAID = {"wide": [[1.0, 2.0], [3.0, 4.0]], "half": [[5.0]]}
 
 
 def test_a_shell_nobody_holds_stays(scripted: Callable[..., object]) -> None:
-    tiers = nested([(name, model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
+    tiers = make_nested_tiers([(name, model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
     fleet = Fleet(tiers, (0.5, 0.5), 2, seed=0)
     half = [device for device in fleet.devices(1) if device.tier == "half"]
     engine = scripted(lambda device, inbox: Reply(device, 30, {"weights": {"weight": torch.tensor([[5.0]])}}))
@@ -67,7 +67,7 @@ class ToTwoThenDescend:
     def start(self, weights: Tensors) -> Parcel:
         return {"past": {"steps": torch.zeros(1)}}
 
-    def step(self, weights: Tensors, gradient: Tensors, state: Parcel, working: Tensor) -> None:
+    def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
         descended = weights["weight"] - 0.1 * gradient["weight"]
         weights["weight"].copy_(descended if state["past"]["steps"] > 0 else torch.full_like(descended, 2.0))
         state["past"]["steps"].add_(1)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.client import Batch, Constant, Milestones, Schedule, Sgd, at_round, cross_entropy, mask_logits
+from fedloom.client import Batch, Constant, Milestones, Schedule, Sgd, cross_entropy, mask_logits, optimizer_at
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
 from fedloom.evaluation import Evaluator, StaticBatchNorm
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested, slices
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import model
 from fedloom.tensors import Parcel
@@ -27,7 +27,7 @@ def two_layers(size: int) -> nn.Module:
 def fleet_of(*sizes: int) -> Fleet:
     """One device per size; device and tier have the same place in the order."""
     models = [(f"tier{size}", model("two_layers", two_layers, {"size": size}, (size,), 3)) for size in sizes]
-    return Fleet(nested(models), tuple(1 / len(sizes) for _ in sizes), len(sizes), seed=0)
+    return Fleet(make_nested_tiers(models), tuple(1 / len(sizes) for _ in sizes), len(sizes), seed=0)
 
 
 def one_round(
@@ -127,11 +127,11 @@ def constant_logits() -> nn.Module:
 @pytest.mark.parametrize(("fill", "accuracy"), [(0.0, 0.0), (-math.inf, 100.0)])
 def test_which_class_wins_under_the_mask(fill: float, accuracy: float) -> None:
     """Logits (-1, 5, -2), labels {0, 2}, truth 0: filled with 0 class 1 wins, filled with -inf class 0."""
-    tiers = nested([("a", model("constant_logits", constant_logits, {}, (1,), 3))])
+    tiers = make_nested_tiers([("a", model("constant_logits", constant_logits, {}, (1,), 3))])
     examples = Examples(torch.zeros(1, 1), torch.tensor([0]))
     evaluator = Evaluator(
         Dataset("one", examples, examples, 3, Preparation()),
-        own_tests=[torch.tensor([0])],
+        local_tests=[torch.tensor([0])],
         seen_labels=torch.tensor([[True, False, True]]),
         statistics=StaticBatchNorm(),
     )
@@ -140,7 +140,7 @@ def test_which_class_wins_under_the_mask(fill: float, accuracy: float) -> None:
     held = build_client_data(evaluator.dataset, Partition((np.array([0]),), (np.array([0]),)), fleet)
     engine = InProcess(held, ClientStateStore(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
     rows = evaluator.rows(
-        {"server": slices(weights, fill)}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=False
+        {"server": tier_slices(weights, fill)}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=False
     )
     found = {(row.test, row.metric): row.value for row in rows}
     assert found["local", "accuracy"] == accuracy
@@ -161,7 +161,7 @@ def test_static_batch_norm(query: Any, batch_size: int, mean: float, variance: f
     examples = Examples(torch.tensor([[1.0], [3.0], [5.0], [9.0], [13.0]]), torch.zeros(5, dtype=torch.int64))
     data = Dataset("five", examples, examples, 2, Preparation())
     partition = Partition((np.array([0, 1]), np.array([2, 3, 4])), (np.array([0]), np.array([1])))
-    fleet = Fleet(nested([("a", model("normed", normed, {}, (1,), 2))]), (1.0,), 2, seed=0)
+    fleet = Fleet(make_nested_tiers([("a", model("normed", normed, {}, (1,), 2))]), (1.0,), 2, seed=0)
     engine = InProcess(
         build_client_data(data, partition, fleet),
         ClientStateStore(lambda device: {}),
@@ -181,4 +181,4 @@ def test_static_batch_norm(query: Any, batch_size: int, mean: float, variance: f
 
 @pytest.mark.parametrize(("round_number", "rate"), [(1, 0.1), (150, 0.1), (151, 0.01), (250, 0.01), (251, 0.001)])
 def test_learning_rate_of_cifar10(round_number: int, rate: float) -> None:
-    assert at_round(Sgd(0.1), Milestones((150, 250)), round_number).learning_rate == pytest.approx(rate, rel=1e-12)
+    assert optimizer_at(Sgd(0.1), Milestones((150, 250)), round_number).learning_rate == pytest.approx(rate, rel=1e-12)

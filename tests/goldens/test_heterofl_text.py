@@ -13,7 +13,7 @@ from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
 from fedloom.evaluation import Evaluator, StaticBatchNorm
-from fedloom.fleet import DeviceModel, Fleet, Reply, nested, slices
+from fedloom.fleet import DeviceModel, Fleet, Reply, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, model
 
@@ -34,7 +34,7 @@ def out_of_heads(rows: list[list[float]]) -> Tensor:
 
 def narrow_attention(embedding: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The half of these weights that a device of half the width gets; all other weights are zero."""
-    tiers = nested([("a", language_net(embedding, 1.0)), ("b", language_net(embedding, 0.5))])
+    tiers = make_nested_tiers([("a", language_net(embedding, 1.0)), ("b", language_net(embedding, 0.5))])
     whole = {name: torch.zeros(shape) for name, shape in tiers[0].model.shapes().items()}
     prefix = "layers.0.attention."
     part = tiers[1].footprint.read({**whole, **{prefix + name: one for name, one in weights.items()}})
@@ -128,9 +128,9 @@ def test_every_weight_is_the_mean_over_the_devices_that_saw_its_word(
     assert len(of_words) == 5  # the embedding, and weight and bias of the exit and of the decoder
     for name, old in before.items():
         sent = [
-            (reply.sent["weights"][name], words[int(reply.device.name)])
+            (reply.upload["weights"][name], words[int(reply.device.name)])
             for reply in replies
-            if name in reply.sent["weights"]
+            if name in reply.upload["weights"]
         ]
         for index in np.ndindex(*old.shape):
             assert float(after[name][index]) == mean_over_those_who_saw(old, index, sent, name in of_words), name
@@ -142,7 +142,7 @@ def test_rows_of_the_mask_and_of_words_nobody_has_stay_to_the_bit(
     before, after, replies, _ = round_on_text(world, meddling, HeteroFL())
     name = "entry.tokens.weight"
     for reply in replies:
-        given, sent = reply.device.footprint.read(before)[name], reply.sent["weights"][name]
+        given, sent = reply.device.footprint.read(before)[name], reply.upload["weights"][name]
         decay = float(sent[4, 0] / given[4, 0])  # all that happens on a device to a word that it never reads
         assert decay < 1 and torch.allclose(sent[5], decay * given[5], atol=1e-7)
         assert not torch.allclose(sent[WORDS], decay * given[WORDS], atol=1e-4)  # it has learnt from masks
@@ -186,11 +186,11 @@ def test_perplexity_of_two_batches(held_by: str) -> None:
     weights = {"weight": torch.tensor([lost(0.5), lost(1.5), lost(2.5)])}
     x = torch.tensor([[0, 0], [1, 1], [1, 1], [2, 2]])
     tests = Examples(x, torch.zeros_like(x))
-    fleet = Fleet(nested([("a", model("lookup", lookup, {}, (2,), 2, 3))]), (1.0,), 2, seed=0)
+    fleet = Fleet(make_nested_tiers([("a", model("lookup", lookup, {}, (2,), 2, 3))]), (1.0,), 2, seed=0)
     own = (np.arange(4), np.array([0, 1]))
     evaluator = Evaluator(
         Dataset("two batches", tests, tests, 2, Preparation(mask_token=2), 3),
-        own_tests=[torch.from_numpy(rows) for rows in own],
+        local_tests=[torch.from_numpy(rows) for rows in own],
         seen_labels=torch.ones(2, 2, dtype=torch.bool),
         statistics=StaticBatchNorm(),
         batch_size=2,
@@ -204,7 +204,7 @@ def test_perplexity_of_two_batches(held_by: str) -> None:
         seed=0,
     )
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["weights"]), lambda device: {"weights": weights})
-    candidate = slices(weights) if held_by == "server" else carried
+    candidate = tier_slices(weights) if held_by == "server" else carried
     rows = evaluator.rows({"one": candidate}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=True)
     found = {(row.test, row.device, row.metric): row.value for row in rows}
     for device in ("",) if held_by == "server" else ("", "0", "1"):

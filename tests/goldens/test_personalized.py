@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Client, ClientResult, Sgd, Step
 from fedloom.data import Examples
-from fedloom.fleet import Fleet, Reply, RoundContext, side_by_side
+from fedloom.fleet import Fleet, Reply, RoundContext, make_tiers
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedprox import FedProx
 from fedloom.methods.fedrep import FedRep
@@ -142,7 +142,7 @@ def test_lgfedavg_trains_all_and_sends_what_is_shared(
 
 
 def test_lgfedavg_averages_what_is_shared_by_examples(scripted: Callable[..., Any]) -> None:
-    fleet, method = Fleet(side_by_side([("a", PRODUCT)]), (1.0,), 2, seed=0), LGFedAvg()
+    fleet, method = Fleet(make_tiers([("a", PRODUCT)]), (1.0,), 2, seed=0), LGFedAvg()
     said = {"0": (2.0, 1), "1": (6.0, 3)}
     engine = scripted(
         lambda device, inbox: Reply(

@@ -12,14 +12,14 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import build
 from fedloom.runs.data import outline
-from fedloom.studies.published import Published, read_published
-from fedloom.studies.reproduce import Place, row_result
+from fedloom.studies.published import PublishedRow, read_published
+from fedloom.studies.reproduce import ReproduceContext, row_numbers
 
 ROWS = {name: row for name, row in read_published(Path("recipes")).items() if name.startswith("heterofl_costs")}
 TABLES = ("heterofl_costs_table7", "heterofl_costs_table8", "heterofl_costs_table9")
 
 
-def costs_of_levels(row: Published, folder: Path) -> dict[str, Cost]:
+def costs_of_levels(row: PublishedRow, folder: Path) -> dict[str, Cost]:
     loaded = load(row.recipe, Registry(), list(row.changes))
     fleet, _ = build(loaded, Registry(), outline(loaded, Registry(), folder))
     return {tier.name: cost(tier.model) for tier in fleet.tiers}
@@ -44,8 +44,8 @@ def test_the_mean_over_levels_is_as_printed(table: str, tmp_path: Path) -> None:
 
 def test_a_row_shows_the_mean_over_devices_without_a_run(tmp_path: Path) -> None:
     row = ROWS["heterofl_costs_table7_a-e"]
-    place = Place(Registry(), tmp_path, 1, print, lambda experiment, tables, data, folder: experiment)
-    found = row_result(row, load(row.recipe, Registry(), list(row.changes)), tmp_path, place)
+    place = ReproduceContext(Registry(), tmp_path, 1, print, lambda experiment, registry, data, folder: experiment)
+    found = row_numbers(row, load(row.recipe, Registry(), list(row.changes)), tmp_path, place)
     assert [one["what"] for one in found] == ["all devices parameters", "all devices published_flops"]
     assert [one["measured"] for one in found] == [(1_556_874 + 6_594) / 2, (80_504_320 + 400_480) / 2]
     assert all(one["measured"] == as_printed(one["published"]) for one in found)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedloom.fleet import DeviceModel
+from fedloom.methods import fleet_problem
 from fedloom.methods.centralized import Centralized
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.standalone import Standalone
@@ -15,20 +16,20 @@ from fedloom.methods.standalone import Standalone
 
 @pytest.mark.parametrize(("name", "method"), [("fedavg", FedAvg()), ("centralized", Centralized())])
 def test_methods_of_one_model_refuse_several_tiers(name: str, method: Any, world: Callable[..., Any]) -> None:
-    assert method.fleet_problem(world().fleet) is None
-    refusal = method.fleet_problem(world(widths=(1.0, 0.5)).fleet)
+    assert fleet_problem(method, world().fleet) is None
+    refusal = fleet_problem(method, world(widths=(1.0, 0.5)).fleet)
     assert refusal is not None
     assert name in refusal
 
 
 def test_two_names_for_the_same_model_are_one_model(world: Callable[..., Any]) -> None:
-    assert FedAvg().fleet_problem(world(widths=(1.0, 1.0)).fleet) is None
+    assert fleet_problem(FedAvg(), world(widths=(1.0, 1.0)).fleet) is None
 
 
 def test_standalone_refuses_tiers_that_change(world: Callable[..., Any]) -> None:
     fleet = world(widths=(1.0, 0.5)).fleet
-    assert Standalone().fleet_problem(fleet) is None
-    refusal = Standalone().fleet_problem(replace(fleet, assignment="redrawn"))
+    assert fleet_problem(Standalone(), fleet) is None
+    refusal = fleet_problem(Standalone(), replace(fleet, assignment="redrawn"))
     assert refusal is not None
     assert 'fleet.assignment = "fixed"' in refusal
 
@@ -41,7 +42,7 @@ def test_fedavg_weighs_its_devices(
     place, method = world(sizes=(4, 12)), FedAvg(weighting)
     engine = meddling(place.engine(method), lambda replies: replies)
     made = method.round(method.start(place.fleet, 0), place.context(engine))["weights"]
-    sent = {reply.device.name: reply.sent["weights"] for reply in engine.delivered}
+    sent = {reply.device.name: reply.upload["weights"] for reply in engine.delivered}
     for name, tensor in made.items():
         first, second = (sent[device][name].double().flatten().tolist() for device in "01")
         for found, one, two in zip(tensor.flatten().tolist(), first, second, strict=True):
@@ -55,11 +56,11 @@ def test_standalone_sends_nothing_and_keeps_its_model(world: Callable[..., Any])
     context = place.context(engine)
     assert method.round({}, context) == {}
     engine.commit(1)
-    assert (context.traffic.down, context.traffic.up) == (0, 0)
+    assert (context.traffic.bytes_down, context.traffic.bytes_up) == (0, 0)
     for device in context.cohort:
         kept = engine.memory.recall(device)["weights"]
         assert {name: tensor.shape for name, tensor in kept.items()} == dict(device.model.shapes())
-        first = method.prepare(device, 0)["weights"]
+        first = method.init_client(device, 0)["weights"]
         assert any(not torch.equal(kept[name], tensor) for name, tensor in first.items())
 
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.client import Adam, Client, Schedule, Sgd, Step, own_statistics
+from fedloom.client import Adam, Client, Schedule, Sgd, Step, with_batchnorm_statistics
 from fedloom.data import Examples
 from fedloom.engines import ProcessPool
 from fedloom.fleet import DeviceModel
-from fedloom.methods.fedgkt import FedGKT, pupil
+from fedloom.methods import fleet_problem
+from fedloom.methods.fedgkt import FedGKT, server_client
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model, StepSeeds, chain_models, model
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
@@ -96,7 +97,7 @@ def test_a_lesson_is_in_the_devices_own_order(place: Any) -> None:
     SMALL.round(SMALL.start(place.fleet, 0), place.context(engine))
     for reply in engine.replies[0]:
         held = torch.from_numpy(place.partition.train[int(reply.device.name)])
-        lesson = reply.sent["lesson"]
+        lesson = reply.upload["transfer"]
         assert torch.equal(lesson["labels"], place.dataset.train.y[held])
         assert {name: len(one) for name, one in lesson.items()} == dict.fromkeys(lesson, len(held))
 
@@ -111,8 +112,8 @@ def test_a_lesson_is_what_the_trained_net_makes_of_each_example(world: Callable[
         weights = engine.engine.memory.committed[reply.device.name]["weights"]
         x = place.dataset.preparation(place.dataset.train.x[place.partition.train[int(reply.device.name)]])
         made = place.fleet.global_model({name: one[None] for name, one in weights.items()}, x[None])
-        assert torch.allclose(reply.sent["lesson"]["features"], made.taps["extractor"][0], atol=1e-12)
-        assert torch.allclose(reply.sent["lesson"]["logits"], made.logits[0], atol=1e-12)
+        assert torch.allclose(reply.upload["transfer"]["features"], made.taps["extractor"][0], atol=1e-12)
+        assert torch.allclose(reply.upload["transfer"]["logits"], made.logits[0], atol=1e-12)
 
 
 def test_in_the_first_round_devices_learn_from_labels_alone(place: Any, parcels_equal: Callable[..., bool]) -> None:
@@ -139,10 +140,10 @@ def test_later_they_learn_from_answers_too(place: Any, difference: Callable[...,
 
 
 def lesson_of(place: Any, labels: Tensor | None = None, logits: Tensor | None = None) -> Parcel:
-    shape, draw = (12, *SMALL.large(place.fleet.global_model).input_shape), torch.Generator().manual_seed(3)
+    shape, draw = (12, *SMALL.server_model(place.fleet.global_model).input_shape), torch.Generator().manual_seed(3)
     return {
         "weights": SMALL.start(place.fleet, 0)["weights"],
-        "lesson": {
+        "transfer": {
             "features": torch.randn(shape, generator=draw),
             "logits": torch.randn(12, 4, generator=draw) if logits is None else logits,
             "labels": torch.arange(12) % 4 if labels is None else labels,
@@ -154,7 +155,7 @@ def lesson_of(place: Any, labels: Tensor | None = None, logits: Tensor | None = 
 def taught(place: Any, method: FedGKT, box: Parcel) -> Parcel:
     context = place.context(place.engine(method))
     (reply,) = context.compute(method.teach, {context.cohort[0]: box})
-    sent: Parcel = reply.sent
+    sent: Parcel = reply.upload
     return sent
 
 
@@ -182,12 +183,12 @@ def test_the_weight_is_of_answers_on_devices_and_of_labels_on_the_server(place: 
 def test_the_servers_step_by_hand(place: Any) -> None:
     """One full batch: Adam with the decay of the paper's code, on answers and weighted labels."""
     method, box = replace(SMALL, weight=0.3, server_batch=100, server_rate=0.01), lesson_of(place)
-    large = method.large(place.fleet.global_model)
+    large = method.server_model(place.fleet.global_model)
     module = large.module().train()
     module.load_state_dict(dict(box["weights"]), strict=False)
     optimizer = torch.optim.Adam(module.parameters(), 0.01, weight_decay=1e-4)
-    logits = module(box["lesson"]["features"]).logits
-    loss = soft(logits, box["lesson"]["logits"], 3.0) + 0.3 * F.cross_entropy(logits, box["lesson"]["labels"])
+    logits = module(box["transfer"]["features"]).logits
+    loss = soft(logits, box["transfer"]["logits"], 3.0) + 0.3 * F.cross_entropy(logits, box["transfer"]["labels"])
     loss.backward()
     optimizer.step()
     made = taught(place, method, box)
@@ -198,10 +199,10 @@ def test_the_servers_step_by_hand(place: Any) -> None:
 @pytest.mark.usefixtures("double")
 def test_answers_are_the_servers_to_each_example_in_turn(place: Any) -> None:
     box = lesson_of(place)
-    made, large = taught(place, SMALL, box), SMALL.large(place.fleet.global_model)
-    examples = Examples(box["lesson"]["features"], box["lesson"]["labels"])
-    server = pupil(large, Adam(), examples, Schedule(SMALL.server_batch), seed=5)
-    ready = own_statistics(server, {name: one[None] for name, one in made["weights"].items()})
+    made, large = taught(place, SMALL, box), SMALL.server_model(place.fleet.global_model)
+    examples = Examples(box["transfer"]["features"], box["transfer"]["labels"])
+    server = server_client(large, Adam(), examples, Schedule(SMALL.server_batch), seed=5)
+    ready = with_batchnorm_statistics(server, {name: one[None] for name, one in made["weights"].items()})
     expected = large(ready, examples.x[None]).logits[0]
     assert torch.allclose(made["answers"]["logits"], expected, atol=1e-10)
 
@@ -210,13 +211,13 @@ def test_the_server_learns_from_all_that_was_sent_and_answers_each(place: Any) -
     engine = Listening(place.engine(SMALL))
     server = place.play(SMALL, engine, rounds=1)
     (box,) = engine.inboxes[1][1].values()
-    sent = [reply.sent["lesson"] for reply in sorted(engine.replies[0], key=lambda reply: reply.device.name)]
-    for name, tensor in box["lesson"].items():
+    sent = [reply.upload["transfer"] for reply in sorted(engine.replies[0], key=lambda reply: reply.device.name)]
+    for name, tensor in box["transfer"].items():
         assert torch.equal(tensor, torch.cat([lesson[name] for lesson in sent]))
     (reply,) = engine.replies[1]
-    assert torch.equal(torch.cat([server["answers"][name] for name in "012"]), reply.sent["answers"]["logits"])
+    assert torch.equal(torch.cat([server["answers"][name] for name in "012"]), reply.upload["answers"]["logits"])
     assert [len(server["answers"][name]) for name in "012"] == list(SIZES)
-    assert fingerprint({"weights": server["weights"]}) == fingerprint({"weights": reply.sent["weights"]})
+    assert fingerprint({"weights": server["weights"]}) == fingerprint({"weights": reply.upload["weights"]})
 
 
 def test_a_lost_device_keeps_its_old_answers(place: Any, meddling: Callable[..., Any]) -> None:
@@ -247,7 +248,7 @@ def test_what_the_server_computes_does_not_travel(place: Any) -> None:
         server = SMALL.round(server, context)
         moved.append(context.traffic)
     assert [one.down for one in moved] == [0, sum(SIZES) * 4 * 4]
-    lessons = sum(payload_bytes(reply.sent) for reply in engine.replies[0])
+    lessons = sum(payload_bytes(reply.upload) for reply in engine.replies[0])
     assert [one.up for one in moved] == [lessons, lessons]
     assert lessons == sum(SIZES) * (4 * 4 * 6 * 6 + 4 * 4 + 8)
     assert [(one.asked, one.replied) for one in moved] == [(3, 3), (3, 3)]
@@ -259,7 +260,7 @@ def test_the_servers_model_is_a_devices_extractor_and_then_the_servers_net(
     family: str, world: Callable[..., Any], client_for: Callable[..., Client], block_weights: Callable[..., Any]
 ) -> None:
     place = world(family, sizes=SIZES)
-    small, large = place.fleet.global_model, SMALL.large(place.fleet.global_model)
+    small, large = place.fleet.global_model, SMALL.server_model(place.fleet.global_model)
     own, servers, x = block_weights(small, 2), block_weights(large, 2, seed=1), torch.randn(2, 3, 1, 6, 6)
     step = Step(torch.zeros(2, 1, dtype=torch.int64), torch.ones(2), {}, StepSeeds((0, 0)))
     client = client_for(small, place.dataset.train, [step], state={"weights": own})
@@ -276,7 +277,7 @@ def test_the_servers_model_is_a_devices_extractor_and_then_the_servers_net(
 
 def test_a_chain_is_a_value_with_the_names_of_both(tiny_model: Callable[..., Model]) -> None:
     first = tiny_model("bottleneck").submodel("extractor")
-    second = SMALL.large(tiny_model("bottleneck"))
+    second = SMALL.server_model(tiny_model("bottleneck"))
     whole = chain_models(first, second)
     assert whole == chain_models(first, second) and hash(whole) == hash(chain_models(first, second))
     assert whole != chain_models(first, replace(second, classes=5))
@@ -319,7 +320,7 @@ def test_nets_that_have_only_their_extractors_shape_in_common_learn_together(
 ) -> None:
     nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", planes=(5,), blocks=(1,)))]
     place = world(models=nets, sizes=(8, 5, 9, 8))
-    assert SMALL.fleet_problem(place.fleet) is None
+    assert fleet_problem(SMALL, place.fleet) is None
     server = place.play(SMALL, place.engine(SMALL))
     assert place.refusals == []
     assert [len(server["answers"][name]) for name in "0123"] == [8, 5, 9, 8]
@@ -328,9 +329,9 @@ def test_nets_that_have_only_their_extractors_shape_in_common_learn_together(
 def test_features_of_two_shapes_are_refused(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
     nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", stem=3))]
     assert "features of one shape; those of tier 'b' are [(3, 6, 6)]" in str(
-        SMALL.fleet_problem(world(models=nets).fleet)
+        fleet_problem(SMALL, world(models=nets).fleet)
     )
-    assert "needs nets with children named extractor" in str(SMALL.fleet_problem(world("convnet").fleet))
+    assert "needs nets with children named extractor" in str(fleet_problem(SMALL, world("convnet").fleet))
 
 
 class Flat(nn.Module):
@@ -345,4 +346,4 @@ class Flat(nn.Module):
 
 def test_features_that_are_no_maps_are_refused(world: Callable[..., Any]) -> None:
     place = world(models=[("a", model("flat", Flat, {}, (1, 6, 6), 4))])
-    assert SMALL.fleet_problem(place.fleet) == "fedgkt's server convolves feature maps; those of flat have shape (8,)"
+    assert fleet_problem(SMALL, place.fleet) == "fedgkt's server convolves feature maps; those of flat have shape (8,)"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import fedloom
 from fedloom.client import Schedule, Sgd
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, nested
-from fedloom.methods import Method
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, make_nested_tiers
+from fedloom.methods import Method, fleet_problem
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.noside import NoSide
@@ -38,7 +38,7 @@ def two_sizes(tiny_model: Build) -> list[tuple[str, Model]]:
 
 def drawn_replies(tiny_model: Build, kinds: list[str], seed: int) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
     """Devices of these kinds that send random weights, and an old global model."""
-    fleet, draw = Fleet(nested(two_sizes(tiny_model)), (0.5, 0.5), 9, seed=0), torch.Generator().manual_seed(seed)
+    fleet, draw = Fleet(make_nested_tiers(two_sizes(tiny_model)), (0.5, 0.5), 9, seed=0), torch.Generator().manual_seed(seed)
     old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     tiers = {tier.name: tier for tier in fleet.tiers}
     replies = []
@@ -79,9 +79,9 @@ def test_every_weight_is_the_mean_of_who_speaks_for_it(
     for tier in fleet.tiers:
         for name, shape in tier.model.shapes().items():
             said = [
-                reply.sent["weights"][name]
+                reply.upload["weights"][name]
                 for reply in replies
-                if name in reply.sent["weights"]
+                if name in reply.upload["weights"]
                 and not (isinstance(method, Decouple) and reply.device.tier != tier.name)
                 and not (
                     getattr(method, "exit_head", "") == "trained_only"
@@ -123,7 +123,7 @@ def test_without_complex_devices_the_rest_of_the_complex_model_stays(
 def test_without_simple_devices_complex_ones_speak_for_all(tiny_model: Build, scripted: Callable[..., Any]) -> None:
     fleet, old, replies = drawn_replies(tiny_model, ["complex", "complex"], 3)
     made = play(FedHeN(), scripted, fleet, old, replies)
-    expected = {name: mean([reply.sent["weights"][name] for reply in replies], old[name]) for name in old}
+    expected = {name: mean([reply.upload["weights"][name] for reply in replies], old[name]) for name in old}
     assert fingerprint({"": made["complex"]}) == fingerprint({"": expected})
     apart = play(Decouple(), scripted, fleet, old, replies)
     assert all(torch.equal(tensor, old[name]) for name, tensor in apart["simple"].items())
@@ -181,7 +181,7 @@ def test_if_all_are_poisoned_everything_stays(method: Any, place: Any) -> None:
 def sent_in_one_round(method: Method, place: Any, meddling: Callable[..., Any]) -> dict[str, dict[str, Tensor]]:
     engine = meddling(place.engine(method, devices_per_block=1), list)
     method.round(method.start(place.fleet, 0), place.context(engine))
-    return {reply.device.name: dict(reply.sent["weights"]) for reply in engine.delivered}
+    return {reply.device.name: dict(reply.upload["weights"]) for reply in engine.delivered}
 
 
 @pytest.mark.parametrize("exit_head", ["all", "trained_only"])
@@ -263,7 +263,7 @@ def test_reports_are_means_of_what_each_device_sent_last(
     heard = set()
     for number in (1, 2, 3):
         server = method.round(server, place.context(engine, number, 0.4))
-        last.update({reply.device.name: dict(reply.sent["weights"]) for reply in engine.delivered})
+        last.update({reply.device.name: dict(reply.upload["weights"]) for reply in engine.delivered})
         heard |= {reply.device.name for reply in engine.delivered}
         engine.delivered.clear()
         found = method.eval_targets(server)
@@ -305,9 +305,9 @@ def test_nobody_keeps_models_of_devices_unless_asked_to(method: Any, place: Any)
 @pytest.mark.parametrize("method", ALL, ids=repr)
 def test_reports_are_refused_where_tiers_are_redrawn(method: Any, place: Any) -> None:
     redrawn, reporting = replace(place.fleet, assignment="redrawn"), replace(method, report=True)
-    assert method.fleet_problem(redrawn) is None
-    assert reporting.fleet_problem(place.fleet) is None
-    refusal = reporting.fleet_problem(redrawn)
+    assert fleet_problem(method, redrawn) is None
+    assert fleet_problem(reporting, place.fleet) is None
+    refusal = fleet_problem(reporting, redrawn)
     assert type(method).__name__.lower() in refusal
     assert "report = false" in refusal
 

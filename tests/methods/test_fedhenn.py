@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.client import Schedule, Sgd, Step, Task, misalignment
+from fedloom.client import Schedule, Sgd, Step, Task, alignment_loss
 from fedloom.fleet import Device, Engine, Reply, draw_cohort
-from fedloom.methods import _alignment
-from fedloom.methods._last_uploads import bundle
+from fedloom.methods import _alignment, fleet_problem
+from fedloom.methods._last_uploads import upload_key
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedhenn import FedHeNN
 from fedloom.methods.standalone import Standalone
@@ -61,7 +61,7 @@ def families(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Wor
 def memories(place: World, method: FedHeNN | Standalone, engine: Any) -> dict[str, Parcel]:
     """Of all devices, also of those that were never asked."""
     kept = engine.memory.committed
-    return {d.name: kept.get(d.name) or method.prepare(d, place.seed) for d in place.fleet.devices(1)}
+    return {d.name: kept.get(d.name) or method.init_client(d, place.seed) for d in place.fleet.devices(1)}
 
 
 def learned(place: World, method: FedHeNN | Standalone, rounds: int = 2, participation: float = 1.0) -> Any:
@@ -129,7 +129,7 @@ def test_the_first_round_is_a_plain_one(
     engine = Listening(place.engine(method))
     made = place.play(method, engine, rounds=1)
     assert {name for name, _ in engine.asked} == {"train"}
-    assert not any("probe" in inbox or "target" in inbox for inbox in engine.inboxes("train"))
+    assert not any("public" in inbox or "target" in inbox for inbox in engine.inboxes("train"))
     plain = replace(method, strength=0)
     assert parcels_equal(made, place.play(plain, place.engine(plain), rounds=1))
 
@@ -139,7 +139,7 @@ def test_the_second_round_is_not(share: Any, world: Callable[..., Any], parcels_
     place, method = world(sizes=UNEQUAL), FedHeNN(strength=1.0, share=share, probe_size=8)
     engine, plain = Listening(place.engine(method)), replace(method, strength=0)
     made = place.play(method, engine, rounds=2)
-    assert all("probe" in inbox for inbox in engine.inboxes("train")[len(UNEQUAL) :])
+    assert all("public" in inbox for inbox in engine.inboxes("train")[len(UNEQUAL) :])
     assert not parcels_equal(made, place.play(plain, place.engine(plain), rounds=2))
 
 
@@ -165,7 +165,7 @@ def test_any_nets_are_drawn_to_each_other(
     method: FedHeNN, kernel: Any, probe_size: int, families: World, difference: Callable[..., float]
 ) -> None:
     method = replace(method, kernel=kernel, probe_size=probe_size)
-    assert method.fleet_problem(families.fleet) is None
+    assert fleet_problem(method, families.fleet) is None
     drawn, alone = (learned(families, one) for one in (method, Standalone()))
     assert all(difference(drawn[name], alone[name]) > 1e-4 for name in alone)
 
@@ -184,8 +184,8 @@ def test_on_the_devices_no_weights_ever_leave(families: World) -> None:
     engine = Listening(families.engine(AT_HOME))
     server = families.play(AT_HOME, engine, rounds=3, participation=0.6)
     assert server == {}
-    assert {name for reply in engine.replies for name in reply.sent} == {"told"}
-    told = [reply.sent["told"] for reply in engine.replies if reply.sent]
+    assert {name for reply in engine.replies for name in reply.upload} == {"kernel"}
+    told = [reply.upload["kernel"] for reply in engine.replies if reply.upload]
     assert {tuple(tensor.shape) for one in told for tensor in one.values()} == {(8, 6), (8, 3), (8, 5)}
 
 
@@ -193,7 +193,7 @@ def test_by_default_no_weights_leave_real_devices(families: World, parcels_equal
     engine = Listening(families.engine(PULLED))
     server = PULLED.start(families.fleet, families.seed)
     after = PULLED.round(server, replace(families.context(engine, 2), deployed=True))
-    assert not any("weights" in reply.sent for reply in engine.replies)
+    assert not any("weights" in reply.upload for reply in engine.replies)
     assert {name for name, _ in engine.asked} == {"describe", "train"}
     assert parcels_equal(after, server)
 
@@ -221,7 +221,7 @@ def test_the_server_has_what_the_devices_have(families: World, parcels_equal: Ca
     engine = families.engine(PULLED)
     server = families.play(PULLED, engine, 3, 0.6)
     kept = memories(families, PULLED, engine)
-    held = {d.name: {"weights": server[bundle(d.tier, d.name)]} for d in families.fleet.devices(1)}
+    held = {d.name: {"weights": server[upload_key(d.tier, d.name)]} for d in families.fleet.devices(1)}
     assert len(server) == len(held)
     assert alike(held, kept, parcels_equal)
 
@@ -230,7 +230,7 @@ def kernel_by_hand(place: World, method: FedHeNN, server: Parcel, devices: list[
     """The mean of what each net finds alike, one after the other."""
     kernels = []
     for device in devices:
-        weights = {name: one.unsqueeze(0) for name, one in server[bundle(device.tier, device.name)].items()}
+        weights = {name: one.unsqueeze(0) for name, one in server[upload_key(device.tier, device.name)].items()}
         features = device.model.features(weights, place.dataset.preparation(x).unsqueeze(0))[0]
         kernel = features @ features.T
         if method.equally_loud:
@@ -256,7 +256,7 @@ def test_the_target_is_the_mean_kernel_of_last_rounds_models(
     inbox, *others = engine.inboxes("train")
     assert all(other["target"] is inbox["target"] or other["target"] == inbox["target"] for other in others)
     counted = context.cohort if target == "participants" else families.fleet.devices(3)
-    expected = kernel_by_hand(families, method, server, counted, inbox["probe"]["x"])
+    expected = kernel_by_hand(families, method, server, counted, inbox["public"]["x"])
     told = inbox["target"]
     found = told["kernel"] if "kernel" in told else told["features"] @ told["features"].T
     assert len(counted) == (3 if target == "participants" else 6)
@@ -283,7 +283,7 @@ def test_one_models_target_is_how_the_global_model_sees(world: Callable[..., Any
         first = {name: one.unsqueeze(0) for name, one in method.start(place.fleet, 0)["weights"].items()}
         target = {"features": place.fleet.global_model.features(first, x)}
         after = [{n: w.unsqueeze(0) for n, w in one["weights"].items()} for one in engine.memory.committed.values()]
-        apart = misalignment(target, "linear")
+        apart = alignment_loss(target, "linear")
         return sum(float(apart(place.fleet.global_model.features(weights, x))) for weights in after)
 
     assert moved(replace(ONE_MODEL, strength=0.5, probe_size=12)) < 0.5 * moved(replace(ONE_MODEL, strength=0))
@@ -307,21 +307,21 @@ def test_examples_travel_as_they_are_stored(method: FedHeNN, world: Callable[...
     engine = Listening(place.engine(method))
     context = place.context(engine, 2)
     method.round(method.start(place.fleet, 0), context)
-    shown = [inbox["probe"]["x"] for _, inboxes in engine.asked for inbox in inboxes.values()]
+    shown = [inbox["public"]["x"] for _, inboxes in engine.asked for inbox in inboxes.values()]
     assert all(x.dtype == torch.uint8 and x.shape == (8, 1, 6, 6) for x in shown)
     sent_down = [inbox for _, boxes in engine.asked for device, inbox in boxes.items() if not device.is_server]
     shown_bytes, target, model = 8 * 36 + 4, 8 * 8 * 4, payload_bytes({"weights": place.fleet.global_model.initial_weights(0)})
     expected = shown_bytes + {"kernels": target, "weights": model}[method.share]
     first_question = shown_bytes if method.kernels_on == "devices" else 0
-    assert context.traffic.down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)
-    assert context.traffic.up == len(UNEQUAL) * (8 * 6 * 4 if method.kernels_on == "devices" else model)
+    assert context.traffic.bytes_down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)
+    assert context.traffic.bytes_up == len(UNEQUAL) * (8 * 6 * 4 if method.kernels_on == "devices" else model)
 
 
 def test_every_round_shows_other_examples_and_the_same_to_all(world: Callable[..., Any]) -> None:
     place = world(sizes=UNEQUAL)
     engine = Listening(place.engine(PULLED))
     place.play(PULLED, engine, rounds=2)
-    shown = [[inbox["probe"]["x"] for inbox in boxes.values()] for name, boxes in engine.asked if name == "train"]
+    shown = [[inbox["public"]["x"] for inbox in boxes.values()] for name, boxes in engine.asked if name == "train"]
     assert all(torch.equal(x, xs[0]) for xs in shown for x in xs)
     assert not torch.equal(shown[0][0], shown[1][0])
 
@@ -359,7 +359,7 @@ def apart_on_average(place: World, kept: Mapping[str, Parcel]) -> float:
         device.model.features({n: w.unsqueeze(0) for n, w in kept[device.name]["weights"].items()}, x)
         for device in place.fleet.devices(1)
     ]
-    pairs = [float(misalignment({"features": other}, "linear")(one)) for one, other in combinations(seen, 2)]
+    pairs = [float(alignment_loss({"features": other}, "linear")(one)) for one, other in combinations(seen, 2)]
     return sum(pairs) / len(pairs)
 
 
@@ -377,7 +377,7 @@ def test_if_nobody_tells_how_it_sees_all_train_as_they_are(
     method: FedHeNN, families: World, meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     engine = families.engine(method)
-    deaf = meddling(engine, lambda replies: [reply for reply in replies if "told" not in reply.sent])
+    deaf = meddling(engine, lambda replies: [reply for reply in replies if "kernel" not in reply.upload])
     families.play(method, deaf, rounds=2)
     assert alike(memories(families, method, engine), learned(families, Standalone()), parcels_equal)
 
@@ -393,15 +393,15 @@ def test_devices_that_diverge_are_refused_and_stop_nobody(kernel: Any, world: Ca
 
 
 def test_weights_of_different_models_cannot_be_averaged(families: World) -> None:
-    refused = ONE_MODEL.fleet_problem(families.fleet)
+    refused = fleet_problem(ONE_MODEL, families.fleet)
     assert refused is not None
     assert 'share = "weights"' in refused
-    assert PULLED.fleet_problem(families.fleet) is None
+    assert fleet_problem(PULLED, families.fleet) is None
 
 
 @pytest.mark.parametrize("method", [PULLED, ONE_MODEL], ids=["kernels", "weights"])
 def test_devices_that_keep_a_model_cannot_change_their_tier(method: FedHeNN, world: Callable[..., Any]) -> None:
-    refused = method.fleet_problem(replace(world().fleet, assignment="redrawn"))
+    refused = fleet_problem(method, replace(world().fleet, assignment="redrawn"))
     assert refused is not None
     assert "fixed" in refused
 
@@ -482,6 +482,6 @@ def test_devices_and_server_go_on_from_the_same_earlier_model(
     warm = {name: torch.randn(shape) for name, shape in place.fleet.global_model.shapes().items()}
     server = PULLED.start(place.fleet, 0, warm)
     for device in place.fleet.devices(1):
-        held, own = server[bundle(device.tier, device.name)], PULLED.prepare(device, 0, warm)["weights"]
+        held, own = server[upload_key(device.tier, device.name)], PULLED.init_client(device, 0, warm)["weights"]
         expected = device.footprint.read(warm)
         assert all(bits_equal(held[n], w) and bits_equal(own[n], w) for n, w in expected.items())

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.client import Client, PaddedIndices, Schedule, Sgd, fit, gradient, label_loss, together
+from fedloom.client import Client, PaddedIndices, Schedule, Sgd, fit, gradient, label_loss, merge_plans
 from fedloom.fleet import Reply
-from fedloom.methods.fedin import FedIN, collected, dealt, features_loss, no_pairs, refilled
+from fedloom.methods import fleet_problem
+from fedloom.methods.fedin import FedIN, collect_pairs, empty_buffer, features_loss, sample_pairs, update_buffer
 from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model, model
@@ -42,10 +43,10 @@ def client_of(place: Any, method: FedIN, sizes: int = 1, **changes: Any) -> Clie
         optimizer=place.optimizer,
         examples=place.dataset.train,
         tests=place.dataset.test,
-        test_holdings=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
-        holdings=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
+        test_indices=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
+        train_indices=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
         preparation=place.dataset.preparation,
-        plan=together([engine.plan(method.train, device, 1, 0) for device in devices]),
+        plan=merge_plans([engine.plan(method.train, device, 1, 0) for device in devices]),
         seen_labels=torch.ones(sizes, place.dataset.classes, dtype=torch.bool),
         state={},
     )
@@ -155,7 +156,7 @@ def test_a_devices_own_fresh_pairs_teach_it_nothing(
     place = world("splitnet", normalization="group")
     client = client_of(place, SMALL, 2)
     weights = block_weights(client.model, 2)
-    pairs, batch = collected(client, weights, 6), client.batch(client.plan[0])
+    pairs, batch = collect_pairs(client, weights, 6), client.batch(client.plan[0])
     loss = features_loss(client, pairs)
     assert loss(weights, replace(batch, step_seeds=None)).tolist() == [0.0, 0.0]
     assert not any(bool(slope.any()) for slope in gradient(loss, weights, replace(batch, step_seeds=None)).values())
@@ -171,10 +172,10 @@ def test_pairs_are_what_enters_and_leaves_the_middle_as_the_net_is_judged(
     weights = block_weights(client.model, 2)
     total = [client.model.batch_statistics(weights, client.batch(step).x) for step in client.plan]
     ready = {**weights, **combine(lambda *each: sum(each) / len(each), *total)}
-    assert client.holdings is not None
-    x = client.preparation(client.examples.x[client.holdings.rows])
+    assert client.train_indices is not None
+    x = client.preparation(client.examples.x[client.train_indices.rows])
     expected = client.model(ready, x).taps
-    pairs = collected(client, weights, 6)
+    pairs = collect_pairs(client, weights, 6)
     for device in range(2):
         found = [
             int((expected["extractor"][device] - enter).abs().flatten(1).sum(1).argmin())
@@ -197,7 +198,7 @@ def test_nets_a_to_e_learn_from_each_other(
 ) -> None:
     nets = [(name, tiny_model("splitnet", extra=extra)) for name, extra in A_TO_E.items()]
     place = world(models=nets, sizes=(8,) * 5, optimizer=Sgd(0.01))
-    assert SMALL.fleet_problem(place.fleet) is None
+    assert fleet_problem(SMALL, place.fleet) is None
     engine = meddling(place.engine(SMALL), list)
     server = place.play(SMALL, engine)
     assert place.refusals == []
@@ -219,11 +220,11 @@ counts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), min_size=
 def test_the_buffer_keeps_the_newest(counts: list[list[int]], most: int, max_age: int, world: Any) -> None:
     """Against a plain list, pairs in and pairs out; each carries the round and device it is from."""
     place = world("splitnet")
-    buffer, plain = no_pairs(place.fleet.global_model), list[tuple[int, float]]()
+    buffer, plain = empty_buffer(place.fleet.global_model), list[tuple[int, float]]()
     for number, said in enumerate(counts, 1):
         tags = [number + index / 10 for index in range(len(said))]
         replies = [reply_of(place, index, tag, said[index]) for index, tag in enumerate(tags)]
-        buffer = refilled(buffer, replies, number, most, max_age)
+        buffer = update_buffer(buffer, replies, number, most, max_age)
         if sum(said) > most:
             said = [min(count, math.ceil(most / len(said))) for count in said]  # each loses its share
         plain = [one for one in plain if one[0] + max_age > number]
@@ -239,9 +240,9 @@ def test_the_buffer_keeps_the_newest(counts: list[list[int]], most: int, max_age
 def test_what_is_dealt_comes_from_the_buffer_each_pair_once(held: int, count: int, seed: int) -> None:
     numbers = torch.arange(float(held))
     buffer = {"enter": numbers.view(-1, 1), "leave": -numbers.view(-1, 1), "round": torch.ones(held)}
-    made = dealt(buffer, count, 1, np.random.default_rng(seed))
+    made = sample_pairs(buffer, count, 1, np.random.default_rng(seed))
     assert ("pairs" in made) == (held > 0)
-    assert dealt(buffer, count, 2, np.random.default_rng(seed)) == {}  # all are too old
+    assert sample_pairs(buffer, count, 2, np.random.default_rng(seed)) == {}  # all are too old
     if held:
         enter, leave = (made["pairs"][name].flatten().tolist() for name in ("enter", "leave"))
         assert len(enter) == len(set(enter)) == min(held, count)
@@ -264,16 +265,16 @@ def test_pairs_are_dealt_out_the_round_after_and_never_a_label(
         alone.commit(number)
     assert all(box.keys() == {"weights"} for box in boxes[0])
     for number, dealt_out in enumerate(boxes[1:]):
-        sent = [one for reply in heard.delivered[4 * number : 4 * number + 4] for one in reply.sent["pairs"]["enter"]]
+        sent = [one for reply in heard.delivered[4 * number : 4 * number + 4] for one in reply.upload["pairs"]["enter"]]
         for box in dealt_out:
             assert box.keys() == {"weights", "pairs"}
             assert len(box["pairs"]["enter"]) == 6
             assert all(any(torch.equal(one, other) for other in sent) for one in box["pairs"]["enter"])
             assert torch.equal(box["pairs"]["enter"], dealt_out[0]["pairs"]["enter"])
     for reply in heard.delivered:
-        assert reply.sent.keys() == {"weights", "pairs"}
-        assert reply.sent["pairs"].keys() == {"enter", "leave"}
-        assert all(tensor.is_floating_point() for bundle in reply.sent.values() for tensor in bundle.values())
+        assert reply.upload.keys() == {"weights", "pairs"}
+        assert reply.upload["pairs"].keys() == {"enter", "leave"}
+        assert all(tensor.is_floating_point() for bundle in reply.upload.values() for tensor in bundle.values())
 
 
 @pytest.mark.parametrize(("pairs", "sent"), [("all", list(SIZES)), (3, [3] * 4), (8, [8, 5, 8, 8])])
@@ -286,7 +287,7 @@ def test_a_device_sends_so_many_pairs_or_as_many_as_it_has(
     engine = meddling(place.engine(method), list)
     server = place.play(method, engine, rounds=1)
     assert place.refusals == []
-    found = {reply.device.name: reply.sent["pairs"]["enter"] for reply in engine.delivered}
+    found = {reply.device.name: reply.upload["pairs"]["enter"] for reply in engine.delivered}
     assert [len(found[name]) for name in sorted(found)] == sent
     assert len(server["pairs"]["enter"]) == sum(sent)
     for own in found.values():
@@ -299,7 +300,7 @@ def test_other_examples_are_drawn_every_round(place: Any, meddling: Callable[...
     still = replace(place, optimizer=Sgd(1e-30), dataset=place.dataset)
     engine = meddling(still.engine(method, devices_per_block=1), list)
     still.play(method, engine, rounds=4)
-    drawn = [reply.sent["pairs"]["enter"] for reply in engine.delivered if reply.device.name == "3"]
+    drawn = [reply.upload["pairs"]["enter"] for reply in engine.delivered if reply.device.name == "3"]
     assert any(not torch.allclose(one, other, atol=1e-3) for one, other in pairwise(drawn))
 
 
@@ -325,7 +326,7 @@ def test_a_middle_that_does_not_learn_from_features_sends_none(place: Any, meddl
     method = replace(SMALL, middle="none")
     engine = meddling(place.engine(method), list)
     server = place.play(method, engine)
-    assert {len(reply.sent["pairs"][name]) for reply in engine.delivered for name in ("enter", "leave")} == {0}
+    assert {len(reply.upload["pairs"][name]) for reply in engine.delivered for name in ("enter", "leave")} == {0}
     assert len(server["pairs"]["round"]) == 0
     assert place.refusals == []
 
@@ -369,7 +370,7 @@ def test_ends_are_averaged_over_devices_not_examples(place: Any, meddling: Calla
         name for name in place.fleet.global_model.shapes() if name.startswith("intermediate.")
     }
     for name, weight in server["weights"].items():
-        mean = torch.stack([reply.sent["weights"][name].double() for reply in engine.delivered]).mean(0)
+        mean = torch.stack([reply.upload["weights"][name].double() for reply in engine.delivered]).mean(0)
         assert torch.allclose(weight.double(), mean, atol=1e-6)
 
 
@@ -420,13 +421,13 @@ def test_nets_that_do_not_come_apart_alike_are_refused(
     family: str, changes: Any, said: str, world: Callable[..., Any], tiny_model: Callable[..., Model]
 ) -> None:
     place = world(models=[("a", tiny_model(family)), ("b", tiny_model(family, **changes))])
-    assert said in str(SMALL.fleet_problem(place.fleet))
+    assert said in str(fleet_problem(SMALL, place.fleet))
 
 
 def test_maps_and_vectors_do_not_mix(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
     """Pooling in the classifier of one net alone: its middle hands on a map."""
     nets = [("a", tiny_model("splitnet")), ("b", tiny_model("splitnet", pool="classifier"))]
-    assert "features of one shape" in str(SMALL.fleet_problem(world(models=nets).fleet))
+    assert "features of one shape" in str(fleet_problem(SMALL, world(models=nets).fleet))
     place = world("splitnet", pool="classifier")
     server = place.play(SMALL, place.engine(SMALL))
     assert place.refusals == []
@@ -439,12 +440,12 @@ def test_middles_of_tied_blocks_learn(
     nets = [(name, tiny_model("splitnet", extra=extra, tied=True)) for name, extra in (("a", (2, 3)), ("b", (1, 1)))]
     place = world(models=nets, sizes=(8, 8, 8, 8), optimizer=Sgd(0.01))
     assert nets[0][1].shapes() == nets[1][1].shapes()
-    assert SMALL.fleet_problem(place.fleet) is None
+    assert fleet_problem(SMALL, place.fleet) is None
     engine = place.engine(SMALL)
     place.play(SMALL, engine)
     assert place.refusals == []
     for device in place.fleet.devices(1):
-        assert difference(SMALL.prepare(device, 0), engine.memory.committed[device.name]) > 1e-4
+        assert difference(SMALL.init_client(device, 0), engine.memory.committed[device.name]) > 1e-4
 
 
 def test_the_inner_product_of_what_is_learned_is_not_negative(place: Any) -> None:
@@ -478,8 +479,8 @@ class Plain(nn.Module):
 
 def test_nets_of_ones_own_will_do_if_each_part_runs_once(world: Callable[..., Any]) -> None:
     once, twice = (world(models=[("a", model("plain", Plain, {"times": times}, (1, 6, 6), 4))]) for times in (1, 2))
-    assert SMALL.fleet_problem(once.fleet) is None
+    assert fleet_problem(SMALL, once.fleet) is None
     assert once.play(SMALL, once.engine(SMALL))["pairs"]["enter"].shape == (12, 8)
     assert "fedin cannot take plain apart: intermediate is no part that can run alone" in str(
-        SMALL.fleet_problem(twice.fleet)
+        fleet_problem(SMALL, twice.fleet)
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedloom.client import Schedule, Sgd
+from fedloom.methods import fleet_problem
 from fedloom.methods.fedprox import FedProx
 
 
@@ -20,7 +21,7 @@ def test_every_weight_is_pulled_back(world: Callable[..., Any], meddling: Callab
     for one, mu in ((once, 0.7), (once, 0.0), (place, 0.0), (place, 0.7)):
         engine = meddling(one.engine(FedProx(mu), devices_per_block=1), list)
         FedProx(mu).round(FedProx(mu).start(one.fleet, 0), one.context(engine))
-        sent.append(engine.delivered[0].sent["weights"])
+        sent.append(engine.delivered[0].upload["weights"])
     start, moved = place.fleet.global_model.initial_weights(0), set()
     for name, weight in start.items():
         after_one, again, without, pulled = (made[name] for made in sent)
@@ -40,5 +41,5 @@ def test_a_strong_pull_stays_near(world: Callable[..., Any], difference: Callabl
 
 
 def test_several_tiers_are_refused(world: Callable[..., Any]) -> None:
-    assert FedProx().fleet_problem(world().fleet) is None
-    assert "fedprox" in str(FedProx().fleet_problem(world(widths=(1.0, 0.5)).fleet))
+    assert fleet_problem(FedProx(), world().fleet) is None
+    assert "fedprox" in str(fleet_problem(FedProx(), world(widths=(1.0, 0.5)).fleet))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
 from fedloom.methods.fedrolex import FedRolex
 from fedloom.models import Model, StepSeeds, model
 from fedloom.tensors import Parcel
@@ -24,7 +24,7 @@ def layers(sides: tuple[int, ...]) -> nn.Module:
 
 def fleet_of(devices: int) -> Fleet:
     models = [(name, model("layers", layers, {"sides": sides}, (3,), 2)) for name, sides in SIDES.items()]
-    return Fleet(nested(models), (1 / 3, 1 / 3, 1 / 3), devices, seed=0)
+    return Fleet(make_nested_tiers(models), (1 / 3, 1 / 3, 1 / 3), devices, seed=0)
 
 
 def window(number: int, small: int, large: int) -> list[int]:
@@ -93,7 +93,7 @@ def test_every_weight_is_the_mean_of_its_holders(weighting: Any, scripted: Calla
             for name, tensor in old.items():
                 total, mass = torch.zeros(tensor.shape, dtype=torch.float64), torch.zeros(tensor.shape)
                 for reply in said.values():
-                    sent = reply.sent["weights"][name]
+                    sent = reply.upload["weights"][name]
                     rows = [window(number, *sizes) for sizes in zip(sent.shape, tensor.shape, strict=True)]
                     share = reply.examples if weighting == "examples" else 1
                     for index in torch.ones(sent.shape).nonzero().tolist():
@@ -130,7 +130,7 @@ def test_rolling_units_around_in_every_layer_changes_no_answer(
         (name, tiny_model(family, width=width, normalization="none", **pool))
         for name, width in (("a", 1.0), ("b", 0.5))
     ]
-    fleet = Fleet(nested(models), (0.5, 0.5), 2, seed=0)
+    fleet = Fleet(make_nested_tiers(models), (0.5, 0.5), 2, seed=0)
     draw = torch.Generator().manual_seed(1)
     weights = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     fixed = fleet.smallest.model.shapes()

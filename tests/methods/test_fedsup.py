@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import fedloom
 from fedloom.client import Batch, Schedule, Sgd, gradient
 from fedloom.fleet import Device
+from fedloom.methods import fleet_problem
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
 from fedloom.models import SPACES, Model, StepSeeds, cost, model
@@ -38,7 +39,7 @@ def slope(whole: Model, start: Tensors, batch: Batch, width: float, teacher: Ten
     """The gradient of one net's own loss: on the labels, or on the teacher's answers."""
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
-        made = logits_of(whole.resized(width=width), whole, weights, batch)[0]
+        made = logits_of(whole.with_settings(width=width), whole, weights, batch)[0]
         answers = batch.y[0] if teacher is None else teacher.softmax(-1)
         return F.cross_entropy(made, answers)[None]
 
@@ -61,7 +62,7 @@ class AttackContext:
     def found(self, method: FedSup, round_number: int) -> dict[str, Tensor]:
         engine = self.meddling(self.place.engine(method, devices_per_block=1), list)
         method.round({"weights": self.whole.initial_weights(0)}, self.place.context(engine, round_number))
-        sent = engine.delivered[0].sent["weights"]
+        sent = engine.delivered[0].upload["weights"]
         return {name: self.start[name][0] - weight for name, weight in sent.items()}
 
     def explained(self, found: dict[str, Tensor], parts: list[dict[str, Tensor]]) -> bool:
@@ -105,7 +106,7 @@ def test_it_holds_to_where_it_started(world: Callable[..., Any], meddling: Calla
         method = FedSup({"width": (0.5,)}, proximal=proximal)
         engine = meddling(one.engine(method, devices_per_block=1), list)
         method.round(method.start(one.fleet, 0), one.context(engine))
-        sent.append(engine.delivered[0].sent["weights"])
+        sent.append(engine.delivered[0].upload["weights"])
     for name, weight in place.fleet.global_model.initial_weights(0).items():
         after_one, without, pulled = (made[name] for made in sent)
         assert torch.allclose(pulled, without - 0.1 * 0.7 * (after_one - weight), atol=1e-12)
@@ -121,7 +122,7 @@ def test_everybody_gets_and_sends_the_whole_supernet(
     assert len(engine.delivered) == 4
     for reply in engine.delivered:
         assert {
-            name: tensor.shape for name, tensor in reply.sent["weights"].items()
+            name: tensor.shape for name, tensor in reply.upload["weights"].items()
         } == place.fleet.global_model.shapes()
 
 
@@ -180,8 +181,8 @@ def test_the_server_pads_with_what_it_broadcast(supernet: Any, meddling: Callabl
         total, examples = torch.zeros(old.shape, dtype=torch.float64), 0
         for reply in sorted(engine.delivered, key=lambda reply: reply.device.name):
             padded = old.clone()
-            if name in reply.sent["weights"]:
-                padded[covered(reply.device, start["weights"])[name]] = reply.sent["weights"][name].flatten()
+            if name in reply.upload["weights"]:
+                padded[covered(reply.device, start["weights"])[name]] = reply.upload["weights"][name].flatten()
             total += padded.double() * reply.examples
             examples += reply.examples
         assert torch.allclose(made[name], (total / examples).float(), rtol=0, atol=1e-7)
@@ -224,7 +225,7 @@ def test_what_is_drawn_depends_on_seed_round_and_device_alone(supernet: Any, scr
 
 @pytest.mark.parametrize("method", [FedSup(), EFedSup()])
 def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
-    assert method.fleet_problem(supernet.fleet) is None
+    assert fleet_problem(method, supernet.fleet) is None
     name = type(method).__name__.lower()
     for space, said in {
         "nowhere": "nowhere",
@@ -235,7 +236,7 @@ def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
         "an empty place": {"depths": ((), (1,))},
         "unordered": {"width": ("wide", 0.5)},
     }.items():
-        refusal = replace(method, space=space if isinstance(said, str) else said).fleet_problem(supernet.fleet)
+        refusal = fleet_problem(replace(method, space=space if isinstance(said, str) else said), supernet.fleet)
         assert refusal is not None, space
         assert name in refusal
         assert not isinstance(said, str) or said in refusal
@@ -245,8 +246,8 @@ def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
 def test_the_published_spaces_fit_the_published_net(space: str, world: Callable[..., Any]) -> None:
     net = model("mobilenet", mobilenet, {}, (3, 32, 32), 10)
     place = world(models=[("whole", net)], input_shape=(3, 32, 32), classes=10)
-    assert FedSup(space).fleet_problem(place.fleet) is None
-    assert EFedSup(space).fleet_problem(place.fleet) is None
+    assert fleet_problem(FedSup(space), place.fleet) is None
+    assert fleet_problem(EFedSup(space), place.fleet) is None
 
 
 @pytest.mark.parametrize("stream", ["device", "shared"])

@@ -21,7 +21,7 @@ WIDTHS = (1.0, 0.5, 0.25)
 
 def slope(own: Model, width: float, start: Tensors, batch: Batch, teacher: Tensor | None = None) -> dict[str, Tensor]:
     """The gradient of one leading slice's own loss: on the labels, or on the teacher's answers."""
-    net = own.resized(width=width)
+    net = own.with_settings(width=width)
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
         cut = {
@@ -51,7 +51,7 @@ def test_a_step_trains_one_drawn_width_and_its_teacher(
         own = reply.device.model
         able = [width for width in WIDTHS if width <= dict(own.settings)["width"]]
         start = reply.device.footprint.read(first["weights"])
-        found = {name: start[name] - weight for name, weight in reply.sent["weights"].items()}
+        found = {name: start[name] - weight for name, weight in reply.upload["weights"].items()}
         if reply.device.name not in known:
             rows = torch.as_tensor(place.partition.train[int(reply.device.name)])
             batch = Batch(data.preparation(data.train.x[rows])[None], data.train.y[rows][None], StepSeeds((0,)))
@@ -83,7 +83,7 @@ def test_every_weight_is_the_mean_of_its_holders_by_examples(
         for index in torch.ones(old.shape).nonzero().tolist():
             at, total, mass = tuple(index), 0.0, 0
             for reply in sorted(engine.delivered, key=lambda reply: reply.device.name):
-                sent = reply.sent["weights"][name]
+                sent = reply.upload["weights"][name]
                 if all(here < size for here, size in zip(at, sent.shape, strict=True)):
                     total += reply.examples * float(sent[at])
                     mass += reply.examples

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
 from fedloom.evaluation import StaticBatchNorm
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, nested
+from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
+from fedloom.methods import fleet_problem
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, StepSeeds, model
@@ -39,7 +40,7 @@ SCALED = [  # text has no batch norm that could undo a scale
 
 def fleet_of(tiny_model: Callable[..., Model], family: str, devices: int) -> Fleet:
     models = [(name, tiny_model(family, width=width)) for name, width in WIDTHS.items()]
-    return Fleet(nested(models), (0.4, 0.3, 0.3), devices, seed=0)
+    return Fleet(make_nested_tiers(models), (0.4, 0.3, 0.3), devices, seed=0)
 
 
 def drawn_replies(
@@ -77,9 +78,9 @@ def mean_of_holders(
     """One weight: the mean over the devices whose slice has it, absent labels' classifier rows apart."""
     total, holders = 0.0, 0
     for reply in replies:
-        sent = reply.sent["weights"][name]
+        sent = reply.upload["weights"][name]
         held = all(at < size for at, size in zip(index, sent.shape, strict=True))
-        absent = masked and name in rows and not bool(reply.sent["labels"]["seen"][index[0]])
+        absent = masked and name in rows and not bool(reply.upload["labels"]["seen"][index[0]])
         if held and not absent:
             total += float(sent[index])
             holders += 1
@@ -128,7 +129,7 @@ def test_only_the_smallest_take_part_and_the_rest_stays(
     made = play(scripted, fleet, old, replies)
     for name, tensor in old.items():
         outside = torch.ones(tensor.shape, dtype=torch.bool)
-        outside[tuple(slice(0, size) for size in replies[0].sent["weights"][name].shape)] = False
+        outside[tuple(slice(0, size) for size in replies[0].upload["weights"][name].shape)] = False
         assert bits_equal(made[name][outside], tensor[outside])
         assert not bool((made[name][~outside] == tensor[~outside]).any())
 
@@ -139,7 +140,7 @@ def test_devices_that_learn_nothing_change_nothing(
     """Every device returns its own slice: to the bit the old model, whoever it was."""
     round_of = [(name, set(range(number))) for number, name in enumerate("abcabcab", start=1)]
     fleet, old, replies = drawn_replies(tiny_model, family, round_of[:7], 2)
-    same = [replace(reply, sent={**reply.sent, "weights": reply.device.footprint.read(old)}) for reply in replies]
+    same = [replace(reply, upload={**reply.upload, "weights": reply.device.footprint.read(old)}) for reply in replies]
     made = play(scripted, fleet, old, same)
     assert all(bits_equal(made[name], tensor) for name, tensor in old.items())
 
@@ -234,7 +235,7 @@ def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], 
 
     def listen(client: Any, inbox: Parcel) -> Any:
         for step in client.plan:
-            batches.extend(client.batch(step).x[k] for k in range(len(step.rows)) if step.working[k])
+            batches.extend(client.batch(step).x[k] for k in range(len(step.rows)) if step.active[k])
         return original(client, inbox)
 
     task = StaticBatchNorm("per_device", 3).collect
@@ -306,7 +307,7 @@ def test_training_leaves_rows_of_absent_labels_where_nothing_else_moves_them(
             own = labels[int(reply.device.name)]
             for label in range(CLASSES):
                 before = old["weights"]["classifier.weight"][label]
-                row = reply.sent["weights"]["classifier.weight"][label]
+                row = reply.upload["weights"]["classifier.weight"][label]
                 assert bits_equal(row, before) is (stays and label not in own)
         assert bits_equal(new[3], old["weights"]["classifier.weight"][3])  # nobody has label 3
 
@@ -337,7 +338,7 @@ def test_devices_send_the_labels_they_have(world: Callable[..., Any], meddling: 
     place, method = world(sizes=(8, 8, 8), labels=labels), HeteroFL()
     engine = meddling(place.engine(method), lambda replies: replies)
     method.round(method.start(place.fleet, 0), place.context(engine))
-    found = {reply.device.name: reply.sent["labels"]["seen"].nonzero().flatten().tolist() for reply in engine.delivered}
+    found = {reply.device.name: reply.upload["labels"]["seen"].nonzero().flatten().tolist() for reply in engine.delivered}
     assert found == {"0": [0, 2], "1": [1], "2": [1, 3]}
 
 
@@ -361,9 +362,9 @@ def headless() -> nn.Module:
 
 
 def test_a_model_whose_classifier_is_not_found_is_refused() -> None:
-    fleet = Fleet(nested([("a", model("headless", headless, {}, (6,), 4))]), (1.0,), 2, seed=0)
-    refusal = HeteroFL().fleet_problem(fleet)
+    fleet = Fleet(make_nested_tiers([("a", model("headless", headless, {}, (6,), 4))]), (1.0,), 2, seed=0)
+    refusal = fleet_problem(HeteroFL(), fleet)
     assert refusal is not None
     assert "headless" in refusal
     assert "label_rows" in refusal
-    assert HeteroFL(only_seen_rows=False).fleet_problem(fleet) is None
+    assert fleet_problem(HeteroFL(only_seen_rows=False), fleet) is None

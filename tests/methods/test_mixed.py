@@ -11,13 +11,13 @@ from torch import Tensor
 from fedloom.client import Task
 from fedloom.engines import ProcessPool
 from fedloom.fleet import Device, DeviceModel, Engine, Reply, RoundContext, draw_cohort
-from fedloom.methods import METHODS, Method
+from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedhenn import FedHeNN
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.fjord import FjORD
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.methods.mixed import Mixed, Part
+from fedloom.methods.mixed import MethodPart, Mixed
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model
 from fedloom.tensors import Parcel
@@ -54,7 +54,7 @@ class Case:
     """A fleet, and how it is dealt out."""
 
     models: tuple[tuple[str, str, dict[str, Any]], ...]  # tier, family, settings
-    parts: tuple[Part, ...]
+    parts: tuple[MethodPart, ...]
 
     def world(self, world: Callable[..., Any], build: Build, **changes: Any) -> World:
         models = [(tier, build(family, **settings)) for tier, family, settings in self.models]
@@ -68,15 +68,15 @@ class Case:
 CASES = {
     "heterofl-fedhenn": Case(
         (("a", "convnet", {"width": 1.0}), ("b", "convnet", {"width": 0.5}), ("c", "lenet", {"hidden": (3,)})),
-        (Part(("a", "b"), HeteroFL()), Part(("c",), OWN_PULL)),
+        (MethodPart(("a", "b"), HeteroFL()), MethodPart(("c",), OWN_PULL)),
     ),
     "fedhen-standalone": Case(
         (("a", "preactresnet", {"stages": 1}), ("b", "preactresnet", {}), ("c", "preactresnet", {"width": 0.5})),
-        (Part(("a", "b"), FedHeN()), Part(("c",), Standalone())),
+        (MethodPart(("a", "b"), FedHeN()), MethodPart(("c",), Standalone())),
     ),
     "fedsup-fedhenn": Case(
         (("a", "convnet", {"width": 1.0}), ("b", "convnet", {"width": 0.5}), ("c", "mlp", {})),
-        (Part(("a", "b"), FedSup()), Part(("c",), replace(OWN_PULL, kernels_on="devices"))),
+        (MethodPart(("a", "b"), FedSup()), MethodPart(("c",), replace(OWN_PULL, kernels_on="devices"))),
     ),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -90,16 +90,16 @@ class Learned:
 
 
 def together(place: World, method: Mixed, rounds: int = 2, participation: float = 1.0, **engine: Any) -> Learned:
-    assert method.fleet_problem(place.fleet) is None
+    assert fleet_problem(method, place.fleet) is None
     made = place.engine(method, **engine)
     server = place.play(method, made, rounds, participation)
     assert place.refusals == []
     return Learned(server, dict(made.memory.committed))
 
 
-def alone(place: World, part: Part, rounds: int = 2, participation: float = 1.0) -> Learned:
+def alone(place: World, part: MethodPart, rounds: int = 2, participation: float = 1.0) -> Learned:
     """The part's method in a fleet where only its tiers take part, with the same devices in every round."""
-    method, fleet = part.method, place.fleet.restricted(part.tiers)
+    method, fleet = part.method, place.fleet.restrict_tiers(part.tiers)
     engine = replace(place, fleet=fleet).engine(method)
     server = method.start(fleet, place.seed)
     for number in range(1, rounds + 1):
@@ -110,7 +110,7 @@ def alone(place: World, part: Part, rounds: int = 2, participation: float = 1.0)
     return Learned(server, dict(engine.memory.committed))
 
 
-def of_part(learned: Learned, number: int, place: World, part: Part) -> Learned:
+def of_part(learned: Learned, number: int, place: World, part: MethodPart) -> Learned:
     prefix = f"{number}:"
     own = {device.name for device in place.fleet.devices(1) if device.tier in part.tiers}
     return Learned(
@@ -191,7 +191,7 @@ def told_target(engine: Listening) -> Parcel:
     (found,) = [
         inbox
         for task, inboxes in engine.asked
-        if task.address[-1] in ("train", "train_at_home")
+        if task.ref[-1] in ("train", "train_at_home")
         for inbox in list(inboxes.values())[:1]
         if "fleet.target" in inbox
     ]
@@ -212,7 +212,7 @@ def test_every_participant_has_its_share_in_the_mean_kernel(
     context = place.context(engine, 3, participation)
     mixed.round(server, context)
     inbox = told_target(engine)
-    x, target = inbox["fleet.probe"]["x"], inbox["fleet.target"]
+    x, target = inbox["fleet.public"]["x"], inbox["fleet.target"]
     held = mixed.eval_targets(server)["server"]
     kernels = [
         kernel_of(place, one.model, inner.memory.committed[one.name]["weights"], x)
@@ -248,7 +248,7 @@ def test_families_that_share_no_weight_are_drawn_to_each_other(
     families = ("convnet", "preactresnet", "mlp", "lenet")
     place = world(models=[(name, tiny_model(name)) for name in families], sizes=(8,) * 8)
     methods = (HeteroFL(), FedHeN(), Standalone(), FedHeNN(strength=0.5, growth="none", share="weights"))
-    parts = tuple(Part((name,), method, align=True) for name, method in zip(families, methods, strict=True))
+    parts = tuple(MethodPart((name,), method, align=True) for name, method in zip(families, methods, strict=True))
     mixed = Mixed(strength=2.0, growth="none", probe_size=8, kernel=kernel, parts=parts)
     drawn, free = (together(place, one) for one in (mixed, replace(mixed, strength=0)))
     assert set(drawn.memories) == {"4", "5", "6", "7"}
@@ -305,7 +305,7 @@ def test_every_tier_is_judged_as_in_a_fleet_of_its_own(world: Callable[..., Any]
     server = place.play(mixed, engine)
     found = judged(place, mixed.eval_targets(server), engine)
     for part in mixed.parts:
-        own = replace(place, fleet=place.fleet.restricted(part.tiers))
+        own = replace(place, fleet=place.fleet.restrict_tiers(part.tiers))
         expected = alone(place, part)
         memory = own.engine(part.method)
         memory.memory.committed = expected.memories
@@ -320,7 +320,7 @@ def judged(place: World, candidates: Any, engine: Any) -> dict[tuple[str, ...], 
 
 def test_candidates_of_one_name_are_told_apart_and_found_again(world: Callable[..., Any], tiny_model: Build) -> None:
     place = FIRST.world(world, tiny_model)
-    parts = (Part(("a",), Standalone()), Part(("b",), HeteroFL()), Part(("c",), OWN_PULL))
+    parts = (MethodPart(("a",), Standalone()), MethodPart(("b",), HeteroFL()), MethodPart(("c",), OWN_PULL))
     mixed = Mixed(strength=0, parts=parts)
     candidates = mixed.eval_targets(mixed.start(place.fleet, 0))
     assert {name: one.tiers for name, one in candidates.items()} == {
@@ -331,7 +331,7 @@ def test_candidates_of_one_name_are_told_apart_and_found_again(world: Callable[.
     for name, method in (("personal", parts[0].method), ("personal-3", parts[2].method)):
         one = candidates[name]
         assert isinstance(one, DeviceModel)
-        assert mixed.find(*one.found_at) == method.own  # type: ignore[attr-defined]
+        assert mixed.find(*one.load_ref) == method.personal_model  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -349,16 +349,16 @@ def test_every_tier_must_belong_to_one_part(
     tiers: tuple[tuple[str, ...], ...], reason: str, world: Callable[..., Any], tiny_model: Build
 ) -> None:
     fleet = FIRST.world(world, tiny_model).fleet
-    refused = Mixed(parts=tuple(Part(names, Standalone()) for names in tiers)).fleet_problem(fleet)
+    refused = fleet_problem(Mixed(parts=tuple(MethodPart(names, Standalone()) for names in tiers)), fleet)
     assert refused is not None
     assert reason in refused
 
 
 def test_a_tier_that_does_not_take_part_needs_no_part(world: Callable[..., Any], tiny_model: Build) -> None:
-    fleet = replace(FIRST.world(world, tiny_model).fleet, eligible=("a", "b"))
-    mixed = Mixed(parts=(Part(("a",), HeteroFL()), Part(("b",), Standalone())))
-    assert mixed.fleet_problem(fleet) is None
-    assert "'c', which does not take part" in str(FIRST.mixed().fleet_problem(fleet))
+    fleet = replace(FIRST.world(world, tiny_model).fleet, eligible_tiers=("a", "b"))
+    mixed = Mixed(parts=(MethodPart(("a",), HeteroFL()), MethodPart(("b",), Standalone())))
+    assert fleet_problem(mixed, fleet) is None
+    assert "'c', which does not take part" in str(fleet_problem(FIRST.mixed(), fleet))
 
 
 @pytest.mark.parametrize(
@@ -369,10 +369,10 @@ def test_what_a_part_refuses_the_whole_refuses(
 ) -> None:
     """With the part's own words; what is said of models holds among the part's tiers alone."""
     fleet = replace(FIRST.world(world, tiny_model).fleet, assignment=assignment)
-    mixed = Mixed(parts=(Part(("a",), HeteroFL()), Part(("b", "c"), method)))
-    refused = mixed.fleet_problem(fleet)
+    mixed = Mixed(parts=(MethodPart(("a",), HeteroFL()), MethodPart(("b", "c"), method)))
+    refused = fleet_problem(mixed, fleet)
     assert refused is not None
-    assert refused == method.fleet_problem(fleet.restricted(("b", "c")))
+    assert refused == fleet_problem(method, fleet.restrict_tiers(("b", "c")))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -387,11 +387,11 @@ def test_the_last_exchange_is_that_of_the_parts_that_have_one(
     assert ended is not None
     assert parcels_equal({"w": ended["0:weights"]}, {"w": server["0:weights"]})
     part = mixed.parts[1]
-    own = place.fleet.restricted(part.tiers)
+    own = place.fleet.restrict_tiers(part.tiers)
     fedhenn = alone(place, part, 2, participation)
     memory = replace(place, fleet=own).engine(part.method)
     memory.memory.committed = fedhenn.memories
-    expected = part.method.finish(fedhenn.server, RoundContext(3, own.members(3), own, memory, public=place.public))
+    expected = part.method.finish(fedhenn.server, RoundContext(3, own.eligible_devices(3), own, memory, public=place.public))
     memory.commit(3)
     assert expected is not None
     found = of_part(Learned(ended, dict(engine.memory.committed)), 1, place, part)
@@ -443,11 +443,11 @@ def test_a_recipes_table_makes_the_parts() -> None:
             {"tiers": ["c"], "method": "fedhenn", "align": True, "strength": 0.125},
         ],
     }
-    assert METHODS["mixed"].made(table, METHODS) == Mixed(
+    assert METHODS["mixed"].from_settings(table, METHODS) == Mixed(
         strength=0.25,
         parts=(
-            Part(("a", "b"), HeteroFL(weighting="examples")),
-            Part(("c",), FedHeNN(strength=0.125), align=True),
+            MethodPart(("a", "b"), HeteroFL(weighting="examples")),
+            MethodPart(("c",), FedHeNN(strength=0.125), align=True),
         ),
     )
 
@@ -459,7 +459,7 @@ def test_a_recipes_table_makes_the_parts() -> None:
 def test_the_server_needs_examples_where_anything_is_aligned(
     strength: float, align: bool, own: float, expected: bool
 ) -> None:
-    parts = (Part(("a",), HeteroFL(), align), Part(("b",), FedHeNN(strength=own)))
+    parts = (MethodPart(("a",), HeteroFL(), align), MethodPart(("b",), FedHeNN(strength=own)))
     assert Mixed(strength=strength, parts=parts).needs_public_data == expected
 
 
@@ -471,6 +471,6 @@ def test_sizes_of_another_part_are_no_sizes_of_ones_own(
         models=[(tier, tiny_model("convnet", width=w)) for tier, w in zip("abc", (1, 0.5, 0.25), strict=True)],
         sizes=SIZES,
     )
-    mixed = Mixed(strength=0, parts=(Part(("a", "b"), method), Part(("c",), Standalone())))
+    mixed = Mixed(strength=0, parts=(MethodPart(("a", "b"), method), MethodPart(("c",), Standalone())))
     both = together(place, mixed)
     assert same(of_part(both, 0, place, mixed.parts[0]), alone(place, mixed.parts[0]), parcels_equal)

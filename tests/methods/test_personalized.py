@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.client import Schedule, Sgd, gradient, label_loss, together
+from fedloom.client import Schedule, Sgd, gradient, label_loss, merge_plans
 from fedloom.evaluation import FineTune, Row
 from fedloom.fleet import DeviceModel, draw_cohort
-from fedloom.methods import Method
+from fedloom.methods import Method, fleet_problem
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedgkt import FedGKT
 from fedloom.methods.fedin import FedIN
-from fedloom.methods.fedrep import FedRep, epochs_of
+from fedloom.methods.fedrep import FedRep, take_epochs
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.perfedavg import PerFedAvg
@@ -72,7 +72,7 @@ def test_ditto_in_fedbabus_way_averages_personal_models_and_starts_them_anew(
     heard = meddling(engine, list)
     server = place.play(method, heard, rounds=1)
     for reply in heard.delivered:
-        assert parcels_equal(engine.memory.committed[reply.device.name], reply.sent)
+        assert parcels_equal(engine.memory.committed[reply.device.name], reply.upload)
     forgetful = place.engine(method)
     again = [method.round(server, place.context(one, 2)) for one in (engine, forgetful)]
     assert parcels_equal(*again)
@@ -109,13 +109,13 @@ def test_lgfedavg_sends_the_shared_layers_and_keeps_the_others(
     shared: Any, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     place, method = world(sizes=SIZES), LGFedAvg(shared)
-    assert method.fleet_problem(place.fleet) is None
+    assert fleet_problem(method, place.fleet) is None
     engine = place.engine(method)
     heard = meddling(engine, list)
     server = place.play(method, heard, rounds=2)
     names = set(place.fleet.global_model.shapes())
     for reply in heard.delivered:
-        sent, kept = set(reply.sent["weights"]), set(engine.memory.committed[reply.device.name]["weights"])
+        sent, kept = set(reply.upload["weights"]), set(engine.memory.committed[reply.device.name]["weights"])
         assert sent == set(server["weights"])
         assert (sent | kept, sent & kept) == (names, set())
         assert sent and kept
@@ -124,9 +124,9 @@ def test_lgfedavg_sends_the_shared_layers_and_keeps_the_others(
 def test_a_layer_that_is_not_there_cannot_be_shared(world: Callable[..., Any]) -> None:
     """Nor if others are, or a slip of the pen would keep a layer private."""
     fleet = world("splitnet").fleet
-    assert LGFedAvg(("extractor", "classifier")).fleet_problem(fleet) is None
-    assert LGFedAvg(("extractor", "clasifier")).fleet_problem(fleet) == "no layer of splitnet is named 'clasifier'"
-    assert LGFedAvg(("extract",)).fleet_problem(fleet) == "no layer of splitnet is named 'extract'"
+    assert fleet_problem(LGFedAvg(("extractor", "classifier")), fleet) is None
+    assert fleet_problem(LGFedAvg(("extractor", "clasifier")), fleet) == "no layer of splitnet is named 'clasifier'"
+    assert fleet_problem(LGFedAvg(("extract",)), fleet) == "no layer of splitnet is named 'extract'"
 
 
 # Per-FedAvg
@@ -162,7 +162,7 @@ def test_perfedavg_by_hand(
     for reply in heard.delivered:
         plan = engine.plan(method.train, reply.device, 1, 0)
         expected = looked_ahead(place, plan.rows.split(plan.sizes), 0.1 if rate is None else rate)
-        for name, weight in reply.sent["weights"].items():
+        for name, weight in reply.upload["weights"].items():
             assert torch.allclose(weight, expected[name], atol=1e-10)
 
 
@@ -196,10 +196,10 @@ def test_perfedavg_is_judged_after_one_step_on_a_devices_own_examples(
 ) -> None:
     place, method = world(sizes=(8, 8), schedule=ONE_BATCH), PerFedAvg(0.2)
     engine, devices = place.engine(method), place.fleet.devices(1)
-    plan = together([engine.plan(method.train, device, 1, 0) for device in devices])
+    plan = merge_plans([engine.plan(method.train, device, 1, 0) for device in devices])
     client = client_for(place.fleet.global_model, place.dataset.train, plan, preparation=place.dataset.preparation)
     weights = {name: one.expand(2, *one.shape) for name, one in method.start(place.fleet, 0)["weights"].items()}
-    _, adapted = method.own(client, {"weights": weights})
+    _, adapted = method.personal_model(client, {"weights": weights})
     slope = gradient(label_loss(client), weights, client.batch(plan[0]))
     for name, weight in adapted.items():
         assert torch.allclose(weight, weights[name] - 0.2 * slope[name], atol=1e-6)
@@ -256,7 +256,7 @@ def test_fedrep_moves_the_head_alone_and_then_the_body_alone(
                 logits = module(place.dataset.preparation(place.dataset.train.x[rows])).logits
                 F.cross_entropy(logits, place.dataset.train.y[rows]).backward()
                 optimizer.step()
-        made = {**reply.sent["weights"], **engine.memory.committed[reply.device.name]["weights"]}
+        made = {**reply.upload["weights"], **engine.memory.committed[reply.device.name]["weights"]}
         assert made.keys() == named.keys()
         for name, weight in made.items():
             assert torch.allclose(weight, named[name].detach(), atol=1e-9)
@@ -285,7 +285,7 @@ def test_fedreps_last_heads_are_for_everybody_and_leave_the_body(
     assert parcels_equal(method.finish(server, place.context(engine, 3)), server)
     engine.commit(3)
     assert set(engine.memory.committed) == set("0123")
-    first = method.prepare(place.fleet.device(1, 1), 0)
+    first = method.init_client(place.fleet.device(1, 1), 0)
     for name, parcel in engine.memory.committed.items():
         assert parcel["weights"].keys() == set(place.fleet.global_model.label_rows())
         assert not parcels_equal(parcel, before.get(name, first))
@@ -294,7 +294,7 @@ def test_fedreps_last_heads_are_for_everybody_and_leave_the_body(
 
 def test_fedreps_last_heads_are_not_for_tiers_that_sit_out(world: Callable[..., Any]) -> None:
     place, method = world(widths=(1.0, 0.5), sizes=SIZES), FedRep()
-    place = replace(place, fleet=place.fleet.restricted(["b"]))
+    place = replace(place, fleet=place.fleet.restrict_tiers(["b"]))
     engine = place.engine(method)
     server = place.play(method, engine)
     method.finish(server, place.context(engine, 3))
@@ -319,8 +319,8 @@ def test_epochs_of_a_plan_move_only_who_is_in_them(world: Callable[..., Any]) ->
     """Devices of two and three steps an epoch go through their first epochs side by side."""
     place, method = world(sizes=(5, 12), schedule=Schedule(4, 2, "wrap")), FedRep()
     engine = place.engine(method)
-    plan = together([engine.plan(method.train, device, 1, 0) for device in place.fleet.devices(1)])
-    assert [step.working.tolist() for step in epochs_of(plan, 1)] == [[1, 1], [1, 1], [0, 1]]
+    plan = merge_plans([engine.plan(method.train, device, 1, 0) for device in place.fleet.devices(1)])
+    assert [step.active.tolist() for step in take_epochs(plan, 1)] == [[1, 1], [1, 1], [0, 1]]
 
 
 # all of them, and devices that never train
@@ -377,14 +377,14 @@ def test_devices_that_never_train_are_in_no_cohort(
         cohort = draw_cohort(fleet, participation, number)
         assert len(cohort) == math.ceil(participation * 7)
         met |= {device.name for device in cohort}
-        assert {device.name for device in fleet.members(number)} == set("1235678")
+        assert {device.name for device in fleet.eligible_devices(number)} == set("1235678")
         assert len(fleet.devices(number)) == 10
     assert met == set("1235678")
 
 
 def test_devices_that_never_train_may_be_of_tiers_that_do(world: Callable[..., Any]) -> None:
-    fleet = with_strangers(world(widths=(1.0, 0.5), sizes=SIZES), 3).fleet.restricted(["b"])
-    assert [device.name for device in fleet.members(1)] == ["2"]
+    fleet = with_strangers(world(widths=(1.0, 0.5), sizes=SIZES), 3).fleet.restrict_tiers(["b"])
+    assert [device.name for device in fleet.eligible_devices(1)] == ["2"]
     assert [device.name for device in draw_cohort(fleet, 1.0, 1)] == ["2"]
 
 

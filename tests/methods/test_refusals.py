@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedloom.client import together
-from fedloom.fleet import Fleet, nested
+from fedloom.client import merge_plans
+from fedloom.fleet import Fleet, make_nested_tiers
+from fedloom.methods import fleet_problem
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedrolex import FedRolex
@@ -28,7 +29,7 @@ def net(family: str = "convnet", **settings: Any) -> Model:
 
 
 def fleet(small: Model, large: Model, shares: tuple[float, float] = (0.5, 0.5), size: int = 4) -> Fleet:
-    return Fleet(nested([("small", small), ("large", large)]), shares, size, seed=0)
+    return Fleet(make_nested_tiers([("small", small), ("large", large)]), shares, size, seed=0)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -50,20 +51,20 @@ def test_lists_of_different_length_have_nothing_in_between() -> None:
 
 @pytest.mark.parametrize("space", [{"classes": (2, 4)}, {"normalization": ("none", "batch")}, {"nothing": (1, 2)}])
 def test_a_space_of_what_is_no_size(space: Any) -> None:
-    assert FedSup(space=space).fleet_problem(fleet(net(width=0.5), net())) is not None
+    assert fleet_problem(FedSup(space=space), fleet(net(width=0.5), net())) is not None
 
 
 def test_budgets_of_nobody_and_for_nothing() -> None:
     tiers = fleet(net(width=0.5), net())
-    assert EFedSup().fleet_problem(tiers) is None
-    assert "'smal', which is no tier" in str(EFedSup(budgets={"smal": 0.3}).fleet_problem(tiers))
-    assert "no sub-net within the budget of 'small'" in str(EFedSup(budgets={"small": 0.0001}).fleet_problem(tiers))
+    assert fleet_problem(EFedSup(), tiers) is None
+    assert "'smal', which is no tier" in str(fleet_problem(EFedSup(budgets={"smal": 0.3}), tiers))
+    assert "no sub-net within the budget of 'small'" in str(fleet_problem(EFedSup(budgets={"small": 0.0001}), tiers))
 
 
 def test_a_report_on_a_tier_without_devices() -> None:
     tiers = fleet(net(width=0.5), net(), shares=(0.1, 0.9))
-    assert "'small', which has no device" in str(FedHeN(report=True).fleet_problem(tiers))
-    assert FedHeN().fleet_problem(tiers) is None
+    assert "'small', which has no device" in str(fleet_problem(FedHeN(report=True), tiers))
+    assert fleet_problem(FedHeN(), tiers) is None
 
 
 def test_windows_behind_a_flattened_map() -> None:
@@ -72,8 +73,8 @@ def test_windows_behind_a_flattened_map() -> None:
         fleet(net("preactresnet", width=0.5, exit_pool=pool), net("preactresnet", exit_pool=pool))
         for pool in ("four", "global")
     )
-    assert "exit.classifier.weight" in str(FedRolex().fleet_problem(four))
-    assert FedRolex().fleet_problem(pooled) is None
+    assert "exit.classifier.weight" in str(fleet_problem(FedRolex(), four))
+    assert fleet_problem(FedRolex(), pooled) is None
 
 
 def test_widths_of_a_family_that_has_none() -> None:
@@ -81,8 +82,8 @@ def test_widths_of_a_family_that_has_none() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, size), nn.Linear(size, CLASSES))
 
     small, large = (model("plain", plain, {"size": size}, SHAPE, CLASSES) for size in (2, 4))
-    assert "no setting `width`" in str(FjORD(widths=(0.5,)).fleet_problem(fleet(small, large)))
-    assert FjORD().fleet_problem(fleet(small, large)) is None
+    assert "no setting `width`" in str(fleet_problem(FjORD(widths=(0.5,)), fleet(small, large)))
+    assert fleet_problem(FjORD(), fleet(small, large)) is None
 
 
 def test_a_size_that_comes_twice_is_drawn_as_often_as_others(
@@ -90,8 +91,8 @@ def test_a_size_that_comes_twice_is_drawn_as_often_as_others(
 ) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
     whole = place.fleet.global_model
-    plan = together([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
-    half = whole.resized(width=0.5)
-    client = client_for(whole, place.dataset.train, plan, sizes={"a": whole, "b": half, "c": half.resized(widest=1.0)})
+    plan = merge_plans([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
+    half = whole.with_settings(width=0.5)
+    client = client_for(whole, place.dataset.train, plan, tier_models={"a": whole, "b": half, "c": half.with_settings(widest=1.0)})
     assert len(FjORD()._narrower(client)) == 2
     assert len(FjORD(widths=(0.5, 1.0))._narrower(client)) == 2

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.models import Model, Outputs, StepSeeds, batching, model, space
-from fedloom.models.batching import FunctionalModule, SlowBlock, fastest
+from fedloom.models import Model, Outputs, StepSeeds, batching, make_space, model
+from fedloom.models.batching import FunctionalModule, SlowBatchingWarning, choose_mode
 from fedloom.models.mobilenet import mobilenet
 from fedloom.models.normalization import Normalization
 from fedloom.seeds import generator
@@ -183,7 +183,7 @@ def test_a_module_may_have_constants(
     block, x = block_weights(net, DEVICES, torch.float32), images(net.input_shape).float()
     step_seeds = StepSeeds((1, 2, 3)) if training else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SlowBlock)
+        warnings.simplefilter("ignore", SlowBatchingWarning)
         made = net(block, x, step_seeds).logits
     for device in range(DEVICES):
         module = net.module()
@@ -234,18 +234,18 @@ def test_a_module_that_cannot_fold_says_so_and_is_right(
 ) -> None:
     net = stranger(build)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", SlowBlock)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SlowBatchingWarning)
         assert_block_is_each_alone(net, block, x, True, pick_device)
-    (slow,) = [str(warning.message) for warning in said if warning.category is SlowBlock]
+    (slow,) = [str(warning.message) for warning in caught if warning.category is SlowBatchingWarning]
     assert slow.count(f"{type(net.module()).__name__} does not run") == given_up
-    assert "does not run folded" in slow
-    assert ("does not run vmapped" in slow) is (given_up == 2)
-    assert len(net.slow_reasons()) == given_up
+    assert "does not run with fold_devices" in slow
+    assert ("does not run with vmap_devices" in slow) is (given_up == 2)
+    assert len(net.fallback_reasons()) == given_up
 
 
 def test_families_have_no_reason_to_be_slow(family: str, tiny_model: Callable[..., Model]) -> None:
-    assert tiny_model(family).slow_reasons() == ()
+    assert tiny_model(family).fallback_reasons() == ()
 
 
 def test_a_module_that_looks_at_its_whole_batch_sees_its_own_device_alone(
@@ -254,7 +254,7 @@ def test_a_module_that_looks_at_its_whole_batch_sees_its_own_device_alone(
     """Devices differ in their data: a trial whose devices hold the same examples would not tell them apart."""
     net = stranger(centring)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SlowBlock)
+        warnings.simplefilter("ignore", SlowBatchingWarning)
         assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
 
 
@@ -327,15 +327,21 @@ def test_dropout_is_off_when_judged(block_weights: Callable[..., dict[str, Tenso
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
     """The modules on which ways of running were tried out, with nothing known from before."""
-    caches = (batching._skeleton, batching._alone, batching._many, batching.fastest_of, batching._ways)
+    caches = (
+        batching._functional_module,
+        batching._single_device_forward,
+        batching._multi_device_forward,
+        batching.batching_mode,
+        batching._known_modes,
+    )
     tried: list[nn.Module] = []
 
-    def watched(skeleton: FunctionalModule, *said: Any) -> Any:
-        tried.append(skeleton.module)
-        return fastest(skeleton, *said)
+    def watched(module: FunctionalModule, *arguments: Any) -> Any:
+        tried.append(module.module)
+        return choose_mode(module, *arguments)
 
-    monkeypatch.setattr(batching, "fastest", watched)
-    monkeypatch.setattr(batching, "ENOUGH", 2)
+    monkeypatch.setattr(batching, "choose_mode", watched)
+    monkeypatch.setattr(batching, "TRIALS_PER_KIND", 2)
     for cache in caches:
         cache.cache_clear()
     yield tried
@@ -350,7 +356,7 @@ def test_few_of_many_sub_nets_are_tried_and_all_are_each_device_alone(
     sizes = {"widths": ((2, 4), (4, 6)), "depths": ((1,), (1, 2)), "kernels": ((3, 5), (3, 5, 7))}
     largest = {"stem": 3, "widths": (4, 6), "depths": (1, 2), "kernels": (5, 7)}
     whole, drawn = model("mobilenet", mobilenet, largest, (1, 8, 8), 4), generator(0, "sub-nets")
-    nets = {space(sizes).draw(whole, drawn) for _ in range(20)}
+    nets = {make_space(sizes).sample(whole, drawn) for _ in range(20)}
     for net in nets:
         assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
     assert 0 < len(trials) <= 2 * 4 < len(nets)  # kinds of blocks: of one width or of two, with a stride or without
@@ -393,7 +399,7 @@ def test_what_is_no_size_is_tried_on_its_own(
         for width in (6, 7, 8):
             net = model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SlowBlock)
+                warnings.simplefilter("ignore", SlowBatchingWarning)
                 assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
     assert len(trials) == 2 * 2
 
@@ -404,7 +410,7 @@ def test_where_sizes_run_in_different_ways_each_is_tried(
     for width in (6, 7, 8, 9):
         net = model("odd_ones_mix", odd_ones_mix, {"width": width}, (5,), 4)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SlowBlock)
+            warnings.simplefilter("ignore", SlowBatchingWarning)
             assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
     assert len(trials) == 4
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.footprints import is_part
+from fedloom.footprints import is_submodel
 from fedloom.models import MODELS, Model, StepSeeds, cost, model
 from fedloom.tensors import Tensors
 
@@ -52,20 +52,20 @@ def test_forward_is_the_papers(stem: int | None, block_weights: Callable[..., di
     assert list(made.exits) == ["logits"] and list(made.taps) == ["extractor", "features"]
     for name, tensor in {**made.exits, **made.taps}.items():
         assert torch.allclose(tensor[0], expected[name], atol=1e-9)
-    assert net.slow_reasons() == ()
+    assert net.fallback_reasons() == ()
 
 
 def test_the_server_goes_on_where_a_devices_extractor_ends(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     """A server with a device's own blocks makes of its maps what the device makes of its images."""
     device = net_of()
     server = net_of((3, 7, 7), stem=None)
-    assert device.has_parts("extractor", "classifier") and not server.has_parts("extractor")
+    assert device.has_children("extractor", "classifier") and not server.has_children("extractor")
     assert {name: shape for name, shape in device.shapes().items() if not name.startswith("extractor.")} == dict(
         server.shapes()
     )
     weights, x = block_weights(device, 2), torch.randn(2, 4, 2, 7, 7, dtype=torch.float64)
     step_seeds = StepSeeds((0, 0))
-    maps = device.part("extractor")(device.part_weights("extractor", weights), x, step_seeds).logits
+    maps = device.submodel("extractor")(device.submodel_weights("extractor", weights), x, step_seeds).logits
     assert maps.shape == (2, 4, *server.input_shape)
     assert torch.allclose(server(weights, maps, step_seeds).logits, device(weights, x, step_seeds).logits, atol=1e-10)
 
@@ -77,7 +77,7 @@ def test_only_the_first_block_of_a_stage_convolves_its_shortcut() -> None:
 
 def test_a_narrow_stem_and_narrow_blocks_lie_in_wide_ones() -> None:
     wide, narrow = net_of(), net_of(width=0.5)
-    assert is_part(narrow.shapes(), wide.shapes())
+    assert is_submodel(narrow.shapes(), wide.shapes())
     assert tuple(narrow.shapes()["extractor.0.weight"]) == (2, 2, 3, 3)
     assert tuple(narrow.shapes()["stages.1.0.conv1.weight"]) == (2, 4, 1, 1)
     assert tuple(narrow.shapes()["classifier.weight"]) == (4, 6)

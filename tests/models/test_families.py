@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.models import MODELS, Model, StepSeeds, model
-from fedloom.models.normalization import Normalization, kept_channels, normalize
+from fedloom.models.normalization import Normalization, kept_channels, make_norm
 from fedloom.tensors import Tensors
 
 
@@ -87,7 +87,7 @@ def test_kept_channels_are_the_ceil_of_a_share(hidden: int, width: float, widest
 @pytest.mark.parametrize("kind", get_args(Normalization))
 def test_normalisations_do_what_their_name_says(kind: Normalization) -> None:
     x = torch.randn(6, 8, 5, 5, dtype=torch.float64) * 3 + 2
-    made = normalize(kind, 8).double().train()(x).detach()
+    made = make_norm(kind, 8).double().train()(x).detach()
     axes = {
         "static_batch": (0, 2, 3),
         "instance": (2, 3),
@@ -110,4 +110,4 @@ def test_normalisations_do_what_their_name_says(kind: Normalization) -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 6, 8])
 def test_group_norm_fits_narrow_slices(channels: int) -> None:
-    assert normalize("group", channels)(torch.randn(2, channels, 3, 3)).shape == (2, channels, 3, 3)
+    assert make_norm("group", channels)(torch.randn(2, channels, 3, 3)).shape == (2, channels, 3, 3)

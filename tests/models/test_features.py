@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.models import Model, Outputs, StepSeeds, model
-from fedloom.models.batching import BatchingMode, FunctionalModule, folded, one_by_one, vmapped
+from fedloom.models.batching import BatchingMode, FunctionalModule, fold_devices, loop_over_devices, vmap_devices
 
 NUMBERS = count()
 DEVICES = 3
@@ -113,7 +113,7 @@ def plain() -> nn.Module:
     return Plain()
 
 
-@pytest.mark.parametrize("way", [folded, vmapped, one_by_one])
+@pytest.mark.parametrize("way", [fold_devices, vmap_devices, loop_over_devices])
 def test_a_module_that_shows_nothing_is_watched_whichever_way_it_runs(
     way: BatchingMode, block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_watched_module_is_as_fast_and_as_right_as_before(
     net = stranger(plain)
     block, x = block_weights(net, devices), images(net.input_shape, devices)
     made = net(block, x, StepSeeds((0,) * devices))
-    assert net.slow_reasons() == ()
+    assert net.fallback_reasons() == ()
     assert torch.allclose(net.features(block, x), made.taps["features"], atol=1e-12)
     assert list(made.exits) == ["logits"] and list(made.taps) == ["features"]
 
@@ -182,12 +182,12 @@ def silent() -> nn.Module:
     return Silent()
 
 
-@pytest.mark.filterwarnings("ignore::fedloom.models.batching.SlowBlock")
+@pytest.mark.filterwarnings("ignore::fedloom.models.batching.SlowBatchingWarning")
 def test_a_layer_that_is_never_called_shows_nothing(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(silent, (6,))
     block, x = block_weights(net, 1), images((6,), 1)
     assert net(block, x).taps == {}
-    with pytest.raises(ValueError, match=r"silent .* shows no features"):
+    with pytest.raises(ValueError, match=r"silent .* has no features"):
         net.features(block, x)
 
 
@@ -228,6 +228,6 @@ def test_a_watched_layers_input_is_after_whatever_is_dropped(
 
 def test_nothing_of_a_pass_is_held_on_to(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(plain)
-    skeleton = FunctionalModule(net.module().double(), training=True)
-    folded(skeleton)(block_weights(net, 2), images(net.input_shape, 2))
-    assert skeleton._seen is None
+    module = FunctionalModule(net.module().double(), training=True)
+    fold_devices(module)(block_weights(net, 2), images(net.input_shape, 2))
+    assert module._last_input is None

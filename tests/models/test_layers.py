@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models.layers import RULES, Scaler, fold, give_rules, unfold
+from fedloom.models.layers import FOLDED_LAYERS, Scaler, fold, support_device_axis, unfold
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv2d": (lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 7, 7)),
@@ -63,12 +63,12 @@ def drawn(name: str) -> tuple[nn.Module, Tensor]:
 
 def with_rules(layer: nn.Module) -> nn.Module:
     copy = deepcopy(layer)
-    give_rules(copy)
+    support_device_axis(copy)
     return copy
 
 
 def test_every_rule_is_tried() -> None:
-    assert {type(build()) for build, _ in LAYERS.values()} == set(RULES)
+    assert {type(build()) for build, _ in LAYERS.values()} == set(FOLDED_LAYERS)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
@@ -77,7 +77,7 @@ def test_plain_weights_make_the_plain_layer(name: str, training: bool, bits_equa
     layer, x = drawn(name)
     ruled = with_rules(layer).train(training)
     layer.train(training)
-    assert type(ruled) is RULES[type(layer)]
+    assert type(ruled) is FOLDED_LAYERS[type(layer)]
     assert ruled.state_dict().keys() == layer.state_dict().keys()
     assert bits_equal(ruled(x), layer(x))
 

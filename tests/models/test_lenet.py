@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.footprints import between
+from fedloom.footprints import find_footprint
 from fedloom.models import MODELS, Model, StepSeeds, cost, model
 from fedloom.tensors import Tensors
 
@@ -39,7 +39,7 @@ def test_forward(step_seeds: StepSeeds | None, block_weights: Callable[..., dict
     assert list(made.exits) == ["logits"]
     assert torch.allclose(made.logits[0], logits, atol=1e-10)
     assert torch.allclose(made.taps["features"][0], features, atol=1e-10)
-    assert net.slow_reasons() == ()
+    assert net.fallback_reasons() == ()
 
 
 def test_without_hidden_layers_the_flat_map_is_the_representation(
@@ -79,7 +79,7 @@ def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(
     assert tuple(narrow.shapes()["hidden.0.weight"]) == (3, 3 * 4)
     part = {name: tensor[0].abs() for name, tensor in block_weights(narrow, 1).items()}
     silence = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in wide.shapes().items()}
-    whole = between(narrow.shapes(), wide.shapes()).write(silence, part)
+    whole = find_footprint(narrow.shapes(), wide.shapes()).write(silence, part)
     x = torch.rand(1, 3, 2, 14, 14, dtype=torch.float64)
     left, right = (
         net({name: tensor[None] for name, tensor in weights.items()}, x).logits
@@ -98,7 +98,7 @@ def test_multiply_adds_by_hand() -> None:
 def test_images_need_not_be_square() -> None:
     net = net_of((1, 14, 18))
     assert tuple(net.shapes()["hidden.0.weight"]) == (6, 5 * 1 * 2)
-    net.fits_the_data()
+    net.check_output_size()
 
 
 @pytest.mark.parametrize("side", [13, 4, 2])

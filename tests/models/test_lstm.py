@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.footprints import between
+from fedloom.footprints import find_footprint
 from fedloom.models import MODELS, Model, StepSeeds, cost, model
-from fedloom.models.lstm import Cells
+from fedloom.models.lstm import LstmLayer
 
 SIZES = {"embedding": 6, "hidden": 4, "features": 5, "dropout": 0.0}
 LENGTH, TOKENS = 7, 9
@@ -23,7 +23,7 @@ def net_of(**settings: Any) -> Model:
 
 
 def rows(net: Model, devices: int = 1) -> Tensor:
-    return net.sample(torch.Generator().manual_seed(1), devices, 3)
+    return net.random_inputs(torch.Generator().manual_seed(1), devices, 3)
 
 
 def torchs_own(net: Model, w: dict[str, Tensor], layers: int) -> nn.LSTM:
@@ -70,7 +70,7 @@ def test_slopes_are_torchs_own(devices: int, block_weights: Weights) -> None:
 
 def test_cells_start_as_torchs_own() -> None:
     """Uniform up to one over the root of the hidden units."""
-    for weight in Cells(300, 64).parameters():
+    for weight in LstmLayer(300, 64).parameters():
         assert 0.9 / 8 < float(weight.detach().abs().max()) <= 1 / 8
 
 
@@ -79,7 +79,7 @@ def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(block_weights:
     wide, narrow = net_of(layers=2), net_of(layers=2, width=0.5)
     part = {name: tensor[0] for name, tensor in block_weights(narrow, 1).items()}
     silence = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in wide.shapes().items()}
-    whole = between(narrow.shapes(), wide.shapes()).write(silence, part)
+    whole = find_footprint(narrow.shapes(), wide.shapes()).write(silence, part)
     assert tuple(narrow.shapes()["cells.1.recurrent"]) == (2, 2, 4)
     assert tuple(narrow.shapes()["cells.1.bias"]) == (2, 1, 4)
     x = rows(wide)

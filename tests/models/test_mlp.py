@@ -26,7 +26,7 @@ def test_forward(shape: tuple[int, ...], block_weights: Callable[..., dict[str, 
         logits = F.linear(features, w["classifier.weight"], w["classifier.bias"])
         assert torch.allclose(made.logits[device], logits, atol=1e-12)
         assert torch.allclose(made.taps["features"][device], features, atol=1e-12)
-    assert net.slow_reasons() == ()
+    assert net.fallback_reasons() == ()
 
 
 def test_without_hidden_layers_it_is_a_linear_model(block_weights: Callable[..., dict[str, Tensor]]) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.footprints import Footprint, between, centered, is_part
-from fedloom.models import MODELS, SPACES, Model, StepSeeds, cost, model, space
+from fedloom.footprints import Footprint, centered, find_footprint, is_submodel
+from fedloom.models import MODELS, SPACES, Model, StepSeeds, cost, make_space, model
 from fedloom.seeds import generator
 from fedloom.tensors import Tensors
 
@@ -74,13 +74,13 @@ def dynamic(w: Tensors, x: Tensor, architecture: Architecture) -> Tensor:
 
 
 def part_of(small: Model, large: Model) -> Footprint:
-    footprint = between(small.shapes(), large.shapes(), centered)
+    footprint = find_footprint(small.shapes(), large.shapes(), centered)
     assert footprint.blocks.keys() == small.shapes().keys()  # no weight of a sub-net is missing in the supernet
     return footprint
 
 
 def assert_cut_out_is_dynamic(whole: Model, weights: Tensors, architecture: Architecture) -> None:
-    sub_net = whole.resized(**architecture, spare_shortcuts=False)
+    sub_net = whole.with_settings(**architecture, spare_shortcuts=False)
     x = torch.randn(1, 3, 3, 32, 32, dtype=torch.float64)
     own = part_of(sub_net, whole).read(weights)
     by_slicing = dynamic({name: tensor[0] for name, tensor in weights.items()}, x[0], architecture)
@@ -108,7 +108,7 @@ def test_architectures_layer_by_layer_need_the_spare_shortcuts(
         assert_cut_out_is_dynamic(whole, weights, architecture)
     lacking = whole_net().shapes()
     assert any(
-        not whole.resized(**one, spare_shortcuts=False).shapes().keys() <= lacking.keys() for one in architectures
+        not whole.with_settings(**one, spare_shortcuts=False).shapes().keys() <= lacking.keys() for one in architectures
     )
 
 
@@ -123,7 +123,7 @@ def test_spare_shortcuts_change_nothing_that_is_made(block_weights: Callable[...
     weights, x = block_weights(spare, 2), torch.randn(2, 3, 3, 32, 32, dtype=torch.float64)
     assert spare.shapes().keys() - plain.shapes().keys() == {f"stages.{n}.1.shortcut.weight" for n in (1, 2, 3)}
     assert torch.equal(spare(weights, x).logits, plain({name: weights[name] for name in plain.shapes()}, x).logits)
-    assert spare.slow_reasons() == ()
+    assert spare.fallback_reasons() == ()
 
 
 @pytest.mark.parametrize(("space", "size"), [("code", 10_368), ("paper", 15_552)])
@@ -141,7 +141,7 @@ def test_the_largest_of_a_space_is_the_family_as_it_is(space: str) -> None:
 def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
     large, small = (net_of(widths=(1,), depths=(1,), kernels=(side,), stem=1) for side in (7, 3))
     name = "stages.0.0.depthwise.weight"
-    numbered = {**large.initial(0), name: torch.arange(49).view(1, 1, 7, 7)}
+    numbered = {**large.initial_weights(0), name: torch.arange(49).view(1, 1, 7, 7)}
     assert part_of(small, large).read(numbered)[name][0, 0].tolist() == [[16, 17, 18], [23, 24, 25], [30, 31, 32]]
 
 
@@ -157,7 +157,7 @@ def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
 )
 def test_sub_nets_of_sub_nets_are_sub_nets(chain: list[dict[str, Any]]) -> None:
     large, middle, small = (whole_net(**settings) for settings in chain)
-    weights = large.initial(0)
+    weights = large.initial_weights(0)
     in_two_steps = part_of(small, middle).read(part_of(middle, large).read(weights))
     at_once = part_of(small, large).read(weights)
     assert all(torch.equal(tensor, in_two_steps[name]) for name, tensor in at_once.items())
@@ -167,7 +167,7 @@ def test_a_net_without_a_shortcut_holds_one_that_needs_it_only_with_a_spare() ->
     """Of two sub-nets the larger may lack what the smaller has, although the supernet holds both."""
     even, uneven = whole_net(widths=(8, 8, 16, 128)), whole_net(widths=(4, 8, 16, 64))
     assert uneven.shapes().keys() - even.shapes().keys() == {"stages.1.0.shortcut.weight"}
-    part_of(uneven, even.resized(spare_shortcuts=True))
+    part_of(uneven, even.with_settings(spare_shortcuts=True))
 
 
 def test_a_larger_choice_costs_more() -> None:
@@ -193,7 +193,7 @@ def test_a_block_starts_as_its_shortcut() -> None:
 @pytest.mark.parametrize("normalization", ["parametric", "static_batch", "none"])
 def test_the_first_step_has_a_finite_gradient(normalization: str) -> None:
     net = whole_net(normalization=normalization)
-    leaves = {name: tensor[None].requires_grad_() for name, tensor in net.initial(0).items()}
+    leaves = {name: tensor[None].requires_grad_() for name, tensor in net.initial_weights(0).items()}
     x = torch.zeros(1, 2, 3, 32, 32)  # not even a pixel differs
     slopes = torch.autograd.grad(net(leaves, x, StepSeeds((0,))).logits.exp().sum(), list(leaves.values()))
     assert all(bool(slope.isfinite().all()) for slope in slopes)
@@ -214,7 +214,7 @@ def test_taps_of_every_block(block_weights: Callable[..., dict[str, Tensor]]) ->
 
 @pytest.mark.parametrize("side", [1, 2, 5, 6, 28])
 def test_maps_of_odd_size_round_up(side: int) -> None:
-    whole_net(input_shape=(1, side, side)).fits_the_data()
+    whole_net(input_shape=(1, side, side)).check_output_size()
 
 
 def test_a_stage_must_say_something_of_every_block() -> None:
@@ -226,10 +226,10 @@ def test_a_stage_must_say_something_of_every_block() -> None:
 
 def test_kernels_can_be_drawn_block_by_block() -> None:
     whole = model("mobilenet", MODELS["mobilenet"], {}, (3, 32, 32), 10)
-    nets, draw = space(SPACES["paper_by_layer"]), generator(0, "by layer")
+    nets, draw = make_space(SPACES["paper_by_layer"]), generator(0, "by layer")
     assert dict(nets.smallest(whole).settings)["kernels"] == ((3,), (3, 3), (3, 3), (3, 3))
     assert cost(nets.largest(whole)) == cost(whole)
-    drawn = [nets.draw(whole, draw) for _ in range(10)]
+    drawn = [nets.sample(whole, draw) for _ in range(10)]
     assert nets.count() == 3 * 9**3 * 2**3 * 2**3 * 3
     assert any(len(set(kernels)) > 1 for net in drawn for kernels in dict(net.settings)["kernels"])
-    assert all(is_part(net.shapes(), whole.shapes()) for net in drawn)
+    assert all(is_submodel(net.shapes(), whole.shapes()) for net in drawn)

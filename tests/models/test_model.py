@@ -13,7 +13,7 @@ from fedloom.tensors import Tensors
 
 def test_initial_weights_follow_the_seed(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
-    first, again, other = net.initial(3), net.initial(3), net.initial(4)
+    first, again, other = net.initial_weights(3), net.initial_weights(3), net.initial_weights(4)
     assert {name: tensor.shape for name, tensor in first.items()} == dict(net.shapes())
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
@@ -21,7 +21,7 @@ def test_initial_weights_follow_the_seed(family: str, tiny_model: Callable[..., 
 
 def test_drawing_weights_touches_nobody_elses_randomness(family: str, tiny_model: Callable[..., Model]) -> None:
     before = torch.random.get_rng_state()
-    tiny_model(family).initial(0)
+    tiny_model(family).initial_weights(0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -29,20 +29,20 @@ def test_initial_weights_do_not_depend_on_what_was_drawn_before(family: str, tin
     net = tiny_model(family)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        first = net.initial(0)
+        first = net.initial_weights(0)
         torch.manual_seed(2)
-        again = net.initial(0)
+        again = net.initial_weights(0)
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
 
 
 @pytest.mark.usefixtures("double")
 def test_initial_weights_have_the_default_dtype(family: str, tiny_model: Callable[..., Model]) -> None:
-    assert {tensor.dtype for tensor in tiny_model(family).initial(0).values()} == {torch.float64}
+    assert {tensor.dtype for tensor in tiny_model(family).initial_weights(0).values()} == {torch.float64}
 
 
 def test_norms_start_neutral(normed_family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(normed_family, normalization="static_batch")
-    weights = net.initial(0)
+    weights = net.initial_weights(0)
     norms = {name.rpartition(".")[0] for name in net.statistics()}
     assert norms
     for norm in norms:
@@ -55,7 +55,7 @@ def test_norms_start_neutral(normed_family: str, tiny_model: Callable[..., Model
 
 def test_classifiers_start_without_bias(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
-    weights, rows = net.initial(0), net.label_rows()
+    weights, rows = net.initial_weights(0), net.label_rows()
     assert all(bool((weights[name] == 0).all()) for name in rows if weights[name].dim() == 1)
 
 
@@ -154,7 +154,7 @@ def test_every_kind_of_batch_norm_gives_its_statistics(build: Callable[[], nn.Mo
     """Statistics that stay at their neutral start would be judged with, and nobody would know."""
     net = model(build.__name__, build, {}, shape, 3)
     x = torch.randn(1, 20, *shape) * 2 + 5
-    found = net.batch_statistics({name: tensor[None] for name, tensor in net.initial(0).items()}, x)
+    found = net.batch_statistics({name: tensor[None] for name, tensor in net.initial_weights(0).items()}, x)
     assert found.keys() == net.statistics().keys()
     mean, variance = (next(found[name][0] for name in found if name.endswith(key)) for key in ("mean", "var"))
     values = x[0].transpose(0, 1).flatten(1)
@@ -164,7 +164,7 @@ def test_every_kind_of_batch_norm_gives_its_statistics(build: Callable[[], nn.Mo
 
 def test_statistics_that_are_asked_for_can_be_had() -> None:
     net = model("tracking_instances", tracking_instances, {}, (2, 3, 3), 3)
-    block = {name: tensor[None] for name, tensor in net.initial(0).items()}
+    block = {name: tensor[None] for name, tensor in net.initial_weights(0).items()}
     assert net.batch_statistics(block, torch.randn(1, 4, 2, 3, 3)).keys() == net.statistics().keys()
 
 
@@ -232,7 +232,7 @@ def test_shipped_families_can_be_sliced(family: str, tiny_model: Callable[..., M
 
 def test_resized_is_another_size_of_the_same_family(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
-    assert net.resized(width=0.5) == tiny_model(family, width=0.5)
+    assert net.with_settings(width=0.5) == tiny_model(family, width=0.5)
     assert net == tiny_model(family)
 
 
@@ -279,12 +279,12 @@ def scaled() -> nn.Module:
     return nn.Sequential(Scaled())
 
 
-@pytest.mark.filterwarnings("ignore::fedloom.models.batching.SlowBlock")
+@pytest.mark.filterwarnings("ignore::fedloom.models.batching.SlowBatchingWarning")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_model_that_was_judged_can_still_be_differentiated(devices: int) -> None:
     """Judging runs without autograd; what it leaves behind must not stop a teacher's pass in judging mode."""
     net = model(f"scaled{devices}", scaled, {}, (5,), 4)
-    block = {name: torch.stack([tensor] * devices) for name, tensor in net.initial(0).items()}
+    block = {name: torch.stack([tensor] * devices) for name, tensor in net.initial_weights(0).items()}
     x = torch.ones(devices, 3, 5)
     with torch.inference_mode():
         net(block, x)

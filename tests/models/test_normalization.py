@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.footprints import part_of
+from fedloom.footprints import subnet_footprint
 from fedloom.models import Model
 from fedloom.models.layers import fold, unfold
 from fedloom.models.normalization import ParametricNorm
@@ -170,8 +170,8 @@ def test_many_devices_at_once_are_each_alone(per_sample: bool, batch: int) -> No
         assert torch.allclose(made[device], norm(x[device]), atol=1e-12)
         own = slopes(norm(x[device]), [x, *norm.parameters()])
         assert torch.allclose(found[0][device], own[0][device], atol=1e-12)
-        for folded, single in zip(found[1:], own[1:], strict=True):
-            assert torch.allclose(folded[device], single, atol=1e-12)
+        for fold_devices, single in zip(found[1:], own[1:], strict=True):
+            assert torch.allclose(fold_devices[device], single, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["convnet", "preresnet", "preactresnet", "mobilenet"])
@@ -187,9 +187,9 @@ def test_a_norm_for_each_width(family: str, normalization: Any, tiny_model: Call
         held = {name.split(".norms.")[1].split(".")[0] for name in net.shapes() if ".norms." in name}
         assert held == set(["0_25", "0_5", "1"][: number + 1])
         assert len(net.statistics()) == len(usual.statistics())
-        used = set(net.behind_last_exit())
+        used = set(net.last_exit_weights())
         own = ["0_25", "0_5", "1"][number]
         assert {name.split(".norms.")[1].split(".")[0] for name in used if ".norms." in name} == {own}
-        assert net.slow_reasons() == ()
+        assert net.fallback_reasons() == ()
     for small, large in pairwise(nets):
-        assert part_of(small, large).blocks.keys() == small.shapes().keys()
+        assert subnet_footprint(small, large).blocks.keys() == small.shapes().keys()

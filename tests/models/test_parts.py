@@ -34,14 +34,14 @@ def net_of(units: int = 4) -> Model:
 
 
 def test_a_part_is_a_value() -> None:
-    left, again = net_of().part("left"), net_of().part("left")
+    left, again = net_of().submodel("left"), net_of().submodel("left")
     assert left == again and hash(left) == hash(again)
-    assert left != net_of().part("right") and left != net_of(5).part("left")
+    assert left != net_of().submodel("right") and left != net_of(5).submodel("left")
     assert pickle.loads(pickle.dumps(left)) == left  # noqa: S301
 
 
 def test_a_part_knows_what_it_gets_and_what_it_ends_in() -> None:
-    left, right = net_of().part("left"), net_of().part("right")
+    left, right = net_of().submodel("left"), net_of().submodel("right")
     assert (left.family, left.input_shape, left.classes) == ("halves.left", (6,), 4)
     assert (right.family, right.input_shape, right.classes) == ("halves.right", (4,), 3)
     assert {name: tuple(shape) for name, shape in left.shapes().items()} == {"0.weight": (4, 6), "0.bias": (4,)}
@@ -52,7 +52,7 @@ def test_a_part_knows_what_it_gets_and_what_it_ends_in() -> None:
 
 def test_a_part_is_drawn_as_in_the_whole() -> None:
     net = net_of()
-    expected, drawn = net.part_weights("right", net.initial(3)), net.part("right").initial(3)
+    expected, drawn = net.submodel_weights("right", net.initial_weights(3)), net.submodel("right").initial_weights(3)
     assert drawn.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in drawn.items())
 
@@ -62,7 +62,7 @@ def test_weights_and_statistics_of_a_part_lose_its_name(block_weights: Callable[
     weights = block_weights(net, 2)
     weights |= net.batch_statistics(weights, torch.randn(2, 4, 6, dtype=torch.float64))
     weights["rightmost.bias"] = torch.zeros(2)
-    found = net.part_weights("right", weights)
+    found = net.submodel_weights("right", weights)
     assert set(found) == {"0.weight", "0.bias", "0.running_mean", "0.running_var", "1.weight", "1.bias"}
     assert all(tensor is weights[f"right.{name}"] for name, tensor in found.items())
 
@@ -72,8 +72,8 @@ def test_parts_run_many_devices_and_train(block_weights: Callable[..., dict[str,
     leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 3).items()}
     step_seeds, made = StepSeeds((0, 0, 0)), x
     for name in ("twice", "twice", "left", "right"):
-        child = net.part(name) if name != "twice" else model("linear", linear, {}, (6,), 6)
-        made = child(net.part_weights(name, leaves), made, step_seeds).logits
+        child = net.submodel(name) if name != "twice" else model("linear", linear, {}, (6,), 6)
+        made = child(net.submodel_weights(name, leaves), made, step_seeds).logits
     whole = net(leaves, x, step_seeds).logits
     assert torch.allclose(made, whole, atol=1e-12)
     used = [tensor for name, tensor in leaves.items() if not name.startswith("unused")]
@@ -87,23 +87,23 @@ def linear() -> nn.Module:
 
 def test_there_are_parts_or_not() -> None:
     net = net_of()
-    assert net.has_parts() and net.has_parts("left", "right") and not net.has_parts("left", "middle")
-    assert not net.has_parts("left.0")
-    for ask in (net.part, lambda name: net.part_weights(name, {})):
-        with pytest.raises(ValueError, match="halves has no part 'middle'; its parts are: left, right, twice, unused"):
+    assert net.has_children() and net.has_children("left", "right") and not net.has_children("left", "middle")
+    assert not net.has_children("left.0")
+    for ask in (net.part, lambda name: net.submodel_weights(name, {})):
+        with pytest.raises(ValueError, match="halves has no child module 'middle'; it has: left, right, twice, unused"):
             ask("middle")
 
 
 @pytest.mark.parametrize(("name", "tensors"), [("twice", 2), ("unused", 0)])
 def test_a_child_that_is_not_run_once_is_no_part(name: str, tensors: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} .* gets {tensors} tensors"):
-        net_of().part(name)
+    with pytest.raises(ValueError, match=f"{name} .* gives it {tensors} tensors"):
+        net_of().submodel(name)
 
 
 def test_settings_of_a_part_are_the_wholes() -> None:
-    child = model("halves", halves, {}, (6,), 3).part("left")
+    child = model("halves", halves, {}, (6,), 3).submodel("left")
     assert child.settings == ()
-    assert child.spelled_out() == {"units": 5}
+    assert child.full_settings() == {"units": 5}
     assert list(inspect.signature(child.build).parameters) == ["units"]
 
 
@@ -112,7 +112,7 @@ def test_every_family_has_a_classifier_that_runs_alone(
 ) -> None:
     net = tiny_model(family)
     block, x = block_weights(net, 2), torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
-    made, head = net(block, x, StepSeeds((0, 0))), net.part("classifier")
+    made, head = net(block, x, StepSeeds((0, 0))), net.submodel("classifier")
     assert head.classes == net.classes
-    alone = head(net.part_weights("classifier", block), made.taps["features"], StepSeeds((0, 0)))
+    alone = head(net.submodel_weights("classifier", block), made.taps["features"], StepSeeds((0, 0)))
     assert torch.allclose(alone.logits, made.logits, atol=1e-12)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.footprints import between
+from fedloom.footprints import find_footprint
 from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.models.layers import fold, unfold
 from fedloom.models.preactresnet import MixedPool
@@ -78,7 +78,7 @@ def test_exits_and_taps(
     assert tuple(made.taps["features"].shape) == (2, 3, features)
     heads = {"exit": "exit.classifier", "full": "classifier"}
     assert net.label_rows() == tuple(f"{heads[name]}.{key}" for name in exits for key in ("weight", "bias"))
-    assert net.slow_reasons() == ()
+    assert net.fallback_reasons() == ()
 
 
 @pytest.mark.parametrize("exit_pool", ["four", "global"])
@@ -88,7 +88,7 @@ def test_the_simple_net_is_a_part_of_the_complex_one(
     simple, complex_ = net_of(exit_pool=exit_pool, stages=2), net_of(exit_pool=exit_pool)
     assert simple.shapes().items() <= complex_.shapes().items()
     weights, x = block_weights(complex_, 1), torch.randn(1, 3, 3, 16, 16, dtype=torch.float64)
-    part = between(simple.shapes(), complex_.shapes()).read(weights)
+    part = find_footprint(simple.shapes(), complex_.shapes()).read(weights)
     assert torch.allclose(simple(part, x).logits, complex_(weights, x).exits["exit"], atol=1e-12)
 
 
@@ -116,14 +116,14 @@ def test_the_exit_pools_to_four_by_four(image: int, exit_after: int, window: tup
     net = net_of((1, image, image), exit_after=exit_after)
     assert net.module().get_submodule("exit.pool").window == window
     assert tuple(net.shapes()["exit.classifier.weight"]) == (5, SIZES["hidden"][exit_after - 1] * features)  # type: ignore[index]
-    net.fits_the_data()
+    net.check_output_size()
 
 
 def test_images_need_not_be_square() -> None:
     net = net_of((1, 32, 28))
     assert net.module().get_submodule("exit.pool").window == (4, 3)
-    net.fits_the_data()
-    net_of((1, 32, 28), exit_pool="global").fits_the_data()
+    net.check_output_size()
+    net_of((1, 32, 28), exit_pool="global").check_output_size()
 
 
 def test_mixed_pooling_worked_by_hand() -> None:
@@ -143,7 +143,7 @@ def test_every_device_mixes_in_its_own_proportion() -> None:
 
 
 def test_the_proportion_is_drawn_between_all_mean_and_all_maximum() -> None:
-    drawn = [float(net_of().initial(seed)["exit.pool.maximum"]) for seed in range(20)]
+    drawn = [float(net_of().initial_weights(seed)["exit.pool.maximum"]) for seed in range(20)]
     assert all(0 <= share <= 1 for share in drawn)
     assert min(drawn) < 0.3 < 0.7 < max(drawn)
 
@@ -167,5 +167,7 @@ def test_groups_fit_odd_slices_and_the_scaler_is_off_unless_asked_for() -> None:
 def test_the_exit_of_a_narrow_net_has_the_columns_of_its_channels() -> None:
     wide, narrow = net_of(), net_of(width=0.5)
     columns = torch.arange(6 * 16).expand(5, -1)
-    own = between(narrow.shapes(), wide.shapes()).read({**wide.initial(0), "exit.classifier.weight": columns})
+    own = find_footprint(narrow.shapes(), wide.shapes()).read(
+        {**wide.initial_weights(0), "exit.classifier.weight": columns}
+    )
     assert own["exit.classifier.weight"][0].tolist() == list(range(3 * 16))  # channel by channel, 4 x 4 each

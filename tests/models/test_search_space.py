@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedloom.footprints import is_part
-from fedloom.models import Model, Space, cost, model, space, space_of
+from fedloom.footprints import is_submodel
+from fedloom.models import Model, SearchSpace, cost, make_space, model, space_from_models
 from fedloom.seeds import generator
 
 
@@ -47,12 +47,12 @@ def settings_in(net: Model, table: dict[str, Any]) -> tuple[Any, ...]:
 
 @given(table=tables)
 def test_there_are_as_many_sub_nets_as_can_be_listed(table: dict[str, Any]) -> None:
-    assert space(table).count() == len(enumerated(table))
+    assert make_space(table).count() == len(enumerated(table))
 
 
 @given(table=tables, seed=st.integers(0, 10**6))
 def test_what_is_drawn_is_one_of_the_choices(table: dict[str, Any], seed: int) -> None:
-    net = space(table).draw(blank(other=7), generator(seed, "test"))
+    net = make_space(table).sample(blank(other=7), generator(seed, "test"))
     assert settings_in(net, table) in enumerated(table)
     assert dict(net.settings)["other"] == 7
 
@@ -60,7 +60,7 @@ def test_what_is_drawn_is_one_of_the_choices(table: dict[str, Any], seed: int) -
 @given(table=tables)
 def test_the_extremes_are_extreme_in_every_place(table: dict[str, Any]) -> None:
     listed = enumerated(table)
-    for net, pick in ((space(table).smallest(blank()), min), (space(table).largest(blank()), max)):
+    for net, pick in ((make_space(table).smallest(blank()), min), (make_space(table).largest(blank()), max)):
         found = settings_in(net, table)
         assert found in listed
         for place, name in enumerate(sorted(table)):
@@ -74,23 +74,23 @@ def test_the_order_of_a_table_and_of_its_choices_does_not_matter(table: dict[str
     def backwards(choices: Any) -> Any:
         return tuple(one[::-1] for one in choices) if by_place(choices) else choices[::-1]
 
-    assert space({name: backwards(table[name]) for name in reversed(table)}) == space(table)
+    assert make_space({name: backwards(table[name]) for name in reversed(table)}) == make_space(table)
 
 
 def test_every_sub_net_comes_up() -> None:
     table = {"depths": ((1,), (1, 2)), "width": (0.25, 0.5, 1.0)}
     draw = generator(0, "test")
-    drawn = {settings_in(space(table).draw(blank(), draw), table) for _ in range(200)}
+    drawn = {settings_in(make_space(table).sample(blank(), draw), table) for _ in range(200)}
     assert drawn == enumerated(table)
 
 
 def test_nothing_to_choose_is_the_whole() -> None:
-    assert space({}).count() == 1
-    assert space({}).draw(blank(width=3), generator(0, "test")) == blank(width=3)
+    assert make_space({}).count() == 1
+    assert make_space({}).sample(blank(width=3), generator(0, "test")) == blank(width=3)
 
 
 def test_all_there_is_comes_last() -> None:
-    made = space({"stages": (None, 3, 1)})
+    made = make_space({"stages": (None, 3, 1)})
     assert dict(made.smallest(blank()).settings)["stages"] == 1
     assert dict(made.largest(blank()).settings)["stages"] is None
 
@@ -112,13 +112,13 @@ tiers = st.lists(
 @given(tiers=tiers, seed=st.integers(0, 10**6))
 def test_a_fleets_space_mixes_what_its_tiers_differ_in(tiers: list[dict[str, Any]], seed: int) -> None:
     models = [blank(**tier) for tier in tiers]
-    made = space_of(models)
+    made = space_from_models(models)
     names = {name for name, _ in made.choices}
     assert names == {name for name in tiers[0] if len({tier[name] for tier in tiers}) > 1}
     table = dict(made.choices)
     for tier in tiers:  # every tier is itself one of the sub-nets
         assert tuple(tier[name] for name in sorted(names)) in enumerated(table)
-    found = dict(made.draw(models[0], generator(seed, "test")).settings)
+    found = dict(made.sample(models[0], generator(seed, "test")).settings)
     for name in names - {"depths"}:
         assert found[name] in {tier[name] for tier in tiers}
     if "depths" in names:
@@ -126,58 +126,58 @@ def test_a_fleets_space_mixes_what_its_tiers_differ_in(tiers: list[dict[str, Any
 
 
 @pytest.fixture
-def supernet(tiny_model: Callable[..., Model]) -> tuple[Model, Space]:
+def supernet(tiny_model: Callable[..., Model]) -> tuple[Model, SearchSpace]:
     whole = tiny_model("mobilenet", widths=(4, 6), depths=(1, 2), kernels=(5, 5))
-    return whole, space({"widths": ((2, 4), (3, 6)), "depths": ((1,), (1, 2)), "kernels": ((3, 5), (3, 5))})
+    return whole, make_space({"widths": ((2, 4), (3, 6)), "depths": ((1,), (1, 2)), "kernels": ((3, 5), (3, 5))})
 
 
-def test_a_budget_is_never_exceeded(supernet: tuple[Model, Space]) -> None:
+def test_a_budget_is_never_exceeded(supernet: tuple[Model, SearchSpace]) -> None:
     whole, made = supernet
     least, most = cost(made.smallest(whole)).macs, cost(whole).macs
     drawn = set()
     for seed in range(60):
         budget = least + (most - least) * seed / 59
-        net = made.draw_within(whole, generator(seed, "test"), budget)
+        net = made.sample_within(whole, generator(seed, "test"), budget)
         assert cost(net).macs <= budget
         drawn.add(net)
     assert len(drawn) > 10
 
 
 def test_a_budget_of_the_least_leaves_the_smallest_and_one_of_the_most_leaves_all(
-    supernet: tuple[Model, Space],
+    supernet: tuple[Model, SearchSpace],
 ) -> None:
     whole, made = supernet
-    assert made.draw_within(whole, generator(0, "test"), cost(made.smallest(whole)).macs) == made.smallest(whole)
+    assert made.sample_within(whole, generator(0, "test"), cost(made.smallest(whole)).macs) == made.smallest(whole)
     draw = generator(0, "test")
-    assert {made.draw_within(whole, draw, cost(whole).macs) for _ in range(400)} == {
-        whole.resized(**dict(zip(("depths", "kernels", "widths"), one, strict=True)))
+    assert {made.sample_within(whole, draw, cost(whole).macs) for _ in range(400)} == {
+        whole.with_settings(**dict(zip(("depths", "kernels", "widths"), one, strict=True)))
         for one in enumerated(dict(made.choices))
     }
 
 
-def test_within_a_budget_every_sub_net_is_as_likely_as_any_other(supernet: tuple[Model, Space]) -> None:
+def test_within_a_budget_every_sub_net_is_as_likely_as_any_other(supernet: tuple[Model, SearchSpace]) -> None:
     """Drawn again, not shrunk: of those that fit, none comes up twice as often as it should."""
     whole, made = supernet
-    budget = float(np.quantile([cost(made.draw(whole, generator(seed, "cost"))).macs for seed in range(50)], 0.3))
+    budget = float(np.quantile([cost(made.sample(whole, generator(seed, "cost"))).macs for seed in range(50)], 0.3))
     count: dict[Model, int] = {}
     for seed in range(1500):
-        net = made.draw_within(whole, generator(seed, "test"), budget)
+        net = made.sample_within(whole, generator(seed, "test"), budget)
         count[net] = count.get(net, 0) + 1
     expected = 1500 / len(count)
     assert len(count) > 6
     assert all(0.5 * expected < times < 1.7 * expected for times in count.values())
 
 
-def test_a_larger_choice_costs_more_and_holds_the_smaller(supernet: tuple[Model, Space]) -> None:
+def test_a_larger_choice_costs_more_and_holds_the_smaller(supernet: tuple[Model, SearchSpace]) -> None:
     whole, made = supernet
     for seed in range(20):
-        net = made.draw(whole, generator(seed, "test"))
+        net = made.sample(whole, generator(seed, "test"))
         for name, choices in made.choices:
             for place, values in enumerate(choices):
                 before = dict(net.settings)[name]
                 grown = [(*before[:place], value, *before[place + 1 :]) for value in values]
-                nets = [net.resized(**{name: one}) for one in grown]
+                nets = [net.with_settings(**{name: one}) for one in grown]
                 macs = [cost(one).macs for one in nets]
                 assert macs == sorted(set(macs))
-                assert all(is_part(one.shapes(), nets[-1].shapes()) for one in nets)
-                assert is_part(nets[-1].shapes(), whole.shapes())
+                assert all(is_submodel(one.shapes(), nets[-1].shapes()) for one in nets)
+                assert is_submodel(nets[-1].shapes(), whole.shapes())

@@ -78,7 +78,7 @@ def test_forward_is_the_papers(
     assert list(made.exits) == ["logits"] and list(made.taps) == ["extractor", "features"]
     for name, tensor in {**made.exits, **made.taps}.items():
         assert torch.allclose(tensor[0], expected[name], atol=1e-9)
-    assert net.slow_reasons() == ()
+    assert net.fallback_reasons() == ()
 
 
 def statistics_of(net: Model, weights: Tensors, x: Tensor) -> dict[str, Tensor]:
@@ -96,9 +96,9 @@ def test_the_parts_one_after_the_other_are_the_whole(
     weights = statistics_of(net, block_weights(net, 3), x)
     expected, made = net(weights, x, step_seeds), x
     for name, tap in zip(PARTS, ("extractor", "features", ""), strict=True):
-        made = net.part(name)(net.part_weights(name, weights), made, step_seeds).logits
+        made = net.submodel(name)(net.submodel_weights(name, weights), made, step_seeds).logits
         assert torch.allclose(made, expected.taps[tap] if tap else expected.logits, atol=1e-10)
-    assert all(net.part(name).slow_reasons() == () for name in PARTS)
+    assert all(net.submodel(name).fallback_reasons() == () for name in PARTS)
 
 
 def test_where_the_map_is_averaged_decides_what_is_sent_and_nothing_else(
@@ -112,7 +112,7 @@ def test_where_the_map_is_averaged_decides_what_is_sent_and_nothing_else(
     assert torch.equal(left.logits, right.logits)
     assert tuple(left.taps["features"].shape) == (2, 5, 32)
     assert tuple(right.taps["features"].shape) == (2, 5, 32, 2, 2)
-    assert (early.part("classifier").input_shape, late.part("classifier").input_shape) == ((32,), (32, 2, 2))
+    assert (early.submodel("classifier").input_shape, late.submodel("classifier").input_shape) == ((32,), (32, 2, 2))
     assert cost(early) == cost(late)
 
 
@@ -162,7 +162,7 @@ def test_a_tied_norm_is_judged_with_the_mean_of_all_it_saw(
 @pytest.mark.parametrize("side", [6, 7, 12, 32])
 def test_any_image_ends_in_one_vector(side: int, block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of((1, side, side))
-    net.fits_the_data()
+    net.check_output_size()
     assert tuple(net.features(block_weights(net, 2), images(net, 2)).shape) == (2, 5, 32)
 
 

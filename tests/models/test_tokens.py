@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.footprints import between
-from fedloom.models import MODELS, Inputs, Model, StepSeeds, chained, cost, model
-from fedloom.models.batching import fastest_of, vmapped
+from fedloom.footprints import find_footprint
+from fedloom.models import MODELS, InputSpec, Model, StepSeeds, chain_models, cost, model
+from fedloom.models.batching import batching_mode, vmap_devices
 from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
 DEVICES = 3
@@ -17,61 +17,66 @@ Weights = Callable[..., dict[str, Tensor]]
 
 
 def rows_of(net: Model, devices: int = DEVICES, batch: int = 4) -> Tensor:
-    return net.sample(torch.Generator().manual_seed(3), devices, batch)
+    return net.random_inputs(torch.Generator().manual_seed(3), devices, batch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_made_up_numbers_have_the_default_dtype(dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
     if dtype == torch.float64:
         request.getfixturevalue("double")
-    inputs, draw = Inputs((2, 3)), torch.Generator().manual_seed(0)
-    for made in (inputs.blank(4, 1), inputs.sample(draw, 4, 1)):
+    inputs, draw = InputSpec((2, 3)), torch.Generator().manual_seed(0)
+    for made in (inputs.zero_inputs(4, 1), inputs.random_inputs(draw, 4, 1)):
         assert (made.shape, made.dtype) == ((4, 1, 2, 3), dtype)
-    assert not inputs.blank(1).any()
+    assert not inputs.zero_inputs(1).any()
 
 
 def test_made_up_tokens_are_ids() -> None:
-    inputs = Inputs((6,), tokens=7)
-    blank, drawn = inputs.blank(2), inputs.sample(torch.Generator().manual_seed(0), 20, 5)
+    inputs = InputSpec((6,), tokens=7)
+    blank, drawn = inputs.zero_inputs(2), inputs.random_inputs(torch.Generator().manual_seed(0), 20, 5)
     assert blank.dtype == drawn.dtype == torch.int64
     assert (blank.shape, drawn.shape) == ((2, 6), (20, 5, 6))
     assert set(drawn.flatten().tolist()) == set(range(7))
-    assert torch.equal(drawn, inputs.sample(torch.Generator().manual_seed(0), 20, 5))
+    assert torch.equal(drawn, inputs.random_inputs(torch.Generator().manual_seed(0), 20, 5))
 
 
 def test_a_model_makes_up_what_it_reads(token_family: str, tiny_model: Callable[..., Model]) -> None:
     net, images = tiny_model(token_family), tiny_model("convnet")
-    assert (net.tokens, net.blank(2).dtype, net.blank(2).shape) == (5, torch.int64, (2, 5))
-    assert int(net.sample(torch.Generator(), 50).max()) == 4
-    assert (images.tokens, images.blank(2).dtype, images.blank(2, 3).shape) == (None, torch.float32, (2, 3, 1, 6, 6))
+    assert (net.tokens, net.zero_inputs(2).dtype, net.zero_inputs(2).shape) == (5, torch.int64, (2, 5))
+    assert int(net.random_inputs(torch.Generator(), 50).max()) == 4
+    assert (images.tokens, images.zero_inputs(2).dtype, images.zero_inputs(2, 3).shape) == (
+        None,
+        torch.float32,
+        (2, 3, 1, 6, 6),
+    )
 
 
 def test_the_number_of_tokens_reaches_only_families_that_name_it(token_family: str) -> None:
     named = model(token_family, MODELS[token_family], {}, (6,), 3, 9)
     assert dict(named.settings) == {"input_shape": (6,), "classes": 3, "tokens": 9}
-    assert named.resized(width=0.5).tokens == 9
+    assert named.with_settings(width=0.5).tokens == 9
     other = model("convnet", MODELS["convnet"], {}, (1, 6, 6), 3, 9)
     assert dict(other.settings) == {"input_shape": (1, 6, 6), "classes": 3}
 
 
 @pytest.mark.parametrize(("shape", "tokens"), [((6,), None), ((1, 6, 6), 9), ((3, 8, 8), None)])
 def test_other_examples_are_refused(token_family: str, shape: tuple[int, ...], tokens: int | None) -> None:
-    with pytest.raises(ValueError, match=r"rows of tokens"):
-        model(token_family, MODELS[token_family], {}, shape, 3, tokens).fits_the_data()
+    with pytest.raises(ValueError, match=r"sequences of tokens"):
+        model(token_family, MODELS[token_family], {}, shape, 3, tokens).check_output_size()
 
 
 def test_what_can_be_found_out_is_found_out(token_family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(token_family)
-    net.fits_the_data()
-    assert not net.mixes_examples()
+    net.check_output_size()
+    assert not net.is_batch_dependent()
     assert net.statistics() == {} and net.unsliceable() == ()
-    assert set(net.behind_last_exit()) == {name for name in net.shapes() if not name.startswith("exit.")}
+    assert set(net.last_exit_weights()) == {name for name in net.shapes() if not name.startswith("exit.")}
     assert cost(net).macs > 0
     assert (
-        net.feature_width() == net.features({k: v[None] for k, v in net.initial(0).items()}, rows_of(net, 1)).shape[-1]
+        net.feature_width()
+        == net.features({k: v[None] for k, v in net.initial_weights(0).items()}, rows_of(net, 1)).shape[-1]
     )
     with pytest.raises(ValueError, match="4 logits where the data has 3 classes"):
-        Model(net.family, net.build, net.settings, net.input_shape, 3, net.tokens).fits_the_data()
+        Model(net.family, net.build, net.settings, net.input_shape, 3, net.tokens).check_output_size()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -92,8 +97,8 @@ def test_a_block_is_each_device_alone(
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
 def test_many_devices_run_mapped(token_family: str, training: bool, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(token_family)
-    assert fastest_of(net, training, False) == (vmapped, ())
-    assert net.slow_reasons() == ()
+    assert batching_mode(net, training, False) == (vmap_devices, ())
+    assert net.fallback_reasons() == ()
 
 
 def test_a_broken_device_leaves_its_neighbours_clean(
@@ -112,7 +117,7 @@ def test_a_broken_device_leaves_its_neighbours_clean(
 
 def test_slopes_are_finite_from_the_start(token_family: str) -> None:
     net = model(token_family, MODELS[token_family], {"dropout": 0.0, "layers": 2}, (8,), 12, 13)
-    block = {name: tensor.expand(2, *tensor.shape) for name, tensor in net.initial(0).items()}
+    block = {name: tensor.expand(2, *tensor.shape) for name, tensor in net.initial_weights(0).items()}
     _, slopes = outputs_and_slopes(net, block, rows_of(net, 2, 2), StepSeeds((0, 0)))
     assert all(bool(slope.isfinite().all()) for slope in slopes.values())
     assert all(bool(slope.any()) for name, slope in slopes.items() if not name.endswith("key.bias"))
@@ -134,10 +139,10 @@ def test_all_levels_nest(token_family: str) -> None:
         model(token_family, MODELS[token_family], {**sizes, "width": width}, (6,), 4, 5)
         for width in (1.0, 0.5, 0.25, 0.125, 0.0625)
     ]
-    weights = stepwise = levels[0].initial(0)
+    weights = stepwise = levels[0].initial_weights(0)
     for larger, smaller in pairwise(levels):
-        stepwise = between(smaller.shapes(), larger.shapes()).read(stepwise)
-        at_once = between(smaller.shapes(), levels[0].shapes()).read(weights)
+        stepwise = find_footprint(smaller.shapes(), larger.shapes()).read(stepwise)
+        at_once = find_footprint(smaller.shapes(), levels[0].shapes()).read(weights)
         assert at_once.keys() == smaller.shapes().keys()
         assert {name: tensor.shape for name, tensor in at_once.items()} == dict(smaller.shapes())
         assert all(torch.equal(tensor, stepwise[name]) for name, tensor in at_once.items())
@@ -148,7 +153,7 @@ class Twice(nn.Module):
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
-        self.folds = False
+        self.foldable = False
         self.lookup, self.classifier = nn.Embedding(tokens, 3), nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,9 +167,9 @@ def twice(tokens: int | None) -> nn.Module:
 
 def test_parts_and_chains_know_who_gets_the_tokens(block_weights: Weights) -> None:
     net = model("twice", twice, {}, (6,), 2, 9)
-    lookup, head = net.part("lookup"), net.part("classifier")
-    assert (lookup.inputs, head.inputs) == (Inputs((6,), 9), Inputs((3,)))
-    lengthened = chained(net, model("last", last, {}, (2,), 4))
+    lookup, head = net.submodel("lookup"), net.submodel("classifier")
+    assert (lookup.inputs, head.inputs) == (InputSpec((6,), 9), InputSpec((3,)))
+    lengthened = chain_models(net, model("last", last, {}, (2,), 4))
     assert lengthened.inputs == net.inputs
     made = lengthened(block_weights(lengthened, DEVICES), rows_of(net), StepSeeds((1, 2, 3)))
     assert made.logits.shape == (DEVICES, 4, 4)

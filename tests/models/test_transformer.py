@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.footprints import between, rolling
+from fedloom.footprints import find_footprint, rolling
 from fedloom.models import MODELS, Model, StepSeeds, model
 from fedloom.models.layers import Scaler
 from fedloom.tensors import Tensors
@@ -23,7 +23,7 @@ def net_of(length: int = LENGTH, classes: int = CLASSES, **settings: Any) -> Mod
 
 
 def rows(net: Model, batch: int = 3) -> Tensor:
-    return net.sample(torch.Generator().manual_seed(1), 1, batch)
+    return net.random_inputs(torch.Generator().manual_seed(1), 1, batch)
 
 
 def norm(w: Tensors, name: str, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def test_a_layer_is_torchs_own(block_weights: Weights) -> None:
 def test_a_slice_keeps_a_part_of_every_head() -> None:
     """Eight rows of two heads one after the other: a half of each is rows 0, 1, 4 and 5."""
     wide, narrow = net_of(), net_of(width=0.5)
-    footprint = between(narrow.shapes(), wide.shapes())
+    footprint = find_footprint(narrow.shapes(), wide.shapes())
     numbers = torch.arange(8.0).view(2, 4).mT  # [dimension, heads]
     whole = {name: torch.zeros(shape) for name, shape in wide.shapes().items()}
     for one in ("query", "key", "value"):
@@ -134,7 +134,7 @@ def test_every_dimension_is_the_ceil_of_a_share(width: float, widest: float, siz
 
 def test_a_rolling_window_keeps_all_heads_words_and_places() -> None:
     wide, narrow = net_of(), net_of(width=0.5)
-    blocks = between(narrow.shapes(), wide.shapes(), rolling(3)).blocks
+    blocks = find_footprint(narrow.shapes(), wide.shapes(), rolling(3)).blocks
     query, key, out = (blocks[f"layers.0.attention.{one}.weight"] for one in ("query", "key", "out"))
     assert [axis.tolist() for axis in query[:2]] == [[3, 0], [3, 4, 5, 6]]
     assert torch.equal(key[0], query[0]) and torch.equal(out[1], query[0]) and torch.equal(out[0], query[1])
@@ -190,7 +190,7 @@ def test_the_scaler_is_relative_to_the_widest_and_can_be_left_out() -> None:
 
 
 def test_how_it_starts() -> None:
-    weights = net_of(embedding=64, heads=4, hidden=128).initial(0)
+    weights = net_of(embedding=64, heads=4, hidden=128).initial_weights(0)
     assert all(not weight.any() for name, weight in weights.items() if name.endswith("bias"))
     assert all(bool((weight == 1).all()) for name, weight in weights.items() if "norm" in name and "weight" in name)
     for name in ("widen", "narrow"):
@@ -228,23 +228,25 @@ def test_exits(settings: dict[str, Any], exits: list[str], layers: int, block_we
 def test_the_simple_net_lies_in_the_complex_one(block_weights: Weights) -> None:
     complex_net, simple = net_of(exit_after=1), net_of(exit_after=1, depth=1)
     weights, x = block_weights(complex_net, 1), rows(simple)
-    part = between(simple.shapes(), complex_net.shapes()).read({name: tensor[0] for name, tensor in weights.items()})
+    part = find_footprint(simple.shapes(), complex_net.shapes()).read(
+        {name: tensor[0] for name, tensor in weights.items()}
+    )
     assert part.keys() == simple.shapes().keys()
     early = simple({name: tensor[None] for name, tensor in part.items()}, x).logits
     assert torch.equal(early, complex_net(weights, x).exits["exit"])
-    unused = set(complex_net.shapes()) - set(complex_net.behind_last_exit())
+    unused = set(complex_net.shapes()) - set(complex_net.last_exit_weights())
     assert unused == {name for name in complex_net.shapes() if name.startswith("exit.")}
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"depth": 1}, r"ends at its exit \(0\) or after all 2 layers, not after 1"),
         ({"exit_after": 3}, r"exit \(3\)"),
         ({"exit_after": 2, "depth": 1}, r"exit \(2\)"),
-        ({"embedding": 9}, "9 numbers of a token cannot be dealt to 2 heads"),
+        ({"embedding": 9}, "embedding = 9 is not divisible by heads = 2"),
     ],
 )
-def test_impossible_sizes(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_impossible_sizes(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         net_of(**settings).module()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.fleet import nested
+from fedloom.fleet import make_nested_tiers
 from fedloom.models import StepSeeds, model
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_model.md"
@@ -34,8 +34,8 @@ def test_every_width_lies_in_the_next(bottleneck: Any) -> None:
         (str(width), model("bottleneck", bottleneck, {"width": width, "base": 16}, (3, 32, 32), 10))
         for width in (1.0, 0.5, 0.25)
     ]
-    tiers = nested(sizes)
-    whole = tiers[0].model.initial(0)
+    tiers = make_nested_tiers(sizes)
+    whole = tiers[0].model.initial_weights(0)
     for tier in tiers:
         carved = tier.footprint.read(whole)
         assert {name: weight.shape for name, weight in carved.items()} == dict(tier.model.shapes())
@@ -43,8 +43,8 @@ def test_every_width_lies_in_the_next(bottleneck: Any) -> None:
 
 def test_three_devices_run_as_one_network(bottleneck: Any) -> None:
     small = model("bottleneck", bottleneck, {"base": 4, "blocks": (1, 1)}, (3, 8, 8), 10)
-    assert small.slow_reasons() == ()
-    weights = {name: torch.stack([w, 2 * w, w.flip(0)]) for name, w in small.initial(0).items()}
+    assert small.fallback_reasons() == ()
+    weights = {name: torch.stack([w, 2 * w, w.flip(0)]) for name, w in small.initial_weights(0).items()}
     x = torch.randn(3, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     together = small(weights, x, StepSeeds((0, 0, 0))).logits
     for device in range(3):

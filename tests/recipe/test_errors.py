@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedloom.recipe.errors import RecipeError, RecipeIssue, dotted, lines_of, nearest
+from fedloom.recipe.errors import RecipeError, RecipeIssue, dotted, find_key_lines, suggest
 
 TEXT = """\
 # a comment, with key = value
@@ -72,12 +72,12 @@ LINES = {
 
 
 def test_every_key_has_its_line():
-    assert lines_of(TEXT) == LINES
+    assert find_key_lines(TEXT) == LINES
 
 
 def test_nothing_has_no_lines():
-    assert lines_of("") == {}
-    assert lines_of("# key = value\n\n   # [table]\n") == {}
+    assert find_key_lines("") == {}
+    assert find_key_lines("# key = value\n\n   # [table]\n") == {}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_place_is_spelled_as_it_would_be_written(place, said):
 
 
 def test_the_nearest_name_or_else_all_of_them():
-    assert nearest("hetrofl", ["heterofl", "fedavg"]) == "did you mean 'heterofl'?"
-    assert nearest("zzz", ["heterofl", "fedavg"]) == "known: fedavg, heterofl"
+    assert suggest("hetrofl", ["heterofl", "fedavg"]) == "did you mean 'heterofl'?"
+    assert suggest("zzz", ["heterofl", "fedavg"]) == "known: fedavg, heterofl"
 
 
 def test_a_problem_is_said_with_its_place_value_and_hint():

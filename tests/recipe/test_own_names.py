@@ -20,25 +20,24 @@ from typing import Literal
 
 from fedloom.fleet import slices
 from fedloom.footprints import ClientUpdate
-from fedloom.methods import Method
+from fedloom.methods import Method, MethodInfo
 from fedloom.client import ClientResult, fit, label_loss, like, on_device
 
 
 @dataclass(frozen=True)
 class Mine(Method):
-    paper = "none yet"
-    leaves, keeps, gives = "weights", "nothing", "global"
+    info = MethodInfo(paper="none yet", uploads="weights")
 
     part: float = 1.0
     order: Literal["first", "last"] = "first"
 
-    def start(self, fleet, seed, warm=None):
-        return {"weights": warm or fleet.global_model.initial(seed)}
+    def start(self, fleet, seed, warm_start=None):
+        return {"weights": warm_start or fleet.global_model.initial_weights(seed)}
 
     def round(self, server, context):
         asked = context.cohort[:1] if self.order == "first" else context.cohort[-1:]
         replies = context.ask(self.train, {d: {"weights": d.footprint.read(server["weights"])} for d in asked})
-        said = [ClientUpdate(r.device.footprint, r.sent["weights"], self.part) for r in replies]
+        said = [ClientUpdate(r.device.footprint, r.upload["weights"], self.part) for r in replies]
         return {"weights": context.aggregate(server["weights"], said)}
 
     @on_device(sends={"weights": like("weights")})
@@ -156,8 +155,8 @@ def test_their_settings_are_checked_like_ours(changes, place, hint, module, docu
             datasets={"mine": module("my_data", DATA).load},
             out=tmp_path / "run",
         )
-    (problem,) = caught.value.problems
-    assert problem.place == place
+    (problem,) = caught.value.issues
+    assert problem.key_path == place
     assert hint in problem.hint
     assert not (tmp_path / "run").exists()
 

@@ -195,7 +195,7 @@ def test_whatever_stands_anywhere_is_a_recipe_or_its_problem(place, document):
         try:
             recipe = load(odd, TABLES).recipe
         except RecipeError as error:
-            assert error.problems, value
+            assert error.issues, value
         else:
             assert again(recipe).rounds == recipe.rounds, value
 
@@ -212,7 +212,7 @@ def test_every_partition_can_be_named(name, document):
 def test_the_same_problem_is_said_once(document):
     with pytest.raises(RecipeError) as caught:
         load(document(rounds=0, method={"name": "hetrofl"}), TABLES)
-    assert [problem.place for problem in caught.value.problems] == [("rounds",), ("method", "name")]
+    assert [problem.key_path for problem in caught.value.issues] == [("rounds",), ("method", "name")]
 
 
 def test_a_problem_of_a_mapping_says_recipe(document):
@@ -246,6 +246,6 @@ def test_what_is_compared_is_no_part_of_what_decides_a_run(document):
 def test_what_is_wrong_with_a_comparison_is_found_by_whoever_reads_the_recipe(compare, place, said, document):
     with pytest.raises(RecipeError) as caught:
         load(document(compare=compare), TABLES)
-    (problem,) = caught.value.problems
-    assert problem.place == place
+    (problem,) = caught.value.issues
+    assert problem.key_path == place
     assert said in problem.message

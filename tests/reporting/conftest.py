@@ -15,8 +15,8 @@ from fedloom.data import Dataset, Examples, Preparation
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.reporting.page import Page, page
-from fedloom.reporting.report_data import ReportData, report_data_of
-from fedloom.studies.compare import comparison
+from fedloom.reporting.report_data import ReportData, read_report_data
+from fedloom.studies.compare import plan_comparison
 
 TIERS = [
     {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},
@@ -67,7 +67,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **recipe(rounds=3),
         "compare": {"arms": {"fjord": ["method={name='fjord'}"]}, "baseline": "fjord", "margin": 0.0},
     }
-    planned = comparison(load(said, Registry()), Registry(), 2, ["standalone", "drop-the-small"], home, home)
+    planned = plan_comparison(load(said, Registry()), Registry(), 2, ["standalone", "drop-the-small"], home, home)
     list(planned.rounds())
     planned.result("global")
     return home
@@ -94,18 +94,18 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def subject(run: Path) -> ReportData:
-    return report_data_of([run])
+def report(run: Path) -> ReportData:
+    return read_report_data([run])
 
 
 @pytest.fixture(scope="package")
 def several(compared: Path) -> ReportData:
-    return report_data_of([compared])
+    return read_report_data([compared])
 
 
 @pytest.fixture(scope="package")
-def pages(subject: ReportData, several: ReportData, text: Path) -> dict[str, Page]:
-    return {"run": page(subject), "comparison": page(several), "text": page(report_data_of([text]))}
+def pages(report: ReportData, several: ReportData, text: Path) -> dict[str, Page]:
+    return {"run": page(report), "comparison": page(several), "text": page(read_report_data([text]))}
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Arm, Serving
-from fedloom.reporting.targets import at_equal_budgets, said, spending
+from fedloom.reporting import Arm, ServedModel
+from fedloom.reporting.targets import budget_lines, cumulative_cost, limit_to_budget
 
 
 def rows(per_round: float, rounds: int, seconds: float = 1.0) -> list[Row]:
@@ -20,7 +20,7 @@ def rows(per_round: float, rounds: int, seconds: float = 1.0) -> list[Row]:
 
 
 def arm(name: str, *runs: list[Row]) -> Arm:
-    return Arm(name, {"large": Serving("large", True)}, runs)
+    return Arm(name, {"large": ServedModel("large", True)}, runs)
 
 
 ARMS = [
@@ -31,9 +31,9 @@ ARMS = [
 
 
 def test_what_was_spent_adds_up_over_rounds() -> None:
-    assert spending(rows(8.0, 3), "bytes") == {1: 8.0, 2: 16.0, 3: 24.0}
-    assert spending(rows(8.0, 3, 0.5), "seconds") == {1: 0.5, 2: 1.0, 3: 1.5}
-    assert spending(rows(8.0, 3), "rounds") == {1: 1, 2: 2, 3: 3}
+    assert cumulative_cost(rows(8.0, 3), "bytes") == {1: 8.0, 2: 16.0, 3: 24.0}
+    assert cumulative_cost(rows(8.0, 3, 0.5), "seconds") == {1: 0.5, 2: 1.0, 3: 1.5}
+    assert cumulative_cost(rows(8.0, 3), "rounds") == {1: 1, 2: 2, 3: 3}
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_what_was_spent_adds_up_over_rounds() -> None:
     ],
 )
 def test_the_last_judgement_within_the_budget_counts(unit, accuracies) -> None:
-    assert [one.ends("large", "global") for one in at_equal_budgets(ARMS, unit)] == accuracies
+    assert [one.final_values("large", "global") for one in limit_to_budget(ARMS, unit)] == accuracies
 
 
 def test_who_cannot_end_a_round_has_nothing_to_show() -> None:
-    (_, dear) = at_equal_budgets([ARMS[0], arm("dear", rows(100.0, 6), rows(100.0, 6))], "bytes")
+    (_, dear) = limit_to_budget([ARMS[0], arm("dear", rows(100.0, 6), rows(100.0, 6))], "bytes")
     assert dear.runs == [[], []]
 
 
 def test_it_is_said_how_far_each_came() -> None:
-    assert said(ARMS, "bytes")[1] == "at equal bytes: dear counts up to round 2 of 6"
+    assert budget_lines(ARMS, "bytes")[1] == "at equal bytes: dear counts up to round 2 of 6"
 
 
 def coded(per_round: float, rounds: int, share: float) -> list[Row]:
@@ -65,18 +65,18 @@ def coded(per_round: float, rounds: int, share: float) -> list[Row]:
 
 
 def test_with_a_codec_the_bytes_that_travelled_are_spent() -> None:
-    assert spending(coded(8.0, 3, 0.25), "bytes") == {1: 2.0, 2: 4.0, 3: 6.0}
+    assert cumulative_cost(coded(8.0, 3, 0.25), "bytes") == {1: 2.0, 2: 4.0, 3: 6.0}
     arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(16.0, 6, 0.25))]  # 24 bytes at 4 a round
-    assert said(arms, "bytes")[1] == "at equal bytes: coded counts up to round 6 of 6"
-    assert said(arms[::-1], "bytes") == [
+    assert budget_lines(arms, "bytes")[1] == "at equal bytes: coded counts up to round 6 of 6"
+    assert budget_lines(arms[::-1], "bytes") == [
         "at equal bytes: coded counts up to round 6 of 6", "at equal bytes: plain counts up to round 3 of 3",
     ]  # fmt: skip
 
 
 def test_an_arm_behind_a_codec_is_not_cut_by_bytes_that_never_travelled() -> None:
     arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(32.0, 6, 0.25)), arm("raw", rows(32.0, 6))]
-    assert [one.ends("large", "global") for one in at_equal_budgets(arms[:2], "bytes")] == [[30.0], [30.0]]
-    assert at_equal_budgets([arms[0], arms[2]], "bytes")[1].runs == [[]]
+    assert [one.final_values("large", "global") for one in limit_to_budget(arms[:2], "bytes")] == [[30.0], [30.0]]
+    assert limit_to_budget([arms[0], arms[2]], "bytes")[1].runs == [[]]
 
 
 def test_a_round_moves_what_travelled() -> None:

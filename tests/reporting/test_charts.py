@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting.charts import COMPARED, SINGLE, Absent, Chart
-from fedloom.reporting.charts.devices import data_partition, worst_tenth
-from fedloom.reporting.charts.participation import votes
-from fedloom.reporting.report_data import ReportData, RunReader, report_data_of
+from fedloom.reporting.charts import COMPARED, SINGLE, MissingChart, Chart
+from fedloom.reporting.charts.devices import build_partition_chart, worst_tenth
+from fedloom.reporting.charts.participation import build_coverage_chart
+from fedloom.reporting.report_data import ReportData, RunReader, read_report_data
 
 LEARNED = ["accuracy_mean", "accuracy_std", "seeds"]
-TIME = ["training_seconds", "judging_seconds", "saving_seconds", "peak_megabytes", "simulated_seconds"]
+TIME = ["training_seconds", "evaluation_seconds", "saving_seconds", "peak_megabytes", "simulated_seconds"]
 ONE_RUN = {
     "learning_rounds": ["arm", "tier", "round", *LEARNED],
     "learning_bytes": ["arm", "tier", "megabytes", *LEARNED],
@@ -24,7 +24,7 @@ ONE_RUN = {
     "time": ["arm", "seed", "round", *TIME],
     "personalized": ["tier", "device", "initial", "personalized"],
     "participation": ["round", "device", "tier", "outcome"],
-    "rings": ["round", "ring", "votes", "age"],
+    "regions": ["round", "ring", "votes", "age"],
     "partition": ["device", "tier", "class", "examples"],
     "cka": ["tier", "layer", "against_tier", "against_layer", "cka"],
     "refusals": ["round", "code", "replies"],
@@ -34,11 +34,11 @@ ONE_RUN = {
 SAYS = {  # the column whose values must differ, or the figure would show nothing
     "learning_rounds": "accuracy_mean", "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
     "devices": "accuracy", "time": "training_seconds", "personalized": "personalized", "participation": "outcome",
-    "rings": "votes", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median", "left": "bytes",
+    "regions": "votes", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median", "left": "bytes",
     "differences": "difference", "arms": "accuracy_mean",
 }  # fmt: skip
 SEVERAL = {
-    "arms": ["arm", "tier", "test", "accuracy_mean", "accuracy_std", "can_carry"],
+    "arms": ["arm", "tier", "test", "accuracy_mean", "accuracy_std", "can_run"],
     "differences": [
         "tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds",
     ],
@@ -51,14 +51,14 @@ SEVERAL = {
 }  # fmt: skip
 
 
-def charts_of(subject: ReportData) -> dict[str, Chart]:
-    made = [make(subject) for make in (*COMPARED, *SINGLE)]
+def charts_of(report: ReportData) -> dict[str, Chart]:
+    made = [make(report) for make in (*COMPARED, *SINGLE)]
     return {one.key: one for one in made if isinstance(one, Chart)}
 
 
 @pytest.fixture(scope="module")
-def charts(subject: ReportData) -> dict[str, Chart]:
-    return charts_of(subject)
+def charts(report: ReportData) -> dict[str, Chart]:
+    return charts_of(report)
 
 
 @pytest.fixture(scope="module")
@@ -113,25 +113,25 @@ def test_who_never_answers_is_seen(charts: dict[str, Chart]) -> None:
     assert {"admitted", "SILENT", "NONFINITE"} <= outcomes
 
 
-def test_votes_are_those_that_were_admitted(subject: ReportData) -> None:
-    story, chart = subject.first, votes(subject)
+def test_votes_are_those_that_were_admitted(report: ReportData) -> None:
+    reader, chart = report.first, build_coverage_chart(report)
     assert isinstance(chart, Chart)
     heard = sum(
-        len(one["devices"]) for one in story.participation if one["outcome"] == "admitted" and one["round"] == 1
+        len(one["devices"]) for one in reader.participation if one["outcome"] == "admitted" and one["round"] == 1
     )
     assert [one["votes"] for one in lines(chart) if (one["round"], one["ring"]) == ("1", "large+small")] == [str(heard)]
 
 
 def test_perplexity_where_words_are_guessed(text: Path) -> None:
-    charts = charts_of(report_data_of([text]))
+    charts = charts_of(read_report_data([text]))
     assert list(lines(charts["learning_rounds"])[0])[3] == "perplexity_mean"
-    assert {"norms", "rings", "partition", "left", "time"} <= charts.keys()
+    assert {"norms", "regions", "partition", "left", "time"} <= charts.keys()
     assert list(lines(charts["pareto"])[0])[4] == "perplexity"
 
 
 def test_what_does_not_apply_says_why(text: Path) -> None:
-    made = [make(report_data_of([text])) for make in (*COMPARED, *SINGLE)]
-    why = {one.title: one.why for one in made if isinstance(one, Absent)}
+    made = [make(read_report_data([text])) for make in (*COMPARED, *SINGLE)]
+    why = {one.title: one.why for one in made if isinstance(one, MissingChart)}
     assert why["Initial against personalized accuracy"] == "the recipe has no evaluation.fine_tune"
     assert why["Refusals"] == "every reply was admitted"
 
@@ -141,7 +141,7 @@ def test_a_run_that_has_just_begun_has_next_to_nothing_to_show(run: Path, tmp_pa
     begun.mkdir()
     for name in ("manifest.json", "recipe.toml", "fleet.json"):
         (begun / name).write_bytes((run / name).read_bytes())
-    assert charts_of(report_data_of([begun])).keys() == {"partition"}
+    assert charts_of(read_report_data([begun])).keys() == {"partition"}
 
 
 def test_what_devices_hold_may_be_known_to_them_alone(run: Path, tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_what_devices_hold_may_be_known_to_them_alone(run: Path, tmp_path: Path)
     said = json.loads((tmp_path / "fleet.json").read_text())
     said["holdings"]["counts"] = [[0] * len(line) for line in said["holdings"]["counts"]]
     (tmp_path / "fleet.json").write_text(json.dumps(said))
-    found = data_partition(report_data_of([tmp_path]))
-    assert isinstance(found, Absent) and "only they know it" in found.why
+    found = build_partition_chart(read_report_data([tmp_path]))
+    assert isinstance(found, MissingChart) and "only they know it" in found.why
 
 
 def test_a_line_that_is_just_being_written_is_left_for_later(run: Path, tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_the_worst_tenth_is_never_empty(values: list[float], worst: float) -> No
     assert worst_tenth(values) == worst
 
 
-def test_nobody_votes_in_a_round_that_does_not_count(subject: ReportData, tmp_path: Path, run: Path) -> None:
+def test_nobody_votes_in_a_round_that_does_not_count(report: ReportData, tmp_path: Path, run: Path) -> None:
     for path in run.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"round": 2, "device": "", "code": "QUORUM", "reason": "too few"}\n')
-    story = RunReader(tmp_path)
-    chart = votes(replace(subject, groups=[replace(subject.groups[0], stories=[story])]))
+    reader = RunReader(tmp_path)
+    chart = build_coverage_chart(replace(report, groups=[replace(report.groups[0], readers=[reader])]))
     assert isinstance(chart, Chart)
     assert {one["votes"] for one in lines(chart) if one["round"] == "2"} == {"0"}
     assert {one["age"] for one in lines(chart) if one["round"] == "2"} == {"1"}

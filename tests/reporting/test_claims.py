@@ -9,19 +9,19 @@ from fedloom.evaluation import Row
 from fedloom.reporting.ledger import (
     Evidence,
     NotMeasuredError,
-    Side,
-    Terms,
-    amounts,
+    ClaimSide,
+    ClaimTerms,
+    side_amounts,
     decide,
     evaluate_claim,
-    record,
-    targets,
-    times,
+    claim_record,
+    baseline_target,
+    amount_ratio,
 )
-from fedloom.reporting.targets import Amount, gap
+from fedloom.reporting.targets import Amount, amount_difference
 
-MORE, LESS, AT_LEAST = (Terms("last", relation) for relation in ("more", "less", "at least"))
-ALIKE = Terms("last", "alike", within=1.0)
+MORE, LESS, AT_LEAST = (ClaimTerms("last", relation) for relation in ("more", "less", "at least"))
+ALIKE = ClaimTerms("last", "alike", within=1.0)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,16 @@ ALIKE = Terms("last", "alike", within=1.0)
         (ALIKE, [2.0, -1.1, 1.3], "does not hold"),
     ],
 )
-def test_all_seeds_must_agree(terms: Terms, gaps: list[float], verdict: str) -> None:
+def test_all_seeds_must_agree(terms: ClaimTerms, gaps: list[float], verdict: str) -> None:
     assert decide(gaps, terms) == verdict
 
 
 def test_never_is_later_than_any_round_and_never_twice_is_a_tie() -> None:
     reached, never = Amount(7), Amount(50, exact=False)
-    assert gap(reached, Amount(9)) == -2
-    assert gap(reached, never) == -math.inf
-    assert gap(never, reached) == math.inf
-    assert gap(never, never) == 0
+    assert amount_difference(reached, Amount(9)) == -2
+    assert amount_difference(reached, never) == -math.inf
+    assert amount_difference(never, reached) == math.inf
+    assert amount_difference(never, never) == 0
 
 
 def rows(*values: float, tier: str = "a", candidate: str = "server", metric: str = "accuracy") -> list[Row]:
@@ -66,34 +66,34 @@ def rows(*values: float, tier: str = "a", candidate: str = "server", metric: str
 
 def test_the_last_value_counts_and_not_the_best() -> None:
     seen = Evidence({"x": [rows(50, 90, 70)], "y": [rows(60, 60, 71)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    found = evaluate_claim(Side("x"), Side("y"), MORE, seen)
+    found = evaluate_claim(ClaimSide("x"), ClaimSide("y"), MORE, seen)
     assert ([one.value for one in found.this], found.gaps, found.verdict) == ([70], [-1], "does not hold")
 
 
 def test_all_devices_count_by_their_tiers_shares_and_a_tier_without_devices_does_not() -> None:
     both = rows(80, 80) + rows(40, 60, tier="b")
     seen = Evidence({"x": [both]}, {"x": {"a": 0.25, "b": 0.5, "empty": 0.25}})
-    assert amounts(Side("x"), MORE, seen)[0].value == pytest.approx((0.25 * 80 + 0.5 * 60) / 0.75)
-    assert amounts(Side("x", "b"), MORE, seen)[0].value == 60
+    assert side_amounts(ClaimSide("x"), MORE, seen)[0].value == pytest.approx((0.25 * 80 + 0.5 * 60) / 0.75)
+    assert side_amounts(ClaimSide("x", "b"), MORE, seen)[0].value == 60
 
 
 def test_a_candidate_can_be_named_and_else_the_first_counts() -> None:
     seen = Evidence({"x": [rows(10) + rows(20, candidate="personal")]}, {"x": {"a": 1.0}})
-    assert amounts(Side("x"), MORE, seen)[0].value == 10
-    assert amounts(Side("x", candidate="personal"), MORE, seen)[0].value == 20
-    for side in (Side("x", candidate="nobody"), Side("x", "nowhere")):
+    assert side_amounts(ClaimSide("x"), MORE, seen)[0].value == 10
+    assert side_amounts(ClaimSide("x", candidate="personal"), MORE, seen)[0].value == 20
+    for side in (ClaimSide("x", candidate="nobody"), ClaimSide("x", "nowhere")):
         with pytest.raises(NotMeasuredError, match="x has no"):
-            amounts(side, MORE, seen)
+            side_amounts(side, MORE, seen)
 
 
 def test_rounds_and_bytes_to_what_the_baseline_ends_with() -> None:
     runs = {"base": [rows(50, 60, 70), rows(50, 60, 72)], "x": [rows(60, 70, 71), rows(50, 60, 65)]}
     seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
-    aims = targets(Side("base", "a"), MORE, 1.0, seen)
+    aims = baseline_target(ClaimSide("base", "a"), MORE, 1.0, seen)
     assert aims == {"a": 70.0}  # the median of 70 and 72, less a point
-    both = (Terms("rounds", "less", targets=aims), [2, 3]), (Terms("bytes", "less", targets=aims), [20, 30])
+    both = (ClaimTerms("rounds", "less", targets=aims), [2, 3]), (ClaimTerms("bytes", "less", targets=aims), [20, 30])
     for terms, wanted in both:
-        found = amounts(Side("x", "a"), terms, seen)
+        found = side_amounts(ClaimSide("x", "a"), terms, seen)
         assert [one.value for one in found] == wanted
         assert [one.exact for one in found] == [True, False]
 
@@ -101,20 +101,20 @@ def test_rounds_and_bytes_to_what_the_baseline_ends_with() -> None:
 def test_leads_and_gains_over_another_arm() -> None:
     runs = {"x": [rows(60, 80)], "y": [rows(50, 70)]}
     seen = Evidence(runs, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    assert amounts(Side("x", "a", minus="y"), MORE, seen) == [Amount(10)]
-    assert amounts(Side("x", "a", minus="y"), Terms("gain", "more", targets={"a": 60}), seen) == [Amount(2.0)]
+    assert side_amounts(ClaimSide("x", "a", minus="y"), MORE, seen) == [Amount(10)]
+    assert side_amounts(ClaimSide("x", "a", minus="y"), ClaimTerms("gain", "more", targets={"a": 60}), seen) == [Amount(2.0)]
 
 
 def test_a_lead_over_the_best_of_several_arms() -> None:
     """Seed by seed: who is best may change, and who never arrives is later than whoever does."""
     runs = {"x": [rows(60, 80), rows(60, 80)], "y": [rows(60, 70), rows(50, 90)], "z": [rows(50, 75), rows(50, 55)]}
     seen = Evidence(runs, {arm: {"a": 1.0} for arm in runs})
-    side = Side("x", "a", minus=("y", "z"))
-    assert amounts(side, MORE, seen) == [Amount(5), Amount(-10)]
-    assert amounts(side, Terms("gain", "more", targets={"a": 60}), seen) == [Amount(1.0), Amount(2.0)]
-    assert amounts(side, Terms("gain", "more", targets={"a": 80}), seen)[0] == Amount(1.0, exact=False)
+    side = ClaimSide("x", "a", minus=("y", "z"))
+    assert side_amounts(side, MORE, seen) == [Amount(5), Amount(-10)]
+    assert side_amounts(side, ClaimTerms("gain", "more", targets={"a": 60}), seen) == [Amount(1.0), Amount(2.0)]
+    assert side_amounts(side, ClaimTerms("gain", "more", targets={"a": 80}), seen)[0] == Amount(1.0, exact=False)
     less = Evidence({arm: [rows(*values, metric="perplexity")] for arm, values in RISING.items()}, seen.shares)
-    assert amounts(side, replace(MORE, metric="perplexity"), less) == [Amount(2)]
+    assert side_amounts(side, replace(MORE, metric="perplexity"), less) == [Amount(2)]
 
 
 RISING = {"x": (9, 7), "y": (9, 5), "z": (9, 6)}
@@ -122,30 +122,30 @@ RISING = {"x": (9, 7), "y": (9, 5), "z": (9, 6)}
 
 def test_a_gain_that_nobody_knows_is_no_number() -> None:
     sooner, never = Amount(2), Amount(9, exact=False)
-    assert times(sooner, Amount(6)) == Amount(3.0)
-    assert times(sooner, never) == Amount(4.5, exact=False)
-    assert times(never, sooner) == Amount(0.0)
-    assert math.isnan(times(never, never).value)
+    assert amount_ratio(sooner, Amount(6)) == Amount(3.0)
+    assert amount_ratio(sooner, never) == Amount(4.5, exact=False)
+    assert amount_ratio(never, sooner) == Amount(0.0)
+    assert math.isnan(amount_ratio(never, never).value)
 
 
 def test_simulated_seconds_are_those_of_a_round() -> None:
     ticks = [Row(number, "", "", "", "", "simulated_seconds", seconds) for number, seconds in ((1, 1.5), (2, 2.5))]
     seen = Evidence({"x": [ticks], "y": [[]]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    assert amounts(Side("x"), Terms("seconds", "less"), seen) == [Amount(2.0)]
+    assert side_amounts(ClaimSide("x"), ClaimTerms("seconds", "less"), seen) == [Amount(2.0)]
     with pytest.raises(NotMeasuredError, match="y has no clock"):
-        amounts(Side("y"), Terms("seconds", "less"), seen)
+        side_amounts(ClaimSide("y"), ClaimTerms("seconds", "less"), seen)
 
 
 def test_less_perplexity_is_better() -> None:
     runs = {"base": [rows(50, 40, 30, metric="perplexity")], "x": [rows(40, 31, 35, metric="perplexity")]}
     seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
-    terms = Terms("rounds", "less", metric="perplexity")
-    aims = targets(Side("base", "a"), terms, 1.0, seen)
+    terms = ClaimTerms("rounds", "less", metric="perplexity")
+    aims = baseline_target(ClaimSide("base", "a"), terms, 1.0, seen)
     assert aims == {"a": 31.0}
-    assert amounts(Side("x", "a"), replace(terms, targets=aims), seen) == [Amount(2)]
+    assert side_amounts(ClaimSide("x", "a"), replace(terms, targets=aims), seen) == [Amount(2)]
 
 
 def test_a_record_has_no_number_that_json_lacks() -> None:
     seen = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    found = evaluate_claim(Side("x", "a"), Side("y", "a"), Terms("rounds", "less", targets={"a": 70}), seen)
-    assert record(found) == {"this": [2], "other": [None], "difference": [None], "agreeing_seeds": 1}
+    found = evaluate_claim(ClaimSide("x", "a"), ClaimSide("y", "a"), ClaimTerms("rounds", "less", targets={"a": 70}), seen)
+    assert claim_record(found) == {"this": [2], "other": [None], "difference": [None], "agreeing_seeds": 1}

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedloom.reporting.ledger import CLOSES, OPENS, Finding, measured_text, merge, read_ledger, reword, rewrite
+from fedloom.reporting.ledger import SECTION_END, SECTION_START, ClaimResult, measured_text, update_ledger, read_ledger, update_claim_texts, write_claims_section
 from fedloom.reporting.targets import Amount
 
 
@@ -20,9 +20,9 @@ def entry(name: str, verdict: str = "holds") -> dict[str, Any]:
 
 def test_merging_keeps_what_others_have_found(tmp_path: Path) -> None:
     path = tmp_path / "docs" / "results.json"
-    merge(path, [entry("b")], {"two.toml": {"torch": "1"}}, ["a", "b"])
-    merge(path, [entry("a", "within noise")], {"one.toml": {"torch": "2"}}, ["a", "b"])
-    merge(path, [entry("b", "does not hold")], {"two.toml": {"torch": "3"}}, ["a", "b"])
+    update_ledger(path, [entry("b")], {"two.toml": {"torch": "1"}}, ["a", "b"])
+    update_ledger(path, [entry("a", "within noise")], {"one.toml": {"torch": "2"}}, ["a", "b"])
+    update_ledger(path, [entry("b", "does not hold")], {"two.toml": {"torch": "3"}}, ["a", "b"])
     said = read_ledger(path)
     assert [(one["claim"], one["verdict"]) for one in said["claims"]] == [("a", "within noise"), ("b", "does not hold")]
     assert said["comparisons"] == {"one.toml": {"torch": "2"}, "two.toml": {"torch": "3"}}
@@ -31,8 +31,8 @@ def test_merging_keeps_what_others_have_found(tmp_path: Path) -> None:
 
 def test_a_claim_that_has_left_the_list_stays_in_the_ledger(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    merge(path, [entry("gone")], {}, ["gone"])
-    assert [one["claim"] for one in merge(path, [entry("a")], {}, ["a"])] == ["a", "gone"]
+    update_ledger(path, [entry("gone")], {}, ["gone"])
+    assert [one["claim"] for one in update_ledger(path, [entry("a")], {}, ["a"])] == ["a", "gone"]
 
 
 def test_there_may_be_no_ledger_yet(tmp_path: Path) -> None:
@@ -41,12 +41,12 @@ def test_there_may_be_no_ledger_yet(tmp_path: Path) -> None:
 
 def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
-    page.write_text(f"# Results\n\nby hand\n\n{OPENS}\nstale\n{CLOSES}\n\n## Later\n", encoding="utf-8")
+    page.write_text(f"# Results\n\nby hand\n\n{SECTION_START}\nstale\n{SECTION_END}\n\n## Later\n", encoding="utf-8")
     for _ in range(2):
-        rewrite(page, [entry("a"), entry("b", "does not hold")], 3, {"b": "because of this"})
+        write_claims_section(page, [entry("a"), entry("b", "does not hold")], 3, {"b": "because of this"})
     text = page.read_text(encoding="utf-8")
-    assert text.startswith(f"# Results\n\nby hand\n\n{OPENS}\n")
-    assert text.endswith(f"{CLOSES}\n\n## Later\n")
+    assert text.startswith(f"# Results\n\nby hand\n\n{SECTION_START}\n")
+    assert text.endswith(f"{SECTION_END}\n\n## Later\n")
     assert "stale" not in text
     assert "2 claims judged (1 holds, 1 does not hold, 0 within noise), 3 not yet" in text
     row = (
@@ -59,36 +59,36 @@ def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
 def test_how_soon_is_told_with_the_target(tmp_path: Path) -> None:
     one = entry("a")
     one["measured"]["targets"] = {"small": 78.9, "large": 61.64, "all": 78.9}
-    rewrite(tmp_path / "results.md", [one], 0, {})
+    write_claims_section(tmp_path / "results.md", [one], 0, {})
     assert "y 0.00 (target 78.9 and 61.64) |" in (tmp_path / "results.md").read_text(encoding="utf-8")
 
 
 def test_decided_claims_have_the_words_of_the_list_and_keep_their_numbers(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    merge(path, [entry("a"), entry("gone")], {"one.toml": {"torch": "1"}}, ["a", "gone"])
-    reworded = reword(path, {"a": {"statement": "Better said."}, "new": {"statement": "Not decided."}})
+    update_ledger(path, [entry("a"), entry("gone")], {"one.toml": {"torch": "1"}}, ["a", "gone"])
+    reworded = update_claim_texts(path, {"a": {"statement": "Better said."}, "new": {"statement": "Not decided."}})
     assert reworded == [{**entry("a"), "statement": "Better said."}, entry("gone")]
     assert read_ledger(path) == {"schema_version": 1, "claims": reworded, "comparisons": {"one.toml": {"torch": "1"}}}
-    assert reword(tmp_path / "none.json", {}) == []
+    assert update_claim_texts(tmp_path / "none.json", {}) == []
     assert not (tmp_path / "none.json").exists()
 
 
 def test_a_page_without_marks_gets_them_at_its_end(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text("# Results\n\nby hand\n", encoding="utf-8")
-    rewrite(page, [entry("a")], 0, {})
-    assert page.read_text(encoding="utf-8").startswith(f"# Results\n\nby hand\n\n{OPENS}")
-    rewrite(tmp_path / "new.md", [entry("a")], 0, {})
-    assert (tmp_path / "new.md").read_text(encoding="utf-8").startswith(f"# Results\n\n{OPENS}")
+    write_claims_section(page, [entry("a")], 0, {})
+    assert page.read_text(encoding="utf-8").startswith(f"# Results\n\nby hand\n\n{SECTION_START}")
+    write_claims_section(tmp_path / "new.md", [entry("a")], 0, {})
+    assert (tmp_path / "new.md").read_text(encoding="utf-8").startswith(f"# Results\n\n{SECTION_START}")
 
 
 def test_what_was_measured_is_told_with_its_range() -> None:
-    found = Finding([Amount(80.0), Amount(82.0), Amount(81.0)], [Amount(70.0)] * 3, [10.0, 12.0, 11.0], "holds", 3)
+    found = ClaimResult([Amount(80.0), Amount(82.0), Amount(81.0)], [Amount(70.0)] * 3, [10.0, 12.0, 11.0], "holds", 3)
     assert measured_text(found, "last", ("x", "y")) == (
         "x 81.00 [80.00–82.00]; y 70.00 [70.00–70.00]; paired +11.00 [+10.00 to +12.00]"
     )
     sides = [Amount(5), Amount(6)], [Amount(9, exact=False), Amount(8)]
-    never = Finding(*sides, [float("-inf"), -2.0], "holds", 2)
+    never = ClaimResult(*sides, [float("-inf"), -2.0], "holds", 2)
     assert measured_text(never, "rounds", ("x", "y")).endswith("y >8.5 [8–>9] rounds; paired sooner [sooner to -2]")
-    unknown = Finding([Amount(math.nan)], [Amount(2.0)], [math.nan], "within noise", 0)
+    unknown = ClaimResult([Amount(math.nan)], [Amount(2.0)], [math.nan], "within noise", 0)
     assert measured_text(unknown, "gain", ("x", "y")) == "x not measured; y 2.00 [2.00–2.00] times"

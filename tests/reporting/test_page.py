@@ -11,7 +11,7 @@ import pytest
 
 from fedloom.reporting.overview import verdict
 from fedloom.reporting.page import Page, page
-from fedloom.reporting.report_data import NoReport, report_data_of
+from fedloom.reporting.report_data import ReportError, read_report_data
 
 VOID = {"meta", "input", "br", "link", "img"}
 LIMIT = 3_000_000
@@ -126,7 +126,7 @@ def test_two_pages_in_one_folder_do_not_mix(pages: dict[str, Page], tmp_path: Pa
 
 
 def test_the_same_run_gives_the_same_page(text: Path, pages: dict[str, Page]) -> None:
-    assert page(report_data_of([text])).html == pages["text"].html
+    assert page(read_report_data([text])).html == pages["text"].html
 
 
 def test_the_command_that_repeats_it(run: Path, pages: dict[str, Page]) -> None:
@@ -142,7 +142,7 @@ def test_a_run_in_progress_says_so(run: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({**said, "status": "running"}))
     rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(line for line in rows if '"round": 4' not in line))
-    html = page(report_data_of([tmp_path])).html
+    html = page(read_report_data([tmp_path])).html
     assert "In progress: 3 of 4 rounds" in html and 'http-equiv="refresh"' in html
     assert "So far, after 3 of 4 rounds" in html
 
@@ -169,22 +169,22 @@ def test_a_large_fleet_fits_too(run: Path, tmp_path: Path) -> None:
     lines = [{**row, "round": one, "device": "", "test": "global", "value": one / 2} for one in rounds]
     lines += [{**row, "round": 100, "device": name, "value": 50.0} for name in devices[::2]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert len(page(report_data_of([tmp_path])).html.encode()) < LIMIT
+    assert len(page(read_report_data([tmp_path])).html.encode()) < LIMIT
 
 
 def test_runs_side_by_side(compared: Path) -> None:
     names = ("heterofl", "fjord")
     folders = [compared / arm / f"seed-{seed}" for arm in names for seed in (0, 1)]
-    subject = report_data_of(folders)
-    assert [group.name for group in subject.groups] == list(names)
-    assert [len(group.stories) for group in subject.groups] == [2, 2]
-    assert subject.result is not None
+    report = read_report_data(folders)
+    assert [group.name for group in report.groups] == list(names)
+    assert [len(group.readers) for group in report.groups] == [2, 2]
+    assert report.result is not None
 
 
 def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
-    subject = report_data_of([compared / "heterofl" / f"seed-{seed}" for seed in (1, 0)])
-    assert [story.seed for story in subject.groups[0].stories] == [0, 1]
-    assert "mean over 2 seeds" in verdict(subject)[0]
+    report = read_report_data([compared / "heterofl" / f"seed-{seed}" for seed in (1, 0)])
+    assert [reader.seed for reader in report.groups[0].readers] == [0, 1]
+    assert "mean over 2 seeds" in verdict(report)[0]
 
 
 @pytest.mark.parametrize(
@@ -197,5 +197,5 @@ def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
     ],
 )
 def test_what_cannot_be_put_side_by_side(compared: Path, folders: list[str], said: str) -> None:
-    with pytest.raises(NoReport, match=said):
-        report_data_of([compared / folder for folder in folders])
+    with pytest.raises(ReportError, match=said):
+        read_report_data([compared / folder for folder in folders])

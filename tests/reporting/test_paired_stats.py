@@ -6,13 +6,13 @@ import statistics
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Arm, Serving, difference, overall, table, verdict
+from fedloom.reporting import Arm, ServedModel, compute_difference, compare_overall, table, verdict
 
 TIERS = ["large", "small"]
 SHARES = {"large": 0.25, "small": 0.75}
-OWN = {tier: Serving(tier, True) for tier in TIERS}
-LARGE_ONLY = {"large": Serving("large", True), "small": Serving("large", False)}
-SMALL_ONLY = {tier: Serving("small", True) for tier in TIERS}
+OWN = {tier: ServedModel(tier, True) for tier in TIERS}
+LARGE_ONLY = {"large": ServedModel("large", True), "small": ServedModel("large", False)}
+SMALL_ONLY = {tier: ServedModel("small", True) for tier in TIERS}
 
 
 def run_of(accuracies, moved=100.0, test="global"):
@@ -35,7 +35,7 @@ def arm(name, *values, serving=None, moved=100.0):
 
 
 def gap(ours, theirs, examples=10_000, tier="large"):
-    return difference(arm("this", *ours), arm("other", *theirs), tier, "global", examples)
+    return compute_difference(arm("this", *ours), arm("other", *theirs), tier, "global", examples)
 
 
 def test_the_noise_is_two_standard_errors_of_the_test_set():
@@ -114,9 +114,9 @@ def test_a_difference_in_words():
 
 
 def test_a_device_gets_the_model_it_is_served_and_the_last_value():
-    assert arm("a", 80.0).ends("small", "global") == [70.0]
-    assert arm("a", 80.0, serving=LARGE_ONLY).ends("small", "global") == [80.0]
-    assert arm("a", 80.0, serving=SMALL_ONLY).ends("large", "global") == [70.0]
+    assert arm("a", 80.0).final_values("small", "global") == [70.0]
+    assert arm("a", 80.0, serving=LARGE_ONLY).final_values("small", "global") == [80.0]
+    assert arm("a", 80.0, serving=SMALL_ONLY).final_values("large", "global") == [70.0]
 
 
 def test_the_table():
@@ -128,15 +128,15 @@ def test_the_table():
         "metric": "accuracy",
         "accuracy": {"large": {"mean": 82.0, "std": 8**0.5}, "small": {"mean": 72.0, "std": 8**0.5}},
         "worst_tier": {"mean": 72.0, "std": 8**0.5},
-        "own_tests": None,
-        "can_carry": {"large": True, "small": True},
+        "local_test": None,
+        "can_run": {"large": True, "small": True},
         "served_percent": 100.0,
         "macs": {},
         "bytes_per_round": 100.0,
         "seconds": None,
     }
     assert dropped["accuracy"] == {"large": {"mean": 90.0, "std": 0.0}, "small": {"mean": 90.0, "std": 0.0}}
-    assert dropped["can_carry"] == {"large": True, "small": False}
+    assert dropped["can_run"] == {"large": True, "small": False}
     assert (dropped["served_percent"], dropped["bytes_per_round"]) == (25.0, 400.0)
     assert math.isnan(dropped["worst_tier"]["mean"])  # what it gives its small devices they cannot carry
 
@@ -145,11 +145,11 @@ def test_devices_own_tests_stand_beside_the_whole_test():
     runs = [run_of({"large": 80.0, "small": 70.0}) + run_of({"large": 90.0, "small": 50.0}, 0, "local")]
     (both,) = table([Arm("both", OWN, runs)], TIERS, SHARES, "global")
     assert both["accuracy"]["large"]["mean"] == 80.0
-    assert {tier: one["mean"] for tier, one in both["own_tests"].items()} == {"large": 90.0, "small": 50.0, "all": 60.0}
+    assert {tier: one["mean"] for tier, one in both["local_test"].items()} == {"large": 90.0, "small": 50.0, "all": 60.0}
     (dropped,) = table([Arm("dropped", LARGE_ONLY, runs)], TIERS, SHARES, "global")
-    assert math.isnan(dropped["own_tests"]["all"]["mean"])
+    assert math.isnan(dropped["local_test"]["all"]["mean"])
     (local,) = table([Arm("both", OWN, runs)], TIERS, SHARES, "local")
-    assert local["accuracy"]["large"]["mean"] == 90.0 and local["own_tests"] is None
+    assert local["accuracy"]["large"]["mean"] == 90.0 and local["local_test"] is None
 
 
 def test_one_seed_has_no_spread():
@@ -213,14 +213,14 @@ def test_an_arm_that_moves_nothing_has_no_ratio():
 
 def test_the_other_test_set_can_be_judged_on():
     runs = [run_of({"large": 50.0}) + run_of({"large": 60.0}, test="local")]
-    only = Arm("a", {"large": Serving("large", True)}, runs)
-    assert only.ends("large", "local") == [60.0]
-    assert only.ends("large", "global") == [50.0]
+    only = Arm("a", {"large": ServedModel("large", True)}, runs)
+    assert only.final_values("large", "local") == [60.0]
+    assert only.final_values("large", "global") == [50.0]
 
 
 def runs_of(name: str, seeds: list[dict[str, float]]) -> Arm:
     rows = [[Row(1, "server", tier, "", "local", "accuracy", value) for tier, value in one.items()] for one in seeds]
-    return Arm(name, {tier: Serving(tier, True) for tier in seeds[0]}, rows)
+    return Arm(name, {tier: ServedModel(tier, True) for tier in seeds[0]}, rows)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_on_all_devices_a_claim_holds_if_every_seed_says_so(gains: list[float], 
     shares = {"a": 0.75, "b": 0.25}
     this = runs_of("this", [{"a": 50.0 + gain, "b": 60.0 + gain} for gain in gains])
     other = runs_of("other", [{"a": 50.0, "b": 60.0} for _ in gains])
-    found = overall(this, other, shares, "local")
+    found = compare_overall(this, other, shares, "local")
     assert found is not None
     assert (found.verdict, found.seeds, found.better) == (verdict, len(gains), sum(gain > 0 for gain in gains))
     assert (found.this_mean, found.other_mean) == (pytest.approx(52.5 + sum(gains) / len(gains)), pytest.approx(52.5))
@@ -241,4 +241,4 @@ def test_on_all_devices_a_claim_holds_if_every_seed_says_so(gains: list[float], 
 
 def test_tiers_that_were_not_judged_leave_the_question_open() -> None:
     this, other = runs_of("this", [{"a": 1.0}]), runs_of("other", [{"a": float("nan")}])
-    assert overall(this, other, {"a": 1.0}, "local") is None
+    assert compare_overall(this, other, {"a": 1.0}, "local") is None

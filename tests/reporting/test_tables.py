@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Arm, Serving, difference
+from fedloom.reporting import Arm, ServedModel, compute_difference
 from fedloom.reporting.paired_stats import PERPLEXITY
-from fedloom.reporting.result import Result, Terms, conclude
-from fedloom.reporting.tables import CSV_COLUMNS, as_csv, latex, markdown
+from fedloom.reporting.tables import CSV_COLUMNS, ComparisonResult, ComparisonTerms, conclude, to_csv, to_latex, to_markdown
 
-TERMS = Terms(["large", "small"], {"large": 0.5, "small": 0.5}, "global", 10_000, baseline="other", margin=0.5)
+TERMS = ComparisonTerms(["large", "small"], {"large": 0.5, "small": 0.5}, "global", 10_000, baseline="other", margin=0.5)
 
 
 def rows(large: float, small: float) -> list[Row]:
@@ -26,20 +25,20 @@ def rows(large: float, small: float) -> list[Row]:
 
 
 def arm(name: str, large: float, small: float, seeds: int = 2, carried: bool = True) -> Arm:
-    serving = {"large": Serving("large", True), "small": Serving("small" if carried else "large", carried)}
+    serving = {"large": ServedModel("large", True), "small": ServedModel("small" if carried else "large", carried)}
     return Arm(name, serving, [rows(large + seed / 10, small + seed / 10) for seed in range(seeds)])
 
 
-def result(*arms: Arm) -> Result:
+def result(*arms: Arm) -> ComparisonResult:
     return conclude(arms, TERMS)
 
 
 @pytest.fixture
-def clear() -> Result:
+def clear() -> ComparisonResult:
     return result(arm("this", 80, 60), arm("other", 70, 60.05), arm("a|b_c", 60, 99, carried=False))
 
 
-def test_only_beyond_noise_there_is_a_winner(clear: Result) -> None:
+def test_only_beyond_noise_there_is_a_winner(clear: ComparisonResult) -> None:
     assert clear.winners == {"large": "this", "small": None}
 
 
@@ -52,8 +51,8 @@ def test_one_arm_wins_nothing() -> None:
     assert conclude([arm("this", 80, 60)], terms).winners == {"large": None, "small": None}
 
 
-def test_markdown(clear: Result) -> None:
-    said = markdown(clear)
+def test_markdown(clear: ComparisonResult) -> None:
+    said = to_markdown(clear)
     head, rule, *lines = said.splitlines()
     assert head == "| arm | large | small | worst | served | MB a round |"
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: |"
@@ -63,8 +62,8 @@ def test_markdown(clear: Result) -> None:
     assert all(f"- {line}" in said for line in clear.verdict)
 
 
-def test_csv_has_numbers_as_they_are(clear: Result) -> None:
-    read = list(csv.DictReader(io.StringIO(as_csv(clear))))
+def test_csv_has_numbers_as_they_are(clear: ComparisonResult) -> None:
+    read = list(csv.DictReader(io.StringIO(to_csv(clear))))
     assert tuple(read[0]) == CSV_COLUMNS
     assert [(one["arm"], one["tier"]) for one in read][:3] == [("this", "large"), ("this", "small"), ("other", "large")]
     assert (float(read[0]["mean"]), float(read[0]["worst_tier_mean"])) == pytest.approx((80.05, 60.05))
@@ -74,8 +73,8 @@ def test_csv_has_numbers_as_they_are(clear: Result) -> None:
     assert read[5]["target"] == ""
 
 
-def test_latex_is_balanced_and_escaped(clear: Result) -> None:
-    said = latex(clear)
+def test_latex_is_balanced_and_escaped(clear: ComparisonResult) -> None:
+    said = to_latex(clear)
     for name in ("table", "tabular"):
         assert said.count(f"\\begin{{{name}}}") == said.count(f"\\end{{{name}}}") == 2
     assert r"\textbf{80.0 $\pm$ 0.1}" in said
@@ -87,7 +86,7 @@ def test_latex_is_balanced_and_escaped(clear: Result) -> None:
 def test_a_tier_without_devices_is_a_dash() -> None:
     empty = arm("this", 80, 60)
     nobody = replace(empty, runs=[[row for row in run if row.tier != "small"] for run in empty.runs])
-    said = markdown(conclude([nobody], replace(TERMS, baseline=None)))
+    said = to_markdown(conclude([nobody], replace(TERMS, baseline=None)))
     assert "| this | 80.0 ± 0.1 | – | 80.0 ± 0.1 | 100 % |" in said
 
 
@@ -98,10 +97,10 @@ def test_what_models_and_rounds_cost_where_it_is_known() -> None:
     ]
     known = replace(ticking, runs=runs, macs={"large": 3_282_688, "small": 1_659_300})
     found = result(known, arm("other", 70, 50))
-    head, _, this, other = markdown(found).splitlines()[:4]
+    head, _, this, other = to_markdown(found).splitlines()[:4]
     assert head.endswith("| served | million MACs | MB a round | simulated s |")
     assert this.endswith("| 100 % | 3.28 / 1.66 | 1.00 | 3.0 |") and other.endswith("| 100 % | – | 1.00 | – |")
-    read = list(csv.DictReader(io.StringIO(as_csv(found))))
+    read = list(csv.DictReader(io.StringIO(to_csv(found))))
     assert [(one["macs"], one["seconds"]) for one in read[:2]] == [("3282688", "3.0"), ("1659300", "3.0")]
 
 
@@ -113,7 +112,7 @@ def worse(name: str, *ends: float, seeds: int = 2) -> Arm:
         for tier, value in zip(("large", "small"), ends, strict=True)
     ]
     found += [Row(number, "", "", "", "", "bytes_down", 1e6) for number in (1, 2)]
-    serving = {tier: Serving(tier, True) for tier in ("large", "small")}
+    serving = {tier: ServedModel(tier, True) for tier in ("large", "small")}
     return Arm(name, serving, [found] * seeds, metric=PERPLEXITY)
 
 
@@ -123,7 +122,7 @@ def test_less_perplexity_is_better() -> None:
     assert [one.verdict for one in found.overall] == ["holds"]
     assert "large devices: this reaches 40.5 sooner than other: holds (in 2 of 2 seeds)" in found.verdict
     assert found.records[0]["perplexity"]["large"]["mean"] == 20 and found.records[0]["worst_tier"]["mean"] == 30
-    said = markdown(found)
+    said = to_markdown(found)
     assert "| this | **20.0** | 30.0 | 30.0 |" in said and "Perplexity, of the model" in said
     assert "all devices: this 25.0, other 35.0: -10.0; that this is better holds (2 of 2 seeds)" in said
 
@@ -131,6 +130,6 @@ def test_less_perplexity_is_better() -> None:
 def test_one_seed_says_nothing_of_perplexities() -> None:
     one, two = worse("this", 20, 30, seeds=1), worse("other", 40, 30, seeds=1)
     assert result(one, two).winners == {"large": None, "small": None}
-    assert str(difference(one, two, "large", "global", 100)) == (
+    assert str(compute_difference(one, two, "large", "global", 100)) == (
         "large devices: this 20.0, other 40.0: -20.0, one seed cannot tell"
     )

@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Arm, Serving
+from fedloom.reporting import Arm, ServedModel
 from fedloom.reporting.targets import (
     Amount,
-    Reach,
+    CostToTarget,
     bytes_to,
-    claim,
-    conclusions,
-    gain,
-    median,
-    reach,
-    reaches,
+    evaluate_sooner,
+    conclude_sooner,
+    compute_gain,
+    median_amount,
+    cost_to_target,
+    costs_to_targets,
     rounds_to,
-    targets,
+    tier_targets,
 )
 
-OWN = {"small": Serving("small", True)}
+OWN = {"small": ServedModel("small", True)}
 
 
 def run_of(*accuracies, candidate="server", moved=10.0):
@@ -34,7 +34,7 @@ def run_of(*accuracies, candidate="server", moved=10.0):
 
 def took(*rounds, of=60, arm="this"):
     amounts = [Amount(of, False) if one is None else Amount(one) for one in rounds]
-    return Reach("small", 84.0, arm, amounts, amounts)
+    return CostToTarget("small", 84.0, arm, amounts, amounts)
 
 
 def test_the_first_crossing_counts():
@@ -46,12 +46,12 @@ def test_the_first_crossing_counts():
 
 
 def test_the_published_gain():
-    assert gain(Amount(289), [Amount(943), Amount(805)]) == "2.8"
+    assert compute_gain(Amount(289), [Amount(943), Amount(805)]) == "2.8"
 
 
 def test_bytes_are_those_of_all_rounds_to_the_target():
     assert bytes_to(2, run_of(80.0, 84.0, 83.0)) == 40.0
-    found = reach(Arm("a", OWN, [run_of(80.0, 84.0, 83.0), run_of(70.0, 71.0)]), "small", "global", 84.0)
+    found = cost_to_target(Arm("a", OWN, [run_of(80.0, 84.0, 83.0), run_of(70.0, 71.0)]), "small", "global", 84.0)
     assert found.record() == {"tier": "small", "target": 84.0, "arm": "a", "rounds": [2, None], "bytes": [40.0, None]}
     assert (found.rounds[1], found.bytes[1]) == (Amount(2, False), Amount(40.0, False))
 
@@ -62,37 +62,37 @@ def test_with_a_codec_bytes_to_the_target_are_those_that_travelled():
     ]
     rows = run_of(80.0, 84.0, 83.0) + coded
     assert bytes_to(2, rows) == 8.0
-    assert reach(Arm("a", OWN, [rows]), "small", "global", 84.0).bytes == [Amount(8.0)]
+    assert cost_to_target(Arm("a", OWN, [rows]), "small", "global", 84.0).bytes == [Amount(8.0)]
 
 
 def test_rounds_that_were_not_judged_count_by_their_bytes():
     rows = [row for row in run_of(80.0, 85.0, 86.0, 87.0) if row.metric != "accuracy" or row.round % 2 == 0]
-    found = reach(Arm("a", OWN, [rows]), "small", "global", 81.0)
+    found = cost_to_target(Arm("a", OWN, [rows]), "small", "global", 81.0)
     assert (found.rounds, found.bytes) == ([Amount(2)], [Amount(40.0)])
 
 
 def test_only_the_chosen_candidate_counts():
     rows = run_of(90.0, 90.0) + run_of(50.0, 60.0, candidate="report")[:2]
-    assert Arm("a", OWN, [rows]).ends("small", "global") == [90.0]
+    assert Arm("a", OWN, [rows]).final_values("small", "global") == [90.0]
     chosen = Arm("a", OWN, [rows], "report")
-    assert chosen.ends("small", "global") == [60.0]
-    assert reach(chosen, "small", "global", 60.0).rounds == [Amount(2)]
+    assert chosen.final_values("small", "global") == [60.0]
+    assert cost_to_target(chosen, "small", "global", 60.0).rounds == [Amount(2)]
 
 
 def test_the_target_comes_from_the_baseline_alone():
     base = Arm("base", OWN, [run_of(99.0, 80.0), run_of(10.0, 84.0), run_of(10.0, 82.0)])
     for value in (0.0, 100.0):
         arms = [Arm("this", OWN, [run_of(value, value)] * 3), base]
-        assert targets(arms, ["small"], "global", "base", 1.0) == {"small": 81.0}
+        assert tier_targets(arms, ["small"], "global", "base", 1.0) == {"small": 81.0}
 
 
 def test_a_tier_without_devices_has_no_target():
-    assert targets([Arm("base", OWN, [[]])], ["small"], "global", "base", 1.0) == {}
+    assert tier_targets([Arm("base", OWN, [[]])], ["small"], "global", "base", 1.0) == {}
 
 
 def test_an_arm_counts_only_for_devices_that_can_carry_its_model():
-    arms = [Arm("a", OWN, [run_of(1.0)]), Arm("b", {"small": Serving("small", False)}, [run_of(1.0)])]
-    assert [one.arm for one in reaches(arms, {"small": 1.0}, "global")] == ["a"]
+    arms = [Arm("a", OWN, [run_of(1.0)]), Arm("b", {"small": ServedModel("small", False)}, [run_of(1.0)])]
+    assert [one.arm for one in costs_to_targets(arms, {"small": 1.0}, "global")] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_arm_counts_only_for_devices_that_can_carry_its_model():
     ],
 )
 def test_a_claim_holds_if_all_seeds_agree(this, other, verdict):
-    assert claim(took(*this), took(*other, arm="other")).verdict == verdict
+    assert evaluate_sooner(took(*this), took(*other, arm="other")).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_a_claim_holds_if_all_seeds_agree(this, other, verdict):
     ],
 )
 def test_a_gain_says_when_it_is_only_a_bound(this, others, said):
-    assert gain(this, others) == said
+    assert compute_gain(this, others) == said
 
 
 def test_the_median_is_a_bound_where_its_middle_is():
-    assert median(took(10, None, 20).rounds) == Amount(20)
-    assert median(took(10, None, None).rounds) == Amount(60, False)
-    assert median(took(10, None).rounds) == Amount(35, False)
-    assert Amount(35, False).said() == ">35"
+    assert median_amount(took(10, None, 20).rounds) == Amount(20)
+    assert median_amount(took(10, None, None).rounds) == Amount(60, False)
+    assert median_amount(took(10, None).rounds) == Amount(35, False)
+    assert Amount(35, False).format() == ">35"
 
 
 def test_conclusions_in_words():
-    claims, lines = conclusions([took(10, 12), took(20, None, arm="other")])
+    claims, lines = conclude_sooner([took(10, 12), took(20, None, arm="other")])
     assert [one.record() for one in claims] == [{"tier": "small", "other": "other", "verdict": "holds"}]
     assert lines == [
         "small devices: this reaches 84.0 % sooner than other: holds (in 2 of 2 seeds)",
@@ -165,13 +165,13 @@ def test_no_round_before_reached_the_target(values, target):
 @given(st.lists(st.tuples(st.none() | st.integers(1, 60), st.none() | st.integers(1, 60)), min_size=1, max_size=6))
 def test_a_claim_and_its_reverse_never_both_hold(pairs):
     left, right = zip(*pairs, strict=True)
-    verdicts = (claim(took(*left), took(*right)).verdict, claim(took(*right), took(*left)).verdict)
+    verdicts = (evaluate_sooner(took(*left), took(*right)).verdict, evaluate_sooner(took(*right), took(*left)).verdict)
     assert verdicts in {("holds", "does not hold"), ("does not hold", "holds"), ("within noise", "within noise")}
 
 
 @given(rounds, st.lists(st.integers(61, 1000), min_size=6, max_size=6))
 def test_a_median_over_bounds_is_below_whatever_the_truth_turns_out_to_be(seen, truth):
     """Were the run longer, every seed would reach it later than the run was long."""
-    known = median(took(*seen).rounds)
-    later = median([Amount(true if one is None else one) for one, true in zip(seen, truth, strict=False)])
+    known = median_amount(took(*seen).rounds)
+    later = median_amount([Amount(true if one is None else one) for one, true in zip(seen, truth, strict=False)])
     assert known.value == later.value if known.exact else known.value < later.value

@@ -4,24 +4,24 @@ import pytest
 
 from fedloom.footprints import RULES, RobustAggregator, coverage_mean
 from fedloom.footprints.robust import TrimmedMean
-from fedloom.recipe.schema import AggregationPart
+from fedloom.recipe.schema import AggregationConfig
 from fedloom.runs.build import build_merge
 from fedloom.runs.folder import read_manifest
 
 
 def test_without_a_defence_it_is_the_papers_mean_itself():
-    assert build_merge(AggregationPart()) is coverage_mean
+    assert build_merge(AggregationConfig()) is coverage_mean
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "none"])
 def test_every_rule_can_be_named(rule):
-    made = build_merge(AggregationPart(rule=rule, thin="clipped", min_contributors=4))
+    made = build_merge(AggregationConfig(rule=rule, low_coverage="clipped", min_contributors=4))
     assert isinstance(made, RobustAggregator)
-    assert (made.rule, made.thin, made.min_contributors) == (RULES[rule](), "clipped", 4)
+    assert (made.rule, made.low_coverage, made.min_contributors) == (RULES[rule](), "clipped", 4)
 
 
 def test_settings_of_the_rule_stand_beside_it():
-    made = build_merge(AggregationPart(rule="trimmed_mean", share=0.4))
+    made = build_merge(AggregationConfig(rule="trimmed_mean", share=0.4))
     assert isinstance(made, RobustAggregator)
     assert made.rule == TrimmedMean(0.4)
 

@@ -25,7 +25,7 @@ def test_defaults(made):
     experiment = made()
     assert experiment.engine.schedule == Schedule(batch_size=100, epochs=1, last="keep")
     assert experiment.engine.optimizer == Sgd()
-    assert experiment.engine.rates == Constant()
+    assert experiment.engine.lr_schedule == Constant()
     assert experiment.method == HeteroFL()
     assert experiment.evaluator.statistics == StaticBatchNorm()
 
@@ -41,17 +41,17 @@ def test_training(made):
     )  # fmt: skip
     assert experiment.engine.schedule == Schedule(batch_size=7, epochs=3, last="wrap")
     assert experiment.engine.optimizer == Sgd(momentum=0.5)
-    assert experiment.engine.rates == Milestones(rounds=(4, 6))
+    assert experiment.engine.lr_schedule == Milestones(rounds=(4, 6))
     assert (experiment.engine.block, experiment.engine.seed, experiment.fleet.seed) == (5, 9, 9)
 
 
 def test_fleet(made):
     experiment = made(data__devices=10, fleet={"assignment": "redrawn", "eligible": ["small"]})
     fleet = experiment.fleet
-    assert (fleet.size, fleet.shares, fleet.assignment, fleet.eligible) == (10, (0.5, 0.5), "redrawn", ("small",))
+    assert (fleet.size, fleet.shares, fleet.assignment, fleet.eligible_tiers) == (10, (0.5, 0.5), "redrawn", ("small",))
     assert (fleet.largest.name, fleet.smallest.name) == ("small", "small")  # of those that take part
     assert [tier.name for tier in fleet.tiers] == ["large", "small"]
-    assert len(experiment.partition.train) == len(experiment.evaluator.own_tests) == 10
+    assert len(experiment.partition.train) == len(experiment.evaluator.local_tests) == 10
 
 
 def test_method(made):
@@ -110,8 +110,8 @@ def test_a_partition_from_a_file_must_be_for_as_many_devices(made, tmp_path):
     partition = {"kind": "file", "path": str(tmp_path / "map.json")}
     with pytest.raises(RecipeError) as caught:
         made(data__partition=partition)
-    assert caught.value.problems[0].code == "RECIPE_VALUE"
-    assert "3 devices" in caught.value.problems[0].message
+    assert caught.value.issues[0].code == "RECIPE_VALUE"
+    assert "3 devices" in caught.value.issues[0].message
     assert (
         made(data__partition=partition, data__devices=3).partition.fingerprint() == Partition(rows, rows).fingerprint()
     )

@@ -92,7 +92,7 @@ class TestStore:
         expected = {f"{number:06d}.{kind}" for number in store.numbers() for kind in ("json", "safetensors")}
         assert kept == expected | {"LATEST"}
 
-    def test_a_file_that_is_cut_or_changed_anywhere_is_noticed(self, store: Checkpoints) -> None:
+    def test_a_file_that_is_cut_or_changed_anywhere_is_noticed(self, store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
         """Two hundred places, in every file of the newest: the one before it counts."""
         store.save(point(1))
         store.save(point(2))
@@ -104,24 +104,23 @@ class TestStore:
             place = draw.randrange(len(whole))
             flipped = bytes([*whole[:place], whole[place] ^ (1 << draw.randrange(8)), *whole[place + 1 :]])
             path.write_bytes(whole[:place] if trial % 2 else flipped)
-            said: list[str] = []
-            read = store.newest(said.append)
+            caplog.clear()
+            read = store.newest()
             assert read is not None
-            assert read.number == 2 or (read.number == 1 and (said or path.name == "LATEST"))
+            assert read.number == 2 or (read.number == 1 and (caplog.messages or path.name == "LATEST"))
             assert read.server["weights"]["w"].eq(read.number).all()
             fell_back += read.number == 1
             path.write_bytes(whole)
         assert fell_back > 120  # all of the two files that matter
 
-    def test_a_missing_file_is_noticed(self, store: Checkpoints) -> None:
+    def test_a_missing_file_is_noticed(self, store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
         store.save(point(1))
         store.save(point(2))
         (store.folder / "000002.safetensors").unlink()
-        said: list[str] = []
-        read = store.newest(said.append)
+        read = store.newest()
         assert read is not None
         assert read.number == 1
-        assert said == ["checkpoint of round 2 cannot be used: 000002.safetensors is missing or damaged"]
+        assert caplog.messages == ["checkpoint of round 2 cannot be used: 000002.safetensors is missing or damaged"]
 
     def test_without_any_there_is_none(self, store: Checkpoints) -> None:
         assert store.newest() is None
@@ -205,7 +204,7 @@ class TestRuns:
         return tmp_path / "run"
 
     def go_on(self, folder: Path) -> Iterator[Any]:
-        experiment, since = reopened(folder, Registry(), folder, 1, lambda said: None)
+        experiment, since = reopened(folder, Registry(), folder, 1)
         return recorded(experiment, folder, since)
 
     def test_who_leaves_a_run_loses_nothing(self, begun: Path) -> None:
@@ -233,20 +232,19 @@ class TestRuns:
         whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
         assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
 
-    def test_all_torn_begins_anew(self, begun: Path) -> None:
+    def test_all_torn_begins_anew(self, begun: Path, caplog: pytest.LogCaptureFixture) -> None:
         for path in (begun / "checkpoints").glob("*.safetensors"):
             path.write_bytes(b"")
-        said: list[str] = []
-        experiment, since = reopened(begun, Registry(), begun, 1, said.append)
-        assert (since.number, len(said)) == (0, KEPT)
+        experiment, since = reopened(begun, Registry(), begun, 1)
+        assert (since.number, len(caplog.messages)) == (0, KEPT)
         assert [done.number for done in recorded(experiment, begun, since)] == list(range(1, 9))
 
     def test_a_changed_recipe_is_refused_with_what_changed(self, begun: Path) -> None:
         path = begun / "recipe.toml"
         path.write_text(path.read_text().replace("batch_size = 6", "batch_size = 3"))
         with pytest.raises(RecipeError) as refused:
-            reopened(begun, Registry(), begun, 1, lambda said: None)
-        assert refused.value.problems[0].code == "RECIPE_CHANGED"
+            reopened(begun, Registry(), begun, 1)
+        assert refused.value.issues[0].code == "RECIPE_CHANGED"
         assert "training.batch_size was 6, is 3" in str(refused.value)
 
     def test_other_data_is_refused(self, begun: Path) -> None:
@@ -256,7 +254,7 @@ class TestRuns:
         said["about"]["data"] = "other"
         manifest.write_text(json.dumps({**said, "sha256": checkpoint._digest(said)}))
         with pytest.raises(RecipeError, match="DATA_CHANGED"):
-            reopened(begun, Registry(), begun, 1, lambda said: None)
+            reopened(begun, Registry(), begun, 1)
 
     def test_a_finished_run_is_not_gone_on_with(self, begun: Path) -> None:
         list(self.go_on(begun))

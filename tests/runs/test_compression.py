@@ -19,7 +19,7 @@ from fedloom.runs.folder import read_manifest
 from fedloom.runs.loop import rounds
 from fedloom.runs.recorder import recorded
 from fedloom.runs.resume import reopened, verify
-from fedloom.studies.attack_bench import bench
+from fedloom.studies.attack_bench import build_attack_bench
 from fedloom.tensors import fingerprint
 
 TOP = {"kind": "top_k", "share": 0.1}
@@ -90,8 +90,8 @@ def test_what_is_wrong_is_told(
 ) -> None:
     with pytest.raises(RecipeError) as found:
         load(document(codec=said), Registry())
-    (problem,) = found.value.problems
-    assert (".".join(map(str, problem.place)), problem.code) == (place, code)
+    (problem,) = found.value.issues
+    assert (".".join(map(str, problem.key_path)), problem.code) == (place, code)
     assert hint in problem.hint
 
 
@@ -115,7 +115,7 @@ def test_what_feedback_would_spoil_is_refused(
 ) -> None:
     with pytest.raises(RecipeError) as found:
         made(**changes, compression={"uplink": TOP})
-    assert [(one.code, one.place) for one in found.value.problems] == [(code, ("compression", "uplink"))]
+    assert [(one.code, one.key_path) for one in found.value.issues] == [(code, ("compression", "uplink"))]
     for fit in ({**TOP, "error_feedback": False}, {"kind": "int8"}):
         made(**changes, compression={"uplink": fit, "downlink": {"kind": "int8"}})
 
@@ -124,14 +124,14 @@ def test_what_feedback_would_spoil_is_refused(
 def test_rules_that_go_entry_by_entry_need_entries(rule: str, made: Callable[..., Experiment]) -> None:
     with pytest.raises(RecipeError) as found:
         made(aggregation={"rule": rule}, compression={"uplink": {**TOP, "error_feedback": False}})
-    assert [one.code for one in found.value.problems] == ["CODEC_DEFENCE"]
+    assert [one.code for one in found.value.issues] == ["CODEC_DEFENCE"]
     made(aggregation={"rule": rule}, compression={"uplink": {"kind": "int8"}})
     made(aggregation={"rule": "default"}, compression={"uplink": TOP})
 
 
 def test_a_bench_of_attacks_has_no_codec(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as found:
-        bench(
+        build_attack_bench(
             load(document(compression=BOTH), Registry()),
             Registry(),
             tmp_path,
@@ -141,7 +141,7 @@ def test_a_bench_of_attacks_has_no_codec(document: Callable[..., dict[str, Any]]
             1,
             "global",
         )
-    assert [one.code for one in found.value.problems] == ["CODEC_TOO"]
+    assert [one.code for one in found.value.issues] == ["CODEC_TOO"]
 
 
 def test_without_a_codec_nothing_is_between(run: Callable[..., Any]) -> None:
@@ -204,7 +204,7 @@ def test_a_run_that_is_interrupted_ends_as_if_it_had_not_been(
     going.close()
     held = json.loads((folder / "checkpoints" / "000003.json").read_text())["owners"]
     assert any(owner.endswith(" left out") for owner in held)
-    again, since = reopened(folder, Registry(), tmp_path, 1, lambda said: None)
+    again, since = reopened(folder, Registry(), tmp_path, 1)
     assert [done.number for done in recorded(again, folder, since)] == [4, 5]
     assert read_manifest(folder)["sha256"] == prints(whole)[0]
     assert read_manifest(folder)["devices_sha256"] == prints(whole)[1]

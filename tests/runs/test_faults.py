@@ -206,7 +206,7 @@ def test_a_trace_decides_who_is_asked(form, document, tmp_path):
     experiment = made(document, tmp_path, {"trace": str(path)}, rounds=3)
     _, _, steps = played(experiment)
     for column, done in enumerate(steps):
-        assert set(done.traffic.carriers) == {str(n) for n in range(10) if table[n, column]}
+        assert set(done.traffic.devices) == {str(n) for n in range(10) if table[n, column]}
         assert figures(done)["degraded"] == 1.0  # ten were wanted
 
 
@@ -253,7 +253,7 @@ def test_of_more_than_needed_the_fastest_are_heard(document, tmp_path):
     experiment = made(document, tmp_path, faults, tiers=FAST, rounds=3, fleet={"participation": 0.5})
     _, _, steps = played(experiment)
     for done in steps:
-        asked = set(done.traffic.carriers)
+        asked = set(done.traffic.devices)
         assert (len(asked), done.traffic.replied) == (8, 5)
         spare = {name for number, name in lost(experiment, "NOT_NEEDED") if number == done.number}
         assert asked - spare == set(sorted(asked, key=took.get)[:5])
@@ -340,7 +340,7 @@ def test_judging_is_not_hit(document, tmp_path):
 def test_faults_that_cannot_be_are_refused_where_they_stand(faults, place, document, tmp_path):
     with pytest.raises(RecipeError) as caught:
         made(document, tmp_path, faults)
-    assert place in [problem.place for problem in caught.value.problems]
+    assert place in [problem.key_path for problem in caught.value.issues]
 
 
 def test_the_standing_survives_json(document, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from fedloom.fleet import RoundContext
 from fedloom.footprints import DPAggregator, coverage_mean
-from fedloom.methods import METHODS, Method
+from fedloom.methods import METHODS, Method, MethodInfo
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedrolex import FedRolex
@@ -24,7 +24,7 @@ from fedloom.recipe.registry import Registry
 from fedloom.runs.build import Experiment, assemble, merge_for, refuse_deployment
 from fedloom.runs.privacy import AccountantMissing, Mechanism, spent, told
 from fedloom.runs.resume import verify
-from fedloom.studies.compare import comparison
+from fedloom.studies.compare import plan_comparison
 
 PRIVATE: dict[str, Any] = {
     "fleet": {"participation": 0.5, "sampling": "poisson"},
@@ -50,7 +50,7 @@ def refused(made: Callable[..., Experiment], **changes: Any) -> dict[str, str]:
     """The codes of all that is wrong, each with where."""
     with pytest.raises(RecipeError) as found:
         made(**changes)
-    return {one.code: ".".join(map(str, one.place)) for one in found.value.problems}
+    return {one.code: ".".join(map(str, one.key_path)) for one in found.value.issues}
 
 
 @pytest.mark.parametrize(("accountant", "expected"), [("rdp", 11.063), ("pld", 9.971)])
@@ -138,8 +138,8 @@ def test_the_merge_has_what_the_recipe_says(made: Callable[..., Experiment]) -> 
     merge = merge_for(experiment, 3)
     assert isinstance(merge, DPAggregator)
     assert (merge.clip, merge.noise, merge.seed, merge.round_number) == (1.0, 2.0, 5, 3)
-    assert [votes for _, votes in merge.electorate] == [2.5, 2.5]
-    assert [footprint for footprint, _ in merge.electorate] == [tier.footprint for tier in experiment.fleet.tiers]
+    assert [votes for _, votes in merge.expected_participation] == [2.5, 2.5]
+    assert [footprint for footprint, _ in merge.expected_participation] == [tier.footprint for tier in experiment.fleet.tiers]
     assert merge_for(experiment, 4) != merge
 
 
@@ -147,7 +147,7 @@ def test_redrawn_tiers_are_expected_by_their_shares(made: Callable[..., Experime
     redrawn = made(fleet={"participation": 0.5, "sampling": "poisson", "assignment": "redrawn"}, data__devices=10)
     merge = merge_for(redrawn, 1)
     assert isinstance(merge, DPAggregator)
-    assert [votes for _, votes in merge.electorate] == [2.5, 2.5]
+    assert [votes for _, votes in merge.expected_participation] == [2.5, 2.5]
 
 
 @pytest.mark.parametrize("method", COVERED, ids=str)
@@ -181,8 +181,8 @@ def test_only_methods_that_are_tried_above_say_they_hide_nothing(method: Method)
 
 def test_a_method_of_which_nothing_is_known_is_taken_to_hide_something() -> None:
     class Own(FedAvg):
-        leaves = ""
-        unmerged = Method.dp_uncovered
+        info = MethodInfo()
+        dp_uncovered = Method.dp_uncovered
 
     assert Own().dp_uncovered
 
@@ -195,7 +195,7 @@ def test_a_method_of_which_nothing_is_known_is_taken_to_hide_something() -> None
         ({"name": "fedrolex", "weighting": "examples"}, "number of its examples"),
         ({"name": "fedhen", "report": True}, "keeps for reports"),
         ({"name": "noside", "report": True}, "keeps for reports"),
-        ({"name": "decouple"}, "several merges"),
+        ({"name": "decouple"}, "several aggregates"),
         ({"name": "fjord"}, "example count"),
         ({"name": "fedsup"}, "example count"),
         ({"name": "lgfedavg"}, "example count"),
@@ -207,12 +207,12 @@ def test_methods_that_take_more_are_refused(
 ) -> None:
     with pytest.raises(RecipeError, match=reason) as found:
         made(method=method)
-    assert [one.code for one in found.value.problems] == ["PRIVACY_METHOD"]
+    assert [one.code for one in found.value.issues] == ["PRIVACY_METHOD"]
 
 
 @pytest.mark.parametrize("name", ["fedin", "fedgkt", "fedhenn", "mixed", "centralized", "fedavg"])
 def test_methods_that_send_something_else_hide_something(name: str) -> None:
-    assert METHODS[name].made({}, METHODS).dp_uncovered
+    assert METHODS[name].from_settings({}, METHODS).dp_uncovered
 
 
 def test_cohorts_of_fixed_size_are_refused(made: Callable[..., Experiment]) -> None:
@@ -268,8 +268,8 @@ def test_a_budget_that_does_not_last_is_refused(made: Callable[..., Experiment])
     assert made(rounds=6, privacy=budget)
     with pytest.raises(RecipeError, match=rf"10 rounds cost epsilon {cost[10]:.3f}") as found:
         made(rounds=10, privacy=budget)
-    (problem,) = found.value.problems
-    assert (problem.code, problem.place) == ("PRIVACY_BUDGET", ("privacy", "target_epsilon"))
+    (problem,) = found.value.issues
+    assert (problem.code, problem.key_path) == ("PRIVACY_BUDGET", ("privacy", "target_epsilon"))
     assert "enough for 6 of them" in problem.hint
 
 
@@ -295,14 +295,14 @@ def test_without_the_package_it_is_said_how_to_get_it(
         mechanism.epsilon(2)
     with pytest.raises(RecipeError, match=r"pip install 'fedloom\[privacy\]'") as found:
         made(privacy={"clip": 1.0, "noise": 1.2345})
-    assert [one.code for one in found.value.problems] == ["EXTRA_MISSING"]
+    assert [one.code for one in found.value.issues] == ["EXTRA_MISSING"]
     assert made(privacy={})
 
 
 def test_controls_keep_the_recipes_privacy(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     loaded = load(document(**PRIVATE), Registry())
     controls = ("standalone", "small-for-all", "drop-the-small")
-    planned = comparison(loaded, Registry(), 1, controls, tmp_path / "home", tmp_path)
+    planned = plan_comparison(loaded, Registry(), 1, controls, tmp_path / "home", tmp_path)
     for (experiment,) in planned.experiments.values():
         assert isinstance(merge_for(experiment, 1), DPAggregator)
 
@@ -311,4 +311,4 @@ def test_real_devices_are_not_promised_what_a_seed_gives_away(made: Callable[...
     experiment = made()
     with pytest.raises(RecipeError, match="seed") as found:
         refuse_deployment(experiment.loaded, experiment.method)
-    assert [one.code for one in found.value.problems] == ["SIMULATION_ONLY"]
+    assert [one.code for one in found.value.issues] == ["SIMULATION_ONLY"]

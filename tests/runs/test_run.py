@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedloom
-from fedloom.fleet import slices
+from fedloom.fleet import tier_slices
 from fedloom.methods import Method
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
@@ -21,14 +21,14 @@ from fedloom.runs.recorder import recorded
 class Still(Method):
     """Keeps what it starts from."""
 
-    def start(self, fleet, seed, warm=None):
-        return {"weights": warm or fleet.global_model.initial(seed)}
+    def start(self, fleet, seed, warm_start=None):
+        return {"weights": warm_start or fleet.global_model.initial_weights(seed)}
 
     def round(self, server, context):
         return server
 
     def eval_targets(self, server):
-        return {"server": slices(server["weights"])}
+        return {"server": tier_slices(server["weights"])}
 
 
 def manifest(run):
@@ -173,8 +173,8 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_written(make, c
     make(tmp_path)
     with pytest.raises(RecipeError) as caught:
         run(start={"from": str(tmp_path / "start")})
-    (problem,) = caught.value.problems
-    assert problem.place == ("start", "from")
+    (problem,) = caught.value.issues
+    assert problem.key_path == ("start", "from")
     assert code in (problem.code, None)
     assert not (tmp_path / "run").exists()
 

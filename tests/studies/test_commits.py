@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from fedloom.studies.reproduce import commit_of
+from fedloom.studies.reproduce import current_commit
 
 
 def git(folder: Path, *said: str) -> str:
@@ -21,12 +21,12 @@ def test_what_a_result_has_written_itself_is_no_change(tmp_path: Path) -> None:
     git(tmp_path, "commit", "-qm", "first")
     here = git(tmp_path, "rev-parse", "--short=10", "HEAD")
     results.write_text("second\n")
-    assert commit_of(recipe.parent, [results]) == here
-    assert commit_of(recipe.parent) == f"{here}+changes"
+    assert current_commit(recipe.parent, [results]) == here
+    assert current_commit(recipe.parent) == f"{here}+changes"
     recipe.write_text("second\n")
-    assert commit_of(recipe.parent, [results]) == f"{here}+changes"
+    assert current_commit(recipe.parent, [results]) == f"{here}+changes"
 
 
 def test_nobody_knows(tmp_path: Path) -> None:
-    assert commit_of(tmp_path) is None
-    assert commit_of(tmp_path / "nowhere") is None
+    assert current_commit(tmp_path) is None
+    assert current_commit(tmp_path / "nowhere") is None

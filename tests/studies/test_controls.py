@@ -5,9 +5,9 @@ import pytest
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.reporting import Serving
+from fedloom.reporting import ServedModel
 from fedloom.runs.build import assemble
-from fedloom.studies.controls import CONTROLS, arms, serving
+from fedloom.studies.controls import CONTROLS, build_arms, served_models
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def prepared(document, tmp_path):
 
 def made(prepared, name, **changes):
     loaded, fleet = prepared(**changes)
-    return arms(loaded, Registry(), fleet, [name])[name].recipe
+    return build_arms(loaded, Registry(), fleet, [name])[name].recipe
 
 
 def test_the_recipe_itself_comes_first(prepared):
     loaded, fleet = prepared()
-    found = arms(loaded, Registry(), fleet, list(CONTROLS))
+    found = build_arms(loaded, Registry(), fleet, list(CONTROLS))
     assert list(found) == ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
     assert found["heterofl"] is loaded
 
@@ -71,7 +71,7 @@ def test_drop_the_small_keeps_everything_but_who_trains(prepared):
 @pytest.mark.parametrize("name", CONTROLS)
 def test_every_control_can_be_assembled(name, prepared, tmp_path):
     loaded, fleet = prepared(fleet=REDRAWN)
-    control = arms(loaded, Registry(), fleet, [name])[name]
+    control = build_arms(loaded, Registry(), fleet, [name])[name]
     experiment = assemble(control, Registry(), tmp_path)
     assert experiment.partition.fingerprint() == assemble(loaded, Registry(), tmp_path).partition.fingerprint()
 
@@ -79,14 +79,14 @@ def test_every_control_can_be_assembled(name, prepared, tmp_path):
 def test_with_one_tier_there_is_only_standalone_to_compare_with(document, tmp_path):
     loaded = load(document(tiers=[{"name": "all", "share": 1.0}]), Registry())
     fleet = assemble(loaded, Registry(), tmp_path).fleet
-    assert list(arms(loaded, Registry(), fleet, list(CONTROLS))) == ["heterofl", "standalone"]
+    assert list(build_arms(loaded, Registry(), fleet, list(CONTROLS))) == ["heterofl", "standalone"]
 
 
 def test_an_unknown_control(prepared):
     loaded, fleet = prepared()
     with pytest.raises(RecipeError, match="CONTROL_NAME") as caught:
-        arms(loaded, Registry(), fleet, ["standalon"])
-    assert caught.value.problems[0].hint == "did you mean 'standalone'?"
+        build_arms(loaded, Registry(), fleet, ["standalon"])
+    assert caught.value.issues[0].hint == "did you mean 'standalone'?"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_an_unknown_control(prepared):
 )
 def test_which_model_a_device_ends_up_with(name, models, carried, prepared):
     _, fleet = prepared()
-    assert serving(name, fleet, fleet) == {
-        tier: Serving(model, can_carry)
-        for tier, model, can_carry in zip(["medium", "small", "large"], models, carried, strict=True)
+    assert served_models(name, fleet, fleet) == {
+        tier: ServedModel(model, can_run)
+        for tier, model, can_run in zip(["medium", "small", "large"], models, carried, strict=True)
     }
 
 
@@ -113,14 +113,14 @@ def beside(**compare):
 
 def test_the_recipes_arms_stand_before_the_controls(prepared):
     loaded, fleet = prepared(**beside())
-    found = arms(loaded, Registry(), fleet, ["standalone"])
+    found = build_arms(loaded, Registry(), fleet, ["standalone"])
     assert list(found) == ["heterofl", "other", "standalone"]
     assert found["other"].recipe.method.name == "decouple"
 
 
 def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
     loaded, fleet = prepared(**beside(baseline="other"))
-    arm = arms(loaded, Registry(), fleet, [])["other"].recipe
+    arm = build_arms(loaded, Registry(), fleet, [])["other"].recipe
     assert arm.document() == {**loaded.recipe.document(), "method": {"name": "decouple"}}
     assert (arm.compare.arms, arm.compare.baseline) == ({}, None)
 
@@ -130,7 +130,7 @@ def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
     [
         ("method.name=decoupel", "RECIPE_NAME", "method.name: there is no method of that name"),
         ("training.epoch=2", "RECIPE_KEY", "training.epoch: there is no key 'epoch' here"),
-        ("tiers.9.width=1.0", "SET_PLACE", "there is no place tiers.9.width in the recipe"),
+        ("tiers.9.width=1.0", "SET_PLACE", "there is no key tiers.9.width in the recipe"),
         ("seed=1", "ARM_DIFFERS", "an arm has the recipe's seed"),
         ("evaluation.tests=['global']", "ARM_DIFFERS", "an arm has the recipe's seed"),
         ("data.devices=6", "ARM_DIFFERS", "an arm has the recipe's seed"),
@@ -140,28 +140,28 @@ def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
 def test_what_is_wrong_with_an_arm_is_said_where_it_is_named(change, code, said, prepared):
     loaded, fleet = prepared(compare={"arms": {"other": [change]}})
     with pytest.raises(RecipeError) as caught:
-        arms(loaded, Registry(), fleet, [])
-    (problem,) = caught.value.problems
-    assert (problem.place, problem.code) == (("compare", "arms", "other"), code)
+        build_arms(loaded, Registry(), fleet, [])
+    (problem,) = caught.value.issues
+    assert (problem.key_path, problem.code) == (("compare", "arms", "other"), code)
     assert problem.message.startswith(said)
 
 
 def test_an_arm_may_be_longer_or_shorter_and_judged_more_often(prepared):
     loaded, fleet = prepared(compare={"arms": {"longer": ["rounds=7", "evaluation.every=3"]}})
-    arm = arms(loaded, Registry(), fleet, [])["longer"].recipe
+    arm = build_arms(loaded, Registry(), fleet, [])["longer"].recipe
     assert (arm.rounds, arm.evaluation.every) == (7, 3) != (loaded.recipe.rounds, loaded.recipe.evaluation.every)
 
 
 def test_an_arm_cannot_have_a_controls_name(prepared):
     loaded, fleet = prepared(compare={"arms": {"all-large": ["method.name=decouple"]}})
     with pytest.raises(RecipeError, match="ARM_NAME"):
-        arms(loaded, Registry(), fleet, [])
+        build_arms(loaded, Registry(), fleet, [])
 
 
 def test_an_arm_that_leaves_tiers_out_serves_their_devices_the_largest_it_trains(prepared):
     """Who is left out of a model no smaller than its own cannot carry it."""
     _, fleet = prepared()
-    found = serving("mine", fleet, fleet.restricted(["medium"]))
+    found = served_models("mine", fleet, fleet.restrict_tiers(["medium"]))
     assert found == {
-        "large": Serving("medium", True), "medium": Serving("medium", True), "small": Serving("medium", False),
+        "large": ServedModel("medium", True), "medium": ServedModel("medium", True), "small": ServedModel("medium", False),
     }  # fmt: skip

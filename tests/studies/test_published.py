@@ -13,7 +13,7 @@ from fedloom.recipe.registry import Registry
 from fedloom.runs.build import build
 from fedloom.runs.data import build_partition, outline
 from fedloom.studies.claims import Claim, read_claims
-from fedloom.studies.published import Number, measured, read_published
+from fedloom.studies.published import PublishedNumber, measure_number, read_published
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = read_published(RECIPES)
@@ -95,10 +95,10 @@ def test_all_rows_can_be_run(paper: str, tmp_path: Path) -> None:
 
 def can_be_run(name: str, folder: Path) -> None:
     """As `fedloom check` does it, without the data."""
-    tables, row = Registry(), ROWS[name]
-    loaded = load(row.recipe, tables, row.changes)
-    seen = outline(loaded, tables, folder)
-    fleet, method = build(loaded, tables, seen)
+    registry, row = Registry(), ROWS[name]
+    loaded = load(row.recipe, registry, row.changes)
+    seen = outline(loaded, registry, folder)
+    fleet, method = build(loaded, registry, seen)
     build_partition(loaded, seen.labels)
     tiers = {"", "*", *(tier.name for tier in fleet.tiers)}
     assert all(number.tier in tiers for number, _ in row.numbers)
@@ -151,24 +151,24 @@ ROUNDS = [
 @pytest.mark.parametrize(
     ("number", "value"),
     [
-        (Number(), 55),
-        (Number(selection="best"), 60),
-        (Number(test="local", selection="best"), 80),
-        (Number(test="local", selection="at best global"), 65),
-        (Number(selection="mean of last 10"), 55),
-        (Number(selection="rounds to", target=60), 2),
-        (Number(selection="rounds to", target=61), None),
-        (Number(selection="bytes to", target=60), 12),
-        (Number(selection="bytes to", target=61), None),
-        (Number(selection="within seconds", target=20), 60),
-        (Number(selection="within seconds", target=99), 55),
-        (Number(selection="within seconds", target=9), None),
-        (Number(candidate="nobody"), None),
-        (Number(tier="*"), 55),
+        (PublishedNumber(), 55),
+        (PublishedNumber(selection="best"), 60),
+        (PublishedNumber(test="local", selection="best"), 80),
+        (PublishedNumber(test="local", selection="at best global"), 65),
+        (PublishedNumber(selection="mean of last 10"), 55),
+        (PublishedNumber(selection="rounds to", target=60), 2),
+        (PublishedNumber(selection="rounds to", target=61), None),
+        (PublishedNumber(selection="bytes to", target=60), 12),
+        (PublishedNumber(selection="bytes to", target=61), None),
+        (PublishedNumber(selection="within seconds", target=20), 60),
+        (PublishedNumber(selection="within seconds", target=99), 55),
+        (PublishedNumber(selection="within seconds", target=9), None),
+        (PublishedNumber(candidate="nobody"), None),
+        (PublishedNumber(tier="*"), 55),
     ],
 )
-def test_which_round_counts(number: Number, value: float | None) -> None:
-    assert measured(number, ROUNDS, {"a": 0.5, "b": 0.5}) == value
+def test_which_round_counts(number: PublishedNumber, value: float | None) -> None:
+    assert measure_number(number, ROUNDS, {"a": 0.5, "b": 0.5}) == value
 
 
 def test_of_perplexities_the_lowest_is_best() -> None:
@@ -176,7 +176,7 @@ def test_of_perplexities_the_lowest_is_best() -> None:
         Row(number, "server", "a", "", "global", "perplexity", value)
         for number, value in ((1, 9.0), (2, 3.0), (3, 4.0))
     ]
-    assert measured(Number(metric="perplexity", selection="best"), rows, {"a": 1.0}) == 3.0
+    assert measure_number(PublishedNumber(metric="perplexity", selection="best"), rows, {"a": 1.0}) == 3.0
 
 
 TABLE = """[[tables]]

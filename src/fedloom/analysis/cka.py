@@ -1,4 +1,4 @@
-"""How alike trained models see the same test examples, layer by layer: two runs', or those of one run's tiers."""
+"""Linear CKA between the layers of two runs' models on the same test examples."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +7,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..evaluation.cka import cka_map, features
-from ..recipe.errors import RecipeError, RecipeIssue, nearest
+from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
-from ..runs.build import assemble
 from ..runs.loop import one_thread
-from .subnets import finished_recipe
+from ..runs.resume import open_finished_run
 
 
 @dataclass(frozen=True)
@@ -23,21 +22,19 @@ class CkaMap:
     values: list[list[float]]
 
 
-def cka(first: Path, second: Path, tier: str | None, examples: int, tables: Registry, data: Path) -> CkaMap:
+def compute_cka(first: Path, second: Path, tier: str | None, examples: int, registry: Registry, data: Path) -> CkaMap:
     with one_thread():
-        one, other = (_features(folder, tier, examples, tables, data) for folder in (first, second))
-    if len(next(iter(one.values()))) != len(next(iter(other.values()))):
-        raise RecipeError([RecipeIssue((), "RUN_DATA", "the two runs have different test examples")], str(second))
-    return CkaMap(list(one), list(other), cka_map(one, other))
+        rows, columns = (_features(folder, tier, examples, registry, data) for folder in (first, second))
+    if len(next(iter(rows.values()))) != len(next(iter(columns.values()))):
+        raise recipe_error(second, "RUN_DATA", "the two runs have different test examples")
+    return CkaMap(list(rows), list(columns), cka_map(rows, columns))
 
 
-def _features(folder: Path, tier: str | None, examples: int, tables: Registry, data: Path) -> dict[str, Tensor]:
-    experiment = assemble(finished_recipe(folder, tables), tables, data)
-    tiers = {one.name: one.model for one in experiment.fleet.active_tiers}
+def _features(folder: Path, tier: str | None, examples: int, registry: Registry, data: Path) -> dict[str, Tensor]:
+    experiment = open_finished_run(folder, registry, data, from_result=True)
+    tiers = {tier.name: tier.model for tier in experiment.fleet.active_tiers}
     name = tier or experiment.fleet.largest.name
     if name not in tiers:
-        raise RecipeError(
-            [RecipeIssue((), "TIER_NAME", f"there is no tier {name!r}", nearest(name, tiers))], str(folder)
-        )
+        raise recipe_error(folder, "TIER_NAME", f"there is no tier {name!r}", suggest(name, tiers))
     x = experiment.dataset.preparation(experiment.dataset.test.x[:examples])
     return features(tiers[name], load_file(folder / "models" / f"{name}.safetensors"), x)

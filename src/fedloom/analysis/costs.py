@@ -11,7 +11,7 @@ from ..engines import DryRun
 from ..fleet import PLAIN, Fleet, RoundContext
 from ..methods import Method
 from ..models import cost
-from ..recipe.load import Loaded
+from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..recipe.validation import instantiate
 from ..runs.build import build
@@ -38,7 +38,7 @@ class TierCost:
     latency_ms: float | None = None  # of one example on this machine, where it was asked for
 
     @property
-    def moved(self) -> int:
+    def bytes_moved(self) -> int:
         """Bytes both ways, as they travel."""
         down, up = self.bytes_down_compressed, self.bytes_up_compressed
         return (self.bytes_down if down is None else down) + (self.bytes_up if up is None else up)
@@ -48,11 +48,11 @@ class TierCost:
 
 
 def tier_costs(
-    loaded: Loaded, tables: Registry, folder: Path, timed: bool = False, memory: bool = False
+    loaded: LoadedRecipe, registry: Registry, folder: Path, timed: bool = False, memory: bool = False
 ) -> list[TierCost]:
     """Found by rehearsing a round with one device of each tier; needs no data if the data set is a known one."""
-    seen = outline(loaded, tables, folder)
-    fleet, method = build(loaded, tables, seen)
+    seen = outline(loaded, registry, folder)
+    fleet, method = build(loaded, registry, seen)
     moved = dry_run(loaded, method, fleet, seen)
     coded = build_codec(loaded.recipe) is not None
     optimizer, batch = instantiate(OPTIMIZERS, loaded.recipe.training.optimizer)(), loaded.recipe.training.batch_size
@@ -70,22 +70,22 @@ def tier_costs(
     return found
 
 
-def _device_seconds(loaded: Loaded, method: Method, fleet: Fleet, spent: TierCost, seen: Outline) -> float | None:
+def _device_seconds(loaded: LoadedRecipe, method: Method, fleet: Fleet, spent: TierCost, seen: Outline) -> float | None:
     clock = Clock(loaded.recipe, method, {})
     if not clock.knows([spent.name]):
         return None
-    device = next(one for one in one_of_each(fleet).devices(1) if one.tier == spent.name)
-    return clock.seconds(device, spent.moved, held_examples(loaded, seen))
+    device = next(one for one in one_device_per_tier(fleet).devices(1) if one.tier == spent.name)
+    return clock.seconds(device, spent.bytes_moved, examples_per_device(loaded, seen))
 
 
-def held_examples(loaded: Loaded, seen: Outline) -> int:
+def examples_per_device(loaded: LoadedRecipe, seen: Outline) -> int:
     """That a device holds, if all hold as many."""
     data, every = loaded.recipe.data, len(seen.labels.train)
     held = (every - len(server_rows(loaded, every))) // data.devices
     return min(held, data.max_examples or held)
 
 
-def one_of_each(fleet: Fleet) -> Fleet:
+def one_device_per_tier(fleet: Fleet) -> Fleet:
     """A fleet of the same tiers with a device for each."""
     shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
     return replace(
@@ -93,14 +93,14 @@ def one_of_each(fleet: Fleet) -> Fleet:
     )
 
 
-def dry_run(loaded: Loaded, method: Method, fleet: Fleet, seen: Outline) -> DryRun:
+def dry_run(loaded: LoadedRecipe, method: Method, fleet: Fleet, seen: Outline) -> DryRun:
     """The second round with one device of each tier, and no devices: in the first some have nothing to tell yet."""
-    data, every, held = loaded.recipe.data, len(seen.labels.train), held_examples(loaded, seen)
+    data, every, held = loaded.recipe.data, len(seen.labels.train), examples_per_device(loaded, seen)
     shown = 0 if data.public is None else every if data.public.source == "train_pool" else data.public.examples
     public = torch.zeros(shown, *seen.stored_shape, dtype=torch.uint8) if shown else None
-    few = one_of_each(fleet)
+    few = one_device_per_tier(fleet)
     server = method.start(few, fleet.seed)
     for number in (1, 2):
         engine = DryRun(lambda device: held, coding=build_codec(loaded.recipe) or PLAIN)
-        server = method.round(server, RoundContext(number, few.members(number), few, engine, public=public))
+        server = method.round(server, RoundContext(number, few.eligible_devices(number), few, engine, public=public))
     return engine

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..client import Optimizer, Sgd
 from ..models import MODELS, Model, model
-from ..recipe.errors import RecipeError, RecipeIssue, nearest
+from ..recipe.errors import RecipeError, recipe_error, suggest
 from .profiling import training_speed
 
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -23,7 +23,7 @@ QUANTITY = re.compile(r"\s*([\d.eE+]+)\s*([kMGT]?)B?(?:/s)?\s*")
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceSpec:
     """Devices of one kind. What is not said does not limit them."""
 
     name: str
@@ -39,7 +39,7 @@ class Machine:
         return self.speeds.get(tier, self.speed)
 
 
-def read_machines(path: Path) -> list[Machine]:
+def read_device_specs(path: Path) -> list[DeviceSpec]:
     """From TOML ([[devices]]), CSV with a header, or JSON as `fedloom probe` writes it."""
     readers: dict[str, Callable[[str], list[Mapping[str, Any]]]] = {".toml": _toml, ".csv": _csv, ".json": _json}
     if path.suffix not in readers:
@@ -55,21 +55,21 @@ def read_machines(path: Path) -> list[Machine]:
     return [_machine(path, number, one) for number, one in enumerate(said, 1)]
 
 
-def probe(name: str, models: Mapping[str, Model], batch_size: int = 10, optimizer: Optimizer | None = None) -> Machine:
+def probe(name: str, models: Mapping[str, Model], batch_size: int = 10, optimizer: Optimizer | None = None) -> DeviceSpec:
     """This machine: memory that is free, and how fast it trains these models, tier by tier; or a small net."""
     tried = models or {"": model("convnet", MODELS["convnet"], {"hidden": (16, 32, 64)}, (1, 28, 28), 10)}
     speeds = {tier: training_speed(one, batch_size, optimizer or Sgd(momentum=0.9)) for tier, one in tried.items()}
     own = {tier: speed for tier, speed in speeds.items() if tier}
-    return Machine(name, min(speeds.values()), memory=free_memory(), speeds=own)
+    return DeviceSpec(name, min(speeds.values()), memory=free_memory(), speeds=own)
 
 
-def facts() -> dict[str, Any]:
+def system_info() -> dict[str, Any]:
     """What else there is to know of this machine."""
     return {
         "memory_total": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "disk_free": shutil.disk_usage(Path.cwd()).free,
         "cores": os.cpu_count(),
-        "machine": platform.machine(),
+        "machine": platform.spec(),
     }
 
 
@@ -77,7 +77,7 @@ def free_memory() -> float:
     """Bytes that can be had without taking them from others, where the system says."""
     told = Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s+(\d+) kB", told.read_text("utf-8")) if told.is_file() else None
-    return 1024.0 * int(found[1]) if found else float(facts()["memory_total"])
+    return 1024.0 * int(found[1]) if found else float(system_info()["memory_total"])
 
 
 def _toml(text: str) -> list[Mapping[str, Any]]:
@@ -94,20 +94,20 @@ def _json(text: str) -> list[Mapping[str, Any]]:
     return said if isinstance(said, list) else [said]
 
 
-def _machine(path: Path, number: int, said: Mapping[str, Any]) -> Machine:
-    known, ignored = {one.name for one in fields(Machine)}, {"memory_total", "disk_free", "cores", "machine"}
+def _machine(path: Path, number: int, said: Mapping[str, Any]) -> DeviceSpec:
+    known, ignored = {one.name for one in fields(DeviceSpec)}, {"memory_total", "disk_free", "cores", "machine"}
     made: dict[str, Any] = {}
     for key, value in said.items():
         if key in ignored or value is None:
             continue
         if key not in known:
-            raise _wrong(path, "FLEET_KEY", f"device {number}: there is no key {key!r}", nearest(key, known))
+            raise _wrong(path, "FLEET_KEY", f"device {number}: there is no key {key!r}", suggest(key, known))
         made[key] = value if key in ("name", "speeds") else _positive(path, number, key, value)
     made.setdefault("name", f"device-{number}")
     for key in ("count", "examples"):
         if key in made:
             made[key] = int(made[key])
-    return Machine(**made)
+    return DeviceSpec(**made)
 
 
 def _positive(path: Path, number: int, key: str, value: Any) -> float:
@@ -123,4 +123,4 @@ def _positive(path: Path, number: int, key: str, value: Any) -> float:
 
 
 def _wrong(path: Path, code: str, said: str, hint: str = "") -> RecipeError:
-    return RecipeError([RecipeIssue((), code, said, hint)], str(path))
+    return recipe_error(path, code, said, hint)

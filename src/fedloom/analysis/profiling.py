@@ -36,7 +36,7 @@ from ..data import DataMissing, Dataset, Examples, Preparation
 from ..engines.client_data import block_size
 from ..fleet import Device, Fleet, Tier
 from ..models import Model, StepSeeds, cost
-from ..recipe.load import Loaded
+from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..runs.build import Experiment, assemble
 from ..runs.data import Outline, outline, read_data
@@ -55,7 +55,7 @@ def training_memory(model: Model, batch_size: int, optimizer: Optimizer) -> int:
 
     Seen in two small batches: the same tensors come and go with any batch, and the size of each is a straight line.
     """
-    trained(model, FEW, optimizer, 1)  # how a model runs is tried once, which is not to be seen
+    _train_dummy(model, FEW, optimizer, 1)  # how a model runs is tried once, which is not to be seen
     few, more = (_seen(model, batch, optimizer) for batch in (FEW, MORE))
     if [made for made, _ in few] != [made for made, _ in more]:  # does other things with more examples
         return round(_peak(_seen(model, batch_size, optimizer)))
@@ -74,7 +74,7 @@ def _peak(log: Sequence[tuple[int, float]]) -> float:
 
 def _seen(model: Model, batch_size: int, optimizer: Optimizer) -> list[tuple[int, int]]:
     with _Living() as living:
-        came, batch = _zeros(model), Batch(model.blank(1, batch_size), torch.zeros(1, batch_size), StepSeeds((0,)))
+        came, batch = _zeros(model), Batch(model.zero_inputs(1, batch_size), torch.zeros(1, batch_size), StepSeeds((0,)))
         held = combine(torch.clone, came), optimizer.start(came)
         slope = gradient(dummy_loss(model), held[0], batch)
         copied = combine(torch.clone, slope)  # clipping and decay work on one
@@ -84,26 +84,26 @@ def _seen(model: Model, batch_size: int, optimizer: Optimizer) -> list[tuple[int
 
 def training_speed(model: Model, batch_size: int, optimizer: Optimizer) -> float:
     """Multiply-adds a second on one thread of this machine: of steps alone, without what comes before the first."""
-    trained(model, batch_size, optimizer, 1)
+    _train_dummy(model, batch_size, optimizer, 1)
     taken = []
     with one_thread():
         for _ in range(REPEATS):
             began = time.perf_counter()
-            trained(model, batch_size, optimizer, SHORT)
+            _train_dummy(model, batch_size, optimizer, SHORT)
             between = time.perf_counter()
-            trained(model, batch_size, optimizer, LONG)
+            _train_dummy(model, batch_size, optimizer, LONG)
             taken.append((time.perf_counter() - between) - (between - began))
     seconds = max(statistics.median(taken), 1e-9)
     return PASSES * cost(model).macs * batch_size * (LONG - SHORT) / seconds
 
 
-def trained(model: Model, batch_size: int, optimizer: Optimizer, steps: int) -> None:
+def _train_dummy(model: Model, batch_size: int, optimizer: Optimizer, steps: int) -> None:
     """One device's training on made-up examples; nobody wants to know what becomes of it."""
-    examples = Examples(model.blank(batch_size), torch.zeros(batch_size, dtype=torch.int64))
+    examples = Examples(model.zero_inputs(batch_size), torch.zeros(batch_size, dtype=torch.int64))
     step = Step(torch.arange(batch_size)[None], torch.ones(1), {}, StepSeeds((0,)))
     nothing = PaddedIndices(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
     client = Client(
-        model=model, optimizer=optimizer, examples=examples, tests=examples, test_holdings=nothing,
+        model=model, optimizer=optimizer, examples=examples, tests=examples, test_indices=nothing,
         preparation=Preparation(), plan=(step,) * steps,
         seen_labels=torch.ones(1, model.classes, dtype=torch.bool), state={},
     )  # fmt: skip
@@ -157,17 +157,17 @@ class RoundTime:
     judging: float
     workers: int
     spent: float  # on finding out
-    made_up_data: bool
+    synthetic_data: bool
 
 
-def round_time(loaded: Loaded, tables: Registry, folder: Path, workers: int) -> RoundTime:
+def estimate_round_time(loaded: LoadedRecipe, registry: Registry, folder: Path, workers: int) -> RoundTime:
     began = time.perf_counter()
-    dataset, made_up = _data(loaded, tables, folder)
+    dataset, made_up = _data(loaded, registry, folder)
 
     def cut(batches: int, block: int | None = None) -> Experiment:
-        return assemble(_shortened(loaded, batches, block), tables, folder, dataset, workers)
+        return assemble(_shortened(loaded, batches, block), registry, folder, dataset, workers)
 
-    whole = assemble(loaded, tables, folder, dataset, workers)
+    whole = assemble(loaded, registry, folder, dataset, workers)
     with one_thread(), closing(whole.engine):
         training = _training_seconds(whole, cut)
         start = whole.method.start(whole.fleet, loaded.recipe.seed, whole.warm)
@@ -218,13 +218,13 @@ def _judging_seconds(experiment: Experiment, server: Parcel) -> float:
     return taken[-1]
 
 
-def _shortened(loaded: Loaded, batches: int, block: int | None) -> Loaded:
+def _shortened(loaded: LoadedRecipe, batches: int, block: int | None) -> LoadedRecipe:
     """The same recipe with so few examples a device, gone through once, and judged only at its end, on little."""
     document, recipe = loaded.recipe.document(), loaded.recipe
     most = batches * recipe.training.batch_size
     data = {"max_examples": min(most, recipe.data.max_examples or most), "test_examples": 1}
     engine = document["engine"] if block is None else {**document["engine"], "devices_per_block": block}
-    return loaded.changed(
+    return loaded.with_document(
         {
             **document,
             "rounds": ROUNDS,
@@ -263,12 +263,12 @@ def _blocks(experiment: Experiment, cohort: list[Device]) -> Iterator[tuple[Mode
             yield block[0][1].model, max(len(block), min(size, PAIR)), block[0][0]
 
 
-def _data(loaded: Loaded, tables: Registry, folder: Path) -> tuple[Dataset, bool]:
+def _data(loaded: LoadedRecipe, registry: Registry, folder: Path) -> tuple[Dataset, bool]:
     """The recipe's data; where its files are not here, noise of the same shape."""
     try:
-        return read_data(loaded, tables, folder), False
+        return read_data(loaded, registry, folder), False
     except DataMissing:
-        return _noise(outline(loaded, tables, folder)), True
+        return _noise(outline(loaded, registry, folder)), True
 
 
 def _noise(seen: Outline) -> Dataset:
@@ -291,7 +291,7 @@ NO_GAIN = 0.95  # a larger block must save at least a twentieth, or the smaller 
 
 
 @dataclass(frozen=True)
-class Measured:
+class BlockTiming:
     """Milliseconds a device and gradient, by the number of devices at once, and the number to take."""
 
     tier: str
@@ -299,11 +299,11 @@ class Measured:
     best: int
 
 
-def calibrated(fleet: Fleet, batch_size: int, repeats: int = 5) -> list[Measured]:
+def calibrate_blocks(fleet: Fleet, batch_size: int, repeats: int = 5) -> list[BlockTiming]:
     return [_measure(tier, batch_size, repeats) for tier in fleet.tiers]
 
 
-def _measure(tier: Tier, batch_size: int, repeats: int) -> Measured:
+def _measure(tier: Tier, batch_size: int, repeats: int) -> BlockTiming:
     """Sizes in turn, again and again, so that a busy moment of the machine hits them alike."""
     times: dict[int, list[float]] = {size: [] for size in SIZES}
     for context in range(repeats + 1):
@@ -315,20 +315,20 @@ def _measure(tier: Tier, batch_size: int, repeats: int) -> Measured:
     best = SIZES[0]
     for size in SIZES[1:]:
         best = size if found[size] < NO_GAIN * found[best] else best
-    return Measured(tier.name, found, best)
+    return BlockTiming(tier.name, found, best)
 
 
 def _gradient_time(model: Model, batch_size: int, devices: int) -> float:
     """Of one gradient, which is most of a step; what is in the batch does not matter."""
-    weights = {name: weight.clone() for name, weight in join([{"w": model.initial(0)}] * devices)["w"].items()}
+    weights = {name: weight.clone() for name, weight in join([{"w": model.initial_weights(0)}] * devices)["w"].items()}
     y = torch.zeros(devices, batch_size, dtype=torch.int64)
-    batch = Batch(model.blank(devices, batch_size), y, StepSeeds((0,) * devices))
+    batch = Batch(model.zero_inputs(devices, batch_size), y, StepSeeds((0,) * devices))
     began = time.perf_counter()
     gradient(dummy_loss(model), weights, batch)
     return time.perf_counter() - began
 
 
-def with_blocks(text: str, measured: list[Measured]) -> str:
+def set_devices_per_block(text: str, measured: list[BlockTiming]) -> str:
     """A recipe's text with the numbers in it, everything else left as it stands."""
     inside = ", ".join(f"{one.tier} = {one.best}" for one in measured)
     line = f"devices_per_block = {{ {inside} }}"
@@ -345,7 +345,7 @@ WARM_UPS, TIMED = 10, 100
 @lru_cache(maxsize=4096)
 def latency_ms(net: Model) -> float:
     """Of one example, in the plain module on one thread of this machine: the median of 100 runs after 10."""
-    module, example, spent = net.module().eval(), net.blank(1), []
+    module, example, spent = net.module().eval(), net.zero_inputs(1), []
     with one_thread(), torch.inference_mode():
         for _ in range(WARM_UPS + TIMED):
             began = time.perf_counter()

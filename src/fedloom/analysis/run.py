@@ -8,21 +8,21 @@ from typing import Any
 from torch import nn
 
 from ..evaluation import Row
-from ..recipe.paths import data_folder
+from ..recipe.paths import resolve_data_folder
 from ..recipe.registry import Registry
 from ..runs.folder import Final, read_rows, summarize
-from .export_run import Exported, export, model_of
-from .trained import Input, ModelSelector
+from .export_run import ExportResult, export, load_model
+from .trained import InputKind, ModelSelector
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read from its folder. `tables` and `data` are the names and the data it was made with, where
+    """A finished run, read from its folder. `registry` and `data` are the names and the data it was made with, where
     those are not the usual ones: its models need them."""
 
     folder: Path
-    tables: Registry = field(default_factory=Registry)
-    data: Path = field(default_factory=data_folder)
+    registry: Registry = field(default_factory=Registry)
+    data: Path = field(default_factory=resolve_data_folder)
 
     def rows(self) -> list[Row]:
         return list(read_rows(self.folder))
@@ -40,7 +40,7 @@ class Run:
         """A tier's model, that of the largest if nothing is said; the one a device keeps; or the largest sub-net of at
         most so many multiply-adds. It takes examples as they are stored, and is ready to be used, not to be trained."""
 
-        return model_of(self.folder, ModelSelector(tier, device, macs), self.tables, self.data)
+        return load_model(self.folder, ModelSelector(tier, device, macs), self.registry, self.data)
 
     def export(
         self,
@@ -50,12 +50,12 @@ class Run:
         device: str | None = None,
         macs: int | None = None,
         out: str | Path | None = None,
-        given: Input = "stored",
-    ) -> Exported:
+        input_kind: InputKind = "stored",
+    ) -> ExportResult:
         """The same as a file in a format, with a card, proved to make what the run's model makes."""
 
         place = None if out is None else Path(out)
-        return export(self.folder, ModelSelector(tier, device, macs), to, place, given, self.tables, self.data)
+        return export(self.folder, ModelSelector(tier, device, macs), to, place, input_kind, self.registry, self.data)
 
     @property
     def final(self) -> list[Final]:

@@ -12,7 +12,7 @@ the seed alone.
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice, product
@@ -24,33 +24,33 @@ import torch
 from torch import Tensor
 
 from ..engines import ProcessPool
-from ..evaluation.metrics import hits, percent
-from ..evaluation.pareto import front, hyper_volume
-from ..files import write_whole
+from ..evaluation.metrics import is_correct, percent
+from ..evaluation.pareto import hypervolume, pareto_front
+from ..files import read_json_lines, write_atomic
 from ..fleet import Ask, Engine, Fleet, Tier
-from ..footprints import part_of
-from ..methods._supernet import Choice, chosen
-from ..models import SPACES, Model, Space, cost
-from ..recipe.errors import RecipeError, RecipeIssue, nearest
-from ..recipe.load import Loaded, load
+from ..footprints import subnet_footprint
+from ..methods._supernet import SpaceChoice, build_space
+from ..models import SPACES, Model, SearchSpace, cost
+from ..recipe.errors import RecipeError, RecipeIssue, recipe_error, suggest
+from ..recipe.load import LoadedRecipe, load
 from ..recipe.registry import Registry
 from ..runs.build import Experiment, assemble, finder, simulation
 from ..runs.folder import read_manifest
 from ..runs.loop import asker, one_thread
 from ..seeds import SUBNET_EXAMPLES, SUBNET_SEARCH, SUBNET_SEARCH_IN_BUDGET, generator
-from ..tensors import Tensors, filed
+from ..tensors import Tensors, to_safetensors
 from .profiling import latency_ms
 
 ENOUGH = 0.1  # such a share of the nets asked for must fit a budget, or more are drawn
 PATIENCE = 4  # draws for each net that is still wanted
 
 
-Kind = Literal["macs", "parameters", "latency_ms"]
+BudgetKind = Literal["macs", "parameters", "latency_ms"]
 
 
 @dataclass(frozen=True)
 class Budget:
-    kind: Kind
+    kind: BudgetKind
     most: float
 
     def spends(self, net: Model) -> float:
@@ -69,17 +69,15 @@ class Supernet:
     weights: Tensors
     whole: Model
     tiers: tuple[Model, ...]
-    space: Space
+    space: SearchSpace
 
     def part(self, net: Model) -> Model:
         """The same net, if it lies in the global model."""
         try:
-            part_of(net, self.whole)
+            subnet_footprint(net, self.whole)
         except Exception as error:  # whatever a family says of sizes it cannot be built in
             said = f"a sub-net of this space cannot be cut out of the largest tier's model: {error}"
-            raise RecipeError(
-                [RecipeIssue((), "SPACE_SHAPE", said, "say another --space")], str(self.folder)
-            ) from error
+            raise recipe_error(self.folder, "SPACE_SHAPE", said, "say another --space") from error
         return net
 
     def sample(self, count: int, seed: int) -> list[Model]:
@@ -89,7 +87,7 @@ class Supernet:
         if space.count() <= count:
             found |= dict.fromkeys(self._of(picks) for picks in product(*self._places))
         while len(found) < count < space.count():
-            found[space.draw(whole, draw)] = None
+            found[space.sample(whole, draw)] = None
         return [self.part(net) for net in found]
 
     def sample_within(self, budget: Budget, count: int, seed: int) -> list[Model]:
@@ -132,35 +130,35 @@ class Supernet:
             name: tuple(islice(left, len(choices))) if _listed(choices) else next(left)
             for name, choices in self.space.choices
         }
-        return self.whole.resized(**sizes)
+        return self.whole.with_settings(**sizes)
 
 
 def _listed(choices: tuple[Any, ...]) -> bool:
     return isinstance(choices[0], tuple)
 
 
-def open_supernet(folder: Path, tables: Registry, data: Path, space: str | None = None) -> Supernet:
+def open_supernet(folder: Path, registry: Registry, data: Path, space: str | None = None) -> Supernet:
     """Of a run's folder. The space is the one said, else the method's own, else what the tiers differ in."""
-    experiment = assemble(finished_recipe(folder, tables), tables, data)
+    experiment = assemble(finished_recipe(folder, registry), registry, data)
     if experiment.dataset.fingerprint() != read_manifest(folder).get("data"):
         said = "the data is not what the run was made with, so what was measured would mean nothing"
-        raise RecipeError([RecipeIssue((), "RUN_DATA", said, "say its --data-dir")], str(folder))
+        raise recipe_error(folder, "RUN_DATA", said, "say its --data-dir")
     assert experiment.warm is not None  # the recipe starts from the run's own model
-    choice: Choice = getattr(experiment.method, "space", "tiers") if space is None else space
+    choice: SpaceChoice = getattr(experiment.method, "space", "tiers") if space is None else space
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
-        problem = RecipeIssue((), "SPACE_NAME", f"there is no space {choice!r}", nearest(choice, known))
+        problem = RecipeIssue((), "SPACE_NAME", f"there is no space {choice!r}", suggest(choice, known))
         raise RecipeError([problem], "--space")
     # every setting said, so that equal nets are equal however they were come by
-    sizes = tuple(tier.model.resized(**tier.model.spelled_out()) for tier in experiment.fleet.active_tiers)
+    sizes = tuple(tier.model.with_settings(**tier.model.full_settings()) for tier in experiment.fleet.active_tiers)
     whole = sizes[experiment.fleet.active_tiers.index(experiment.fleet.largest)]
-    return Supernet(folder, experiment, experiment.warm, whole, sizes, chosen(choice, sizes))
+    return Supernet(folder, experiment, experiment.warm, whole, sizes, build_space(choice, sizes))
 
 
-def finished_recipe(folder: Path, tables: Registry) -> Loaded:
+def finished_recipe(folder: Path, registry: Registry) -> LoadedRecipe:
     """The recipe of a finished run, with the run's own global model to start from."""
 
     def wrong(said: str, hint: str = "") -> RecipeError:
-        return RecipeError([RecipeIssue((), "RUN_FOLDER", said, hint)], str(folder))
+        return recipe_error(folder, "RUN_FOLDER", said, hint)
 
     if not (folder / "manifest.json").is_file():
         raise wrong("this is not the folder of a run", "fedloom run my.toml --out my-run makes one")
@@ -169,8 +167,8 @@ def finished_recipe(folder: Path, tables: Registry) -> Loaded:
         raise wrong(f"a sub-net is cut out of a finished run; this one is {status}")
     if not (folder / "models").is_dir():
         raise wrong("the run's method keeps no model on the server, so there is nothing to cut a sub-net out of")
-    loaded = load(folder / "recipe.toml", tables)
-    return loaded.changed({**loaded.recipe.document(), "start": {"from": str(folder)}})
+    loaded = load(folder / "recipe.toml", registry)
+    return loaded.with_document({**loaded.recipe.document(), "start": {"from": str(folder)}})
 
 
 KEPT = "subnets.jsonl"
@@ -195,7 +193,7 @@ class Subnet:
 
 
 @dataclass(frozen=True)
-class Search:
+class SubnetSearch:
     """Some sub-nets of a supernet, to be judged on so many test examples."""
 
     supernet: Supernet
@@ -233,19 +231,19 @@ class Search:
     def front(self) -> list[Subnet]:
         """Those that none betters in multiply-adds and accuracy, from cheap to dear."""
         rows = list(self.rows().values())
-        kept = set(front(row.point for row in rows))
+        kept = set(pareto_front(row.point for row in rows))
         return sorted((row for row in rows if row.point in kept), key=lambda row: row.macs)
 
-    def hyper_volume(self) -> float:
+    def hypervolume(self) -> float:
         """Of the front, in multiply-adds times percent; the reference is the dearest net and no accuracy."""
         points = [row.point for row in self.rows().values()]
-        return hyper_volume(points, (max(macs for macs, _ in points), 0.0))
+        return hypervolume(points, (max(macs for macs, _ in points), 0.0))
 
     def save(self, net: Model, path: Path) -> None:
         """A net's weights with its normalization statistics, ready to be used."""
         weights, number = self.weights(net), self.nets.index(net)
         about = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
-        write_whole(path, filed(weights, about))
+        write_atomic(path, to_safetensors(weights, about))
 
     def weights(self, net: Model) -> Tensors:
         """With the normalization statistics that it is judged with."""
@@ -254,7 +252,7 @@ class Search:
             return self._filled([tier], self._ask(engine))[tier]
 
     def _tier(self, number: int, net: Model) -> Tier:
-        return Tier(f"subnet-{number}", net, part_of(net, self.supernet.whole))
+        return Tier(f"subnet-{number}", net, subnet_footprint(net, self.supernet.whole))
 
     @cached_property
     def _questions(self) -> Tensor:
@@ -289,18 +287,18 @@ class Search:
         experiment, ask = self.supernet.experiment, self._ask(engine)
         labels = experiment.dataset.test.y[self._questions]
         answers = experiment.evaluator.logits(self._filled(tiers, ask), experiment.fleet, ask, self._questions)
-        return [_row(tier.model, float(hits(answers[tier], labels).sum()), self.examples) for tier in tiers]
+        return [_row(tier.model, float(is_correct(answers[tier], labels).sum()), self.examples) for tier in tiers]
 
 
-def search(supernet: Supernet, count: int, seed: int, budget: Budget | None = None, cap: int | None = None) -> Search:
+def start_search(supernet: Supernet, count: int, seed: int, budget: Budget | None = None, cap: int | None = None) -> SubnetSearch:
     """What to judge: so many sub-nets, drawn by the seed, and enough of them within the budget."""
     nets = supernet.sample_within(budget, count, seed) if budget else supernet.sample(count, seed)
     if budget and not any(map(budget.fits, nets)):
         form, least = ".3g" if budget.kind == "latency_ms" else ",.0f", min(map(budget.spends, nets))
         said = f"no sub-net fits in {budget.most:{form}} {UNITS[budget.kind]}; the smallest takes {least:{form}}"
-        raise RecipeError([RecipeIssue((), "BUDGET_SMALL", said)], OPTIONS[budget.kind])
+        raise recipe_error(OPTIONS[budget.kind], "BUDGET_SMALL", said)
     whole_test = len(supernet.experiment.dataset.test)
-    return Search(supernet, tuple(nets), min(cap or whole_test, whole_test), budget)
+    return SubnetSearch(supernet, tuple(nets), min(cap or whole_test, whole_test), budget)
 
 
 def _row(net: Model, right: float, examples: int) -> Subnet:
@@ -314,8 +312,6 @@ def _key(settings: dict[str, Any]) -> str:
 
 def _read(file: Path) -> Iterator[Subnet]:
     """Kept rows; a line that was cut off when the machine went down is measured again."""
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        try:
-            yield Subnet(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
+    for record in read_json_lines(file):
+        with suppress(TypeError):
+            yield Subnet(**record)

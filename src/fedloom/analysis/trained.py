@@ -1,9 +1,4 @@
-"""The trained models of a finished run: a tier's, one that a device keeps, or a sub-net of so many multiply-adds.
-
-The model that a device keeps, looked at: with it the device is judged, statistics of its own examples included.
-
-Which model of a run is wanted, and for what kind of input.
-"""
+"""The trained models of a finished run: of a tier, of one device, or a sub-net within a budget of multiply-adds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,139 +10,122 @@ from torch import Tensor
 
 from ..fleet import Device, DeviceModel
 from ..models import Model, cost
-from ..recipe.errors import RecipeError, RecipeIssue, nearest
-from ..recipe.load import load
+from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
-from ..runs.build import Experiment, assemble, simulation
+from ..runs.build import Experiment, simulation
 from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.final_models import carried
-from ..runs.folder import read_manifest, read_rows
+from ..runs.folder import read_rows
 from ..runs.loop import one_thread
 from ..runs.recorder import put_back
 from ..tensors import Tensors
-from .subnets import Budget, open_supernet, search
+from .subnets import Budget, open_supernet, start_search
 
-Input = Literal["stored", "prepared"]
-"""Examples as they are stored, prepared inside the exported file; or as the model itself takes them."""
+InputKind = Literal["stored", "prepared"]
+"""Examples as stored, with the preparation inside the exported file; or prepared, as the model itself takes them."""
 
 
 @dataclass(frozen=True)
 class ModelSelector:
-    """One of the three; else the largest tier's."""
+    """At most one of the three; without any, the largest tier's model."""
 
     tier: str | None = None
     device: str | None = None
     macs: int | None = None
 
 
-SUBNETS = 500  # that are drawn to find the largest
+SUBNETS = 500  # sampled to find the largest within a budget
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A model with its weights and the statistics it is judged with, and what the run says of it."""
+class TrainedModel:
+    """A model with its weights, batch-norm statistics included, and the metrics that the run recorded."""
 
-    name: str  # fit for a file
+    name: str  # for files
     candidate: str
     tier: str
     device: str
     model: Model
     weights: Tensors
     round: int
-    judged: Mapping[str, Mapping[str, float]]  # test -> metric -> value
-    own_tests: Tensor | None = None  # rows of the test set, where it is one device's
+    metrics: Mapping[str, Mapping[str, float]]  # test -> metric -> value
+    local_tests: Tensor | None = None  # rows of the test set that the device holds
 
 
-def finished(folder: Path, tables: Registry, data: Path) -> Experiment:
-    """A finished run opened again, with the data that it was made with."""
-    if not (folder / "manifest.json").is_file():
-        raise wrong(folder, "RUN_FOLDER", "this is not the folder of a run", "fedloom run my.toml --out RUN makes one")
-    said = read_manifest(folder)
-    if said.get("status") != "finished":
-        raise wrong(folder, "RUN_FOLDER", f"this run is {said.get('status')}", "fedloom resume finishes it")
-    experiment = assemble(load(folder / "recipe.toml", tables), tables, data)
-    if experiment.dataset.fingerprint() != said.get("data"):
-        why = "the data is not what the run was made with, so what was measured would mean nothing"
-        raise wrong(folder, "RUN_DATA", why, "say its --data-dir")
-    return experiment
-
-
-def trained(folder: Path, experiment: Experiment, selector: ModelSelector, tables: Registry, data: Path) -> Trained:
+def select_model(
+    folder: Path, experiment: Experiment, selector: ModelSelector, registry: Registry, data: Path
+) -> TrainedModel:
     if selector.device is not None:
-        return _of_device(folder, experiment, selector.device)
+        return _device_model(folder, experiment, selector.device)
     if selector.macs is not None:
-        return _of_size(folder, experiment, selector.macs, tables, data)
-    return _of_tier(folder, experiment, selector.tier)
+        return _subnet_model(folder, experiment, selector.macs, registry, data)
+    return _tier_model(folder, experiment, selector.tier)
 
 
-def _of_tier(folder: Path, experiment: Experiment, said: str | None) -> Trained:
-    """Of the largest, if none is said."""
+def _tier_model(folder: Path, experiment: Experiment, tier: str | None) -> TrainedModel:
     tiers = {tier.name: tier for tier in experiment.fleet.active_tiers}
-    name = said or experiment.fleet.largest.name
+    name = tier or experiment.fleet.largest.name
     if name not in tiers:
-        raise wrong(folder, "TIER_NAME", f"there is no tier {name!r}", nearest(name, tiers))
+        raise recipe_error(folder, "TIER_NAME", f"there is no tier {name!r}", suggest(name, tiers))
     file = folder / "models" / f"{name}.safetensors"
     if not file.is_file():
-        why = f"{experiment.loaded.recipe.method.name} has no model for a whole tier: every device keeps its own"
-        raise wrong(folder, "TIER_MODEL", why, f"say --device {experiment.fleet.name(0)}")
-    last, judged = _judged(folder, "server", name, "")
-    return Trained(name, "server", name, "", tiers[name].model, load_file(file), last, judged)
+        message = f"{experiment.loaded.recipe.method.name} has no model per tier: every device keeps its own"
+        raise recipe_error(folder, "TIER_MODEL", message, f"pass --device {experiment.fleet.name(0)}")
+    last, metrics = _read_metrics(folder, "server", name, "")
+    return TrainedModel(name, "server", name, "", tiers[name].model, load_file(file), last, metrics)
 
 
-def _of_device(folder: Path, experiment: Experiment, said: str) -> Trained:
-    noticed: list[str] = []
-    point = Checkpoints(folder / FOLDER).newest(noticed.append)
-    if point is None:
-        why = f"there is no checkpoint in which devices' models could be found {' '.join(noticed)}".strip()
-        raise wrong(folder, "CHECKPOINT_MISSING", why)
-    device = _named(folder, experiment, said, point.number)
-    candidates = {
-        name: one
-        for name, one in experiment.method.eval_targets(point.server).items()
-        if isinstance(one, DeviceModel) and (not one.tiers or device.tier in one.tiers)
+def _device_model(folder: Path, experiment: Experiment, name: str) -> TrainedModel:
+    checkpoint = Checkpoints(folder / FOLDER).newest()
+    if checkpoint is None:
+        message = "there is no usable checkpoint, which holds the devices' models"
+        raise recipe_error(folder, "CHECKPOINT_MISSING", message)
+    device = _find_device(folder, experiment, name, checkpoint.number)
+    targets = {
+        candidate: target
+        for candidate, target in experiment.method.eval_targets(checkpoint.server).items()
+        if isinstance(target, DeviceModel) and (not target.tiers or device.tier in target.tiers)
     }
-    if not candidates:
-        why = f"{experiment.loaded.recipe.method.name} keeps no model on device {device.name}: it has its tier's"
-        raise wrong(folder, "DEVICE_MODEL", why, f"say --tier {device.tier}")
-    name, candidate = next(iter(candidates.items()))
-    put_back(experiment, point)
+    if not targets:
+        message = f"{experiment.loaded.recipe.method.name} keeps no model on device {device.name}: it uses its tier's"
+        raise recipe_error(folder, "DEVICE_MODEL", message, f"pass --tier {device.tier}")
+    candidate, target = next(iter(targets.items()))
+    put_back(experiment, checkpoint)
     with one_thread():
-        model, weights = carried(experiment, device, candidate, point.number)
-    last, judged = _judged(folder, name, device.tier, device.name)
+        model, weights = carried(experiment, device, target, checkpoint.number)
+    last, metrics = _read_metrics(folder, candidate, device.tier, device.name)
     rows = simulation(experiment).client_data.tests(device)
-    return Trained(f"device-{device.name}", name, device.tier, device.name, model, weights, last, judged, rows)
+    return TrainedModel(
+        f"device-{device.name}", candidate, device.tier, device.name, model, weights, last, metrics, rows
+    )
 
 
-def _named(folder: Path, experiment: Experiment, said: str, round_number: int) -> Device:
+def _find_device(folder: Path, experiment: Experiment, name: str, round_number: int) -> Device:
     fleet = experiment.fleet
-    if not said.isdecimal() or int(said) >= fleet.size:
-        why = f"there is no device {said!r}"
-        raise wrong(folder, "DEVICE_NAME", why, f"devices are {fleet.name(0)} to {fleet.name(fleet.size - 1)}")
-    return fleet.device(int(said), round_number)
+    if not name.isdecimal() or int(name) >= fleet.size:
+        hint = f"devices are {fleet.name(0)} to {fleet.name(fleet.size - 1)}"
+        raise recipe_error(folder, "DEVICE_NAME", f"there is no device {name!r}", hint)
+    return fleet.device(int(name), round_number)
 
 
-def _of_size(folder: Path, experiment: Experiment, macs: int, tables: Registry, data: Path) -> Trained:
-    """The one with most multiply-adds, and of those the most parameters, of many that take no more."""
+def _subnet_model(folder: Path, experiment: Experiment, macs: int, registry: Registry, data: Path) -> TrainedModel:
+    """The largest of the sampled sub-nets that fit: most multiply-adds, then most parameters."""
     budget = Budget("macs", macs)
-    sought = search(open_supernet(folder, tables, data), SUBNETS, 0, budget)
-    able = [net for net in sought.nets if budget.fits(net)]
-    net = max(able, key=lambda one: (cost(one).macs, cost(one).parameters))
-    equal = [tier.name for tier in experiment.fleet.active_tiers if tier.model.is_the_same_as(net)]
+    search = start_search(open_supernet(folder, registry, data), SUBNETS, 0, budget)
+    fitting = [net for net in search.nets if budget.fits(net)]
+    net = max(fitting, key=lambda net: (cost(net).macs, cost(net).parameters))
+    equal = [tier.name for tier in experiment.fleet.active_tiers if tier.model.is_equivalent(net)]
     if equal:
-        return _of_tier(folder, experiment, equal[0])
-    weights, last = sought.weights(net), experiment.loaded.recipe.rounds
-    return Trained(f"macs-{cost(net).macs}", "server", "", "", net, weights, last, {})
+        return _tier_model(folder, experiment, equal[0])
+    weights, last = search.weights(net), experiment.loaded.recipe.rounds
+    return TrainedModel(f"macs-{cost(net).macs}", "server", "", "", net, weights, last, {})
 
 
-def _judged(folder: Path, candidate: str, tier: str, device: str) -> tuple[int, dict[str, dict[str, float]]]:
-    """The last round in which it was judged, and how."""
+def _read_metrics(folder: Path, candidate: str, tier: str, device: str) -> tuple[int, dict[str, dict[str, float]]]:
+    """The last round in which the model was evaluated, and its metrics by test."""
     rows = [row for row in read_rows(folder) if (row.candidate, row.tier, row.device) == (candidate, tier, device)]
-    last, found = max((row.round for row in rows), default=0), dict[str, dict[str, float]]()
+    last, metrics = max((row.round for row in rows), default=0), dict[str, dict[str, float]]()
     for row in rows:
         if row.round == last:
-            found.setdefault(row.test, {})[row.metric] = row.value
-    return last, found
-
-
-def wrong(place: Path, code: str, said: str, hint: str = "") -> RecipeError:
-    return RecipeError([RecipeIssue((), code, said, hint)], str(place))
+            metrics.setdefault(row.test, {})[row.metric] = row.value
+    return last, metrics

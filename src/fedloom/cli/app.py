@@ -30,7 +30,7 @@ from . import (
     run,
     subnet,
 )
-from .output import BAD_INPUT, INTERRUPTED, OK, Exit, report_failure, say, wants_json
+from .output import BAD_INPUT, INTERRUPTED, OK, Exit, is_usage_error, report_failure, wants_json, write
 
 app = typer.Typer(
     name="fedloom",
@@ -55,40 +55,40 @@ VERBS: dict[str, Callable[..., None]] = {
     "cka": cka.cka,
     "audit": audit.audit,
     "attack": attack.attack,
-    "list": listing.show,
+    "list": listing.list_names,
     "init": init.init,
     "doctor": doctor.doctor,
 }
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        say(version("fedloom"))
+def _show_version(requested: bool) -> None:
+    if requested:
+        write(version("fedloom"))
         raise typer.Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="The version, and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Federated learning for devices that cannot all run the same model."""
 
 
-for name, verb in VERBS.items():
-    app.command(name)(verb)
+for name, command in VERBS.items():
+    app.command(name)(command)
 app.add_typer(deploy.deploy)
 
 
 @contextmanager
-def ended_like_interrupted() -> Iterator[None]:
-    """Being asked to end (SIGTERM) is being interrupted: what is unsaved gets saved first."""
+def sigterm_interrupts() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that a run saves its state before it ends."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # who may not say what a signal does
+    if threading.current_thread() is not threading.main_thread():  # only it may set signal handlers
         yield
         return
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -99,20 +99,19 @@ def ended_like_interrupted() -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one verb and leave with its exit code."""
-    said = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    """Run one verb and exit with its code."""
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        with ended_like_interrupted():
-            code = typer.main.get_command(app).main(said, prog_name="fedloom", standalone_mode=False)
-    except Exit as done:
-        raise SystemExit(done.code) from None
+        with sigterm_interrupts():
+            code = typer.main.get_command(app).main(arguments, prog_name="fedloom", standalone_mode=False)
+    except Exit as exit:
+        raise SystemExit(exit.code) from None
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(INTERRUPTED) from None
     except Exception as usage:
-        # releases of typer bring this class from different places; only a usage error has this method
-        if not hasattr(usage, "format_message"):
+        if not is_usage_error(usage):
             raise
-        hint = f"fedloom {said[0]} --help" if said[0] in VERBS else "fedloom --help"
-        report_failure("ARGUMENTS", usage.format_message(), hint, wants_json(said))
+        hint = f"fedloom {arguments[0]} --help" if arguments[0] in VERBS else "fedloom --help"
+        report_failure("ARGUMENTS", usage.format_message(), hint, wants_json(arguments))  # type: ignore[attr-defined]
         raise SystemExit(BAD_INPUT) from None
     raise SystemExit(code if isinstance(code, int) else OK)

@@ -1,4 +1,4 @@
-"""fedloom attack: a recipe whose devices in part misbehave, every attack against every rule."""
+"""fedloom attack: a recipe whose devices partly misbehave, every attack against every aggregation rule."""
 
 import statistics
 from pathlib import Path
@@ -6,77 +6,54 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import (
-    DataDir,
-    OutputFormat,
-    Quiet,
-    Seed,
-    Seeds,
-    Sets,
-    TestSet,
-    With,
-    Workers,
-    listed,
-    processes,
-    read_judged,
-)
-from .output import Format, columns, exits, say, say_json
-from .progress import follow_several
+from .options import Options, split_names, verb
+from .output import columns
+from .progress import run_group
 
 if TYPE_CHECKING:
-    from ..studies.attack_bench import Cell
+    from ..studies.attack_bench import AttackCell
 
 
+@verb("seeds", "test", "sets", "seed", "data_dir", "workers", "files", "format", "quiet")
 def attack(
+    options: Options,
     recipe: Annotated[Path, typer.Argument(help="A recipe.")],
-    share: Annotated[float, typer.Option("--share", min=0.0, max=1.0, help="Of the devices, how many are bad.")] = 0.2,
-    seeds: Seeds = 1,
-    attacks: Annotated[str | None, typer.Option("--attacks", help="Which attacks, by commas; else all.")] = None,
-    rules: Annotated[str, typer.Option("--rules", help="Which rules beside the plain mean, by commas.")] = "default",
-    test: TestSet = "global",
-    sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    workers: Workers = None,
-    files: With = [],  # noqa: B006
-    format: OutputFormat = Format.text,
-    quiet: Quiet = False,
+    share: Annotated[float, typer.Option("--share", min=0.0, max=1.0, help="Share of malicious devices.")] = 0.2,
+    attacks: Annotated[str | None, typer.Option("--attacks", help="Attacks, by commas; default: all.")] = None,
+    rules: Annotated[str, typer.Option("--rules", help="Rules next to the plain mean, by commas.")] = "default",
 ) -> None:
-    """Run a recipe with a share of its devices bad, under every attack and with every rule, and say what it costs."""
-    with exits(format):
-        from ..engines import ATTACKS, keep_the_heap
-        from ..recipe.paths import data_folder
-        from ..studies.attack_bench import bench
+    """Run a recipe with a share of its devices malicious, under every attack and with every rule, and compare them."""
+    from ..engines import ATTACKS, keep_the_heap
+    from ..studies.attack_bench import build_attack_bench
 
-        keep_the_heap()
-        loaded, tables = read_judged(recipe, sets, seed, files, test)
-        chosen = list(ATTACKS) if attacks is None else listed(attacks)
-        planned = bench(
-            loaded, tables, data_folder(data_dir), chosen, listed(rules), share, seeds, test, processes(workers)
-        )
-        follow_several(planned, quiet)
-        cells = planned.cells()
-        if format is Format.json:
-            say_json({"share": share, "bad": planned.bad, "test": test, "cells": _records(cells)})
-        else:
-            say(_told(cells, share))
+    keep_the_heap()
+    loaded = options.load_with_test(recipe)
+    names = list(ATTACKS) if attacks is None else split_names(attacks)
+    planned = build_attack_bench(
+        loaded, options.registry, options.data, names, split_names(rules), share, options.seeds, options.test,
+        options.processes,
+    )  # fmt: skip
+    run_group(planned)
+    cells = planned.cells()
+    data = {"share": share, "bad": planned.bad, "test": options.test, "cells": _records(cells)}
+    options.show(data, _text(cells, share))
 
 
-def _records(cells: "list[Cell]") -> list[dict[str, Any]]:
-    from ..studies.attack_bench import losses
+def _records(cells: "list[AttackCell]") -> list[dict[str, Any]]:
+    from ..studies.attack_bench import accuracy_losses
 
-    lost = losses(cells)
+    lost = accuracy_losses(cells)
     return [
         {
-            "attack": one.attack,
-            "rule": one.rule,
-            "accuracy": _spread(one.mean),
-            "worst_tier": _spread(one.worst),
-            "tiers": {tier: _spread(values) for tier, values in one.tiers.items()},
-            "points_lost": lost[one.attack, one.rule],
-            "refused": one.refused,
+            "attack": cell.attack,
+            "rule": cell.rule,
+            "accuracy": _spread(cell.mean),
+            "worst_tier": _spread(cell.worst),
+            "tiers": {tier: _spread(values) for tier, values in cell.tiers.items()},
+            "points_lost": lost[cell.attack, cell.rule],
+            "refused": cell.refused,
         }
-        for one in cells
+        for cell in cells
     ]
 
 
@@ -84,28 +61,28 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
-def _told(cells: "list[Cell]", share: float) -> str:
-    from ..studies.attack_bench import NONE, losses
+def _text(cells: "list[AttackCell]", share: float) -> str:
+    from ..studies.attack_bench import NONE, accuracy_losses
 
-    by_place = {(one.attack, one.rule): one for one in cells}
-    attacks, rules = (list(dict.fromkeys(names)) for names in zip(*by_place, strict=True))
+    table = {(cell.attack, cell.rule): cell for cell in cells}
+    attacks, rules = (list(dict.fromkeys(names)) for names in zip(*table, strict=True))
     names = ["plain mean" if rule == NONE else rule for rule in rules]
     rows = [
-        ("no attack" if attack == NONE else attack, *(_cell(by_place[attack, rule]) for rule in rules))
+        ("no attack" if attack == NONE else attack, *(_cell(table[attack, rule]) for rule in rules))
         for attack in attacks
     ]
-    legend = f"accuracy in %, mean over tiers by share (worst tier); {100 * share:g} % of the devices bad"
-    table = columns(("attack", *names), rows) + f"\n{legend}"
-    lost = losses(cells)
+    legend = f"accuracy in %, mean over tiers by share (worst tier); {100 * share:g} % of the devices malicious"
+    lost = accuracy_losses(cells)
     verdict = []
     for rule, name in zip(rules, names, strict=True):
-        worst = max((one for one in attacks if one != NONE), key=lambda attack: lost[attack, rule], default=NONE)
-        price, most = lost[NONE, rule], lost[worst, rule]
-        verdict.append(f"  {name}: {-price:+.1f} points without an attack, {-most:+.1f} under the worst ({worst})")
-    return f"{table}\n\nagainst the plain mean without an attack\n" + "\n".join(verdict)
+        worst = max((name for name in attacks if name != NONE), key=lambda name: lost[name, rule], default=NONE)
+        without, under = -lost[NONE, rule], -lost[worst, rule]
+        verdict.append(f"  {name}: {without:+.1f} points without an attack, {under:+.1f} under the worst ({worst})")
+    text = columns(("attack", *names), rows) + f"\n{legend}"
+    return f"{text}\n\nagainst the plain mean without an attack\n" + "\n".join(verdict)
 
 
-def _cell(cell: "Cell") -> str:
+def _cell(cell: "AttackCell") -> str:
     spread = _spread(cell.mean)
     noise = f" ± {spread['std']:.1f}" if len(cell.mean) > 1 else ""
     return f"{spread['mean']:.1f}{noise} ({statistics.fmean(cell.worst):.1f})"

@@ -6,44 +6,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import DataDir, OutputFormat, With, own_tables
-from .output import Format, exits, say, say_json
+from .options import Options, verb
 
 if TYPE_CHECKING:
     from ..analysis.audit import Audit
 
 
+@verb("data_dir", "files", "format")
 def audit(
+    options: Options,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    examples: Annotated[int, typer.Option("--examples", min=1, help="How many inputs to look for.")] = 16,
-    steps: Annotated[int, typer.Option("--steps", min=3, help="How long to look.")] = 600,
-    data_dir: DataDir = None,
-    files: With = [],  # noqa: B006 - typer reads it, nobody changes it
-    format: OutputFormat = Format.text,
+    examples: Annotated[int, typer.Option("--examples", min=1, help="Number of inputs to reconstruct.")] = 16,
+    steps: Annotated[int, typer.Option("--steps", min=3, help="Steps of the reconstruction.")] = 600,
 ) -> None:
-    """Say what left the devices of a run and, where features did, rebuild inputs from them and measure how well."""
-    with exits(format):
-        from ..analysis.audit import audit
-        from ..recipe.paths import data_folder
+    """Show what left the devices of a run and, where features did, reconstruct inputs from them and measure how well."""
+    from ..analysis.audit import audit
 
-        found = audit(run, own_tables(files), data_folder(data_dir), examples, steps)
-        if format is Format.json:
-            say_json(asdict(found))
-        else:
-            say("\n".join(_told(found)))
+    result = audit(run, options.registry, options.data, examples, steps)
+    options.show(asdict(result), "\n".join(_lines(result)))
 
 
-def _told(found: "Audit") -> list[str]:
-    from ..evaluation.inversion import readable
+def _lines(result: "Audit") -> list[str]:
+    from ..evaluation.inversion import describe_psnr
 
-    lines = [f"method   {found.method}", f"leaves   {found.leaves}", f"stays    {found.stays}"]
-    if found.inversion is None:
+    lines = [f"method   {result.method}", f"leaves   {result.uploads}", f"stays    {result.client_state}"]
+    if result.inversion is None:
         return [*lines, "features none leave the devices"]
-    measured = found.inversion
-    said = "" if found.acknowledged else "; to deploy it, set privacy.acknowledge_feature_sharing = true"
+    inversion = result.inversion
+    hint = "" if result.acknowledged else "; to deploy it, set privacy.acknowledge_feature_sharing = true"
     return [
         *lines,
-        f"features of the {found.features_of} leave the devices{said}",
-        f"rebuilt  {measured.examples} inputs from their features in {measured.steps} steps: "
-        f"{measured.psnr:.1f} dB PSNR on average; {readable(measured.psnr)}",
+        f"features of the {result.shared_features} leave the devices{hint}",
+        f"rebuilt  {inversion.examples} inputs from their features in {inversion.steps} steps: "
+        f"{inversion.psnr:.1f} dB PSNR on average; {describe_psnr(inversion.psnr)}",
     ]

@@ -1,33 +1,26 @@
-"""fedloom cka: how alike the layers of two trained models see the same examples."""
+"""fedloom cka: how similar the layers of two trained models represent the same examples."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .options import DataDir, OutputFormat, With, own_tables
-from .output import Format, columns, exits, say, say_json
+from .options import Options, verb
+from .output import columns
 
 
+@verb("data_dir", "files", "format")
 def cka(
+    options: Options,
     first: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     second: Annotated[Path, typer.Argument(help="Another, or the same.")],
-    tier: Annotated[str | None, typer.Option("--tier", help="Whose model; else the largest tier's.")] = None,
-    examples: Annotated[int, typer.Option("--examples", min=2, help="How many test examples.")] = 1000,
-    data_dir: DataDir = None,
-    files: With = [],  # noqa: B006 - typer reads it, nobody changes it
-    format: OutputFormat = Format.text,
+    tier: Annotated[str | None, typer.Option("--tier", help="Whose model; default: the largest tier's.")] = None,
+    examples: Annotated[int, typer.Option("--examples", min=2, help="Number of test examples.")] = 1000,
 ) -> None:
-    """Compare two trained models layer by layer: linear CKA, 1 where they see the same."""
-    with exits(format):
-        from ..analysis.cka import cka
-        from ..recipe.paths import data_folder
+    """Compare two trained models layer by layer: linear CKA, 1 where representations are equal."""
+    from ..analysis.cka import compute_cka
 
-        found = cka(first, second, tier, examples, own_tables(files), data_folder(data_dir))
-        if format is Format.json:
-            say_json({"rows": found.rows, "columns": found.columns, "cka": found.values})
-            return
-        rows = [
-            (name, *(f"{value:.3f}" for value in line)) for name, line in zip(found.rows, found.values, strict=True)
-        ]
-        say(columns(("", *found.columns), rows))
+    result = compute_cka(first, second, tier, examples, options.registry, options.data)
+    rows = [(name, *(f"{value:.3f}" for value in line)) for name, line in zip(result.rows, result.values, strict=True)]
+    data = {"rows": result.rows, "columns": result.columns, "cka": result.values}
+    options.show(data, columns(("", *result.columns), rows))

@@ -1,5 +1,6 @@
-"""fedloom deploy: a real fleet. Keys for its devices, its server, a device, how it is, and an end to it."""
+"""fedloom deploy: a real fleet. Create its keys, run its server or a device, show its status, stop it."""
 
+import logging
 import os
 import signal
 import time
@@ -9,170 +10,160 @@ from typing import Annotated
 
 import typer
 
-from .options import DataDir, OutputFormat, Quiet, Seed, Sets, With, read
-from .output import RUN_FAILED, TOO_FEW, Exit, Format, columns, exits, note, report_failure, say, say_json
+from .options import Options, verb
+from .output import NO_QUORUM, RUN_FAILED, Exit, columns, report_failure, write
+from .report import write_final_report
+from .run import final_table
+
+log = logging.getLogger(__name__)
 
 deploy = typer.Typer(
     name="deploy", help="A real fleet: keys, server, device, status, stop.", no_args_is_help=True, add_completion=False
 )
 
-FleetFolder = Annotated[Path, typer.Argument(help="The fleet's folder at the server.")]
-Bundle = Annotated[Path, typer.Argument(help="The device's folder, as `deploy keys` has made it.")]
-Either = Annotated[Path, typer.Argument(help="The folder of a fleet, or of a device.")]
-UNTIL_LATE = 600.0  # seconds a round waits for devices where the recipe does not say
-END_WITHIN = 60.0  # seconds
+AnyFolder = Annotated[Path, typer.Argument(help="The folder of a fleet, or of a device.")]
+DEFAULT_DEADLINE = 600.0  # seconds a round waits for devices if the recipe sets no deadline
+STOP_TIMEOUT = 60.0  # seconds
 
 
+@deploy.command("keys")
+@verb("format")
 def keys(
-    folder: FleetFolder,
+    options: Options,
+    folder: Annotated[Path, typer.Argument(help="The fleet's folder at the server.")],
     server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="Where devices reach it.")] = None,
     devices: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            "--device", metavar="NAME[:TIER][=PUBLIC]", help="Its name; the largest tier it may carry; its key."
+            "--device", metavar="NAME[:TIER][=PUBLIC]", help="Its name; the largest tier it may train; its public key."
         ),
-    ] = [],  # noqa: B006 - typer reads it, nobody changes it
-    revoked: Annotated[list[str], typer.Option("--revoke", metavar="NAME", help="Its key is worth nothing now.")] = [],  # noqa: B006
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine alone.")] = False,
-    format: OutputFormat = Format.text,
+    ] = None,
+    revoked: Annotated[list[str] | None, typer.Option("--revoke", metavar="NAME", help="Reject its key.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: only within this machine.")] = False,
 ) -> None:
-    """Make a fleet: an authority, the server's certificate, and a folder with a key for every device. Again: more."""
-    with exits(format):
-        from ..deploy.registry import enroll, revoke, wish
+    """Create a fleet: an authority, the server's certificate, a folder with a key per device. Repeat to add devices."""
+    from ..deploy.registry import enroll, parse_enroll_request, revoke
 
-        book = revoke(enroll(folder, server, [wish(one) for one in devices], secure=not insecure), revoked)
-        bundles = [str(folder / "devices" / one.name) for one in book.entries]
-        if format is Format.json:
-            say_json({"server": book.server, "devices": [{"name": one.name, "cap": one.cap} for one in book.entries]})
-            return
-        lines = [(one.name, one.cap or "any", where) for one, where in zip(book.entries, bundles, strict=True)]
-        say(columns(("device", "may carry", "copy to the device"), lines))
+    requests = [parse_enroll_request(device) for device in devices or ()]
+    registry = revoke(enroll(folder, server, requests, secure=not insecure), revoked or ())
+    rows = [
+        (device.name, device.max_tier or "any", str(folder / "devices" / device.name)) for device in registry.devices
+    ]
+    options.show(
+        {"server": registry.server, "devices": [{"name": d.name, "max_tier": d.max_tier} for d in registry.devices]},
+        columns(("device", "largest tier", "copy to the device"), rows),
+    )
 
 
+@deploy.command("server")
+@verb("sets", "seed", "data_dir", "files", "quiet")
 def server(
+    options: Options,
     recipe: Annotated[Path, typer.Argument(help="A recipe.")],
     fleet: Annotated[Path, typer.Option("--fleet", help="The fleet's folder.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; gone on with if it is there.")] = None,
-    sets: Sets = [],  # noqa: B006
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    files: With = [],  # noqa: B006
-    quiet: Quiet = False,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; resumed if it exists.")] = None,
 ) -> None:
-    """Serve a fleet until the run has finished: whatever ends is started again, and the run goes on where it was."""
-    with exits(Format.text):
-        from ..deploy.pidfile import on_duty
-        from ..deploy.registry import read_book
-        from ..deploy.server import GivenUp, Supervisor
-        from ..recipe.paths import data_folder, fresh_folder
+    """Serve a fleet until the run has finished. A process that ends is restarted, and the run resumed."""
+    from ..analysis.run import Run
+    from ..deploy.pidfile import hold_pidfile
+    from ..deploy.registry import read_fleet_registry
+    from ..deploy.server import ServerSupervisor, SupervisionError
+    from ..recipe.paths import choose_output_folder
 
-        book, folder = read_book(fleet), out or fresh_folder(None, recipe.stem)
-        config = {
-            "recipe": str(_settled(recipe, fleet, sets, seed, files, data_folder(data_dir)).resolve()),
-            "data-dir": str(data_folder(data_dir).resolve()),
-            "with": ",".join(str(file.resolve()) for file in files),
-        }
-        note(f"run: {folder}", quiet)
-        try:
-            with on_duty(fleet, run=str(folder.resolve())):
-                Supervisor(book, folder, config, lambda said: note(said, quiet)).play()
-        except GivenUp as error:
-            report_failure("GIVEN_UP", str(error), f"logs are in {fleet / 'flower'}", as_json=False)
-            raise Exit(TOO_FEW if error.too_few else RUN_FAILED) from None
-        _told(folder)
+    registry, folder = read_fleet_registry(fleet), out or choose_output_folder(None, recipe.stem)
+    config = {
+        "recipe": str(_write_recipe(options, recipe, fleet).resolve()),
+        "data-dir": str(options.data.resolve()),
+        "with": ",".join(str(file.resolve()) for file in options.files),
+    }
+    log.info("run: %s", folder)
+    try:
+        with hold_pidfile(fleet, run=str(folder.resolve())):
+            ServerSupervisor(registry, folder, config, log.info).run()
+    except SupervisionError as error:
+        report_failure("GIVEN_UP", str(error), f"logs are in {fleet / 'flower'}", as_json=False)
+        raise Exit(NO_QUORUM if error.too_few_devices else RUN_FAILED) from None
+    report = write_final_report(folder, no_report=False)
+    write(f"{final_table(Run(folder))}\n\nrun: {folder}" + (f"\n{report}" if report else ""))
 
 
-def _settled(recipe: Path, fleet: Path, sets: list[str], seed: int | None, files: list[Path], data: Path) -> Path:
-    """The recipe as it is to be run, beside the fleet: refused before anything is started."""
-    from ..deploy.apps import refuse_other_size
-    from ..deploy.registry import read_book
+def _write_recipe(options: Options, recipe: Path, fleet: Path) -> Path:
+    """Write the recipe as it will run into the fleet's folder; raise if it cannot be deployed."""
+    from ..deploy.registry import read_fleet_registry
     from ..recipe.toml import dumps
     from ..runs.build import build, refuse_deployment
     from ..runs.data import outline
 
-    changes = [*sets, 'engine.kind="flower"']
-    loaded, tables = read(recipe, changes, seed, files)
+    engine = 'engine.kind="flower"'
+    loaded = options.load(recipe, engine)
     if loaded.recipe.faults.deadline is None:
-        loaded, tables = read(recipe, [*changes, f"faults.deadline={UNTIL_LATE}"], seed, files)
-    refuse_other_size(loaded, read_book(fleet))
-    _, method = build(loaded, tables, outline(loaded, tables, data))
+        loaded = options.load(recipe, engine, f"faults.deadline={DEFAULT_DEADLINE}")
+    read_fleet_registry(fleet).check_size(loaded)
+    _, method = build(loaded, options.registry, outline(loaded, options.registry, options.data))
     refuse_deployment(loaded, method)
     path = fleet / "recipe.toml"
     path.write_text(dumps(loaded.recipe.document()), encoding="utf-8")
     return path
 
 
-def _told(folder: Path) -> None:
-    from ..analysis.run import Run
-    from .report import page_of
-    from .run import final_table
-
-    page = page_of(folder, False)
-    say(f"{final_table(Run(folder))}\n\nrun: {folder}" + (f"\n{page}" if page else ""))
-
-
+@deploy.command("device")
+@verb("data_dir", "files", "quiet")
 def device(
-    folder: Bundle,
-    data_dir: DataDir = None,
+    options: Options,
+    folder: Annotated[Path, typer.Argument(help="The device's folder, as `deploy keys` created it.")],
     load: Annotated[Path | None, typer.Option("--load", help="A Python file whose load() reads its data.")] = None,
-    files: With = [],  # noqa: B006
-    quiet: Quiet = False,
 ) -> None:
-    """Be a device of a fleet until interrupted: measured once, started again whenever it ends."""
-    with exits(Format.text):
-        from ..deploy.device import Node
-        from ..deploy.pidfile import on_duty
-        from ..deploy.registry import read_bundle
-        from ..deploy.runtime import loader
-        from ..recipe.paths import data_folder
+    """Run a device of a fleet until interrupted: measured once, restarted whenever it ends."""
+    from ..deploy.device import DeviceSupervisor
+    from ..deploy.pidfile import hold_pidfile
+    from ..deploy.registry import read_bundle
+    from ..deploy.runtime import import_load
 
-        bundle = read_bundle(folder)
-        if load is not None:
-            loader(load)  # refused now if there is none
-        own = {
-            "data-dir": str(data_folder(data_dir).resolve()),
-            "load": str(load.resolve()) if load else "",
-            "with": ",".join(str(file.resolve()) for file in files),
-        }
-        with on_duty(folder, device=bundle.name):
-            Node(bundle, own, lambda said: note(said, quiet)).play()
+    bundle = read_bundle(folder)
+    if load is not None:
+        import_load(load)  # fails now rather than in the first round
+    settings = {
+        "data-dir": str(options.data.resolve()),
+        "load": str(load.resolve()) if load else "",
+        "with": ",".join(str(file.resolve()) for file in options.files),
+    }
+    with hold_pidfile(folder, device=bundle.name):
+        DeviceSupervisor(bundle, settings, log.info).run()
 
 
-def status(folder: Either, format: OutputFormat = Format.text) -> None:
-    """How a fleet or a device is."""
-    with exits(format):
-        from ..deploy.pidfile import how_it_is
+@deploy.command("status")
+@verb("format")
+def status(options: Options, folder: AnyFolder) -> None:
+    """Show the status of a fleet or a device."""
+    from ..deploy.pidfile import read_status
 
-        found = how_it_is(folder)
-        if format is Format.json:
-            say_json(found)
-            return
-        say(found["said"])
-        if found.get("devices"):
-            lines = [tuple(str(one[key]) for key in ("name", "tier", "heard", "refused")) for one in found["devices"]]
-            say("\n" + columns(("device", "tier", "last heard in round", "refusals"), lines))
-
-
-def stop(folder: Either, format: OutputFormat = Format.text) -> None:
-    """End a server or a device, and all that it has started; a run can go on later."""
-    with exits(format):
-        from ..deploy.pidfile import duty
-        from ..flower.processes import alive
-
-        found = duty(folder)
-        if found is None:
-            say(f"{folder}: nothing is running")
-            return
-        with suppress(ProcessLookupError):
-            os.kill(int(found["pid"]), signal.SIGTERM)
-        until = time.monotonic() + END_WITHIN
-        while alive(int(found["pid"])):
-            if time.monotonic() > until:
-                note(f"{folder}: process {found['pid']} does not end", quiet=False)
-                raise Exit(RUN_FAILED)
-            time.sleep(0.1)
-        say(f"{folder}: ended")
+    status = read_status(folder)
+    text = status["summary"]
+    if status.get("devices"):
+        keys = ("name", "tier", "last_round", "refusals")
+        rows = [tuple(str(device[key]) for key in keys) for device in status["devices"]]
+        text += "\n\n" + columns(("device", "tier", "last reply in round", "refusals"), rows)
+    options.show(status, text)
 
 
-for verb in (keys, server, device, status, stop):
-    deploy.command(verb.__name__)(verb)
+@deploy.command("stop")
+@verb("format")
+def stop(options: Options, folder: AnyFolder) -> None:
+    """Stop a server or a device with all its processes. The run can be resumed later."""
+    from ..deploy.pidfile import read_running
+    from ..deploy.processes import is_alive
+
+    running = read_running(folder)
+    if running is None:
+        options.show({"folder": str(folder), "stopped": False}, f"{folder}: nothing is running")
+        return
+    pid = int(running["pid"])
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while is_alive(pid):
+        if time.monotonic() > deadline:
+            log.warning("%s: process %d does not end", folder, pid)
+            raise Exit(RUN_FAILED)
+        time.sleep(0.1)
+    options.show({"folder": str(folder), "stopped": True}, f"{folder}: ended")

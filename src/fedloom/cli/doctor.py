@@ -1,4 +1,4 @@
-"""fedloom doctor: is this machine ready, and does a recipe hide a trap?"""
+"""fedloom doctor: is this machine ready, and does a recipe contain a known pitfall?"""
 
 import importlib.util
 import os
@@ -8,31 +8,27 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import DataDir, OutputFormat, Sets, With, read
-from .output import Format, columns, exits, say, say_json
+from .options import Options, verb
+from .output import columns
+
+Finding = tuple[str, str, str]
+"""(name, "ok" or "warn", detail)"""
 
 EXTRAS = {"flower": "flwr", "export": "onnx", "track": "tensorboard", "privacy": "dp_accounting", "hf": "datasets"}
 
 
+@verb("sets", "data_dir", "files", "format")
 def doctor(
-    recipe: Annotated[Path | None, typer.Argument(help="A recipe to look at as well.")] = None,
-    sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
-    data_dir: DataDir = None,
-    files: With = [],  # noqa: B006
-    format: OutputFormat = Format.text,
+    options: Options, recipe: Annotated[Path | None, typer.Argument(help="A recipe to examine as well.")] = None
 ) -> None:
-    """Say what this machine has, which data sets it finds and, of a recipe, what to watch out for."""
-    with exits(format):
-        findings = _machine() + _data(data_dir)
-        if recipe is not None:
-            findings += _recipe(recipe, sets, data_dir, files)
-        if format is Format.json:
-            say_json([{"name": name, "state": state, "detail": detail} for name, state, detail in findings])
-        else:
-            say(columns(("what", "", ""), findings))
-
-
-Finding = tuple[str, str, str]
+    """Show what this machine has, which data sets it finds and, for a recipe, what to watch out for."""
+    findings = _machine() + _data(options.data)
+    if recipe is not None:
+        findings += _recipe(options, recipe)
+    options.show(
+        [{"name": name, "state": state, "detail": detail} for name, state, detail in findings],
+        columns(("what", "", ""), findings),
+    )
 
 
 def _machine() -> list[Finding]:
@@ -53,23 +49,19 @@ def _machine() -> list[Finding]:
     ]
 
 
-def _data(data_dir: Path | None) -> list[Finding]:
-    from ..recipe.paths import data_folder
-
-    folder = data_folder(data_dir)
+def _data(folder: Path) -> list[Finding]:
     if not folder.is_dir():
-        return [("data", "ok", f"bundled sets only: {folder} is not there (FEDLOOM_DATA or --data-dir)")]
-    found = sorted(one.name for one in folder.iterdir() if one.is_dir() or one.suffix == ".npz")
-    return [("data", "ok", f"{folder}: {', '.join(found) or 'empty'}")]
+        return [("data", "ok", f"bundled data sets only: there is no {folder} (FEDLOOM_DATA or --data-dir)")]
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() or path.suffix == ".npz")
+    return [("data", "ok", f"{folder}: {', '.join(names) or 'empty'}")]
 
 
-def _recipe(recipe: Path, sets: list[str], data_dir: Path | None, files: list[Path]) -> list[Finding]:
-    from ..recipe.paths import data_folder
+def _recipe(options: Options, recipe: Path) -> list[Finding]:
     from ..runs.build import build
     from ..runs.data import outline
 
-    loaded, tables = read(recipe, sets, None, files)
-    fleet, _ = build(loaded, tables, outline(loaded, tables, data_folder(data_dir)))
+    loaded = options.load(recipe)
+    fleet, _ = build(loaded, options.registry, outline(loaded, options.registry, options.data))
     return [
         ("recipe", "ok", str(recipe)),
         *_batch_norm(loaded.recipe, fleet),
@@ -84,36 +76,44 @@ def _batch_norm(recipe: Any, fleet: Any) -> list[Finding]:
         return []
     query = recipe.evaluation.statistics.get("query", "pooled")
     if query == "pooled":
-        return [("batch norm", "warn", "statistics are pooled over all data, which only a simulation can; "
-                 'evaluation.statistics.query = "per_device" is what a deployment has')]  # fmt: skip
+        return [("batch norm", "warn", "statistics are pooled over all data, which only a simulation can do; "
+                 'a deployment needs evaluation.statistics.query = "per_device"')]  # fmt: skip
     if fleet.size < 10:
-        return [("batch norm", "warn", "fewer than 10 devices: their statistics say much of each; use group norm")]
-    return [("batch norm", "ok", "statistics by devices' own sums")]
+        return [
+            ("batch norm", "warn", "fewer than 10 devices: their statistics reveal much about each; use group norm")
+        ]
+    return [("batch norm", "ok", "statistics from devices' own sums")]
 
 
 def _scaler(fleet: Any) -> list[Finding]:
-    """The scaler acts in training alone. A norm after it hides that; without one a narrow slice is judged on numbers of
-    another size than it was trained on."""
-    settings = [tier.model.spelled_out() for tier in fleet.tiers]
-    bare = any(one.get("normalization") == "none" and one.get("scaler") for one in settings)
-    if not bare or len({one.get("width") for one in settings}) == 1:
+    """The scaler acts in training only. Without a norm layer after it, activations of a narrow slice have another scale
+    in evaluation than in training."""
+    settings = [tier.model.full_settings() for tier in fleet.tiers]
+    unnormalized = any(tier.get("normalization") == "none" and tier.get("scaler") for tier in settings)
+    if not unnormalized or len({tier.get("width") for tier in settings}) == 1:
         return []
-    return [("scaler", "warn", "without a norm narrow tiers train scaled but are judged unscaled; set scaler = false")]
+    return [
+        (
+            "scaler",
+            "warn",
+            "without a norm layer narrow tiers train scaled but are evaluated unscaled; set scaler = false",
+        )
+    ]
 
 
 def _blocks(recipe: Any, fleet: Any) -> list[Finding]:
-    """How many devices of a tier run at once, tried on made-up examples."""
-    found = []
+    """Whether several devices of a tier run as one network, tried on random examples."""
+    findings = []
     for tier in fleet.tiers if recipe.engine.devices_per_block != 1 else ():
-        reasons = tier.model.slow_reasons()
+        reasons = tier.model.fallback_reasons()
         detail = "; ".join(reasons) or "many devices run as one network"
-        found.append((f"tier {tier.name}", "warn" if reasons else "ok", detail))
-    return found
+        findings.append((f"tier {tier.name}", "warn" if reasons else "ok", detail))
+    return findings
 
 
 def _shares(fleet: Any) -> list[Finding]:
-    held = {fleet.device(index, 1).tier for index in range(fleet.size)}
-    empty = [tier.name for tier in fleet.tiers if tier.name not in held]
+    used = {fleet.device(index, 1).tier for index in range(fleet.size)}
+    empty = [tier.name for tier in fleet.tiers if tier.name not in used]
     return (
         [("tiers", "warn", f"no device in {', '.join(empty)}: the fleet is too small for its share")] if empty else []
     )

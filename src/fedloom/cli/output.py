@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import math
 import re
 import sys
@@ -11,15 +12,17 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from .. import logs
+
 if TYPE_CHECKING:
     from ..recipe.errors import RecipeError
 
 
 SCHEMA_VERSION = 1
-OK, RUN_FAILED, TOO_FEW, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 3, 4, 5, 130
+OK, RUN_FAILED, NO_QUORUM, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 3, 4, 5, 130
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     text = "text"
     json = "json"
 
@@ -29,37 +32,86 @@ class Exit(Exception):  # noqa: N818 - not an error: the way out
         self.code = code
 
 
-def say(text: str = "") -> None:
-    """Data, for people."""
+def write(text: str = "") -> None:
+    """Write data for people to stdout."""
     sys.stdout.write(text + "\n")
 
 
-def say_json(data: Any) -> None:
-    """Data, for programs: one object."""
-    said = {"schema_version": SCHEMA_VERSION, "status": "ok", "data": _plain(data)}
-    json.dump(said, sys.stdout, indent=2, allow_nan=False)
+def write_json(data: Any) -> None:
+    """Write data for programs to stdout: one object."""
+    document = {"schema_version": SCHEMA_VERSION, "status": "ok", "data": _without_nan(data)}
+    json.dump(document, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 
-def _plain(data: Any) -> Any:
-    """JSON has no word for a number that is not finite."""
+def _without_nan(data: Any) -> Any:
+    """Numbers that are not finite become null: JSON has no other way to write them."""
     if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
+        return {key: _without_nan(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_plain(value) for value in data]
+        return [_without_nan(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def note(text: str, quiet: bool = False) -> None:
-    """Progress."""
-    if not quiet:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
     pairs = itertools.pairwise(arguments)
     return "--format=json" in arguments or ("--format", "json") in pairs
+
+
+@contextmanager
+def exits(format: StrEnum, quiet: bool = False) -> Iterator[None]:
+    """Show log records on stderr, only warnings if `quiet`; turn an exception into a message and an exit code."""
+    as_json = format == OutputFormat.json
+    try:
+        with logs.showing(logging.WARNING if quiet else logging.INFO):
+            yield
+    except Exit:
+        raise
+    except KeyboardInterrupt:
+        report_failure("INTERRUPTED", "interrupted", "", as_json)
+        raise Exit(INTERRUPTED) from None
+    except OSError as error:
+        report_failure("SYSTEM", str(error), "", as_json)
+        raise Exit(RUN_FAILED) from None
+    except Exception as error:
+        if is_usage_error(error):
+            raise
+        raise Exit(_report(error, as_json)) from None
+
+
+def is_usage_error(error: Exception) -> bool:
+    """True for typer's errors about arguments. Releases define the class in different places; only it has this method."""
+    return hasattr(error, "format_message")
+
+
+def _report(error: Exception, as_json: bool) -> int:
+    """Report what went wrong; returns the exit code."""
+    from ..data import DataError
+    from ..recipe.errors import RecipeError
+    from ..runs.faults import NoQuorum
+    from ..runs.recorder import NothingAdmitted
+    from ..studies.reproduce import RunsFailed
+
+    if isinstance(error, NoQuorum):
+        report_failure("NO_QUORUM", str(error), error.hint, as_json)
+        return NO_QUORUM
+    if isinstance(error, NothingAdmitted):
+        report_failure("NOTHING_ADMITTED", str(error), error.hint, as_json)
+        return RUN_FAILED
+    if isinstance(error, RunsFailed):
+        report_failure("RUNS_FAILED", error.message, error.hint, as_json)
+        return RUN_FAILED
+    if isinstance(error, RecipeError):
+        return report_recipe_errors([error], as_json)
+    if isinstance(error, DataError):
+        report_failure(data_error_code(error), error.message, error.hint, as_json)
+        return BAD_INPUT
+    sys.stderr.write("".join(traceback.format_exception(error)))
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    in_user_code = any(name.startswith("fedloom_user_") for name in modules)
+    code, hint = ("USER_CODE", "the traceback ends in your own file") if in_user_code else ("BUG", "please report this")
+    report_failure(code, f"{type(error).__name__}: {error}", hint, as_json)
+    return RUN_FAILED if in_user_code else OUR_BUG
 
 
 def report_failure(code: str, message: str, hint: str, as_json: bool) -> None:
@@ -71,62 +123,10 @@ def report_failure(code: str, message: str, hint: str, as_json: bool) -> None:
         sys.stderr.write(f"error {code}: {message}\n" + (f"  hint: {hint}\n" if hint else ""))
 
 
-@contextmanager
-def exits(format: StrEnum) -> Iterator[None]:
-    """Turn whatever ends a verb early into a message and an exit code."""
-    as_json = format == Format.json
-    try:
-        yield
-    except Exit:
-        raise
-    except KeyboardInterrupt:
-        report_failure("INTERRUPTED", "interrupted", "", as_json)
-        raise Exit(INTERRUPTED) from None
-    except OSError as error:
-        report_failure("SYSTEM", str(error), "", as_json)
-        raise Exit(RUN_FAILED) from None
-    except Exception as error:
-        raise Exit(_explained(error, as_json)) from None
-
-
-def _explained(error: Exception, as_json: bool) -> int:
-    """Say what is wrong, and whose fault it is."""
-    from ..data import DataError
-    from ..recipe.errors import RecipeError
-    from ..runs.faults import NoQuorum
-    from ..runs.recorder import NothingAdmitted
-    from ..studies.reproduce import RunsFailed
-
-    if isinstance(error, NoQuorum):
-        report_failure("NO_QUORUM", str(error), error.hint, as_json)
-        return TOO_FEW
-    if isinstance(error, NothingAdmitted):
-        report_failure("NOTHING_ADMITTED", str(error), error.hint, as_json)
-        return RUN_FAILED
-    if isinstance(error, RunsFailed):
-        report_failure("RUNS_FAILED", error.message, error.hint, as_json)
-        return RUN_FAILED
-    if isinstance(error, RecipeError):
-        return refuse_recipes([error], as_json)
-    if isinstance(error, DataError):
-        report_failure(data_code(error), error.message, error.hint, as_json)
-        return BAD_INPUT
-    sys.stderr.write("".join(traceback.format_exception(error)))
-    frames = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
-    users = any(name.startswith("fedloom_user_") for name in frames)
-    code, hint = ("USER_CODE", "the traceback ends in your own file") if users else ("BUG", "please report this")
-    report_failure(code, f"{type(error).__name__}: {error}", hint, as_json)
-    return RUN_FAILED if users else OUR_BUG
-
-
-def data_code(error: Exception) -> str:
-    return "DATA_MISSING" if type(error).__name__ == "DataMissing" else "DATA_BROKEN"
-
-
-def refuse_recipes(errors: "Sequence[RecipeError]", as_json: bool) -> int:
-    """All that is wrong with recipes, in the one form; returns the exit code."""
+def report_recipe_errors(errors: "Sequence[RecipeError]", as_json: bool) -> int:
+    """Report all issues of some recipes; returns the exit code."""
     lines = "\n".join(line for error in errors for line in error.lines())
-    first = errors[0].problems[0]
+    first = errors[0].issues[0]
     if as_json:
         report_failure(first.code, lines, first.hint, True)
     else:
@@ -134,13 +134,19 @@ def refuse_recipes(errors: "Sequence[RecipeError]", as_json: bool) -> int:
     return BAD_INPUT
 
 
+def data_error_code(error: Exception) -> str:
+    from ..data import DataMissing
+
+    return "DATA_MISSING" if isinstance(error, DataMissing) else "DATA_BROKEN"
+
+
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: words to the left, columns of numbers to the right."""
-    places = range(len(header))
-    widths = [max(len(row[place]) for row in (header, *rows)) for place in places]
-    numbers = [all(re.fullmatch(r"[\d.,()%±+\s*–/\[\]><-]*", row[place]) for row in rows) for place in places]
+    """A plain table: text left-aligned, numbers right-aligned."""
+    indices = range(len(header))
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in indices]
+    numeric = [all(re.fullmatch(r"[\d.,()%±+\s*–/\[\]><-]*", row[i]) for row in rows) for i in indices]
     lines = (
-        "  ".join(row[p].rjust(widths[p]) if numbers[p] else row[p].ljust(widths[p]) for p in places)
+        "  ".join(row[i].rjust(widths[i]) if numeric[i] else row[i].ljust(widths[i]) for i in indices)
         for row in (header, *rows)
     )
     return "\n".join(line.rstrip() for line in lines)

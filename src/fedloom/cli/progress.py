@@ -1,12 +1,11 @@
-"""How runs go: on a terminal a bar for each that is under way, elsewhere one line per round."""
+"""Progress of runs: on a terminal a bar per run, elsewhere one line per round."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-
-from .output import note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,135 +19,143 @@ if TYPE_CHECKING:
     from ..runs.trackers import Trackers
 
 
-Tell = Callable[[str, "RoundResult"], None]
-"""Of a run's name, and the round that it has just ended."""
+log = logging.getLogger(__name__)
+
+ShowRound = Callable[[str, "RoundResult"], None]
+"""Called with a run's name and the round that has just ended."""
 
 
-def follow(
+def run_experiment(
     experiment: "Experiment",
     folder: "Path",
     name: str,
-    quiet: bool,
     since: "Checkpoint | None" = None,
-    followers: "Trackers | None" = None,
+    trackers: "Trackers | None" = None,
 ) -> None:
-    """Run an experiment into its folder, or go on with it, and say how it goes."""
+    """Run an experiment into its folder, from the checkpoint if there is one, and show its progress."""
     from ..runs.privacy import told
     from ..runs.recorder import recorded
     from ..runs.trackers import NONE
 
-    with telling(quiet, {name: experiment.loaded.recipe.rounds}) as tell:
-        for done in recorded(experiment, folder, since, followers or NONE):
-            tell(name, done)
+    with round_display({name: experiment.loaded.recipe.rounds}) as show:
+        for result in recorded(experiment, folder, since, trackers or NONE):
+            show(name, result)
     privacy = told(experiment.loaded.recipe)
     if privacy:
-        note(f"{name}  {privacy}", quiet)
+        log.info("%s  %s", name, privacy)
 
 
-class Several(Protocol):
-    """Runs side by side."""
+class RunGroup(Protocol):
+    """Runs that share a loop: a comparison, a bench of attacks."""
 
-    def lengths(self) -> Mapping[str, int]:
-        """How many rounds each run that is not finished has, under its name."""
+    def round_counts(self) -> Mapping[str, int]:
+        """Number of rounds of each unfinished run, by its name."""
         ...
 
     def rounds(self) -> "Iterator[tuple[str, RoundResult]]":
-        """Run them, round by round under their names."""
+        """Run them; yields a run's name and result after each of its rounds."""
         ...
 
 
-def follow_several(runs: Several, quiet: bool) -> None:
-    """Run them all, and say how they go."""
-    with telling(quiet, runs.lengths()) as tell:
-        for name, done in runs.rounds():
-            tell(name, done)
+def run_group(runs: RunGroup) -> None:
+    """Run them all and show their progress."""
+    with round_display(runs.round_counts()) as show:
+        for name, result in runs.rounds():
+            show(name, result)
 
 
 @contextmanager
-def telling(quiet: bool, runs: Mapping[str, int]) -> Iterator[Tell]:
-    """What is to be told of every round of these runs, which have so many: nothing to the quiet, and bars only to
-    somebody who sees them move."""
+def round_display(runs: Mapping[str, int]) -> Iterator[ShowRound]:
+    """How rounds of these runs (name -> number of rounds) are shown: as bars on a terminal, as log lines elsewhere."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not quiet and sys.stderr.isatty() and not console.is_dumb_terminal:
-        with bars(console, runs) as tell:
-            yield tell
+    if log.isEnabledFor(logging.INFO) and sys.stderr.isatty() and not console.is_dumb_terminal:
+        with progress_bars(console, runs) as show:
+            yield show
     else:
-        yield lambda name, done: note(line(name, done), quiet)
+        yield lambda name, result: log.info(format_round(name, result))
 
 
 @contextmanager
-def bars(console: "Console", runs: Mapping[str, int]) -> Iterator[Tell]:
-    """A bar for each run; one that is over leaves its last line above those that are not. Bars move when a round ends
-    and not in between: a thread that moved them could hold the terminal just when workers are forked."""
+def progress_bars(console: "Console", runs: Mapping[str, int]) -> Iterator[ShowRound]:
+    """A bar per run; a finished run leaves its last line above the bars.
+
+    Bars are redrawn only when a round ends: a redrawing thread could hold the terminal's lock while workers are forked.
+    """
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
-    texts = ("{task.description}", "round {task.completed}/{task.total}", "{task.fields[left]}", "{task.fields[marks]}")
-    name, number, left, newest = (TextColumn(one, markup=False, table_column=Column(no_wrap=True)) for one in texts)
-    columns = (name, BarColumn(bar_width=20), number, left, newest)
+    texts = (
+        "{task.description}",
+        "round {task.completed}/{task.total}",
+        "{task.fields[left]}",
+        "{task.fields[metrics]}",
+    )
+    name, number, left, metrics = (TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in texts)
+    columns = (name, BarColumn(bar_width=20), number, left, metrics)
     with Progress(*columns, console=console, auto_refresh=False, redirect_stdout=False) as progress:
-        shown = {run: Bar(progress.add_task(run, total=rounds, left="", marks="")) for run, rounds in runs.items()}
+        bars = {run: _Bar(progress.add_task(run, total=rounds, left="", metrics="")) for run, rounds in runs.items()}
         progress.refresh()
-        yield lambda run, done: _move(progress, shown, run, done)
+        yield lambda run, result: _update(progress, bars, run, result)
 
 
 @dataclass
-class Bar:
+class _Bar:
     task: "TaskID"
-    seconds: list[float] = field(default_factory=list)  # of the rounds seen
-    marks: str = ""
+    seconds: list[float] = field(default_factory=list)  # of the rounds so far
+    metrics: str = ""
 
 
-def _move(progress: "Progress", shown: dict[str, Bar], run: str, done: "RoundResult") -> None:
-    if done.number < done.of:
-        bar = shown[run]
-        bar.seconds.append(done.seconds)
-        bar.marks = _marks(done) or bar.marks  # not every round is judged
-        left = f"{_span((done.of - done.number) * sum(bar.seconds) / len(bar.seconds))} left"
-        progress.update(bar.task, completed=done.number, left=left, marks=bar.marks)
+def _update(progress: "Progress", bars: dict[str, _Bar], run: str, result: "RoundResult") -> None:
+    if result.number < result.of:
+        bar = bars[run]
+        bar.seconds.append(result.seconds)
+        bar.metrics = _format_metrics(result) or bar.metrics  # not every round is evaluated
+        left = f"{_format_seconds((result.of - result.number) * sum(bar.seconds) / len(bar.seconds))} left"
+        progress.update(bar.task, completed=result.number, left=left, metrics=bar.metrics)
     else:
-        if run in shown:  # a method's last exchange comes after the last round
-            progress.remove_task(shown.pop(run).task)
-        progress.console.print(line(run, done), markup=False, highlight=False, soft_wrap=True)
+        if run in bars:  # a method's last exchange comes after the last round
+            progress.remove_task(bars.pop(run).task)
+        progress.console.print(format_round(run, result), markup=False, highlight=False, soft_wrap=True)
     progress.refresh()
 
 
-def line(name: str, done: "RoundResult") -> str:
-    """Accuracy per tier, votes, refusals, bytes."""
-    moved = f"{_size(done.traffic.down)} down {_size(done.traffic.up)} up"
-    coded = {
-        row.metric: row.value for row in done.rows if row.metric in ("bytes_down_compressed", "bytes_up_compressed")
-    }
-    moved += (
-        f" (coded {_size(coded['bytes_down_compressed'])} and {_size(coded['bytes_up_compressed'])})" if coded else ""
-    )
-    lost = f"  {len(done.refused)} refused ({done.refused[0].code}: {done.refused[0].reason})" if done.refused else ""
-    votes = f"{done.traffic.replied}/{done.traffic.asked} replies"
-    number = f"round {done.number:>{len(str(done.of))}}/{done.of}"
-    return f"{name}  {number}  {_marks(done)}  {votes}{lost}  {moved}  {done.seconds:.1f} s"
+def format_round(name: str, result: "RoundResult") -> str:
+    """One line: metrics per tier, replies, refusals, bytes, seconds."""
+    traffic = f"{_format_bytes(result.traffic.bytes_down)} down {_format_bytes(result.traffic.bytes_up)} up"
+    values = {row.metric: row.value for row in result.rows}
+    if "bytes_down_compressed" in values:
+        down, up = (_format_bytes(values[f"bytes_{way}_compressed"]) for way in ("down", "up"))
+        traffic += f" (compressed {down} and {up})"
+    refused = ""
+    if result.refused:
+        first = result.refused[0]
+        refused = f"  {len(result.refused)} refused ({first.code}: {first.reason})"
+    replies = f"{result.traffic.replied}/{result.traffic.asked} replies"
+    number = f"round {result.number:>{len(str(result.of))}}/{result.of}"
+    return f"{name}  {number}  {_format_metrics(result)}  {replies}{refused}  {traffic}  {result.seconds:.1f} s"
 
 
-def _marks(done: "RoundResult") -> str:
+def _format_metrics(result: "RoundResult") -> str:
     from ..reporting.paired_stats import metric_of
 
-    metric = metric_of(done.rows)
-    known = [row for row in done.rows if row.metric == metric.name and not row.device]
-    judged = [row for row in known if row.test == "global"] or known
-    several = len({row.candidate for row in judged}) > 1
+    metric = metric_of(result.rows)
+    known = [row for row in result.rows if row.metric == metric.name and not row.device]
+    rows = [row for row in known if row.test == "global"] or known
+    several = len({row.candidate for row in rows}) > 1
     unit = metric.unit or f" {metric.name}"
-    return "  ".join(f"{f'{row.candidate} ' if several else ''}{row.tier} {row.value:5.1f}{unit}" for row in judged)
+    return "  ".join(f"{f'{row.candidate} ' if several else ''}{row.tier} {row.value:5.1f}{unit}" for row in rows)
 
 
-def _span(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+def _format_seconds(seconds: float) -> str:
+    count = round(seconds)
+    if count < 100:
+        return f"{count} s"
+    return f"{count // 3600}:{count // 60 % 60:02}:{count % 60:02}"
 
 
-def _size(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,5 +1,6 @@
-"""fedloom reproduce: what papers published, run again: one row at full size, or a claim in minutes."""
+"""fedloom reproduce: published results, run again: one row at full size, or a claim in minutes."""
 
+import logging
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,66 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import DataDir, OutputFormat, Quiet, Sets, With, Workers, own_tables, processes
-from .output import RUN_FAILED, Exit, Format, columns, exits, note, say, say_json
-from .progress import follow, follow_several
+from .options import Options, verb
+from .output import RUN_FAILED, Exit, columns
+from .progress import run_experiment, run_group
 
 if TYPE_CHECKING:
-    from ..recipe.load import Loaded
-    from ..studies.claims import Claim, Claims
-    from ..studies.published import Published
-    from ..studies.reproduce import Place
+    from ..recipe.load import LoadedRecipe
+    from ..studies.claims import Claim, ClaimList
+    from ..studies.published import PublishedRow
+    from ..studies.reproduce import ReproduceContext
 
 
-Row = Annotated[str | None, typer.Argument(help="A row or a curve; with --list, how names begin.")]
-ClaimName = Annotated[str | None, typer.Option("--claim", help="Decide a claim, and those its runs decide too.")]
-Everything = Annotated[bool, typer.Option("--all", help="Decide all claims that are not decided yet.")]
-Listing = Annotated[bool, typer.Option("--list", help="Show rows and claims.")]
-Recipes = Annotated[Path, typer.Option("--recipes", help="The folder of recipes and lists.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept, and go on.")]
-Results = Annotated[Path, typer.Option("--results", help="The ledger; the page beside it is rewritten too.")]
-
-
-def reproduce(
-    name: Row = None,
-    claim: ClaimName = None,
-    everything: Everything = False,
-    listing: Listing = False,
-    sets: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
-    recipes: Recipes = Path("recipes"),
-    runs: Runs = Path("runs/reproduce"),
-    results: Results = Path("docs/results.json"),
-    data_dir: DataDir = None,
-    workers: Workers = None,
-    files: With = [],  # noqa: B006
-    format: OutputFormat = Format.text,
-    quiet: Quiet = False,
-) -> None:
-    """Run one row of a paper's table and print published beside measured; or decide claims over five seeds."""
-    with exits(format):
-        from ..deploy.remote import engaged
-        from ..engines import keep_the_heap
-        from ..recipe.errors import RecipeError, RecipeIssue
-        from ..recipe.paths import data_folder
-        from ..studies.reproduce import Place
-
-        keep_the_heap()
-        place = Place(
-            own_tables(files), data_folder(data_dir), processes(workers), lambda said: note(said, quiet), engaged
-        )
-        if sum((listing, claim is not None, everything, name is not None and not listing)) != 1:
-            raise RecipeError([RecipeIssue((), "ARGUMENTS", "say a row, --claim, --all or --list")], "reproduce")
-        if listing:
-            show(recipes, results, name or "", format)
-        elif name is not None:
-            run_row(name, recipes, sets, runs, place, format, quiet)
-        else:
-            run_claims(claim, Where(recipes, runs / "claims", results, sets), place, format, quiet)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where the list of claims, their runs and the ledger are; and what a trial changes."""
+class ClaimPaths:
+    """Folder of the claims' recipes, folder of their runs, the ledger; and the changes of a trial."""
 
     recipes: Path
     runs: Path
@@ -74,166 +32,200 @@ class Where:
     sets: list[str]
 
 
-def show(recipes: Path, results: Path, beginning: str, format: Format) -> None:
+@verb("sets", "data_dir", "workers", "files", "format", "quiet")
+def reproduce(
+    options: Options,
+    name: Annotated[str | None, typer.Argument(help="A row or a curve; with --list, a prefix of names.")] = None,
+    claim: Annotated[str | None, typer.Option("--claim", help="Decide a claim, and those its runs decide too.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Decide all claims that are not decided yet.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Show rows and claims.")] = False,
+    recipes: Annotated[Path, typer.Option("--recipes", help="The folder of recipes and lists.")] = Path("recipes"),
+    runs: Annotated[Path, typer.Option("--runs", help="Where runs are kept and resumed.")] = Path("runs/reproduce"),
+    results: Annotated[
+        Path, typer.Option("--results", help="The ledger; the page next to it is rewritten too.")
+    ] = Path("docs/results.json"),
+) -> None:
+    """Run one row of a paper's table and print published next to measured; or decide claims over five seeds."""
+    from ..deploy.remote import attach_engine
+    from ..engines import keep_the_heap
+    from ..recipe.errors import RecipeError, RecipeIssue
+    from ..studies.reproduce import ReproduceContext
+
+    keep_the_heap()
+    context = ReproduceContext(options.registry, options.data, options.processes, attach_engine)
+    if sum((listing, claim is not None, everything, name is not None and not listing)) != 1:
+        raise RecipeError([RecipeIssue((), "ARGUMENTS", "name a row, --claim, --all or --list")], "reproduce")
+    if listing:
+        _list(options, recipes, results, name or "")
+    elif name is not None:
+        _reproduce_row(options, name, recipes, runs, context)
+    else:
+        _decide_claims(options, claim, ClaimPaths(recipes, runs / "claims", results, options.sets), context)
+
+
+def _list(options: Options, recipes: Path, results: Path, prefix: str) -> None:
     from ..reporting.ledger import read_ledger
     from ..studies.claims import read_claims
     from ..studies.published import read_published
 
-    rows = [row for row in read_published(recipes).values() if row.name.startswith(beginning)]
-    claims = [claim for claim in read_claims(recipes).claims if claim.name.startswith(beginning)]
-    verdicts = {one["claim"]: one["verdict"] for one in read_ledger(results)["claims"]}
-    if format is Format.json:
-        say_json({"rows": [_row(row) for row in rows], "claims": [_claim(one, verdicts) for one in claims]})
-        return
-    lines = [(row.name, row.source, " ".join(_cell(said) for _, said in row.numbers)) for row in rows]
-    say(columns(("row", "source", "published"), lines) if lines else "no such row")
-    told = [(one.name, one.paper, verdicts.get(one.name, "not yet"), one.statement) for one in claims]
-    say("\n" + columns(("claim", "paper", "verdict", "statement"), told) if told else "\nno such claim")
+    rows = [row for row in read_published(recipes).values() if row.name.startswith(prefix)]
+    claims = [claim for claim in read_claims(recipes).claims if claim.name.startswith(prefix)]
+    verdicts = {entry["claim"]: entry["verdict"] for entry in read_ledger(results)["claims"]}
+    row_cells = [(row.name, row.source, " ".join(_cell(value) for _, value in row.numbers)) for row in rows]
+    claim_cells = [(claim.name, claim.paper, verdicts.get(claim.name, "not yet"), claim.statement) for claim in claims]
+    texts = (
+        columns(("row", "source", "published"), row_cells) if rows else "no such row",
+        columns(("claim", "paper", "verdict", "statement"), claim_cells) if claims else "no such claim",
+    )
+    data = {"rows": [_row_record(row) for row in rows], "claims": [_claim_record(one, verdicts) for one in claims]}
+    options.show(data, "\n\n".join(texts))
 
 
-def _row(row: "Published") -> dict[str, Any]:
-    numbers = [{"what": number.said, "published": said} for number, said in row.numbers]
+def _row_record(row: "PublishedRow") -> dict[str, Any]:
     return {
         "name": row.name, "source": row.source, "recipe": row.recipe.as_posix(), "changes": list(row.changes),
-        "numbers": numbers,
+        "numbers": [{"what": number.label, "published": value} for number, value in row.numbers],
     }  # fmt: skip
 
 
-def _claim(claim: "Claim", verdicts: dict[str, str]) -> dict[str, Any]:
+def _claim_record(claim: "Claim", verdicts: dict[str, str]) -> dict[str, Any]:
     about = {key: getattr(claim, key) for key in ("name", "paper", "statement", "published", "recipe")}
     return {**about, "arms": sorted(claim.arms), "verdict": verdicts.get(claim.name)}
 
 
-def run_row(name: str, recipes: Path, sets: list[str], runs: Path, place: "Place", format: Format, quiet: bool) -> None:
-    from ..studies.reproduce import row_folder, row_result
+def _reproduce_row(options: Options, name: str, recipes: Path, runs: Path, context: "ReproduceContext") -> None:
+    from ..studies.reproduce import row_folder, row_numbers
 
-    row, folder = named_row(name, recipes), row_folder(runs, name, sets)
-    found = row_result(row, row_run(row, sets, folder, place, quiet), folder, place)
-    if format is Format.json:
-        say_json({"row": name, "source": row.source, "run": str(folder), "changes": sets, "numbers": found})
-        return
-    say(f"{row.source}{' (changed: ' + ', '.join(sets) + ')' if sets else ''}")
-    cells = [(one["what"], _cell(one["published"]), _cell(one["measured"])) for one in found]
-    say(columns(("number", "published", "measured"), cells))
-    if not row.costs_only:
-        say(f"\nrun: {folder}")
+    row, folder, changes = _find_row(name, recipes), row_folder(runs, name, options.sets), options.sets
+    numbers = row_numbers(row, _run_row(row, changes, folder, context), folder, context)
+    title = f"{row.source}{' (changed: ' + ', '.join(changes) + ')' if changes else ''}"
+    cells = [(number["what"], _cell(number["published"]), _cell(number["measured"])) for number in numbers]
+    table = columns(("number", "published", "measured"), cells)
+    options.show(
+        {"row": name, "source": row.source, "run": str(folder), "changes": changes, "numbers": numbers},
+        f"{title}\n{table}" + ("" if row.costs_only else f"\n\nrun: {folder}"),
+    )
 
 
-def named_row(name: str, recipes: Path) -> "Published":
-    from ..recipe.errors import RecipeError, RecipeIssue, nearest
+def _find_row(name: str, recipes: Path) -> "PublishedRow":
+    from ..recipe.errors import RecipeError, RecipeIssue, suggest
     from ..studies.published import read_published
 
     known = read_published(recipes)
     if name not in known:
-        hint = nearest(name, known)
-        short = hint if len(hint) < 200 else "fedloom reproduce --list shows all"  # there are too many to name them
+        hint = suggest(name, known)
+        short = hint if len(hint) < 200 else "fedloom reproduce --list shows all"  # too many to name them here
         raise RecipeError([RecipeIssue((), "ROW_NAME", f"there is no row {name!r}", short)], "NAME")
     return known[name]
 
 
-def row_run(row: "Published", sets: list[str], folder: Path, place: "Place", quiet: bool) -> "Loaded":
-    """Have a row's run finished, where it needs one; its recipe."""
+def _run_row(row: "PublishedRow", sets: list[str], folder: Path, context: "ReproduceContext") -> "LoadedRecipe":
+    """Run the row's recipe, or finish its run; a row of costs alone needs none."""
     from ..recipe.load import load
-    from ..studies.reproduce import begin_row
+    from ..studies.reproduce import start_row
 
     if row.costs_only:
-        return load(row.recipe, place.tables, [*row.changes, *sets])
-    begun = begin_row(row, sets, folder, place)
-    if begun.experiment is not None:
-        follow(begun.experiment, folder, row.name, quiet, begun.since)
-    return begun.loaded
+        return load(row.recipe, context.registry, [*row.changes, *sets])
+    started = start_row(row, sets, folder, context)
+    if started.experiment is not None:
+        run_experiment(started.experiment, folder, row.name, started.since)
+    return started.loaded
 
 
-def run_claims(name: str | None, where: Where, place: "Place", format: Format, quiet: bool) -> None:
-    """The named claim's comparison, or all that decide a claim which the ledger does not have yet."""
+def _decide_claims(options: Options, name: str | None, paths: ClaimPaths, context: "ReproduceContext") -> None:
+    """Run the comparison of the named claim, or all comparisons whose claims are not in the ledger yet."""
     from ..data import DataError
     from ..reporting.ledger import read_ledger
     from ..studies.claims import read_claims
     from ..studies.reproduce import RunsFailed
 
-    listed = read_claims(where.recipes)
-    decided = {one["claim"] for one in read_ledger(where.results)["claims"]}
-    open_ones = [one for one in listed.claims if one.name not in decided]
-    wanted = (
-        [listed.named(name)] if name else [one for one in listed.comparisons() if _any_open(one, listed, open_ones)]
+    known = read_claims(paths.recipes)
+    decided = {entry["claim"] for entry in read_ledger(paths.results)["claims"]}
+    selected = (
+        [known.named(name)]
+        if name
+        else [
+            claim
+            for claim in known.comparisons()
+            if any(other.name not in decided for other in known.decided_with(claim))
+        ]
     )
-    entries, failures = [], []
-    for claim in wanted:
+    entries, failures = [], {}
+    for claim in selected:
         try:
-            entries += decide(claim, listed, where, place, quiet)
+            entries += _decide(claim, known, paths, context)
         except (DataError, RunsFailed) as error:
             if name:
                 raise
-            failures.append((claim.recipe, error.message))
-            note(f"{claim.recipe} could not be run: {error.message}")
-    if format is Format.json:
-        say_json({"claims": entries, "failed": dict(failures), "results": None if where.sets else str(where.results)})
-    else:
-        say("\n".join(_told(one) for one in entries) if wanted else "every claim has been decided")
-    if not wanted:
-        rewrite_page(where.results, listed)  # what is said about verdicts may have changed
+            failures[claim.recipe] = error.message
+            log.warning("%s could not be run: %s", claim.recipe, error.message)
+    results = None if paths.sets else str(paths.results)
+    text = "\n".join(_entry_text(entry) for entry in entries) if selected else "every claim has been decided"
+    options.show({"claims": entries, "failed": failures, "results": results}, text)
+    if not selected:
+        _rewrite_page(paths.results, known)  # the texts of claims may have changed
     if failures:
         raise Exit(RUN_FAILED)
 
 
-def _any_open(claim: "Claim", listed: "Claims", open_ones: "list[Claim]") -> bool:
-    return any(one in open_ones for one in listed.decided_with(claim))
-
-
-def decide(claim: "Claim", listed: "Claims", where: Where, place: "Place", quiet: bool) -> list[dict[str, Any]]:
-    """Run what is left of a comparison, and write down all that it decides. A trial with changes is not written."""
-    from ..reporting.ledger import merge
+def _decide(claim: "Claim", known: "ClaimList", paths: ClaimPaths, context: "ReproduceContext") -> list[dict[str, Any]]:
+    """Finish a comparison and write all verdicts that it gives to the ledger. A trial with changes is not written."""
+    from ..reporting.ledger import update_ledger
     from ..studies.reproduce import (
         RunsFailed,
-        begin_comparison,
-        commit_of,
-        entry,
-        evidence,
+        check_arms,
+        collect_manifests,
+        current_commit,
         is_finished,
-        manifests,
-        on_the_clock,
-        refuse_unknown_arms,
+        ledger_entry,
+        read_evidence,
+        record_wall_time,
+        start_comparison,
     )
 
-    planned = begin_comparison(claim, where.recipes, where.runs, listed.seeds, where.sets, place)
-    together = listed.decided_with(claim)
-    for one in together:
-        refuse_unknown_arms(one, list(planned.experiments))
+    planned = start_comparison(claim, paths.recipes, paths.runs, known.seeds, paths.sets, context)
+    decided = known.decided_with(claim)
+    for other in decided:
+        check_arms(other, list(planned.experiments))
     if not is_finished(planned):
-        commit = commit_of(where.recipes, [where.results, where.results.with_suffix(".md")])
-        with on_the_clock(planned.home, commit):
-            follow_several(planned, quiet)
-        if planned.left():
+        commit = current_commit(paths.recipes, [paths.results, paths.results.with_suffix(".md")])
+        with record_wall_time(planned.home, commit):
+            run_group(planned)
+        if planned.unfinished_runs():
             raise RunsFailed(planned)
-    seen = evidence(planned)
-    found = [entry(one, planned, seen, command(one.name, where)) for one in together]
-    if not where.sets:
-        merge(where.results, found, {claim.recipe: manifests(planned)}, [one.name for one in listed.claims])
-        rewrite_page(where.results, listed)
-    return found
+    evidence = read_evidence(planned)
+    entries = [ledger_entry(other, planned, evidence, _command(other.name, paths)) for other in decided]
+    if not paths.sets:
+        manifests = {claim.recipe: collect_manifests(planned)}
+        update_ledger(paths.results, entries, manifests, [other.name for other in known.claims])
+        _rewrite_page(paths.results, known)
+    return entries
 
 
-def rewrite_page(results: Path, listed: "Claims") -> None:
+def _rewrite_page(results: Path, known: "ClaimList") -> None:
     import tomllib
 
-    from ..reporting.ledger import reword, rewrite
+    from ..reporting.ledger import update_claim_texts, write_claims_section
 
-    words = {
-        one.name: {"paper": one.paper, "statement": one.statement, "published": one.published} for one in listed.claims
+    texts = {
+        claim.name: {"paper": claim.paper, "statement": claim.statement, "published": claim.published}
+        for claim in known.claims
     }
-    notes, claims = results.with_name("analyses.toml"), reword(results, words)
-    said = tomllib.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}
-    rewrite(results.with_suffix(".md"), claims, len(listed.by_name.keys() - {one["claim"] for one in claims}), said)
+    file, claims = results.with_name("analyses.toml"), update_claim_texts(results, texts)
+    analyses = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    undecided = len(known.by_name.keys() - {entry["claim"] for entry in claims})
+    write_claims_section(results.with_suffix(".md"), claims, undecided, analyses)
 
 
-def command(name: str, where: Where) -> str:
-    changes = "".join(f" --set {shlex.quote(one)}" for one in where.sets)
+def _command(name: str, paths: ClaimPaths) -> str:
+    changes = "".join(f" --set {shlex.quote(change)}" for change in paths.sets)
     return f"fedloom reproduce --claim {name}{changes}"
 
 
-def _told(one: dict[str, Any]) -> str:
-    said = f"{one['claim']}: {one['verdict']} ({one['measured']['agreeing_seeds']} of {len(one['seeds'])} seeds)"
-    return f"{said}\n  published: {one['published']}\n  measured:  {one['measured']['text']}"
+def _entry_text(entry: dict[str, Any]) -> str:
+    measured = entry["measured"]
+    title = f"{entry['claim']}: {entry['verdict']} ({measured['agreeing_seeds']} of {len(entry['seeds'])} seeds)"
+    return f"{title}\n  published: {entry['published']}\n  measured:  {measured['text']}"
 
 
 def _cell(value: float | None) -> str:

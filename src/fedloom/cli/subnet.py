@@ -1,5 +1,6 @@
-"""fedloom subnet: the best sub-net of a finished run for a device, by what it may cost."""
+"""fedloom subnet: the best subnet of a finished run within a budget."""
 
+import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -7,106 +8,88 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import DataDir, OutputFormat, Quiet, With, Workers, own_tables, processes
-from .output import Format, columns, exits, note, say, say_json
+from .options import Options, require_new_file, verb
+from .output import columns
 
 if TYPE_CHECKING:
-    from ..analysis.subnets import Budget, Kind, Search
+    from ..analysis.subnets import Budget, BudgetKind, SubnetSearch
 
 
+log = logging.getLogger(__name__)
+
+
+@verb("data_dir", "workers", "files", "format", "quiet")
 def subnet(
+    options: Options,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    macs: Annotated[int | None, typer.Option("--macs", min=0, help="At most so many multiply-adds.")] = None,
-    params: Annotated[int | None, typer.Option("--params", min=0, help="At most so many parameters.")] = None,
+    macs: Annotated[int | None, typer.Option("--macs", min=0, help="At most this many multiply-adds.")] = None,
+    params: Annotated[int | None, typer.Option("--params", min=0, help="At most this many parameters.")] = None,
     latency: Annotated[
-        float | None, typer.Option("--latency-ms", min=0, help="At most so long for one example, on this machine.")
+        float | None, typer.Option("--latency-ms", min=0, help="At most this time for one example, on this machine.")
     ] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="How many sub-nets to try.")] = 500,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Which sub-nets are drawn.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, help="Number of subnets to try.")] = 500,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the drawn subnets.")] = 0,
     space: Annotated[
-        str | None, typer.Option("--space", help="What may be drawn: tiers, code or paper; else as the run trained.")
+        str | None,
+        typer.Option("--space", help="Search space: tiers, code or paper; default: the one the run trained."),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option("--examples", min=1, help="Judge on so many test examples; else on all.")
+        int | None, typer.Option("--examples", min=1, help="Evaluate on this many test examples; default: all.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write its weights: FILE.safetensors, not there yet.")
-    ] = None,
-    data_dir: DataDir = None,
-    workers: Workers = None,
-    files: With = [],  # noqa: B006 - typer reads it, nobody changes it
-    format: OutputFormat = Format.text,
-    quiet: Quiet = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write its weights to this new FILE.safetensors.")] = None,
 ) -> None:
-    """Cut the best sub-net within a budget out of a finished run, and show what accuracy costs."""
-    if sum(one is not None for one in (macs, params, latency)) > 1:
-        raise typer.BadParameter("say one of --macs, --params and --latency-ms")
-    with exits(format):
-        from ..analysis.subnets import open_supernet, search
-        from ..engines import keep_the_heap
-        from ..recipe.paths import data_folder
+    """Cut the best subnet within a budget out of a finished run, and show the trade-off of accuracy and cost."""
+    from ..analysis.subnets import open_supernet, start_search
+    from ..engines import keep_the_heap
 
-        keep_the_heap()
-        _must_be_free(out)
-        supernet = open_supernet(run, own_tables(files), data_folder(data_dir), space)
-        if latency is not None:
-            note("timing sub-nets on this machine", quiet)
-        sought = search(supernet, count, seed, _budget(macs, params, latency), examples)
-        judged = _follow(sought, processes(workers), quiet)
-        _say(_result(sought, judged, out), format)
-
-
-def _must_be_free(out: Path | None) -> None:
-    from ..recipe.errors import RecipeError, RecipeIssue
-
-    if out is not None and not out.parent.is_dir():
-        raise RecipeError([RecipeIssue((), "OUT_MISSING", f"there is no folder {out.parent}")], "--out")
-    if out is not None and out.exists():
-        raise RecipeError([RecipeIssue((), "OUT_EXISTS", f"{out} is there already", "say another --out")], "--out")
+    if sum(value is not None for value in (macs, params, latency)) > 1:
+        raise typer.BadParameter("use one of --macs, --params and --latency-ms")
+    keep_the_heap()
+    if out is not None:
+        require_new_file(out)
+    supernet = open_supernet(run, options.registry, options.data, space)
+    if latency is not None:
+        log.info("timing subnets on this machine")
+    subnets = start_search(supernet, count, seed, _budget(macs, params, latency), examples)
+    measured = _measure(subnets, options.processes)
+    result = _result(subnets, measured, out)
+    options.show(result, _text(result))
 
 
 def _budget(macs: int | None, params: int | None, latency: float | None) -> "Budget | None":
     from ..analysis.subnets import Budget
 
-    said: dict[Kind, float | None] = {"macs": macs, "parameters": params, "latency_ms": latency}
-    return next((Budget(kind, most) for kind, most in said.items() if most is not None), None)
+    limits: dict[BudgetKind, float | None] = {"macs": macs, "parameters": params, "latency_ms": latency}
+    return next((Budget(kind, most) for kind, most in limits.items() if most is not None), None)
 
 
-def _follow(sought: "Search", workers: int, quiet: bool) -> dict[str, Any]:
-    """Judge what is not known yet, and say what it costs."""
-    lacking, began, judged, each = len(sought.nets) - len(sought.rows()), time.perf_counter(), 0, 0.0
-    for rows in sought.measure(workers):
-        judged += len(rows)
-        each = (time.perf_counter() - began) / judged
-        note(f"sub-nets {judged}/{lacking}  {each:.2g} s each  {each * (lacking - judged):.0f} s to go", quiet)
-    return {"nets": len(sought.nets), "now": judged, "seconds_each": each, "examples": sought.examples}
+def _measure(subnets: "SubnetSearch", workers: int) -> dict[str, Any]:
+    """Evaluate the subnets that earlier searches did not."""
+    missing, start, done, each = len(subnets.nets) - len(subnets.rows()), time.perf_counter(), 0, 0.0
+    for rows in subnets.measure(workers):
+        done += len(rows)
+        each = (time.perf_counter() - start) / done
+        log.info("subnets %d/%d  %.2g s each  %.0f s to go", done, missing, each, each * (missing - done))
+    return {"nets": len(subnets.nets), "now": done, "seconds_each": each, "examples": subnets.examples}
 
 
-def _result(sought: "Search", judged: dict[str, Any], out: Path | None) -> dict[str, Any]:
+def _result(subnets: "SubnetSearch", measured: dict[str, Any], out: Path | None) -> dict[str, Any]:
     from ..analysis.profiling import latency_ms
 
-    net, best = sought.best()
+    net, best = subnets.best()
     if out is not None:
-        sought.save(net, out)
-    timed = sought.budget is not None and sought.budget.kind == "latency_ms"
+        subnets.save(net, out)
+    timed = subnets.budget is not None and subnets.budget.kind == "latency_ms"
     return {
         "best": {**asdict(best), **({"latency_ms": latency_ms(net)} if timed else {})},
-        "front": [asdict(row) for row in sought.front()],
-        "hyper_volume": sought.hyper_volume(),
-        "measured": {**judged, "rows": str(sought.file)},
+        "front": [asdict(row) for row in subnets.front()],
+        "hyper_volume": subnets.hypervolume(),
+        "measured": {**measured, "rows": str(subnets.file)},
         "out": None if out is None else str(out),
     }
 
 
-def _say(result: dict[str, Any], format: Format) -> None:
-    """To whoever asked: programs get everything, people what they can read."""
-    if format is Format.json:
-        say_json(result)
-    else:
-        say(_told(result))
-
-
-def _told(result: dict[str, Any]) -> str:
+def _text(result: dict[str, Any]) -> str:
     best, front, measured = result["best"], result["front"], result["measured"]
     varied = _varied([best, *front])
     lines = [
@@ -123,20 +106,20 @@ def _told(result: dict[str, Any]) -> str:
     lines += ["", columns(("accuracy", "MACs", "parameters", "settings"), rows)]
     known, each = measured["nets"] - measured["now"], measured["seconds_each"]
     lines += [
-        f"the front of {measured['nets']:,} sub-nets: beyond it, more accuracy or fewer MACs cost the other",
-        f"hyper-volume  {result['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %",
+        f"the Pareto front of {measured['nets']:,} subnets: beyond it, more accuracy or fewer MACs cost the other",
+        f"hypervolume   {result['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %",
         f"measured      {measured['now']:,} now, {known:,} before" + (f"; {each:.2g} s each" if each else ""),
     ]
     return "\n".join([*lines, *([f"\nwritten: {result['out']}"] if result["out"] else [])])
 
 
 def _varied(rows: list[dict[str, Any]]) -> list[str]:
-    """The settings in which the nets differ; all, where there is only one net."""
+    """The settings in which the nets differ; all, if there is only one net."""
     names = sorted({name for row in rows for name in row["settings"]})
     varied = [name for name in names if len({repr(row["settings"].get(name)) for row in rows}) > 1]
     return varied or names
 
 
 def _sizes(row: dict[str, Any], names: list[str]) -> str:
-    said = {name: row["settings"].get(name) for name in names}
-    return "  ".join(f"{name} {list(value) if isinstance(value, tuple) else value}" for name, value in said.items())
+    values = {name: row["settings"].get(name) for name in names}
+    return "  ".join(f"{name} {list(value) if isinstance(value, tuple) else value}" for name, value in values.items())

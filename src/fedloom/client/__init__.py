@@ -1,39 +1,15 @@
-"""What happens on a device: its view of a task, the one training loop, losses and optimizers."""
+"""What happens on a device: tasks and what they see, the training loop, losses and optimizers."""
 
-from .alignment import Kernel, about, blended, described, description, misalignment
-from .client import (
-    AuxiliaryLoss,
-    Batch,
-    Bounded,
-    Client,
-    ClientResult,
-    Layout,
-    Like,
-    PaddedIndices,
-    Sent,
-    Task,
-    like,
-    on_any_device,
-    on_device,
-    shaped,
-)
+from .alignment import Kernel, alignment_loss, average_kernels, represent, representation_kind, select_examples
+from .batchnorm import sum_batch_statistics, with_batchnorm_statistics
+from .client import AuxiliaryLoss, Batch, Client, ClientResult, PaddedIndices
 from .fit import fit, gradient
 from .losses import cross_entropy, distance, dummy_loss, label_loss, mask_logits, soft_cross_entropy
-from .optimizers import (
-    LR_SCHEDULES,
-    OPTIMIZERS,
-    Adam,
-    Constant,
-    Cosine,
-    LRSchedule,
-    Milestones,
-    Optimizer,
-    Sgd,
-    at_round,
-)
-from .plan import DevicePlan, Schedule, Step, plan_for, together
-from .statistics import batch_sums, own_statistics
-from .subnets import Stream, draw_subnets, subnet_logits
+from .optimizers import OPTIMIZERS, Adam, Optimizer, Sgd
+from .plan import DevicePlan, Schedule, Step, draw_plan, merge_plans
+from .schedules import LR_SCHEDULES, Constant, Cosine, LRSchedule, Milestones, optimizer_at
+from .subnets import SubnetStream, draw_subnets, subnet_logits
+from .task import Bounded, BundleSpec, Layout, Like, Task, like, on_any_device, on_device, shaped
 
 __all__ = [
     "LR_SCHEDULES",
@@ -42,6 +18,7 @@ __all__ = [
     "AuxiliaryLoss",
     "Batch",
     "Bounded",
+    "BundleSpec",
     "Client",
     "ClientResult",
     "Constant",
@@ -55,19 +32,15 @@ __all__ = [
     "Optimizer",
     "PaddedIndices",
     "Schedule",
-    "Sent",
     "Sgd",
     "Step",
-    "Stream",
+    "SubnetStream",
     "Task",
-    "about",
-    "at_round",
-    "batch_sums",
-    "blended",
+    "alignment_loss",
+    "average_kernels",
     "cross_entropy",
-    "described",
-    "description",
     "distance",
+    "draw_plan",
     "draw_subnets",
     "dummy_loss",
     "fit",
@@ -75,13 +48,16 @@ __all__ = [
     "label_loss",
     "like",
     "mask_logits",
-    "misalignment",
+    "merge_plans",
     "on_any_device",
     "on_device",
-    "own_statistics",
-    "plan_for",
+    "optimizer_at",
+    "represent",
+    "representation_kind",
+    "select_examples",
     "shaped",
     "soft_cross_entropy",
     "subnet_logits",
-    "together",
+    "sum_batch_statistics",
+    "with_batchnorm_statistics",
 ]

@@ -1,7 +1,7 @@
-"""How alike two nets see the same examples, whatever their architectures: centered kernel alignment and its relatives.
+"""Alignment of representations between nets of any architecture: CKA with linear or RBF kernel, and Procrustes.
 
-A representation [..., n, d] is told either as it is or as its kernel [..., n, n], whichever is smaller; where the
-kernel is linear both say the same. Makhija et al., ICML 2022; Kornblith et al., ICML 2019.
+A representation [..., n, d] is exchanged as features or as its kernel [..., n, n], whichever is smaller; for the linear
+kernel both are equivalent. Makhija et al., ICML 2022 (FedHeNN); Kornblith et al., ICML 2019 (CKA).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,127 +13,131 @@ from torch import Tensor
 from ..tensors import Tensors
 
 Kernel = Literal["linear", "rbf", "procrustes"]
-"""`procrustes` compares representations themselves, up to rotation and scale."""
+"""`procrustes` compares the features themselves, up to rotation and scale."""
 
 TINY = 1e-12
-NOTHING = 1e-8  # a target of a smaller norm says nothing, and pulls nowhere
+MIN_TARGET_NORM = 1e-8  # a target with a smaller norm carries no information: the loss is 0
 
 
-def described(features: Tensor, kernel: Kernel, bandwidth: float = 1.0) -> dict[str, Tensor]:
-    """What is told of a representation; the same for every device of one model."""
-    name = description(kernel, *features.shape[-2:])
-    if name == "features":
-        return {name: features}
-    return {name: _rbf(features, bandwidth) if kernel == "rbf" else features @ features.mT}
+def represent(features: Tensor, kernel: Kernel, bandwidth: float = 1.0) -> dict[str, Tensor]:
+    """Features [..., n, d] in the form that is exchanged; the form is the same for all devices of one model."""
+    kind = representation_kind(kernel, *features.shape[-2:])
+    if kind == "features":
+        return {kind: features}
+    return {kind: _rbf(features, bandwidth) if kernel == "rbf" else features @ features.mT}
 
 
-def description(kernel: Kernel, examples: int, width: int) -> Literal["features", "kernel"]:
+def representation_kind(kernel: Kernel, examples: int, width: int) -> Literal["features", "kernel"]:
     return "features" if kernel == "procrustes" or (kernel == "linear" and width < examples) else "kernel"
 
 
-def blended(told: Sequence[Tensors], shares: Sequence[float], kernel: Kernel, even: bool = False) -> dict[str, Tensor]:
-    """The weighted mean of kernels, told in the smallest way. `even`: each is first made equally loud."""
-    loud = [1 / (_norm(_centred_kernel(_kernel(one))) + TINY) if even else 1.0 for one in told]
-    weights = [share / sum(shares) * scale for share, scale in zip(shares, loud, strict=True)]
-    if all("features" in one for one in told):
-        examples = len(told[0]["features"])
-        width = sum(one["features"].shape[1] for one in told)
-        if description(kernel, examples, width) == "features":
-            per_device = [one["features"] * weight**0.5 for one, weight in zip(told, weights, strict=True)]
-            return {"features": torch.cat(per_device, 1)}
-    dtype = next(iter(told[0].values())).dtype
-    total = sum(_kernel(one).double() * weight for one, weight in zip(told, weights, strict=True))
+def average_kernels(
+    representations: Sequence[Tensors], shares: Sequence[float], kernel: Kernel, even: bool = False
+) -> dict[str, Tensor]:
+    """The weighted mean of kernels, in the smaller form. `even`: normalize each kernel first."""
+    scales = [1 / (_norm(_center_kernel(_kernel_of(one))) + TINY) if even else 1.0 for one in representations]
+    weights = [share / sum(shares) * scale for share, scale in zip(shares, scales, strict=True)]
+    if all("features" in one for one in representations):
+        examples = len(representations[0]["features"])
+        width = sum(one["features"].shape[1] for one in representations)
+        if representation_kind(kernel, examples, width) == "features":
+            scaled = [one["features"] * weight**0.5 for one, weight in zip(representations, weights, strict=True)]
+            return {"features": torch.cat(scaled, 1)}
+    dtype = next(iter(representations[0].values())).dtype
+    total = sum(_kernel_of(one).double() * weight for one, weight in zip(representations, weights, strict=True))
     return {"kernel": torch.as_tensor(total).to(dtype)}
 
 
-def misalignment(target: Tensors, kernel: Kernel, bandwidth: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """[..., n, d] -> [...], from 0, the same but for rotation and scale, to 1. The target learns nothing from it."""
-    still = {name: tensor.detach() for name, tensor in target.items()}
+def alignment_loss(target: Tensors, kernel: Kernel, bandwidth: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """A function [..., n, d] -> [...], from 0 (equal up to rotation and scale) to 1. The target is detached."""
+    fixed = {name: tensor.detach() for name, tensor in target.items()}
     if kernel == "procrustes":
-        return _procrustes(_centred(still["features"]))
-    if kernel == "linear" and "features" in still:
-        return _from_features(_centred(still["features"]))
-    return _from_kernel(_centred_kernel(_kernel(still)), kernel, bandwidth)
+        return _procrustes_loss(_center(fixed["features"]))
+    if kernel == "linear" and "features" in fixed:
+        return _feature_loss(_center(fixed["features"]))
+    return _kernel_loss(_center_kernel(_kernel_of(fixed)), kernel, bandwidth)
 
 
-def about(told: Tensors, rows: Tensor) -> dict[str, Tensor]:
-    """The part of what is told, [K, ...], that is about some of the examples."""
-    some = {name: tensor[:, rows] for name, tensor in told.items()}
-    return {name: tensor[:, :, rows] if name == "kernel" else tensor for name, tensor in some.items()}
+def select_examples(representation: Tensors, rows: Tensor) -> dict[str, Tensor]:
+    """The part of a representation, [K, ...], that belongs to some of the examples."""
+    selected = {name: tensor[:, rows] for name, tensor in representation.items()}
+    return {name: tensor[:, :, rows] if name == "kernel" else tensor for name, tensor in selected.items()}
 
 
-def _from_features(target: Tensor) -> Callable[[Tensor], Tensor]:
-    size = _gram_norm(target)
+def _feature_loss(target: Tensor) -> Callable[[Tensor], Tensor]:
+    target_norm = _gram_norm(target)
 
-    def distance(features: Tensor) -> Tensor:
-        own = _centred(features)
-        return _one_less((own.mT @ target).square().sum((-2, -1)), _gram_norm(own), size)
+    def loss(features: Tensor) -> Tensor:
+        centered = _center(features)
+        return _one_minus((centered.mT @ target).square().sum((-2, -1)), _gram_norm(centered), target_norm)
 
-    return distance
+    return loss
 
 
-def _from_kernel(target: Tensor, kernel: Kernel, bandwidth: float) -> Callable[[Tensor], Tensor]:
-    size = _norm(target)
+def _kernel_loss(target: Tensor, kernel: Kernel, bandwidth: float) -> Callable[[Tensor], Tensor]:
+    target_norm = _norm(target)
 
-    def distance(features: Tensor) -> Tensor:
+    def loss(features: Tensor) -> Tensor:
         if kernel == "rbf":
-            own = _centred_kernel(_rbf(features, bandwidth))
-            return _one_less((own * target).sum((-2, -1)), _norm(own), size)
-        centered = _centred(features)
-        return _one_less((centered * (target @ centered)).sum((-2, -1)), _gram_norm(centered), size)
+            own = _center_kernel(_rbf(features, bandwidth))
+            return _one_minus((own * target).sum((-2, -1)), _norm(own), target_norm)
+        centered = _center(features)
+        return _one_minus((centered * (target @ centered)).sum((-2, -1)), _gram_norm(centered), target_norm)
 
-    return distance
-
-
-def _procrustes(target: Tensor) -> Callable[[Tensor], Tensor]:
-    size = _norm(target)
-
-    def distance(features: Tensor) -> Tensor:
-        own = _centred(features)
-        return _one_less(_nuclear_norm(own.mT @ target), _norm(own), size)
-
-    return distance
+    return loss
 
 
-def _one_less(together: Tensor, own: Tensor, target: Tensor) -> Tensor:
-    distance = 1 - together / ((own.square() + TINY).sqrt() * target)  # how small a target is does not matter
-    return torch.where(target < NOTHING, torch.zeros_like(distance), distance)
+def _procrustes_loss(target: Tensor) -> Callable[[Tensor], Tensor]:
+    target_norm = _norm(target)
+
+    def loss(features: Tensor) -> Tensor:
+        centered = _center(features)
+        return _one_minus(_nuclear_norm(centered.mT @ target), _norm(centered), target_norm)
+
+    return loss
 
 
-def _centred(features: Tensor) -> Tensor:
+def _one_minus(product: Tensor, norm: Tensor, target_norm: Tensor) -> Tensor:
+    loss = 1 - product / ((norm.square() + TINY).sqrt() * target_norm)  # independent of the target's scale
+    return torch.where(target_norm < MIN_TARGET_NORM, torch.zeros_like(loss), loss)
+
+
+def _center(features: Tensor) -> Tensor:
     return features - features.mean(-2, keepdim=True)
 
 
-def _centred_kernel(kernel: Tensor) -> Tensor:
+def _center_kernel(kernel: Tensor) -> Tensor:
     rows = kernel - kernel.mean(-1, keepdim=True)
     return rows - rows.mean(-2, keepdim=True)
 
 
-def _kernel(told: Tensors) -> Tensor:
-    return told["kernel"] if "kernel" in told else told["features"] @ told["features"].mT
+def _kernel_of(representation: Tensors) -> Tensor:
+    if "kernel" in representation:
+        return representation["kernel"]
+    return representation["features"] @ representation["features"].mT
 
 
 def _gram_norm(centered: Tensor) -> Tensor:
-    """Of the kernel, by the smaller of the two matrices that have its norm."""
+    """The norm of the linear kernel, from the smaller of X'X and XX', which have the same norm."""
     return _norm(centered.mT @ centered if centered.shape[-1] < centered.shape[-2] else centered @ centered.mT)
 
 
 def _norm(matrix: Tensor) -> Tensor:
-    return (matrix.square().sum((-2, -1)) + TINY**2).sqrt()  # no gradient of a root at zero
+    return (matrix.square().sum((-2, -1)) + TINY**2).sqrt()  # differentiable at zero
 
 
 def _nuclear_norm(matrix: Tensor) -> Tensor:
-    """Zero where numbers have left their range: one device that diverges must not stop the others of its block."""
+    """Zero for a matrix that is not finite: a device that diverges must not stop the others of its block."""
     finite = matrix.isfinite().flatten(-2).all(-1)[..., None, None]
     singular: Tensor = torch.linalg.svdvals(matrix.where(finite, 0))
     return singular.sum(-1)
 
 
 def _rbf(features: Tensor, bandwidth: float) -> Tensor:
-    """Its width is `bandwidth` times the median distance between examples, each net's own."""
+    """An RBF kernel whose width is `bandwidth` times the median distance between examples."""
     squares = features.square().sum(-1, keepdim=True)
-    apart = (squares + squares.mT - 2 * features @ features.mT).clamp_min(0)
+    distances = (squares + squares.mT - 2 * features @ features.mT).clamp_min(0)
     n = features.shape[-2]
-    pairs = apart.detach()[(..., *torch.triu_indices(n, n, 1))].sqrt()
+    pairs = distances.detach()[(..., *torch.triu_indices(n, n, 1))].sqrt()
     width = bandwidth * pairs.median(-1).values[..., None, None]
-    return torch.exp(-apart / (2 * width.square() + TINY))
+    return torch.exp(-distances / (2 * width.square() + TINY))

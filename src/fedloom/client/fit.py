@@ -1,4 +1,4 @@
-"""The one local training loop. Every method trains through here."""
+"""Local training: the one training loop that every method uses."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -7,11 +7,10 @@ from torch import Tensor
 
 from ..tensors import Tensors, combine
 from .client import Batch, Client
-from .plan import in_groups
+from .plan import group_steps
 
 Objective = Callable[..., Tensor | Tensors]
-"""(weights, batch) -> a loss, one number per device; or the gradient itself, where a method bends it. With several
-batches a step it gets them one after the other."""
+"""(weights, *batches) -> a loss, [K], or the gradient itself if a method computes its own."""
 
 
 @torch.no_grad()
@@ -22,50 +21,49 @@ def fit(
     only: Collection[str] | None = None,
     batches_per_step: int = 1,
 ) -> dict[str, Tensor]:
-    """Train on the devices' own data, as their plan says; the weights handed in are not changed.
+    """Train on the devices' own data and return the new weights; the given ones are not changed.
 
-    Several objectives take turns on every step, each with an optimizer of its own. `only` names the weights that move,
-    and a gradient moves those it names: neither momentum nor decay touches the others.
+    Several objectives alternate within every step, each with its own optimizer state. `only` names the trainable
+    weights; if an objective returns a gradient, the weights it names. Momentum and decay do not touch the others.
     """
     trained = combine(torch.clone, weights)
-    moving = trained if only is None else {name: trained[name] for name in only}
-    states = [client.optimizer.start(moving) for _ in objectives]
-    for steps in in_groups(client.plan, batches_per_step):
+    trainable = trained if only is None else {name: trained[name] for name in only}
+    states = [client.optimizer.start(trainable) for _ in objectives]
+    for steps in group_steps(client.plan, batches_per_step):
         batches = [client.batch(step) for step in steps]
         for objective, state in zip(objectives, states, strict=True):
-            slope = gradient(_pulled(objective, client), moving, *batches, all_weights=trained)
-            client.optimizer.step({name: moving[name] for name in slope}, slope, state, steps[0].working)
+            grads = gradient(_with_auxiliary_loss(objective, client), trainable, *batches, all_weights=trained)
+            client.optimizer.step({name: trainable[name] for name in grads}, grads, state, steps[0].active)
     return trained
 
 
 def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weights: Tensors | None = None) -> Tensors:
-    """Each device's gradient of its own loss: losses do not mix devices, so the gradient of their sum has it.
+    """Each device's gradient of its own loss. Devices do not share losses, so the gradient of the sum contains it.
 
-    `all_weights`: what the objective sees, where it sees more than it moves.
+    `all_weights`: what the objective receives, if that is more than the trainable weights.
     """
     with torch.enable_grad():
         leaves = combine(lambda weight: weight.detach().requires_grad_(), weights)
-        made = objective({**(all_weights or {}), **leaves}, *batches)
-        if isinstance(made, Mapping):
-            return made
+        loss = objective({**(all_weights or {}), **leaves}, *batches)
+        if isinstance(loss, Mapping):
+            return loss
         devices = batches[0].y.shape[:1]
-        if made.shape != devices:
-            raise ValueError(f"a loss is one number per device, {tuple(devices)}; got {tuple(made.shape)}")
-        slopes = torch.autograd.grad(made.sum(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, slopes, strict=True))
+        if loss.shape != devices:
+            raise ValueError(f"a loss must be one number per device, {tuple(devices)}; got {tuple(loss.shape)}")
+        grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
 
 
-def _pulled(objective: Objective, client: Client) -> Objective:
-    """The objective, and what else the client is drawn to."""
+def _with_auxiliary_loss(objective: Objective, client: Client) -> Objective:
     auxiliary = client.auxiliary_loss
     if auxiliary is None:
         return objective
 
-    def both(weights: Tensors, *batches: Batch) -> Tensor | Tensors:
-        made = objective(weights, *batches)
-        if not isinstance(made, Mapping):
-            return made + auxiliary(weights, batches[0])
-        slope = gradient(auxiliary, {name: weights[name] for name in made}, batches[0], all_weights=weights)
-        return combine(torch.add, made, slope)
+    def total(weights: Tensors, *batches: Batch) -> Tensor | Tensors:
+        loss = objective(weights, *batches)
+        if not isinstance(loss, Mapping):
+            return loss + auxiliary(weights, batches[0])
+        grads = gradient(auxiliary, {name: weights[name] for name in loss}, batches[0], all_weights=weights)
+        return combine(torch.add, loss, grads)
 
-    return both
+    return total

@@ -1,4 +1,4 @@
-"""Losses: one number per device, reduced over every axis but the first."""
+"""Losses: one number per device, [K], reduced over every axis but the first."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,12 +18,12 @@ def label_loss(client: Client) -> Callable[[Tensors, Batch], Tensor]:
 
 
 def dummy_loss(model: Model) -> Callable[[Tensors, Batch], Tensor]:
-    """A loss for trials and timings, whatever the labels: as if every answer of every exit were the first class."""
+    """For profiling and trials without labels: cross entropy of every exit with class 0."""
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
         exits = list(model(weights, batch.x, batch.step_seeds).exits.values())
-        asked = replace(batch, y=torch.zeros(exits[-1].shape[:-1], dtype=torch.int64))
-        return torch.stack([cross_entropy(logits, asked) for logits in exits]).sum(0)
+        labeled = replace(batch, y=torch.zeros(exits[-1].shape[:-1], dtype=torch.int64))
+        return torch.stack([cross_entropy(logits, labeled) for logits in exits]).sum(0)
 
     return loss
 
@@ -37,20 +37,23 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
-    """[K], of the student's logits with the teacher's answers, which learn nothing from it: in-place distillation."""
-    answers = teacher.detach().softmax(-1)
-    return -(answers * logits.log_softmax(-1)).sum(-1).flatten(1).mean(1)
+    """[K], cross entropy with the teacher's detached probabilities: in-place distillation."""
+    probabilities = teacher.detach().softmax(-1)
+    return -(probabilities * logits.log_softmax(-1)).sum(-1).flatten(1).mean(1)
 
 
 def distance(weights: Tensors, anchor: Tensors) -> Tensor:
-    """[K], half the squared distance of the weights from where they started: FedProx's term."""
-    apart = combine(lambda weight, start: weight - start, weights, anchor)
-    return 0.5 * inner(apart, apart)
+    """[K], half the squared distance from the anchor: FedProx's proximal term."""
+    difference = combine(lambda weight, start: weight - start, weights, anchor)
+    return 0.5 * inner(difference, difference)
 
 
 def mask_logits(logits: Tensor, seen_labels: Tensor, fill: float | None) -> Tensor:
-    """Give every class a device has not seen one logit: [K, batch, ..., classes], [K, classes]. None: leave them be."""
+    """Set the logits of classes that a device has not seen to `fill`; None: leave them.
+
+    Shapes: [K, batch, ..., classes] and [K, classes].
+    """
     if fill is None:
         return logits
-    between = [1] * (logits.dim() - 2)
-    return logits.masked_fill(~seen_labels.view(len(seen_labels), *between, logits.shape[-1]), fill)
+    inner_axes = [1] * (logits.dim() - 2)
+    return logits.masked_fill(~seen_labels.view(len(seen_labels), *inner_axes, logits.shape[-1]), fill)

@@ -1,45 +1,44 @@
-"""Data sets, how they are shared out among devices, and how their examples become a model's input.
+"""Data sets, their partitions over devices, and the preparation of their examples for a model.
 
-A reader is a function of keyword options that returns a `Dataset`; the data directory comes as `folder` if it asks.
+A reader is a function from keyword options to a `Dataset`; a parameter `folder` receives the data directory.
 """
 
 from collections.abc import Callable
 
-from .bundled_sets import digits, fashion_mini
-from .catalog import FACTS, Facts, facts_of, made_up_labels
+from .catalog import DATASET_INFO, DatasetInfo, lookup_dataset_info, synthetic_labels
 from .cifar import cifar10, cifar100
 from .dataset import DataBroken, DataError, DataMissing, Dataset, Examples
-from .embeddings import word_vectors
+from .embeddings import read_word_vectors
 from .idx import fashion_mnist, mnist
-from .npz import npz, pathmnist, pneumoniamnist
-from .partition import Labels, Partition, labels_of
-from .partitions import PARTITIONS, at_most, correlate_tiers_with_labels, held_out, subsample
+from .npz import digits, fashion_mini, npz, pathmnist, pneumoniamnist
+from .partition import Labels, Partition, extract_labels
+from .partitions import PARTITIONS, correlate_tiers_with_labels, hold_out, limit_examples, subsample
 from .preparation import PREPARATIONS, Preparation
 from .sentiment140 import sentiment140
 from .wikitext import wikitext2
 
 __all__ = [
     "DATASETS",
-    "FACTS",
+    "DATASET_INFO",
     "PARTITIONS",
     "PREPARATIONS",
     "DataBroken",
     "DataError",
     "DataMissing",
     "Dataset",
+    "DatasetInfo",
     "Examples",
-    "Facts",
     "Labels",
     "Partition",
     "Preparation",
-    "at_most",
     "correlate_tiers_with_labels",
-    "facts_of",
-    "held_out",
-    "labels_of",
-    "made_up_labels",
+    "extract_labels",
+    "hold_out",
+    "limit_examples",
+    "lookup_dataset_info",
+    "read_word_vectors",
     "subsample",
-    "word_vectors",
+    "synthetic_labels",
 ]
 
 DATASETS: dict[str, Callable[..., Dataset]] = {

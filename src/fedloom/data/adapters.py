@@ -1,10 +1,7 @@
-"""The four arrays every reader ends with, and their way into a data set.
+"""From the four arrays that every image reader returns to a `Dataset`, and the download of missing sets.
 
-Whatever the file format, images become [n, channels, height, width] and labels one whole number each.
-
-Fetching a missing data set from the Hugging Face hub, only where the user asks for it.
-
-Nothing here runs unless FEDLOOM_DOWNLOAD=1 is set; the package `datasets` (extra `hf`) keeps its own cache.
+Images become [n, channels, height, width] and labels one integer each. Downloads, from the Hugging Face hub with the
+package `datasets` (extra `hf`) and its cache, happen only if FEDLOOM_DOWNLOAD=1 is set.
 """
 
 import importlib
@@ -27,7 +24,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """A data set as it was read; `origin` is the file or folder that errors name."""
+    """A data set as read from files; `origin` is the file or folder to name in errors."""
 
     origin: str
     train_images: Array
@@ -36,13 +33,13 @@ class Arrays:
     test_labels: Array
 
 
-def as_dataset(name: str, arrays: Arrays, classes: int | None, preparation: Preparation) -> Dataset:
-    """The data set of these arrays; without `classes` there are as many as the highest label says."""
+def build_dataset(name: str, arrays: Arrays, classes: int | None, preparation: Preparation) -> Dataset:
+    """A data set from arrays; without `classes` the highest label determines their number."""
     train = _examples(arrays.train_images, arrays.train_labels, arrays.origin)
     test = _examples(arrays.test_images, arrays.test_labels, arrays.origin)
     if train.x.shape[1:] != test.x.shape[1:]:
         shapes = f"{tuple(train.x.shape[1:])} and {tuple(test.x.shape[1:])}"
-        raise DataBroken(f"{arrays.origin}: training and test examples differ in shape, {shapes}", "Make them equal.")
+        raise DataBroken(f"{arrays.origin}: training and test examples differ in shape, {shapes}", "Give both the same shape.")
     if classes is None:
         classes = 1 + max((int(part.y.max()) for part in (train, test) if len(part)), default=0)
     return Dataset(name, train, test, classes, preparation)
@@ -56,13 +53,13 @@ def _examples(images: Array, labels: Array, origin: str) -> Examples:
 
 
 def as_inputs(values: Array, origin: str) -> Tensor:
-    """Images with channels in front, other numbers as they are; floats in single precision.
+    """Images with channels first, other numbers unchanged; floats in single precision.
 
-    An array of bytes or floats with three axes is a pile of grey images. With four axes the shorter one of the second
-    and the last is taken for the channels.
+    An array of bytes or floats with three axes holds gray images. With four axes the shorter one of the second and the
+    last is the channels.
     """
     if values.dtype.kind not in "uif" or values.ndim < 2:
-        hint = "Inputs are bytes, whole numbers or floats with the examples along the first axis."
+        hint = "Inputs are bytes, integers or floats with the examples along the first axis."
         raise DataBroken(f"{origin}: inputs of type {values.dtype} and shape {values.shape}", hint)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DataBroken(f"{origin}: some inputs are not finite", "Replace missing values before training.")
@@ -81,12 +78,12 @@ def as_labels(values: Array, origin: str) -> Tensor:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "ui":
-        hint = "Labels are whole numbers, one per example: turn one-hot rows into numbers with argmax."
+        hint = "Labels are integers, one per example: turn one-hot rows into integers with argmax."
         raise DataBroken(f"{origin}: labels of type {values.dtype} and shape {values.shape}", hint)
     return torch.from_numpy(values.astype(np.int64))
 
 
-# The name on the hub and, where the set comes in several sizes, the one to take.
+# The name on the hub, and the configuration if the set has several.
 HUB_NAMES: dict[str, tuple[str, ...]] = {
     "mnist": ("ylecun/mnist",),
     "fashion-mnist": ("zalando-datasets/fashion_mnist",),
@@ -96,26 +93,26 @@ HUB_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def missing(name: str, folder: Path, files: str) -> DataMissing:
-    """The error for a data set that is not in the data directory; `files` says what belongs where."""
+def missing_data(name: str, folder: Path, files: str) -> DataMissing:
+    """The error for a data set that is not in the data directory; `files` says which files belong where."""
     hint = f"Put {files}, and name the data directory with FEDLOOM_DATA or --data-dir"
     if name in HUB_NAMES:
-        hint += "; or install fedloom[hf] and set FEDLOOM_DOWNLOAD=1 to fetch it"
+        hint += "; or install fedloom[hf] and set FEDLOOM_DOWNLOAD=1 to download it"
     return DataMissing(f"the data set {name} is not in {folder}", hint + ".")
 
 
-def fetch(name: str, absence: DataMissing, label_columns: Sequence[str] = ("label", "labels")) -> Arrays:
-    """The data set from the hub if downloads are allowed and possible; raises `absence` where they are not."""
+def download(name: str, error: DataMissing, label_columns: Sequence[str] = ("label", "labels")) -> Arrays:
+    """Download a data set from the hub; raises `error` if downloads are not enabled or not possible."""
     if os.environ.get("FEDLOOM_DOWNLOAD") != "1" or name not in HUB_NAMES:
-        raise absence
+        raise error
     try:
         library = importlib.import_module("datasets")
     except ImportError:
-        raise DataMissing(absence.message, "FEDLOOM_DOWNLOAD=1 needs fedloom[hf]: install it.") from None
+        raise DataMissing(error.message, "FEDLOOM_DOWNLOAD=1 needs fedloom[hf]: install it.") from None
     try:
         splits = library.load_dataset(*HUB_NAMES[name])
     except Exception as problem:
-        raise DataMissing(f"the data set {name} could not be fetched: {problem}", absence.hint) from problem
+        raise DataMissing(f"the data set {name} could not be downloaded: {problem}", error.hint) from problem
     columns = [_columns(splits[part], label_columns, HUB_NAMES[name][0]) for part in ("train", "test")]
     return Arrays(HUB_NAMES[name][0], *columns[0], *columns[1])
 

@@ -1,6 +1,6 @@
-"""What is known of a data set without its files, so that a recipe can be checked and costed anywhere.
+"""What is known of the built-in data sets without their files: sizes, label names and licenses.
 
-What is known of data sets beside their numbers: what the labels mean, and on what terms the examples may be used.
+With it a recipe can be checked and its cost computed on a machine that does not have the data.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,9 @@ from .partition import Labels, Rows
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetInfo:
+    """The sizes of a data set."""
+
     shape: tuple[int, ...]  # of one example as it is stored
     classes: int
     train: int
@@ -21,32 +23,32 @@ class Facts:
     preparation: str  # unless the recipe names another
     tokens: int | None = None  # where examples are text
     label_per_token: bool = False
-    groups: tuple[int, int] | None = None  # how many in the training set, and how many others in the test set
+    groups: tuple[int, int] | None = None  # their number in the training set, and of further ones in the test set
 
 
-def facts_of(name: str, settings: Mapping[str, Any]) -> Facts | None:
-    """What is known of a data set read with these settings; None if that takes its files."""
-    facts = FACTS.get(name)
-    if facts and name == "cifar100" and settings.get("labels") == "coarse":
-        return replace(facts, classes=20)
-    by_settings: dict[str, Callable[..., Facts]] = {"wikitext2": _wikitext2, "sentiment140": _sentiment140}
-    return by_settings[name](**settings) if name in by_settings else facts
+def lookup_dataset_info(name: str, settings: Mapping[str, Any]) -> DatasetInfo | None:
+    """The sizes of a data set read with these settings; None if only its files tell them."""
+    info = DATASET_INFO.get(name)
+    if info and name == "cifar100" and settings.get("labels") == "coarse":
+        return replace(info, classes=20)
+    by_settings: dict[str, Callable[..., DatasetInfo]] = {"wikitext2": _wikitext2, "sentiment140": _sentiment140}
+    return by_settings[name](**settings) if name in by_settings else info
 
 
-def made_up_labels(facts: Facts, tests: int | None = None) -> Labels:
-    """As many labels as the data set has, all as often and in turn; groups of equal size one after the other."""
-    counts = facts.train, min(facts.test, tests or facts.test)
-    train, test = (_in_turn(count, facts) for count in counts)
-    if facts.groups is None:
-        return Labels(train, test, facts.classes)
-    first, second = facts.groups
-    groups = np.arange(counts[0]) * first // facts.train, first + np.arange(counts[1]) * second // facts.test
-    return Labels(train, test, facts.classes, groups)
+def synthetic_labels(info: DatasetInfo, test_examples: int | None = None) -> Labels:
+    """As many labels as the data set has: balanced and cyclic, with consecutive groups of equal size."""
+    counts = info.train, min(info.test, test_examples or info.test)
+    train, test = (_cyclic_labels(count, info) for count in counts)
+    if info.groups is None:
+        return Labels(train, test, info.classes)
+    first, second = info.groups
+    groups = np.arange(counts[0]) * first // info.train, first + np.arange(counts[1]) * second // info.test
+    return Labels(train, test, info.classes, groups)
 
 
-def _in_turn(count: int, facts: Facts) -> Rows:
-    labels = np.arange(count) % facts.classes
-    return np.broadcast_to(labels[:, None], (count, *facts.shape)) if facts.label_per_token else labels
+def _cyclic_labels(count: int, info: DatasetInfo) -> Rows:
+    labels = np.arange(count) % info.classes
+    return np.broadcast_to(labels[:, None], (count, *info.shape)) if info.label_per_token else labels
 
 
 def _wikitext2(
@@ -56,43 +58,43 @@ def _wikitext2(
     length: int = 64,
     most_words: int | None = None,
     published: bool = False,
-) -> Facts:
+) -> DatasetInfo:
     words = min(33_278, most_words or 33_278) + published
-    train, test = (held * (text // held // length) for text, held in ((2_088_628, rows), (245_569, test_rows)))
-    return Facts((length,), words, train, test, "plain", words + 1, True, (rows, test_rows))
+    train, test = (count * (text // count // length) for text, count in ((2_088_628, rows), (245_569, test_rows)))
+    return DatasetInfo((length,), words, train, test, "plain", words + 1, True, (rows, test_rows))
 
 
-def _sentiment140(*, length: int = 25, words: int = 10_000, test_share: float = 0.1) -> Facts:
-    """Of the official files, before a share of every user's tweets goes to the test set."""
-    return Facts((length,), 2, 1_600_000, 359, "plain", words + 2, groups=(659_775, 1))
+def _sentiment140(*, length: int = 25, words: int = 10_000, test_share: float = 0.1) -> DatasetInfo:
+    """Of the official files, before a fraction of every user's tweets is moved to the test set."""
+    return DatasetInfo((length,), 2, 1_600_000, 359, "plain", words + 2, groups=(659_775, 1))
 
 
-FACTS: dict[str, Facts] = {
-    "digits": Facts((1, 8, 8), 10, 1_437, 360, "plain"),
-    "fashion-mini": Facts((1, 28, 28), 10, 2_000, 500, "fashion"),
-    "mnist": Facts((1, 28, 28), 10, 60_000, 10_000, "heterofl_mnist"),
-    "fashion-mnist": Facts((1, 28, 28), 10, 60_000, 10_000, "fashion"),
-    "cifar10": Facts((3, 32, 32), 10, 50_000, 10_000, "heterofl_cifar10"),
-    "cifar100": Facts((3, 32, 32), 100, 50_000, 10_000, "cifar100"),
-    "pathmnist": Facts((3, 28, 28), 9, 89_996, 7_180, "fedsup_pathmnist"),
-    "pneumoniamnist": Facts((1, 28, 28), 2, 4_708, 624, "plain"),
+DATASET_INFO: dict[str, DatasetInfo] = {
+    "digits": DatasetInfo((1, 8, 8), 10, 1_437, 360, "plain"),
+    "fashion-mini": DatasetInfo((1, 28, 28), 10, 2_000, 500, "fashion"),
+    "mnist": DatasetInfo((1, 28, 28), 10, 60_000, 10_000, "heterofl_mnist"),
+    "fashion-mnist": DatasetInfo((1, 28, 28), 10, 60_000, 10_000, "fashion"),
+    "cifar10": DatasetInfo((3, 32, 32), 10, 50_000, 10_000, "heterofl_cifar10"),
+    "cifar100": DatasetInfo((3, 32, 32), 100, 50_000, 10_000, "cifar100"),
+    "pathmnist": DatasetInfo((3, 28, 28), 9, 89_996, 7_180, "fedsup_pathmnist"),
+    "pneumoniamnist": DatasetInfo((1, 28, 28), 2, 4_708, 624, "plain"),
     "wikitext2": _wikitext2(),
     "sentiment140": _sentiment140(),
 }
 
 
-CLOTHES = (
+FASHION_CLASSES = (
     "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
-THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGITS = tuple("0123456789")
 
-LABELS: dict[str, tuple[str, ...]] = {
+LABEL_NAMES: dict[str, tuple[str, ...]] = {
     "digits": DIGITS,
     "mnist": DIGITS,
-    "fashion-mini": CLOTHES,
-    "fashion-mnist": CLOTHES,
-    "cifar10": THINGS,
+    "fashion-mini": FASHION_CLASSES,
+    "fashion-mnist": FASHION_CLASSES,
+    "cifar10": CIFAR10_CLASSES,
     "sentiment140": ("negative", "positive"),
 }
 
@@ -104,4 +106,4 @@ LICENSES: dict[str, str] = {
     "pneumoniamnist": "CC BY 4.0",
     "wikitext2": "CC BY-SA 3.0",
 }
-"""Of those whose makers say so."""
+"""Of the data sets whose authors state one."""

@@ -1,6 +1,6 @@
-"""What a data set is: two bundles of examples, how many labels there are, and how a model gets to see them.
+"""A data set: training and test examples, the number of classes, and the preparation for a model.
 
-Examples stay as they are stored (images as bytes), so a data set takes a quarter of the memory of its floats.
+Examples stay as they are stored (images as bytes), which takes a quarter of the memory of floats.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from .preparation import Preparation
 
 
 class DataError(Exception):
-    """`hint` says how to mend it."""
+    """A problem with a data set; `hint` says how to fix it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message, hint)
@@ -25,18 +25,18 @@ class DataError(Exception):
 
 
 class DataMissing(DataError):  # noqa: N818 - named for what is wrong
-    """A data set, or a file of it, is not there."""
+    """A data set, or one of its files, does not exist."""
 
 
 class DataBroken(DataError):  # noqa: N818 - named for what is wrong
-    """A file is there but is not what it should be."""
+    """A file exists but its content is invalid."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Inputs and their labels, the same number of each; images are uint8 [n, channels, height, width].
 
-    Text is int64 [n, length]; its labels are [n], or [n, length] where there is a word to tell at every place.
+    Text is int64 [n, length]; its labels are [n], or [n, length] if every token has a label.
     """
 
     x: Tensor
@@ -54,9 +54,8 @@ class Examples:
 class Dataset:
     """A training and a test set with labels 0 .. classes - 1.
 
-    Text says how many different `tokens` a model may see, the mask included, and which word each one is. `groups` says
-    of every training and every test example where it comes from, such as a row of text or a user; a number means the
-    same group in both.
+    Text has the number of different `tokens` (including the mask) and a `vocabulary` with the word of each. `groups`
+    is the group of every training and every test example, such as a user; a number is the same group in both.
     """
 
     name: str
@@ -69,38 +68,38 @@ class Dataset:
     vocabulary: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for part, examples, place in (("training", self.train, 0), ("test", self.test, 1)):
-            what = f"the {part} set of {self.name}"
-            _check_labels(what, examples, self.classes)
+        for part, examples, index in (("training", self.train, 0), ("test", self.test, 1)):
+            subject = f"the {part} set of {self.name}"
+            _check_labels(subject, examples, self.classes)
             if self.tokens is not None:
-                _check_tokens(what, examples.x, self.tokens)
+                _check_tokens(subject, examples.x, self.tokens)
             if self.groups is not None:
-                _check_groups(what, self.groups[place], len(examples))
+                _check_groups(subject, self.groups[index], len(examples))
         if self.vocabulary and len(self.vocabulary) != self.tokens:
-            said = f"{self.name} has {self.tokens} tokens but {len(self.vocabulary)} words for them"
-            raise DataBroken(said, "Give every token a word, or give none.")
+            message = f"{self.name} has {self.tokens} tokens but {len(self.vocabulary)} words for them"
+            raise DataBroken(message, "Give every token a word, or give none.")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one prepared example, e.g. (1, 28, 28)."""
         return tuple(self.preparation(self.train.x[:1]).shape[1:])
 
-    def with_tests(self, count: int) -> "Dataset":
-        """The same with the first `count` test examples alone."""
+    def limit_test_examples(self, count: int) -> "Dataset":
+        """The same data set with only the first `count` test examples."""
         test = Examples(self.test.x[:count], self.test.y[:count])
         return replace(self, test=test, groups=self.groups and (self.groups[0], self.groups[1][:count]))
 
-    def without_test(self, rows: Tensor) -> "Dataset":
-        """The same with these training examples in place of the test set; they are no longer to be trained on."""
-        left = torch.ones(len(self.train), dtype=torch.bool)
-        left[rows] = False
-        train, test = (Examples(self.train.x[some], self.train.y[some]) for some in (left, rows))
+    def with_validation_split(self, rows: Tensor) -> "Dataset":
+        """Replace the test set by these training examples, which are removed from the training set."""
+        remaining = torch.ones(len(self.train), dtype=torch.bool)
+        remaining[rows] = False
+        train, test = (Examples(self.train.x[part], self.train.y[part]) for part in (remaining, rows))
         return replace(
-            self, train=train, test=test, groups=self.groups and (self.groups[0][left], self.groups[0][rows])
+            self, train=train, test=test, groups=self.groups and (self.groups[0][remaining], self.groups[0][rows])
         )
 
     def fingerprint(self) -> str:
-        """The sha256 of all examples and labels, with their shapes and kinds."""
+        """The sha256 of all examples and labels, with their shapes and dtypes."""
         digest = hashlib.sha256()
         for tensor in (self.train.x, self.train.y, self.test.x, self.test.y):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -108,33 +107,33 @@ class Dataset:
         return digest.hexdigest()
 
 
-def _check_labels(what: str, examples: Examples, classes: int) -> None:
+def _check_labels(subject: str, examples: Examples, classes: int) -> None:
     y = examples.y
     if y.dtype != torch.int64:
-        raise DataBroken(f"{what} has labels of type {y.dtype}", "Labels are torch.int64.")
+        raise DataBroken(f"{subject} has labels of type {y.dtype}", "Labels are torch.int64.")
     if len(y) == 0:
-        raise DataBroken(f"{what} is empty", "A data set needs examples to train on and examples to test on.")
+        raise DataBroken(f"{subject} is empty", "A data set needs examples to train on and examples to test on.")
     if y.dim() != 1 and y.shape != examples.x.shape:
         shapes = f"{tuple(y.shape)} for inputs of shape {tuple(examples.x.shape)}"
-        raise DataBroken(f"{what} has labels of shape {shapes}", "Give one label per example, or one per token.")
+        raise DataBroken(f"{subject} has labels of shape {shapes}", "Give one label per example, or one per token.")
     lowest, highest = int(y.min()), int(y.max())
     if lowest < 0 or highest >= classes:
         raise DataBroken(
-            f"{what} has labels from {lowest} to {highest}",
+            f"{subject} has labels from {lowest} to {highest}",
             f"With {classes} classes labels run from 0 to {classes - 1}.",
         )
 
 
-def _check_tokens(what: str, x: Tensor, tokens: int) -> None:
+def _check_tokens(subject: str, x: Tensor, tokens: int) -> None:
     if x.dtype != torch.int64:
-        raise DataBroken(f"{what} has tokens of type {x.dtype}", "Tokens are torch.int64.")
+        raise DataBroken(f"{subject} has tokens of type {x.dtype}", "Tokens are torch.int64.")
     lowest, highest = int(x.min()), int(x.max())
     if lowest < 0 or highest >= tokens:
         hint = f"With {tokens} tokens they run from 0 to {tokens - 1}."
-        raise DataBroken(f"{what} has tokens from {lowest} to {highest}", hint)
+        raise DataBroken(f"{subject} has tokens from {lowest} to {highest}", hint)
 
 
-def _check_groups(what: str, groups: Tensor, examples: int) -> None:
+def _check_groups(subject: str, groups: Tensor, examples: int) -> None:
     if groups.dtype != torch.int64 or groups.shape != (examples,):
         shape = f"{groups.dtype} {tuple(groups.shape)}"
-        raise DataBroken(f"{what} has groups {shape} for {examples} examples", "Groups are torch.int64, one each.")
+        raise DataBroken(f"{subject} has groups {shape} for {examples} examples", "Groups are torch.int64, one each.")

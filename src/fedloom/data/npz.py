@@ -1,6 +1,7 @@
-"""Data sets in numpy's .npz files: MedMNIST's, and anybody's own without a line of code.
+"""Data sets in numpy's .npz files: the two bundled ones, MedMNIST's, and a user's own without a line of code.
 
-Two spellings of the four arrays are understood; pickled objects are never loaded.
+Pickled objects are never loaded. The bundled sets need no download; bundled/LICENSES.txt gives their origin and
+license, and scripts/cut_*.py made them.
 """
 
 import zipfile
@@ -11,44 +12,58 @@ import numpy as np
 
 from ..settings import Count
 from . import adapters
-from .adapters import Array, Arrays, as_dataset
+from .adapters import Array, Arrays, build_dataset
 from .dataset import DataBroken, DataMissing, Dataset
 from .preparation import PREPARATIONS
 
-SPELLINGS = (
+ARRAY_NAMES = (
     ("x_train", "y_train", "x_test", "y_test"),
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
 
+_BUNDLED = Path(__file__).parent / "bundled"
+
+
+def digits() -> Dataset:
+    """Handwritten digits: 1,437 + 360 gray images of 8 x 8."""
+    return build_dataset("digits", read_npz(_BUNDLED / "digits.npz"), 10, PREPARATIONS["plain"])
+
+
+def fashion_mini() -> Dataset:
+    """A balanced subset of Fashion-MNIST: 2,000 + 500 gray images of 28 x 28."""
+    return build_dataset("fashion-mini", read_npz(_BUNDLED / "fashion_mini.npz"), 10, PREPARATIONS["fashion"])
+
 
 def npz(*, folder: Path, file: str, classes: Count | None = None) -> Dataset:
-    """Any .npz file with a training and a test set, looked for in the data directory, then from here. `classes` has to
-    be said where not every file has examples of all."""
+    """Any .npz file with a training and a test set, searched in the data directory, then in the working directory.
+
+    Set `classes` if the file may lack examples of some classes.
+    """
     path = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
     if path is None:
         hint = f"Put it into {folder}, name the data directory with FEDLOOM_DATA or --data-dir, or give a full path."
-        raise DataMissing(f"there is no file {file}", hint)
-    return as_dataset(path.stem, read_npz(path), classes, PREPARATIONS["plain"])
+        raise DataMissing(f"no file {file}", hint)
+    return build_dataset(path.stem, read_npz(path), classes, PREPARATIONS["plain"])
 
 
 def pathmnist(*, folder: Path) -> Dataset:
-    """Tissue of the colon: 89,996 + 7,180 colour images of 28 x 28 in 9 classes; the validation part is unused."""
-    return as_dataset("pathmnist", _medmnist("pathmnist", folder), 9, PREPARATIONS["fedsup_pathmnist"])
+    """Tissue of the colon: 89,996 + 7,180 color images of 28 x 28 in 9 classes; the validation part is unused."""
+    return build_dataset("pathmnist", _read_medmnist("pathmnist", folder), 9, PREPARATIONS["fedsup_pathmnist"])
 
 
 def pneumoniamnist(*, folder: Path) -> Dataset:
-    """Chest X-rays: 4,708 + 624 grey images of 28 x 28, healthy or pneumonia; the validation part is unused."""
-    return as_dataset("pneumoniamnist", _medmnist("pneumoniamnist", folder), 2, PREPARATIONS["plain"])
+    """Chest X-rays: 4,708 + 624 gray images of 28 x 28, healthy or pneumonia; the validation part is unused."""
+    return build_dataset("pneumoniamnist", _read_medmnist("pneumoniamnist", folder), 2, PREPARATIONS["plain"])
 
 
-def read_npz(path: Path, spellings: tuple[tuple[str, str, str, str], ...] = SPELLINGS) -> Arrays:
-    """The four arrays of a file in the first spelling it has all of."""
-    content = _load(path, {name for spelling in spellings for name in spelling})
-    for spelling in spellings:
-        if all(name in content for name in spelling):
-            return Arrays(str(path), *(content[name] for name in spelling))
-    wanted = " or ".join(", ".join(spelling) for spelling in spellings)
-    raise DataBroken(f"{path} lacks the arrays of a data set", f"Save it with numpy.savez and the names {wanted}.")
+def read_npz(path: Path, array_names: tuple[tuple[str, str, str, str], ...] = ARRAY_NAMES) -> Arrays:
+    """Read the four arrays of a file under the first set of names that it has completely."""
+    content = _load(path, {name for names in array_names for name in names})
+    for names in array_names:
+        if all(name in content for name in names):
+            return Arrays(str(path), *(content[name] for name in names))
+    expected = " or ".join(", ".join(names) for names in array_names)
+    raise DataBroken(f"{path} lacks the arrays of a data set", f"Save it with numpy.savez and the names {expected}.")
 
 
 def _load(path: Path, names: set[str]) -> dict[str, Array]:
@@ -62,8 +77,8 @@ def _load(path: Path, names: set[str]) -> dict[str, Array]:
         raise DataBroken(f"{path} cannot be read: {problem}", hint) from problem
 
 
-def _medmnist(name: str, folder: Path) -> Arrays:
+def _read_medmnist(name: str, folder: Path) -> Arrays:
     for path in (folder / name / f"{name}.npz", folder / f"{name}.npz"):
         if path.is_file():
             return read_npz(path)
-    return adapters.fetch(name, adapters.missing(name, folder, f"{name}.npz into {folder / name}"))
+    return adapters.download(name, adapters.missing_data(name, folder, f"{name}.npz into {folder / name}"))

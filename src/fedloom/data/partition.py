@@ -1,11 +1,7 @@
 """A partition as data: which rows of a data set each device holds.
 
-A map is made before training from labels and a seed alone, so it can be saved, compared and taken elsewhere.
-
-Test rows for a device in the proportions of its training labels.
-
-Device test sets never overlap: where a label is in short supply, the devices that hold it get smaller test sets of
-the right proportions instead of sharing examples.
+It is computed before training from labels and a seed alone, so it can be saved, compared and reused. A device's test
+rows follow its training labels and never overlap with those of another device.
 """
 
 import hashlib
@@ -21,21 +17,22 @@ import numpy.typing as npt
 from .dataset import DataBroken, DataMissing, Dataset
 
 Rows = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
 
 _FORMAT = "fedloom partition 1"
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What a partition may look at: labels, and the group of every training and every test example if there are any."""
+    """What a partition may use: labels, and the group of every training and every test example, if there are groups."""
 
     train: Rows
     test: Rows
     classes: int
     groups: tuple[Rows, Rows] | None = None
 
-    def only(self, rows: Rows) -> "Labels":
-        """Those of these training examples, and all test examples."""
+    def select_train(self, rows: Rows) -> "Labels":
+        """Only these training examples, but all test examples."""
         return replace(self, train=self.train[rows], groups=self.groups and (self.groups[0][rows], self.groups[1]))
 
 
@@ -51,7 +48,7 @@ class Partition:
             raise ValueError(f"training rows for {len(self.train)} devices but test rows for {len(self.test)}")
 
     def fingerprint(self) -> str:
-        """The sha256 of who holds what, in which order."""
+        """The sha256 of the rows of every device, in order."""
         digest = hashlib.sha256()
         for rows in (*self.train, *self.test):
             digest.update(f"{len(rows)}:".encode())
@@ -59,47 +56,47 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the map as JSON with its own fingerprint."""
+        """Write the partition as JSON with its fingerprint."""
         parts = {"train": [rows.tolist() for rows in self.train], "test": [rows.tolist() for rows in self.test]}
         path.write_text(json.dumps({"format": _FORMAT, "sha256": self.fingerprint(), **parts}), encoding="utf-8")
 
     @staticmethod
     def load(path: Path) -> "Partition":
-        """Read a saved map; refuses a file that is not what `save` wrote."""
-        hint = "Write it with Partition.save, or make the partition anew."
+        """Read a saved partition; raises for a file that `save` did not write."""
+        hint = "Write it with Partition.save, or create the partition again."
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            partition = Partition(_rows(content["train"]), _rows(content["test"]))
-            whole = content["format"] == _FORMAT and content["sha256"] == partition.fingerprint()
+            partition = Partition(_parse_rows(content["train"]), _parse_rows(content["test"]))
+            is_intact = content["format"] == _FORMAT and content["sha256"] == partition.fingerprint()
         except FileNotFoundError:
-            raise DataMissing(f"there is no partition at {path}", hint) from None
+            raise DataMissing(f"no partition at {path}", hint) from None
         except (OSError, ValueError, TypeError, KeyError, OverflowError) as problem:
             raise DataBroken(f"{path} is not a partition: {problem!r}", hint) from problem
-        if not whole:
+        if not is_intact:
             raise DataBroken(f"{path} was changed after it was written", hint)
         return partition
 
 
-def labels_of(dataset: Dataset) -> Labels:
-    """What a partition may look at in this data set."""
+def extract_labels(dataset: Dataset) -> Labels:
+    """The labels and groups of a data set."""
     groups = None if dataset.groups is None else (dataset.groups[0].numpy(), dataset.groups[1].numpy())
     return Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes, groups)
 
 
 def rows_by_label(labels: Rows, classes: int) -> list[Rows]:
-    """For every label, the rows that carry it, in their order."""
+    """For every label its rows, in order."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
-def equal_parts(rows: Rows, parts: int) -> tuple[Rows, ...]:
-    """As many rows for everybody, in their order; a remainder stays unused."""
+def split_equally(rows: Rows, parts: int) -> tuple[Rows, ...]:
+    """Parts of equal size, in order; the remainder is unused."""
     size = len(rows) // parts
     return tuple(rows[part * size : (part + 1) * size] for part in range(parts))
 
 
-def deal(piles: Sequence[Rows], counts: Rows) -> tuple[Rows, ...]:
-    """For every device its count [devices, piles] from each pile, taken one device after the other."""
+def split_by_counts(piles: Sequence[Rows], counts: Rows) -> tuple[Rows, ...]:
+    """For every device the next `counts` [devices, piles] rows of each pile."""
     ends = np.cumsum(counts, axis=0)
     starts = ends - counts
     return tuple(
@@ -109,7 +106,7 @@ def deal(piles: Sequence[Rows], counts: Rows) -> tuple[Rows, ...]:
 
 
 def check_devices(labels: Labels, devices: int) -> None:
-    """Refuse a number of devices that cannot each hold an example."""
+    """Raise unless every device can get an example."""
     if not 1 <= devices <= len(labels.train):
         raise ValueError(
             f"devices = {devices}, but it must lie between 1 and the {len(labels.train)} training examples; "
@@ -117,61 +114,59 @@ def check_devices(labels: Labels, devices: int) -> None:
         )
 
 
-def check_single(labels: Labels) -> None:
-    """Refuse to go by the label of examples that have several."""
+def check_one_label_each(labels: Labels) -> None:
+    """Raise if examples have several labels."""
     if labels.train.ndim > 1:
         raise ValueError(
-            f"every example has {labels.train.shape[1]} labels here, but this goes by the one label of an example; "
-            'take "iid", or whole groups with "rows" or "natural"'
+            f"every example has {labels.train.shape[1]} labels here, but this partition needs one label per example; "
+            'use "iid", or whole groups with "rows" or "natural"'
         )
 
 
-def _rows(lists: Any) -> tuple[Rows, ...]:
+def _parse_rows(lists: Any) -> tuple[Rows, ...]:
     if not all(type(row) is int for rows in lists for row in rows):
-        raise TypeError("rows are whole numbers")
+        raise TypeError("rows are integers")
     return tuple(np.array(rows, dtype=np.int64) for rows in lists)
 
 
-Numbers = npt.NDArray[np.float64]
+def assign_test_rows(labels: Labels, train: Sequence[Rows], generator: np.random.Generator) -> tuple[Rows, ...]:
+    """Per device and label: n_test / devices times the label's fraction of the device's training rows, rounded.
 
-
-def matching_test(labels: Labels, train: Sequence[Rows], generator: np.random.Generator) -> tuple[Rows, ...]:
-    """Per device and label n_test / devices · (the label's share of the device's training rows), rounded.
-
-    Rounding keeps a device's total, which is at least one, as far as the labels it holds have test examples to spare.
+    If a label has too few test rows, the devices that hold it get smaller test sets of the right proportions instead of
+    sharing rows. Rounding keeps a device's total, at least one, as far as its labels have test rows left.
     """
     supply = np.bincount(labels.test, minlength=labels.classes)
-    asked = _within_supply(_asked(labels, train, supply), supply)
-    counts = _rounded(asked, supply, generator)
+    demand = _limit_to_supply(_demand(labels, train, supply), supply)
+    counts = _round(demand, supply, generator)
     piles = [generator.permutation(rows) for rows in rows_by_label(labels.test, labels.classes)]
-    return deal(piles, counts)
+    return split_by_counts(piles, counts)
 
 
-def _asked(labels: Labels, train: Sequence[Rows], supply: Rows) -> Numbers:
-    """What every device should get, [devices, labels]; a label without test examples is left out."""
-    held = np.stack([np.bincount(labels.train[rows], minlength=labels.classes) for rows in train]).astype(np.float64)
-    held[:, supply == 0] = 0
-    shares = held / np.maximum(held.sum(axis=1, keepdims=True), 1)
-    asked: Numbers = shares * (len(labels.test) / len(train))
-    return asked
+def _demand(labels: Labels, train: Sequence[Rows], supply: Rows) -> Numbers:
+    """The ideal number of test rows, [devices, labels]; labels without test examples are left out."""
+    train_counts = np.stack([np.bincount(labels.train[rows], minlength=labels.classes) for rows in train]).astype(np.float64)
+    train_counts[:, supply == 0] = 0
+    shares = train_counts / np.maximum(train_counts.sum(axis=1, keepdims=True), 1)
+    demand: Numbers = shares * (len(labels.test) / len(train))
+    return demand
 
 
-def _within_supply(asked: Numbers, supply: Rows) -> Numbers:
-    """Shrink each device as its scarcest label demands: proportions stay, and no label is asked for too often."""
-    demand = asked.sum(axis=0)
-    room = np.divide(supply, demand, out=np.ones_like(demand), where=demand > supply)
-    shrink: Numbers = np.where(asked > 0, room, 1.0).min(axis=1, keepdims=True)
-    return asked * shrink
+def _limit_to_supply(demand: Numbers, supply: Rows) -> Numbers:
+    """Scale each device down by its scarcest label: proportions stay, and no label is used up."""
+    total = demand.sum(axis=0)
+    available = np.divide(supply, total, out=np.ones_like(total), where=total > supply)
+    factor: Numbers = np.where(demand > 0, available, 1.0).min(axis=1, keepdims=True)
+    return demand * factor
 
 
-def _rounded(asked: Numbers, supply: Rows, generator: np.random.Generator) -> Rows:
-    """Everything rounded down, then the largest remainders up while the device lacks rows and the label has some."""
-    counts = np.floor(asked).astype(np.int64)
-    totals = asked.sum(axis=1)
+def _round(demand: Numbers, supply: Rows, generator: np.random.Generator) -> Rows:
+    """Round down, then the largest remainders up while the device lacks rows and the label has some left."""
+    counts = np.floor(demand).astype(np.int64)
+    totals = demand.sum(axis=1)
     lacking = np.maximum(np.floor(totals + 0.5), totals > 0).astype(np.int64) - counts.sum(axis=1)
     spare = supply - counts.sum(axis=0)
-    remainders = asked - counts
-    # Equal remainders in random order: else low labels would go to devices with low numbers, and so to a tier.
+    remainders = demand - counts
+    # Equal remainders in random order: otherwise low labels would go to devices with low indices, and so to one tier.
     entries = generator.permutation(np.argwhere(remainders > 0))
     largest_first = np.argsort(-remainders[tuple(entries.T)], kind="stable")
     for device, label in entries[largest_first].tolist():

@@ -1,19 +1,7 @@
-"""How a data set is shared out among devices: the table of partitions, imported maps, and the dial.
+"""The kinds of partition: how a data set is divided over devices.
 
-A partition is a function of labels, a number of devices, a generator and its own options; it always ends.
-
-Partitions that cut the data into equal pieces: at random, label by label, or after sorting.
-
-Label shards are HeteroFL's and FedBABU's "s classes per client"; sorted shards are McMahan's.
-
-Partitions whose proportions come from a Dirichlet distribution; a small alpha makes devices unlike each other.
-
-Per label after Yurochkin with FedML's balance, per device after FedDyn, and by quantity alone. All of them end:
-retries are counted, and what chance does not give is mended by a fixed rule.
-
-Partitions along the groups a data set comes in: rows of text dealt to devices, or a device for every user.
-
-Where a device's examples belong together already, nothing has to be made uneven by chance.
+A partition is a function of labels, a number of devices, a generator and its own options. All of them terminate:
+random retries are counted, and then a fixed rule fills what is missing.
 """
 
 from bisect import bisect_right
@@ -26,13 +14,14 @@ import numpy.typing as npt
 from ..settings import Count
 from .partition import (
     Labels,
+    Numbers,
     Partition,
     Rows,
+    assign_test_rows,
     check_devices,
-    check_single,
-    deal,
-    equal_parts,
-    matching_test,
+    check_one_label_each,
+    split_by_counts,
+    split_equally,
     rows_by_label,
 )
 
@@ -40,8 +29,8 @@ from .partition import (
 def iid(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
     """Shuffle and cut into equal parts, training and test alike; a remainder stays unused."""
     check_devices(labels, devices)
-    train = equal_parts(generator.permutation(len(labels.train)), devices)
-    return Partition(train, equal_parts(generator.permutation(len(labels.test)), devices))
+    train = split_equally(generator.permutation(len(labels.train)), devices)
+    return Partition(train, split_equally(generator.permutation(len(labels.test)), devices))
 
 
 def label_shards(
@@ -52,7 +41,7 @@ def label_shards(
     A device may draw one label twice: with `dedupe` it then holds one shard of it and the other stays unused
     (HeteroFL), without it holds both (FedBABU, FedHeNN).
     """
-    check_single(labels)
+    check_one_label_each(labels)
     shards = _shards_per_label(labels, devices, labels_per_device)
     drawn = generator.permutation(np.repeat(np.arange(labels.classes), shards)).reshape(devices, labels_per_device)
     numbers = np.empty_like(drawn)
@@ -62,8 +51,8 @@ def label_shards(
         [np.array_split(rows, shards) for rows in rows_by_label(part, labels.classes)]
         for part in (labels.train, labels.test)
     )
-    held = [_held(*both, dedupe) for both in zip(drawn.tolist(), numbers.tolist(), strict=True)]
-    return Partition(tuple(_collect(train, pairs) for pairs in held), tuple(_collect(test, pairs) for pairs in held))
+    held = [_drop_repeated_labels(*both, dedupe) for both in zip(drawn.tolist(), numbers.tolist(), strict=True)]
+    return Partition(tuple(_concatenate_shards(train, pairs) for pairs in held), tuple(_concatenate_shards(test, pairs) for pairs in held))
 
 
 def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, *, shards_per_device: int) -> Partition:
@@ -72,16 +61,16 @@ def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, 
     A remainder of the sorted rows stays unused. Test rows follow the proportions of a device's training labels.
     """
     check_devices(labels, devices)
-    check_single(labels)
+    check_one_label_each(labels)
     if not 1 <= shards_per_device <= len(labels.train) // devices:
         raise ValueError(
             f"shards_per_device = {shards_per_device}, but it must lie between 1 and the "
             f"{len(labels.train) // devices} examples a device gets; set fewer shards or fewer devices"
         )
-    shards = equal_parts(np.argsort(labels.train, kind="stable"), devices * shards_per_device)
+    shards = split_equally(np.argsort(labels.train, kind="stable"), devices * shards_per_device)
     dealt = generator.permutation(len(shards)).reshape(devices, shards_per_device)
     train = tuple(np.concatenate([shards[number] for number in numbers]) for numbers in dealt)
-    return Partition(train, matching_test(labels, train, generator))
+    return Partition(train, assign_test_rows(labels, train, generator))
 
 
 def _shards_per_label(labels: Labels, devices: int, labels_per_device: int) -> int:
@@ -105,18 +94,16 @@ def _shards_per_label(labels: Labels, devices: int, labels_per_device: int) -> i
     return shards
 
 
-def _held(drawn: list[int], numbers: list[int], dedupe: bool) -> list[tuple[int, int]]:
+def _drop_repeated_labels(drawn: list[int], numbers: list[int], dedupe: bool) -> list[tuple[int, int]]:
     pairs = list(zip(drawn, numbers, strict=True))
     if not dedupe:
         return pairs
     return [pair for place, pair in enumerate(pairs) if pair[0] not in drawn[:place]]
 
 
-def _collect(shards: list[list[Rows]], pairs: list[tuple[int, int]]) -> Rows:
+def _concatenate_shards(shards: list[list[Rows]], pairs: list[tuple[int, int]]) -> Rows:
     return np.concatenate([shards[label][number] for label, number in pairs])
 
-
-Numbers = npt.NDArray[np.float64]
 
 ATTEMPTS = 50
 
@@ -135,25 +122,25 @@ def dirichlet_per_label(
     With `balanced` a device that already holds its n / devices rows gets none of the labels that follow (FedML). Drawn
     anew up to 50 times until everybody has `min_examples`; then the largest devices give the missing rows.
     """
-    _check(labels, devices, alpha, min_examples)
+    _check_settings(labels, devices, alpha, min_examples)
     piles = rows_by_label(labels.train, labels.classes)
     limit = len(labels.train) / devices if balanced else np.inf
-    train = with_minimum(lambda: _label_by_label(piles, devices, alpha, limit, generator), min_examples)
-    return Partition(train, matching_test(labels, train, generator))
+    train = retry_until_minimum(lambda: _label_by_label(piles, devices, alpha, limit, generator), min_examples)
+    return Partition(train, assign_test_rows(labels, train, generator))
 
 
 def quantity(
     labels: Labels, devices: int, generator: np.random.Generator, *, alpha: float, min_examples: int = 10
 ) -> Partition:
     """Labels as in the whole, sizes drawn from Dirichlet(alpha); `min_examples` as in `dirichlet_per_label`."""
-    _check(labels, devices, alpha, min_examples)
+    _check_settings(labels, devices, alpha, min_examples)
     count = len(labels.train)
 
     def attempt() -> list[Rows]:
-        return np.split(generator.permutation(count), cuts(proportions(generator, alpha, devices), count))
+        return np.split(generator.permutation(count), cut_points(draw_proportions(generator, alpha, devices), count))
 
-    train = with_minimum(attempt, min_examples)
-    return Partition(train, matching_test(labels, train, generator))
+    train = retry_until_minimum(attempt, min_examples)
+    return Partition(train, assign_test_rows(labels, train, generator))
 
 
 def dirichlet_per_device(labels: Labels, devices: int, generator: np.random.Generator, *, alpha: float) -> Partition:
@@ -162,15 +149,15 @@ def dirichlet_per_device(labels: Labels, devices: int, generator: np.random.Gene
     One slot at a time: a random device with room draws a label by its proportions among the labels not yet used up;
     if those it favours are all used up, any remaining label is as likely.
     """
-    _check(labels, devices, alpha, 1)
-    wishes = np.stack([proportions(generator, alpha, labels.classes) for _ in range(devices)])
+    _check_settings(labels, devices, alpha, 1)
+    preferences = np.stack([draw_proportions(generator, alpha, labels.classes) for _ in range(devices)])
     supply = np.bincount(labels.train, minlength=labels.classes)
-    counts = fill(wishes, supply, len(labels.train) // devices, generator)
-    train = deal([generator.permutation(rows) for rows in rows_by_label(labels.train, labels.classes)], counts)
-    return Partition(train, matching_test(labels, train, generator))
+    counts = fill_slots(preferences, supply, len(labels.train) // devices, generator)
+    train = split_by_counts([generator.permutation(rows) for rows in rows_by_label(labels.train, labels.classes)], counts)
+    return Partition(train, assign_test_rows(labels, train, generator))
 
 
-def proportions(generator: np.random.Generator, alpha: float, count: int) -> Numbers:
+def draw_proportions(generator: np.random.Generator, alpha: float, count: int) -> Numbers:
     """A draw from Dirichlet(alpha); where the arithmetic over- or underflows, from its limit."""
     with np.errstate(all="ignore"):
         drawn = generator.dirichlet(np.full(count, float(alpha)))
@@ -179,7 +166,7 @@ def proportions(generator: np.random.Generator, alpha: float, count: int) -> Num
     return np.full(count, 1 / count) if alpha > 1 else np.eye(count)[generator.integers(count)]
 
 
-def open_proportions(generator: np.random.Generator, alpha: float, held: Rows, limit: float) -> Numbers:
+def draw_open_proportions(generator: np.random.Generator, alpha: float, held: Rows, limit: float) -> Numbers:
     """Proportions over all devices with nothing for those that hold `limit` rows already.
 
     Striking entries out of a Dirichlet draw and rescaling the others is the same as drawing for the others alone,
@@ -189,11 +176,11 @@ def open_proportions(generator: np.random.Generator, alpha: float, held: Rows, l
     if not has_room.any():
         has_room[:] = True
     shares = np.zeros(len(held))
-    shares[has_room] = proportions(generator, alpha, int(has_room.sum()))
+    shares[has_room] = draw_proportions(generator, alpha, int(has_room.sum()))
     return shares
 
 
-def cuts(shares: Numbers, count: int) -> Rows:
+def cut_points(shares: Numbers, count: int) -> Rows:
     """Where to cut a list of `count` rows so that its parts have these shares, rounded down cumulatively."""
     cumulative = np.cumsum(shares)
     # Rounding in the sum must not leave a row for devices without a share.
@@ -201,7 +188,7 @@ def cuts(shares: Numbers, count: int) -> Rows:
     return (cumulative * count).astype(np.int64)[:-1]
 
 
-def with_minimum(attempt: Callable[[], list[Rows]], minimum: int) -> tuple[Rows, ...]:
+def retry_until_minimum(attempt: Callable[[], list[Rows]], minimum: int) -> tuple[Rows, ...]:
     """The first of 50 attempts in which everybody has `minimum` rows; failing that, the last one topped up."""
     parts: list[Rows] = []
     for _ in range(ATTEMPTS):
@@ -224,34 +211,34 @@ def top_up(parts: Sequence[Rows], minimum: int) -> tuple[Rows, ...]:
     return tuple(np.array(rows, dtype=np.int64) for rows in lists)
 
 
-def fill(wishes: Numbers, supply: Rows, size: int, generator: np.random.Generator) -> Rows:
-    """How many rows of each label every device gets, [devices, labels], when each fills `size` slots by its wishes."""
-    devices, classes = wishes.shape
+def fill_slots(preferences: Numbers, supply: Rows, size: int, generator: np.random.Generator) -> Rows:
+    """How many rows of each label every device gets, [devices, labels], when each fills `size` slots by its preferences."""
+    devices, classes = preferences.shape
     left, counts, room = supply.tolist(), [[0] * classes for _ in range(devices)], [size] * devices
-    waiting, ladders = list(range(devices)), _ladders(wishes, supply)
+    waiting, chances_by_device = list(range(devices)), _cumulative_chances(preferences, supply)
     for who, what in generator.random((devices * size, 2)).tolist():
         place = int(who * len(waiting))
         device = waiting[place]
-        label = bisect_right(ladders[device], what)
+        label = bisect_right(chances_by_device[device], what)
         counts[device][label] += 1
         left[label] -= 1
         room[device] -= 1
         if left[label] == 0:
-            ladders = _ladders(wishes, np.array(left))
+            chances_by_device = _cumulative_chances(preferences, np.array(left))
         if room[device] == 0:
             waiting[place] = waiting[-1]
             waiting.pop()
     return np.array(counts, dtype=np.int64)
 
 
-def _ladders(wishes: Numbers, left: Rows) -> list[list[float]]:
+def _cumulative_chances(preferences: Numbers, left: Rows) -> list[list[float]]:
     """Per device the cumulative chance of each label among those left; the last possible step is out of reach."""
-    chances = wishes * (left > 0)
+    chances = preferences * (left > 0)
     chances[chances.sum(axis=1) == 0] = left > 0
     last = chances.shape[1] - 1 - np.argmax(chances[:, ::-1] > 0, axis=1)
-    ladders = np.cumsum(chances, axis=1) / np.maximum(chances.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-    ladders[np.arange(chances.shape[1]) >= last[:, None]] = np.inf
-    return [ladder.tolist() for ladder in ladders]
+    chances_by_device = np.cumsum(chances, axis=1) / np.maximum(chances.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    chances_by_device[np.arange(chances.shape[1]) >= last[:, None]] = np.inf
+    return [ladder.tolist() for ladder in chances_by_device]
 
 
 def _label_by_label(
@@ -260,15 +247,15 @@ def _label_by_label(
     held = np.zeros(devices, dtype=np.int64)
     pieces = []
     for pile in piles:
-        shares = open_proportions(generator, alpha, held, limit)
-        pieces.append(np.split(generator.permutation(pile), cuts(shares, len(pile))))
+        shares = draw_open_proportions(generator, alpha, held, limit)
+        pieces.append(np.split(generator.permutation(pile), cut_points(shares, len(pile))))
         held += [len(piece) for piece in pieces[-1]]
     return [np.concatenate(own) for own in zip(*pieces, strict=True)]
 
 
-def _check(labels: Labels, devices: int, alpha: float, min_examples: int) -> None:
+def _check_settings(labels: Labels, devices: int, alpha: float, min_examples: int) -> None:
     check_devices(labels, devices)
-    check_single(labels)
+    check_one_label_each(labels)
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha must be a number above 0, not {alpha}; 0.1 is very uneven, 100 almost even")
     if min_examples < 1:
@@ -291,10 +278,10 @@ def whole_rows(labels: Labels, devices: int, generator: np.random.Generator) -> 
     names = np.unique(train)
     if len(names) < devices:
         raise ValueError(f"devices = {devices}, but there are only {len(names)} rows to deal; set fewer devices")
-    dealt = equal_parts(generator.permutation(names), devices)
+    dealt = split_equally(generator.permutation(names), devices)
     if np.isin(test, names).any():
         return Partition(_members(train, dealt), _members(test, dealt))
-    return Partition(_members(train, dealt), equal_parts(np.arange(len(test)), devices))
+    return Partition(_members(train, dealt), split_equally(np.arange(len(test)), devices))
 
 
 def natural(labels: Labels, devices: int, generator: np.random.Generator, *, least: Count = 1) -> Partition:
@@ -352,33 +339,33 @@ def from_file(labels: Labels, devices: int, generator: np.random.Generator, *, p
 
 
 def correlate_tiers_with_labels(
-    partition: Partition, labels: Labels, dial: float, generator: np.random.Generator
+    partition: Partition, labels: Labels, correlation: float, generator: np.random.Generator
 ) -> Partition:
     """Which device holds which share, from unchanged (0) to sorted by label (1): ties tiers, given by index, to labels.
 
     Shares are ranked by their most frequent training label (the lowest of equals), then by their mean label, then by
     index: the label rank. They are also ranked at random. Devices get the shares in the order of
-    dial · label rank + (1 - dial) · random rank, equal ones by label rank. Dial 0 draws nothing and changes nothing.
+    correlation · label rank + (1 - correlation) · random rank, equal ones by label rank. Dial 0 draws nothing and changes nothing.
     """
-    if not 0 <= dial <= 1:
-        raise ValueError(f"the dial must lie between 0 (unchanged) and 1 (sorted by label), not {dial}")
-    if dial == 0:
+    if not 0 <= correlation <= 1:
+        raise ValueError(f"the correlation must lie between 0 (unchanged) and 1 (sorted by label), not {correlation}")
+    if correlation == 0:
         return partition
-    check_single(labels)
+    check_one_label_each(labels)
     by_label = _ranks(np.lexsort([_mean_labels(partition, labels), _main_labels(partition, labels)]))
     at_random = generator.permutation(len(by_label))
-    order = np.lexsort([by_label, dial * by_label + (1 - dial) * at_random])
+    order = np.lexsort([by_label, correlation * by_label + (1 - correlation) * at_random])
     return Partition(tuple(partition.train[share] for share in order), tuple(partition.test[share] for share in order))
 
 
-def at_most(partition: Partition, examples: int | None, generator: np.random.Generator) -> Partition:
+def limit_examples(partition: Partition, examples: int | None, generator: np.random.Generator) -> Partition:
     """No device with more training examples than this: the others are drawn away at random, the test stays."""
     if examples is None:
         return partition
     return Partition(tuple(generator.permutation(rows)[:examples] for rows in partition.train), partition.test)
 
 
-def held_out(examples: int, count: int, generator: np.random.Generator) -> Rows:
+def hold_out(examples: int, count: int, generator: np.random.Generator) -> Rows:
     """So many rows, drawn at random, that no device is to get."""
     return np.sort(generator.permutation(examples)[:count])
 

@@ -19,7 +19,7 @@ class Preparation:
     """Stored examples -> a model's input; in training with random crops, flips and cut-outs drawn beforehand.
 
     Order: scale to 0..1, resize, repeat grey, crop, flip, normalize, cut out. Crops reach into a black border, or,
-    with `pad_normalised`, into a border that is zero after normalization. Integer tokens pass through unchanged, but
+    with `pad_normalized`, into a border that is zero after normalization. Integer tokens pass through unchanged, but
     for those that become `mask_token` in training, each with `mask_chance`.
     """
 
@@ -31,7 +31,7 @@ class Preparation:
     crop_chance: float = 1.0
     flip: bool = False
     cutout: int = 0
-    pad_normalised: bool = False
+    pad_normalized: bool = False
     mask_chance: float = 0.0
     mask_token: int | None = None
 
@@ -46,7 +46,7 @@ class Preparation:
         if min(self.crop_padding, self.cutout) < 0:
             raise ValueError("crop_padding and cutout count pixels and cannot be negative")
 
-    def draw(self, generator: np.random.Generator, count: int, *shape: int) -> dict[str, Tensor]:
+    def draw_augmentation(self, generator: np.random.Generator, count: int, *shape: int) -> dict[str, Tensor]:
         """The random numbers for `count` stored examples of this shape: name -> [count, k]; {} if none.
 
         The last two axes are an image's height and width; of text every token gets its own number.
@@ -95,7 +95,7 @@ class Preparation:
             images = F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
         if self.channels and images.shape[1] == 1:
             images = images.expand(-1, self.channels, -1, -1)
-        if self.pad_normalised:
+        if self.pad_normalized:
             images = self._moved(self._normalised(images), step_seeds)
         else:
             images = self._normalised(self._moved(images, step_seeds))
@@ -153,7 +153,7 @@ PREPARATIONS: dict[str, Preparation] = {
         (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), crop_padding=4, flip=True, cutout=16
     ),
     "feddyn_cifar10": Preparation(
-        (0.491, 0.482, 0.447), (0.247, 0.243, 0.262), crop_padding=4, crop_chance=0.5, flip=True, pad_normalised=True
+        (0.491, 0.482, 0.447), (0.247, 0.243, 0.262), crop_padding=4, crop_chance=0.5, flip=True, pad_normalized=True
     ),
     "cifar100": Preparation((0.507, 0.487, 0.441), (0.267, 0.256, 0.276), crop_padding=4, flip=True),
     "feddyn_cifar100": Preparation(
@@ -162,7 +162,7 @@ PREPARATIONS: dict[str, Preparation] = {
         crop_padding=4,
         crop_chance=0.5,
         flip=True,
-        pad_normalised=True,
+        pad_normalized=True,
     ),
     "fedsup_pathmnist": Preparation((0.5,) * 3, (0.5,) * 3, size=(32, 32), crop_padding=4, flip=True),
 }

@@ -20,7 +20,7 @@ from ..seeds import SENTIMENT140_TEST, generator
 from ..settings import Count, Fraction
 from . import adapters
 from .dataset import DataBroken, Dataset, Examples
-from .embeddings import UNKNOWN, most_frequent
+from .embeddings import UNKNOWN, sort_by_frequency
 from .partition import Rows
 from .preparation import PREPARATIONS
 
@@ -141,7 +141,7 @@ def _file(folder: Path, part: str) -> Path:
     place = folder / "sentiment140"
     found = sorted(place.glob(f"{part}*.csv"))
     if not found:
-        raise adapters.missing("sentiment140", folder, f"{FILES} into {place}")
+        raise adapters.missing_data("sentiment140", folder, f"{FILES} into {place}")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise DataBroken(f"{place} has {names}, and one is needed", "Leave only the one to read there.")
@@ -162,7 +162,7 @@ def _held_back(users: Rows, share: float) -> npt.NDArray[np.bool_]:
 def _fewer(text: Rows, known: int, most: int) -> tuple[Rows, Rows]:
     """Which words are kept, the two signs first, and the new number of every known word."""
     counts = np.bincount(text.reshape(-1), minlength=known)
-    frequent = most_frequent(counts)
+    frequent = sort_by_frequency(counts)
     words = frequent[(frequent > 1) & (counts[frequent] > 0)][:most]
     kept = np.concatenate([[0, 1], words])
     new = np.ones(known, dtype=np.int64)

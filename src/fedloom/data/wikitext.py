@@ -12,7 +12,7 @@ from ..seeds import MASKED_TEST_TOKENS, generator
 from ..settings import Count
 from . import adapters
 from .dataset import DataBroken, Dataset, Examples
-from .embeddings import UNKNOWN, most_frequent
+from .embeddings import UNKNOWN, sort_by_frequency
 from .partition import Rows
 from .preparation import Preparation
 
@@ -54,7 +54,7 @@ def _place(folder: Path) -> Path:
     for place in (folder / "wikitext-2", folder / "wikitext2", folder):
         if all((place / file).is_file() for file in FILES):
             return place
-    raise adapters.missing("wikitext2", folder, f"{', '.join(FILES)} into {folder / 'wikitext-2'}")
+    raise adapters.missing_data("wikitext2", folder, f"{', '.join(FILES)} into {folder / 'wikitext-2'}")
 
 
 def _read(place: Path) -> tuple[list[str], Rows, Rows]:
@@ -80,7 +80,7 @@ def _fewer(words: list[str], train: Rows, test: Rows, most: int) -> tuple[list[s
     """The most frequent words, still in order, <unk> always among them, and both texts in their numbers."""
     words = words if UNKNOWN in words else [*words, UNKNOWN]
     unknown = words.index(UNKNOWN)
-    frequent = most_frequent(np.bincount(train, minlength=len(words)))
+    frequent = sort_by_frequency(np.bincount(train, minlength=len(words)))
     kept = np.sort([unknown, *frequent[frequent != unknown][: most - 1]])
     new = np.full(len(words), np.searchsorted(kept, unknown))
     new[kept] = np.arange(len(kept))

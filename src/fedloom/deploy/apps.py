@@ -1,100 +1,79 @@
-"""A run with real devices, and a device of one, as the two halves of a Flower app."""
+"""The two Flower apps of a deployment: `server` runs the experiment, `client` answers its requests on a device."""
 
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..evaluation import StaticBatchNorm
+from ..fleet import Fleet
+from ..flower.apps import Config, client_app, server_app
+from ..flower.messages import Grid
 from ..recipe.errors import RecipeIssue
-from ..recipe.load import Loaded, load
-from ..recipe.paths import data_folder
-from ..recipe.registry import Registry
-from ..runs.build import Experiment, assemble, refuse_deployment
+from ..recipe.load import LoadedRecipe, load
+from ..recipe.paths import resolve_data_folder
+from ..runs.build import assemble, build, refuse_deployment
+from ..runs.data import outline_of, read_data
 from ..runs.folder import read_manifest
 from ..runs.recorder import recorded
 from ..runs.resume import standing_of
-from .registry import GATE_LOG, FleetRegistry, read_book
-from .remote import over_flower, roster_over
-from .runtime import Config, files_of, introduced, runtime_of, tables_of
-from .server import watched_over
-from .tier_assignment import by_key, rejected_connections, seated
-
-if TYPE_CHECKING:
-    from ..flower.apps import ClientApp, ServerApp
-    from ..flower.messages import Grid
-    from ..flower.nodes import NodeRegistry
+from .processes import count_restarts
+from .registry import PROXY_LOG, read_fleet_registry
+from .remote import build_node_registry, over_flower
+from .runtime import build_runtime, describe_device, extension_files, load_extensions
+from .server import report_launch
+from .tier_assignment import assign_tiers, identify_by_key, read_rejected_connections
 
 
-def serve(grid: "Grid", config: Config) -> None:
-    """A run with real devices, as the server half of a Flower app: `recipe`, `out` (gone on with if it is there),
-    `data-dir`, `with`; and `fleet`, the folder of a fleet whose devices are known by their keys."""
-    watch = watched_over(Path(str(config["fleet"])), str(config["launch"])) if config.get("launch") else nullcontext()
-    with watch:
-        _served(grid, config)
+def serve(grid: Grid, config: Config) -> None:
+    """Run an experiment with real devices.
+
+    `config` has `recipe`, `out` (resumed if it exists), `data-dir` and `with`; and for a fleet whose devices are known
+    by their keys `fleet`, its folder, and `launch`, by which its supervisor recognizes this process.
+    """
+    fleet_folder = Path(str(config["fleet"])) if config.get("fleet") else None
+    launch = str(config.get("launch", ""))
+    with report_launch(fleet_folder, launch) if fleet_folder and launch else nullcontext():
+        _serve(grid, config, fleet_folder)
 
 
-def _served(grid: "Grid", config: Config) -> None:
-    tables, folder = tables_of(files_of(config)), Path(str(config["out"]))
-    data = data_folder(str(config.get("data-dir", "")))
-    begun = folder.exists()
-    if begun and read_manifest(folder)["status"] == "finished":  # whoever restarts what has ended need not know
+def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
+    registry, out = load_extensions(extension_files(config)), Path(str(config["out"]))
+    data, exists = resolve_data_folder(str(config.get("data-dir", ""))), out.exists()
+    if exists and read_manifest(out)["status"] == "finished":
         return
-    experiment = assemble(load(folder / "recipe.toml" if begun else str(config["recipe"]), tables), tables, data)
-    refuse_deployment(experiment.loaded, experiment.method)
-    _refuse_pooled(experiment)
-    if config.get("fleet"):
-        experiment, roster = _introduced(experiment, tables, data, grid, Path(str(config["fleet"])), begun)
+    loaded = load(out / "recipe.toml" if exists else str(config["recipe"]), registry)
+    dataset = read_data(loaded, registry, data)
+    fleet, method = build(loaded, registry, outline_of(dataset))
+    refuse_deployment(loaded, method)
+    _refuse_pooled_statistics(loaded, fleet)
+    if fleet_folder is None:
+        nodes = build_node_registry(grid, fleet)
     else:
-        roster = roster_over(grid, experiment.fleet)
-    served = replace(over_flower(experiment, roster), deployed=True)
-    since = standing_of(folder, served, lambda said: None) if begun else None
-    for _ in recorded(served, folder, since):
+        enrolled = read_fleet_registry(fleet_folder)
+        enrolled.check_size(loaded)
+        restarts = partial(count_restarts, fleet_folder / "flower")
+        nodes = build_node_registry(grid, fleet, identify_by_key(enrolled, fleet), restarts)
+        if not exists:  # a resumed run keeps the tiers in its recipe
+            loaded = assign_tiers(loaded, registry, data, fleet, enrolled, nodes.meet())
+    experiment = assemble(loaded, registry, data, dataset)
+    if fleet_folder is not None:
+        rejected = partial(read_rejected_connections, fleet_folder / PROXY_LOG, experiment.standing)
+        nodes = replace(nodes, read_rejected=rejected)
+    experiment = replace(over_flower(experiment, nodes), deployed=True)
+    since = standing_of(out, experiment) if exists else None
+    for _ in recorded(experiment, out, since):
         pass
 
 
-def _introduced(
-    experiment: Experiment, tables: Registry, data: Path, grid: "Grid", home: Path, begun: bool
-) -> "tuple[Experiment, NodeRegistry]":
-    """With devices that are known by their keys, each in the tier it is given when the run begins."""
-    from ..flower.superlink import breaks_in
-
-    book = read_book(home)
-    refuse_other_size(experiment.loaded, book)
-    roster = roster_over(grid, experiment.fleet, by_key(book, experiment.fleet))
-    if not begun:
-        seen = roster.meet()
-        loaded = seated(experiment.loaded, tables, data, experiment.fleet, book, seen)
-        experiment = assemble(loaded, tables, data)
-    roster.turned_away = partial(rejected_connections, home / GATE_LOG, experiment.standing)
-    roster.post.breaks = partial(breaks_in, home / "flower")
-    return experiment, roster
-
-
-def refuse_other_size(loaded: Loaded, book: FleetRegistry) -> None:
-    size, known = loaded.recipe.data.devices, len(book.entries)
-    if size != known:
-        said = f"the recipe has {size} devices, the fleet {known}"
-        raise loaded.error(RecipeIssue(("data", "devices"), "FLEET_SIZE", said, f"--set data.devices={known}"))
-
-
-def _refuse_pooled(experiment: Experiment) -> None:
-    """Raise if batches would have to mix what different devices hold."""
-    loaded = experiment.loaded
-    pooled = experiment.evaluator.statistics.query == "pooled"
-    if pooled and any(tier.model.statistics() for tier in experiment.fleet.active_tiers):
-        said = "the statistics of static batch norm are pooled, which only a simulation can"
+def _refuse_pooled_statistics(loaded: LoadedRecipe, fleet: Fleet) -> None:
+    """Raise if batch norm statistics would need batches with examples of several devices."""
+    query = StaticBatchNorm(**loaded.recipe.evaluation.statistics).query
+    if query == "pooled" and any(tier.model.statistics() for tier in fleet.active_tiers):
+        message = "static batch norm with pooled statistics needs the examples of all devices in one place"
         hint = 'set evaluation.statistics = { query = "per_device" }, or model.normalization = "group"'
-        raise loaded.error(RecipeIssue(("evaluation", "statistics"), "SIMULATION_ONLY", said, hint))
+        raise loaded.error(RecipeIssue(("evaluation", "statistics"), "SIMULATION_ONLY", message, hint))
 
 
-def flower_server() -> "ServerApp":
-    from ..flower.apps import server_app
-
-    return server_app(serve)
-
-
-def flower_client() -> "ClientApp":
-    from ..flower.apps import client_app
-
-    return client_app(runtime_of, introduced)
+client = client_app(build_runtime, describe_device)
+server = server_app(serve)

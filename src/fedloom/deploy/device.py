@@ -1,5 +1,4 @@
-"""A device of a real fleet, looked after: what it can do is measured once, and its SuperNode is started again whenever
-it ends."""
+"""Run a device of a real fleet: measure its hardware once, then keep its SuperNode running."""
 
 import http.client
 import json
@@ -12,80 +11,81 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..analysis.hardware import probe
-from ..files import write_whole
-from .registry import Bundle
+from ..files import write_atomic
+from .processes import SupervisedProcess, find_free_port, flower_environment
+from .proxy import ECHO
+from .registry import DeviceBundle
 
-MACHINE, MEMORY = "machine.json", "memory"
-SENT = 1 << 20  # bytes, to find out how fast the line is
-LOOK_EVERY = 0.5  # seconds
+MACHINE_FILE, STATE_FOLDER = "machine.json", "memory"
+PROBE_SIZE = 1 << 20  # bytes sent to measure the bandwidth
+POLL_INTERVAL = 0.5  # seconds
 
 
 @dataclass
-class Node:
-    bundle: Bundle
-    own: Mapping[str, str]  # data-dir, with, load
-    say: Callable[[str], None]
+class DeviceSupervisor:
+    bundle: DeviceBundle
+    settings: Mapping[str, str]  # data-dir, with, load
+    log: Callable[[str], None]
 
-    def play(self) -> None:
-        """Until it is interrupted."""
-        from ..flower.processes import SupervisedProcess, environment, free_port
-
+    def run(self) -> None:
+        """Run until interrupted."""
         folder = self.bundle.folder.resolve()
         self._measure(folder)
         home = folder / "flower"
-        command = [*self._supernode(folder), "--port", str(free_port()), "--node-config", self._config(folder)]
-        kept = SupervisedProcess(command, home / "flower-supernode.log", environment(home), self._ended)
-        self.say(f"{self.bundle.name} goes to {self.bundle.server}")
+        command = [*self._supernode_command(folder), "--port", str(find_free_port())]
+        command += ["--node-config", self._node_config(folder)]
+        node = SupervisedProcess(command, home / "flower-supernode.log", flower_environment(home), self._on_exit)
+        self.log(f"{self.bundle.name} connects to {self.bundle.server}")
         try:
             while True:
-                kept.tend()
-                time.sleep(LOOK_EVERY)
+                node.restart_if_ended()
+                time.sleep(POLL_INTERVAL)
         finally:
-            kept.end()
+            node.stop()
 
     def _measure(self, folder: Path) -> None:
-        if (folder / MACHINE).exists():
+        if (folder / MACHINE_FILE).exists():
             return
-        found = asdict(probe(self.bundle.name, {}))
-        found["bandwidth"] = bandwidth(self.bundle)
-        kept = {key: one for key, one in found.items() if isinstance(one, float) and math.isfinite(one)}
-        write_whole(folder / MACHINE, json.dumps(kept).encode())
-        self.say(f"measured: {json.dumps(kept)}")
+        measured = asdict(probe(self.bundle.name, {}))
+        measured["bandwidth"] = measure_bandwidth(self.bundle)
+        finite = {key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)}
+        write_atomic(folder / MACHINE_FILE, json.dumps(finite).encode())
+        self.log(f"measured: {json.dumps(finite)}")
 
-    def _supernode(self, folder: Path) -> list[str]:
+    def _supernode_command(self, folder: Path) -> list[str]:
         command = ["flower-supernode", "--superlink", self.bundle.server]
         if not self.bundle.secure:
             return [*command, "--insecure"]
         trust, key = str(folder / "ca.crt"), str(folder / "key")
         return [*command, "--root-certificates", trust, "--auth-supernode-private-key", key]
 
-    def _config(self, folder: Path) -> str:
-        said = {**self.own, "folder": str(folder / MEMORY), "machine": str(folder / MACHINE)}
-        words = [f"{key}={json.dumps(value)}" for key, value in said.items() if value]
-        return " ".join([f"device={self.bundle.device}", *words])
+    def _node_config(self, folder: Path) -> str:
+        config = {**self.settings, "folder": str(folder / STATE_FOLDER), "machine": str(folder / MACHINE_FILE)}
+        pairs = [f"{key}={json.dumps(value)}" for key, value in config.items() if value]
+        return " ".join([f"device={self.bundle.index}", *pairs])
 
-    def _ended(self, code: int) -> None:
-        self.say(f"the SuperNode ended ({code}); it is started again")
+    def _on_exit(self, code: int) -> None:
+        self.log(f"the SuperNode ended with exit code {code}; restarting it")
 
 
-def bandwidth(bundle: Bundle) -> float:
-    """Bytes a second to the server and back, by the gate's echo; without end if nobody there knows it."""
+def measure_bandwidth(bundle: DeviceBundle) -> float:
+    """Bytes per second to the server and back, measured by the proxy's echo; infinite if there is no echo."""
     host, _, port = bundle.server.rpartition(":")
-    line: http.client.HTTPConnection
+    connection: http.client.HTTPConnection
     if bundle.secure:
         trust = ssl.create_default_context(cafile=str(bundle.folder / "ca.crt"))
-        line = http.client.HTTPSConnection(host, int(port), timeout=60, context=trust)
+        connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=trust)
     else:
-        line = http.client.HTTPConnection(host, int(port), timeout=60)
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
-        line.request("POST", "/fedloom/echo", b"")  # the handshake is not part of it
-        if line.getresponse().read() != b"":
+        connection.request("POST", ECHO, b"")  # keeps the handshake out of the measurement
+        if connection.getresponse().read() != b"":
             return math.inf
-        body, began = os.urandom(SENT), time.monotonic()
-        line.request("POST", "/fedloom/echo", body)
-        same = line.getresponse().read() == body
-        return 2 * SENT / (time.monotonic() - began) if same else math.inf
+        body, start = os.urandom(PROBE_SIZE), time.monotonic()
+        connection.request("POST", ECHO, body)
+        is_echo = connection.getresponse().read() == body
+        return 2 * PROBE_SIZE / (time.monotonic() - start) if is_echo else math.inf
     except (OSError, http.client.HTTPException):
         return math.inf
     finally:
-        line.close()
+        connection.close()

@@ -1,23 +1,35 @@
-"""Who may speak with whom: a fleet's own authority, its server's certificate, and a key for every device."""
+"""A fleet's certificate authority, its server's certificate, and a private key for every device."""
 
 import datetime
 import ipaddress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-LASTS = datetime.timedelta(days=3650)
+VALIDITY = datetime.timedelta(days=3650)
 LOOPBACK = ("localhost", "127.0.0.1")
 ISSUER = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedloom fleet")])
+OTHER_USES = dict.fromkeys(
+    (
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "encipher_only",
+        "decipher_only",
+    ),
+    False,
+)
+PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 
 
 @dataclass(frozen=True)
 class Authority:
-    """The files of one; `ca.crt` alone ever leaves the folder."""
+    """The files of a certificate authority. Only `ca.crt` ever leaves the folder."""
 
     folder: Path
 
@@ -34,35 +46,46 @@ class Authority:
         return self.folder / "server.key"
 
     def certify(self, host: str) -> None:
-        """A new certificate for the server, which devices reach at this host."""
-        signer, key = self._signer(), _new_key()
-        names = [_general(one) for one in dict.fromkeys((host, *LOOPBACK))]
-        made = _draft(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])]), key, authority=False)
-        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        whose = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        made = made.add_extension(whose, critical=False)
-        self.server_certificate.write_bytes(made.sign(signer, hashes.SHA384()).public_bytes(form.Encoding.PEM))
-        _write_private(self.server_key, key, form.PrivateFormat.PKCS8)
+        """Write a new key and certificate for the server that devices reach at this host."""
+        signer, key = self._signing_key(), _generate_key()
+        names = [_general_name(name) for name in dict.fromkeys((host, *LOOPBACK))]
+        draft = _build_draft(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])]), key, is_ca=False)
+        draft = draft.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        draft = draft.add_extension(issuer_key, critical=False)
+        self.server_certificate.write_bytes(draft.sign(signer, hashes.SHA384()).public_bytes(PEM))
+        _write_private(self.server_key, key, serialization.PrivateFormat.PKCS8)
 
-    def _signer(self) -> ec.EllipticCurvePrivateKey:
-        """The authority's own key, made once."""
-        secret = self.folder / "ca.key"
-        if secret.exists():
-            found = form.load_pem_private_key(secret.read_bytes(), None)
-            assert isinstance(found, ec.EllipticCurvePrivateKey)  # we wrote it
-            return found
-        key = _new_key()
-        made = _draft(ISSUER, key, authority=True).sign(key, hashes.SHA384())
-        self.certificate.write_bytes(made.public_bytes(form.Encoding.PEM))
-        _write_private(secret, key, form.PrivateFormat.PKCS8)
+    def _signing_key(self) -> ec.EllipticCurvePrivateKey:
+        """The authority's own key, generated on first use."""
+        path = self.folder / "ca.key"
+        if path.exists():
+            stored = serialization.load_pem_private_key(path.read_bytes(), None)
+            assert isinstance(stored, ec.EllipticCurvePrivateKey)  # written below
+            return stored
+        key = _generate_key()
+        certificate = _build_draft(ISSUER, key, is_ca=True).sign(key, hashes.SHA384())
+        self.certificate.write_bytes(certificate.public_bytes(PEM))
+        _write_private(path, key, serialization.PrivateFormat.PKCS8)
         return key
 
 
-def new_device_key(path: Path) -> str:
-    """A private key in this file; its public half as the one line that ssh writes."""
-    key = _new_key()
-    _write_private(path, key, form.PrivateFormat.OpenSSH)
-    return key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
+def create_device_key(path: Path) -> str:
+    """Write a private key to this file; return its public key as a line of OpenSSH."""
+    key = _generate_key()
+    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
+    return key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH).decode()
+
+
+def key_filter(public_keys: Iterable[str]) -> Callable[[str], bool]:
+    """A predicate that is true for the PEM text of any of these OpenSSH public keys."""
+
+    def to_pem(line: str) -> str:
+        key = serialization.load_ssh_public_key(line.encode())
+        return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode().strip()
+
+    known = {to_pem(line) for line in public_keys}
+    return lambda pem: pem.strip() in known
 
 
 def is_loopback(host: str) -> bool:
@@ -72,42 +95,30 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _new_key() -> ec.EllipticCurvePrivateKey:
+def _generate_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, kind: form.PrivateFormat) -> None:
-    """Only its owner may read it, from the first byte on."""
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, kind: serialization.PrivateFormat) -> None:
+    """Create the file readable by its owner only, before anything is in it."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
-    path.write_bytes(key.private_bytes(form.Encoding.PEM, kind, form.NoEncryption()))
+    path.write_bytes(key.private_bytes(PEM, kind, serialization.NoEncryption()))
 
 
-def _general(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _draft(subject: x509.Name, key: ec.EllipticCurvePrivateKey, authority: bool) -> x509.CertificateBuilder:
+def _build_draft(subject: x509.Name, key: ec.EllipticCurvePrivateKey, is_ca: bool) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder(ISSUER, subject, key.public_key(), x509.random_serial_number())
-    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + LASTS)
-    limits = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
-    uses = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
-    use = x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **uses)
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    return (
-        made.add_extension(limits, critical=True).add_extension(use, critical=True).add_extension(own, critical=False)
-    )
+    draft = x509.CertificateBuilder(ISSUER, subject, key.public_key(), x509.random_serial_number())
+    draft = draft.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + VALIDITY)
+    limits = x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None)
+    usage = x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **OTHER_USES)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    draft = draft.add_extension(limits, critical=True).add_extension(usage, critical=True)
+    return draft.add_extension(identifier, critical=False)

@@ -1,4 +1,4 @@
-"""Who is on duty in a folder, a fleet's server or a device, and how things stand there."""
+"""The pidfile of a fleet's server or of a device, and the status derived from it and from the run's folder."""
 
 import json
 import os
@@ -9,75 +9,78 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
-from ..fleet import number_name
+from ..files import write_atomic
+from ..fleet import device_name
+from ..recipe.errors import recipe_error
 from ..runs.folder import read_manifest
-from .registry import BUNDLE, FleetRegistry, problem, read_book, read_bundle
+from . import processes
+from .registry import BUNDLE_FILE, FleetRegistry, read_bundle, read_fleet_registry
 
-STATE = "duty.json"
+PIDFILE = "pidfile.json"
 
 
 @contextmanager
-def on_duty(folder: Path, **said: Any) -> Iterator[None]:
-    """Noted in a folder while it lasts; refused if somebody is on duty there."""
-    if duty(folder):
-        raise problem(folder, "RUNNING", "it is running already", f"fedloom deploy stop {folder}")
-    write_whole(folder / STATE, json.dumps({**said, "pid": os.getpid()}).encode())
+def hold_pidfile(folder: Path, **details: Any) -> Iterator[None]:
+    """Mark a folder as running with these details; raise if it already is."""
+    if read_running(folder):
+        raise recipe_error(folder, "RUNNING", "it is already running", f"fedloom deploy stop {folder}")
+    write_atomic(folder / PIDFILE, json.dumps({**details, "pid": os.getpid()}).encode())
     try:
         yield
     finally:
-        write_whole(folder / STATE, json.dumps({**said, "pid": 0}).encode())
+        write_atomic(folder / PIDFILE, json.dumps({**details, "pid": 0}).encode())
 
 
-def duty(folder: Path) -> dict[str, Any] | None:
-    """Whoever is; None: nobody, or somebody who has been killed."""
-    from ..flower.processes import alive, command_of
+def read_running(folder: Path) -> dict[str, Any] | None:
+    """The pidfile of a process that is running; None if it ended or was killed."""
+    details = read_pidfile(folder)
+    pid = int(details.get("pid", 0))
+    # the system may have given the id to another program
+    return details if processes.is_alive(pid) and "fedloom" in processes.command_line(pid) else None
 
-    said = last_duty(folder)
-    pid = int(said.get("pid", 0))
-    return said if alive(pid) and "fedloom" in command_of(pid) else None  # or it is somebody else's number by now
 
-
-def last_duty(folder: Path) -> dict[str, Any]:
-    """Whoever is, or was last."""
+def read_pidfile(folder: Path) -> dict[str, Any]:
+    """The pidfile of the last process, whether it is running or not."""
     with suppress(OSError, ValueError):
-        return dict(json.loads((folder / STATE).read_text("utf-8")))
+        return dict(json.loads((folder / PIDFILE).read_text("utf-8")))
     return {}
 
 
-def how_it_is(folder: Path) -> dict[str, Any]:
-    """`said`, for people, and for a fleet with a run what is known of every device."""
-    found = duty(folder)
-    if (folder / BUNDLE).exists():
+def read_status(folder: Path) -> dict[str, Any]:
+    """`running` and a `summary` for people; for a fleet also its last run and the state of every device."""
+    is_running = read_running(folder) is not None
+    if (folder / BUNDLE_FILE).exists():
         name = read_bundle(folder).name
-        return {"running": found is not None, "said": f"{name} {'is running' if found else 'is not running'}"}
-    book, last = read_book(folder), last_duty(folder).get("run")
+        return {"running": is_running, "summary": f"{name} {'is running' if is_running else 'is not running'}"}
+    registry, last = read_fleet_registry(folder), read_pidfile(folder).get("run")
     run = Path(last) if last else None
-    told = {"running": found is not None, "run": last, "devices": _devices(book, run)}
-    here = f"{book.server}: {'a server is running' if found else 'no server is running'}"
+    status = {"running": is_running, "run": last, "devices": _device_status(registry, run)}
+    summary = f"{registry.server}: {'a server is running' if is_running else 'no server is running'}"
     if run is None:
-        return {**told, "said": here}
-    rounds = [int(one["round"]) for one in lines(run / "timings.jsonl")]
+        return {**status, "summary": summary}
+    rounds = [int(line["round"]) for line in read_json_lines(run / "timings.jsonl")]
     state = read_manifest(run)["status"] if run.exists() else "waiting for devices"
-    return {**told, "state": state, "said": f"{here}; {run}: {state}, after round {max(rounds, default=0)}"}
+    return {**status, "state": state, "summary": f"{summary}; {run}: {state}, after round {max(rounds, default=0)}"}
 
 
-def _devices(book: FleetRegistry, run: Path | None) -> list[dict[str, Any]]:
+def _device_status(registry: FleetRegistry, run: Path | None) -> list[dict[str, Any]]:
     recipe = run / "recipe.toml" if run else None
-    given = tomllib.loads(recipe.read_text("utf-8"))["fleet"].get("device_tiers", []) if recipe and recipe.exists() else []
-    heard: dict[str, int] = {}
-    for line in lines(run / "participation.jsonl") if run else ():
-        heard |= dict.fromkeys(line["devices"], line["round"]) if line["outcome"] == "admitted" else {}
-    refused = Counter(line.get("device") for line in (lines(run / "events.jsonl") if run else ()))
-    found = []
-    for number, entry in enumerate(book.entries):
-        name, tier = number_name(number, len(book.entries)), given[number] if given else entry.cap
-        found.append({"name": entry.name, "tier": tier, "heard": heard.get(name), "refused": refused[name]})
-    return found
+    text = recipe.read_text("utf-8") if recipe and recipe.exists() else ""
+    tiers = tomllib.loads(text).get("fleet", {}).get("device_tiers", [])
+    last_round: dict[str, int] = {}
+    for line in read_json_lines(run / "participation.jsonl") if run else ():
+        last_round |= dict.fromkeys(line["devices"], line["round"]) if line["outcome"] == "admitted" else {}
+    refusals = Counter(line.get("device") for line in (read_json_lines(run / "events.jsonl") if run else ()))
+    status = []
+    for index, device in enumerate(registry.devices):
+        name, tier = device_name(index, len(registry.devices)), tiers[index] if tiers else device.max_tier
+        counts = {"last_round": last_round.get(name), "refusals": refusals[name]}
+        status.append({"name": device.name, "tier": tier, **counts})
+    return status
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Of a file of JSON lines that somebody may be writing."""
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a file that may still be written to."""
     with suppress(OSError):
         for line in path.read_text("utf-8").splitlines():
             with suppress(ValueError):

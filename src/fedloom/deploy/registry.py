@@ -1,6 +1,6 @@
-"""A fleet's folder at the server: which devices there are, by which keys they are known, and how much each may carry.
+"""A fleet's folder at the server: its devices, their keys, and the largest tier each of them may train.
 
-`devices/NAME` is what a device gets: copied there, it is all that `fedloom deploy device` needs.
+`devices/NAME` is the bundle of a device: copied there, it is all that `fedloom deploy device` needs.
 """
 
 import json
@@ -11,27 +11,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import sync_folder, write_whole
-from ..recipe.errors import RecipeError, RecipeIssue
+from ..files import sync_folder, write_atomic
+from ..recipe.errors import RecipeIssue, recipe_error
+from ..recipe.load import LoadedRecipe
 
-FILE, BUNDLE = "fleet.json", "device.json"
-GATE_LOG = "gate.jsonl"
+REGISTRY_FILE, BUNDLE_FILE = "fleet.json", "device.json"
+PROXY_LOG = "proxy.jsonl"
 
 
 @dataclass(frozen=True)
-class Entry:
+class EnrolledDevice:
     name: str
-    cap: str | None  # the largest tier that its key may carry; None: whatever fits
-    key: str  # the public half, as ssh writes it; "": it has none, or none any more
-    node: int | None = None  # by which Flower knows the key, once it is registered
+    max_tier: str | None  # the largest tier it may train; None: any that fits
+    key: str  # public key as OpenSSH writes it; "": it has none, or it was revoked
+    node: int | None = None  # Flower's id of the key, once it is registered
 
 
 @dataclass(frozen=True)
 class FleetRegistry:
     folder: Path
-    server: str  # host:port, as devices reach it
+    server: str  # host:port under which devices reach it
     secure: bool
-    entries: tuple[Entry, ...] = ()
+    devices: tuple[EnrolledDevice, ...] = ()
 
     @property
     def host(self) -> str:
@@ -41,135 +42,142 @@ class FleetRegistry:
     def port(self) -> int:
         return int(self.server.rpartition(":")[2])
 
-    def number_of(self, node: int) -> int | None:
-        """The place of a node's device in the fleet, by its key."""
-        return next((number for number, one in enumerate(self.entries) if one.node == node), None)
+    def index_of_node(self, node: int) -> int | None:
+        """The index in the fleet of the device that has this node's key."""
+        return next((index for index, device in enumerate(self.devices) if device.node == node), None)
 
-    def registered(self, nodes: Mapping[str, int]) -> "FleetRegistry":
-        """By name of the device."""
-        entries = tuple(replace(one, node=nodes.get(one.name, one.node)) for one in self.entries)
-        return replace(self, entries=entries)
+    def with_nodes(self, nodes: Mapping[str, int]) -> "FleetRegistry":
+        """With Flower's node ids, by device name."""
+        devices = tuple(replace(device, node=nodes.get(device.name, device.node)) for device in self.devices)
+        return replace(self, devices=devices)
+
+    def check_size(self, loaded: LoadedRecipe) -> None:
+        """Raise unless the recipe has as many devices as the fleet."""
+        size, enrolled = loaded.recipe.data.devices, len(self.devices)
+        if size != enrolled:
+            message, hint = f"the recipe has {size} devices, the fleet {enrolled}", f"--set data.devices={enrolled}"
+            raise loaded.error(RecipeIssue(("data", "devices"), "FLEET_SIZE", message, hint))
 
     def write(self) -> None:
-        said = {"server": self.server, "secure": self.secure, "devices": [asdict(one) for one in self.entries]}
-        write_whole(self.folder / FILE, (json.dumps(said, indent=1) + "\n").encode())
+        devices = [asdict(device) for device in self.devices]
+        document = {"server": self.server, "secure": self.secure, "devices": devices}
+        write_atomic(self.folder / REGISTRY_FILE, (json.dumps(document, indent=1) + "\n").encode())
         sync_folder(self.folder)
 
 
-def read_book(folder: Path) -> FleetRegistry:
+def read_fleet_registry(folder: Path) -> FleetRegistry:
     try:
-        said = json.loads((folder / FILE).read_text("utf-8"))
-        entries = tuple(Entry(**one) for one in said["devices"])
-        return FleetRegistry(folder, said["server"], said["secure"], entries)
+        document = json.loads((folder / REGISTRY_FILE).read_text("utf-8"))
+        devices = tuple(EnrolledDevice(**device) for device in document["devices"])
+        return FleetRegistry(folder, document["server"], document["secure"], devices)
     except OSError as error:
         hint = f"fedloom deploy keys {folder} --server HOST:PORT --device NAME"
-        raise problem(folder, "FLEET_MISSING", f"there is no {FILE} in it", hint) from error
+        raise recipe_error(folder, "FLEET_MISSING", f"there is no {REGISTRY_FILE} in it", hint) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise problem(folder, "FLEET_FORMAT", f"{FILE} cannot be read: {error}") from error
+        raise recipe_error(folder, "FLEET_FORMAT", f"{REGISTRY_FILE} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
 class EnrollRequest:
-    """A device to come: its name, the largest tier it may carry, and its public key if it has made one itself."""
+    """A device to enroll; `public_key` is a file if the device generated its own key pair."""
 
     name: str
-    cap: str | None = None
-    public: Path | None = None
+    max_tier: str | None = None
+    public_key: Path | None = None
 
 
-def wish(said: str) -> EnrollRequest:
-    """NAME, NAME:TIER, and either of them =FILE of a public key."""
-    front, _, file = said.partition("=")
-    name, _, cap = front.partition(":")
+def parse_enroll_request(text: str) -> EnrollRequest:
+    """Parse NAME or NAME:TIER, either followed by =FILE with a public key."""
+    front, _, file = text.partition("=")
+    name, _, max_tier = front.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise problem(said, "DEVICE_NAME", f"{name!r} cannot name a device", "letters, digits, . _ -")
-    return EnrollRequest(name, cap or None, Path(file) if file else None)
+        raise recipe_error(text, "DEVICE_NAME", f"{name!r} cannot name a device", "letters, digits, . _ -")
+    return EnrollRequest(name, max_tier or None, Path(file) if file else None)
 
 
-def enroll(folder: Path, server: str | None, wishes: Iterable[EnrollRequest], secure: bool) -> FleetRegistry:
-    """A new fleet, or more devices for one: nothing that is there is made anew, but for the certificate of a server
-    that has moved."""
+def enroll(folder: Path, server: str | None, requests: Iterable[EnrollRequest], secure: bool) -> FleetRegistry:
+    """Create a fleet, or add devices to it.
+
+    Existing keys and certificates are kept; only a server with a new address gets a new certificate.
+    """
     from .keys import Authority, is_loopback
 
-    book = read_book(folder) if (folder / FILE).exists() else FleetRegistry(folder, "", secure)
-    moved = server is not None and server != book.server
-    book = replace(book, server=server or book.server)
-    if not re.fullmatch(r"[^\s:/]+:\d{1,5}", book.server):
-        raise problem(folder, "ADDRESS", f"{book.server!r} is not HOST:PORT", "--server is where devices reach it")
-    if not book.secure and not is_loopback(book.host):
-        said = f"without TLS and keys anybody could take part; {book.host} is not this machine"
-        raise problem(folder, "INSECURE", said, "leave --insecure out")
+    exists = (folder / REGISTRY_FILE).exists()
+    registry = read_fleet_registry(folder) if exists else FleetRegistry(folder, "", secure)
+    has_moved = server is not None and server != registry.server
+    registry = replace(registry, server=server or registry.server)
+    if not re.fullmatch(r"[^\s:/]+:\d{1,5}", registry.server):
+        hint = "--server is the address under which devices reach the server"
+        raise recipe_error(folder, "ADDRESS", f"{registry.server!r} is not HOST:PORT", hint)
+    if not registry.secure and not is_loopback(registry.host):
+        message = f"without TLS and keys anyone could take part, and {registry.host} is not a loopback address"
+        raise recipe_error(folder, "INSECURE", message, "leave --insecure out")
     folder.mkdir(parents=True, exist_ok=True)
-    if book.secure and moved:
-        Authority(folder).certify(book.host)
-    known = {one.name for one in book.entries}
-    for one in wishes:
-        if one.name in known:
-            raise problem(folder, "DEVICE_NAME", f"there is a device {one.name} already")
-        known.add(one.name)
-        book = replace(book, entries=(*book.entries, _admitted(book, one)))
-    book.write()
-    for number in range(len(book.entries)):
-        _bundle(book, number)
-    return book
+    if registry.secure and has_moved:
+        Authority(folder).certify(registry.host)
+    names = {device.name for device in registry.devices}
+    for request in requests:
+        if request.name in names:
+            raise recipe_error(folder, "DEVICE_NAME", f"there already is a device {request.name}")
+        names.add(request.name)
+        registry = replace(registry, devices=(*registry.devices, _enroll_device(registry, request)))
+    registry.write()
+    for index in range(len(registry.devices)):
+        _write_bundle(registry, index)
+    return registry
 
 
-def revoke(book: FleetRegistry, names: Iterable[str]) -> FleetRegistry:
-    """These devices keep their places, and are let in no more."""
+def revoke(registry: FleetRegistry, names: Iterable[str]) -> FleetRegistry:
+    """Delete the keys of these devices. They keep their indices, but can no longer connect."""
     for name in names:
-        if name not in {one.name for one in book.entries}:
-            raise problem(book.folder, "DEVICE_NAME", f"there is no device {name}")
-        entries = tuple(replace(one, key="") if one.name == name else one for one in book.entries)
-        book = replace(book, entries=entries)
-    book.write()
-    return book
+        if name not in {device.name for device in registry.devices}:
+            raise recipe_error(registry.folder, "DEVICE_NAME", f"there is no device {name}")
+        devices = tuple(replace(device, key="") if device.name == name else device for device in registry.devices)
+        registry = replace(registry, devices=devices)
+    registry.write()
+    return registry
 
 
-def _admitted(book: FleetRegistry, one: EnrollRequest) -> Entry:
-    home = book.folder / "devices" / one.name
-    home.mkdir(parents=True, exist_ok=True)
-    if not book.secure:
-        return Entry(one.name, one.cap, "")
-    if one.public is None:
-        from .keys import new_device_key
+def _enroll_device(registry: FleetRegistry, request: EnrollRequest) -> EnrolledDevice:
+    folder = registry.folder / "devices" / request.name
+    folder.mkdir(parents=True, exist_ok=True)
+    if not registry.secure:
+        return EnrolledDevice(request.name, request.max_tier, "")
+    if request.public_key is None:
+        from .keys import create_device_key
 
-        return Entry(one.name, one.cap, new_device_key(home / "key"))
-    words = one.public.read_text("utf-8").split()
+        return EnrolledDevice(request.name, request.max_tier, create_device_key(folder / "key"))
+    words = request.public_key.read_text("utf-8").split()
     if len(words) < 2 or not words[0].startswith("ecdsa-sha2-"):
-        said, hint = f"{one.public} is no public key", "ssh-keygen -t ecdsa -b 384 -m PEM makes one"
-        raise problem(book.folder, "KEY", said, hint)
-    return Entry(one.name, one.cap, " ".join(words[:2]))
-
-
-def _bundle(book: FleetRegistry, number: int) -> None:
-    """What the device has to know, beside its key."""
-    entry = book.entries[number]
-    home = book.folder / "devices" / entry.name
-    said = {"name": entry.name, "device": number, "server": book.server, "secure": book.secure}
-    write_whole(home / BUNDLE, (json.dumps(said, indent=1) + "\n").encode())
-    if book.secure:
-        shutil.copyfile(book.folder / "ca.crt", home / "ca.crt")
+        message, hint = f"{request.public_key} is no public key", "ssh-keygen -t ecdsa -b 384 -m PEM makes one"
+        raise recipe_error(registry.folder, "KEY", message, hint)
+    return EnrolledDevice(request.name, request.max_tier, " ".join(words[:2]))
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """The same, read on the device."""
+class DeviceBundle:
+    """What a device knows about its fleet."""
 
     folder: Path
     name: str
-    device: int
+    index: int
     server: str
     secure: bool
 
 
-def read_bundle(folder: Path) -> Bundle:
+def _write_bundle(registry: FleetRegistry, index: int) -> None:
+    device = registry.devices[index]
+    folder = registry.folder / "devices" / device.name
+    document = {"name": device.name, "index": index, "server": registry.server, "secure": registry.secure}
+    write_atomic(folder / BUNDLE_FILE, (json.dumps(document, indent=1) + "\n").encode())
+    if registry.secure:
+        shutil.copyfile(registry.folder / "ca.crt", folder / "ca.crt")
+
+
+def read_bundle(folder: Path) -> DeviceBundle:
     try:
-        said: dict[str, Any] = json.loads((folder / BUNDLE).read_text("utf-8"))
-        return Bundle(folder, said["name"], said["device"], said["server"], said["secure"])
+        document: dict[str, Any] = json.loads((folder / BUNDLE_FILE).read_text("utf-8"))
+        return DeviceBundle(folder, document["name"], document["index"], document["server"], document["secure"])
     except (OSError, ValueError, KeyError) as error:
-        hint = "copy devices/NAME of the fleet's folder, as fedloom deploy keys has made it"
-        raise problem(folder, "BUNDLE", f"this is no device's folder: {error}", hint) from error
-
-
-def problem(where: Path | str, code: str, said: str, hint: str = "") -> RecipeError:
-    return RecipeError([RecipeIssue((), code, said, hint)], str(where))
+        hint = "copy devices/NAME from the fleet's folder, which fedloom deploy keys writes"
+        raise recipe_error(folder, "BUNDLE", f"this is not a device's folder: {error}", hint) from error

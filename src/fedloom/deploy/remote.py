@@ -1,6 +1,6 @@
-"""An experiment whose devices are asked by Flower's messages: simulated ones on Ray, or real ones.
+"""Run an experiment on Flower's messages, with devices simulated on Ray or with real ones.
 
-Method, gate, checkpoints and rows are those of any run. Devices keep what they remember on their own disks.
+Method, admission gate, checkpoints and rows are those of any run. Devices keep their state on their own disks.
 """
 
 import json
@@ -18,99 +18,110 @@ from ..fleet import Fleet
 from ..recipe.errors import RecipeIssue
 from ..recipe.registry import Registry
 from ..runs.build import Experiment, simulation
-from .runtime import Config, introduced, runtime_of, tables_of
+from .runtime import NodeConfig, build_runtime, describe_device, load_extensions
 
 if TYPE_CHECKING:
+    from ..flower.apps import ClientRuntime
     from ..flower.messages import Grid
-    from ..flower.nodes import NodeRegistry, Place
+    from ..flower.nodes import IdentifyNode, NodeRegistry
 
 
-MADE_UP = ("dropout", "stragglers", "outages", "corrupt")  # faults that only a simulation in one process has
-DEVICES = "devices"  # in a run's folder, where simulated ones have their disks
+SIMULATED_FAULTS = ("dropout", "stragglers", "outages", "corrupt")  # only in process
+DEVICES = "devices"  # subfolder of a run for the state of simulated devices
 
 
-def engaged(experiment: Experiment, tables: Registry, data: Path, folder: Path) -> Experiment:
-    """With the engine that its recipe names, for a run in this folder."""
+def attach_engine(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
+    """The experiment with the engine that its recipe names, for a run in this folder."""
     loaded = experiment.loaded
     match loaded.recipe.engine.kind:
         case "in_process":
             return experiment
         case _ if find_spec("flwr") is None:
-            said, hint = "Flower is not installed", "pip install 'fedloom[flower]'"
-            raise loaded.error(RecipeIssue(("engine", "kind"), "EXTRA_MISSING", said, hint))
+            message, hint = "Flower is not installed", "pip install 'fedloom[flower]'"
+            raise loaded.error(RecipeIssue(("engine", "kind"), "EXTRA_MISSING", message, hint))
         case "flower":
             hint = "fedloom deploy server serves it; --engine flower-sim simulates it"
             raise loaded.error(RecipeIssue(("engine", "kind"), "DEPLOYMENT", "this recipe is for real devices", hint))
         case _:
-            return _on_ray(experiment, tables, data, folder)
+            return _on_ray(experiment, registry, data, folder)
 
 
-def roster_over(grid: "Grid", fleet: Fleet, place: "Place | None" = None) -> "NodeRegistry":
-    """Who is reached over a grid; `place` says which device a node is, by default that of the number it names."""
+def build_node_registry(
+    grid: "Grid", fleet: Fleet, identify: "IdentifyNode | None" = None, restarts: Callable[[], int] = lambda: 0
+) -> "NodeRegistry":
+    """The nodes reached over a grid.
+
+    Parameters
+    ----------
+    identify
+        Resolves a node to a device; by default the one whose index the node reports.
+    restarts
+        How often the SuperLink has restarted so far; messages in flight may then be lost.
+    """
     from ..flower.messages import MessageClient
     from ..flower.nodes import NodeRegistry
 
-    return NodeRegistry(MessageClient(grid), place or partial(numbered, fleet), fleet.size)
+    return NodeRegistry(MessageClient(grid, restarts=restarts), identify or partial(device_by_index, fleet), fleet.size)
 
 
 def over_flower(
-    experiment: Experiment, roster: "NodeRegistry", hang_up: Callable[[], None] = lambda: None
+    experiment: Experiment, nodes: "NodeRegistry", on_close: Callable[[], None] = lambda: None
 ) -> Experiment:
-    """The same experiment with the devices on a roster."""
+    """The same experiment with the devices of a node registry."""
     from ..flower.engine import Flower
 
     loaded, standing = experiment.loaded, experiment.standing
-    _refuse_made_up(experiment)
+    _refuse_simulated_faults(experiment)
     engine = Flower(
-        inner=replace(simulation(experiment), carry=one_after_the_other),  # Flower's threads do not bear a fork
-        roster=roster,
+        inner=replace(simulation(experiment), carry=one_after_the_other),  # forking is not safe with Flower's threads
+        nodes=nodes,
         recipe=json.loads(json.dumps(loaded.recipe.document())),
         run=lambda: str(standing.others.setdefault("run", uuid4().hex)),
-        patience=loaded.recipe.faults.deadline or math.inf,
-        hang_up=hang_up,
+        default_timeout=loaded.recipe.faults.deadline or math.inf,
+        on_close=on_close,
     )
     return replace(experiment, engine=engine, faults=replace(experiment.faults, engine=engine))
 
 
-def _on_ray(experiment: Experiment, tables: Registry, data: Path, folder: Path) -> Experiment:
-    _refuse_made_up(experiment)
-    _refuse_unnamed(experiment, tables)
+def _on_ray(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
+    _refuse_simulated_faults(experiment)
+    _refuse_unnamed(experiment, registry)
     from ..flower.apps import client_app
-    from ..flower.ray import RayGrid  # heavy, so what is refused is refused first
+    from ..flower.ray import RayGrid  # slow to import, so check the recipe first
 
-    own = {
+    settings = {
         "data-dir": str(data.resolve()),
         "folder": str((folder / DEVICES).resolve()),
-        "with": ",".join(str(file) for file in tables.files),
+        "with": ",".join(str(file) for file in registry.files),
     }
-    grid = RayGrid(client_app(partial(_home_on_ray, own), introduced), experiment.fleet.size)
-    return over_flower(experiment, roster_over(grid, experiment.fleet), grid.close)
+    grid = RayGrid(client_app(partial(_build_ray_runtime, settings), describe_device), experiment.fleet.size)
+    return over_flower(experiment, build_node_registry(grid, experiment.fleet), grid.close)
 
 
-def _home_on_ray(own: Config, recipe: Mapping[str, Any], config: Config) -> Any:
-    return runtime_of(recipe, {**config, **own})
+def _build_ray_runtime(settings: NodeConfig, recipe: Mapping[str, Any], config: NodeConfig) -> "ClientRuntime":
+    return build_runtime(recipe, {**config, **settings})
 
 
-def numbered(fleet: Fleet, node: int, said: Mapping[str, Any]) -> str | None:
-    number = said.get("index")
-    return fleet.name(number) if type(number) is int and 0 <= number < fleet.size else None
+def device_by_index(fleet: Fleet, node: int, info: Mapping[str, Any]) -> str | None:
+    """The name of the device whose index a node reports; None if there is no such device."""
+    index = info.get("index")
+    return fleet.name(index) if type(index) is int and 0 <= index < fleet.size else None
 
 
-def _refuse_made_up(experiment: Experiment) -> None:
+def _refuse_simulated_faults(experiment: Experiment) -> None:
     loaded = experiment.loaded
-    part = loaded.recipe.faults
-    for key in MADE_UP:
-        if getattr(part, key):
-            said = f"{key} is made up, and only for simulations in one process; these devices have faults of their own"
-            raise loaded.error(RecipeIssue(("faults", key), "SIMULATION_ONLY", said, "leave it out"))
+    for key in SIMULATED_FAULTS:
+        if getattr(loaded.recipe.faults, key):
+            message = f"{key} simulates faults in one process; devices on Flower have faults of their own"
+            raise loaded.error(RecipeIssue(("faults", key), "SIMULATION_ONLY", message, "leave it out"))
 
 
-def _refuse_unnamed(experiment: Experiment, tables: Registry) -> None:
-    """Other machines know only names that come from files."""
-    known = tables_of(tuple(str(file) for file in tables.files))
-    for name in ("methods", "models", "datasets"):
-        unknown = getattr(tables, name).keys() - getattr(known, name).keys()
+def _refuse_unnamed(experiment: Experiment, registry: Registry) -> None:
+    """Raise if the experiment uses names that were registered in this process and not by a file."""
+    known = load_extensions(tuple(str(file) for file in registry.files))
+    for table in ("methods", "models", "datasets"):
+        unknown = getattr(registry, table).keys() - getattr(known, table).keys()
         if unknown:
-            said = f"{sorted(unknown)[0]!r} is known to this process alone"
-            hint = "put it into a file and name that by --with"
-            raise experiment.loaded.error(RecipeIssue(("engine", "kind"), "OWN_NAMES", said, hint))
+            message = f"{sorted(unknown)[0]!r} is registered in this process only"
+            hint = "put it into a file and name the file with --with"
+            raise experiment.loaded.error(RecipeIssue(("engine", "kind"), "OWN_NAMES", message, hint))

@@ -1,4 +1,4 @@
-"""What a device has, put together on the device itself from the recipe that comes with every question."""
+"""What a device needs to answer requests, assembled on the device from the recipe that comes with every request."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,91 +11,97 @@ import torch
 
 from ..data import Dataset
 from ..engines import ClientData
-from ..recipe.errors import RecipeError, RecipeIssue
+from ..recipe.errors import recipe_error
 from ..recipe.load import load
-from ..recipe.paths import data_folder
-from ..recipe.registry import Registry, module_of
+from ..recipe.paths import resolve_data_folder
+from ..recipe.registry import Registry, import_file
 from ..runs.build import Experiment, assemble, finder, simulation
 from ..runs.compression import build_codec
 from ..runs.data import holds_its_own
 
 if TYPE_CHECKING:
-    from ..flower.client import ClientRuntime
+    from ..flower.apps import ClientRuntime
 
 
-Config = Mapping[str, Any]
-"""Of a node, as whoever started it has said: `device`, its number in the fleet; `data-dir`; `folder`, for what it
-remembers; `with`, files of own names with commas between; `load`, a file whose `load()` gives its data; `machine`, a
-file of what it has measured of itself."""
+NodeConfig = Mapping[str, Any]
+"""Settings of a node: `device`, its index in the fleet; `data-dir`; `folder`, for its state; `with`, comma-separated
+files that register names; `load`, a file whose `load()` returns its data; `machine`, a file with its measurements."""
 
 
-def runtime_of(recipe: Mapping[str, Any], config: Config) -> "ClientRuntime":
-    """A device's examples are its part of the recipe's data, as in a simulation; or all that it finds."""
-    from ..flower.client import ClientRuntime
+def build_runtime(recipe: Mapping[str, Any], config: NodeConfig) -> "ClientRuntime":
+    """The runtime of one device.
 
-    data = str(config.get("data-dir", ""))
-    own = str(config.get("load", ""))
-    made = _assembled(json.dumps(recipe), data, files_of(config), own, torch.get_default_dtype())
-    name, engine, evaluator = made.fleet.name(number_of(config)), simulation(made), made.evaluator
-    if holds_its_own(made.loaded):
-        engine = replace(engine, client_data=_all_of_it(made, name))
-        evaluator = replace(evaluator, tests=("local",))  # what a device finds is nobody else's test
-    codec = build_codec(made.loaded.recipe)
+    Its examples are its part of the recipe's partition, as in a simulation, or with `partition.kind = "own"` all that
+    it finds.
+    """
+    from ..flower.apps import ClientRuntime
+
+    data, own_load = str(config.get("data-dir", "")), str(config.get("load", ""))
+    experiment = _assemble(json.dumps(recipe), data, extension_files(config), own_load, torch.get_default_dtype())
+    name, engine, evaluator = experiment.fleet.name(device_index(config)), simulation(experiment), experiment.evaluator
+    if holds_its_own(experiment.loaded):
+        engine = replace(engine, client_data=_whole_dataset(experiment, name))
+        evaluator = replace(evaluator, tests=("local",))  # no other device shares its test set
+    codec = build_codec(experiment.loaded.recipe)
     folder = Path(str(config.get("folder", "devices"))).expanduser()
-    return ClientRuntime(name, engine, made.fleet, finder(made.method, evaluator), folder, codec)
+    return ClientRuntime(name, engine, experiment.fleet, finder(experiment.method, evaluator), folder, codec)
 
 
-def _all_of_it(made: Experiment, name: str) -> ClientData:
-    data, sizes = made.dataset, simulation(made).client_data.sizes
+def _whole_dataset(experiment: Experiment, name: str) -> ClientData:
+    data, sizes = experiment.dataset, simulation(experiment).client_data.sizes
     return ClientData(data, {name: torch.arange(len(data.train))}, {name: torch.arange(len(data.test))}, sizes)
 
 
-def introduced(config: Config) -> Config:
-    """What a device says of itself before it knows of any run."""
-    said: dict[str, Any] = {"index": number_of(config)}
+@lru_cache(maxsize=4)
+def _assemble(recipe: str, data: str, files: tuple[str, ...], own_load: str, precision: torch.dtype) -> Experiment:
+    """Cached: a process may answer many requests of one run. `precision` is part of the key."""
+    registry, document = load_extensions(files), json.loads(recipe)
+    if own_load:
+        name = document["data"]["dataset"]
+        own = override_dataset(registry.datasets.get(name), import_load(Path(own_load)))
+        registry = registry.with_names(datasets={name: own})
+    return assemble(load(document, registry), registry, resolve_data_folder(data))
+
+
+def describe_device(config: NodeConfig) -> dict[str, Any]:
+    """What a device reports about itself before it takes part in a run."""
+    info: dict[str, Any] = {"index": device_index(config)}
     if config.get("machine"):
-        said["machine"] = json.loads(Path(str(config["machine"])).read_text("utf-8"))
-    return said
+        info["machine"] = json.loads(Path(str(config["machine"])).read_text("utf-8"))
+    return info
 
 
-def number_of(config: Config) -> int:
-    return int(config["device"] if "device" in config else config["partition-id"])  # the latter is Flower's own word
+def device_index(config: NodeConfig) -> int:
+    return int(config["device"] if "device" in config else config["partition-id"])  # the latter is set by Flower
 
 
-def files_of(config: Config) -> tuple[str, ...]:
+def extension_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in str(config.get("with", "")).split(",") if name)
 
 
-def loader(path: Path) -> Callable[[], Dataset]:
-    """A file's `load`, by which a device reads what is its own alone."""
-    found = getattr(module_of(path), "load", None)
-    if not callable(found):
+def load_extensions(files: tuple[str, ...]) -> Registry:
+    """The built-in names and those that these files register."""
+    registry = Registry()
+    for file in files:
+        registry = registry.with_file(Path(file))
+    return registry
+
+
+def import_load(path: Path) -> Callable[[], Dataset]:
+    """The function `load` of a file, by which a device reads its own data."""
+    function = getattr(import_file(path), "load", None)
+    if not callable(function):
         hint = "def load() -> Dataset, as in docs/add_a_dataset.md"
-        raise RecipeError([RecipeIssue((), "LOAD_MISSING", f"there is no function load in {path}", hint)], str(path))
-    return cast("Callable[[], Dataset]", found)
+        raise recipe_error(path, "LOAD_MISSING", f"there is no function load in {path}", hint)
+    return cast("Callable[[], Dataset]", function)
 
 
-def in_place_of(usual: Callable[..., Dataset] | None, own: Callable[[], Dataset]) -> Callable[..., Dataset]:
-    """Takes whatever settings the recipe's data set takes, and needs none."""
+def override_dataset(
+    original: Callable[..., Dataset] | None, load_own: Callable[[], Dataset]
+) -> Callable[..., Dataset]:
+    """A data set with the settings of the original, all ignored, that returns the device's own data."""
 
     def read(**settings: Any) -> Dataset:
-        return own()
+        return load()
 
-    return wraps(usual)(read) if usual else read
-
-
-def tables_of(files: tuple[str, ...]) -> Registry:
-    tables = Registry()
-    for file in files:
-        tables = tables.with_file(Path(file))
-    return tables
-
-
-@lru_cache(maxsize=4)
-def _assembled(recipe: str, data: str, files: tuple[str, ...], own: str, precision: torch.dtype) -> Experiment:
-    """Once for many questions, where a process lives that long."""
-    tables, said = tables_of(files), json.loads(recipe)
-    if own:
-        name = said["data"]["dataset"]
-        tables = tables.and_also(datasets={name: in_place_of(tables.datasets.get(name), loader(Path(own)))})
-    return assemble(load(said, tables), tables, data_folder(data))
+    return wraps(original)(read) if original else read

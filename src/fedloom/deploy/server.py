@@ -1,5 +1,5 @@
-"""A fleet's server, looked after: Flower's programs, the gate, and the run itself, which goes on from its last
-checkpoint whatever has ended."""
+"""Run a fleet's server: Flower's programs, the proxy, and the server app, which resumes from its last checkpoint
+whenever it ends."""
 
 import json
 import os
@@ -9,199 +9,215 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from ..files import write_whole
+from ..files import write_atomic
 from ..recipe.errors import RecipeError
 from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.faults import NoQuorum
 from ..runs.folder import read_manifest
 from ..runs.recorder import NothingAdmitted
-from .keys import Authority, is_loopback
-from .pidfile import lines
-from .registry import GATE_LOG, FleetRegistry
+from .keys import Authority, is_loopback, key_filter
+from .pidfile import read_json_lines
+from .processes import Certificates, FlowerCommandError, SuperLinkProcess, command_line, is_alive, stop_tree
+from .proxy import AuthProxy, ProxyConfig, start_proxy
+from .registry import PROXY_LOG, FleetRegistry
 
-if TYPE_CHECKING:
-    from ..flower.proxy import AuthProxy
-    from ..flower.superlink import Certificates, SuperLinkProcess
+LAUNCH_FILE = "app.json"
+POLL_INTERVAL = 0.5  # seconds
+LAUNCH_TIMEOUT = 180.0  # seconds from Flower's promise to start the server app until it reports itself
+MAX_FUTILE_STARTS = 3  # starts in a row without a new round
+
+PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedloom-app"
+version = "1.0.0"
+description = "Runs fedloom on Flower"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedloom"
+
+[tool.flwr.app.components]
+serverapp = "{module}:server"
+clientapp = "{module}:client"
+
+[tool.flwr.app.config]
+recipe = ""
+out = ""
+data-dir = ""
+with = ""
+fleet = ""
+launch = ""
+"""
 
 
-APP = "app.json"
-LOOK_EVERY = 0.5  # seconds
-BEGIN_WITHIN = 180.0  # seconds from Flower's promise to run the server's half until it is there
-MOST_FUTILE = 3  # times in a row that it may end without a round more
+def write_app(folder: Path, module: str = "fedloom.deploy.apps") -> Path:
+    """Write the project folder that `flwr run` takes.
+
+    It holds no code: `module` has the apps `server` and `client`, and is installed on every node. The settings of a run
+    come with its --run-config.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(PROJECT.format(module=module), encoding="utf-8")
+    return folder
 
 
-class GivenUp(Exception):  # noqa: N818 - named for what is wrong
-    """The server's half has ended, and would again."""
+class SupervisionError(Exception):
+    """The server app ended and would end again if it were restarted."""
 
-    def __init__(self, said: str, too_few: bool = False):
-        super().__init__(said)
-        self.too_few = too_few  # devices
+    def __init__(self, message: str, too_few_devices: bool = False):
+        super().__init__(message)
+        self.too_few_devices = too_few_devices
 
 
 @dataclass
-class Supervisor:
-    book: FleetRegistry
+class ServerSupervisor:
+    registry: FleetRegistry
     out: Path
-    config: Mapping[str, str]  # of the server's half: recipe, data-dir, with
-    say: Callable[[str], None]
-    _launch: str = ""
-    _run: str = ""  # with Flower
+    config: Mapping[str, str]  # of the server app: recipe, data-dir, with
+    log: Callable[[str], None]
+    _launch: str = ""  # identifies the last start of the server app
+    _run: str = ""  # Flower's run id
     _launched: float = 0.0
-    _futile: int = 0
-    _rounds: int = -1  # that were saved when the server's half was last started
-    _shown: int = 0
+    _futile_starts: int = 0
+    _saved_round: int = -1  # when the server app was last started
+    _logged_rounds: int = 0
 
-    def play(self) -> None:
-        """Until the run has finished."""
-        from ..flower.apps import write_app
-        from ..flower.superlink import SuperLinkProcess
-
-        if self.finished():
-            self.say(f"{self.out} has finished already")
+    def run(self) -> None:
+        """Run until the experiment has finished."""
+        if self.is_finished():
+            self.log(f"{self.out} has already finished")
             return
-        home, log = self.book.folder / "flower", self.book.folder / GATE_LOG
+        home, log = self.registry.folder / "flower", self.registry.folder / PROXY_LOG
         if not self.out.exists():
-            log.unlink(missing_ok=True)  # who came to an earlier run is that one's to tell
-        self._end_leftover()
-        station = SuperLinkProcess(home, _certificates(self.book), self.say)
-        gate = None
+            log.unlink(missing_ok=True)  # its rejections belong to an earlier run
+        self._stop_leftover_app()
+        superlink = SuperLinkProcess(home, _certificates(self.registry), self.log)
+        proxy = None
         try:
-            station.start()
-            gate = open_gate(self.book, station.port)
-            self.say(f"devices may come to {self.book.server}")
-            self._register(station)
+            superlink.start()
+            proxy = start_fleet_proxy(self.registry, superlink.port)
+            self.log(f"waiting for devices at {self.registry.server}")
+            self._register(superlink)
             app = write_app(home / "app")
-            while not self.finished():
-                station.tend()
-                self._show()
-                if not self._running():
-                    self._begin(station, app)
-                time.sleep(LOOK_EVERY)
-            self._show()
+            while not self.is_finished():
+                superlink.restart_if_ended()
+                self._log_rounds()
+                if not self._is_app_running():
+                    self._start_app(superlink, app)
+                time.sleep(POLL_INTERVAL)
+            self._log_rounds()
         finally:
-            if gate is not None:
-                gate.shutdown()
-            station.end()
+            if proxy is not None:
+                proxy.shutdown()
+            superlink.stop()
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         with suppress(OSError, ValueError):
             return bool(read_manifest(self.out)["status"] == "finished")
         return False
 
-    def _register(self, station: "SuperLinkProcess") -> None:
-        if not self.book.secure:
+    def _register(self, superlink: SuperLinkProcess) -> None:
+        if not self.registry.secure:
             return
-        known = {one.name: one.node for one in self.book.entries if one.node is not None}
-        self.book = self.book.registered(
-            station.register({one.name: one.key for one in self.book.entries if one.key}, known)
-        )
-        self.book.write()
+        known = {device.name: device.node for device in self.registry.devices if device.node is not None}
+        keys = {device.name: device.key for device in self.registry.devices if device.key}
+        self.registry = self.registry.with_nodes(superlink.register(keys, known))
+        self.registry.write()
 
-    def _running(self) -> bool:
-        """Whether the server's half is there, or may yet come."""
-        from ..flower.processes import alive
-
+    def _is_app_running(self) -> bool:
+        """True also while the server app may still be starting."""
         if not self._launch:
             return False
-        said = self._app()
-        if said.get("launch") == self._launch:
-            return alive(int(said["pid"]))
-        return time.monotonic() - self._launched < BEGIN_WITHIN
+        report = self._read_launch()
+        if report.get("launch") == self._launch:
+            return is_alive(int(report["pid"]))
+        return time.monotonic() - self._launched < LAUNCH_TIMEOUT
 
-    def _app(self) -> dict[str, Any]:
-        """What the server's half has last told of itself."""
+    def _read_launch(self) -> dict[str, Any]:
+        """What the server app last reported about itself."""
         with suppress(OSError, ValueError):
-            return dict(json.loads((self.book.folder / APP).read_text("utf-8")))
+            return dict(json.loads((self.registry.folder / LAUNCH_FILE).read_text("utf-8")))
         return {}
 
-    def _end_leftover(self) -> None:
-        """Of a supervisor that was killed: two servers' halves must not write into one run."""
-        from ..flower.processes import command_of, end_all
+    def _stop_leftover_app(self) -> None:
+        """Stop the server app of a supervisor that was killed: two of them must not write to one run."""
+        pid = int(self._read_launch().get("pid", 0))
+        if "flwr" in command_line(pid):
+            stop_tree(pid)
 
-        pid = int(self._app().get("pid", 0))
-        if "flwr" in command_of(pid):
-            end_all(pid)
-
-    def _begin(self, station: "SuperLinkProcess", app: Path) -> None:
-        """The server's half, from the last checkpoint if there is one."""
-        from ..flower.superlink import FlowerFailed
-
-        saved = rounds_saved(self.out)
+    def _start_app(self, superlink: SuperLinkProcess, app: Path) -> None:
+        """Start the server app; it resumes from the last checkpoint if there is one."""
+        saved = read_saved_round(self.out)
         if self._launch:
-            failed = self._app().get("failed")
-            if failed:
-                raise GivenUp(failed["said"], failed["kind"] == NoQuorum.__name__)
-            self._futile = self._futile + 1 if saved == self._rounds else 0
-            self.say(f"the server's half has ended; it goes on after round {saved}")
-        if self._futile >= MOST_FUTILE:
-            raise GivenUp(f"it ended {MOST_FUTILE} times without a round more: see {station.home}/flower-superexec.log")
-        self._rounds, self._launch = saved, uuid4().hex
+            failure = self._read_launch().get("failure")
+            if failure:
+                raise SupervisionError(failure["message"], failure["kind"] == NoQuorum.__name__)
+            self._futile_starts = self._futile_starts + 1 if saved == self._saved_round else 0
+            self.log(f"the server app ended; resuming after round {saved}")
+        if self._futile_starts >= MAX_FUTILE_STARTS:
+            log = superlink.folder / "flower-superexec.log"
+            raise SupervisionError(f"it ended {MAX_FUTILE_STARTS} times without completing a round: see {log}")
+        self._saved_round, self._launch = saved, uuid4().hex
         try:
             if self._run:
-                with suppress(FlowerFailed):  # what has ended cannot be stopped
-                    station.abandon(self._run)
-            config = {**self.config, "out": str(self.out.resolve()), "fleet": str(self.book.folder.resolve())}
-            self._run = station.launch(app, {**config, "launch": self._launch})
+                with suppress(FlowerCommandError):  # a run that ended cannot be stopped
+                    superlink.abandon(self._run)
+            config = {**self.config, "out": str(self.out.resolve()), "fleet": str(self.registry.folder.resolve())}
+            self._run = superlink.launch(app, {**config, "launch": self._launch})
             self._launched = time.monotonic()
-        except FlowerFailed as error:  # its SuperLink may just be away
-            self.say(str(error))
+        except FlowerCommandError as error:  # the SuperLink may just be restarting
+            self.log(str(error))
             self._launch = ""
 
-    def _show(self) -> None:
-        for line in list(lines(self.out / "timings.jsonl"))[self._shown :]:
-            self._shown += 1
-            self.say(f"round {line['round']}  {line['seconds']:.1f} s")
+    def _log_rounds(self) -> None:
+        for line in list(read_json_lines(self.out / "timings.jsonl"))[self._logged_rounds :]:
+            self._logged_rounds += 1
+            self.log(f"round {line['round']}  {line['seconds']:.1f} s")
 
 
 @contextmanager
-def watched_over(folder: Path, launch: str) -> Iterator[None]:
-    """The server's half, by which whoever looks after it knows it; and why it ended, if it would do so again."""
-    said: dict[str, Any] = {"pid": os.getpid(), "launch": launch}
-    write_whole(folder / APP, json.dumps(said).encode())
+def report_launch(folder: Path, launch: str) -> Iterator[None]:
+    """Report the server app's process to its supervisor, and failures that a restart would repeat."""
+    report: dict[str, Any] = {"pid": os.getpid(), "launch": launch}
+    write_atomic(folder / LAUNCH_FILE, json.dumps(report).encode())
     try:
         yield
     except (RecipeError, NoQuorum, NothingAdmitted) as error:
-        failed = {"kind": type(error).__name__, "said": str(error)}
-        write_whole(folder / APP, json.dumps({**said, "failed": failed}).encode())
+        failure = {"kind": type(error).__name__, "message": str(error)}
+        write_atomic(folder / LAUNCH_FILE, json.dumps({**report, "failure": failure}).encode())
         raise
 
 
-def rounds_saved(out: Path) -> int:
-    point = Checkpoints(out / FOLDER).newest() if (out / FOLDER).exists() else None
-    return point.number if point else 0
+def read_saved_round(out: Path) -> int:
+    checkpoint = Checkpoints(out / FOLDER).newest() if (out / FOLDER).exists() else None
+    return checkpoint.number if checkpoint else 0
 
 
-def open_gate(book: FleetRegistry, port: int) -> "AuthProxy":
-    from ..flower.proxy import ProxyConfig, opened
-
-    inner = outer = None
-    if book.secure:
-        made = Authority(book.folder)
+def start_fleet_proxy(registry: FleetRegistry, port: int) -> AuthProxy:
+    """Start the proxy in front of the SuperLink at this port."""
+    inner = outer = is_registered = None
+    if registry.secure:
+        authority = Authority(registry.folder)
         outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         outer.minimum_version = ssl.TLSVersion.TLSv1_2
-        outer.load_cert_chain(made.server_certificate, made.server_key)
-        inner = ssl.create_default_context(cafile=str(made.certificate))
-    admits = _keys(book) if book.secure else None
-    host = "127.0.0.1" if is_loopback(book.host) else ""
-    return opened((host, book.port), ProxyConfig(("127.0.0.1", port), book.folder / GATE_LOG, outer, inner, admits))
+        outer.load_cert_chain(authority.server_certificate, authority.server_key)
+        inner = ssl.create_default_context(cafile=str(authority.certificate))
+        is_registered = key_filter(device.key for device in registry.devices if device.key)
+    host = "127.0.0.1" if is_loopback(registry.host) else ""
+    config = ProxyConfig(("127.0.0.1", port), registry.folder / PROXY_LOG, outer, inner, is_registered)
+    return start_proxy((host, registry.port), config)
 
 
-def _keys(book: FleetRegistry) -> Callable[[str], bool]:
-    from cryptography.hazmat.primitives import serialization as form
-
-    def as_pem(key: str) -> str:
-        public = form.load_ssh_public_key(key.encode())
-        return public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo).decode().strip()
-
-    known = {as_pem(one.key) for one in book.entries if one.key}
-    return lambda key: key.strip() in known
-
-
-def _certificates(book: FleetRegistry) -> "Certificates | None":
-    from ..flower.superlink import Certificates
-
-    made = Authority(book.folder)
-    return Certificates(made.certificate, made.server_certificate, made.server_key) if book.secure else None
+def _certificates(registry: FleetRegistry) -> Certificates | None:
+    files = Authority(registry.folder)
+    return Certificates(files.certificate, files.server_certificate, files.server_key) if registry.secure else None

@@ -1,113 +1,130 @@
-"""Which device of a real fleet is which, by its key, and which tier it is given: the largest that fits and that its key
+"""Identify the devices of a real fleet by their keys and assign each the largest tier that fits and that its enrollment
 allows."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..analysis.costs import tier_costs
-from ..analysis.hardware import Machine
+from ..analysis.hardware import DeviceSpec
 from ..analysis.planning import plan_fleet
 from ..engines import Refusal
-from ..fleet import Fleet, parameters
+from ..fleet import Fleet, count_parameters
 from ..recipe.errors import RecipeIssue
-from ..recipe.load import Loaded, load
+from ..recipe.load import LoadedRecipe, load
 from ..recipe.registry import Registry
 from ..runs.state import RunState
 from .registry import FleetRegistry
-from .remote import numbered
-from .runtime import Config
+from .remote import device_by_index
 
-if TYPE_CHECKING:
-    from ..flower.nodes import Place
-
+DeviceInfo = Mapping[str, Any]
+"""What a device reports about itself, as `describe_device` returns it."""
 
 MEASURED = ("speed", "memory", "bandwidth")
+LOG_POSITION = "proxy_log"  # in the run's state: how much of the proxy's log was read
 
 
-def by_key(book: FleetRegistry, fleet: Fleet) -> "Place":
-    """A node is the device its key is for, whatever it says; and if it says otherwise it takes no part."""
+def identify_by_key(enrolled: FleetRegistry, fleet: Fleet) -> Callable[[int, dict[str, Any]], str | Refusal | None]:
+    """Resolve a node to the device that has its key; refuse a node that reports to be another device."""
 
-    def place(node: int, said: Config) -> str | Refusal | None:
-        named = numbered(fleet, node, said)
-        if not book.secure:
-            return named
-        number = book.number_of(node)
-        if number is None:
-            return Refusal("", "UNREGISTERED", f"node {node}: its key is none of this fleet's")
-        if named != fleet.name(number):
-            return Refusal(fleet.name(number), "OTHER_DEVICE", f"by its key it is {book.entries[number].name}")
-        return named
+    def identify(node: int, info: DeviceInfo) -> str | Refusal | None:
+        reported = device_by_index(fleet, node, info)
+        if not enrolled.secure:
+            return reported
+        index = enrolled.index_of_node(node)
+        if index is None:
+            return Refusal("", "UNREGISTERED", f"node {node}: the key is not registered in this fleet")
+        if reported != fleet.name(index):
+            message = f"its key belongs to {enrolled.devices[index].name}"
+            return Refusal(fleet.name(index), "OTHER_DEVICE", message)
+        return reported
 
-    return place
+    return identify
 
 
-def seated(
-    loaded: Loaded, tables: Registry, data: Path, fleet: Fleet, book: FleetRegistry, said: Mapping[str, Config]
-) -> Loaded:
-    """The recipe with the tier of every device in it, from what devices have said of themselves, by name. So whoever
-    reads the recipe knows them, and a run that goes on has the same."""
-    sizes = [one.name for one in sorted(fleet.active_tiers, key=lambda tier: -parameters(tier.model.shapes()))]
-    for entry in book.entries:
-        if entry.cap is not None and entry.cap not in sizes:
-            raise loaded.error(
-                RecipeIssue(("tiers",), "TIER_NAME", f"{entry.name} may carry {entry.cap!r}, no tier here")
-            )
-    given = loaded.recipe.fleet.device_tiers
-    if given:
-        _refuse_above(loaded, book, sizes)
+def assign_tiers(
+    loaded: LoadedRecipe,
+    registry: Registry,
+    data: Path,
+    fleet: Fleet,
+    enrolled: FleetRegistry,
+    reports: Mapping[str, DeviceInfo],
+) -> LoadedRecipe:
+    """Write the tier of every device into the recipe, so that a resumed run has the same tiers.
+
+    Parameters
+    ----------
+    reports
+        What devices reported about themselves, by name. Devices without a report get the largest tier they may train.
+    """
+    tiers = sorted(fleet.active_tiers, key=lambda tier: -count_parameters(tier.model.shapes()))
+    names = [tier.name for tier in tiers]
+    for device in enrolled.devices:
+        if device.max_tier is not None and device.max_tier not in names:
+            message = f"{device.name} is limited to tier {device.max_tier!r}, which the recipe does not have"
+            raise loaded.error(RecipeIssue(("tiers",), "TIER_NAME", message))
+    if loaded.recipe.fleet.device_tiers:
+        _refuse_above_limit(loaded, enrolled, names)
         return loaded
-    spoken = [said.get(fleet.name(number)) for number in range(fleet.size)]
-    machines = [machine(book.entries[n].name, one or {}, loaded.recipe.faults.deadline) for n, one in enumerate(spoken)]
-    planned = plan_fleet(loaded, tables, data, machines, tier_costs(loaded, tables, data, memory=True)).planned
-    fits = [None if one.fit is None else one.fit.tier for one in planned]
+    deadline = loaded.recipe.faults.deadline
+    machines = [
+        parse_machine(device.name, reports.get(fleet.name(index), {}), deadline)
+        for index, device in enumerate(enrolled.devices)
+    ]
+    plans = plan_fleet(loaded, registry, data, machines, tier_costs(loaded, registry, data, memory=True)).planned
+    fitting = [None if plan.fit is None else plan.fit.tier for plan in plans]
     document = loaded.recipe.document()
-    document["fleet"]["device_tiers"] = list(largest_allowed([one.cap for one in book.entries], fits, sizes))
-    return load(json.loads(json.dumps(document)), tables)
+    limits = [device.max_tier for device in enrolled.devices]
+    document["fleet"]["device_tiers"] = list(choose_tiers(limits, fitting, names))
+    return load(json.loads(json.dumps(document)), registry)
 
 
-def largest_allowed(caps: Sequence[str | None], fits: Sequence[str | None], sizes: Sequence[str]) -> tuple[str, ...]:
-    """`sizes` are all tiers, the largest first. Who can carry none gets the smallest: it may yet surprise us."""
-    given = []
-    for cap, fit in zip(caps, fits, strict=True):
-        allowed = sizes.index(cap) if cap else 0
-        able = sizes.index(fit) if fit else len(sizes) - 1
-        given.append(sizes[max(allowed, able)])
-    return tuple(given)
+def choose_tiers(limits: Sequence[str | None], fitting: Sequence[str | None], tiers: Sequence[str]) -> tuple[str, ...]:
+    """For each device the smaller of its limit and the largest tier that fits.
+
+    `tiers` are all tiers, the largest first. Devices that fit no tier get the smallest.
+    """
+    chosen = []
+    for limit, fit in zip(limits, fitting, strict=True):
+        allowed = tiers.index(limit) if limit else 0
+        feasible = tiers.index(fit) if fit else len(tiers) - 1
+        chosen.append(tiers[max(allowed, feasible)])
+    return tuple(chosen)
 
 
-def machine(name: str, said: Config, deadline: float | None) -> Machine:
-    """As a device has measured itself; what it does not say, or says amiss, does not limit it."""
-    told = said.get("machine")
-    told = told if isinstance(told, dict) else {}
-    speed, memory, bandwidth = (float(told[key]) if _amount(told.get(key)) else math.inf for key in MEASURED)
-    examples = said.get("examples")
-    held = examples if type(examples) is int and 0 < examples < 1 << 40 else None
-    return Machine(name, speed, memory, bandwidth, deadline or math.inf, examples=held)
+def parse_machine(name: str, info: DeviceInfo, deadline: float | None) -> DeviceSpec:
+    """The hardware a device reported. Missing or invalid measurements do not limit it."""
+    measured = info.get("machine")
+    measured = measured if isinstance(measured, dict) else {}
+    speed, memory, bandwidth = (_to_amount(measured.get(key)) for key in MEASURED)
+    examples = info.get("examples")
+    count = examples if type(examples) is int and 0 < examples < 1 << 40 else None
+    return DeviceSpec(name, speed, memory, bandwidth, deadline or math.inf, examples=count)
 
 
-def rejected_connections(log: Path, standing: RunState) -> Iterator[Refusal]:
-    """Whom the gate has turned away since the last time; how far that was read is part of how the run stands."""
+def read_rejected_connections(log: Path, state: RunState) -> Iterator[Refusal]:
+    """Connections that the proxy rejected since the last call; the position in its log is part of the run's state."""
     if not log.exists():
         return
     with log.open("rb") as file:
-        file.seek(int(standing.others.get("gate", 0)))
+        file.seek(int(state.others.get(LOG_POSITION, 0)))
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            standing.others["gate"] = int(standing.others.get("gate", 0)) + len(line)
-            said: dict[str, Any] = json.loads(line)
-            yield Refusal("", said["code"], said["reason"])
+            state.others[LOG_POSITION] = int(state.others.get(LOG_POSITION, 0)) + len(line)
+            rejection: dict[str, Any] = json.loads(line)
+            yield Refusal("", rejection["code"], rejection["reason"])
 
 
-def _refuse_above(loaded: Loaded, book: FleetRegistry, sizes: Sequence[str]) -> None:
-    for entry, tier in zip(book.entries, loaded.recipe.fleet.device_tiers, strict=True):
-        if entry.cap and sizes.index(tier) < sizes.index(entry.cap):
-            said = f"{entry.name} is given {tier}, its key allows {entry.cap} at most"
-            raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "TIER_CAP", said))
+def _refuse_above_limit(loaded: LoadedRecipe, enrolled: FleetRegistry, tiers: Sequence[str]) -> None:
+    for device, tier in zip(enrolled.devices, loaded.recipe.fleet.device_tiers, strict=True):
+        if device.max_tier and tiers.index(tier) < tiers.index(device.max_tier):
+            message = f"{device.name} is assigned {tier}, its enrollment allows {device.max_tier} at most"
+            raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "TIER_CAP", message))
 
 
-def _amount(said: Any) -> bool:
-    return isinstance(said, int | float) and not isinstance(said, bool) and math.isfinite(said) and said > 0
+def _to_amount(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) and value > 0 else math.inf

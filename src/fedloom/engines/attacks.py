@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..client import Task
 from ..data import Examples
-from ..fleet import Device, Fleet, Reply, parameters
-from ..footprints import Footprint, carve
+from ..fleet import Device, Fleet, Reply, count_parameters
+from ..footprints import Footprint, take_block
 from ..seeds import ATTACK, MALICIOUS, generator
 from ..tensors import Parcel, Tensors, combine
 from .client_data import ClientData
@@ -41,11 +41,11 @@ class AttackContext:
         return self.inboxes[reply.device][WEIGHTS]
 
     def update(self, reply: Reply) -> dict[str, Tensor]:
-        return combine(torch.sub, reply.sent[WEIGHTS], self.given(reply))
+        return combine(torch.sub, reply.upload[WEIGHTS], self.given(reply))
 
     def honest_updates(self, like: Reply) -> list[dict[str, Tensor]]:
         """Those of honest devices with the same layout; an attacker whom nobody is like has only its own."""
-        alike = [reply for reply in self.good if _shapes(reply.sent[WEIGHTS]) == _shapes(like.sent[WEIGHTS])]
+        alike = [reply for reply in self.good if _shapes(reply.upload[WEIGHTS]) == _shapes(like.upload[WEIGHTS])]
         return [self.update(reply) for reply in alike or [like]]
 
 
@@ -108,13 +108,13 @@ def thinnest_ring(factor: float) -> Craft:
     other attackers, are honest."""
 
     def craft(scene: AttackContext) -> list[Tensors]:
-        widest = max((parameters(one.device.model.shapes()) for one in (*scene.bad, *scene.good)), default=0)
+        widest = max((count_parameters(one.device.model.shapes()) for one in (*scene.bad, *scene.good)), default=0)
         votes = _votes(scene)
 
         def attacked(one: Reply) -> Tensors:
-            if parameters(one.device.model.shapes()) < widest:
-                return one.sent[WEIGHTS]
-            counts = {name: carve(votes[name], block) for name, block in _lying(one).blocks.items()}
+            if count_parameters(one.device.model.shapes()) < widest:
+                return one.upload[WEIGHTS]
+            counts = {name: take_block(votes[name], block) for name, block in _lying(one).blocks.items()}
             fewest = min((int(count.min()) for count in counts.values()), default=0)
             steps = scene.update(one)
             thin = {
@@ -133,9 +133,9 @@ def wrong_tier(scene: AttackContext) -> list[Tensors]:
     everybody = [*scene.good, *scene.bad]
 
     def borrowed(one: Reply) -> Tensors:
-        own = _shapes(one.sent[WEIGHTS])
-        others = (other.sent[WEIGHTS] for other in everybody if _shapes(other.sent[WEIGHTS]) != own)
-        return next(others, one.sent[WEIGHTS])
+        own = _shapes(one.upload[WEIGHTS])
+        others = (other.upload[WEIGHTS] for other in everybody if _shapes(other.upload[WEIGHTS]) != own)
+        return next(others, one.upload[WEIGHTS])
 
     return [borrowed(one) for one in scene.bad]
 
@@ -206,7 +206,7 @@ class Attacked:
         forged = self.attack.craft(AttackContext(bad, good, inboxes, self.fleet, draw))
         yield from (one for one in told if not worth[one.device] or one.device.name not in self.names)
         for one, weights in zip(bad, forged, strict=True):
-            reply = replace(one, sent={**one.sent, WEIGHTS: weights})
+            reply = replace(one, upload={**one.upload, WEIGHTS: weights})
             refusal = refuse(reply, task, inboxes[one.device])
             if refusal:
                 self.inner.on_refusal(round_number, refusal)
@@ -222,7 +222,7 @@ class Attacked:
     def _speaks(self, reply: Reply, inbox: Parcel) -> bool:
         """Whether a reply's weights are those it was given, changed; what the server computes itself is its own."""
         given = inbox.get(WEIGHTS)
-        return given is not None and not reply.device.is_server and _shapes(given) == _shapes(reply.sent[WEIGHTS])
+        return given is not None and not reply.device.is_server and _shapes(given) == _shapes(reply.upload[WEIGHTS])
 
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
@@ -247,7 +247,7 @@ def _noise(scene: AttackContext, one: Reply, strength: float) -> Tensors:
 def _lying(one: Reply) -> Footprint:
     """Where a device's weights lie in the global model, as far as they are of the shape that this says."""
     shapes = one.device.model.shapes()
-    fitting = [name for name, tensor in one.sent[WEIGHTS].items() if shapes.get(name) == tensor.shape]
+    fitting = [name for name, tensor in one.upload[WEIGHTS].items() if shapes.get(name) == tensor.shape]
     return Footprint({name: block for name, block in one.device.footprint.blocks.items() if name in fitting})
 
 

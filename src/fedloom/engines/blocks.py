@@ -20,10 +20,10 @@ from ..client import (
     DevicePlan,
     Optimizer,
     Task,
-    at_round,
+    optimizer_at,
     dummy_loss,
     gradient,
-    together,
+    merge_plans,
 )
 from ..fleet import Device
 from ..models import Model, StepSeeds
@@ -49,13 +49,13 @@ class Request:
 
     @property
     def optimizer(self) -> Optimizer:
-        return at_round(self.engine.optimizer, self.engine.rates, self.round_number)
+        return optimizer_at(self.engine.optimizer, self.engine.lr_schedule, self.round_number)
 
     def company(self) -> Hashable:
         """Errands of the same company can be carried out together."""
         task, engine = self.task, self.engine
         return (
-            task.same or id(self),
+            task.batch_key or id(self),
             task.schedule,
             self.optimizer,
             engine.label_smoothing,
@@ -109,7 +109,7 @@ def make_blocks(requests: Sequence[Request]) -> list[Block]:
         for device, inbox in request.inboxes.items():
             memory = engine.memory.recall(device)
             seat = BlockMember(request, device, engine.plan(request.task, device, request.round_number, request.repeat))
-            may_mix = not device.pooled_from and engine.at_once(device) > 1 and request.task.same
+            may_mix = not device.pooled_from and engine.at_once(device) > 1 and request.task.batch_key
             holds = (
                 layout(inbox),
                 layout(memory),
@@ -149,14 +149,14 @@ def run_block(work: Block) -> ClientResult:
         optimizer=request.optimizer,
         examples=data.train,
         tests=data.test,
-        test_holdings=pad_indices([seat.request.engine.client_data.tests(seat.device) for seat in work.seats]),
-        holdings=pad_indices([seat.request.engine.client_data.rows(seat.device) for seat in work.seats]),
+        test_indices=pad_indices([seat.request.engine.client_data.tests(seat.device) for seat in work.seats]),
+        train_indices=pad_indices([seat.request.engine.client_data.rows(seat.device) for seat in work.seats]),
         preparation=data.preparation,
-        plan=together([seat.plan for seat in work.seats]),
+        plan=merge_plans([seat.plan for seat in work.seats]),
         seen_labels=torch.stack([seat.request.engine.client_data.seen_labels(seat.device) for seat in work.seats]),
         state=work.memory,
         label_smoothing=request.engine.label_smoothing,
-        sizes=request.engine.client_data.sizes,
+        tier_models=request.engine.client_data.sizes,
     )
     return work.task.run(client, work.inbox)
 
@@ -180,7 +180,7 @@ def _gradients(model: Model, batch_size: int, count: int) -> dict[str, Tensor]:
     for device in devices:
         draw = torch.Generator().manual_seed(device)
         weights = {name: torch.rand(shape, generator=draw) - 0.4 for name, shape in model.shapes().items()}
-        made.append((weights, model.sample(draw, batch_size)))
+        made.append((weights, model.random_inputs(draw, batch_size)))
     x, y = torch.stack([x for _, x in made]), torch.zeros(count, batch_size, dtype=torch.int64)
     block = {name: torch.stack([weights[name] for weights, _ in made]) for name in model.shapes()}
     batch = Batch(x, y, StepSeeds(tuple(devices)))
@@ -207,6 +207,6 @@ def _mixes(seat: BlockMember) -> bool:
 def _size(seat: BlockMember, devices: int) -> int:
     """Whom nobody joins sits beside itself: other kernels, and so other bits, would run for it alone."""
     alone = seat.request.engine.at_once(seat.device) == 1 or seat.device.pooled_from
-    if alone or (seat.device.is_server and not seat.request.task.same):  # whom nobody can join
+    if alone or (seat.device.is_server and not seat.request.task.batch_key):  # whom nobody can join
         return devices
     return max(2, devices)

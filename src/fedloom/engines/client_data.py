@@ -56,7 +56,7 @@ def pad_indices(held: Sequence[Tensor]) -> PaddedIndices:
 def devices_at_once(model: Model) -> int:
     """How many devices to run as one network. Narrow layers waste most of a core on overhead, wide ones nothing;
     a fixed rule, not a timing, so that results do not depend on the machine. `fedloom calibrate` measures instead."""
-    if not model.folds():
+    if not model.is_foldable():
         return 1  # side by side it would take as long as one after the other
     widest = max((shape[0] for shape in model.shapes().values() if len(shape) > 2), default=64)
     return next(count for limit, count in ((128, 8), (256, 4), (math.inf, 1)) if widest <= limit)

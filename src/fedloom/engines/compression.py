@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..client import Bounded, Layout, Like, Sent, Task
+from ..client import Bounded, Layout, Like, BundleSpec, Task
 from ..fleet import Device, Reply
 from ..models import Model
 from ..settings import Share
-from ..tensors import Parcel, Tensors, combine, outline_bytes
+from ..tensors import Parcel, Tensors, combine, tensor_bytes
 from .blocks import Parcels
 from .client_data import ClientData
 from .gate import MAX_EXAMPLES, Refusal, declared, refuse
@@ -233,10 +233,10 @@ class Codec:
             return refusal
         layouts = declared(task, reply.device, inbox, reply.examples)
         try:
-            made = {b: self._read_up(reply.sent[b], one, _base(task, b, inbox)) for b, one in layouts.items()}
+            made = {b: self._read_up(reply.upload[b], one, _base(task, b, inbox)) for b, one in layouts.items()}
         except Malformed as error:
             return Refusal(reply.device.name, "BAD_FORMAT", str(error))
-        return replace(reply, sent=made)
+        return replace(reply, upload=made)
 
     def asked(self, task: Task) -> Task:
         """The same task, as it declares what travels."""
@@ -257,13 +257,13 @@ class Codec:
     def code_up(self, outline: tuple[Shape, torch.dtype], update: bool) -> Code | None:
         if not is_coded(*outline) or (not update and (self.up is None or self.up.of_updates)):
             return None
-        worth = self.up is not None and _size(self.up, *outline) <= outline_bytes(*outline)
+        worth = self.up is not None and _size(self.up, *outline) <= tensor_bytes(*outline)
         return self.up if worth else Whole() if update else None
 
     def _code_down(self, shape: Shape, dtype: torch.dtype) -> Code | None:
         if self.down is None or not is_coded(shape, dtype):
             return None
-        return self.down if _size(self.down, shape, dtype) <= outline_bytes(shape, dtype) else None
+        return self.down if _size(self.down, shape, dtype) <= tensor_bytes(shape, dtype) else None
 
     def _written_down(self, tensors: Tensors) -> dict[str, Tensor]:
         made: dict[str, Tensor] = {}
@@ -319,7 +319,7 @@ class _Coded:
     """What is declared of a bundle, as it travels."""
 
     codec: Codec
-    sent: Sent
+    sent: BundleSpec
 
     def __call__(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         made: dict[str, tuple[Shape, torch.dtype]] = {}
@@ -349,7 +349,7 @@ def _drawer(task: Task, bundle: str) -> str:
 
 def _size(code: Code | None, shape: Shape, dtype: torch.dtype) -> int:
     parts = code.parts(shape, dtype) if code else {"": (shape, dtype)}
-    return sum(outline_bytes(*one) for one in parts.values())
+    return sum(tensor_bytes(*one) for one in parts.values())
 
 
 def _marked(name: str, dtype: torch.dtype, parts: Tensors) -> dict[str, Tensor]:
@@ -423,8 +423,8 @@ class _Post:
         if device.is_server:  # nothing travels
             return self.way(reply)
         before = simulation.memory.left_out(device)
-        coded, after = codec.encode_up(self.task, self.told[device], reply.sent, before)
-        arrived = self.way(replace(reply, sent=coded))
+        coded, after = codec.encode_up(self.task, self.told[device], reply.upload, before)
+        arrived = self.way(replace(reply, upload=coded))
         if arrived is None:
             return None
         heard = codec.decode_up(arrived, self.task, self.inboxes[device], simulation.max_examples)

@@ -196,17 +196,17 @@ class FaultInjector:
 
 def damaged(reply: Reply, how: Damage) -> Reply:
     """As it should not be: in one number, or in the shape of what has none. To a reply without tensors one is added."""
-    places = sorted((bundle, name) for bundle, tensors in reply.sent.items() for name in tensors)
-    numbers = [(b, n) for b, n in places if reply.sent[b][n].is_floating_point() and reply.sent[b][n].numel()]
+    places = sorted((bundle, name) for bundle, tensors in reply.upload.items() for name in tensors)
+    numbers = [(b, n) for b, n in places if reply.upload[b][n].is_floating_point() and reply.upload[b][n].numel()]
     if not places:
-        return replace(reply, sent={**reply.sent, "noise": {"x": torch.zeros(1)}})
+        return replace(reply, upload={**reply.upload, "noise": {"x": torch.zeros(1)}})
     bundle, name = (numbers or places)[0]
-    tensor = reply.sent[bundle][name].clone()
+    tensor = reply.upload[bundle][name].clone()
     if how == "shape" or not numbers:
         tensor = torch.stack([tensor, tensor])
     else:
         tensor.view(-1)[0] = {"nan": math.nan, "inf": math.inf, "huge": HUGE}[how]
-    return replace(reply, sent={**reply.sent, bundle: {**reply.sent[bundle], name: tensor}})
+    return replace(reply, upload={**reply.upload, bundle: {**reply.upload[bundle], name: tensor}})
 
 
 def _outline(layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:

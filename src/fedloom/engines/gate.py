@@ -66,14 +66,14 @@ def excerpt(said: object) -> str:
 
 
 def _parcel_fault(reply: Reply, task: Task, inbox: Parcel) -> Fault | None:
-    if reply.sent.keys() != task.sends.keys():
-        return "KEYS", f"bundles {excerpt(sorted(reply.sent))} where {sorted(task.sends)} were declared"
+    if reply.upload.keys() != task.sends.keys():
+        return "KEYS", f"bundles {excerpt(sorted(reply.upload))} where {sorted(task.sends)} were declared"
     layouts = declared(task, reply.device, inbox, reply.examples)
     for bundle, layout in layouts.items():
-        odd = sorted(reply.sent[bundle].keys() ^ layout.keys())
+        odd = sorted(reply.upload[bundle].keys() ^ layout.keys())
         if odd:
             return "KEYS", f"{bundle}: {excerpt(odd[0])} is missing or was not declared"
-    return next(_tensor_faults(reply.sent, layouts), None)
+    return next(_tensor_faults(reply.upload, layouts), None)
 
 
 def _tensor_faults(sent: Parcel, layouts: dict[str, Layout]) -> Iterator[Fault]:

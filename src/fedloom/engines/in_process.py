@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..client import ClientResult, DevicePlan, LRSchedule, Optimizer, Schedule, Task, plan_for
+from ..client import ClientResult, DevicePlan, LRSchedule, Optimizer, Schedule, Task, draw_plan
 from ..fleet import Device, Reply
 from ..seeds import PLAN, generator, number
 from ..tensors import Parcel, split
@@ -39,7 +39,7 @@ class InProcess:
     memory: ClientStateStore
     schedule: Schedule
     optimizer: Optimizer
-    rates: LRSchedule
+    lr_schedule: LRSchedule
     seed: int
     label_smoothing: float = 0.0
     devices_per_block: DevicesPerBlock = None
@@ -77,7 +77,7 @@ class InProcess:
         asked = (self.seed, PLAN, round_number, task.stream, repeat)
         draw, data = generator(*asked, device.name), self.client_data.dataset
         schedule = task.schedule or self.schedule
-        return plan_for(self.client_data.rows(device), schedule, data.train, data.preparation, draw, number(*asked))
+        return draw_plan(self.client_data.rows(device), schedule, data.train, data.preparation, draw, number(*asked))
 
     def at_once(self, device: Device) -> int:
         return block_size(self.devices_per_block, device)

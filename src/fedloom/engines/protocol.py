@@ -271,7 +271,7 @@ class ByMail:
 
     def _arrived(self, reply: Reply, question: Question) -> Reply | None:
         first: Reply | None = None
-        for data in self.transit(encode_reply(question.heading(reply.examples), reply.sent), question):
+        for data in self.transit(encode_reply(question.heading(reply.examples), reply.upload), question):
             found = opened(data, replace(question, answered=first is not None))
             if isinstance(found, Refusal):
                 self.inner.on_refusal(question.round_number, found)

@@ -52,7 +52,7 @@ Find = Callable[[tuple[str, ...]], Task]
 
 def task_in_words(task: Task) -> dict[str, Any]:
     schedule = asdict(task.schedule) if task.schedule else None
-    return {"address": task.address or (task.name,), "schedule": schedule}
+    return {"address": task.ref or (task.name,), "schedule": schedule}
 
 
 def task_from_words(said: Mapping[str, Any], find: Find) -> Task:

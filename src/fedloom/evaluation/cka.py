@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..client import misalignment
+from ..client import alignment_loss
 from ..models import Model
 from ..tensors import Tensors
 
@@ -15,7 +15,7 @@ def linear_cka(left: Tensor, right: Tensor) -> float:
     if any(bool((one == one[:1]).all()) for one in (left, right)):
         return float("nan")  # what sees no difference between examples is like nothing
     scaled = [one.double() / one.double().abs().max() for one in (left, right)]
-    return 1 - float(misalignment({"features": scaled[1]}, "linear")(scaled[0]))
+    return 1 - float(alignment_loss({"features": scaled[1]}, "linear")(scaled[0]))
 
 
 @torch.inference_mode()

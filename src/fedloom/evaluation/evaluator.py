@@ -17,24 +17,24 @@ from ..seeds import SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors, fingerprint
 from .batchnorm import StaticBatchNorm
 from .local import FineTune, LocalEvaluation, batch_where_devices_judge, by_acquaintance
-from .metrics import Row, hits, log_loss, per_group, percent
+from .metrics import Row, is_correct, log_loss, per_group, percent
 from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, exit_names, last_exit
 
-SERVER_MODEL = ("server model",)  # where a device finds what it judges that with
+SERVER_MODEL_REF = ("server model",)  # where a device finds what it judges that with
 Filled = tuple[str, Mapping[str, Tensors]]  # of which weights, and their statistics by tier
 
 
 @dataclass(frozen=True)
 class Evaluator:
     dataset: Dataset
-    own_tests: Sequence[Tensor]  # device by device, rows of the test set
+    local_tests: Sequence[Tensor]  # device by device, rows of the test set
     seen_labels: Tensor  # [devices, classes]
     statistics: StaticBatchNorm
     batch_size: int = 500
     tests: tuple[str, ...] = ("global", "local")
     fine_tune: FineTune | None = None
     candidates: tuple[str, ...] = ()  # those that are judged; empty: all
-    own_tests_away: bool = False  # only the devices know them, and so are asked
+    tests_on_devices: bool = False  # only the devices know them, and so are asked
     filled: dict[str, Filled] = field(default_factory=dict, compare=False)  # by candidate
 
     def rows(
@@ -96,10 +96,10 @@ class Evaluator:
                 return Row(round_number, name, tier.name, device, test, metric, value)
 
             if "global" in self.tests:
-                yield row("global", "accuracy", percent(float(hits(answers[tier], labels).sum()), len(labels)))
+                yield row("global", "accuracy", percent(float(is_correct(answers[tier], labels).sum()), len(labels)))
                 yield row("global", "loss", log_loss(answers[tier], labels))
-            if "local" in self.tests and not self.own_tests_away:
-                said = own[tier] if tier in own else answers[tier][torch.cat(list(self.own_tests))]
+            if "local" in self.tests and not self.tests_on_devices:
+                said = own[tier] if tier in own else answers[tier][torch.cat(list(self.local_tests))]
                 correct, total = self._own_counts(said, candidate.unseen_logit)
                 for test, devices in _acquaintance(fleet).items():
                     share = percent(float(correct[devices].sum()), float(total[devices].sum()))
@@ -108,9 +108,9 @@ class Evaluator:
                         share = percent(float(correct[index]), float(total[index]))
                         yield row(test, "accuracy", share, fleet.name(index))
         yield from self._shuffled_rows(name, filled, fleet, ask, round_number)
-        if "local" in self.tests and self.own_tests_away:
+        if "local" in self.tests and self.tests_on_devices:
             given = DeviceModel(
-                server_model, partial(_weights_for, filled), candidate.unseen_logit, candidate.tiers, SERVER_MODEL
+                load_server_model, partial(_weights_for, filled), candidate.unseen_logit, candidate.tiers, SERVER_MODEL_REF
             )
             yield from replace(self, tests=("local",))._device_rows(name, given, fleet, ask, round_number)
         if self.fine_tune and last:
@@ -126,16 +126,16 @@ class Evaluator:
         labels = self.dataset.test.y
         order = torch.from_numpy(generator(0, SHUFFLED_TEST).permutation(len(labels)))
         for tier, logits in self.logits(minding, fleet, ask, order).items():
-            correct = float(hits(logits, labels[order]).sum())
+            correct = float(is_correct(logits, labels[order]).sum())
             yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", percent(correct, len(labels)))
 
     def _own_logits(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensor]:
         """For models that look at the whole batch: to every device's own test examples, which no other's are among."""
         minding = minding_the_batch(models)
-        sizes = [len(own) for own in self.own_tests]
-        if not minding or not sum(sizes) or "local" not in self.tests or self.own_tests_away:
+        sizes = [len(own) for own in self.local_tests]
+        if not minding or not sum(sizes) or "local" not in self.tests or self.tests_on_devices:
             return {}
-        return self.logits(minding, fleet, ask, torch.cat(list(self.own_tests)), sizes)
+        return self.logits(minding, fleet, ask, torch.cat(list(self.local_tests)), sizes)
 
     def logits(
         self,
@@ -152,13 +152,13 @@ class Evaluator:
         hosts = self._hosts(models)
         rows = torch.arange(len(self.dataset.test.y)) if order is None else order
         questions = {"rows": rows, "lengths": batch_lengths(groups or [len(rows)], self.batch_size)}
-        task = replace(self.test_set.answer, schedule=Schedule(self.batch_size), address=("exam", "answer"))
+        task = replace(self.test_set.predict, schedule=Schedule(self.batch_size), ref=("test_set", "predict"))
         inboxes = {
-            fleet.examiner(tier): {"weights": weights, "order": questions}
+            fleet.evaluation_device(tier): {"weights": weights, "order": questions}
             for tier, weights in models.items()
             if tier not in hosts
         }
-        said = {reply.device.tier: reply.sent["exits"] for reply in ask(task, inboxes)}
+        said = {reply.device.tier: reply.upload["exits"] for reply in ask(task, inboxes)}
         silent = torch.full((len(rows), self.dataset.classes), torch.nan)  # a model that has diverged is not admitted
         return {tier: said.get(hosts.get(tier, tier).name, {}).get(last_exit(tier.model), silent) for tier in models}
 
@@ -196,20 +196,20 @@ class Evaluator:
 
     def _own_counts(self, logits: Tensor, unseen_logit: float | None) -> tuple[Tensor, Tensor]:
         """Per device, right answers and questions on its own test examples: [devices] each."""
-        devices = len(self.own_tests)
-        who = torch.repeat_interleave(torch.arange(devices), torch.tensor([len(own) for own in self.own_tests]))
-        what = torch.cat(list(self.own_tests))
+        devices = len(self.local_tests)
+        who = torch.repeat_interleave(torch.arange(devices), torch.tensor([len(own) for own in self.local_tests]))
+        what = torch.cat(list(self.local_tests))
         judged = mask_logits(logits.unsqueeze(1), self.seen_labels[who], unseen_logit).squeeze(1)
-        right = hits(judged, self.dataset.test.y[what])
+        right = is_correct(judged, self.dataset.test.y[what])
         return per_group(right, who, devices), per_group(torch.ones_like(right), who, devices)
 
-    def personal(self, candidate: DeviceModel) -> LocalEvaluation:
+    def local_evaluation(self, candidate: DeviceModel) -> LocalEvaluation:
         whole = self.dataset.test.x, self.dataset.test.y
         rows = self.batch_size if self.by_position else None
-        return LocalEvaluation(candidate, whole if "global" in self.tests else None, self.device_batch, rows)
+        return LocalEvaluation(candidate, whole if "global" in self.tests else None, self.device_batch_size, rows)
 
     @property
-    def device_batch(self) -> Callable[[Model], int]:
+    def device_batch_size(self) -> Callable[[Model], int]:
         return partial(batch_where_devices_judge, self.batch_size, math.prod(self.dataset.test.y.shape[1:]))
 
     @property
@@ -220,9 +220,9 @@ class Evaluator:
     def _device_rows(
         self, name: str, candidate: DeviceModel, fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
-        address = ("personal", json.dumps(candidate.unseen_logit), *candidate.found_at)
-        personal = self.personal(candidate)
-        task = replace(personal.measure, schedule=Schedule(self.statistics.batch_size), address=address)
+        ref = ("personal", json.dumps(candidate.unseen_logit), *candidate.load_ref)
+        local_evaluation = self.local_evaluation(candidate)
+        task = replace(local_evaluation.evaluate, schedule=Schedule(self.statistics.batch_size), ref=ref)
         tiers = [tier.name for tier in judged_tiers(candidate, fleet)]
         asked = [device for device in fleet.devices(round_number) if device.tier in tiers]
         replies = sorted(ask(task, {one: candidate.inbox(one) for one in asked}), key=lambda reply: reply.device.name)
@@ -231,14 +231,14 @@ class Evaluator:
             for shown, said in groups.items():
                 for tier in tiers:
                     of_tier = [reply for reply in said if reply.device.tier == tier]
-                    for metric, value in personal.measured(of_tier, test).items() if of_tier else ():
+                    for metric, value in local_evaluation.compute_metrics(of_tier, test).items() if of_tier else ():
                         yield Row(round_number, name, tier, "", shown, metric, value)
                 for reply in said:
-                    for metric, value in personal.measured([reply], test).items():
+                    for metric, value in local_evaluation.compute_metrics([reply], test).items():
                         yield Row(round_number, name, reply.device.tier, reply.device.name, shown, metric, value)
 
 
-def server_model(client: Client, inbox: Parcel) -> ModelWeights:
+def load_server_model(client: Client, inbox: Parcel) -> ModelWeights:
     """What the server has, judged by a device."""
     return client.model, inbox["weights"]
 
@@ -249,7 +249,7 @@ def _weights_for(models: Mapping[Tier, Tensors], device: Device) -> Parcel:
 
 
 def minding_the_batch(models: Mapping[Tier, Tensors]) -> dict[Tier, Tensors]:
-    return {tier: weights for tier, weights in models.items() if tier.model.mixes_examples()}
+    return {tier: weights for tier, weights in models.items() if tier.model.is_batch_dependent()}
 
 
 def judged_tiers(candidate: EvalTarget, fleet: Fleet) -> list[Tier]:

@@ -45,7 +45,7 @@ def psnr(guess: Tensor, original: Tensor, span: Tensor) -> float:
     return float((-10 * torch.log10(errors)).mean())
 
 
-def span_of(preparation: Preparation, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def pixel_range(preparation: Preparation, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """How far apart the darkest and the lightest stored pixels are for a model."""
     if dtype != torch.uint8:
         return torch.ones(())
@@ -53,7 +53,7 @@ def span_of(preparation: Preparation, shape: Sequence[int], dtype: torch.dtype) 
     return (preparation(white) - preparation(black))[0]
 
 
-def readable(decibels: float) -> str:
+def describe_psnr(decibels: float) -> str:
     """In words."""
     if math.isnan(decibels) or decibels < 15:
         return "hardly anything can be recognized"
@@ -63,7 +63,7 @@ def readable(decibels: float) -> str:
 def _searcher(part: Model, rate: float, steps: int) -> Client:
     """Somebody with nothing but the features: the plan's steps have no examples of their own."""
     row = torch.zeros(1, 1, dtype=torch.int64)
-    nothing = Examples(part.blank(1), torch.zeros(1, dtype=torch.int64))
+    nothing = Examples(part.zero_inputs(1), torch.zeros(1, dtype=torch.int64))
     plan = tuple(Step(row, torch.ones(1), {}, StepSeeds((0,))) for _ in range(steps))
     seen, none = torch.ones(1, part.classes, dtype=torch.bool), PaddedIndices(row, torch.zeros(1, 1, dtype=torch.bool))
     return Client(part, Adam(rate), nothing, nothing, none, Preparation(), plan, seen, {})

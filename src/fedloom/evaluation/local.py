@@ -21,7 +21,7 @@ from ..client import (
     label_loss,
     mask_logits,
     on_device,
-    own_statistics,
+    with_batchnorm_statistics,
     shaped,
 )
 from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
@@ -29,8 +29,8 @@ from ..models import Model
 from ..seeds import EVALUATE, FINE_TUNE
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
-from .metrics import Row, hits, percent
-from .sequence import SUMS, position_metrics, tallied
+from .metrics import Row, is_correct, percent
+from .sequence import SUMS, position_metrics, sum_over_batches
 
 COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
 
@@ -42,7 +42,7 @@ Answers = Iterator[tuple[Batch, Tensor, Tensor]]
 def batch_where_devices_judge(size: int, positions: int, model: Model) -> int:
     """Many devices do it at once, and memory must not grow with them, nor with the positions that one example has; but
     where the batch changes the answers it is as large as elsewhere."""
-    return size if model.mixes_examples() else max(1, size // 8 // positions)
+    return size if model.is_batch_dependent() else max(1, size // 8 // positions)
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class LocalEvaluation:
     batch_size: Callable[[Model], int]
     perplexity_batch: int | None = None  # where every position is answered: so many rows make a batch
 
-    @on_device(sends={"local": "sums", "global": "sums"}, stream=EVALUATE, mixes=False)
-    def measure(self, client: Client, inbox: Parcel) -> ClientResult:
-        model, carried = self.candidate.carried(client, inbox)
+    @on_device(sends={"local": "sums", "global": "sums"}, stream=EVALUATE, batch_across_runs=False)
+    def evaluate(self, client: Client, inbox: Parcel) -> ClientResult:
+        model, carried = self.candidate.load(client, inbox)
         client = replace(client, model=model)
-        weights = own_statistics(client, carried)
+        weights = with_batchnorm_statistics(client, carried)
         with torch.no_grad():
             own = self._summed(
                 client, own_answers(client, weights, self.batch_size(model), self.candidate.unseen_logit)
@@ -73,7 +73,7 @@ class LocalEvaluation:
     def _summed(self, client: Client, answers: Answers) -> dict[str, Tensor]:
         devices = len(client.seen_labels)
         if self.perplexity_batch:
-            return tallied(answers, client.preparation, devices, self.perplexity_batch)
+            return sum_over_batches(answers, client.preparation, devices, self.perplexity_batch)
         return counted(answers, devices)
 
     def _whole_answers(self, client: Client, weights: Tensors) -> Answers:
@@ -82,10 +82,10 @@ class LocalEvaluation:
             x, y = (one.expand(devices, *one.shape) for one in (client.preparation(examples[0]), examples[1]))
             yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool)
 
-    def measured(self, replies: Sequence[Reply], test: str) -> dict[str, float]:
+    def compute_metrics(self, replies: Sequence[Reply], test: str) -> dict[str, float]:
         """Metric by metric, all answers of these devices counted alike."""
         if self.perplexity_batch:
-            return position_metrics([reply.sent[test] for reply in replies])
+            return position_metrics([reply.upload[test] for reply in replies])
         return {"accuracy": share_right(replies, test)}
 
 
@@ -99,7 +99,7 @@ class FineTune:
     batch_size: Count = 50
     learning_rate: Positive = 0.001
 
-    @on_device(sends={"initial": COUNTS, "personalized": COUNTS}, stream=FINE_TUNE, mixes=False)
+    @on_device(sends={"initial": COUNTS, "personalized": COUNTS}, stream=FINE_TUNE, batch_across_runs=False)
     def tune(self, client: Client, inbox: Parcel) -> ClientResult:
         learner = replace(client, optimizer=Sgd(self.learning_rate), label_smoothing=0.0)
         given = inbox.get("statistics", {})
@@ -110,7 +110,7 @@ class FineTune:
 
     def tuned(self, model: Model) -> list[str]:
         """The weights that move: `head` is the last layer, `body` all else that the last exit depends on."""
-        behind, head = model.behind_last_exit(), set(model.head())
+        behind, head = model.last_exit_weights(), set(model.head())
         return [name for name in behind if self.part == "all" or (name in head) == (self.part == "head")]
 
     def rows(
@@ -118,7 +118,7 @@ class FineTune:
     ) -> Iterator[Row]:
         """Per tier and device, and over a tier's devices their mean and population standard deviation; every device
         tries every tier's model, as the paper's tables have it. Devices that never trained are told apart."""
-        task = replace(self.tune, schedule=Schedule(self.batch_size, self.epochs), address=("fine_tune", "tune"))
+        task = replace(self.tune, schedule=Schedule(self.batch_size, self.epochs), ref=("fine_tune", "tune"))
         inboxes = {
             device.with_model(tier.model, fleet.global_model, tier.name): _parcel(tier.model, weights)
             for tier, weights in models.items()
@@ -163,14 +163,14 @@ def own_test(client: Client, weights: Tensors, size: int) -> dict[str, Tensor]:
 def counted(answers: Answers, devices: int) -> dict[str, Tensor]:
     correct = total = torch.zeros(devices, dtype=torch.float64)
     for batch, logits, real in answers:
-        correct, total = correct + (hits(logits, batch.y) & real).sum(1), total + real.sum(1)
+        correct, total = correct + (is_correct(logits, batch.y) & real).sum(1), total + real.sum(1)
     return {"correct": correct, "total": total}
 
 
 def own_answers(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> Answers:
     """To the devices' own test examples."""
     for batch, real in client.test_batches(size):
-        if client.model.mixes_examples() and not bool(real.all()):
+        if client.model.is_batch_dependent() and not bool(real.all()):
             logits = _without_padding(client, weights, batch.x, real)
         else:
             logits = client.model(weights, batch.x).logits
@@ -193,5 +193,5 @@ def _without_padding(client: Client, weights: Tensors, x: Tensor, real: Tensor) 
 
 def share_right(replies: Sequence[Reply], test: str) -> float:
     """All answers of these devices, counted alike."""
-    counts = [reply.sent[test] for reply in replies if test in reply.sent]
+    counts = [reply.upload[test] for reply in replies if test in reply.upload]
     return percent(sum(float(c["correct"]) for c in counts), sum(float(c["total"]) for c in counts))

@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def hits(logits: Tensor, labels: Tensor) -> Tensor:
+HIGHER_IS_BETTER = ("accuracy", "initial", "personalized")  # all others, such as losses and costs: lower is better
+
+
+def metric_sign(metric: str) -> int:
+    """1 if higher values of the metric are better, else -1."""
+    return 1 if metric.startswith(HIGHER_IS_BETTER) else -1
+
+
+def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """[..., classes], [...] -> truth values; of equal logits the lowest class wins."""
     return logits.argmax(-1) == labels
 

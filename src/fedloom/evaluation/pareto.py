@@ -7,7 +7,7 @@ Point = tuple[float, float]
 """(cost, gain)."""
 
 
-def front(points: Iterable[Point]) -> list[Point]:
+def pareto_front(points: Iterable[Point]) -> list[Point]:
     """Those that no other point betters: costs no more and gains no less, one of the two strictly. By cost."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda one: (one[0], -one[1])):
@@ -16,9 +16,9 @@ def front(points: Iterable[Point]) -> list[Point]:
     return kept
 
 
-def hyper_volume(points: Iterable[Point], reference: Point) -> float:
+def hypervolume(points: Iterable[Point], reference: Point) -> float:
     """The area of all that is no better than one of the points, up to the largest cost and down to the least gain."""
     most, least = reference
-    corners = front(point for point in points if point[0] <= most and point[1] >= least)
+    corners = pareto_front(point for point in points if point[0] <= most and point[1] >= least)
     steps = pairwise([*corners, (most, least)])
     return sum((after - cost) * (gain - least) for (cost, gain), (after, _) in steps)

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from ..client import Batch, shaped
 from ..data import Preparation
 from ..tensors import Tensors
-from .metrics import exponential, hits, percent
+from .metrics import exponential, is_correct, percent
 
-ENDLESS = 1e17  # a loss, of which the exponential is infinite; engines do not admit what is not finite, or absurd
+LARGEST_LOSS = 1e17  # a loss, of which the exponential is infinite; engines do not admit what is not finite, or absurd
 
 SUMS = shaped(
     rows=((), torch.float64),
@@ -26,10 +26,10 @@ SUMS = shaped(
 )
 
 
-def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def score_positions(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """[..., classes], [...] -> the loss of every answer, and whether it is right."""
     losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
-    return losses.view(labels.shape), hits(logits, labels)
+    return losses.view(labels.shape), is_correct(logits, labels)
 
 
 def hidden_positions(preparation: Preparation, x: Tensor) -> Tensor | None:
@@ -64,12 +64,12 @@ def device_sums(rows: Tensors, real: Tensor, batch_size: int) -> dict[str, Tenso
     return {**made, **{name: one.sum(1) for name, one in held.items()}}
 
 
-def tallied(
+def sum_over_batches(
     answers: Iterable[tuple[Batch, Tensor, Tensor]], preparation: Preparation, devices: int, batch_size: int
 ) -> dict[str, Tensor]:
     """The sums of what devices answered, batch by batch: questions, logits, and which of them are no padding."""
     parts = [
-        (row_sums(*scored(logits, batch.y), hidden_positions(preparation, batch.x)), real)
+        (row_sums(*score_positions(logits, batch.y), hidden_positions(preparation, batch.x)), real)
         for batch, logits, real in answers
     ]
     if not parts:
@@ -77,7 +77,7 @@ def tallied(
         parts = [(row_sums(nothing, nothing > 0, None), torch.zeros(devices, 0, dtype=torch.bool))]
     rows = {name: torch.cat([part[name] for part, _ in parts], 1) for name in parts[0][0]}
     sums = device_sums(rows, torch.cat([real for _, real in parts], 1), batch_size)
-    return {name: one.nan_to_num(nan=ENDLESS).clamp(-ENDLESS, ENDLESS) for name, one in sums.items()}
+    return {name: one.nan_to_num(nan=LARGEST_LOSS).clamp(-LARGEST_LOSS, LARGEST_LOSS) for name, one in sums.items()}
 
 
 def position_metrics(sums: Sequence[Tensors]) -> dict[str, float]:

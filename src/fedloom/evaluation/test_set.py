@@ -17,16 +17,16 @@ from ..models import Model
 from ..seeds import PREDICT, SCORE
 from ..tensors import Parcel, Tensors
 from .metrics import Row
-from .sequence import device_sums, hidden_positions, position_metrics, row_sums, scored
+from .sequence import device_sums, hidden_positions, position_metrics, row_sums, score_positions
 
 
 @lru_cache(maxsize=4096)
 def exit_names(model: Model) -> tuple[str, ...]:
     """From shallow to deep."""
-    weights = {**model.initial(0), **{name: torch.ones(shape) for name, shape in model.statistics().items()}}
+    weights = {**model.initial_weights(0), **{name: torch.ones(shape) for name, shape in model.statistics().items()}}
     block = {name: one.unsqueeze(0) for name, one in weights.items()}
     with torch.no_grad():
-        return tuple(model(block, model.blank(1, 2)).exits)
+        return tuple(model(block, model.zero_inputs(1, 2)).exits)
 
 
 def last_exit(model: Model) -> str:
@@ -58,7 +58,7 @@ class GlobalEvaluation:
 
     batch_size: int
 
-    @on_device(sends={"scores": scores}, stream=SCORE, mixes=False)
+    @on_device(sends={"scores": scores}, stream=SCORE, batch_across_runs=False)
     @torch.inference_mode()
     def score(self, client: Client, inbox: Parcel) -> ClientResult:
         """Where every position of an example is a question of its own: logits of all of them would fill the memory."""
@@ -68,12 +68,12 @@ class GlobalEvaluation:
         for number, rows in enumerate(order.split(self.batch_size)):
             x, y = client.preparation(client.tests.x[rows]).unsqueeze(0), client.tests.y[rows]
             here = slice(number * self.batch_size, number * self.batch_size + len(rows))
-            made["loss"][0, here], made["right"][0, here] = scored(client.model(inbox["weights"], x).logits[0], y)
+            made["loss"][0, here], made["right"][0, here] = score_positions(client.model(inbox["weights"], x).logits[0], y)
         return ClientResult(upload={"scores": made})
 
-    @on_device(sends={"exits": answers}, stream=PREDICT, mixes=False)
+    @on_device(sends={"exits": answers}, stream=PREDICT, batch_across_runs=False)
     @torch.inference_mode()
-    def answer(self, client: Client, inbox: Parcel) -> ClientResult:
+    def predict(self, client: Client, inbox: Parcel) -> ClientResult:
         """Which questions make a batch is in the inbox too: some models look at the whole of it."""
         order, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
         weights, room = inbox["weights"], (1, len(order), client.model.classes)
@@ -100,20 +100,20 @@ class SequenceEvaluator:
         self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
         for tier, said in self._scores(models, fleet, ask).items():
-            for metric, value in self.measured(said["loss"], said["right"]).items():
+            for metric, value in self.compute_metrics(said["loss"], said["right"]).items():
                 yield Row(round_number, name, tier.name, "", "global", metric, value)
 
     def _scores(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensors]:
         """A model that has diverged is not admitted, and so has no score."""
         labels = self.dataset.test.y
         order = {"rows": torch.arange(len(labels)), "labels": labels}
-        task = replace(self.test_set.score, schedule=Schedule(self.batch_size), address=("exam", "score"))
-        inboxes = {fleet.examiner(tier): {"weights": weights, "order": order} for tier, weights in models.items()}
-        said = {reply.device.tier: reply.sent["scores"] for reply in ask(task, inboxes)}
+        task = replace(self.test_set.score, schedule=Schedule(self.batch_size), ref=("test_set", "score"))
+        inboxes = {fleet.evaluation_device(tier): {"weights": weights, "order": order} for tier, weights in models.items()}
+        said = {reply.device.tier: reply.upload["scores"] for reply in ask(task, inboxes)}
         silent = {"loss": torch.full(labels.shape, torch.nan), "right": torch.zeros(labels.shape, dtype=torch.bool)}
         return {tier: said.get(tier.name, silent) for tier in models}
 
-    def measured(self, losses: Tensor, right: Tensor) -> dict[str, float]:
+    def compute_metrics(self, losses: Tensor, right: Tensor) -> dict[str, float]:
         hidden = self.hidden()
         rows = row_sums(losses[None], right[None], None if hidden is None else hidden[None])
         everything = torch.ones(1, len(losses), dtype=torch.bool)

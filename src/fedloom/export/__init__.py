@@ -1,26 +1,26 @@
 """A tier's, a device's or a sub-net's model as files that run without this package."""
 
-from .card import loading, read_card, write_card
-from .formats import FORMATS, Answer, Format, Unavailable
-from .module import Plain, plain, preparing, unfilled
-from .parity import Parity, accuracy_on, functional, latency_ms, measured, parity
+from .card import read_card, usage_snippet, write_card
+from .formats import FORMATS, Format, MissingDependency, Predictor
+from .module import ExportModule, build_empty_module, build_export_module, build_preparation
+from .parity import Parity, as_predictor, check_parity, evaluate_predictor, measure_accuracy, measure_latency_ms
 
 __all__ = [
     "FORMATS",
-    "Answer",
+    "ExportModule",
     "Format",
+    "MissingDependency",
     "Parity",
-    "Plain",
-    "Unavailable",
-    "accuracy_on",
-    "functional",
-    "latency_ms",
-    "loading",
-    "measured",
-    "parity",
-    "plain",
-    "preparing",
+    "Predictor",
+    "as_predictor",
+    "build_empty_module",
+    "build_export_module",
+    "build_preparation",
+    "check_parity",
+    "evaluate_predictor",
+    "measure_accuracy",
+    "measure_latency_ms",
     "read_card",
-    "unfilled",
+    "usage_snippet",
     "write_card",
 ]

@@ -46,7 +46,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     return content
 
 
-def loading(card: Mapping[str, Any]) -> str:
+def usage_snippet(card: Mapping[str, Any]) -> str:
     """A few lines of Python that run the file, beside it."""
     shape = (1, *card["input"]["shape"])
     return LOADING[card["format"]].format(file=card["file"], shape=shape, dtype=card["input"]["dtype"])
@@ -54,14 +54,25 @@ def loading(card: Mapping[str, Any]) -> str:
 
 def as_markdown(card: Mapping[str, Any]) -> str:
     parts = [f"# {card['name']}", "", *_table(_figures(card)), "", "## Input and output", "", *_inputs(card)]
-    parts += ["", "## Use", "", "```python", loading(card), "```", "", "## Where it comes from", "", *_origin(card)]
+    parts += [
+        "",
+        "## Use",
+        "",
+        "```python",
+        usage_snippet(card),
+        "```",
+        "",
+        "## Where it comes from",
+        "",
+        *_origin(card),
+    ]
     return "\n".join([*parts, "", "## License", "", *_licence(card)]) + "\n"
 
 
 def _figures(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     parity, speed = card["parity"], card["latency"]
     rows = [(f"{test} {metric}, judged in round {card['judged']['round']}", _number(metric, value))
-            for test, metrics in card["judged"]["tests"].items() for metric, value in metrics.items()]  # fmt: skip
+            for test, metrics in card["evaluated"]["tests"].items() for metric, value in metrics.items()]  # fmt: skip
     rows += [(f"{test} {metric}, of this file", _number(metric, value))
              for test, metrics in card["measured"].items() for metric, value in metrics.items()]  # fmt: skip
     return [

@@ -27,7 +27,7 @@ def foldable(model: Model) -> tuple[Pair, ...]:
     module, seen = model.module().eval(), _Watch()
     hooks = [hook for name, part in module.named_modules() for hook in seen.hooks(name, part)]
     with torch.no_grad(), seen:
-        made = as_outputs(module(model.blank(2)))
+        made = as_outputs(module(model.zero_inputs(2)))
     for hook in hooks:
         hook.remove()
     shown = {id(logits) for logits in made.exits.values()}

@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..tensors import filed
-from .module import Plain
+from ..tensors import to_safetensors
+from .module import ExportModule
 
-Answer = Callable[[Tensor], Tensor]
+Predictor = Callable[[Tensor], Tensor]
 """[batch, ...] examples -> logits."""
 
 
-class Unavailable(Exception):  # noqa: N818 - named for what is wrong
+class MissingDependency(Exception):  # noqa: N818 - named for what is wrong
     """A format whose packages are not installed; `hint` says how to get them."""
 
     def __init__(self, message: str, hint: str):
@@ -30,9 +30,9 @@ class Unavailable(Exception):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True)
 class Format:
-    write: Callable[[Plain, Tensor, Path], None]  # the module, two examples as it takes them, where to
+    write: Callable[[ExportModule, Tensor, Path], None]  # the module, two examples as it takes them, where to
     open: Callable[
-        [Path, Callable[[], Plain]], Answer
+        [Path, Callable[[], ExportModule]], Predictor
     ]  # and, should the file hold no graph, the module without weights
     suffix: str
     runtime: str  # the distribution that runs it
@@ -44,14 +44,14 @@ class Format:
         missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
         if missing:
             said = f"{name} needs {' and '.join(missing)}, which is not installed"
-            raise Unavailable(said, f"pip install 'fedloom[{self.extra}]'")
+            raise MissingDependency(said, f"pip install 'fedloom[{self.extra}]'")
 
     @property
     def runtime_version(self) -> str:
         return f"{self.runtime} {version(self.runtime)}"
 
 
-def exported_program(module: Plain, examples: Tensor, any_batch: bool = True) -> torch.export.ExportedProgram:
+def exported_program(module: ExportModule, examples: Tensor, any_batch: bool = True) -> torch.export.ExportedProgram:
     """The module's graph, for batches of any size or of one."""
     shapes = ({0: torch.export.Dim("batch", min=1)},) if any_batch else None
     with quiet():
@@ -61,11 +61,11 @@ def exported_program(module: Plain, examples: Tensor, any_batch: bool = True) ->
     return made
 
 
-def _write_safetensors(module: Plain, examples: Tensor, path: Path) -> None:
-    path.write_bytes(filed(module.state_dict()))
+def _write_safetensors(module: ExportModule, examples: Tensor, path: Path) -> None:
+    path.write_bytes(to_safetensors(module.state_dict()))
 
 
-def _open_safetensors(path: Path, rebuilt: Callable[[], Plain]) -> Answer:
+def _open_safetensors(path: Path, rebuilt: Callable[[], ExportModule]) -> Predictor:
     from safetensors.torch import load_file
 
     module = rebuilt()
@@ -73,18 +73,18 @@ def _open_safetensors(path: Path, rebuilt: Callable[[], Plain]) -> Answer:
     return module
 
 
-def _write_pt2(module: Plain, examples: Tensor, path: Path) -> None:
+def _write_pt2(module: ExportModule, examples: Tensor, path: Path) -> None:
     with quiet():
         torch.export.save(exported_program(module, examples), path)
 
 
-def _open_pt2(path: Path, rebuilt: Callable[[], Plain]) -> Answer:
+def _open_pt2(path: Path, rebuilt: Callable[[], ExportModule]) -> Predictor:
     with quiet():
-        made: Answer = torch.export.load(path).module()
+        made: Predictor = torch.export.load(path).module()
     return made
 
 
-def _write_onnx(module: Plain, examples: Tensor, path: Path) -> None:
+def _write_onnx(module: ExportModule, examples: Tensor, path: Path) -> None:
     program = exported_program(module, examples)
     with quiet():
         made = torch.onnx.export(
@@ -96,7 +96,7 @@ def _write_onnx(module: Plain, examples: Tensor, path: Path) -> None:
         made.save(path, external_data=False)
 
 
-def _open_onnx(path: Path, rebuilt: Callable[[], Plain]) -> Answer:
+def _open_onnx(path: Path, rebuilt: Callable[[], ExportModule]) -> Predictor:
     onnxruntime = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -105,7 +105,7 @@ def _open_onnx(path: Path, rebuilt: Callable[[], Plain]) -> Answer:
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
-def _write_executorch(module: Plain, examples: Tensor, path: Path) -> None:
+def _write_executorch(module: ExportModule, examples: Tensor, path: Path) -> None:
     """For one example: a device plans its memory before it runs, for the largest batch that may ever come."""
     program = exported_program(module, examples, any_batch=False)
     with quiet():
@@ -113,7 +113,7 @@ def _write_executorch(module: Plain, examples: Tensor, path: Path) -> None:
         path.write_bytes(lowered.buffer)
 
 
-def _open_executorch(path: Path, rebuilt: Callable[[], Plain]) -> Answer:
+def _open_executorch(path: Path, rebuilt: Callable[[], ExportModule]) -> Predictor:
     with quiet():
         program = import_module("executorch.runtime").Runtime.get().load_program(path)
     method = program.load_method("forward")

@@ -18,7 +18,7 @@ from ..tensors import Tensors
 from .folding import fold, foldable, replace_part
 
 
-class Plain(nn.Module):
+class ExportModule(nn.Module):
     """[batch, ...] inputs -> the logits of the last exit. `prepare` makes inputs of examples as they are stored."""
 
     def __init__(self, net: nn.Module, prepare: nn.Module | None = None):
@@ -30,7 +30,7 @@ class Plain(nn.Module):
         return as_outputs(self.net(self.prepare(x))).logits
 
 
-def plain(model: Model, weights: Tensors, prepare: nn.Module | None = None) -> Plain:
+def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | None = None) -> ExportModule:
     """A model with these weights, which include the statistics it is judged with."""
     module = model.module()
     missing = [name for name in (*model.shapes(), *model.statistics()) if name not in weights]
@@ -38,19 +38,19 @@ def plain(model: Model, weights: Tensors, prepare: nn.Module | None = None) -> P
         raise ValueError(f"{model.family} cannot be exported without {missing[0]}")
     given = {name: weights[name] for name in (*model.shapes(), *model.statistics())}
     module.load_state_dict(given, strict=False)
-    return Plain(_simplified(module, model), prepare).eval().requires_grad_(False)
+    return ExportModule(_simplified(module, model), prepare).eval().requires_grad_(False)
 
 
-def unfilled(model: Model, prepare: nn.Module | None = None) -> Plain:
+def build_empty_module(model: Model, prepare: nn.Module | None = None) -> ExportModule:
     """The same module without its weights, to load an exported file into."""
-    return Plain(_simplified(model.module(), model), prepare).eval().requires_grad_(False)
+    return ExportModule(_simplified(model.module(), model), prepare).eval().requires_grad_(False)
 
 
 def _simplified(module: nn.Module, model: Model) -> nn.Module:
     """Without what acts in training alone, or is held for other sizes."""
     fold(module, foldable(model))
     _replace(module, Scaler, lambda part: nn.Identity())
-    _replace(module, NormPerWidth, lambda part: part.norms[part.own])
+    _replace(module, NormPerWidth, lambda part: part.norms[part.active])
     for part in module.modules():
         part._non_persistent_buffers_set.clear()  # constants travel with the weights
     return module
@@ -73,12 +73,12 @@ class Prepared(nn.Module):
     def __init__(self, preparation: Preparation, stored_shape: tuple[int, ...], stored_dtype: torch.dtype):
         super().__init__()
         self.factor = 1 / 255 if stored_dtype == torch.uint8 else 1.0
-        image, plain = len(stored_shape) == 3, preparation == Preparation()
+        image, build_export_module = len(stored_shape) == 3, preparation == Preparation()
         resized = image and preparation.size is not None and stored_shape[1:] != preparation.size
         rows, columns = (None, None) if not resized else _resizing(stored_shape[1:], preparation.size)
         self.register_buffer("rows", rows)
         self.register_buffer("columns", columns)
-        grey = image and not plain and stored_shape[0] == 1
+        grey = image and not build_export_module and stored_shape[0] == 1
         self.repeats = (preparation.channels or 1) if grey else 1
         normalizes = image and bool(preparation.mean)
         self.register_buffer("mean", torch.tensor(preparation.mean).view(-1, 1, 1) if normalizes else None)
@@ -93,7 +93,7 @@ class Prepared(nn.Module):
         return x if self.mean is None or self.std is None else (x - self.mean) / self.std
 
 
-def preparing(preparation: Preparation, stored: Tensor) -> nn.Module:
+def build_preparation(preparation: Preparation, stored: Tensor) -> nn.Module:
     """For examples that are stored like these."""
     if stored.dtype != torch.uint8 and not stored.is_floating_point():
         return nn.Identity()

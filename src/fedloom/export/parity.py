@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..data import Dataset
-from ..evaluation.metrics import hits, log_loss, percent
-from ..evaluation.sequence import scored
+from ..evaluation.metrics import is_correct, log_loss, percent
+from ..evaluation.sequence import score_positions
 from ..evaluation.test_set import GlobalEvaluation, SequenceEvaluator
 from ..models import Model
 from ..tensors import Tensors
-from .formats import Answer
+from .formats import Predictor
 
 TOLERANCE = 1e-5
 COMPARED = 256  # examples
@@ -36,18 +36,20 @@ class Parity:
         return TOLERANCE * max(1.0, self.largest_logit)
 
     @property
-    def holds(self) -> bool:
+    def is_within_bound(self) -> bool:
         return self.difference <= self.bound  # not where one of them is no number
 
 
-def functional(model: Model, weights: Tensors) -> Answer:
+def as_predictor(model: Model, weights: Tensors) -> Predictor:
     """A model as a run has it: a function of the weights of a block of devices, here of one."""
     block = {name: one.unsqueeze(0) for name, one in weights.items()}
     return lambda x: model(block, x.unsqueeze(0)).logits[0]
 
 
 @torch.inference_mode()
-def parity(answer: Answer, examples: Tensor, right: Answer, inputs: Tensor, one_at_a_time: bool = False) -> Parity:
+def check_parity(
+    answer: Predictor, examples: Tensor, right: Predictor, inputs: Tensor, one_at_a_time: bool = False
+) -> Parity:
     """`examples` as the file takes them against `inputs` as the model does: one alone, three, and all others at once;
     or each alone."""
     count = min(COMPARED, len(examples))
@@ -62,29 +64,31 @@ def parity(answer: Answer, examples: Tensor, right: Answer, inputs: Tensor, one_
 
 
 @torch.inference_mode()
-def measured(answer: Answer, dataset: Dataset, given: Callable[[Tensor], Tensor], batch_size: int) -> dict[str, float]:
+def evaluate_predictor(
+    answer: Predictor, dataset: Dataset, given: Callable[[Tensor], Tensor], batch_size: int
+) -> dict[str, float]:
     """On the whole test set, by the judge's own definitions; `given` makes of stored examples what the file takes."""
     batches = dataset.test.x.split(batch_size)
     if dataset.test.y.dim() > 1:
-        said = [scored(answer(given(x)), y) for x, y in zip(batches, dataset.test.y.split(batch_size), strict=True)]
+        said = [score_positions(answer(given(x)), y) for x, y in zip(batches, dataset.test.y.split(batch_size), strict=True)]
         evaluator = SequenceEvaluator(dataset, GlobalEvaluation(batch_size), batch_size)
-        return evaluator.measured(torch.cat([loss for loss, _ in said]), torch.cat([right for _, right in said]))
+        return evaluator.compute_metrics(torch.cat([loss for loss, _ in said]), torch.cat([right for _, right in said]))
     logits = torch.cat([answer(given(x)) for x in batches])
     return {"accuracy": share_right(logits, dataset.test.y), "loss": log_loss(logits, dataset.test.y)}
 
 
 @torch.inference_mode()
-def accuracy_on(answer: Answer, x: Tensor, y: Tensor, batch_size: int) -> float:
+def measure_accuracy(answer: Predictor, x: Tensor, y: Tensor, batch_size: int) -> float:
     """Of some examples, as the file takes them."""
     return share_right(torch.cat([answer(part) for part in x.split(batch_size)]), y)
 
 
 def share_right(logits: Tensor, labels: Tensor) -> float:
-    return percent(float(hits(logits, labels).sum()), labels.numel())
+    return percent(float(is_correct(logits, labels).sum()), labels.numel())
 
 
 @torch.inference_mode()
-def latency_ms(answer: Answer, example: Tensor) -> float:
+def measure_latency_ms(answer: Predictor, example: Tensor) -> float:
     """Of one example on this machine: the median of 100 runs after 10."""
     spent, run = [], partial(answer, example)
     for _ in range(WARM_UPS + TIMED):

@@ -1,10 +1,10 @@
 """The fleet as the server knows it: devices, tiers, who takes part, and one turn of a method."""
 
 from .device import PLAIN, SERVER_PREFIX, Ask, Coding, Device, Engine, Reply, Tier
-from .eval_targets import DeviceModel, EvalTarget, ModelWeights, ServerModel, slices
+from .eval_targets import DeviceModel, EvalTarget, ModelWeights, ServerModel, tier_slices
 from .round_context import RoundContext, Traffic
-from .sampling import Sampling, draw_cohort, expected_voters
-from .tiers import Assignment, BadTier, Fleet, nested, nesting_problem, number_name, parameters, side_by_side
+from .sampling import Sampling, draw_cohort, expected_participants
+from .tiers import Assignment, BadTier, Fleet, make_nested_tiers, find_nesting_problem, device_name, count_parameters, make_tiers
 
 __all__ = [
     "PLAIN",
@@ -26,11 +26,11 @@ __all__ = [
     "Tier",
     "Traffic",
     "draw_cohort",
-    "expected_voters",
-    "nested",
-    "nesting_problem",
-    "number_name",
-    "parameters",
-    "side_by_side",
-    "slices",
+    "expected_participants",
+    "make_nested_tiers",
+    "find_nesting_problem",
+    "device_name",
+    "count_parameters",
+    "make_tiers",
+    "tier_slices",
 ]

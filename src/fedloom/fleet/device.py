@@ -1,20 +1,20 @@
-"""The devices as the server knows them, and the answers they give."""
+"""Tiers, devices and replies as the server sees them, and the interface of an engine."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..client import Task
-from ..footprints import Footprint, part_of
+from ..footprints import Footprint, subnet_footprint
 from ..models import Model
 from ..tensors import Parcel, payload_bytes
 
-SERVER_PREFIX = "server."  # before the name of a device for which the server computes
+SERVER_PREFIX = "server."  # of the name of a device that the server stands in for
 
 
 @dataclass(frozen=True, eq=False)
 class Tier:
-    """A class of devices: the model they can carry, and where it lies in the global one."""
+    """A class of devices: the model they can train, and its footprint in the global model."""
 
     name: str
     model: Model
@@ -23,21 +23,21 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """What the server may know of a device: never its data."""
+    """What the server knows of a device, which never includes its data."""
 
     name: str
     tier: str
     model: Model
     footprint: Footprint
-    pooled_from: tuple[str, ...] = ()  # in simulation alone: a device that holds what these devices hold
-    is_server: bool = False  # the server itself, which computes with a device's model and has no examples
+    pooled_from: tuple[str, ...] = ()  # simulation only: it holds the data of these devices
+    is_server: bool = False  # the server itself, with the model of a device and no examples
 
-    def with_model(self, model: Model, whole: Model, tier: str | None = None) -> "Device":
-        """The same device with another part of the global model on it, for this question; as if of another tier."""
-        return replace(self, tier=tier or self.tier, model=model, footprint=part_of(model, whole))
+    def with_model(self, model: Model, global_model: Model, tier: str | None = None) -> "Device":
+        """The same device with another part of the global model, for one request; optionally as if of another tier."""
+        return replace(self, tier=tier or self.tier, model=model, footprint=subnet_footprint(model, global_model))
 
     def on_server(self) -> "Device":
-        """Whoever computes for the server with what this device has sent."""
+        """The server, computing with what this device has uploaded."""
         return replace(self, name=SERVER_PREFIX + self.name, is_server=True)
 
 
@@ -45,7 +45,7 @@ class Device:
 class Reply:
     device: Device
     examples: int
-    sent: Parcel
+    upload: Parcel
 
 
 Ask = Callable[[Task, Mapping[Device, Parcel]], Iterable[Reply]]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..client import Client
-from ..footprints import between
+from ..footprints import find_footprint
 from ..models import Model
 from ..tensors import Parcel, Tensors
 from .device import Device, Tier
@@ -23,21 +23,21 @@ ModelWeights = tuple[Model, Tensors]
 
 @dataclass(frozen=True)
 class DeviceModel:
-    carried: Callable[[Client, Parcel], ModelWeights]
+    load: Callable[[Client, Parcel], ModelWeights]
     inbox: Callable[[Device], Parcel] = lambda device: {}
     unseen_logit: float | None = None
     tiers: tuple[str, ...] = ()
-    address: tuple[str, ...] = ()  # where a method's `find` finds `carried`; (): under its own name
+    ref: tuple[str, ...] = ()  # where a method's `find` finds `load`; (): under its own name
 
     @property
-    def found_at(self) -> tuple[str, ...]:
-        return self.address or (self.carried.__name__,)
+    def load_ref(self) -> tuple[str, ...]:
+        return self.ref or (self.load.__name__,)
 
 
 EvalTarget = ServerModel | DeviceModel
 
 
-def slices(weights: Tensors, unseen_logit: float | None = None) -> ServerModel:
+def tier_slices(weights: Tensors, unseen_logit: float | None = None) -> ServerModel:
     """One global model, judged at every tier as the part of it that the tier's model is."""
     whole = {name: tensor.shape for name, tensor in weights.items()}
-    return ServerModel(lambda tier: between(tier.model.shapes(), whole).read(weights), unseen_logit)
+    return ServerModel(lambda tier: find_footprint(tier.model.shapes(), whole).read(weights), unseen_logit)

@@ -1,7 +1,4 @@
-"""All that a method may use in a round.
-
-How far a device moved what it was given.
-"""
+"""What a method can use in a round: the cohort, requests to devices, aggregation, public data and randomness."""
 
 import math
 from collections import Counter
@@ -21,46 +18,45 @@ from .tiers import Fleet
 
 
 def update_norm(reply: Reply, inbox: Parcel) -> float | None:
-    """Over all bundles that come back as they were given, but for their numbers; None if there are none. What the
-    server computes is its own affair."""
-    mirrored = [bundle for bundle, sent in reply.sent.items() if _mirrors(sent, inbox.get(bundle, {}))]
-    if not mirrored or reply.device.is_server:
+    """The L2 norm of a device's change over all bundles with the layout they have in the inbox; None without any."""
+    updated = [bundle for bundle, tensors in reply.upload.items() if _is_update(tensors, inbox.get(bundle, {}))]
+    if not updated or reply.device.is_server:
         return None
-    return math.sqrt(sum(_square(reply.sent[b][name], given) for b in mirrored for name, given in inbox[b].items()))
+    return math.sqrt(sum(_squared_distance(reply.upload[b][name], old) for b in updated for name, old in inbox[b].items()))
 
 
-def _mirrors(sent: Tensors, given: Tensors) -> bool:
+def _is_update(new: Tensors, old: Tensors) -> bool:
     return (
-        bool(sent)
-        and sent.keys() == given.keys()
-        and all(_mirrors_one(tensor, given[name]) for name, tensor in sent.items())
+        bool(new)
+        and new.keys() == old.keys()
+        and all(_is_updated_tensor(tensor, old[name]) for name, tensor in new.items())
     )
 
 
-def _mirrors_one(sent: Tensor, given: Tensor) -> bool:
-    return sent.shape == given.shape and sent.is_floating_point() and not sent.is_meta  # a rehearsal has no numbers
+def _is_updated_tensor(new: Tensor, old: Tensor) -> bool:
+    return new.shape == old.shape and new.is_floating_point() and not new.is_meta  # a dry run has no values
 
 
-def _square(sent: Tensor, given: Tensor) -> float:
-    return float((sent.double() - given.double()).square().sum())
+def _squared_distance(new: Tensor, old: Tensor) -> float:
+    return float((new.double() - old.double()).square().sum())
 
 
 @dataclass
 class Traffic:
-    """What a round moved, counted from the parcels themselves."""
+    """Messages of a round, counted from the parcels themselves. Compressed sizes equal the others without compression."""
 
-    down: int = 0
-    up: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
     asked: int = 0
     replied: int = 0
-    moved: Counter[str] = field(default_factory=Counter)  # bytes both ways, device by device
-    examples: dict[str, int] = field(default_factory=dict)  # that a device says it holds
-    carriers: dict[str, Device] = field(default_factory=dict)  # the devices that were asked
-    sent: dict[str, Counter[str]] = field(default_factory=dict)  # bytes up, device by device and bundle by bundle
-    norms: dict[str, float] = field(default_factory=dict)  # how far a device moved what it was given, the last time
-    coded_down: int = 0  # as it travels, where a codec makes that less
-    coded_up: int = 0
-    travelled: Counter[str] = field(default_factory=Counter)  # like `moved`, as it travels
+    bytes_by_device: Counter[str] = field(default_factory=Counter)  # both directions
+    examples: dict[str, int] = field(default_factory=dict)  # as reported by each device
+    devices: dict[str, Device] = field(default_factory=dict)  # that were asked
+    uploaded: dict[str, Counter[str]] = field(default_factory=dict)  # bytes by device and bundle
+    norms: dict[str, float] = field(default_factory=dict)  # `update_norm` of each device's last reply
+    compressed_bytes_down: int = 0
+    compressed_bytes_up: int = 0
+    compressed_by_device: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -70,8 +66,8 @@ class RoundContext:
     fleet: Fleet
     engine: Engine
     aggregate: Aggregate = coverage_mean
-    public: Tensor | None = None  # examples without labels, as they are stored, that the server has
-    deployed: bool = False  # real devices, not simulated ones
+    public: Tensor | None = None  # unlabeled examples of the server, not prepared yet
+    deployed: bool = False  # real devices, not a simulation
     traffic: Traffic = field(default_factory=Traffic)
     coding: Coding = PLAIN
     _asked: Counter[str] = field(default_factory=Counter)
@@ -82,36 +78,36 @@ class RoundContext:
         self.traffic.asked += len(inboxes)
         self.traffic.replied += len(replies)
         for device, inbox in inboxes.items():
-            self.note_down(device, inbox)
-            self.traffic.carriers[device.name] = device
+            self.count_download(device, inbox)
+            self.traffic.devices[device.name] = device
         for reply in replies:
-            self._note(task, reply, inboxes.get(reply.device, {}))
+            self._count_upload(task, reply, inboxes.get(reply.device, {}))
         return replies
 
-    def note_down(self, device: Device, parcel: Parcel) -> None:
-        """Count what goes to a device."""
-        traffic, size, coded = self.traffic, payload_bytes(parcel), self.coding.down_bytes(parcel)
-        traffic.down += size
-        traffic.moved[device.name] += size
-        traffic.coded_down += coded
-        traffic.travelled[device.name] += coded
+    def count_download(self, device: Device, parcel: Parcel) -> None:
+        """Record that a parcel is sent to a device."""
+        traffic, size, compressed = self.traffic, payload_bytes(parcel), self.coding.down_bytes(parcel)
+        traffic.bytes_down += size
+        traffic.bytes_by_device[device.name] += size
+        traffic.compressed_bytes_down += compressed
+        traffic.compressed_by_device[device.name] += compressed
 
-    def _note(self, task: Task, reply: Reply, inbox: Parcel) -> None:
+    def _count_upload(self, task: Task, reply: Reply, inbox: Parcel) -> None:
         traffic, name = self.traffic, reply.device.name
-        for bundle, tensors in reply.sent.items():
-            traffic.sent.setdefault(name, Counter())[bundle] += payload_bytes({bundle: tensors})
-        size, coded = payload_bytes(reply.sent), self.coding.up_bytes(task, reply.sent)
-        traffic.up += size
-        traffic.moved[name] += size
-        traffic.coded_up += coded
-        traffic.travelled[name] += coded
+        for bundle, tensors in reply.upload.items():
+            traffic.uploaded.setdefault(name, Counter())[bundle] += payload_bytes({bundle: tensors})
+        size, compressed = payload_bytes(reply.upload), self.coding.up_bytes(task, reply.upload)
+        traffic.bytes_up += size
+        traffic.bytes_by_device[name] += size
+        traffic.compressed_bytes_up += compressed
+        traffic.compressed_by_device[name] += compressed
         traffic.examples[name] = reply.examples
         norm = update_norm(reply, inbox)
         if norm is not None:
             traffic.norms[name] = norm
 
     def compute(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
-        """Have the server itself carry out a task, as often as there are inboxes: nothing travels."""
+        """Have the server itself run a task, once per inbox; no bytes are counted."""
         return self._replies(task, {device.on_server(): inbox for device, inbox in inboxes.items()})
 
     def _replies(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
@@ -119,13 +115,13 @@ class RoundContext:
         self._asked[task.stream] += 1
         return sorted(said, key=lambda reply: reply.device.name)
 
-    def probe(self, count: int) -> Tensor:
-        """So many of the server's examples, others every round; all it has, if those are fewer."""
+    def public_batch(self, count: int) -> Tensor:
+        """Up to `count` of the server's unlabeled examples, drawn anew every round."""
         if self.public is None:
             raise ValueError("the server has no examples of its own; set data.public")
         rows = self.draw(PUBLIC_BATCH).permutation(len(self.public))[:count]
         return self.public[torch.from_numpy(rows)]
 
     def draw(self, purpose: str) -> np.random.Generator:
-        """This round's randomness on the server, a stream for each purpose."""
+        """The server's random generator for one purpose in this round."""
         return generator(self.fleet.seed, SERVER, purpose, self.number)

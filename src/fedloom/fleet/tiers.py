@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ..footprints import between, fits
-from ..footprints.regions import regions
+from ..footprints import find_footprint, shape_fits
+from ..footprints.regions import find_regions
 from ..models import Model, Shapes
 from ..seeds import TIER, generator
 from .device import Device, Tier
@@ -30,7 +30,7 @@ class Fleet:
     size: int
     seed: int
     assignment: Assignment = "fixed"
-    eligible: tuple[str, ...] = ()  # tiers that take part in training; empty: all
+    eligible_tiers: tuple[str, ...] = ()  # tiers that take part in training; empty: all
     holdout_devices: frozenset[int] = frozenset()  # devices, by index, that are judged but never train
     device_tiers: tuple[str, ...] = ()  # the tier of every device where that is fixed but not by shares
 
@@ -42,33 +42,33 @@ class Fleet:
     @property
     def active_tiers(self) -> tuple[Tier, ...]:
         """Tiers whose model is trained, and so judged and kept."""
-        return tuple(tier for tier in self.tiers if not self.eligible or tier.name in self.eligible)
+        return tuple(tier for tier in self.tiers if not self.eligible_tiers or tier.name in self.eligible_tiers)
 
     @cached_property
     def largest(self) -> Tier:
-        return max(self.active_tiers, key=lambda tier: parameters(tier.model.shapes()))
+        return max(self.active_tiers, key=lambda tier: count_parameters(tier.model.shapes()))
 
     @cached_property
     def smallest(self) -> Tier:
-        return min(self.active_tiers, key=lambda tier: parameters(tier.model.shapes()))
+        return min(self.active_tiers, key=lambda tier: count_parameters(tier.model.shapes()))
 
-    def restricted(self, names: Sequence[str]) -> "Fleet":
+    def restrict_tiers(self, names: Sequence[str]) -> "Fleet":
         """The same devices, of which only these tiers take part; the global model is the largest of theirs."""
         models = [(tier.name, tier.model) for tier in self.tiers]
-        return replace(self, tiers=side_by_side(models, names), eligible=tuple(names))
+        return replace(self, tiers=make_tiers(models, names), eligible_tiers=tuple(names))
 
-    def eligible_devices(self, round_number: int) -> Sequence[int]:
+    def eligible_indices(self, round_number: int) -> Sequence[int]:
         """By index, the devices that may take part in a round."""
         everybody: Sequence[int] = range(self.size)
         if self.holdout_devices:
             everybody = [i for i in everybody if i not in self.holdout_devices]
-        if self.eligible:
-            everybody = [i for i in everybody if self._tier(i, round_number).name in self.eligible]
+        if self.eligible_tiers:
+            everybody = [i for i in everybody if self._tier(i, round_number).name in self.eligible_tiers]
         return everybody
 
-    def members(self, round_number: int) -> list[Device]:
+    def eligible_devices(self, round_number: int) -> list[Device]:
         """All devices that may take part in a round."""
-        return [self.device(index, round_number) for index in self.eligible_devices(round_number)]
+        return [self.device(index, round_number) for index in self.eligible_indices(round_number)]
 
     def device(self, index: int, round_number: int) -> Device:
         tier = self._tier(index, round_number)
@@ -78,9 +78,9 @@ class Fleet:
         return [self.device(index, round_number) for index in range(self.size)]
 
     def name(self, index: int) -> str:
-        return number_name(index, self.size)
+        return device_name(index, self.size)
 
-    def pool(self, tier: Tier, share: float = 1.0) -> Device:
+    def pooled_device(self, tier: Tier, share: float = 1.0) -> Device:
         """Simulation alone: one device that holds the data of the first `share` of all devices that may train."""
         known = (
             [index for index in range(self.size) if index not in self.holdout_devices]
@@ -90,7 +90,7 @@ class Fleet:
         held = tuple(self.name(index) for index in known[: max(1, int(share * len(known) + 0.5))])
         return Device("pool", tier.name, tier.model, tier.footprint, pooled_from=held)
 
-    def examiner(self, tier: Tier) -> Device:
+    def evaluation_device(self, tier: Tier) -> Device:
         """The server, when it puts the test set to a tier's model."""
         return Device("examiner", tier.name, tier.model, tier.footprint, is_server=True)
 
@@ -113,32 +113,32 @@ class Fleet:
         return tuple(filled + [len(self.tiers) - 1] * (self.size - len(filled)))
 
 
-def number_name(index: int, size: int) -> str:
+def device_name(index: int, size: int) -> str:
     """Of a device in a fleet of this size: names sort like numbers."""
     return f"{index:0{len(str(size - 1))}d}"
 
 
-def parameters(shapes: Shapes) -> int:
+def count_parameters(shapes: Shapes) -> int:
     return sum(shape.numel() for shape in shapes.values())
 
 
-def side_by_side(models: Sequence[tuple[str, Model]], eligible: Sequence[str] = ()) -> tuple[Tier, ...]:
+def make_tiers(models: Sequence[tuple[str, Model]], eligible: Sequence[str] = ()) -> tuple[Tier, ...]:
     """Tiers of any models, each found, as far as it is there, in the largest of those that take part."""
     taking_part = [model for name, model in models if not eligible or name in eligible]
-    whole = max(taking_part, key=lambda model: parameters(model.shapes())).shapes()
-    return tuple(Tier(name, model, between(model.shapes(), whole)) for name, model in models)
+    whole = max(taking_part, key=lambda model: count_parameters(model.shapes())).shapes()
+    return tuple(Tier(name, model, find_footprint(model.shapes(), whole)) for name, model in models)
 
 
-def nested(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
+def make_nested_tiers(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
     """Tiers of one family, each of which lies whole inside the largest."""
-    tiers = side_by_side(models)
-    problem = nesting_problem(Fleet(tiers, (1.0,) * len(tiers), len(tiers), 0))
+    tiers = make_tiers(models)
+    problem = find_nesting_problem(Fleet(tiers, (1.0,) * len(tiers), len(tiers), 0))
     if problem:
         raise BadTier(problem)
     return tiers
 
 
-def nesting_problem(fleet: Fleet) -> str | None:
+def find_nesting_problem(fleet: Fleet) -> str | None:
     """Why the models of the tiers that take part are not all parts of one."""
     return next(
         filter(None, (_outside(tier.name, tier.model, fleet.global_model) for tier in fleet.active_tiers)), None
@@ -153,7 +153,7 @@ def _outside(tier: str, model: Model, whole: Model) -> str | None:
                 f"tier {tier!r}: {name} is not in the global model, which is that of the tier with most parameters; "
                 "every layer of a smaller tier must be one of its"
             )
-        if not fits(shape, large[name]):
+        if not shape_fits(shape, large[name]):
             return (
                 f"tier {tier!r}: {name} has shape {tuple(shape)}, which does not lie in {tuple(large[name])} of the "
                 "global model; every axis of a smaller tier must be at most as long"
@@ -174,7 +174,7 @@ def tier_regions(fleet: Fleet) -> list[TierRegion]:
     """For every part of the models the tiers that share it. A tier with weights outside the global model has a ring of
     its own."""
     tiers = fleet.active_tiers
-    held = {region.voters for region in regions(fleet.global_model.shapes(), [tier.footprint for tier in tiers])}
+    held = {region.contributors for region in find_regions(fleet.global_model.shapes(), [tier.footprint for tier in tiers])}
     held |= {(n,) for n, tier in enumerate(tiers) if tier.model.shapes().keys() - tier.footprint.blocks.keys()}
     return [tuple(tiers[n].name for n in holders) for holders in sorted(held)]
 

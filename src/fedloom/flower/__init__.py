@@ -1,18 +1,17 @@
-"""Parcels over Flower: the only room that knows it, and only who enters needs it installed.
+"""The engine on Flower: the only folder that imports flwr, so that everything else runs without it.
 
-Flower carries messages between the server and devices that may come and go. It never averages, and what is decided
-here or in process is decided by the same code.
+Flower delivers messages between the server and devices that may come and go. It never aggregates anything.
 """
 
 import os
 
-SILENCE = {
+ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns that it will be so
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a warning about the coming default
 }
-"""Nothing is reported, looked up or installed by whatever is started from here."""
+"""Switches off telemetry, update checks and installation at run time, here and in child processes."""
 
-os.environ.update(SILENCE)  # before anything of Flower is imported: it looks only then
+os.environ.update(ENVIRONMENT)  # Flower reads it once, when it is imported

@@ -1,9 +1,7 @@
-"""What a device remembers, on its own disk: one file for each memory, stamped with run, round and question.
+"""Client state on the device's own disk, one file per version, and the server's record of which version counts.
 
-Written whole or not at all. A memory counts when the server names it in a later question; until it has named a newer
-one, the older stay, so that a server that goes back a round finds everything as it was.
-
-Which of its memories a device is to use: all that the server has where devices keep them themselves.
+A version counts once the server names it in a later request. Older versions stay until a newer one is named, so that a
+server that goes back a round finds the state unchanged.
 """
 
 import hashlib
@@ -17,103 +15,103 @@ from typing import Any
 import torch
 
 from ..engines.serialization import pack, unpack
-from ..files import sync_folder, write_whole
+from ..files import sync_folder, write_atomic
 from ..tensors import Parcel
 
-Stamp = tuple[int, int]
-"""The round, and the how manieth question of it."""
+Version = tuple[int, int]
+"""(round, index of the request within the round)"""
 
-ENDING = ".memory"
-KEPT, LEFT = "kept ", "left "  # before the names of bundles
-SPARE = 1  # committed memories that are kept beside the one that counts
+SUFFIX = ".memory"
+TASK, RESIDUAL = "kept ", "left "  # prefixes of bundle names in a file
+SPARE_VERSIONS = 1  # committed versions kept besides the current one
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What a task remembers, None before any has; and what a codec has left out so far of what was sent."""
+class SavedState:
+    """A device's state: `task` is None before any task has returned one; `residual` is error feedback's."""
 
-    memory: Parcel | None
-    left_out: Parcel
+    task: Parcel | None
+    residual: Parcel
 
 
 @dataclass(frozen=True)
 class ClientStateFiles:
-    """That of one device in one run."""
+    """The state files of one device in one run."""
 
     folder: Path
 
-    def write(self, stamp: Stamp, entry: Entry) -> None:
+    def write(self, version: Version, state: SavedState) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        parcel = {KEPT + name: one for name, one in (entry.memory or {}).items()}
-        parcel |= {LEFT + name: one for name, one in entry.left_out.items()}
+        parcel = {TASK + name: tensors for name, tensors in (state.task or {}).items()}
+        parcel |= {RESIDUAL + name: tensors for name, tensors in state.residual.items()}
         data = pack(parcel)
         names = {bundle: list(tensors) for bundle, tensors in parcel.items()}
-        about = {"stamp": stamp, "names": names, "remembers": entry.memory is not None}
-        head = {**about, "sha256": hashlib.sha256(data).hexdigest()}
-        write_whole(self._file(stamp), json.dumps(head).encode() + b"\n" + data)
+        header = {"version": version, "names": names, "has_task": state.task is not None}
+        header["sha256"] = hashlib.sha256(data).hexdigest()
+        write_atomic(self._path(version), json.dumps(header).encode() + b"\n" + data)
         sync_folder(self.folder)
 
-    def read(self, stamp: Stamp) -> Entry | None:
-        """None if it is not there, or not as it was written."""
+    def read(self, version: Version) -> SavedState | None:
+        """None if the file is missing or damaged."""
         try:
-            line, _, data = self._file(stamp).read_bytes().partition(b"\n")
-            head: dict[str, Any] = json.loads(line)
-            whole = head["sha256"] == hashlib.sha256(data).hexdigest() and tuple(head["stamp"]) == stamp
+            line, _, data = self._path(version).read_bytes().partition(b"\n")
+            header: dict[str, Any] = json.loads(line)
+            is_intact = header["sha256"] == hashlib.sha256(data).hexdigest() and tuple(header["version"]) == version
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if not whole:
+        if not is_intact:
             return None
-        flat = unpack(data, list(head["names"]))
-        parcel = {bundle: {name: flat[bundle][name] for name in names} for bundle, names in head["names"].items()}
-        return Entry(_part(parcel, KEPT) if head["remembers"] else None, _part(parcel, LEFT))
+        flat = unpack(data, list(header["names"]))
+        parcel = {bundle: {name: flat[bundle][name] for name in names} for bundle, names in header["names"].items()}
+        return SavedState(_select(parcel, TASK) if header["has_task"] else None, _select(parcel, RESIDUAL))
 
-    def forget_before(self, stamp: Stamp) -> None:
-        """All that the server has no more use for."""
-        older = sorted(path for path in self.folder.glob(f"*{ENDING}") if path.name < self._file(stamp).name)
-        for path in older[: max(0, len(older) - SPARE)]:
+    def delete_before(self, version: Version) -> None:
+        """Delete versions that the server can no longer ask for."""
+        older = sorted(path for path in self.folder.glob(f"*{SUFFIX}") if path.name < self._path(version).name)
+        for path in older[: max(0, len(older) - SPARE_VERSIONS)]:
             path.unlink(missing_ok=True)
 
-    def _file(self, stamp: Stamp) -> Path:
-        return self.folder / f"{stamp[0]:06d}-{stamp[1]:04d}{ENDING}"
+    def _path(self, version: Version) -> Path:
+        return self.folder / f"{version[0]:06d}-{version[1]:04d}{SUFFIX}"
 
 
-def _part(parcel: Parcel, mark: str) -> Parcel:
-    return {bundle.removeprefix(mark): one for bundle, one in parcel.items() if bundle.startswith(mark)}
-
-
-def diary(home: Path, run: str, device: str) -> ClientStateFiles:
-    """The server chooses the names, but not a place outside of this folder."""
+def open_state_files(folder: Path, run: str, device: str) -> ClientStateFiles:
+    """The names come from the server, so they are checked: they must not lead out of the folder."""
     for name in (run, device):
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ValueError(f"{name!r} cannot name a folder")
-    return ClientStateFiles(home / run / device)
+    return ClientStateFiles(folder / run / device)
+
+
+def _select(parcel: Parcel, prefix: str) -> Parcel:
+    return {bundle.removeprefix(prefix): one for bundle, one in parcel.items() if bundle.startswith(prefix)}
 
 
 @dataclass
 class StateVersions:
-    """Two generations, as in process: what was remembered in a round counts from its commit on."""
+    """The version of every device's state, in two generations as in process: staged versions count from the commit."""
 
     commits: int = 0
-    _committed: dict[str, Stamp] = field(default_factory=dict)
-    _staged: dict[str, Stamp | None] = field(default_factory=dict)  # None: lost
+    _committed: dict[str, Version] = field(default_factory=dict)
+    _staged: dict[str, Version | None] = field(default_factory=dict)  # None: lost
 
-    def newest(self, device: str) -> Stamp | None:
-        """What a device is to use; None: it has nothing yet, and prepares its first memory."""
+    def newest(self, device: str) -> Version | None:
+        """The version to use; None: the device has no state yet."""
         return self._staged[device] if device in self._staged else self._committed.get(device)
 
-    def counting(self, device: str) -> Stamp | None:
-        """What it must not forget, for the round may come to nothing."""
+    def last_committed(self, device: str) -> Version | None:
+        """The version that must not be deleted, because the round may still be abandoned."""
         return self._committed.get(device)
 
-    def remember(self, device: str, stamp: Stamp) -> None:
-        self._staged[device] = stamp
+    def stage(self, device: str, version: Version) -> None:
+        self._staged[device] = version
 
-    def lost(self, device: str) -> None:
+    def mark_lost(self, device: str) -> None:
         self._staged[device] = None
 
     def commit(self) -> None:
-        kept = {**self._committed, **self._staged}
-        self._committed = {device: stamp for device, stamp in kept.items() if stamp is not None}
+        merged = {**self._committed, **self._staged}
+        self._committed = {device: version for device, version in merged.items() if version is not None}
         self._staged.clear()
         self.commits += 1
 
@@ -122,20 +120,20 @@ class StateVersions:
 
     @property
     def committed(self) -> Mapping[str, Parcel]:
-        """As parcels, so that they are saved and compared like memories."""
-        return {device: {"memory": {"stamp": torch.tensor(stamp)}} for device, stamp in self._committed.items()}
+        """As parcels, so that checkpoints save and compare them like client state."""
+        return {device: {"memory": {"stamp": torch.tensor(version)}} for device, version in self._committed.items()}
 
     @committed.setter
     def committed(self, parcels: Mapping[str, Parcel]) -> None:
-        self._committed = {device: _stamp(parcel) for device, parcel in parcels.items()}
+        self._committed = {device: _to_version(parcel) for device, parcel in parcels.items()}
         self._staged.clear()
 
     @property
     def stamps(self) -> dict[str, int]:
-        """A number for every memory, which no other memory of its device has."""
-        return {device: round_number << 20 | serial for device, (round_number, serial) in self._committed.items()}
+        """The committed version of every device as one number."""
+        return {device: round_number << 20 | index for device, (round_number, index) in self._committed.items()}
 
 
-def _stamp(parcel: Parcel) -> Stamp:
-    round_number, serial = parcel["memory"]["stamp"].tolist()
-    return round_number, serial
+def _to_version(parcel: Parcel) -> Version:
+    round_number, index = parcel["memory"]["stamp"].tolist()
+    return round_number, index

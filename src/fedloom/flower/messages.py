@@ -1,9 +1,7 @@
-"""Messages out and answers in, by Flower's own grid. Who owes an answer is not written to again.
+"""Send requests and fetch replies over Flower's grid, and encode parcels as Flower's records.
 
-Parcels as Flower's records: one line of JSON, and tensors as the bytes that they are.
-
-Arrays are not written in numpy's own format: it knows no bfloat16, and its header could ask a reader for more memory
-than there is. What is the same in many messages is one record, so that it is sent and stored once.
+A header is one line of JSON, tensors are raw bytes: numpy's own format has no bfloat16, and its header could ask the
+reader for any amount of memory. Bundles shared by many messages are one record, so they are sent and stored once.
 """
 
 import json
@@ -22,17 +20,17 @@ from ..engines.protocol import Header, Question, Refused, admitted, check_head, 
 from ..fleet import Reply
 from ..tensors import Parcel, Tensors, raw_bytes
 
-PAUSE = 0.25  # seconds between looks: an answer whose device leaves before it is fetched is lost
+POLL_INTERVAL = 0.25  # seconds; a reply is lost if its device leaves before it is fetched
 
 ERRORS = {
     0: "DEVICE_ERROR", 1: "APP_MISSING", 2: "RAISED", 3: "EXPIRED", 4: "EXPIRED", 5: "GONE", 6: "DEVICE_ERROR",
     7: "APP_INVALID", 8: "CRASHED",
 }  # fmt: skip
-"""What Flower says of a message without an answer, as codes of events."""
+"""Flower's error codes as codes of events."""
 
 
 class Grid(Protocol):
-    """As much of Flower's as is needed here."""
+    """The part of Flower's grid that is used here."""
 
     def get_node_ids(self) -> Iterable[int]: ...
 
@@ -43,7 +41,7 @@ class Grid(Protocol):
 
 @dataclass(frozen=True)
 class PendingReply:
-    """An answer that did not come in time."""
+    """A reply that did not come in time. Its device gets no other request before it arrives."""
 
     device: str
     round_number: int
@@ -52,51 +50,51 @@ class PendingReply:
 @dataclass
 class MessageClient:
     grid: Grid
-    pause: float = PAUSE
-    owing: dict[str, PendingReply] = field(default_factory=dict)  # by message
-    breaks: Callable[[], int] = lambda: 0  # how often whatever carries messages has ended and begun again
-    _breaks: int = 0  # that are known of
+    poll_interval: float = POLL_INTERVAL
+    pending: dict[str, PendingReply] = field(default_factory=dict)  # by message id
+    restarts: Callable[[], int] = lambda: 0  # how often the SuperLink has restarted so far
+    _known_restarts: int = 0
 
-    def broken(self) -> bool:
-        """Whether it has since this was last asked: a message that was just being handed over is then nobody's."""
-        before, self._breaks = self._breaks, self.breaks()
-        return self._breaks != before
+    def has_restarted(self) -> bool:
+        """True if the SuperLink restarted since the last call: messages in flight may then be lost."""
+        before, self._known_restarts = self._known_restarts, self.restarts()
+        return self._known_restarts != before
 
     def send(self, content: RecordDict, node: int, kind: str, ttl: float | None, group: str = "") -> str | None:
-        """The message's name; None: it could not be sent, for nobody of that number is there."""
+        """Send a message; return its id, or None if the node is not connected."""
         message = Message(content, node, kind, ttl=ttl, group_id=group)
         accepted = set(self.grid.push_messages([message]))
         return message.metadata.message_id if message.metadata.message_id in accepted else None
 
-    def fetch(self, messages: Iterable[str]) -> list[tuple[str, Message]]:
-        """Answers with what they answer: an error has no other sender than the server itself."""
-        wanted = set(messages)
-        found = self.grid.pull_messages(sorted(wanted)) if wanted else ()
-        answered = [(message.metadata.reply_to_message_id, message) for message in found]
-        return [(name, message) for name, message in answered if name in wanted]
+    def fetch(self, message_ids: Iterable[str]) -> list[tuple[str, Message]]:
+        """Replies that have arrived, with the ids of their requests. Errors name no other sender than the server."""
+        wanted = set(message_ids)
+        messages = self.grid.pull_messages(sorted(wanted)) if wanted else ()
+        replies = [(message.metadata.reply_to_message_id, message) for message in messages]
+        return [(message_id, message) for message_id, message in replies if message_id in wanted]
 
-    def settle(self) -> list[tuple[PendingReply, Message]]:
-        """Answers that are here at last."""
-        found = self.fetch(self.owing)
-        return [(self.owing.pop(name), message) for name, message in found if name in self.owing]
+    def fetch_pending(self) -> list[tuple[PendingReply, Message]]:
+        """Late replies that have arrived by now."""
+        replies = self.fetch(self.pending)
+        return [(self.pending.pop(name), message) for name, message in replies if name in self.pending]
 
-    def busy(self) -> dict[str, PendingReply]:
-        return {debt.device: debt for debt in self.owing.values()}
+    def busy_devices(self) -> dict[str, PendingReply]:
+        return {reply.device: reply for reply in self.pending.values()}
 
-    def rest(self) -> None:
-        time.sleep(self.pause)
+    def pause(self) -> None:
+        time.sleep(self.poll_interval)
 
 
-def error_of(message: Message) -> tuple[str, str] | None:
-    """A code and what Flower says, if a message holds no answer."""
+def read_error(message: Message) -> tuple[str, str] | None:
+    """Code and reason if a message is one of Flower's errors."""
     if message.has_content():
         return None
     error: Any = message.error
-    return ERRORS.get(error.code, "DEVICE_ERROR"), f"Flower says {error.code}: {error.reason or 'nothing'}"
+    return ERRORS.get(error.code, "DEVICE_ERROR"), f"Flower's error {error.code}: {error.reason or 'no reason given'}"
 
 
-ENTRY, SAID, RAW = "fedloom", "said", "raw"
-OWN_REASONS = ("MEMORY_LOST", "NONFINITE", "STALE")  # that a device may give for not answering
+HEADER, TEXT, RAW = "fedloom", "json", "raw"
+DEVICE_REASONS = ("MEMORY_LOST", "NONFINITE", "STALE")  # for which a device may refuse a request
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -106,52 +104,51 @@ DTYPES = {
 }  # fmt: skip
 
 
-def as_it_is(parcel: Parcel) -> Parcel:
+def identity(parcel: Parcel) -> Parcel:
     return parcel
 
 
 @dataclass(frozen=True)
 class RecordEncoder:
-    """Makes records, each bundle once: of what is still there, the same memory is the same tensor. `code` is what
-    becomes of a bundle on its way."""
+    """Encodes parcels, each bundle once: tensors at the same address are one record. `compress` comes first."""
 
-    code: Callable[[Parcel], Parcel] = as_it_is
-    made: dict[Hashable, ArrayRecord] = field(default_factory=dict)
+    compress: Callable[[Parcel], Parcel] = identity
+    cache: dict[Hashable, ArrayRecord] = field(default_factory=dict)
 
-    def records(self, said: Mapping[str, Any], parcel: Parcel) -> RecordDict:
-        words = ConfigRecord({SAID: json.dumps({**said, "bundles": list(parcel)})})
-        arrays = {str(number): self._record(*bundle) for number, bundle in enumerate(parcel.items())}
-        return RecordDict({ENTRY: words, **arrays})
+    def encode(self, header: Mapping[str, Any], parcel: Parcel) -> RecordDict:
+        text = ConfigRecord({TEXT: json.dumps({**header, "bundles": list(parcel)})})
+        arrays = {str(number): self._encode_bundle(*bundle) for number, bundle in enumerate(parcel.items())}
+        return RecordDict({HEADER: text, **arrays})
 
-    def _record(self, bundle: str, tensors: Tensors) -> ArrayRecord:
+    def _encode_bundle(self, bundle: str, tensors: Tensors) -> ArrayRecord:
         key = tuple((name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in tensors.items())
-        if key not in self.made:
-            travels = self.code({bundle: tensors})[bundle]
-            self.made[key] = ArrayRecord({name: _array(tensor) for name, tensor in travels.items()})
-        return self.made[key]
+        if key not in self.cache:
+            compressed = self.compress({bundle: tensors})[bundle]
+            self.cache[key] = ArrayRecord({name: _to_array(tensor) for name, tensor in compressed.items()})
+        return self.cache[key]
 
 
-def read(content: RecordDict) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """What the server asks: its words and the inbox. Raises what a device would tell it."""
-    letter = _Records(content)
-    said = letter.said()
-    return said, letter.tensors(said["bundles"])
+def decode_request(content: RecordDict) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Header and inbox of a server's request."""
+    records = _Records(content)
+    header = records.header()
+    return header, records.tensors(header["bundles"])
 
 
-def answer(heading: Header, sent: Parcel, remembers: bool) -> RecordDict:
-    return RecordEncoder().records({"reply": asdict(heading), "remembers": remembers}, sent)
+def encode_reply(heading: Header, upload: Parcel, has_new_state: bool) -> RecordDict:
+    return RecordEncoder().encode({"reply": asdict(heading), "has_new_state": has_new_state}, upload)
 
 
-def excuse(heading: Header, code: str, reason: str) -> RecordDict:
-    """What a device sends that does not do what it was asked."""
-    return RecordEncoder().records({"reply": asdict(heading), "excuse": [code, reason]}, {})
+def encode_refusal(heading: Header, code: str, reason: str) -> RecordDict:
+    """The reply of a device that does not execute a request."""
+    return RecordEncoder().encode({"reply": asdict(heading), "refusal": [code, reason]}, {})
 
 
-def opened(content: RecordDict, question: Question) -> tuple[Reply | Refusal, bool]:
-    """A reply, or why it is none; and whether its device has put down something to remember."""
-    letter = _Records(content)
-    found = admitted(letter, question)
-    return found, isinstance(found, Reply) and letter.said().get("remembers") is True
+def decode_reply(content: RecordDict, question: Question) -> tuple[Reply | Refusal, bool]:
+    """A reply, or why it is refused; and whether its device has saved a new state."""
+    records = _Records(content)
+    result = admitted(records, question)
+    return result, isinstance(result, Reply) and records.header().get("has_new_state") is True
 
 
 @dataclass(frozen=True)
@@ -159,63 +156,62 @@ class _Records:
     content: RecordDict
 
     def text(self) -> str:
-        words = self.content.get(ENTRY)
-        text = words.get(SAID) if isinstance(words, ConfigRecord) else None
+        record = self.content.get(HEADER)
+        text = record.get(TEXT) if isinstance(record, ConfigRecord) else None
         if not isinstance(text, str):
-            raise Refused("BAD_FORMAT", "there is no head")
+            raise Refused("BAD_FORMAT", "there is no header")
         return text
 
-    def said(self) -> dict[str, Any]:
+    def header(self) -> dict[str, Any]:
         with legible():
             return dict(json.loads(self.text()))
 
     def head(self, room: int) -> Any:
         check_head(len(self.text()), room)
-        said = self.said()
+        header = self.header()
         with legible():
-            return {**said["reply"], "bundles": said["bundles"]}
+            return {**header["reply"], "bundles": header["bundles"]}
 
     def size(self) -> int:
-        return len(self.text()) + sum(len(array.data) for _, one in self.arrays() for array in one.values())
+        return len(self.text()) + sum(len(array.data) for _, record in self.arrays() for array in record.values())
 
     def arrays(self) -> list[tuple[str, ArrayRecord]]:
-        others = [(key, record) for key, record in self.content.items() if key != ENTRY]
-        odd = [key for key, record in others if not isinstance(record, ArrayRecord)]
-        if odd:
-            raise Refused("BAD_FORMAT", f"{excerpt(odd[0])} is no record of arrays")
+        others = [(key, record) for key, record in self.content.items() if key != HEADER]
+        invalid = [key for key, record in others if not isinstance(record, ArrayRecord)]
+        if invalid:
+            raise Refused("BAD_FORMAT", f"{excerpt(invalid[0])} is not a record of arrays")
         return [(key, record) for key, record in others if isinstance(record, ArrayRecord)]
 
     def tensors(self, bundles: list[str]) -> dict[str, dict[str, Tensor]]:
-        if "excuse" in self.said():
-            raise _own_reason(self.said()["excuse"])
+        if "refusal" in self.header():
+            raise _device_refusal(self.header()["refusal"])
         sent: dict[str, dict[str, Tensor]] = {bundle: {} for bundle in bundles}
         for key, record in self.arrays():
             bundle, more = place_of(f"{key}/", bundles)
             if more:
                 raise Refused("KEYS", f"{excerpt(key)} is no bundle's number")
-            sent[bundle] = {name: _tensor(name, array) for name, array in record.items()}
+            sent[bundle] = {name: _to_tensor(name, array) for name, array in record.items()}
         return sent
 
 
-def _own_reason(said: Any) -> Refused:
-    if isinstance(said, list) and len(said) == 2 and said[0] in OWN_REASONS and isinstance(said[1], str):
-        return Refused(said[0], excerpt(said[1]))
-    return Refused("BAD_FORMAT", f"no such excuse: {excerpt(said)}")
+def _device_refusal(refusal: Any) -> Refused:
+    is_valid = isinstance(refusal, list) and len(refusal) == 2 and isinstance(refusal[1], str)
+    if is_valid and refusal[0] in DEVICE_REASONS:
+        return Refused(refusal[0], excerpt(refusal[1]))
+    return Refused("BAD_FORMAT", f"unknown refusal: {excerpt(refusal)}")
 
 
-def _array(tensor: Tensor) -> Array:
+def _to_array(tensor: Tensor) -> Array:
     return Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), RAW, raw_bytes(tensor))
 
 
-def _tensor(name: str, array: Array) -> Tensor:
-    """In memory of its own."""
+def _to_tensor(name: str, array: Array) -> Tensor:
+    """A tensor with memory of its own."""
     dtype, shape = DTYPES.get(array.dtype), tuple(array.shape)
     if array.stype != RAW or dtype is None or any(size < 0 for size in shape):
-        raise Refused("BAD_FORMAT", f"{excerpt(name)} is not an array of numbers: {excerpt(array.dtype)}")
+        raise Refused("BAD_FORMAT", f"{excerpt(name)} is not a numeric array: {excerpt(array.dtype)}")
     if len(array.data) != prod(shape) * dtype.itemsize:
-        raise Refused("BAD_FORMAT", f"{excerpt(name)} is not whole: {len(array.data)} bytes")
-    return (
-        torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape)
-        if array.data
-        else torch.empty(shape, dtype=dtype)
-    )
+        raise Refused("BAD_FORMAT", f"{excerpt(name)} has {len(array.data)} bytes, its shape needs another number")
+    if not array.data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape)

@@ -1,4 +1,4 @@
-"""Which node is which device. Only a device knows, so it is asked, once for as long as it is connected."""
+"""Which node is which device. Only the device knows, so every node is asked once while it is connected."""
 
 import json
 import time
@@ -9,107 +9,106 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..engines.gate import Refusal, excerpt
-from .messages import ENTRY, SAID, MessageClient, error_of
+from .messages import HEADER, TEXT, MessageClient, read_error
 
-ANSWER_WITHIN = 60.0  # seconds
+REPLY_TIMEOUT = 60.0  # seconds
 
-Place = Callable[[int, dict[str, Any]], str | Refusal | None]
-"""(node, what its device says of itself) -> the name by which the fleet knows it; None: it is none of the fleet's; or
-why it is not believed."""
+IdentifyNode = Callable[[int, dict[str, Any]], str | Refusal | None]
+"""(node, what it reports about itself) -> name of the device; None: not of this fleet; or why it is refused."""
 
 
-def as_it_says(node: int, said: dict[str, Any]) -> str | Refusal | None:
-    name = said.get("device")
+def identify_by_name(node: int, info: dict[str, Any]) -> str | Refusal | None:
+    name = info.get("device")
     return name if isinstance(name, str) else None
 
 
-def nobody() -> Iterable[Refusal]:
+def no_rejections() -> Iterable[Refusal]:
     return ()
 
 
 @dataclass
 class NodeRegistry:
-    """So many devices are `expected`, and waited for when it is first called; who comes later is welcome too."""
+    """The connected devices. The first update waits for `expected` of them; later ones may join at any time."""
 
-    post: MessageClient
-    place: Place = as_it_says
+    client: MessageClient
+    identify: IdentifyNode = identify_by_name
     expected: int = 0
-    within: float = ANSWER_WITHIN  # seconds, for those expected
-    turned_away: Callable[[], Iterable[Refusal]] = nobody  # who did not come as far as to be called, since last asked
-    nodes: dict[str, int] = field(default_factory=dict)  # by name of the device
-    _said: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _doubted: set[int] = field(default_factory=set)  # told of once
-    _untold: list[Refusal] = field(default_factory=list)
-    _out: dict[str, int] = field(default_factory=dict)  # questions to nodes, by message
-    _called: bool = False
+    timeout: float = REPLY_TIMEOUT  # seconds to wait for the expected devices
+    read_rejected: Callable[[], Iterable[Refusal]] = no_rejections  # connections rejected since the last call
+    node_ids: dict[str, int] = field(default_factory=dict)  # by device name
+    _info: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _refused: set[int] = field(default_factory=set)  # reported once
+    _unreported: list[Refusal] = field(default_factory=list)
+    _queries: dict[str, int] = field(default_factory=dict)  # nodes by message id
+    _has_waited: bool = False
 
-    def call(self) -> Iterator[Refusal]:
-        """Know everybody who is connected and has said who it is; tells who is not believed."""
-        yield from self.turned_away()
-        untold, self._untold = self._untold, []
-        yield from untold
-        yield from self._called_over()
+    def update(self) -> Iterator[Refusal]:
+        """Look for nodes that joined or left; report those that are refused."""
+        yield from self.read_rejected()
+        unreported, self._unreported = self._unreported, []
+        yield from unreported
+        yield from self._update_nodes()
 
     def meet(self) -> dict[str, dict[str, Any]]:
-        """The same before a run begins: what each has said of itself, by name. Who is not believed is told later."""
-        self._untold += self._called_over()
-        return {name: self._said[node] for name, node in self.nodes.items()}
+        """Update before a run begins: what devices report, by name. Refusals are kept for the first `update`."""
+        self._unreported += self._update_nodes()
+        return {name: self._info[node] for name, node in self.node_ids.items()}
 
-    def _called_over(self) -> Iterator[Refusal]:
-        until = time.monotonic() + (0.0 if self._called else self.within)
-        there, self._called = self._there(until), True
-        self.nodes = {name: node for name, node in self.nodes.items() if node in there}
-        self._said = {node: said for node, said in self._said.items() if node in there}
-        self._doubted &= there
-        yield from self._hear(there, until)
-        for node in sorted(self._said.keys() - set(self.nodes.values()) - self._doubted):
-            name = self.place(node, self._said[node])
+    def _update_nodes(self) -> Iterator[Refusal]:
+        until = time.monotonic() + (0.0 if self._has_waited else self.timeout)
+        connected, self._has_waited = self._await_nodes(until), True
+        self.node_ids = {name: node for name, node in self.node_ids.items() if node in connected}
+        self._info = {node: info for node, info in self._info.items() if node in connected}
+        self._refused &= connected
+        yield from self._query(connected, until)
+        for node in sorted(self._info.keys() - set(self.node_ids.values()) - self._refused):
+            name = self.identify(node, self._info[node])
             if isinstance(name, Refusal):
-                self._doubted.add(node)
+                self._refused.add(node)
                 yield name
-            elif name is not None and name in self.nodes:
-                yield Refusal(name, "DUPLICATE", f"node {node} takes itself for it too")
+            elif name is not None and name in self.node_ids:
+                yield Refusal(name, "DUPLICATE", f"node {node} reports the same device")
             elif name is not None:
-                self.nodes[name] = node
+                self.node_ids[name] = node
 
-    def _there(self, until: float) -> set[int]:
-        there = set(self.post.grid.get_node_ids())
-        while len(there) < self.expected and time.monotonic() < until:
-            self.post.rest()
-            there = set(self.post.grid.get_node_ids())
-        return there
+    def _await_nodes(self, until: float) -> set[int]:
+        connected = set(self.client.grid.get_node_ids())
+        while len(connected) < self.expected and time.monotonic() < until:
+            self.client.pause()
+            connected = set(self.client.grid.get_node_ids())
+        return connected
 
-    def _hear(self, there: set[int], until: float) -> Iterator[Refusal]:
-        """Ask all that are new; later, who is slow to answer is known the next time."""
-        question = RecordDict({ENTRY: ConfigRecord({SAID: "{}"})})
-        for node in sorted(there - self._said.keys() - set(self._out.values())):
-            sent = self.post.send(question, node, "query", ANSWER_WITHIN)
-            self._out |= {} if sent is None else {sent: node}
+    def _query(self, connected: set[int], until: float) -> Iterator[Refusal]:
+        """Ask new nodes what they are. Replies that come after `until` are read by the next update."""
+        request = RecordDict({HEADER: ConfigRecord({TEXT: "{}"})})
+        for node in sorted(connected - self._info.keys() - set(self._queries.values())):
+            message_id = self.client.send(request, node, "query", REPLY_TIMEOUT)
+            self._queries |= {} if message_id is None else {message_id: node}
         while True:
-            for name, message in dict(self.post.fetch(self._out)).items():
-                yield from self._heard(self._out.pop(name), message)
-            if not self._out or time.monotonic() >= until:
+            for message_id, message in dict(self.client.fetch(self._queries)).items():
+                yield from self._read_info(self._queries.pop(message_id), message)
+            if not self._queries or time.monotonic() >= until:
                 return
-            self.post.rest()
+            self.client.pause()
 
-    def _heard(self, node: int, message: Message) -> Iterator[Refusal]:
-        fault = error_of(message)
-        said = None if fault else _words(message.content)
-        if said is not None:
-            self._said[node] = said
+    def _read_info(self, node: int, message: Message) -> Iterator[Refusal]:
+        error = read_error(message)
+        info = None if error else _decode_device_info(message.content)
+        if info is not None:
+            self._info[node] = info
         else:
-            code, reason = fault or ("BAD_FORMAT", "it does not say who it is")
+            code, reason = error or ("BAD_FORMAT", "it does not report which device it is")
             yield Refusal("", code, f"node {node}: {excerpt(reason)}")
 
 
-def introduction(**said: Any) -> RecordDict:
-    """What a device says of itself: `device`, its name, and whatever else the one who places it wants to know."""
-    return RecordDict({ENTRY: ConfigRecord({SAID: json.dumps(said)})})
+def encode_device_info(info: Any) -> RecordDict:
+    """What a device reports about itself, for the `identify` of its server."""
+    return RecordDict({HEADER: ConfigRecord({TEXT: json.dumps(info)})})
 
 
-def _words(content: RecordDict) -> dict[str, Any] | None:
+def _decode_device_info(content: RecordDict) -> dict[str, Any] | None:
     try:
-        said = json.loads(str(content[ENTRY][SAID]))
+        info = json.loads(str(content[HEADER][TEXT]))
     except (KeyError, ValueError, TypeError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return info if isinstance(info, dict) else None

@@ -1,27 +1,38 @@
-"""How a small model lies inside a large one, and how many small ones become the large one again."""
+"""Where a small model lies inside a large one, and how updates of differently sized models are aggregated."""
 
 from .coverage import Aggregate, ClientUpdate, coverage_mean
 from .dp import DPAggregator, ExpectedParticipation
-from .footprint import Footprint, Place, between, carve, centered, fits, is_part, leading, part_of, rolling
-from .robust import RULES, RobustAggregator, Thin
+from .footprint import (
+    AxisSlicer,
+    Footprint,
+    centered,
+    find_footprint,
+    is_submodel,
+    leading,
+    rolling,
+    shape_fits,
+    subnet_footprint,
+    take_block,
+)
+from .robust import RULES, LowCoverage, RobustAggregator
 
 __all__ = [
     "RULES",
     "Aggregate",
+    "AxisSlicer",
     "ClientUpdate",
     "DPAggregator",
     "ExpectedParticipation",
     "Footprint",
-    "Place",
+    "LowCoverage",
     "RobustAggregator",
-    "Thin",
-    "between",
-    "carve",
     "centered",
     "coverage_mean",
-    "fits",
-    "is_part",
+    "find_footprint",
+    "is_submodel",
     "leading",
-    "part_of",
     "rolling",
+    "shape_fits",
+    "subnet_footprint",
+    "take_block",
 ]

@@ -1,4 +1,7 @@
-"""A mean that gives no device away: every update has at most one length, and noise hides any update of that length."""
+"""Aggregation with user-level differential privacy: clipped updates, Gaussian noise, fixed denominators.
+
+McMahan et al., ICLR 2018 (DP-FedAvg), for updates that cover different parts of the global model.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,77 +13,80 @@ from torch import Tensor
 from ..seeds import DP_NOISE, generator
 from ..tensors import Tensors
 from .coverage import ClientUpdate
-from .footprint import Footprint, carve, grid
+from .footprint import Footprint, block_index, take_block
 
 ExpectedParticipation = Sequence[tuple[Footprint, float]]
-"""Where devices of each tier vote, and how many of them are expected to in a round."""
+"""For each tier, its footprint and the expected number of its devices in a round."""
 
 
-class NotCovered(ValueError):  # noqa: N818 - named for what is wrong
-    """A vote that noise on this merge would not hide."""
+class UnprotectedUpdate(ValueError):  # noqa: N818 - named for what is wrong
+    """An update that this mechanism's noise would not hide."""
 
 
 @dataclass(frozen=True)
 class DPAggregator:
-    """A `Aggregate`, good for one round. A device's whole update, wherever it lies, is shortened to `clip`. So the sums,
-    all entries of all rings taken as one vector, change by at most `clip` if one device comes or stays away, and noise
-    of `noise` times that on each hides which: one Gaussian mechanism. Then every sum is divided by the number of votes
-    expected on its ring, which is known before anybody answers; the number that came would tell who was there.
+    """An `Aggregate` for a single use in one round.
 
-    Where nobody is expected, entries stay bit for bit. Where somebody is, they get noise even if nobody came."""
+    Each update is clipped to an L2 norm of `clip` over all it covers. One device therefore changes the vector of all
+    sums by at most `clip`, and noise of standard deviation `noise * clip` on each entry is one Gaussian mechanism. Each
+    sum is divided by the number of contributors expected there, since the actual number would reveal who took part.
+
+    Entries without expected contributors stay bit for bit. All others get noise even if no device replied.
+    """
 
     clip: float
     noise: float
-    electorate: ExpectedParticipation
+    expected_participation: ExpectedParticipation
     seed: int
     round_number: int
     _used: list[None] = field(default_factory=list, repr=False, compare=False)
 
-    def __call__(self, whole: Tensors, contributions: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+    def __call__(self, weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
         if self._used:
-            raise NotCovered("a method merges twice in a round, and the privacy of only one merge is counted")
+            raise UnprotectedUpdate("the method aggregates twice in a round, but the privacy budget covers only one")
         self._used.append(None)
-        said = [(one, self._factor(whole, one)) for one in contributions]
-        return {name: self._released(name, old, said) for name, old in whole.items()}
+        scaled = [(update, self._clip_factor(weights, update)) for update in updates]
+        return {name: self._release(name, old, scaled) for name, old in weights.items()}
 
-    def _factor(self, whole: Tensors, one: ClientUpdate) -> float:
-        """What an update is multiplied by to be no longer than allowed; one that is no number is not heard."""
-        if one.weight != 1:
-            raise NotCovered(f"a device votes with weight {one.weight:g}, and noise hides only votes of weight 1")
-        squares = [float(_update(whole[name], one, name).square().sum()) for name in one.footprint.blocks]
-        length = math.sqrt(sum(squares))
-        if math.isnan(length):
+    def _clip_factor(self, weights: Tensors, update: ClientUpdate) -> float:
+        """The factor that clips an update; 0 for an update that is not finite."""
+        if update.weight != 1:
+            raise UnprotectedUpdate(f"an update has weight {update.weight:g}, but noise hides only updates of weight 1")
+        squares = [float(_difference(weights[name], update, name).square().sum()) for name in update.footprint.blocks]
+        norm = math.sqrt(sum(squares))
+        if math.isnan(norm):
             return 0.0
-        return min(1.0, self.clip / length) if length else 1.0
+        return min(1.0, self.clip / norm) if norm else 1.0
 
-    def _released(self, name: str, old: Tensor, said: Sequence[tuple[ClientUpdate, float]]) -> Tensor:
-        votes, total = expected_votes(name, old, self.electorate), torch.zeros_like(old, dtype=torch.float64)
-        for one, factor in said:
-            if name not in one.footprint.blocks:
+    def _release(self, name: str, old: Tensor, scaled: Sequence[tuple[ClientUpdate, float]]) -> Tensor:
+        counts = expected_contributors(name, old, self.expected_participation)
+        total = torch.zeros_like(old, dtype=torch.float64)
+        for update, factor in scaled:
+            if name not in update.footprint.blocks:
                 continue
-            where = grid(old, one.footprint.blocks[name])
-            if bool((votes[where] <= 0).any()):
-                raise NotCovered(f"a device votes on entries of {name} where no vote is expected")
+            index = block_index(old, update.footprint.blocks[name])
+            if bool((counts[index] <= 0).any()):
+                raise UnprotectedUpdate(f"an update covers entries of {name} where no contributors are expected")
             if factor:
-                total[where] += _update(old, one, name) * factor
-        heard = votes > 0
-        if not bool(heard.any()):
+                total[index] += _difference(old, update, name) * factor
+        expected = counts > 0
+        if not bool(expected.any()):
             return old
         if self.noise:
             drawn = generator(self.seed, DP_NOISE, self.round_number, name).standard_normal(tuple(old.shape))
             total += self.noise * self.clip * torch.as_tensor(drawn, dtype=torch.float64).to(old.device)
-        made = old.double() + total / votes.masked_fill(~heard, 1)
-        return torch.where(heard, made.to(old.dtype), old)
+        new = old.double() + total / counts.masked_fill(~expected, 1)
+        return torch.where(expected, new.to(old.dtype), old)
 
 
-def expected_votes(name: str, whole: Tensor, electorate: ExpectedParticipation) -> Tensor:
-    """For every entry of a tensor how many devices are expected to vote on it."""
-    votes = torch.zeros_like(whole, dtype=torch.float64)
-    for footprint, expected in electorate:
+def expected_contributors(name: str, tensor: Tensor, participation: ExpectedParticipation) -> Tensor:
+    """The expected number of contributors of every entry of a tensor."""
+    counts = torch.zeros_like(tensor, dtype=torch.float64)
+    for footprint, expected in participation:
         if name in footprint.blocks:
-            votes[grid(whole, footprint.blocks[name])] += expected
-    return votes
+            counts[block_index(tensor, footprint.blocks[name])] += expected
+    return counts
 
 
-def _update(old: Tensor, one: ClientUpdate, name: str) -> Tensor:
-    return one.tensors[name].double() - carve(old, one.footprint.blocks[name]).double()
+def _difference(old: Tensor, update: ClientUpdate, name: str) -> Tensor:
+    return update.tensors[name].double() - take_block(old, update.footprint.blocks[name]).double()

@@ -1,7 +1,7 @@
-"""Who votes where: rings, which are the entries of a model that the same contributions cover, and what is said on them.
+"""Coverage regions: the entries of a model that are covered by the same contributors.
 
-Whoever is to be outvoted must be outvoted where he speaks. Between a wide and a narrow device some entries have all
-votes, others those of the wide alone; a rule that looks at whole models would compare what cannot be compared.
+A robust rule may only compare devices on entries they all cover. Some entries are covered by wide and narrow devices,
+others by wide devices alone, so rules are applied region by region instead of to whole models.
 """
 
 import itertools
@@ -15,118 +15,120 @@ from torch import Size, Tensor
 
 from ..tensors import Tensors
 from .coverage import Aggregate, ClientUpdate
-from .footprint import Axis, Footprint, grid
+from .footprint import Axis, Footprint, block_index
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """`voters` are numbers of contributions; `places` the entries, tensor by tensor, counted as if it were flat."""
-
-    voters: tuple[int, ...]
-    places: Mapping[str, Tensor]
+    contributors: tuple[int, ...]  # indices into the list of updates
+    entries: Mapping[str, Tensor]  # tensor name -> indices into the flattened tensor
 
     def __len__(self) -> int:
-        return sum(len(where) for where in self.places.values())
+        return sum(len(indices) for indices in self.entries.values())
 
-    def read(self, whole: Tensors) -> Tensor:
-        """The entries as one row, in float64."""
-        return torch.cat([whole[name].reshape(-1)[where].double() for name, where in self.places.items()])
+    def read(self, weights: Tensors) -> Tensor:
+        """The region's entries as one vector, in float64."""
+        return torch.cat([weights[name].reshape(-1)[indices].double() for name, indices in self.entries.items()])
 
-    def hear(self, whole: Tensors, said: Sequence[ClientUpdate]) -> Tensor:
-        """[voters, entries]: what each voter says on them, in float64."""
+    def read_updates(self, weights: Tensors, updates: Sequence[ClientUpdate]) -> Tensor:
+        """[contributors, entries]: what each contributor's update holds there, in float64."""
         rows = []
-        for voter in self.voters:
-            told = (
-                _spread(said[voter], name, whole[name]).reshape(-1)[where].double()
-                for name, where in self.places.items()
+        for contributor in self.contributors:
+            values = (
+                _expand_update(updates[contributor], name, weights[name]).reshape(-1)[indices].double()
+                for name, indices in self.entries.items()
             )
-            rows.append(torch.cat(list(told)))
+            rows.append(torch.cat(list(values)))
         return torch.stack(rows)
 
-    def write(self, made: Tensors, row: Tensor) -> None:
-        """Put a row where it belongs; other entries are not touched."""
-        parts = row.split([len(where) for where in self.places.values()])
-        for (name, where), part in zip(self.places.items(), parts, strict=True):
-            made[name].view(-1)[where] = part.to(made[name].dtype)
+    def write(self, weights: Tensors, vector: Tensor) -> None:
+        """Write a vector to the region's entries, in place."""
+        parts = vector.split([len(indices) for indices in self.entries.values()])
+        for (name, indices), part in zip(self.entries.items(), parts, strict=True):
+            weights[name].view(-1)[indices] = part.to(weights[name].dtype)
 
 
-def regions(shapes: Mapping[str, Size], voters: Sequence[Footprint]) -> list[Region]:
-    """All rings that have a voter. Every entry that anybody covers is in exactly one."""
+def find_regions(shapes: Mapping[str, Size], footprints: Sequence[Footprint]) -> list[Region]:
+    """All regions with at least one contributor. Every covered entry is in exactly one of them."""
     found: defaultdict[tuple[int, ...], dict[str, list[Tensor]]] = defaultdict(dict)
     for name, shape in shapes.items():
-        speakers = [number for number, one in enumerate(voters) if name in one.blocks]
-        blocks = [voters[number].blocks[name] for number in speakers]
+        covering = [number for number, footprint in enumerate(footprints) if name in footprint.blocks]
+        blocks = [footprints[number].blocks[name] for number in covering]
         if blocks and shape.numel():
-            for heard, where in _cells(shape, blocks):
-                found[tuple(speakers[one] for one in heard)].setdefault(name, []).append(where)
+            for members, indices in _cells(shape, blocks):
+                found[tuple(covering[member] for member in members)].setdefault(name, []).append(indices)
     return [
-        Region(who, {name: torch.cat(cells).sort().values for name, cells in places.items()})
-        for who, places in sorted(found.items())
+        Region(contributors, {name: torch.cat(cells).sort().values for name, cells in entries.items()})
+        for contributors, entries in sorted(found.items())
     ]
 
 
-def regions_of(whole: Tensors, said: Sequence[ClientUpdate]) -> list[Region]:
-    """The rings of what is said about a model."""
-    return regions({name: old.shape for name, old in whole.items()}, [one.footprint for one in said])
+def update_regions(weights: Tensors, updates: Sequence[ClientUpdate]) -> list[Region]:
+    """The regions of a model that these updates cover."""
+    shapes = {name: old.shape for name, old in weights.items()}
+    return find_regions(shapes, [update.footprint for update in updates])
 
 
-def copied(whole: Tensors, found: Iterable[Region]) -> dict[str, Tensor]:
-    """With tensors of its own, that can be written to, where any of these rings lies."""
-    touched = {name for region in found for name in region.places}
+def clone_touched(weights: Tensors, regions: Iterable[Region]) -> dict[str, Tensor]:
+    """The same weights, cloned where one of these regions may be written."""
+    touched = {name for region in regions for name in region.entries}
     return {
         name: old.clone(memory_format=torch.contiguous_format) if name in touched else old
-        for name, old in whole.items()
+        for name, old in weights.items()
     }
 
 
-def hold_low_coverage(merge: Aggregate, least: int) -> Aggregate:
-    """The same, but entries with fewer votes than that stay bit for bit."""
+def hold_low_coverage(aggregate: Aggregate, min_contributors: int) -> Aggregate:
+    """Wrap an aggregation so that entries with fewer contributors keep their old value bit for bit."""
 
-    def merged(whole: Tensors, contributions: Iterable[ClientUpdate]) -> dict[str, Tensor]:
-        said = list(contributions)
-        counting = [one for one in said if one.weight > 0]
-        thin = [region for region in regions_of(whole, counting) if len(region.voters) < least]
-        made = copied(merge(whole, said), thin)
-        for region in thin:
-            region.write(made, region.read(whole))
-        return made
+    def held(weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+        updates = list(updates)
+        counted = [update for update in updates if update.weight > 0]
+        low = [region for region in update_regions(weights, counted) if len(region.contributors) < min_contributors]
+        result = clone_touched(aggregate(weights, updates), low)
+        for region in low:
+            region.write(result, region.read(weights))
+        return result
 
-    return merged
+    return held
 
 
 def _cells(shape: Size, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[tuple[int, ...], Tensor]]:
-    """Boxes of entries with the same voters. On each axis numbers that the same blocks hold are of one kind, and a box
-    is one kind for every axis: so no entry has to be looked at by itself."""
-    kinds = [_kinds(axis, size, blocks) for axis, size in enumerate(shape)]
+    """Cells of entries with the same contributors, as flat indices.
+
+    The indices of each axis are grouped by the blocks that contain them; a cell is one group per axis. So no entry is
+    looked at by itself.
+    """
+    groups = [_axis_groups(axis, size, blocks) for axis, size in enumerate(shape)]
     cells = []
-    for box in itertools.product(*kinds):
-        voters = set(range(len(blocks))).intersection(*(holders for holders, _ in box))
-        if voters:
-            where = torch.zeros((), dtype=torch.int64)
-            for axis, (_, numbers) in enumerate(box):
-                where = where.unsqueeze(-1) + numbers * math.prod(shape[axis + 1 :])
-            cells.append((tuple(sorted(voters)), where.reshape(-1)))
+    for cell in itertools.product(*groups):
+        contributors = set(range(len(blocks))).intersection(*(holders for holders, _ in cell))
+        if contributors:
+            indices = torch.zeros((), dtype=torch.int64)
+            for axis, (_, numbers) in enumerate(cell):
+                indices = indices.unsqueeze(-1) + numbers * math.prod(shape[axis + 1 :])
+            cells.append((tuple(sorted(contributors)), indices.reshape(-1)))
     return cells
 
 
-def _kinds(axis: int, size: int, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[frozenset[int], Tensor]]:
-    """The numbers along an axis, by who holds them."""
-    held = torch.zeros(size, len(blocks), dtype=torch.bool)
+def _axis_groups(axis: int, size: int, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[frozenset[int], Tensor]]:
+    """The indices along an axis, grouped by the blocks that contain them."""
+    contains = torch.zeros(size, len(blocks), dtype=torch.bool)
     for number, block in enumerate(blocks):
-        held[block[axis], number] = True
-    sorts, sort_of = held.unique(dim=0, return_inverse=True)
+        contains[block[axis], number] = True
+    patterns, pattern_of = contains.unique(dim=0, return_inverse=True)
     return [
-        (frozenset(holders.nonzero().flatten().tolist()), (sort_of == sort).nonzero().flatten())
-        for sort, holders in enumerate(sorts)
+        (frozenset(holders.nonzero().flatten().tolist()), (pattern_of == pattern).nonzero().flatten())
+        for pattern, holders in enumerate(patterns)
         if bool(holders.any())
     ]
 
 
-def _spread(contribution: ClientUpdate, name: str, old: Tensor) -> Tensor:
-    """A contribution's tensor laid out like the whole one; what it does not cover is any number."""
-    block, tensor = contribution.footprint.blocks[name], contribution.tensors[name]
+def _expand_update(update: ClientUpdate, name: str, old: Tensor) -> Tensor:
+    """An update's tensor in the shape of the global one; entries it does not cover are uninitialized."""
+    block, tensor = update.footprint.blocks[name], update.tensors[name]
     if tensor.shape == old.shape and all(isinstance(axis, slice) for axis in block):
         return tensor
-    spread = torch.empty(old.shape, dtype=tensor.dtype, device=old.device)
-    spread[grid(spread, block)] = tensor
-    return spread
+    expanded = torch.empty(old.shape, dtype=tensor.dtype, device=old.device)
+    expanded[block_index(expanded, block)] = tensor
+    return expanded

@@ -1,9 +1,7 @@
-"""Rules that a few bad devices cannot bend. Each works ring by ring, on what its voters say about its entries.
+"""Robust aggregation rules, applied to each coverage region separately.
 
-Where a rule ranks what devices say, every device has one vote: the number of examples is the device's own word, and a
-word must not buy votes. Where a rule averages whole contributions (`clipping`, `multi_krum`) weights count as given.
-
-A rule for every ring that has enough votes, and what becomes of those that have not.
+Rules that rank updates give every device one vote: the number of examples is the device's own claim and must not buy
+influence. Rules that average whole updates (`clipping`, `multi_krum`) use the method's weights.
 """
 
 import math
@@ -20,137 +18,182 @@ from torch import Tensor
 from ..settings import Count, Positive
 from ..tensors import Tensors, combine
 from .coverage import ClientUpdate
-from .regions import Region, copied, regions_of
+from .regions import Region, clone_touched, update_regions
 
 Minority = Annotated[float, Interval(ge=0, lt=0.5)]
 AtLeastOne = Annotated[float, Interval(ge=1, lt=math.inf)]
+LowCoverage = Literal["hold", "clipped"]
 
 
-class Voters(NamedTuple):
-    """Those who have a vote on a ring: how much the method lets each count, and of which kind it is."""
+class Contributors(NamedTuple):
+    """The contributors of a region: their weights, and the group of similar models each belongs to."""
 
     weights: Sequence[float]
-    kinds: Sequence[Hashable]
-
-
-def kind(one: ClientUpdate) -> Hashable:
-    """Devices of one tier cover parts of the same sizes. First axes do not count: labels' rows may be missing."""
-    return frozenset((name, tuple(one.tensors[name].shape[1:])) for name in one.footprint.blocks)
+    groups: Sequence[Hashable]
 
 
 class Rule(ABC):
-    def heard(self, whole: Tensors, said: list[ClientUpdate]) -> list[ClientUpdate]:
-        """What is listened to at all, before it is looked at ring by ring."""
-        return said
+    def select(self, weights: Tensors, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+        """Drop or clip whole updates before the regions are aggregated."""
+        return updates
 
     @abstractmethod
-    def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
-        """(a ring's entries, [voters, entries], who they are) -> the ring's new entries; all in float64."""
+    def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+        """Aggregate one region.
+
+        Parameters: the old entries, `[entries]`; the contributors' values, `[contributors, entries]`, both in float64;
+        and who they are. Returns the new entries.
+        """
+
+
+@dataclass(frozen=True)
+class RobustAggregator:
+    """An `Aggregate` that applies a rule to every region with at least `min_contributors`.
+
+    With fewer contributors an outlier cannot be identified. Such a region keeps its value bit for bit
+    (`low_coverage = "hold"`), or takes the unweighted mean of its updates (`"clipped"`), each clipped so that its RMS
+    change per entry is at most the median device's in the other regions; without other regions it keeps its value.
+    """
+
+    rule: Rule
+    low_coverage: LowCoverage = "hold"
+    min_contributors: Count = 3
+
+    def __call__(self, weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+        selected = self.rule.select(weights, [update for update in updates if update.weight > 0])
+        regions = update_regions(weights, selected)
+        result = clone_touched(weights, regions)
+        sizes = _UpdateSizes(len(selected))
+        for region in regions:
+            if len(region.contributors) >= self.min_contributors:
+                old, values = region.read(weights), region.read_updates(weights, selected)
+                sizes.record(region, values - old)
+                members = [selected[number] for number in region.contributors]
+                contributors = Contributors([one.weight for one in members], [model_group(one) for one in members])
+                region.write(result, self.rule.aggregate(old, values, contributors))
+        limit = sizes.median() if self.low_coverage == "clipped" else None
+        for region in regions:
+            if len(region.contributors) < self.min_contributors and limit is not None:
+                region.write(result, _clipped_mean(region, weights, selected, limit))
+        return result
 
 
 @dataclass(frozen=True)
 class Clipping(Rule):
-    """Nobody pulls harder than the others: a longer update is shortened, then the mean is taken, weighted as given.
+    """Norm clipping (Sun et al., 2019), then the weighted mean.
 
-    The length allowed is `multiple` times the median voter's on the ring. A fixed `norm` instead holds for a device's
-    whole update, on all that it covers."""
+    The limit is `multiple` times the median update norm in the region. If `norm` is given, it limits each device's
+    whole update instead.
+    """
 
     multiple: Positive = 1.0
     norm: Positive | None = None
 
-    def heard(self, whole: Tensors, said: list[ClientUpdate]) -> list[ClientUpdate]:
-        return said if self.norm is None else [_shortened(whole, one, self.norm) for one in said]
+    def select(self, weights: Tensors, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+        return updates if self.norm is None else [_clip_update(weights, update, self.norm) for update in updates]
 
-    def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
-        return mean(told if self.norm is not None else clipped(old, told, self.multiple), voters.weights)
+    def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+        clipped = values if self.norm is not None else clip_to_median(old, values, self.multiple)
+        return weighted_mean(clipped, contributors.weights)
 
 
 @dataclass(frozen=True)
 class Median(Rule):
-    """Entry by entry the voter in the middle; of an even number, half-way between the two. One device, one vote."""
+    """The coordinate-wise median (Yin et al., ICML 2018), unweighted."""
 
-    def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
-        return middle(told)
+    def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+        return coordinate_median(values)
 
 
 @dataclass(frozen=True)
 class TrimmedMean(Rule):
-    """Entry by entry without the lowest and the highest `share` of the voters, rounded up, as long as one is left.
-    One device, one vote."""
+    """The coordinate-wise mean without the lowest and the highest `share` of values, rounded up, unweighted.
+
+    At least one value is kept. Yin et al., ICML 2018.
+    """
 
     share: Minority = 0.2
 
-    def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
-        votes = len(told)
-        cut = min(portion(self.share, votes), (votes - 1) // 2)
-        return mean(told.sort(0).values[cut : votes - cut], [1.0] * (votes - 2 * cut))
+    def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+        count = len(values)
+        cut = min(share_of(self.share, count), (count - 1) // 2)
+        return weighted_mean(values.sort(0).values[cut : count - cut], [1.0] * (count - 2 * cut))
 
 
 @dataclass(frozen=True)
 class GeometricMedian(Rule):
-    """The point with the least sum of distances to what the voters say on the ring: Weiszfeld's steps, so many, from
-    the coordinate median on. One device, one vote."""
+    """The point with the least sum of distances to the updates (Pillutla et al., 2022), unweighted.
+
+    `iterations` steps of Weiszfeld's algorithm from the coordinate-wise median.
+    """
 
     iterations: Count = 16
 
-    def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
-        at = middle(told)
-        nearest = 1e-9 * max(float((told - at).norm(dim=1).median()), 1e-30)  # who sits on a voter stays there
+    def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+        point = coordinate_median(values)
+        smallest = 1e-9 * max(float((values - point).norm(dim=1).median()), 1e-30)  # no division by zero at an update
         for _ in range(self.iterations):
-            at = mean(told, [1 / max(gap, nearest) for gap in (told - at).norm(dim=1).tolist()])
-        return at
+            gaps = (values - point).norm(dim=1).tolist()
+            point = weighted_mean(values, [1 / max(gap, smallest) for gap in gaps])
+        return point
 
 
 @dataclass(frozen=True)
 class MultiKrum(Rule):
-    """Leave out the `share` of devices, rounded up, that lie farthest from their nearest fellows, then take the mean,
-    weighted as given. They are compared on the ring that is common to all; where there is none, nothing is heard."""
+    """Drop the `share` of devices, rounded up, that lie farthest from their nearest neighbors, then average.
+
+    Devices are compared on the region that all of them cover; without one, no update is used. The mean is weighted.
+    Blanchard et al., NeurIPS 2017.
+    """
 
     share: Minority = 0.3
 
-    def heard(self, whole: Tensors, said: list[ClientUpdate]) -> list[ClientUpdate]:
-        common = [region for region in regions_of(whole, said) if len(region.voters) == len(said)]
+    def select(self, weights: Tensors, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+        count = len(updates)
+        common = [region for region in update_regions(weights, updates) if len(region.contributors) == count]
         if not common:
             return []
-        told = common[0].hear(whole, said)
-        bad = portion(self.share, len(said))
-        near = max(1, len(said) - bad - 2)
-        scores = [sum(sorted(_gaps(told, one))[:near]) for one in range(len(said))]
-        kept = sorted(range(len(said)), key=lambda one: scores[one])[: len(said) - bad]
-        return [said[one] for one in sorted(kept)]
+        values = common[0].read_updates(weights, updates)
+        dropped = share_of(self.share, count)
+        neighbors = max(1, count - dropped - 2)
+        scores = [sum(sorted(_squared_distances(values, index))[:neighbors]) for index in range(count)]
+        kept = sorted(range(count), key=lambda index: scores[index])[: count - dropped]
+        return [updates[index] for index in sorted(kept)]
 
-    def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
-        return mean(told, voters.weights)
+    def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+        return weighted_mean(values, contributors.weights)
 
 
 @dataclass(frozen=True)
 class NearestMean(Rule):
-    """The default defence: on each ring voters are heard who lie no farther from the coordinate median of their own
-    kind than `reach` times the median voter of it; what they say is clipped to `multiple` times the median length on
-    the ring and averaged. A kind with fewer than three voters there is held against all.
+    """The default rule: drop outliers within each group of similar models, clip, and average, unweighted.
 
-    Devices of one tier are of one kind. Against all, an honest tier whose updates differ from the others' would not be
-    heard on the very ring it lives on, would not learn, and so would go on to differ. Who is heard is clipped, so that
-    even a kind with a bad majority moves a ring little farther than honest devices do. One device, one vote."""
+    An update is kept if its distance to the coordinate-wise median of its group is at most `reach` times the group's
+    median distance. Kept updates are clipped to `multiple` times the region's median norm. A group is the devices of
+    one tier; a group with fewer than three contributors is compared with all of them.
+
+    Without groups, an honest tier whose updates differ from the others' would be dropped in every round, would not
+    learn, and so would go on to differ. Clipping bounds what a group with a malicious majority can do.
+    """
 
     reach: AtLeastOne = 2.0
     multiple: Positive = 2.0
 
-    def merged(self, old: Tensor, told: Tensor, voters: Voters) -> Tensor:
-        near = self._near(told)
-        for alike in set(voters.kinds):
-            own = torch.tensor([one == alike for one in voters.kinds])
-            if int(own.sum()) >= 3:
-                near[own] = self._near(told[own])
-        return mean(clipped(old, told, self.multiple)[near], [1.0] * int(near.sum()))
+    def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+        kept = self._is_near(values)
+        for group in set(contributors.groups):
+            members = torch.tensor([other == group for other in contributors.groups])
+            if int(members.sum()) >= 3:
+                kept[members] = self._is_near(values[members])
+        return weighted_mean(clip_to_median(old, values, self.multiple)[kept], [1.0] * int(kept.sum()))
 
-    def _near(self, told: Tensor) -> Tensor:
-        gaps: Tensor = (told - middle(told)).norm(dim=1)
+    def _is_near(self, values: Tensor) -> Tensor:
+        gaps: Tensor = (values - coordinate_median(values)).norm(dim=1)
         return gaps <= self.reach * gaps.median()
 
 
 def no_rule() -> None:
-    """The mean over those who cover an entry, as the papers have it."""
+    """The coverage mean, as published."""
 
 
 RULES: Mapping[str, Callable[..., Rule | None]] = {
@@ -164,101 +207,76 @@ RULES: Mapping[str, Callable[..., Rule | None]] = {
 }
 
 
-def clipped(old: Tensor, told: Tensor, multiple: float) -> Tensor:
-    """Updates no longer than so many times the median voter's; of an even number, the shorter of the two."""
-    lengths = (told - old).norm(dim=1)
-    return shortened(old, told, multiple * float(lengths.median()))
+def model_group(update: ClientUpdate) -> Hashable:
+    """Equal for devices of one tier. The first axis is ignored, since rows of labels may be left out."""
+    return frozenset((name, tuple(update.tensors[name].shape[1:])) for name in update.footprint.blocks)
 
 
-def shortened(old: Tensor, told: Tensor, limit: float) -> Tensor:
-    """Updates no longer than this; those that are not longer stay to the bit."""
-    lengths = (told - old).norm(dim=1, keepdim=True)
-    factors = limit / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
-    return torch.where(lengths > limit, old + (told - old) * factors, told)
+def clip_to_median(old: Tensor, values: Tensor, multiple: float) -> Tensor:
+    """Clip updates to `multiple` times the median norm; of an even number, the smaller of the middle two."""
+    norms = (values - old).norm(dim=1)
+    return clip_norms(old, values, multiple * float(norms.median()))
 
 
-def mean(told: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weighted mean, added up in the order given."""
-    total, mass = torch.zeros_like(told[0]), 0.0
-    for row, weight in zip(told, weights, strict=True):
+def clip_norms(old: Tensor, values: Tensor, limit: float) -> Tensor:
+    """Clip updates to an L2 norm; shorter updates stay bit for bit."""
+    norms = (values - old).norm(dim=1, keepdim=True)
+    factors = limit / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+    return torch.where(norms > limit, old + (values - old) * factors, values)
+
+
+def weighted_mean(values: Tensor, weights: Sequence[float]) -> Tensor:
+    """Added up in the given order."""
+    total, mass = torch.zeros_like(values[0]), 0.0
+    for row, weight in zip(values, weights, strict=True):
         total, mass = total + row * weight, mass + weight
     return total / mass
 
 
-def middle(told: Tensor) -> Tensor:
-    ranked = told.sort(0).values
-    return (ranked[(len(told) - 1) // 2] + ranked[len(told) // 2]) / 2
+def coordinate_median(values: Tensor) -> Tensor:
+    """Of an even number, the mean of the middle two."""
+    ranked = values.sort(0).values
+    return (ranked[(len(values) - 1) // 2] + ranked[len(values) // 2]) / 2
 
 
-def portion(share: float, votes: int) -> int:
-    """So many of the votes, rounded up: 0.2 of 6 are 2."""
-    return math.ceil(share * votes - 1e-9)
+def share_of(share: float, count: int) -> int:
+    """A share of a number, rounded up: 0.2 of 6 is 2."""
+    return math.ceil(share * count - 1e-9)
 
 
-def _gaps(told: Tensor, one: int) -> list[float]:
-    """Squared distances to the others."""
-    gaps = (told - told[one]).square().sum(1).tolist()
-    return [gap for other, gap in enumerate(gaps) if other != one]
-
-
-def _shortened(whole: Tensors, one: ClientUpdate, norm: float) -> ClientUpdate:
-    old = combine(Tensor.double, one.footprint.read(whole))
-    updates = combine(lambda new, before: new.double() - before, {name: one.tensors[name] for name in old}, old)
-    length = math.sqrt(math.fsum(float(update.square().sum()) for update in updates.values()))
-    if length <= norm:
-        return one
-    return one._replace(tensors=combine(lambda before, update: before + update * (norm / length), old, updates))
-
-
-Thin = Literal["hold", "clipped"]
-
-
-@dataclass(frozen=True)
-class RobustAggregator:
-    """A `Aggregate`. A ring with fewer than `min_contributors` votes, where nobody can be outvoted, either holds, bit for bit; or
-    takes the mean of its voters, one vote each, none of whom may change an entry by more, on average, than the median
-    device does where there are votes enough. Where there are nowhere enough, it holds."""
-
-    rule: Rule
-    thin: Thin = "hold"
-    min_contributors: Count = 3
-
-    def __call__(self, whole: Tensors, contributions: Iterable[ClientUpdate]) -> dict[str, Tensor]:
-        said = self.rule.heard(whole, [one for one in contributions if one.weight > 0])
-        found = regions_of(whole, said)
-        made = copied(whole, found)
-        sizes = _Sizes(len(said))
-        for region in found:
-            if len(region.voters) >= self.min_contributors:
-                old, told = region.read(whole), region.hear(whole, said)
-                sizes.note(region, told - old)
-                speak = [said[voter] for voter in region.voters]
-                voters = Voters([one.weight for one in speak], [kind(one) for one in speak])
-                region.write(made, self.rule.merged(old, told, voters))
-        usual = sizes.usual() if self.thin == "clipped" else None
-        for region in found:
-            if len(region.voters) < self.min_contributors and usual is not None:
-                region.write(made, _no_farther(region, whole, said, usual))
-        return made
-
-
-class _Sizes:
-    """How far each device changes an entry, on average, where there are votes enough."""
+class _UpdateSizes:
+    """Each device's RMS change per entry over the regions with enough contributors."""
 
     def __init__(self, devices: int):
         self.squares, self.entries = [0.0] * devices, [0] * devices
 
-    def note(self, region: Region, updates: Tensor) -> None:
-        for voter, square in zip(region.voters, updates.square().sum(1).tolist(), strict=True):
-            self.squares[voter] += square
-            self.entries[voter] += len(region)
+    def record(self, region: Region, changes: Tensor) -> None:
+        for contributor, square in zip(region.contributors, changes.square().sum(1).tolist(), strict=True):
+            self.squares[contributor] += square
+            self.entries[contributor] += len(region)
 
-    def usual(self) -> float | None:
+    def median(self) -> float | None:
         known = zip(self.squares, self.entries, strict=True)
         sizes = [math.sqrt(square / entries) for square, entries in known if entries]
         return statistics.median_low(sizes) if sizes else None
 
 
-def _no_farther(region: Region, whole: Tensors, said: Sequence[ClientUpdate], usual: float) -> Tensor:
-    told = shortened(region.read(whole), region.hear(whole, said), usual * math.sqrt(len(region)))
-    return mean(told, [1.0] * len(told))
+def _clipped_mean(region: Region, weights: Tensors, updates: Sequence[ClientUpdate], limit: float) -> Tensor:
+    values = region.read_updates(weights, updates)
+    clipped = clip_norms(region.read(weights), values, limit * math.sqrt(len(region)))
+    return weighted_mean(clipped, [1.0] * len(clipped))
+
+
+def _squared_distances(values: Tensor, index: int) -> list[float]:
+    """From one row to each of the others."""
+    gaps = (values - values[index]).square().sum(1).tolist()
+    return [gap for other, gap in enumerate(gaps) if other != index]
+
+
+def _clip_update(weights: Tensors, update: ClientUpdate, norm: float) -> ClientUpdate:
+    old = combine(Tensor.double, update.footprint.read(weights))
+    changes = combine(lambda new, before: new.double() - before, {name: update.tensors[name] for name in old}, old)
+    length = math.sqrt(math.fsum(float(change.square().sum()) for change in changes.values()))
+    if length <= norm:
+        return update
+    return update._replace(tensors=combine(lambda before, change: before + change * (norm / length), old, changes))

@@ -16,7 +16,7 @@ from .fedsup import FedSup
 from .fjord import FjORD
 from .heterofl import HeteroFL
 from .lgfedavg import LGFedAvg
-from .method import Method
+from .method import Method, MethodInfo, fleet_problem
 from .mixed import Mixed
 from .noside import NoSide
 from .perfedavg import PerFedAvg
@@ -45,4 +45,4 @@ METHODS: dict[str, type[Method]] = {
     "centralized": Centralized,
 }
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["METHODS", "Method", "MethodInfo", "fleet_problem"]

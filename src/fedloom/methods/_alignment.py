@@ -1,6 +1,7 @@
-"""How devices of any models come to see the same examples alike: settings and steps of FedHeNN's alignment term.
+"""Representation alignment of FedHeNN: settings, messages and the auxiliary loss.
 
-A round shows everybody the same unlabelled examples. Who is drawn trains with strength · misalignment beside its loss.
+Each round, all devices compute a kernel of the same public examples. While training, a device adds to its loss
+strength · (1 - similarity to the mean kernel), so models that share no weights learn similar representations.
 """
 
 import math
@@ -18,106 +19,110 @@ from ..client import (
     Kernel,
     Layout,
     Task,
-    about,
-    blended,
-    described,
-    description,
-    misalignment,
+    alignment_loss,
+    average_kernels,
+    represent,
+    representation_kind,
+    select_examples,
 )
 from ..fleet import SERVER_PREFIX, Device, ModelWeights, Reply, RoundContext
 from ..models import Model
 from ..seeds import DESCRIBE
-from ..settings import Count, FixedTable, NotNegative, Positive
+from ..settings import Count, FrozenDict, NonNegative, Positive
 from ..tensors import Parcel, Tensors
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """`strength` is the paper's eta_0, which grows with the root of the rounds gone by, as in its code; `probe_size` is
-    its L, of which every step looks at all or at `probe_batch`. `bandwidth` is that of the rbf kernel, in medians.
-    `equally_loud`: every kernel is scaled to one norm before the mean, else large ones count for more. `counts`: how
-    much a device's kernel counts, by its name or its tier; 1 where nothing is said."""
+class RepresentationAlignment:
+    """`strength` is the paper's eta_0; as in its code it grows with the square root of the past rounds. `probe_size` is
+    its L, the number of public examples; each step uses all of them or `probe_batch`. `bandwidth` is that of the rbf
+    kernel, in medians. `equally_loud` scales every kernel to the same norm before averaging. `counts` are the kernels'
+    weights in the average, by device or tier; 1 by default."""
 
-    strength: NotNegative = 0.001
+    strength: NonNegative = 0.001
     growth: Literal["root", "linear", "none"] = "root"
     probe_size: Count = 256
     probe_batch: Count | None = None
     kernel: Kernel = "linear"
     bandwidth: Positive = 1.0
     equally_loud: bool = False
-    counts: Mapping[str, NotNegative] = FixedTable()
+    counts: Mapping[str, NonNegative] = FrozenDict()
 
     @property
     def needs_public_data(self) -> bool:
         return self.strength > 0
 
-    def pull_at(self, round_number: int) -> float:
+    def strength_at(self, round_number: int) -> float:
         past = round_number - 1
         return self.strength * {"root": math.sqrt(past), "linear": past, "none": 1.0}[self.growth]
 
-    def shown(self, context: RoundContext) -> Parcel:
-        """What a round's devices look at; nothing, as long as there is no pull."""
-        pull = self.pull_at(context.number)
-        return {"probe": {"x": context.probe(self.probe_size), "pull": torch.tensor(pull)}} if pull else {}
+    def public_inbox(self, context: RoundContext) -> Parcel:
+        """This round's public examples and strength; empty while the strength is zero."""
+        strength = self.strength_at(context.number)
+        if not strength:
+            return {}
+        return {"public": {"x": context.public_batch(self.probe_size), "strength": torch.tensor(strength)}}
 
-    def tell(self, client: Client, weights: Tensors, inbox: Parcel) -> dict[str, Tensor]:
-        """How a device's model finds the examples."""
+    def compute_kernel(self, client: Client, weights: Tensors, inbox: Parcel) -> dict[str, Tensor]:
+        """The kernel of the public examples, or the features it follows from if they are smaller."""
         with torch.no_grad():
-            return described(client.model.features(weights, _prepared(client, inbox)), self.kernel, self.bandwidth)
+            return represent(client.model.features(weights, _prepare(client, inbox)), self.kernel, self.bandwidth)
 
-    def telling_task(self, carried: Callable[[Client, Parcel], ModelWeights], *address: str) -> Task:
-        """Have devices tell how a model that they carry finds the examples."""
-
-        def run(client: Client, inbox: Parcel) -> ClientResult:
-            model, weights = carried(client, inbox)
-            return ClientResult(upload={"told": self.tell(replace(client, model=model), weights, inbox)})
-
-        return Task("describe", run, {"told": self.telling}, DESCRIBE, address=address)
-
-    def telling(self, model: Model, inbox: Parcel, examples: int) -> Layout:
-        """What `tell` gives."""
-        size, width = len(inbox["probe"]["x"]), model.feature_width()
-        name = description(self.kernel, size, width)
+    def kernel_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        """Names, shapes and types that `compute_kernel` returns."""
+        size, width = len(inbox["public"]["x"]), model.feature_width()
+        name = representation_kind(self.kernel, size, width)
         return {name: ((size, width if name == "features" else size), torch.get_default_dtype())}
 
-    def aimed(self, shown: Parcel, replies: Sequence[Reply], shares: Sequence[float] | None = None) -> Parcel:
-        """What was shown, and the mean of how it was found; nothing, if nobody has told."""
-        told = [reply.sent["told"] for reply in replies]
-        counted = [
-            share * self._counts(one.device) for one, share in zip(replies, shares or [1.0] * len(told), strict=True)
-        ]
-        if not sum(counted):
-            return {}
-        return {**shown, "target": blended(told, counted, self.kernel, self.equally_loud)}
+    def kernel_task(self, load: Callable[[Client, Parcel], ModelWeights], *ref: str) -> Task:
+        """A task that uploads the kernel of the model that `load` returns."""
 
-    def _counts(self, device: Device) -> float:
+        def run(client: Client, inbox: Parcel) -> ClientResult:
+            model, weights = load(client, inbox)
+            return ClientResult(upload={"kernel": self.compute_kernel(replace(client, model=model), weights, inbox)})
+
+        return Task("describe", run, {"kernel": self.kernel_layout}, DESCRIBE, ref=ref)
+
+    def with_target(self, public: Parcel, replies: Sequence[Reply], shares: Sequence[float] | None = None) -> Parcel:
+        """The public examples and, as the target, the weighted mean of the uploaded kernels; empty without any."""
+        kernels = [reply.upload["kernel"] for reply in replies]
+        shares = shares or [1.0] * len(kernels)
+        weights = [share * self._kernel_weight(reply.device) for reply, share in zip(replies, shares, strict=True)]
+        if not sum(weights):
+            return {}
+        return {**public, "target": average_kernels(kernels, weights, self.kernel, self.equally_loud)}
+
+    def _kernel_weight(self, device: Device) -> float:
         return self.counts.get(device.name.removeprefix(SERVER_PREFIX), self.counts.get(device.tier, 1.0))
 
-    def drawn(self, client: Client, inbox: Parcel, first: Tensors) -> Client:
-        """The device, drawn to the target while it trains: what it is told, else the model it starts from. As it was,
-        where it is shown nothing."""
-        if "probe" not in inbox:
+    def with_alignment(self, client: Client, inbox: Parcel, initial: Tensors) -> Client:
+        """The client with the alignment term as an auxiliary loss; unchanged if the inbox has no public examples.
+
+        Without a target in the inbox, the kernel of the `initial` weights is the target.
+        """
+        if "public" not in inbox:
             return client
-        target = inbox["target"] if "target" in inbox else self.tell(client, first, inbox)
-        x, pull, model = _prepared(client, inbox), inbox["probe"]["pull"], client.model
-        size, some = x.shape[1], self.probe_batch or x.shape[1]
-        towards_all = misalignment(target, self.kernel, self.bandwidth)
+        target = inbox["target"] if "target" in inbox else self.compute_kernel(client, initial, inbox)
+        x, strength, model = _prepare(client, inbox), inbox["public"]["strength"], client.model
+        size, count = x.shape[1], self.probe_batch or x.shape[1]
+        loss_on_all = alignment_loss(target, self.kernel, self.bandwidth)
 
-        def term(weights: Tensors, batch: Batch) -> Tensor:
-            if some >= size:
-                return pull * towards_all(model.features(weights, x))
-            rows = batch.cyclic_rows(some, size)
-            towards_some = misalignment(about(target, rows), self.kernel, self.bandwidth)
-            return pull * towards_some(model.features(weights, x[:, rows]))
+        def auxiliary_loss(weights: Tensors, batch: Batch) -> Tensor:
+            if count >= size:
+                return strength * loss_on_all(model.features(weights, x))
+            rows = batch.cyclic_rows(count, size)
+            loss_on_rows = alignment_loss(select_examples(target, rows), self.kernel, self.bandwidth)
+            return strength * loss_on_rows(model.features(weights, x[:, rows]))
 
-        before = client.auxiliary_loss
-        both = term if before is None else lambda weights, batch: before(weights, batch) + term(weights, batch)
-        return replace(client, auxiliary_loss=both)
+        other = client.auxiliary_loss
+        if other is None:
+            return replace(client, auxiliary_loss=auxiliary_loss)
+        return replace(client, auxiliary_loss=lambda weights, batch: other(weights, batch) + auxiliary_loss(weights, batch))
 
 
-def _prepared(client: Client, inbox: Parcel) -> Tensor:
-    x = inbox["probe"]["x"]
-    if len(x) > 1 and x.stride(0) == 0:  # all devices look at the same: prepared once
-        once = client.preparation(x[:1])
-        return once.expand(len(x), *once.shape[1:])
+def _prepare(client: Client, inbox: Parcel) -> Tensor:
+    x = inbox["public"]["x"]
+    if len(x) > 1 and x.stride(0) == 0:  # all devices share the same examples: prepare them once
+        prepared = client.preparation(x[:1])
+        return prepared.expand(len(x), *prepared.shape[1:])
     return client.preparation(x)

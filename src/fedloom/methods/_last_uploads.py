@@ -1,6 +1,6 @@
-"""What each device sent last, kept by the server for reporting alone: FedHeN's figures show the mean of it.
+"""The last upload of each device, kept in the server state for reports: FedHeN's figures show the mean of them.
 
-A device that was never asked counts with the first model. Server state has one bundle for each device.
+A device that was never asked counts with the initial model.
 """
 
 from collections.abc import Iterable
@@ -10,63 +10,59 @@ from torch import Tensor
 
 from ..client import Layout
 from ..fleet import EvalTarget, Fleet, Reply, ServerModel, Tier
-from ..footprints import between, is_part
+from ..footprints import find_footprint, is_submodel
 from ..models import Model
 from ..tensors import Parcel, Tensors, combine
 
-KEPT = "what it sent last, which the server keeps for reports (method.report = false does without)"
+KEPT_UPLOADS = "what it sent last, which the server keeps for reports (set method.report = false to avoid it)"
 
 
-def latest_models(fleet: Fleet, first: Tensors) -> dict[str, Tensors]:
-    """Everybody's first model, tier by tier; all share the same memory until they answer."""
-    shared = {tier.name: tier.footprint.read(first) for tier in fleet.active_tiers}
-    return {bundle(device.tier, device.name): shared[device.tier] for device in fleet.members(1)}
+def initial_uploads(fleet: Fleet, weights: Tensors) -> dict[str, Tensors]:
+    """Each device's slice of the initial model. Devices of a tier share its memory until they reply."""
+    slices = {tier.name: tier.footprint.read(weights) for tier in fleet.active_tiers}
+    return {upload_key(device.tier, device.name): slices[device.tier] for device in fleet.eligible_devices(1)}
 
 
-def with_latest(first: Parcel, fleet: Fleet) -> Parcel:
-    """A first state of one global model, and beside it what everybody holds of it."""
-    return {**first, **latest_models(fleet, first["weights"])}
+def updated_uploads(server: Parcel, replies: Iterable[Reply]) -> dict[str, Tensors]:
+    """The uploads of this round, if the server keeps them."""
+    uploads = {upload_key(reply.device.tier, reply.device.name): reply.upload["weights"] for reply in replies}
+    return {name: weights for name, weights in uploads.items() if name in server}
 
 
-def received(server: Parcel, replies: Iterable[Reply]) -> dict[str, Tensors]:
-    """What has come in this round, if the server keeps it."""
-    named = {bundle(reply.device.tier, reply.device.name): reply.sent["weights"] for reply in replies}
-    return {name: weights for name, weights in named.items() if name in server}
-
-
-def whole_model(model: Model, inbox: Parcel, examples: int) -> Layout:
-    """All weights of the device's own model."""
-    return {name: (tuple(shape), torch.get_default_dtype()) for name, shape in model.shapes().items()}
-
-
-def reports(server: Parcel) -> dict[str, EvalTarget]:
-    """`report_paper`: a tier's model is the mean over its own devices; `report_all`: over all that contain it."""
+def report_targets(server: Parcel) -> dict[str, EvalTarget]:
+    """`report_paper`: the mean over a tier's own devices; `report_all`: over all devices that contain its model."""
     if not any(name.startswith("latest:") for name in server):
         return {}
     return {
-        "report_paper": ServerModel(lambda tier: _mean(server, tier, own=True)),
-        "report_all": ServerModel(lambda tier: _mean(server, tier, own=False)),
+        "report_paper": ServerModel(lambda tier: _mean(server, tier, same_tier=True)),
+        "report_all": ServerModel(lambda tier: _mean(server, tier, same_tier=False)),
     }
 
 
 def report_problem(method: str, fleet: Fleet) -> str | None:
+    """Why `report` cannot be used with a fleet; None if it can."""
     if fleet.assignment != "fixed":
         return f"{method} cannot report each device's last model where tiers are redrawn; set report = false"
-    empty = {tier.name for tier in fleet.active_tiers} - {device.tier for device in fleet.members(1)}
+    empty = {tier.name for tier in fleet.active_tiers} - {device.tier for device in fleet.eligible_devices(1)}
     return f"{method} cannot report on tier {min(empty)!r}, which has no device; set report = false" if empty else None
 
 
-def bundle(tier: str, device: str) -> str:
+def upload_key(tier: str, device: str) -> str:
     return f"latest:{tier}:{device}"
 
 
-def _mean(server: Parcel, tier: Tier, own: bool) -> dict[str, Tensor]:
-    prefix = bundle(tier.name, "") if own else "latest:"
+def full_model_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
+    """The layout of an upload of all weights of the device's own model."""
+    return {name: (tuple(shape), torch.get_default_dtype()) for name, shape in model.shapes().items()}
+
+
+def _mean(server: Parcel, tier: Tier, same_tier: bool) -> dict[str, Tensor]:
+    prefix = upload_key(tier.name, "") if same_tier else "latest:"
     small = tier.model.shapes()
-    parts: list[Tensors] = []
+    slices: list[Tensors] = []
     for name, weights in sorted(server.items()):
         if name.startswith(prefix):
-            held = {key: tensor.shape for key, tensor in weights.items()}
-            if is_part(small, held):
-                parts.append(between(small, held).read(weights))
-    return combine(lambda *each: torch.stack(each).double().mean(0).to(each[0].dtype), *parts)
+            large = {key: tensor.shape for key, tensor in weights.items()}
+            if is_submodel(small, large):
+                slices.append(find_footprint(small, large).read(weights))
+    return combine(lambda *each: torch.stack(each).double().mean(0).to(each[0].dtype), *slices)

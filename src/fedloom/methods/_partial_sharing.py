@@ -1,6 +1,6 @@
-"""Some layers shared and averaged, the others private: what LG-FedAvg, FedRep and FedIN have in common.
+"""Partially shared models: some layers are averaged, the others stay on the device. For LG-FedAvg, FedRep and FedIN.
 
-The shared part is a footprint, as every part is, so tiers of different sizes share what they have in common.
+The shared layers are a footprint, so tiers of different sizes share what they have in common.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,53 +13,54 @@ from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply,
 from ..footprints import ClientUpdate, Footprint
 from ..models import Model
 from ..tensors import Parcel, Tensors
-from .method import Method, first_weights, fixed_tiers
+from .method import Method, fixed_tiers_problem, init_weights
 
 Shared = Literal["head", "body", "all", "none"] | tuple[str, ...]
-"""The head is the last layer, the body all else; or the names of layers."""
+"""The head is the last layer, the body all others; or the names of layers."""
 
 
-class Sharing(Method, Protocol):
-    """A method whose devices keep all that they do not share."""
+class PartialSharing(Method, Protocol):
+    """A method whose devices keep every layer that they do not share."""
 
     @property
     def shared(self) -> Shared: ...
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        first = warm or fleet.global_model.initial_weights(seed)
-        return {"weights": {name: first[name] for name in shared_names(self.shared, fleet.global_model)}}
+    def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
+        weights = warm_start or fleet.global_model.initial_weights(seed)
+        return {"weights": {name: weights[name] for name in shared_names(self.shared, fleet.global_model)}}
 
-    def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
-        first, names = first_weights(device, seed, warm), shared_names(self.shared, device.model)
-        return {"weights": {name: weight for name, weight in first.items() if name not in names}}
+    def init_client(self, device: Device, seed: int, warm_start: Tensors | None = None) -> Parcel:
+        weights, shared = init_weights(device, seed, warm_start), shared_names(self.shared, device.model)
+        return {"weights": {name: weight for name, weight in weights.items() if name not in shared}}
 
     def inbox(self, server: Parcel, device: Device) -> Parcel:
         return {"weights": self._footprint(device).read(server["weights"])}
 
-    def averaged(
+    def aggregate_shared(
         self, server: Parcel, context: RoundContext, replies: Sequence[Reply], by_examples: bool = True
     ) -> dict[str, Tensor]:
         share = {reply.device: reply.examples if by_examples else 1.0 for reply in replies}
-        said = (ClientUpdate(self._footprint(r.device), r.sent["weights"], share[r.device]) for r in replies)
-        return context.aggregate(server["weights"], said)
+        updates = (ClientUpdate(self._footprint(r.device), r.upload["weights"], share[r.device]) for r in replies)
+        return context.aggregate(server["weights"], updates)
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        return {"personal": DeviceModel(self.own, lambda device: self.inbox(server, device))}
+        return {"personal": DeviceModel(self.personal_model, lambda device: self.inbox(server, device))}
 
-    def own(self, client: Client, inbox: Parcel) -> ModelWeights:
-        return client.model, self.whole(client, inbox)
+    def personal_model(self, client: Client, inbox: Parcel) -> ModelWeights:
+        return client.model, self.full_weights(client, inbox)
 
-    def whole(self, client: Client, inbox: Parcel) -> dict[str, Tensor]:
+    def full_weights(self, client: Client, inbox: Parcel) -> dict[str, Tensor]:
+        """The device's own layers and the shared ones."""
         return {**client.state["weights"], **inbox["weights"]}
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        named = self.shared if isinstance(self.shared, tuple) else ()
-        unknown = [name for name in named if not shared_names((name,), fleet.global_model)]
+        model, layers = fleet.global_model, self.shared if isinstance(self.shared, tuple) else ()
+        unknown = [name for name in layers if not shared_names((name,), model)]
         if unknown:
-            return f"no layer of {fleet.global_model.family} is named {' or '.join(map(repr, unknown))}"
-        if self.shared in ("head", "body") and not fleet.global_model.label_rows():
-            return f"{fleet.global_model.family} ends in no layer with one row per class, so its head cannot be told"
-        return fixed_tiers(fleet)
+            return f"no layer of {model.family} is named {' or '.join(map(repr, unknown))}"
+        if self.shared in ("head", "body") and not model.label_rows():
+            return f"{model.family} ends in no layer with one row per class, so its head is unknown"
+        return fixed_tiers_problem(fleet)
 
     def _footprint(self, device: Device) -> Footprint:
         return device.footprint.only(*shared_names(self.shared, device.model))
@@ -72,10 +73,10 @@ def shared_names(shared: Shared, model: Model) -> tuple[str, ...]:
             return tuple(name for name in names if (name in head) == (shared == "head"))
         case "all" | "none":
             return tuple(names) if shared == "all" else ()
-    return tuple(name for name in names if any(f"{name}.".startswith(f"{one}.") for one in shared))
+    return tuple(name for name in names if any(f"{name}.".startswith(f"{layer}.") for layer in shared))
 
 
-def parted(weights: Tensors, inbox: Parcel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What came with the inbox and goes back, and what stays."""
+def split_shared(weights: Tensors, inbox: Parcel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split weights into those that came with the inbox, to be uploaded, and those that stay."""
     shared = {name: weights[name] for name in inbox["weights"]}
     return shared, {name: weight for name, weight in weights.items() if name not in shared}

@@ -1,21 +1,21 @@
-"""Devices that keep a model of their own: what Standalone, Ditto, FedGKT and FedHeNN have in common."""
+"""Devices with a model of their own, as in Standalone, Ditto, FedGKT and FedHeNN."""
 
 from typing import Protocol
 
 from ..client import Client
 from ..fleet import Device, Fleet, ModelWeights
 from ..tensors import Parcel, Tensors
-from .method import Method, first_weights, fixed_tiers
+from .method import Method, fixed_tiers_problem, init_weights
 
 
-class OwnModels(Method, Protocol):
-    """Each device remembers its model, and is judged with it."""
+class PersonalModels(Method, Protocol):
+    """Each device keeps its model in its state and is evaluated with it."""
 
-    def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {"weights": first_weights(device, seed, warm)}
+    def init_client(self, device: Device, seed: int, warm_start: Tensors | None = None) -> Parcel:
+        return {"weights": init_weights(device, seed, warm_start)}
 
-    def own(self, client: Client, inbox: Parcel) -> ModelWeights:
+    def personal_model(self, client: Client, inbox: Parcel) -> ModelWeights:
         return client.model, client.state["weights"]
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        return fixed_tiers(fleet)
+        return fixed_tiers_problem(fleet)

@@ -1,6 +1,6 @@
-"""Centralized training: one machine holds the data of all devices, or of a share of them. The papers' ceiling.
+"""Centralized training on the pooled data of all devices, or of a share of them: the papers' upper bound.
 
-A round is one pass of the recipe's schedule over the gathered data; only a simulation can do this.
+A round is one pass of the recipe's schedule over the pooled data. It exists in simulation only.
 """
 
 from dataclasses import dataclass
@@ -9,22 +9,25 @@ from ..fleet import RoundContext
 from ..footprints import ClientUpdate
 from ..settings import Share
 from ..tensors import Parcel
-from .method import Method, train_on_labels
+from .method import Method, MethodInfo, train_on_labels
 
 
 @dataclass(frozen=True)
 class Centralized(Method):
-    """`data_share` is the share of devices, in index order, whose data is gathered."""
+    """`data_share` is the share of devices, in index order, whose data is pooled."""
 
-    paper = "the ceiling every paper compares with"
-    leaves, keeps, gives = "all data (simulation only)", "nothing", "global"
-    admits, simulated = "one model", True
+    info = MethodInfo(
+        paper="the upper bound every paper compares with",
+        uploads="all data (simulation only)",
+        heterogeneity="one model",
+        simulation_only=True,
+    )
     train = train_on_labels
 
     data_share: Share = 1.0
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
-        pool = context.fleet.pool(context.fleet.largest, self.data_share)
+        pool = context.fleet.pooled_device(context.fleet.largest, self.data_share)
         replies = context.ask(self.train, {pool: {"weights": server["weights"]}})
-        said = (ClientUpdate(reply.device.footprint, reply.sent["weights"], 1.0) for reply in replies)
-        return {"weights": context.aggregate(server["weights"], said)}
+        updates = (ClientUpdate(reply.device.footprint, reply.upload["weights"], 1.0) for reply in replies)
+        return {"weights": context.aggregate(server["weights"], updates)}

@@ -1,6 +1,6 @@
 """Ditto. Li et al., Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
 
-FedAvg, and beside it a model of its own on every device, trained on the same data and held to the global one.
+FedAvg and, beside it, a personal model on every device, trained on the same data and kept close to the global one.
 """
 
 from collections.abc import Mapping
@@ -9,44 +9,48 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, distance, fit, label_loss, like, on_device
-from ..fleet import DeviceModel, EvalTarget, RoundContext, slices
+from ..fleet import DeviceModel, EvalTarget, RoundContext, tier_slices
 from ..models import Model
-from ..settings import NotNegative
+from ..settings import NonNegative
 from ..tensors import Parcel, Tensors
-from ._personal import OwnModels
-from .method import averaged_by_examples
+from ._personal import PersonalModels
+from .method import MethodInfo, fedavg_round
 
 
 @dataclass(frozen=True)
-class Ditto(OwnModels):
-    """`hold` is the paper's lambda. `fedbabu_compat` is what FedBABU's code does instead: the personal model starts
-    anew from the global one, is held to the device's own trained copy of it, and is what the server averages."""
+class Ditto(PersonalModels):
+    """`hold` is the paper's lambda. With `fedbabu_compat`, as in FedBABU's code, the personal model starts from the
+    global one each round, is kept close to the device's trained copy of it, and is what the server averages."""
 
-    paper = "Li et al., ICML 2021"
-    leaves, keeps, gives = "weights, example count", "a personal model", "personalized"
-    admits = "one model"
+    info = MethodInfo(
+        paper="Li et al., ICML 2021",
+        uploads="weights, example count",
+        client_state="a personal model",
+        produces="personalized",
+        heterogeneity="one model",
+    )
 
-    hold: NotNegative = 0.75
+    hold: NonNegative = 0.75
     fedbabu_compat: bool = False
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
-        return averaged_by_examples(self.train, server, context)
+        return fedavg_round(self.train, server, context)
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
-        labels, given = label_loss(client), inbox["weights"]
-        trained = fit(client, given, labels)
-        anchor, first = (trained, given) if self.fedbabu_compat else (given, client.state["weights"])
+        labels, received = label_loss(client), inbox["weights"]
+        trained = fit(client, received, labels)
+        anchor, initial = (trained, received) if self.fedbabu_compat else (received, client.state["weights"])
 
-        def held(weights: Tensors, batch: Batch) -> Tensor:
+        def personal_loss(weights: Tensors, batch: Batch) -> Tensor:
             return labels(weights, batch) + self.hold * distance(weights, anchor)
 
-        personal = fit(client, first, held)
-        sent = personal if self.fedbabu_compat else trained
-        return ClientResult(upload={"weights": sent}, state={"weights": personal})
+        personal = fit(client, initial, personal_loss)
+        upload = personal if self.fedbabu_compat else trained
+        return ClientResult(upload={"weights": upload}, state={"weights": personal})
+
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
+        return {"personal": DeviceModel(self.personal_model), "server": tier_slices(server["weights"])}
 
     def device_macs(self, model: Model, examples: int, steps: int) -> float:
         return 2 * super().device_macs(model, examples, steps)
-
-    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        return {"personal": DeviceModel(self.own), "server": slices(server["weights"])}

@@ -1,9 +1,7 @@
 """FedIN. Chan, Jiang, Deng & Ngai, Federated Intermediate Layers Learning, 2023, Algorithm 1.
 
-All devices share an extractor and a classifier; what lies between is each one's own. Devices send what enters and what
-leaves their middle, and each also learns to make the same of others' features, as far as its own labels allow.
-
-Feature pairs, what enters a net's middle and what leaves it: made on a device, kept and dealt out by the server.
+All devices share extractor and classifier; the intermediate layers are each device's own. Devices upload pairs of what
+enters and what leaves these, and each also fits its own to the pairs of others, as far as its labels allow.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,107 +12,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, ClientResult, Layout, fit, gradient, label_loss, like, on_device, own_statistics
+from ..client import (
+    Batch,
+    Client,
+    ClientResult,
+    Layout,
+    fit,
+    gradient,
+    label_loss,
+    like,
+    on_device,
+    with_batchnorm_statistics,
+)
 from ..fleet import Fleet, Reply, RoundContext
 from ..models import Model, cost
 from ..seeds import FEATURE_PAIRS, generator
-from ..settings import Count, NotNegative
+from ..settings import Count, NonNegative
 from ..tensors import Parcel, Tensors, combine, inner, per_device
 from ._net_parts import parts_problem, run_part
-from ._partial_sharing import Sharing, parted
+from ._partial_sharing import PartialSharing, split_shared
+from .method import MethodInfo
 
 PARTS = ("extractor", "intermediate", "classifier")
-AT_ONCE = 64  # examples, so that memory does not grow with the number of pairs
-
-
-def pair_layout(model: Model, count: int) -> Layout:
-    shapes = {"enter": model.submodel("intermediate").input_shape, "leave": model.submodel("classifier").input_shape}
-    return {name: ((count, *shape), torch.get_default_dtype()) for name, shape in shapes.items()}
-
-
-@torch.no_grad()
-def collected(client: Client, weights: Tensors, count: int) -> dict[str, Tensor]:
-    """Of so many examples of each device, drawn at random: as the net is judged, unaugmented."""
-    if not count:
-        devices = len(client.seen_labels)
-        empty = pair_layout(client.model, 0)
-        return {name: torch.zeros(devices, *shape, dtype=dtype) for name, (shape, dtype) in empty.items()}
-    ready, made = own_statistics(client, weights), list[tuple[Tensor, Tensor]]()
-    for rows in _drawn(client, count).split(AT_ONCE, 1):
-        enter = run_part(client.model, "extractor", ready, client.preparation(client.examples.x[rows]))
-        made.append((enter, run_part(client.model, "intermediate", ready, enter)))
-    return {name: torch.cat(parts, 1) for name, parts in zip(("enter", "leave"), zip(*made, strict=True), strict=True)}
-
-
-def _drawn(client: Client, count: int) -> Tensor:
-    """[K, count]: rows out of all that a device holds, whatever its plan visits of them."""
-    assert client.holdings is not None
-    held = [rows[real] for rows, real in zip(client.holdings.rows, client.holdings.real, strict=True)]
-    step_seeds = (generator(seed, FEATURE_PAIRS) for seed in client.plan[0].step_seeds.per_device)
-    return torch.stack([own[draw.permutation(len(own))[:count]] for own, draw in zip(held, step_seeds, strict=True)])
-
-
-def features_loss(client: Client, pairs: Tensors) -> Callable[[Tensors, Batch], Tensor]:
-    """[K]: how far a device's middle is from making of others' features what theirs made of them, pairs in turn."""
-    middle = client.model.submodel("intermediate")
-
-    def loss(weights: Tensors, batch: Batch) -> Tensor:
-        rows = batch.cyclic_rows(batch.y.shape[1], pairs["enter"].shape[1])
-        own = client.model.submodel_weights("intermediate", weights)
-        made = middle(own, pairs["enter"][:, rows], batch.step_seeds).logits
-        return (made - pairs["leave"][:, rows]).square().flatten(1).mean(1)
-
-    return loss
-
-
-def projected(own: Tensors, other: Tensors) -> Tensors:
-    """`other`, less the part of it that points against `own`."""
-    size = inner(own, own)
-    against = torch.where(size > 0, inner(own, other).clamp_max(0) / size.clamp_min(torch.finfo(size.dtype).tiny), 0)
-    return combine(lambda mine, theirs: theirs - per_device(against, mine) * mine, own, other)
-
-
-def no_pairs(model: Model) -> dict[str, Tensor]:
-    """A buffer with nothing in it yet."""
-    empty = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in pair_layout(model, 0).items()}
-    return {**empty, "round": torch.zeros(0, dtype=torch.int64)}
-
-
-def refilled(
-    buffer: Tensors, replies: Sequence[Reply], round_number: int, most: int, max_age: int
-) -> dict[str, Tensor]:
-    """First in, first out; what is too old to be dealt out next time goes too. Of devices that together send more than
-    there is room for, each loses its share. Where nobody sent anything, nothing changes."""
-    if not replies:
-        return dict(buffer)
-    sent = sum(len(reply.sent["pairs"]["enter"]) for reply in replies)
-    room = sent if sent <= most else -(-most // len(replies))
-    new = {name: torch.cat([reply.sent["pairs"][name][:room] for reply in replies]) for name in ("enter", "leave")}
-    new["round"] = torch.full((len(new["enter"]),), round_number)
-    young = buffer["round"] > round_number - max_age
-    return {name: torch.cat([old[young], new[name]])[-most:].clone() for name, old in buffer.items()}
-
-
-def dealt(buffer: Tensors, count: int, since: int, draw: np.random.Generator) -> Parcel:
-    """Some of the pairs made since a round, for everybody; nothing, before the first have come in."""
-    young = torch.nonzero(buffer["round"] >= since).squeeze(1)
-    rows = young[torch.from_numpy(draw.permutation(len(young))[:count])]
-    return {"pairs": {name: buffer[name][rows] for name in ("enter", "leave")}} if len(rows) else {}
+EXAMPLES_AT_ONCE = 64  # bounds memory
 
 
 @dataclass(frozen=True)
-class FedIN(Sharing):
-    """`middle` learns by the sum of the labels' gradient, `local` (the paper's lambda) halves of it, and the features'
-    (Eq. 16); by the features' projected onto what does not harm the labels (Eq. 15), tensor by tensor or in all; by one
-    update after the other; or from labels alone. A device sends `pairs` of its examples, or "all". The server keeps
-    `buffer` of them, none older than `max_age` rounds, and deals out `batch`. `aggregation`: of the ends."""
+class FedIN(PartialSharing):
+    """`middle` is how the intermediate layers combine the gradients of labels and features: "sum" adds `local` (the
+    paper's lambda) halves of the labels' (Eq. 16); "project" removes what opposes it (Eq. 15), by tensor, "project_all"
+    over all; "sequential" makes two updates; "none" uses labels alone. A device uploads `pairs` of its examples, or
+    "all"; the server keeps `buffer` pairs, none older than `max_age` rounds, and sends out `batch`. `aggregation`:
+    whether extractor and classifier are shared."""
 
-    paper = "Chan et al., 2023"
-    leaves = "weights of both ends, features of its examples (near-raw: see fedloom audit)"
-    keeps, gives, admits, ships = "its middle layers", "personalized", "any models", "extractor"
+    info = MethodInfo(
+        paper="Chan et al., 2023",
+        uploads="weights of extractor and classifier, features of its examples (near-raw: see fedloom audit)",
+        client_state="its intermediate layers",
+        produces="personalized",
+        heterogeneity="any",
+        shares_features="extractor",
+    )
 
     middle: Literal["sum", "project", "project_all", "sequential", "none"] = "sum"
-    local: NotNegative = 2.0
+    local: NonNegative = 2.0
     aggregation: bool = True
     pairs: Count | Literal["all"] = 128
     buffer: Count = 5000
@@ -125,18 +66,17 @@ class FedIN(Sharing):
     def shared(self) -> tuple[str, ...]:
         return ("extractor", "classifier") if self.aggregation else ()
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return {**super().start(fleet, seed, warm), "pairs": no_pairs(fleet.global_model)}
+    def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
+        return {**super().start(fleet, seed, warm_start), "pairs": empty_buffer(fleet.global_model)}
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
-        others = dealt(server["pairs"], self.batch, context.number - self.max_age, context.draw(FEATURE_PAIRS))
-        replies = context.ask(
-            self.train, {device: {**self.inbox(server, device), **others} for device in context.cohort}
-        )
-        kept = refilled(server["pairs"], replies, context.number, self.buffer, self.max_age)
-        return {"weights": self.averaged(server, context, replies, by_examples=False), "pairs": kept}
+        pairs = sample_pairs(server["pairs"], self.batch, context.number - self.max_age, context.draw(FEATURE_PAIRS))
+        inboxes = {device: {**self.inbox(server, device), **pairs} for device in context.cohort}
+        replies = context.ask(self.train, inboxes)
+        buffer = update_buffer(server["pairs"], replies, context.number, self.buffer, self.max_age)
+        return {"weights": self.aggregate_shared(server, context, replies, by_examples=False), "pairs": buffer}
 
-    @on_device(sends={"weights": like("weights"), "pairs": "sent_pairs"}, mixes=False)
+    @on_device(sends={"weights": like("weights"), "pairs": "upload_layout"}, batch_across_runs=False)
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         labels = label_loss(client)
 
@@ -145,28 +85,24 @@ class FedIN(Sharing):
             return gradient(features_loss(client, inbox["pairs"]), middle, batch, all_weights=weights)
 
         def from_both(weights: Tensors, batch: Batch) -> Tensors:
-            own, other = gradient(labels, weights, batch), from_features(weights, batch)
-            return {**own, **self.agreed({name: own[name] for name in other}, other)}
+            by_labels, by_features = gradient(labels, weights, batch), from_features(weights, batch)
+            return {**by_labels, **self.combine_gradients({name: by_labels[name] for name in by_features}, by_features)}
 
         updates = (labels, from_features) if self.middle == "sequential" else (from_both,)
-        weights = fit(client, self.whole(client, inbox), *(updates if "pairs" in inbox else (labels,)))
-        shared, private = parted(weights, inbox)
-        sent = {"weights": shared, "pairs": collected(client, weights, self._count(client.held))}
-        return ClientResult(upload=sent, state={"weights": private})
+        weights = fit(client, self.full_weights(client, inbox), *(updates if "pairs" in inbox else (labels,)))
+        shared, private = split_shared(weights, inbox)
+        pairs = collect_pairs(client, weights, self._count(client.num_examples))
+        return ClientResult(upload={"weights": shared, "pairs": pairs}, state={"weights": private})
 
-    def agreed(self, own: Tensors, other: Tensors) -> Tensors:
-        """The step that learns from features as far as the labels agree."""
+    def combine_gradients(self, labels: Tensors, features: Tensors) -> Tensors:
+        """The update direction of the intermediate layers."""
         if self.middle == "sum":
-            return combine(lambda mine, theirs: theirs + self.local / 2 * mine, own, other)
+            return combine(lambda label, feature: feature + self.local / 2 * label, labels, features)
         if self.middle == "project":
-            return {name: projected({name: own[name]}, {name: other[name]})[name] for name in own}
-        return projected(own, other)
+            return {name: project({name: labels[name]}, {name: features[name]})[name] for name in labels}
+        return project(labels, features)
 
-    def device_macs(self, model: Model, examples: int, steps: int) -> float:
-        both = 3.0 * cost(model.submodel("intermediate")).macs * examples if self.middle != "none" else 0.0
-        return super().device_macs(model, examples, steps) + both
-
-    def sent_pairs(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+    def upload_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         return pair_layout(model, self._count(examples))
 
     def _count(self, examples: int) -> int:
@@ -174,3 +110,85 @@ class FedIN(Sharing):
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         return parts_problem("fedin", fleet, PARTS, ends=self.shared) or super().check_fleet(fleet)
+
+    def device_macs(self, model: Model, examples: int, steps: int) -> float:
+        on_pairs = 3.0 * cost(model.submodel("intermediate")).macs * examples if self.middle != "none" else 0.0
+        return super().device_macs(model, examples, steps) + on_pairs
+
+
+def features_loss(client: Client, pairs: Tensors) -> Callable[[Tensors, Batch], Tensor]:
+    """[K]: squared error of a device's intermediate layers on other devices' pairs, which are used in turn."""
+    middle = client.model.submodel("intermediate")
+
+    def loss(weights: Tensors, batch: Batch) -> Tensor:
+        rows = batch.cyclic_rows(batch.y.shape[1], pairs["enter"].shape[1])
+        middle_weights = client.model.submodel_weights("intermediate", weights)
+        outputs = middle(middle_weights, pairs["enter"][:, rows], batch.step_seeds).logits
+        return (outputs - pairs["leave"][:, rows]).square().flatten(1).mean(1)
+
+    return loss
+
+
+def project(labels: Tensors, features: Tensors) -> Tensors:
+    """`features` without its component against `labels`."""
+    size = inner(labels, labels)
+    against = inner(labels, features).clamp_max(0) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    against = torch.where(size > 0, against, 0)
+    return combine(lambda label, feature: feature - per_device(against, label) * label, labels, features)
+
+
+@torch.no_grad()
+def collect_pairs(client: Client, weights: Tensors, count: int) -> dict[str, Tensor]:
+    """Pairs of `count` random examples of each device, in evaluation mode and without augmentation."""
+    if not count:
+        devices, empty = len(client.seen_labels), pair_layout(client.model, 0)
+        return {name: torch.zeros(devices, *shape, dtype=dtype) for name, (shape, dtype) in empty.items()}
+    ready, pairs = with_batchnorm_statistics(client, weights), list[tuple[Tensor, Tensor]]()
+    for rows in _sample_rows(client, count).split(EXAMPLES_AT_ONCE, 1):
+        enter = run_part(client.model, "extractor", ready, client.preparation(client.examples.x[rows]))
+        pairs.append((enter, run_part(client.model, "intermediate", ready, enter)))
+    columns = (torch.cat(column, 1) for column in zip(*pairs, strict=True))
+    return dict(zip(("enter", "leave"), columns, strict=True))
+
+
+def _sample_rows(client: Client, count: int) -> Tensor:
+    """[K, count]: random rows out of all training examples of a device, also those that its plan does not visit."""
+    indices = client.train_indices
+    assert indices is not None
+    held = [rows[real] for rows, real in zip(indices.rows, indices.real, strict=True)]
+    draws = (generator(seed, FEATURE_PAIRS) for seed in client.plan[0].step_seeds.per_device)
+    return torch.stack([rows[draw.permutation(len(rows))[:count]] for rows, draw in zip(held, draws, strict=True)])
+
+
+def pair_layout(model: Model, count: int) -> Layout:
+    shapes = {"enter": model.submodel("intermediate").input_shape, "leave": model.submodel("classifier").input_shape}
+    return {name: ((count, *shape), torch.get_default_dtype()) for name, shape in shapes.items()}
+
+
+def empty_buffer(model: Model) -> dict[str, Tensor]:
+    empty = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in pair_layout(model, 0).items()}
+    return {**empty, "round": torch.zeros(0, dtype=torch.int64)}
+
+
+def update_buffer(
+    buffer: Tensors, replies: Sequence[Reply], round_number: int, size: int, max_age: int
+) -> dict[str, Tensor]:
+    """Append the uploaded pairs, drop those that will be too old next round, and keep the last `size`.
+
+    If the uploads alone exceed `size`, each is cut to an equal share. Without replies the buffer stays as it is.
+    """
+    if not replies:
+        return dict(buffer)
+    total = sum(len(reply.upload["pairs"]["enter"]) for reply in replies)
+    room = total if total <= size else -(-size // len(replies))
+    new = {name: torch.cat([reply.upload["pairs"][name][:room] for reply in replies]) for name in ("enter", "leave")}
+    new["round"] = torch.full((len(new["enter"]),), round_number)
+    fresh = buffer["round"] > round_number - max_age
+    return {name: torch.cat([old[fresh], new[name]])[-size:].clone() for name, old in buffer.items()}
+
+
+def sample_pairs(buffer: Tensors, count: int, since: int, draw: np.random.Generator) -> Parcel:
+    """At most `count` random pairs from round `since` on; empty if there are none."""
+    fresh = torch.nonzero(buffer["round"] >= since).squeeze(1)
+    rows = fresh[torch.from_numpy(draw.permutation(len(fresh))[:count])]
+    return {"pairs": {name: buffer[name][rows] for name in ("enter", "leave")}} if len(rows) else {}

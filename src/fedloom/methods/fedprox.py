@@ -1,6 +1,6 @@
 """FedProx. Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
 
-FedAvg whose devices are held to the global model they started from.
+FedAvg with a proximal term that keeps a device's weights close to the global model it received.
 """
 
 from dataclasses import dataclass
@@ -9,23 +9,21 @@ from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, distance, fit, label_loss, like, on_device
 from ..fleet import RoundContext
-from ..settings import NotNegative
+from ..settings import NonNegative
 from ..tensors import Parcel, Tensors
-from .method import Method, averaged_by_examples
+from .method import Method, MethodInfo, fedavg_round
 
 
 @dataclass(frozen=True)
 class FedProx(Method):
     """`proximal` is the paper's mu."""
 
-    paper = "Li et al., MLSys 2020"
-    leaves, keeps, gives = "weights, example count", "nothing", "global"
-    admits = "one model"
+    info = MethodInfo(paper="Li et al., MLSys 2020", uploads="weights, example count", heterogeneity="one model")
 
-    proximal: NotNegative = 0.1
+    proximal: NonNegative = 0.1
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
-        return averaged_by_examples(self.train, server, context)
+        return fedavg_round(self.train, server, context)
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:

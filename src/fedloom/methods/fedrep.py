@@ -1,6 +1,6 @@
 """FedRep. Collins et al., Exploiting Shared Representations, ICML 2021, Algorithm 1.
 
-Devices share all but the last layer. Each first learns its own head on the body it was given, then the body under it.
+Devices share all but the last layer. Each first trains its own head on the body it received, then the body.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,21 @@ from ..fleet import RoundContext
 from ..seeds import FIT_HEAD
 from ..settings import Count
 from ..tensors import Parcel, Tensors
-from ._partial_sharing import Sharing, parted
+from ._partial_sharing import PartialSharing, split_shared
+from .method import MethodInfo
 
 
 @dataclass(frozen=True)
-class FedRep(Sharing):
-    """The recipe's epochs are the head's; then the body has `body_epochs` of them. `last_heads`: at the end everybody,
-    also who never took part, learns a head for the final body."""
+class FedRep(PartialSharing):
+    """The head is trained for the recipe's epochs, the body for `body_epochs`. With `last_heads`, every device trains a
+    head for the final body at the end, also those that never took part."""
 
-    paper = "Collins et al., ICML 2021"
-    leaves, keeps, gives = "weights of all but the last layer, example count", "the last layer", "personalized"
+    info = MethodInfo(
+        paper="Collins et al., ICML 2021",
+        uploads="weights of all but the last layer, example count",
+        client_state="the last layer",
+        produces="personalized",
+    )
     shared = "body"
 
     body_epochs: Count = 1
@@ -28,38 +33,38 @@ class FedRep(Sharing):
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         replies = context.ask(self.train, {device: self.inbox(server, device) for device in context.cohort})
-        return {"weights": self.averaged(server, context, replies)}
+        return {"weights": self.aggregate_shared(server, context, replies)}
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
-        later = replace(client, plan=epochs_of(client.plan, self.body_epochs))
-        with_head = self._with_new_head(client, inbox)
-        trained = fit(later, with_head, label_loss(client), only=inbox["weights"].keys())
-        body, head = parted(trained, inbox)
+        for_body = replace(client, plan=take_epochs(client.plan, self.body_epochs))
+        with_head = self._train_head(client, inbox)
+        trained = fit(for_body, with_head, label_loss(client), only=inbox["weights"].keys())
+        body, head = split_shared(trained, inbox)
         return ClientResult(upload={"weights": body}, state={"weights": head})
 
     @on_device(sends={}, stream=FIT_HEAD)
     def fit_head(self, client: Client, inbox: Parcel) -> ClientResult:
-        _, head = parted(self._with_new_head(client, inbox), inbox)
+        _, head = split_shared(self._train_head(client, inbox), inbox)
         return ClientResult(upload={}, state={"weights": head})
 
-    def _with_new_head(self, client: Client, inbox: Parcel) -> Tensors:
-        return fit(client, self.whole(client, inbox), label_loss(client), only=client.state["weights"].keys())
+    def _train_head(self, client: Client, inbox: Parcel) -> Tensors:
+        return fit(client, self.full_weights(client, inbox), label_loss(client), only=client.state["weights"].keys())
 
     def finish(self, server: Parcel, context: RoundContext) -> Parcel | None:
         if not self.last_heads:
             return None
-        served = {tier.name for tier in context.fleet.active_tiers}
-        everybody = [device for device in context.fleet.devices(context.number) if device.tier in served]
-        context.ask(self.fit_head, {device: self.inbox(server, device) for device in everybody})
+        active = {tier.name for tier in context.fleet.active_tiers}
+        devices = [device for device in context.fleet.devices(context.number) if device.tier in active]
+        context.ask(self.fit_head, {device: self.inbox(server, device) for device in devices})
         return server
 
 
-def epochs_of(plan: Sequence[Step], count: int) -> tuple[Step, ...]:
-    """So many epochs of a plan from its first on, which is gone through again if it has fewer."""
-    passes: list[Step] = []
-    epochs = 1 + max(int(step.epoch[step.working > 0].max()) for step in plan if step.working.any())
+def take_epochs(plan: Sequence[Step], count: int) -> tuple[Step, ...]:
+    """The first `count` epochs of a plan, which starts over if it has fewer."""
+    taken: list[Step] = []
+    epochs = 1 + max(int(step.epoch[step.active > 0].max()) for step in plan if step.active.any())
     for number in range(count):
-        here = [replace(step, working=step.working * (step.epoch == number % epochs)) for step in plan]
-        passes += [step for step in here if bool(step.working.any())]
-    return tuple(passes)
+        steps = [replace(step, active=step.active * (step.epoch == number % epochs)) for step in plan]
+        taken += [step for step in steps if bool(step.active.any())]
+    return tuple(taken)

@@ -1,46 +1,42 @@
 """FedRolex. Alam et al., NeurIPS 2022, Algorithm 1.
 
-Like HeteroFL, but the channels a device trains roll on by one each round, so that every weight is trained by devices of
-every size.
+Like HeteroFL, but the window of channels that a device trains moves on by one each round, so that every weight is
+trained by devices of every size.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from ..fleet import Fleet, RoundContext, Tier
-from ..footprints import ClientUpdate, Footprint, between, rolling
+from ..footprints import ClientUpdate, Footprint, find_footprint, rolling
 from ..tensors import Parcel
-from .method import BY_EXAMPLES, Method, train_on_labels
+from .method import EXAMPLE_COUNT, Method, MethodInfo, train_on_labels
 
 
 @dataclass(frozen=True)
 class FedRolex(Method):
-    paper = "Alam et al., NeurIPS 2022"
-    leaves, keeps, gives = "weights of the device's window, example count", "nothing", "global"
+    info = MethodInfo(
+        paper="Alam et al., NeurIPS 2022",
+        uploads="weights of the device's window, example count",
+    )
     train = train_on_labels
 
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
-        window = {
-            tier.name: self.aggregation_footprint(tier, context.fleet, context.number)
-            for tier in context.fleet.active_tiers
-        }
+        fleet = context.fleet
+        window = {tier.name: self.aggregation_footprint(tier, fleet, context.number) for tier in fleet.active_tiers}
         inboxes = {device: {"weights": window[device.tier].read(server["weights"])} for device in context.cohort}
         replies = context.ask(self.train, inboxes)
         share = {reply.device: reply.examples if self.weighting == "examples" else 1.0 for reply in replies}
-        said = (ClientUpdate(window[r.device.tier], r.sent["weights"], share[r.device]) for r in replies)
-        return {"weights": context.aggregate(server["weights"], said)}
-
-    @property
-    def dp_uncovered(self) -> str:
-        return BY_EXAMPLES if self.weighting == "examples" else ""
+        updates = (ClientUpdate(window[r.device.tier], r.upload["weights"], share[r.device]) for r in replies)
+        return {"weights": context.aggregate(server["weights"], updates)}
 
     def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
-        return between(tier.model.shapes(), fleet.global_model.shapes(), rolling(round_number - 1))
+        return find_footprint(tier.model.shapes(), fleet.global_model.shapes(), rolling(round_number - 1))
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        """A layer behind a flattened map has several inputs for each channel, and they would have to roll together."""
+        """A layer after a flattened map has several inputs per channel, which would have to roll together."""
         large = fleet.global_model.shapes()
         for tier in fleet.active_tiers:
             small = tier.model.shapes()
@@ -49,3 +45,7 @@ class FedRolex(Method):
                 if len(shape) > 1 and shape[1] != large[name][1] and (shape[1], large[name][1]) not in channels:
                     return f"fedrolex cannot roll {name}, whose inputs are not one for each channel of a layer"
         return None
+
+    @property
+    def dp_uncovered(self) -> str:
+        return EXAMPLE_COUNT if self.weighting == "examples" else ""

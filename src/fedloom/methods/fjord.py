@@ -1,7 +1,7 @@
 """FjORD: ordered dropout. Horvath et al., NeurIPS 2021, Algorithm 1.
 
-For every batch a device draws one of the widths it can carry and trains that leading slice, so that every narrower net
-inside its own is trained too. With self-distillation its own width is trained on the labels and teaches the narrower.
+For every batch a device samples one of the widths it can run and trains that leading slice, so that every narrower
+model inside its own is trained too. With self-distillation its full width learns the labels and teaches the sample.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from ..client import (
     Batch,
     Client,
     ClientResult,
-    Stream,
+    SubnetStream,
     cross_entropy,
     draw_subnets,
     fit,
@@ -24,56 +24,58 @@ from ..client import (
     subnet_logits,
 )
 from ..fleet import Fleet, RoundContext
-from ..footprints import ClientUpdate, is_part
+from ..footprints import ClientUpdate, is_submodel
 from ..models import Model
 from ..settings import Share
 from ..tensors import Parcel, Tensors
-from .method import Method
+from .method import Method, MethodInfo
 
 
 @dataclass(frozen=True)
 class FjORD(Method):
-    """A device draws from `widths`, by default from the tiers' own models. `subnet_stream` "shared" draws once for all
-    devices of a step, so that they run at once."""
+    """A device samples from `widths`, by default from the tiers' models. `subnet_stream` "shared" draws one sample for
+    all devices of a step, so that they can be run as one network."""
 
-    paper = "Horvath et al., NeurIPS 2021"
-    leaves, keeps, gives = "weights of the device's slice, example count", "nothing", "global"
+    info = MethodInfo(
+        paper="Horvath et al., NeurIPS 2021",
+        uploads="weights of the device's slice, example count",
+    )
 
     widths: tuple[Share, ...] = ()
     distillation: bool = True
-    subnet_stream: Stream = "device"
+    subnet_stream: SubnetStream = "device"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in context.cohort}
         replies = context.ask(self.train, inboxes)
-        said = (ClientUpdate(reply.device.footprint, reply.sent["weights"], reply.examples) for reply in replies)
-        return {"weights": context.aggregate(server["weights"], said)}
+        updates = (ClientUpdate(reply.device.footprint, reply.upload["weights"], reply.examples) for reply in replies)
+        return {"weights": context.aggregate(server["weights"], updates)}
 
-    @on_device(sends={"weights": like("weights")}, mixes=False)
+    @on_device(sends={"weights": like("weights")}, batch_across_runs=False)
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
-        whole, narrower = client.model, self._narrower(client)
+        full, subnets = client.model, self._subnets(client)
 
         def choose(draw: np.random.Generator) -> Model:
-            return narrower[int(draw.integers(len(narrower)))]
+            return subnets[int(draw.integers(len(subnets)))]
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            nets = draw_subnets(choose, batch.step_seeds, self.subnet_stream)
-            logits = subnet_logits(nets, whole, weights, batch)
+            sampled = draw_subnets(choose, batch.step_seeds, self.subnet_stream)
+            logits = subnet_logits(sampled, full, weights, batch)
             if not self.distillation:
                 return cross_entropy(logits, batch)
-            widest = whole(weights, batch.x, batch.step_seeds).logits
-            return cross_entropy(widest, batch) + soft_cross_entropy(logits, widest)
+            teacher = full(weights, batch.x, batch.step_seeds).logits
+            return cross_entropy(teacher, batch) + soft_cross_entropy(logits, teacher)
 
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 
-    def _narrower(self, client: Client) -> list[Model]:
-        """The sizes a device can carry, its own among them."""
-        own = client.model.shapes()
-        sizes = [client.model.resized(width=width) for width in self.widths] or tuple(client.sizes.values())
-        carried = {tuple(net.shapes().items()): net for net in (*sizes, client.model) if is_part(net.shapes(), own)}
-        return list(carried.values())
+    def _subnets(self, client: Client) -> list[Model]:
+        """The distinct sizes that fit into the device's model, including the model itself."""
+        full = client.model.shapes()
+        sizes = [client.model.with_settings(width=width) for width in self.widths] or tuple(client.tier_models.values())
+        nets = [net for net in (*sizes, client.model) if is_submodel(net.shapes(), full)]
+        return list({tuple(net.shapes().items()): net for net in nets}.values())
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         if not self.widths or "width" in inspect.signature(fleet.global_model.build).parameters:
             return None
-        return f"fjord draws widths, and {fleet.global_model.family} has no setting `width`; leave method.widths out"
+        return f"fjord samples widths, and {fleet.global_model.family} has no setting `width`; leave method.widths out"

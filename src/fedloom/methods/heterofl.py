@@ -1,6 +1,6 @@
 """HeteroFL. Diao, Ding & Tarokh, ICLR 2021, Algorithm 1.
 
-Every device trains the first channels of the global model, as many as it can carry. The server averages each weight
+Each device trains the leading channels of the global model, as many as it can run. The server averages each weight
 over the devices that hold it. The width scaler and static batch norm belong to the model, not to the method.
 """
 
@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, cross_entropy, fit, like, mask_logits, on_device, shaped
-from ..fleet import EvalTarget, Fleet, Reply, RoundContext, slices
+from ..fleet import EvalTarget, Fleet, Reply, RoundContext, tier_slices
 from ..footprints import ClientUpdate
 from ..tensors import Parcel, Tensors
-from .method import BY_EXAMPLES, Method
+from .method import EXAMPLE_COUNT, Method, MethodInfo
 
 
 @dataclass(frozen=True)
 class HeteroFL(Method):
-    """`unseen_logit` replaces the logits of labels a device does not have: 0 as published, -inf to rule them out.
-    `only_seen_rows` has a device speak only for the classifier rows of its own labels, masked or not."""
+    """`unseen_logit` replaces the logits of labels that a device does not have: 0 as published, -inf excludes them.
+    With `only_seen_rows` a device updates only the classifier rows of its own labels, masked or not."""
 
-    paper = "Diao, Ding & Tarokh, ICLR 2021"
-    leaves, keeps, gives = "weights of the device's slice, the set of its labels", "nothing", "global"
+    info = MethodInfo(
+        paper="Diao, Ding & Tarokh, ICLR 2021",
+        uploads="weights of the device's slice, the set of its labels",
+    )
 
     mask_unseen_labels: bool = True
     unseen_logit: float = 0.0
@@ -34,46 +36,47 @@ class HeteroFL(Method):
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         inboxes = {device: {"weights": device.footprint.read(server["weights"])} for device in context.cohort}
         replies = context.ask(self.train, inboxes)
-        return {"weights": context.aggregate(server["weights"], map(self._contribution, replies))}
+        return {"weights": context.aggregate(server["weights"], map(self._client_update, replies))}
 
     @on_device(sends={"weights": like("weights"), "labels": shaped(seen=(("classes",), torch.bool))})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = client.model(weights, batch.x, batch.step_seeds).logits
-            return cross_entropy(mask_logits(logits, client.seen_labels, self._fill), batch)
+            return cross_entropy(mask_logits(logits, client.seen_labels, self._masked_logit), batch)
 
         weights = fit(client, inbox["weights"], loss)
         return ClientResult(upload={"weights": weights, "labels": {"seen": client.seen_labels}})
 
-    def _contribution(self, reply: Reply) -> ClientUpdate:
-        """A device speaks only for its slice, and there only for the classifier rows of labels it has seen."""
-        footprint, weights = reply.device.footprint, dict(reply.sent["weights"])
+    def _client_update(self, reply: Reply) -> ClientUpdate:
+        """The device's slice, without the classifier rows of labels it has not seen."""
+        footprint, weights = reply.device.footprint, dict(reply.upload["weights"])
         if self.only_seen_rows:
-            seen = reply.sent["labels"]["seen"]
+            seen = reply.upload["labels"]["seen"]
             for name in reply.device.model.label_rows():
-                keep = torch.zeros(len(weights[name]), dtype=torch.bool)  # a row that is no label's is nobody's
+                keep = torch.zeros(len(weights[name]), dtype=torch.bool)  # rows beyond the labels stay False
                 keep[: len(seen)] = seen
                 footprint = footprint.restrict(name, axis=0, keep=keep)
                 weights[name] = weights[name][keep]
         return ClientUpdate(footprint, weights, reply.examples if self.weighting == "examples" else 1.0)
 
     @property
-    def dp_uncovered(self) -> str:
-        if self.only_seen_rows:
-            return "the set of its labels (method.only_seen_rows = false does without)"
-        return BY_EXAMPLES if self.weighting == "examples" else ""
-
-    @property
-    def _fill(self) -> float | None:
+    def _masked_logit(self) -> float | None:
         return self.unseen_logit if self.mask_unseen_labels else None
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        return {"server": slices(server["weights"], self._fill)}
+        return {"server": tier_slices(server["weights"], self._masked_logit)}
 
     def check_fleet(self, fleet: Fleet) -> str | None:
+        family = fleet.global_model.family
         if self.only_seen_rows and not fleet.global_model.label_rows():
             return (
-                f"heterofl averages classifier rows by label, and {fleet.global_model.family} ends in no layer with one row "
-                "per class; name them in the module's attribute `label_rows`, or set method.only_seen_rows = false"
+                f"heterofl averages classifier rows by label, and {family} ends in no layer with one row per class; "
+                "name the rows in the module's attribute `label_rows`, or set method.only_seen_rows = false"
             )
         return None
+
+    @property
+    def dp_uncovered(self) -> str:
+        if self.only_seen_rows:
+            return "the set of its labels (set method.only_seen_rows = false to avoid it)"
+        return EXAMPLE_COUNT if self.weighting == "examples" else ""

@@ -8,24 +8,30 @@ from dataclasses import dataclass
 from ..client import Client, ClientResult, fit, label_loss, like, on_device
 from ..fleet import RoundContext
 from ..tensors import Parcel
-from ._partial_sharing import Shared, Sharing, parted
+from ._partial_sharing import PartialSharing, Shared, split_shared
+from .method import MethodInfo
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Sharing):
+class LGFedAvg(PartialSharing):
     """`shared`: the head (the last layer, as in FedBABU's and FedSup's comparisons), the body, all, none, or the names
     of layers."""
 
-    paper = "Liang et al., 2020"
-    leaves, keeps, gives = "weights of the shared layers, example count", "the other layers", "personalized"
+    info = MethodInfo(
+        paper="Liang et al., 2020",
+        uploads="weights of the shared layers, example count",
+        client_state="the other layers",
+        produces="personalized",
+    )
 
     shared: Shared = "head"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         replies = context.ask(self.train, {device: self.inbox(server, device) for device in context.cohort})
-        return {"weights": self.averaged(server, context, replies)}
+        return {"weights": self.aggregate_shared(server, context, replies)}
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
-        shared, private = parted(fit(client, self.whole(client, inbox), label_loss(client)), inbox)
+        weights = fit(client, self.full_weights(client, inbox), label_loss(client))
+        shared, private = split_shared(weights, inbox)
         return ClientResult(upload={"weights": shared}, state={"weights": private})

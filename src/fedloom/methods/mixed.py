@@ -14,16 +14,16 @@ from typing import Any, Protocol
 
 from ..client import Client, ClientResult, Task
 from ..fleet import Device, DeviceModel, Engine, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
-from ..settings import FixedTable
+from ..settings import FrozenDict
 from ..tensors import Parcel, Tensors
-from ._alignment import Agreement
-from .method import Method
+from ._alignment import RepresentationAlignment
+from .method import Method, MethodInfo, fleet_problem
 
 COMMON = "fleet."  # before the names of what comes from the whole fleet
 
 
 @dataclass(frozen=True)
-class Part:
+class MethodPart:
     """`align`: whether its devices are drawn to how the whole fleet sees things."""
 
     tiers: tuple[str, ...]
@@ -31,7 +31,7 @@ class Part:
     align: bool = False
 
     def fleet(self, whole: Fleet) -> Fleet:
-        return whole.restricted(self.tiers)
+        return whole.restrict_tiers(self.tiers)
 
     def context(self, context: RoundContext, engine: Engine) -> RoundContext:
         """The part's own turn, as if there were no other; what it moves is counted with the whole."""
@@ -42,13 +42,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PartEngine:
+class CompositeEngine:
     """The engine of the whole fleet's turn as a part sees it. Its tasks are found under the part's number, and
-    `guided`: with every inbox comes what is common to the fleet."""
+    `adapt_task`: with every inbox comes what is common to the fleet."""
 
     whole: RoundContext
     number: int
-    guided: Callable[[Task], Task]
+    adapt_task: Callable[[Task], Task]
     common: Parcel  # beside every inbox
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterable[Reply]:
@@ -56,9 +56,9 @@ class PartEngine:
         boxes = {device: inbox if device.is_server else {**inbox, **extra} for device, inbox in inboxes.items()}
         for device in boxes:
             if not device.is_server:
-                self.whole.note_down(device, extra)
-        found_at = (str(self.number), *(task.address or (task.name,)))
-        own = replace(self.guided(task), address=found_at, same=None if extra else task.same)
+                self.whole.count_download(device, extra)
+        task_ref = (str(self.number), *(task.ref or (task.name,)))
+        own = replace(self.adapt_task(task), ref=task_ref, batch_key=None if extra else task.batch_key)
         return self.whole.engine.ask(own, boxes, round_number, repeat)
 
     def commit(self, round_number: int) -> None:
@@ -68,63 +68,63 @@ class PartEngine:
         self.whole.engine.close()
 
 
-class MadeOfParts(Method, Protocol):
+class CompositeMethod(Method, Protocol):
     """All that the parts do each for itself. Server state has every part's bundles, under its number."""
 
     @property
-    def parts(self) -> tuple[Part, ...]: ...
+    def parts(self) -> tuple[MethodPart, ...]: ...
 
-    def guided(self, part: Part, task: Task) -> Task:
+    def adapt_task(self, part: MethodPart, task: Task) -> Task:
         """A part's task, by devices that know of no other part's models."""
 
         def run(client: Client, inbox: Parcel) -> ClientResult:
-            sizes = {tier: model for tier, model in client.sizes.items() if tier in part.tiers}
-            return task.run(replace(client, sizes=sizes), inbox)
+            sizes = {tier: model for tier, model in client.tier_models.items() if tier in part.tiers}
+            return task.run(replace(client, tier_models=sizes), inbox)
 
         return replace(task, run=run)
 
     @property
-    def ships(self) -> str:  # type: ignore[override]
-        return next((part.method.ships for part in self.parts if part.method.ships), "")
+    def ships(self) -> str:
+        return next((part.method.shares_features for part in self.parts if part.method.shares_features), "")
 
     @classmethod
-    def made(cls, settings: Mapping[str, Any], methods: Mapping[str, type[Method]]) -> Method:
+    def from_settings(cls, settings: Mapping[str, Any], methods: Mapping[str, type[Method]]) -> Method:
         parts = tuple(_part(one, methods) for one in settings.get("parts", ()))
         return cls(**{**settings, "parts": parts})
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
-        return self.each(lambda number, part: part.method.start(part.fleet(fleet), seed, warm))
+    def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
+        return self.combine_states(lambda number, part: part.method.start(part.fleet(fleet), seed, warm_start))
 
-    def prepare(self, device: Device, seed: int, warm: Tensors | None = None) -> Parcel:
+    def init_client(self, device: Device, seed: int, warm_start: Tensors | None = None) -> Parcel:
         (part,) = [part for part in self.parts if device.tier in part.tiers]
-        return part.method.prepare(device, seed, warm)
+        return part.method.init_client(device, seed, warm_start)
 
     def finish(self, server: Parcel, context: RoundContext) -> Parcel | None:
-        def ended(number: int, part: Part) -> Parcel:
-            engine = PartEngine(context, number, partial(self.guided, part), {})
-            last = part.method.finish(state_of(server, number), part.context(context, engine))
-            return state_of(server, number) if last is None else last
+        def ended(number: int, part: MethodPart) -> Parcel:
+            engine = CompositeEngine(context, number, partial(self.adapt_task, part), {})
+            last = part.method.finish(part_state(server, number), part.context(context, engine))
+            return part_state(server, number) if last is None else last
 
         asked = context.traffic.asked
-        made = self.each(ended)
+        made = self.combine_states(ended)
         return made if context.traffic.asked > asked else None
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         found: dict[str, EvalTarget] = {}
         for number, part in enumerate(self.parts):
-            for name, one in part.method.eval_targets(state_of(server, number)).items():
+            for name, one in part.method.eval_targets(part_state(server, number)).items():
                 free = name if name not in found else f"{name}-{number + 1}"
                 found[free] = replace(one, tiers=part.tiers)
                 if isinstance(one, DeviceModel):
-                    found[free] = replace(one, tiers=part.tiers, address=(str(number), *one.found_at))
+                    found[free] = replace(one, tiers=part.tiers, ref=(str(number), *one.load_ref))
         return found
 
     def find(self, *address: str) -> Any:
         part = self.parts[int(address[0])]
         found = part.method.find(*address[1:])
-        return self.guided(part, found) if isinstance(found, Task) else found
+        return self.adapt_task(part, found) if isinstance(found, Task) else found
 
-    def each(self, play: Callable[[int, Part], Parcel]) -> Parcel:
+    def combine_states(self, play: Callable[[int, MethodPart], Parcel]) -> Parcel:
         """What comes of every part, under its number."""
         made: dict[str, Tensors] = {}
         for number, part in enumerate(self.parts):
@@ -132,37 +132,37 @@ class MadeOfParts(Method, Protocol):
         return made
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        problem = _dealt_out(self.parts, fleet)
+        problem = _tiers_problem(self.parts, fleet)
         if any(hasattr(part.method, "parts") for part in self.parts):
             problem = "a part of a mixed fleet cannot be mixed itself"
-        problems = (part.method.fleet_problem(part.fleet(fleet)) for part in self.parts)
+        problems = (fleet_problem(part.method, part.fleet(fleet)) for part in self.parts)
         return problem or next(filter(None, problems), None)
 
 
-def given(client: Client, inbox: Parcel) -> ModelWeights:
+def server_weights(client: Client, inbox: Parcel) -> ModelWeights:
     """A model that the server holds."""
     return client.model, inbox["weights"]
 
 
-def apart(inbox: Parcel) -> tuple[Parcel, Parcel]:
+def split_inbox(inbox: Parcel) -> tuple[Parcel, Parcel]:
     """What is the part's own, and what comes from the whole fleet."""
     common = {name.removeprefix(COMMON): one for name, one in inbox.items() if name.startswith(COMMON)}
     return {name: one for name, one in inbox.items() if not name.startswith(COMMON)}, common
 
 
-def state_of(server: Parcel, number: int) -> dict[str, Tensors]:
+def part_state(server: Parcel, number: int) -> dict[str, Tensors]:
     prefix = f"{number}:"
     return {name.removeprefix(prefix): one for name, one in server.items() if name.startswith(prefix)}
 
 
-def _part(settings: Mapping[str, Any], methods: Mapping[str, type[Method]]) -> Part:
+def _part(settings: Mapping[str, Any], methods: Mapping[str, type[Method]]) -> MethodPart:
     """From a recipe's table: tiers, align, the method's name, and its own settings."""
     own = {name: value for name, value in settings.items() if name not in ("tiers", "method", "align")}
-    method = methods[settings["method"]].made(own, methods)
-    return Part(tuple(settings["tiers"]), method, settings.get("align", False))
+    method = methods[settings["method"]].from_settings(own, methods)
+    return MethodPart(tuple(settings["tiers"]), method, settings.get("align", False))
 
 
-def _dealt_out(parts: Sequence[Part], fleet: Fleet) -> str | None:
+def _tiers_problem(parts: Sequence[MethodPart], fleet: Fleet) -> str | None:
     """Why not every tier belongs to one part."""
     if not all(part.tiers for part in parts):
         return "a part has no tiers; name those that it is for"
@@ -176,17 +176,22 @@ def _dealt_out(parts: Sequence[Part], fleet: Fleet) -> str | None:
 
 
 @dataclass(frozen=True)
-class Mixed(Agreement, MadeOfParts):
+class Mixed(RepresentationAlignment, CompositeMethod):
     """`parts`: each with its `tiers`, its `method` with that method's settings, and `align`."""
 
-    paper = "fedloom"
-    leaves = "what the methods of its parts say, and how alike it finds examples that all know"
-    keeps, gives, admits = "what the methods of its parts say", "personalized", "any models"
-
-    sample = FixedTable(parts=[
-        {"tiers": ["large", "medium"], "method": "heterofl"},
-        {"tiers": ["small"], "method": "fedhenn", "align": True},
-    ])  # fmt: skip
+    info = MethodInfo(
+        paper="fedloom",
+        uploads="what the methods of its parts say, and how alike it finds examples that all know",
+        client_state="what the methods of its parts say",
+        produces="personalized",
+        heterogeneity="any",
+        example_settings=FrozenDict(
+            parts=[
+                {"tiers": ["large", "medium"], "method": "heterofl"},
+                {"tiers": ["small"], "method": "fedhenn", "align": True},
+            ]
+        ),
+    )
 
     parts: tuple[Any, ...] = ()
 
@@ -201,27 +206,27 @@ class Mixed(Agreement, MadeOfParts):
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         target = self._mean_kernel(server, context) if self._aligns else {}
 
-        def played(number: int, part: Part) -> Parcel:
-            engine = PartEngine(context, number, partial(self.guided, part), target if part.align else {})
-            return part.method.round(state_of(server, number), part.context(context, engine))
+        def played(number: int, part: MethodPart) -> Parcel:
+            engine = CompositeEngine(context, number, partial(self.adapt_task, part), target if part.align else {})
+            return part.method.round(part_state(server, number), part.context(context, engine))
 
-        return self.each(played)
+        return self.combine_states(played)
 
     def _mean_kernel(self, server: Parcel, context: RoundContext) -> Parcel:
         """What those who align are drawn to: the mean over the fleet as it is before the round."""
-        shown = self.shown(context)
-        told = list(self._told(server, context, shown)) if shown else []
-        return self.aimed(shown, [reply for reply, _ in told], [share for _, share in told])
+        shown = self.public_inbox(context)
+        told = list(self._kernels(server, context, shown)) if shown else []
+        return self.with_target(shown, [reply for reply, _ in told], [share for _, share in told])
 
-    def _told(self, server: Parcel, context: RoundContext, shown: Parcel) -> Iterator[tuple[Reply, float]]:
+    def _kernels(self, server: Parcel, context: RoundContext, shown: Parcel) -> Iterator[tuple[Reply, float]]:
         """Every part counts by its devices. Models that the server holds stand for all theirs; where devices have their
         own, the participants are asked and stand for the others."""
         for number, part in enumerate(self.parts):
-            own, held = part.context(context, context.engine), part.method.eval_targets(state_of(server, number))
-            members, first = own.fleet.members(context.number), next(iter(held.values()))
+            own, held = part.context(context, context.engine), part.method.eval_targets(part_state(server, number))
+            members, first = own.fleet.eligible_devices(context.number), next(iter(held.values()))
             if isinstance(first, DeviceModel):
                 boxes = {device: {**shown, **first.inbox(device)} for device in own.cohort}
-                told = context.ask(self.find("describe", str(number), *first.found_at), boxes)
+                told = context.ask(self.find("describe", str(number), *first.load_ref), boxes)
                 yield from ((one, len(members) / len(told)) for one in told)
                 continue
             weights = {tier.name: first.weights(tier) for tier in own.fleet.active_tiers}
@@ -230,18 +235,18 @@ class Mixed(Agreement, MadeOfParts):
             for one in context.compute(self.find("describe"), boxes):
                 yield one, float(sum(device.tier == one.device.tier for device in members))
 
-    def guided(self, part: Part, task: Task) -> Task:
+    def adapt_task(self, part: MethodPart, task: Task) -> Task:
         """By devices that are drawn to what the whole fleet sees, where they are told."""
-        alone = super().guided(part, task)
+        alone = super().adapt_task(part, task)
 
         def run(client: Client, inbox: Parcel) -> ClientResult:
-            own, common = apart(inbox)
-            return alone.run(self.drawn(client, common, {}), own)
+            own, common = split_inbox(inbox)
+            return alone.run(self.with_alignment(client, common, {}), own)
 
         return replace(task, run=run)
 
     def find(self, *address: str) -> Any:
         if address[0] != "describe":
             return super().find(*address)
-        carried = self.parts[int(address[1])].method.find(*address[2:]) if address[1:] else given
-        return self.telling_task(carried, *address)
+        carried = self.parts[int(address[1])].method.find(*address[2:]) if address[1:] else server_weights
+        return self.kernel_task(carried, *address)

@@ -1,4 +1,4 @@
-"""Standalone: every device trains the model it can carry on its own data, and nothing is shared."""
+"""Standalone: every device trains its own model on its own data, and nothing is shared. The papers' lower bound."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from ..client import Client, ClientResult, fit, label_loss, on_device
 from ..fleet import DeviceModel, EvalTarget, Fleet, RoundContext
 from ..tensors import Parcel, Tensors
-from ._personal import OwnModels
+from ._personal import PersonalModels
+from .method import MethodInfo
 
 
 @dataclass(frozen=True)
-class Standalone(OwnModels):
-    paper = "the floor every paper compares with"
-    leaves, keeps, gives = "nothing", "its model", "personalized"
-    admits = "any models"
+class Standalone(PersonalModels):
+    info = MethodInfo(
+        paper="the lower bound every paper compares with",
+        uploads="nothing",
+        client_state="its model",
+        produces="personalized",
+        heterogeneity="any",
+    )
     dp_uncovered = ""
 
-    def start(self, fleet: Fleet, seed: int, warm: Tensors | None = None) -> Parcel:
+    def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
         return {}
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
@@ -28,4 +33,4 @@ class Standalone(OwnModels):
         return ClientResult(upload={}, state={"weights": fit(client, client.state["weights"], label_loss(client))})
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        return {"personal": DeviceModel(self.own)}
+        return {"personal": DeviceModel(self.personal_model)}

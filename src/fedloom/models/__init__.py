@@ -1,19 +1,18 @@
-"""What a model is; nothing here knows of federation."""
+"""Models: plain torch modules as functions of weights, run for many devices at once, and the built-in families."""
 
 from .bottleneck import bottleneck
-from .chain import chained
 from .convnet import convnet
 from .cost import Cost, cost
-from .interface import Inputs, Outputs
+from .interface import Family, InputSpec, Outputs, Shapes
 from .layers import Scaler
 from .lenet import lenet
 from .lstm import lstm
 from .mlp import mlp
 from .mobilenet import SPACES, mobilenet
-from .model import Family, Model, Shapes, StepSeeds, model
+from .model import Model, StepSeeds, chain_models, model
 from .preactresnet import preactresnet
 from .preresnet import preresnet
-from .search_space import Space, space, space_of
+from .search_space import SearchSpace, make_space, space_from_models
 from .splitnet import splitnet
 from .transformer import transformer
 
@@ -35,16 +34,16 @@ __all__ = [
     "SPACES",
     "Cost",
     "Family",
-    "Inputs",
+    "InputSpec",
     "Model",
     "Outputs",
     "Scaler",
+    "SearchSpace",
     "Shapes",
-    "Space",
     "StepSeeds",
-    "chained",
+    "chain_models",
     "cost",
+    "make_space",
     "model",
-    "space",
-    "space_of",
+    "space_from_models",
 ]

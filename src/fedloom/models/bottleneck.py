@@ -1,6 +1,6 @@
-"""FedGKT's nets: a small residual net for a device, and for the server a long one that starts at its feature maps.
+"""FedGKT's nets: a small residual net for devices, and a deep one for the server that starts at its feature maps.
 
-He, Annavaram & Avestimehr, NeurIPS 2020. The blocks are those of He et al., CVPR 2016, with a narrow middle.
+He, Annavaram & Avestimehr, NeurIPS 2020. The bottleneck blocks are those of He et al., CVPR 2016.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalization
+from .layers import zero_bias_linear
+from .normalization import Normalization, WidthSlice
 
 EXPANSION = 4
 
@@ -26,60 +27,59 @@ def bottleneck(
     blocks: tuple[Count, ...] = (2,),
     normalization: Normalization = "static_batch",
 ) -> nn.Module:
-    """`planes` are the narrow channels of each stage's blocks. Without a `stem` the input is a feature map already.
+    """`planes` are the inner channels of each stage's blocks. Without a `stem` the input is a feature map.
 
-    `width` is a share of all channels but the input's.
+    `width` is a fraction of all channels but the input's.
     """
-    cut = Cut(width, widest, normalization, scaler=False)
-    inputs = input_shape[0] if stem is None else cut.kept(stem)
-    extractor = None if stem is None else _extractor(input_shape[0], stem, cut)
-    classifier = nn.Linear(cut.kept(EXPANSION * planes[-1]), classes)
-    nn.init.zeros_(classifier.bias)
-    return BottleneckNet(extractor, _stages(inputs, planes, blocks, cut), classifier)
+    sliced = WidthSlice(width, widest, normalization, scaler=False)
+    inputs = input_shape[0] if stem is None else sliced.channels(stem)
+    extractor = None if stem is None else _extractor(input_shape[0], stem, sliced)
+    classifier = zero_bias_linear(sliced.channels(EXPANSION * planes[-1]), classes)
+    return BottleneckNet(extractor, _stages(inputs, planes, blocks, sliced), classifier)
 
 
-def _extractor(inputs: int, stem: int, cut: Cut) -> nn.Sequential:
-    conv = nn.Conv2d(inputs, cut.kept(stem), 3, padding=1, bias=False)
-    return nn.Sequential(conv, cut.normalize(stem), nn.ReLU())
+def _extractor(inputs: int, stem: int, sliced: WidthSlice) -> nn.Sequential:
+    conv = nn.Conv2d(inputs, sliced.channels(stem), 3, padding=1, bias=False)
+    return nn.Sequential(conv, sliced.make_norm(stem), nn.ReLU())
 
 
-def _stages(inputs: int, planes: Sequence[int], blocks: Sequence[int], cut: Cut) -> nn.ModuleList:
-    """Every stage but the first halves the map, and every first block widens it."""
-    made = nn.ModuleList()
-    for number, (narrow, count) in enumerate(zip(planes, blocks, strict=True)):
+def _stages(inputs: int, planes: Sequence[int], blocks: Sequence[int], sliced: WidthSlice) -> nn.ModuleList:
+    """Every stage but the first halves the map, and the first block of a stage widens it."""
+    result = nn.ModuleList()
+    for number, (inner, count) in enumerate(zip(planes, blocks, strict=True)):
         stage = nn.Sequential()
         for position in range(count):
-            stage.append(Bottleneck(inputs, narrow, 2 if number and not position else 1, position == 0, cut))
-            inputs = cut.kept(EXPANSION * narrow)
-        made.append(stage)
-    return made
+            stage.append(Bottleneck(inputs, inner, 2 if number and not position else 1, position == 0, sliced))
+            inputs = sliced.channels(EXPANSION * inner)
+        result.append(stage)
+    return result
 
 
 class Bottleneck(nn.Module):
-    """Narrows, convolves and widens again, beside a shortcut that is a convolution where shapes differ.
+    """1x1, 3x3 and 1x1 convolutions plus a shortcut, which is a convolution where shapes differ.
 
-    `inputs` are the channels it gets; `planes` those of its narrow middle before the cut.
+    `inputs` counts actual input channels, `planes` the inner channels at full width.
     """
 
-    def __init__(self, inputs: int, planes: int, stride: int, projects: bool, cut: Cut):
+    def __init__(self, inputs: int, planes: int, stride: int, projects: bool, sliced: WidthSlice):
         super().__init__()
-        inner, outputs = cut.kept(planes), cut.kept(EXPANSION * planes)
+        inner, outputs = sliced.channels(planes), sliced.channels(EXPANSION * planes)
         self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
-        self.norm1 = cut.normalize(planes)
+        self.norm1 = sliced.make_norm(planes)
         self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False)
-        self.norm2 = cut.normalize(planes)
+        self.norm2 = sliced.make_norm(planes)
         self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
-        self.norm3 = cut.normalize(EXPANSION * planes)
+        self.norm3 = sliced.make_norm(EXPANSION * planes)
         self.shortcut: nn.Module | None = None
         if projects:
             conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, cut.normalize(EXPANSION * planes))
+            self.shortcut = nn.Sequential(conv, sliced.make_norm(EXPANSION * planes))
 
     def forward(self, x: Tensor) -> Tensor:
-        made = F.relu(self.norm1(self.conv1(x)))
-        made = F.relu(self.norm2(self.conv2(made)))
-        made = self.norm3(self.conv3(made))
-        return F.relu(made + (x if self.shortcut is None else self.shortcut(x)))
+        residual = F.relu(self.norm1(self.conv1(x)))
+        residual = F.relu(self.norm2(self.conv2(residual)))
+        residual = self.norm3(self.conv3(residual))
+        return F.relu(residual + (x if self.shortcut is None else self.shortcut(x)))
 
 
 class BottleneckNet(nn.Module):

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalization
+from .layers import zero_bias_linear
+from .normalization import Normalization, WidthSlice
 
 
 def convnet(
@@ -20,21 +21,25 @@ def convnet(
     scaler: bool = True,
     norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
-    """`width` is a share of `hidden`; the rest is as in `Cut`."""
-    cut = Cut(width, widest, normalization, scaler, norm_widths=norm_widths)
-    return ConvNet(input_shape[0], hidden, classes, cut)
+    """`width` is a fraction of `hidden`; the rest is as in `WidthSlice`."""
+    sliced = WidthSlice(width, widest, normalization, scaler, norm_widths=norm_widths)
+    return ConvNet(input_shape[0], hidden, classes, sliced)
 
 
 class ConvNet(nn.Module):
-    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, cut: Cut):
+    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, sliced: WidthSlice):
         super().__init__()
-        channels = [cut.kept(size) for size in hidden]
+        channels = [sliced.channels(size) for size in hidden]
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), cut.scale(), cut.normalize(size), nn.ReLU())
+            nn.Sequential(
+                nn.Conv2d(before, after, 3, padding=1),
+                sliced.make_scaler(),
+                sliced.make_norm(size),
+                nn.ReLU(),
+            )
             for before, after, size in zip([inputs, *channels], channels, hidden, strict=False)
         )
-        self.classifier = nn.Linear(channels[-1], classes)
-        nn.init.zeros_(self.classifier.bias)
+        self.classifier = zero_bias_linear(channels[-1], classes)
 
     def forward(self, x: Tensor) -> Outputs:
         for number, block in enumerate(self.blocks):

@@ -1,7 +1,7 @@
-"""What a model costs: parameters, multiply-adds, and HeteroFL's own count of FLOPs.
+"""The cost of a model: parameters, multiply-adds (MACs), and the FLOPs that HeteroFL publishes.
 
-HeteroFL's tables add a layer's operations once for each of its parameter tensors (so a layer with weight and bias
-counts twice) and count norms; that convention is kept apart, under its own name.
+HeteroFL's tables count a layer's operations once per parameter tensor (so twice for a layer with weight and bias) and
+include norms; `published_flops` follows that convention.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CONVOLUTIONS = nn.modules.conv._ConvNd
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 MACS = "macs_per_output"
-"""The attribute by which any other layer says how many multiply-adds are behind each number that it makes."""
+"""The attribute with which any other layer declares its multiply-adds per output number."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Cost:
 
 @lru_cache(maxsize=4096)
 def cost(model: Model) -> Cost:
-    """Of one example, forwards; found by watching every layer once."""
-    module, found = model.module().eval(), [0, 0]
+    """Of one example's forward pass, counted with a hook on every layer."""
+    module, totals = model.module().eval(), [0, 0]
 
-    def watch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         macs = _macs(layer, output)
-        found[0] += macs
-        found[1] += _published(layer, macs, output) * len(list(layer.parameters(recurse=False)))
+        totals[0] += macs
+        totals[1] += _published_flops(layer, macs, output) * len(list(layer.parameters(recurse=False)))
 
-    hooks = [part.register_forward_hook(watch) for part in module.modules() if _is_counted(part)]
+    hooks = [layer.register_forward_hook(count) for layer in module.modules() if _is_counted(layer)]
     with torch.no_grad():
-        module(model.blank(1))
+        module(model.zero_inputs(1))
     for hook in hooks:
         hook.remove()
-    return Cost(sum(shape.numel() for shape in model.shapes().values()), found[0], found[1])
+    return Cost(sum(shape.numel() for shape in model.shapes().values()), totals[0], totals[1])
 
 
 def _is_counted(layer: nn.Module) -> bool:
@@ -60,7 +60,7 @@ def _macs(layer: nn.Module, output: Tensor) -> int:
     return output.numel() * int(getattr(layer, MACS, 0))
 
 
-def _published(layer: nn.Module, macs: int, output: Tensor) -> int:
+def _published_flops(layer: nn.Module, macs: int, output: Tensor) -> int:
     if isinstance(layer, CONVOLUTIONS):
         return macs + (output.numel() if layer.bias is not None else 0)
     return 2 * output.numel() if isinstance(layer, NORMS) else macs

@@ -1,57 +1,56 @@
-"""What a model reads: numbers of a shape, or the ids of tokens.
+"""What goes into a model and what comes out of it: numbers or token ids in, exits and taps out."""
 
-The exits and taps of a module.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+Family = Callable[..., nn.Module]
+Shapes = Mapping[str, torch.Size]
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """One example's shape; where it is made of tokens, how many different ids there are."""
+class InputSpec:
+    """The shape of one example and, if it consists of tokens, the number of different token ids."""
 
     shape: tuple[int, ...]
     tokens: int | None = None
 
-    def blank(self, *leading: int) -> Tensor:
-        """Made-up examples, all zero."""
+    def zeros(self, *leading: int) -> Tensor:
+        """All-zero examples behind these leading axes."""
         return torch.zeros(*leading, *self.shape, dtype=None if self.tokens is None else torch.int64)
 
-    def sample(self, draw: torch.Generator, *leading: int) -> Tensor:
-        """Made-up examples, drawn at random."""
+    def random(self, generator: torch.Generator, *leading: int) -> Tensor:
+        """Random examples behind these leading axes."""
         if self.tokens is None:
-            return torch.randn(*leading, *self.shape, generator=draw)
-        return torch.randint(self.tokens, (*leading, *self.shape), generator=draw)
+            return torch.randn(*leading, *self.shape, generator=generator)
+        return torch.randint(self.tokens, (*leading, *self.shape), generator=generator)
 
-    def passed_on(self, seen: Tensor) -> "Inputs":
-        """What a part of the model reads, that gets `seen` of a batch."""
-        return Inputs(tuple(seen.shape[1:]), None if seen.is_floating_point() else self.tokens)
+    def for_submodule(self, batch: Tensor) -> "InputSpec":
+        """The input of a submodule that receives `batch` [batch, ...] when the whole module runs."""
+        return InputSpec(tuple(batch.shape[1:]), None if batch.is_floating_point() else self.tokens)
 
 
-def sequence(input_shape: tuple[int, ...], tokens: int | None) -> tuple[int, int]:
-    """The length of a row of tokens and how many different ones there are; other examples are refused."""
+def check_token_input(input_shape: tuple[int, ...], tokens: int | None) -> tuple[int, int]:
+    """The sequence length and the number of token ids; raises for examples that are not token sequences."""
     if tokens is None or len(input_shape) != 1:
-        raise ValueError(f"it reads rows of tokens, and an example here is numbers of the shape {input_shape}")
+        raise ValueError(f"it needs sequences of tokens, but an example here is numbers of the shape {input_shape}")
     return input_shape[0], tokens
 
 
 class Outputs(NamedTuple):
-    """What a module makes of a batch; a module that returns one tensor has one exit."""
+    """The outputs of a module for a batch; a module that returns one tensor has one exit."""
 
     exits: Mapping[str, Tensor]  # exit name -> logits [K, batch, (length,) classes], shallow to deep
-    taps: Mapping[
-        str, Tensor
-    ]  # stage name -> features [K, batch, channels, ...]; "features" is what the last layer gets
+    taps: Mapping[str, Tensor]  # stage name -> [K, batch, channels, ...]; "features" is the last layer's input
 
     @property
     def logits(self) -> Tensor:
         return list(self.exits.values())[-1]
 
 
-def as_outputs(made: Any) -> Outputs:
-    return made if isinstance(made, Outputs) else Outputs({"logits": made}, {})
+def as_outputs(result: Any) -> Outputs:
+    """Wrap what a module's forward returned."""
+    return result if isinstance(result, Outputs) else Outputs({"logits": result}, {})

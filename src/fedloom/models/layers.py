@@ -1,8 +1,12 @@
 """Layers that compute K devices at once: weights [K, ...], activations [batch, K * channels, ...].
 
-Pooling, ReLU, residual adds and flatten(1) need nothing. A layer with weights needs a rule, listed in RULES; every
-rule also takes the plain weights of one device, and then is the plain layer.
+Pooling, ReLU, residual adds and flatten(1) work as they are. A layer with weights is replaced by its counterpart in
+FOLDED_LAYERS; given the plain weights of one device, the counterpart computes what the plain layer computes.
 """
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +16,57 @@ from torch.nn import functional as F
 def fold(x: Tensor) -> Tensor:
     """[K, batch, channels, ...] -> [batch, K * channels, ...]; images channels-last."""
     x = x.transpose(0, 1).flatten(1, 2)
-    # .contiguous() would leave a single channel's strides alone, and the whole net in the slower layout
+    # .contiguous() would not change the strides of a single channel, which leaves the whole net in the slower layout
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x) if x.dim() == 4 else x
 
 
 def unfold(x: Tensor, devices: int) -> Tensor:
     """[batch, K * channels, ...] -> [K, batch, channels, ...], a view."""
-    apart: Tensor = x.unflatten(1, (devices, -1))
-    return apart.transpose(0, 1)
+    unflattened: Tensor = x.unflatten(1, (devices, -1))
+    return unflattened.transpose(0, 1)
+
+
+def support_device_axis(module: nn.Module) -> None:
+    """Let a module compute many devices at once, in place. Weight names do not change."""
+    for name, layer in module.named_modules():
+        layer.__class__ = _folded_class(type(layer))
+        if getattr(layer, "track_running_stats", False) and not isinstance(layer, StaticBatchNorm | _InstanceNorm):
+            raise ValueError(
+                f"{name} ({type(layer).__name__}) has its own way of tracking running statistics, which all devices "
+                "would share; use torch's batch norm, or set track_running_stats=False"
+            )
+
+
+def _folded_class(plain: type[nn.Module]) -> type[nn.Module]:
+    """The folded counterpart of a layer class: of torch's own, or of a subclass that inherits torch's forward."""
+    if plain in FOLDED_LAYERS.values():
+        return plain
+    for base, folded in FOLDED_LAYERS.items():
+        if issubclass(plain, base) and plain.forward is base.forward:
+            return folded if plain is base else type(plain.__name__, (folded, plain), {})
+    return plain
+
+
+def zero_bias_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer as torch draws it, but with a bias of zero."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def dense_layers(units: Sequence[int]) -> nn.ModuleList:
+    """Fully connected layers from each number of units to the next."""
+    return nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(units))
+
+
+def uniform_parameter(inputs: int, *shape: int) -> nn.Parameter:
+    """Weights of this shape, drawn as torch draws those of a linear layer with `inputs` inputs."""
+    bound = 1 / math.sqrt(inputs)
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 class Scaler(nn.Module):
-    """Makes a narrow layer as loud as the wide one it was cut from, while it trains (HeteroFL, section 3)."""
+    """Scales up the activations of a narrow layer in training to those of the wide one (HeteroFL, section 3)."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -60,10 +103,10 @@ class Conv3d(_Conv, nn.Conv3d):
 
 
 class StaticBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Training uses the batch and tracks nothing; judging uses statistics it is given.
+    """Batch norm that tracks nothing: training uses the batch, evaluation uses statistics passed with the weights.
 
-    `tracking` uses the batch too, and hands its mean and unbiased variance back in the place of the running ones: the
-    mean of them over its `applied` times, where one layer is used several times in a pass.
+    With `tracking` it uses the batch and stores its mean and unbiased variance as the running ones. A layer that is
+    `applied` several times in a pass stores their mean over these applications.
     """
 
     tracking = False
@@ -75,15 +118,15 @@ class StaticBatchNorm(nn.modules.batchnorm._BatchNorm):
             return F.batch_norm(x, _flat(self.running_mean), _flat(self.running_var), weight, bias, eps=self.eps)
         mean = variance = None
         if self.tracking:
-            # with momentum 1 torch's own kernel leaves the batch's statistics; twice as fast as asking for them apart
+            # with momentum 1 torch's kernel stores the batch's statistics: twice as fast as computing them separately
             mean, variance = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
-        # not F.batch_norm, which ends the run at a last batch of one example on a map of one pixel
-        made = torch.batch_norm(x, weight, bias, mean, variance, True, 1.0, self.eps, torch.backends.cudnn.enabled)
+        # not F.batch_norm, which raises for a last batch of one example on a map of one pixel
+        x = torch.batch_norm(x, weight, bias, mean, variance, True, 1.0, self.eps, torch.backends.cudnn.enabled)
         if mean is not None and variance is not None:
             self.applied += 1
-            self.running_mean = _mean_of(self.running_mean, mean, self.applied)
-            self.running_var = _mean_of(self.running_var, variance, self.applied)
-        return made
+            self.running_mean = _running_mean(self.running_mean, mean, self.applied)
+            self.running_var = _running_mean(self.running_var, variance, self.applied)
+        return x
 
 
 class BatchNorm1d(StaticBatchNorm, nn.BatchNorm1d):
@@ -99,7 +142,7 @@ class BatchNorm3d(StaticBatchNorm, nn.BatchNorm3d):
 
 
 class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
-    """Always by the example's own statistics: running ones would be shared by devices that share nothing."""
+    """Always uses the example's own statistics: running ones would be shared by all devices."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.instance_norm(x, None, None, _flat(self.weight), _flat(self.bias), True, 0.0, self.eps)
@@ -126,12 +169,12 @@ class LayerNorm(nn.LayerNorm):
         if self.weight is None or self.weight.dim() == len(self.normalized_shape):
             return super().forward(x)
         devices = len(self.weight)
-        made = F.layer_norm(unfold(x, devices), self.normalized_shape, eps=self.eps)
-        between = [1] * (made.dim() - 1 - len(self.normalized_shape))
-        made = made * self.weight.view(devices, *between, *self.normalized_shape)
+        x = F.layer_norm(unfold(x, devices), self.normalized_shape, eps=self.eps)
+        between = [1] * (x.dim() - 1 - len(self.normalized_shape))
+        x = x * self.weight.view(devices, *between, *self.normalized_shape)
         if self.bias is not None:
-            made = made + self.bias.view(devices, *between, *self.normalized_shape)
-        return made.transpose(0, 1).flatten(1, 2)
+            x = x + self.bias.view(devices, *between, *self.normalized_shape)
+        return x.transpose(0, 1).flatten(1, 2)
 
 
 class PReLU(nn.PReLU):
@@ -148,14 +191,14 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() == 2:
             return F.linear(x, self.weight, self.bias)
-        made = unfold(x, len(self.weight)) @ self.weight.mT
+        x = unfold(x, len(self.weight)) @ self.weight.mT
         if self.bias is not None:
-            # a product, not a broadcast sum: how a sum's gradient is added up depends on the number of devices
-            made = torch.baddbmm(made, made.new_ones(*made.shape[:2], 1), self.bias.unsqueeze(1))
-        return made.transpose(0, 1).flatten(1)
+            # a product instead of a broadcast sum, whose gradient is summed in an order that depends on K
+            x = torch.baddbmm(x, x.new_ones(*x.shape[:2], 1), self.bias.unsqueeze(1))
+        return x.transpose(0, 1).flatten(1)
 
 
-RULES: dict[type[nn.Module], type[nn.Module]] = {
+FOLDED_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,
     nn.Conv3d: Conv3d,
@@ -171,31 +214,10 @@ RULES: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def give_rules(module: nn.Module) -> None:
-    """Let a module compute many devices at once, in place. Weight names do not change."""
-    for name, part in module.named_modules():
-        part.__class__ = _ruled(type(part))
-        if getattr(part, "track_running_stats", False) and not isinstance(part, StaticBatchNorm | _InstanceNorm):
-            raise ValueError(
-                f"{name} ({type(part).__name__}) tracks running statistics in a way of its own, which devices would "
-                "share; use torch's batch norm, or set track_running_stats=False"
-            )
-
-
-def _ruled(kind: type[nn.Module]) -> type[nn.Module]:
-    """A layer's class with the rule of the layer whose forward it has, be it torch's own or a user's variant of it."""
-    if kind in RULES.values():
-        return kind
-    for plain, rule in RULES.items():
-        if issubclass(kind, plain) and kind.forward is plain.forward:
-            return rule if kind is plain else type(kind.__name__, (rule, kind), {})
-    return kind
-
-
 def _flat(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight.flatten()
 
 
-def _mean_of(before: Tensor | None, new: Tensor, count: int) -> Tensor:
-    """A mean with one more in it, which makes so many."""
+def _running_mean(before: Tensor | None, new: Tensor, count: int) -> Tensor:
+    """Add the `count`-th value to a mean."""
     return new if before is None or count == 1 else before + (new - before) / count

@@ -1,7 +1,7 @@
 """LeNets: convolutions without padding, then fully connected layers.
 
-With dropout 0.6 the nets of FedHeNN (Makhija, Ho & Ghosh, ICML 2022), whose devices differ in the number of layers;
-with convolutions (6, 16) and layers (120, 100) that of LG-FedAvg (Liang et al., 2020).
+FedHeNN's nets (Makhija, Ho & Ghosh, ICML 2022), which differ in the number of layers, have dropout 0.6; that of
+LG-FedAvg (Liang et al., 2020) has convolutions (6, 16) and layers (120, 100).
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Share
 from .interface import Outputs
+from .layers import dense_layers, zero_bias_linear
 from .normalization import kept_channels
 
 
@@ -27,13 +28,13 @@ def lenet(
     hidden: tuple[Count, ...] = (120, 64),
     dropout: Fraction = 0.0,
 ) -> nn.Module:
-    """The first `pooled` convolutions, or all, are followed by a pooling that halves the map.
+    """The first `pooled` convolutions (default: all) are followed by a pooling that halves the map.
 
-    `kernels` beyond the last convolution are not used. `hidden` layers come before the last one, whose input is
-    dropped out. `width` is a share of all channels and hidden units.
+    `kernels` beyond the last convolution are unused. Dropout is applied after the last of the `hidden` layers. `width`
+    is a fraction of all channels and hidden units.
     """
     if len(kernels) < len(convs):
-        raise ValueError(f"{len(convs)} convolutions have only kernels {kernels} to choose from")
+        raise ValueError(f"{len(convs)} convolutions have only the kernels {kernels}")
     after, units = ([kept_channels(size, width, widest) for size in sizes] for sizes in (convs, hidden))
     channels = [input_shape[0], *after]
     halvings = len(convs) if pooled is None else pooled
@@ -43,24 +44,23 @@ def lenet(
 
 
 def _positions(image: tuple[int, ...], kernels: Sequence[int], halvings: int) -> int:
-    """Of the map that is left of an image."""
-    made = 1
+    """The number of positions of the feature map after all convolutions."""
+    result = 1
     for side in image:
         for number, kernel in enumerate(kernels):
             side = (side - kernel + 1) // (2 if number < halvings else 1)
         if side < 1:
             raise ValueError(f"nothing is left of images of {image} after convolutions with kernels {tuple(kernels)}")
-        made *= side
-    return made
+        result *= side
+    return result
 
 
 class LeNet(nn.Module):
     def __init__(self, convs: Sequence[nn.Module], halvings: int, units: Sequence[int], classes: int, dropout: float):
         super().__init__()
         self.convs, self.halvings, self.dropout = nn.ModuleList(convs), halvings, dropout
-        self.hidden = connected(units)
-        self.classifier = nn.Linear(units[-1], classes)
-        nn.init.zeros_(self.classifier.bias)
+        self.hidden = dense_layers(units)
+        self.classifier = zero_bias_linear(units[-1], classes)
 
     def forward(self, x: Tensor) -> Outputs:
         for number, conv in enumerate(self.convs):
@@ -69,10 +69,5 @@ class LeNet(nn.Module):
         features = x.flatten(1)
         for layer in self.hidden:
             features = F.relu(layer(features))
-        kept = F.dropout(features, self.dropout, self.training) if self.dropout else features
-        return Outputs({"logits": self.classifier(kept)}, {"features": features})
-
-
-def connected(units: Sequence[int]) -> nn.ModuleList:
-    """Fully connected layers from each number of units to the next."""
-    return nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(units))
+        x = F.dropout(features, self.dropout, self.training) if self.dropout else features
+        return Outputs({"logits": self.classifier(x)}, {"features": features})

@@ -1,7 +1,7 @@
 """FedHeNN's nets for Sentiment140: word vectors, an LSTM, two layers. Makhija, Ho & Ghosh, ICML 2022.
 
-The cell is that of Hochreiter & Schmidhuber with a forget gate, as torch has it, but its four gates have an axis of
-their own, the last: the first entries of the other axes are then a narrower cell with all its gates.
+The LSTM computes what torch's does, but stores its four gates along a separate last axis, so that the first entries of
+the other axes are a narrower LSTM with all its gates.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Share
-from .interface import Outputs, sequence
+from .interface import Outputs, check_token_input
+from .layers import uniform_parameter, zero_bias_linear
 from .normalization import kept_channels
-from .transformer import drawn_for
 
 GATES = 4
 
@@ -35,34 +35,34 @@ def lstm(
     dropout: Fraction = 0.5,
     vectors: str | None = None,
 ) -> nn.Module:
-    """`vectors` is a file of numpy's with a row of `embedding` numbers for each token: they are used as they are.
+    """`vectors` is a .npy file with one row of `embedding` numbers per token, which are not trained.
 
-    Without it the word vectors are weights like others. `width` is a share of them, of the cells' `hidden` units and
-    of the `features` that the last layer gets.
+    Without it the word vectors are weights. `width` is a fraction of them, of the `hidden` units of each layer and of
+    the `features` that the last layer receives.
     """
-    _, rows = sequence(input_shape, tokens)
-    given = None if vectors is None else _given(vectors, rows, embedding)
+    _, rows = check_token_input(input_shape, tokens)
+    pretrained = None if vectors is None else _read_vectors(vectors, rows, embedding)
     word, cell, last = (kept_channels(size, width, widest) for size in (embedding, hidden, features))
-    lookup = nn.Embedding(rows, word) if given is None else GivenVectors(given)
-    sizes = [word if given is None else embedding, *[cell] * layers]
+    lookup = nn.Embedding(rows, word) if pretrained is None else FixedEmbedding(pretrained)
+    sizes = [word if pretrained is None else embedding, *[cell] * layers]
     return Lstm(lookup, sizes, last, classes, dropout)
 
 
-def _given(path: str, rows: int, numbers: int) -> Tensor:
-    made = _read(path)
-    if tuple(made.shape) != (rows, numbers):
-        raise ValueError(f"{path} has vectors of the shape {tuple(made.shape)}, where {(rows, numbers)} are needed")
-    return made
+def _read_vectors(path: str, rows: int, numbers: int) -> Tensor:
+    vectors = _load_array(path)
+    if tuple(vectors.shape) != (rows, numbers):
+        raise ValueError(f"{path} has vectors of the shape {tuple(vectors.shape)}, where {(rows, numbers)} are needed")
+    return vectors
 
 
 @lru_cache(maxsize=2)
-def _read(path: str) -> Tensor:
-    """Kept, so that all modules hold one copy between them."""
+def _load_array(path: str) -> Tensor:
+    """Cached, so that all modules share one copy."""
     return torch.from_numpy(np.load(path, allow_pickle=False)).float()
 
 
-class GivenVectors(nn.Module):
-    """Word vectors that are a constant: neither trained nor sent."""
+class FixedEmbedding(nn.Module):
+    """Constant word vectors: neither trained nor sent."""
 
     table: Tensor
 
@@ -74,36 +74,36 @@ class GivenVectors(nn.Module):
         return F.embedding(x, self.table)
 
 
-class Cells(nn.Module):
-    """One layer: [batch, length, inputs] -> its state after every token, [batch, length, hidden].
+class LstmLayer(nn.Module):
+    """[batch, length, inputs] -> the hidden state after every token, [batch, length, hidden].
 
-    The gates are in torch's order: what to let in, what to keep, what is new, what to show.
+    The gates are in torch's order: input, forget, cell, output.
     """
 
-    folds = False
+    foldable = False
 
     def __init__(self, inputs: int, hidden: int):
         super().__init__()
-        self.weight = drawn_for(hidden, hidden, inputs, GATES)
-        self.recurrent = drawn_for(hidden, hidden, hidden, GATES)
-        self.bias, self.recurrent_bias = (drawn_for(hidden, hidden, 1, GATES) for _ in range(2))
+        self.weight = uniform_parameter(hidden, hidden, inputs, GATES)
+        self.recurrent = uniform_parameter(hidden, hidden, hidden, GATES)
+        self.bias, self.recurrent_bias = (uniform_parameter(hidden, hidden, 1, GATES) for _ in range(2))
         self.macs_per_output = GATES * (inputs + hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = (self.bias + self.recurrent_bias).permute(1, 2, 0).flatten(1)
-        given, recurrent = x @ _flat(self.weight) + bias, _flat(self.recurrent)
-        state = memory = x.new_zeros(x.shape[0], recurrent.shape[0])
+        projected, recurrent = x @ _flat(self.weight) + bias, _flat(self.recurrent)
+        hidden = cell = x.new_zeros(x.shape[0], recurrent.shape[0])
         states = []
-        for step in given.unbind(1):
-            admit, keep, new, show = (step + state @ recurrent).chunk(GATES, -1)
-            memory = keep.sigmoid() * memory + admit.sigmoid() * new.tanh()
-            state = show.sigmoid() * memory.tanh()
-            states.append(state)
+        for step in projected.unbind(1):
+            input_gate, forget_gate, candidate, output_gate = (step + hidden @ recurrent).chunk(GATES, -1)
+            cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+            hidden = output_gate.sigmoid() * cell.tanh()
+            states.append(hidden)
         return torch.stack(states, 1)
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """(hidden, inputs, gates) -> (inputs, gates * hidden): one product for all gates."""
+    """(hidden, inputs, gates) -> (inputs, gates * hidden), for one matrix product over all gates."""
     return weight.permute(1, 2, 0).flatten(1)
 
 
@@ -111,9 +111,8 @@ class Lstm(nn.Module):
     def __init__(self, lookup: nn.Module, sizes: Sequence[int], features: int, classes: int, dropout: float):
         super().__init__()
         self.lookup, self.drop = lookup, nn.Dropout(dropout)
-        self.cells = nn.Sequential(*(Cells(before, after) for before, after in pairwise(sizes)))
-        self.hidden, self.classifier = nn.Linear(sizes[-1], features), nn.Linear(features, classes)
-        nn.init.zeros_(self.classifier.bias)
+        self.cells = nn.Sequential(*(LstmLayer(before, after) for before, after in pairwise(sizes)))
+        self.hidden, self.classifier = nn.Linear(sizes[-1], features), zero_bias_linear(features, classes)
 
     def forward(self, x: Tensor) -> Outputs:
         features = F.relu(self.hidden(self.cells(self.lookup(x))[:, -1]))

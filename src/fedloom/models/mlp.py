@@ -1,4 +1,4 @@
-"""A perceptron of several layers; as it is, that of LG-FedAvg for MNIST (Liang et al., 2020)."""
+"""A multilayer perceptron; the default is that of LG-FedAvg for MNIST (Liang et al., 2020)."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .lenet import connected
+from .layers import dense_layers, zero_bias_linear
 from .normalization import kept_channels
 
 
@@ -20,16 +20,15 @@ def mlp(
     widest: Share = 1.0,
     hidden: tuple[Count, ...] = (512, 256, 256, 128),
 ) -> nn.Module:
-    """`width` is a share of the `hidden` units."""
+    """`width` is a fraction of the `hidden` units."""
     return Perceptron([math.prod(input_shape), *(kept_channels(size, width, widest) for size in hidden)], classes)
 
 
 class Perceptron(nn.Module):
     def __init__(self, units: Sequence[int], classes: int):
         super().__init__()
-        self.hidden = connected(units)
-        self.classifier = nn.Linear(units[-1], classes)
-        nn.init.zeros_(self.classifier.bias)
+        self.hidden = dense_layers(units)
+        self.classifier = zero_bias_linear(units[-1], classes)
 
     def forward(self, x: Tensor) -> Outputs:
         features = x.flatten(1)

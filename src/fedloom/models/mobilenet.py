@@ -1,7 +1,7 @@
-"""FedSup's supernet, after MobileNetV1: every narrower, shorter or finer net is a part of it. Kim & Yun, 2022.
+"""FedSup's supernet, based on MobileNetV1: every smaller net is contained in it. Kim & Yun, 2022.
 
-A sub-net has the first channels of every layer, the first blocks of every stage and the middle of every kernel, so it
-is this family at a smaller size and needs no layer of its own.
+A sub-net has the first channels of every layer, the first blocks of every stage and the center of every kernel, so it
+is this family at a smaller size and needs no special layers.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalization
+from .layers import zero_bias_linear
+from .normalization import Normalization, WidthSlice
 
 PerBlock = Count | tuple[Count, ...]
-"""One number for all blocks of a stage, or one for each; those beyond the stage's depth are not used."""
+"""One number for all blocks of a stage, or one per block; those beyond the stage's depth are unused."""
 
 DEPTHS = ((1,), (1, 2), (1, 2), (1, 2))
 KERNELS = (3, 5, 7)
@@ -38,8 +39,8 @@ SPACES: dict[str, dict[str, tuple[tuple[Any, ...], ...]]] = {
         "kernels": tuple(tuple(product(KERNELS, repeat=max(depths))) for depths in DEPTHS),
     },
 }
-"""The sub-nets that may be drawn: setting -> its choices by stage. As released; as in the paper's Table 5; and that
-with a kernel of its own for each block, as its text has it."""
+"""The search spaces, setting -> choices per stage: of the released code, of the paper's Table 5, and the latter with a
+kernel size per block, as the paper's text describes it."""
 
 
 def mobilenet(
@@ -57,61 +58,68 @@ def mobilenet(
     norm_widths: tuple[Share, ...] = (),
     spare_shortcuts: bool = False,
 ) -> nn.Module:
-    """`widths`, `depths` and `kernels` are stage by stage; `width` is a share of all channels, in the same layers, and
-    the rest is as in `Cut`.
+    """`widths`, `depths` and `kernels` are per stage; `width` is a fraction of all channels.
 
-    `spare_shortcuts` gives every block a shortcut convolution, used or not. A block has use for one only where its
-    width changes; but where `widths` are block by block, or equal in neighbouring stages, a sub-net can change its
-    width where the largest net does not, and then the largest net must hold the weights for it.
+    `spare_shortcuts` gives every block a shortcut convolution. A block uses it only if its width changes; but if
+    `widths` are per block, or equal in neighboring stages, a sub-net can change its width where the largest net does
+    not, and then the largest net must hold the weights for it. The rest is as in `WidthSlice`.
     """
-    cut = Cut(width, widest, normalization, scaler, norm_widths=norm_widths)
+    sliced = WidthSlice(width, widest, normalization, scaler, norm_widths=norm_widths)
 
     def block(before: int, after: int, kernel: int, stride: int) -> SeparableBlock:
-        # of the sizes before they are cut: a share of two widths can be the same number of channels
+        # compares full sizes: fractions of two widths can be the same number of channels
         widens = before != after
-        return SeparableBlock(before, after, kernel, stride, cut, widens, widens or spare_shortcuts)
+        return SeparableBlock(before, after, kernel, stride, sliced, widens, widens or spare_shortcuts)
 
     sizes = list(zip(_per_block(widths, depths), _per_block(kernels, depths), strict=True))
-    entry = nn.Conv2d(input_shape[0], cut.kept(stem), 3, 2, padding=1, bias=False)
-    head = nn.Linear(cut.kept(sizes[-1][0][-1]), classes)
-    nn.init.zeros_(head.bias)
-    return MobileNet(nn.Sequential(entry, cut.norm(stem), nn.ReLU6()), _stages(stem, sizes, block), head)
+    entry = nn.Conv2d(input_shape[0], sliced.channels(stem), 3, 2, padding=1, bias=False)
+    head = zero_bias_linear(sliced.channels(sizes[-1][0][-1]), classes)
+    return MobileNet(nn.Sequential(entry, sliced.make_scaled_norm(stem), nn.ReLU6()), _stages(stem, sizes, block), head)
 
 
 def _per_block(choices: tuple[PerBlock, ...], depths: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Stage by stage, the number for each of its blocks."""
-    made = []
+    """Per stage, the number for each of its blocks."""
+    result = []
     for choice, depth in zip(choices, depths, strict=True):
-        each = (choice,) * depth if isinstance(choice, int) else choice[:depth]
-        if len(each) < depth:
-            raise ValueError(f"a stage of {depth} blocks has only {choice} to choose from")
-        made.append(each)
-    return made
+        numbers = (choice,) * depth if isinstance(choice, int) else choice[:depth]
+        if len(numbers) < depth:
+            raise ValueError(f"a stage of {depth} blocks has only {choice}")
+        result.append(numbers)
+    return result
 
 
 def _stages(
     before: int, sizes: list[tuple[tuple[int, ...], tuple[int, ...]]], block: Callable[[int, int, int, int], nn.Module]
 ) -> nn.ModuleList:
-    made = nn.ModuleList()
+    result = nn.ModuleList()
     for number, (widths, kernels) in enumerate(sizes):
         stage = nn.Sequential()
         for position, (after, kernel) in enumerate(zip(widths, kernels, strict=True)):
             stage.append(block(before, after, kernel, 2 if number > 0 and position == 0 else 1))
             before = after
-        made.append(stage)
-    return made
+        result.append(stage)
+    return result
 
 
 class SeparableBlock(nn.Module):
-    """A convolution of each channel alone, then one across channels, beside a shortcut that has no norm."""
+    """A depthwise and a pointwise convolution plus a shortcut without norm."""
 
-    def __init__(self, before: int, after: int, kernel: int, stride: int, cut: Cut, widens: bool, has_shortcut: bool):
+    def __init__(
+        self,
+        before: int,
+        after: int,
+        kernel: int,
+        stride: int,
+        sliced: WidthSlice,
+        widens: bool,
+        has_shortcut: bool,
+    ):
         super().__init__()
-        inputs, outputs = cut.kept(before), cut.kept(after)
+        inputs, outputs = sliced.channels(before), sliced.channels(after)
         self.depthwise = nn.Conv2d(inputs, inputs, kernel, stride, kernel // 2, groups=inputs, bias=False)
-        self.norm1 = cut.norm(before)
+        self.norm1 = sliced.make_scaled_norm(before)
         self.pointwise = nn.Conv2d(inputs, outputs, 1, bias=False)
-        self.norm2 = cut.norm(after)
+        self.norm2 = sliced.make_scaled_norm(after)
         for name, weight in self.norm2.named_parameters():
             if name.endswith("weight"):
                 nn.init.zeros_(weight)  # a block starts as its shortcut
@@ -119,12 +127,12 @@ class SeparableBlock(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False) if has_shortcut else None
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.norm2(self.pointwise(F.relu6(self.norm1(self.depthwise(x)))))
+        residual = self.norm2(self.pointwise(F.relu6(self.norm1(self.depthwise(x)))))
         # rounds up on a map of odd size, as the strided convolution does
         short = F.avg_pool2d(x, self.stride, ceil_mode=True) if self.stride > 1 else x
         if self.shortcut is not None and self.widens:
             short = self.shortcut(short)
-        return made + short  # type: ignore[no-any-return]
+        return residual + short  # type: ignore[no-any-return]
 
 
 class MobileNet(nn.Module):

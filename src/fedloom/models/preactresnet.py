@@ -1,7 +1,7 @@
 """FedHeN's pre-activation ResNet-18: the layers up to its early exit are a simple net inside the complex one.
 
-Acar & Saligrama, FedHeN, 2022. Laid out like kuangliu's PreActResNet18, without a norm before the classifier; the
-exit's pooling is that of Kaya, Hong & Dumitras, Shallow-Deep Networks, ICML 2019.
+Acar & Saligrama, FedHeN, 2022. The layout is that of kuangliu's PreActResNet18, without a norm before the classifier;
+the exit's pooling is that of Kaya, Hong & Dumitras, Shallow-Deep Networks, ICML 2019.
 """
 
 import math
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
 from .interface import Outputs
-from .normalization import Cut, Normalization
-from .preresnet import pre_stages
+from .layers import zero_bias_linear
+from .normalization import Normalization, WidthSlice
+from .preresnet import preactivation_stages
 
 ExitPool = Literal["four", "global"]
 
@@ -36,17 +37,17 @@ def preactresnet(
     scaler: bool = False,
     norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
-    """`stages` of this size: all, or those up to the exit; `exit_after` 0 is a net without exit.
+    """`stages` is the depth of this size: all stages, or those up to the exit; `exit_after` 0 means no exit.
 
-    `width` is a share of `hidden`; the rest is as in `Cut`.
+    `width` is a fraction of `hidden`; the rest is as in `WidthSlice`.
     """
     kept = stages or len(hidden)
     if exit_after > kept or kept not in (exit_after, len(hidden)):
         raise ValueError(f"a net ends at its exit ({exit_after}) or after all {len(hidden)} stages, not after {kept}")
-    cut = Cut(width, widest, normalization, scaler, groups, norm_widths)
-    exits = cut.kept(hidden[exit_after - 1])
+    sliced = WidthSlice(width, widest, normalization, scaler, groups, norm_widths)
+    exits = sliced.channels(hidden[exit_after - 1])
     head = _exit_head(input_shape[1:], exits, exit_after, exit_pool, classes) if exit_after else None
-    return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], cut, exit_after, head, classes)
+    return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], sliced, exit_after, head, classes)
 
 
 def _exit_head(image: tuple[int, ...], channels: int, exit_after: int, pool: ExitPool, classes: int) -> "ExitHead":
@@ -57,7 +58,7 @@ def _exit_head(image: tuple[int, ...], channels: int, exit_after: int, pool: Exi
 
 
 class MixedPool(nn.Module):
-    """The maximum and the mean of a window, mixed in a learned proportion: one number for the whole map.
+    """Max and average pooling, mixed in a learned proportion: one number for the whole map.
 
     Takes the weights of one device or of many.
     """
@@ -81,17 +82,11 @@ class ExitHead(nn.Module):
     def __init__(self, features: int, window: tuple[int, ...], classes: int):
         super().__init__()
         self.pool = MixedPool(window)
-        self.classifier = classifier(features, classes)
+        self.classifier = zero_bias_linear(features, classes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features = self.pool(x).flatten(1)
         return self.classifier(features), features
-
-
-def classifier(features: int, classes: int) -> nn.Linear:
-    made = nn.Linear(features, classes)
-    nn.init.zeros_(made.bias)
-    return made
 
 
 class PreActResNet(nn.Module):
@@ -100,16 +95,16 @@ class PreActResNet(nn.Module):
         inputs: int,
         hidden: Sequence[int],
         blocks: Sequence[int],
-        cut: Cut,
+        sliced: WidthSlice,
         exit_after: int,
         exit_head: ExitHead | None,
         classes: int,
     ):
         super().__init__()
-        self.stem = nn.Conv2d(inputs, cut.kept(hidden[0]), 3, padding=1, bias=False)
-        self.stages = pre_stages(hidden, blocks, cut)
+        self.stem = nn.Conv2d(inputs, sliced.channels(hidden[0]), 3, padding=1, bias=False)
+        self.stages = preactivation_stages(hidden, blocks, sliced)
         self.exit_after, self.exit = exit_after, exit_head
-        self.classifier = None if len(hidden) == exit_after else classifier(cut.kept(hidden[-1]), classes)
+        self.classifier = None if len(hidden) == exit_after else zero_bias_linear(sliced.channels(hidden[-1]), classes)
 
     @property
     def label_rows(self) -> tuple[str, ...]:

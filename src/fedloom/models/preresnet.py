@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from ..settings import Count, Share
 from .interface import Outputs
-from .normalization import Cut, Normalization
+from .layers import zero_bias_linear
+from .normalization import Normalization, WidthSlice
 
 
 def preresnet(
@@ -22,32 +23,32 @@ def preresnet(
     scaler: bool = True,
     norm_widths: tuple[Share, ...] = (),
 ) -> nn.Module:
-    """`width` is a share of `hidden`; the rest is as in `Cut`."""
-    cut = Cut(width, widest, normalization, scaler, norm_widths=norm_widths)
-    return PreResNet(input_shape[0], hidden, blocks, classes, cut)
+    """`width` is a fraction of `hidden`; the rest is as in `WidthSlice`."""
+    sliced = WidthSlice(width, widest, normalization, scaler, norm_widths=norm_widths)
+    return PreResNet(input_shape[0], hidden, blocks, classes, sliced)
 
 
-def pre_stages(hidden: Sequence[int], blocks: Sequence[int], cut: Cut) -> nn.ModuleList:
+def preactivation_stages(hidden: Sequence[int], blocks: Sequence[int], sliced: WidthSlice) -> nn.ModuleList:
     """Every stage but the first halves the map in its first block."""
     stages, before = nn.ModuleList(), hidden[0]
     for number, (after, count) in enumerate(zip(hidden, blocks, strict=True)):
         stage = nn.Sequential()
         for position in range(count):
-            stage.append(PreBlock(before, after, 2 if number > 0 and position == 0 else 1, cut))
+            stage.append(PreActivationBlock(before, after, 2 if number > 0 and position == 0 else 1, sliced))
             before = after
         stages.append(stage)
     return stages
 
 
-class PreBlock(nn.Module):
-    """Normalise, then convolve, twice; where shapes differ the shortcut convolves what the first norm made."""
+class PreActivationBlock(nn.Module):
+    """Norm, ReLU, convolution, twice; where shapes differ, the shortcut convolves the first activation."""
 
-    def __init__(self, before: int, after: int, stride: int, cut: Cut):
+    def __init__(self, before: int, after: int, stride: int, sliced: WidthSlice):
         super().__init__()
-        inputs, outputs = cut.kept(before), cut.kept(after)
-        self.norm1 = cut.norm(before)
+        inputs, outputs = sliced.channels(before), sliced.channels(after)
+        self.norm1 = sliced.make_scaled_norm(before)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm2 = cut.norm(after)
+        self.norm2 = sliced.make_scaled_norm(after)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         differs = stride != 1 or before != after
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if differs else None
@@ -55,18 +56,17 @@ class PreBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.norm1(x))
         short = x if self.shortcut is None else self.shortcut(active)
-        made = self.conv2(F.relu(self.norm2(self.conv1(active))))
-        return made + short  # type: ignore[no-any-return]
+        residual = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        return residual + short  # type: ignore[no-any-return]
 
 
 class PreResNet(nn.Module):
-    def __init__(self, inputs: int, hidden: Sequence[int], blocks: Sequence[int], classes: int, cut: Cut):
+    def __init__(self, inputs: int, hidden: Sequence[int], blocks: Sequence[int], classes: int, sliced: WidthSlice):
         super().__init__()
-        self.stem = nn.Conv2d(inputs, cut.kept(hidden[0]), 3, padding=1, bias=False)
-        self.stages = pre_stages(hidden, blocks, cut)
-        self.norm = cut.norm(hidden[-1])
-        self.classifier = nn.Linear(cut.kept(hidden[-1]), classes)
-        nn.init.zeros_(self.classifier.bias)
+        self.stem = nn.Conv2d(inputs, sliced.channels(hidden[0]), 3, padding=1, bias=False)
+        self.stages = preactivation_stages(hidden, blocks, sliced)
+        self.norm = sliced.make_scaled_norm(hidden[-1])
+        self.classifier = zero_bias_linear(sliced.channels(hidden[-1]), classes)
 
     def forward(self, x: Tensor) -> Outputs:
         x, taps = self.stem(x), {}

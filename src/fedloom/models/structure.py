@@ -1,4 +1,4 @@
-"""What can be found out about a plain module, by looking at it or by running it once on made-up examples."""
+"""What can be learned about a plain module by looking at it, or by running it once on artificial examples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,87 +6,88 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .interface import Inputs, as_outputs
+from .interface import InputSpec, as_outputs
 
 STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 def last_layer(module: nn.Module) -> str | None:
-    """The layer that makes the last logits: the one with the label rows a module declares, else the last with weights.
+    """The layer that computes the last logits: the one of the declared `label_rows`, else the last one with weights.
 
     None for a module without weights.
     """
     declared = getattr(module, "label_rows", None)
     if declared:
         return str(declared[-1]).rpartition(".")[0]
-    owners = [name for name, part in module.named_modules() if list(part.parameters(recurse=False))]
+    owners = [name for name, layer in module.named_modules() if list(layer.parameters(recurse=False))]
     return owners[-1] if owners else None
 
 
 def label_rows(module: nn.Module, classes: int) -> tuple[str, ...]:
-    """The weights that have one row per class: those of the last layer, or what the module names itself."""
+    """The weights with one row per class: those of the last layer, or those that the module declares."""
     declared, last = getattr(module, "label_rows", None), last_layer(module)
     if declared is not None or last is None:
         return tuple(declared or ())
-    own = module.get_submodule(last).named_parameters(recurse=False)
-    return tuple(f"{last}.{key}".lstrip(".") for key, weight in own if weight.shape[:1] == (classes,))
+    weights = module.get_submodule(last).named_parameters(recurse=False)
+    return tuple(f"{last}.{key}".lstrip(".") for key, weight in weights if weight.shape[:1] == (classes,))
 
 
-def logits_made(module: nn.Module, inputs: Inputs) -> int:
-    """How many numbers it ends in, for one example."""
+def count_logits(module: nn.Module, inputs: InputSpec) -> int:
+    """The length of the last exit's logits for one example."""
     with torch.no_grad():
-        made = as_outputs(module.eval()(inputs.blank(2)))
-    return int(made.logits.shape[-1])
+        outputs = as_outputs(module.eval()(inputs.zeros(2)))
+    return int(outputs.logits.shape[-1])
 
 
-def behind_last_exit(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:
     """The weights that the last exit depends on."""
     with torch.inference_mode(False), torch.enable_grad():
-        made = as_outputs(module.train()(inputs.blank(2)))
+        outputs = as_outputs(module.train()(inputs.zeros(2)))
         names, weights = zip(*module.named_parameters(), strict=True)
-        slopes = torch.autograd.grad(made.logits.sum(), weights, allow_unused=True)
-    return tuple(name for name, slope in zip(names, slopes, strict=True) if slope is not None)
+        gradients = torch.autograd.grad(outputs.logits.sum(), weights, allow_unused=True)
+    return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 
 
 def unsliceable(module: nn.Module) -> tuple[str, ...]:
-    """Weights of layers that stack several things on one axis, so that its first part means nothing."""
+    """Weights of layers that stack several things along one axis, so that a slice of it is no smaller layer."""
     return tuple(
         f"{owner}.{name}".lstrip(".")
-        for owner, part in module.named_modules()
-        if isinstance(part, STACKING)
-        for name, _ in part.named_parameters()
+        for owner, layer in module.named_modules()
+        if isinstance(layer, STACKING)
+        for name, _ in layer.named_parameters()
     )
 
 
-def layers(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tuple[str, Any], ...]]]:
-    """What kinds of layers it is made of, with their switches."""
-    return frozenset((type(part), switches(vars(part))) for part in module.modules())
+def layer_kinds(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tuple[str, Any], ...]]]:
+    """The types of its layers, with all their settings that are not sizes."""
+    return frozenset((type(layer), non_size_settings(vars(layer))) for layer in module.modules())
 
 
-def switches(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Those that say more than a size: truth values, also as 0 and 1, texts, and shares such as a dropout's."""
-    return tuple(sorted((name, value) for name, value in values.items() if _says_more_than_a_size(value)))
+def non_size_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The settings that are more than a size: booleans (also as 0 and 1), strings, and fractions such as dropout's."""
+    return tuple(sorted((name, value) for name, value in settings.items() if _is_switch(value)))
 
 
-def _says_more_than_a_size(value: Any) -> bool:
+def _is_switch(value: Any) -> bool:
     return isinstance(value, str | float) or (isinstance(value, int) and value in (0, 1))
 
 
-def children(module: nn.Module) -> tuple[str, ...]:
+def child_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in module.named_children())
 
 
-def input_of(module: nn.Module, child: str, inputs: Inputs) -> Inputs:
-    """What a child gets when the whole module runs."""
-    seen: list[Tensor] = []
-    hook = module.get_submodule(child).register_forward_pre_hook(lambda _, given: seen.extend(given))
+def infer_child_input(module: nn.Module, child: str, inputs: InputSpec) -> InputSpec:
+    """The input that a child receives when the whole module runs."""
+    received: list[Tensor] = []
+    hook = module.get_submodule(child).register_forward_pre_hook(lambda _, arguments: received.extend(arguments))
     with torch.no_grad():
-        module.eval()(inputs.blank(2))
+        module.eval()(inputs.zeros(2))
     hook.remove()
-    if len(seen) != 1:
-        raise ValueError(f"{child} is no part that can run alone: in one pass it gets {len(seen)} tensors, not one")
-    return inputs.passed_on(seen[0])
+    if len(received) != 1:
+        raise ValueError(f"{child} cannot run on its own: one pass gives it {len(received)} tensors instead of one")
+    return inputs.for_submodule(received[0])
 
 
-def folds(module: nn.Module) -> bool:
-    return all(getattr(part, "folds", True) for part in module.modules())
+def is_foldable(module: nn.Module) -> bool:
+    """False if a layer declares `foldable = False`: its activations have no channel axis."""
+    return all(getattr(layer, "foldable", True) for layer in module.modules())

@@ -1,14 +1,15 @@
-"""What is wrong with a recipe: every problem at once, each with its place, its line and how to mend it."""
+"""Recipe errors: all problems of a recipe reported at once, each with its key, its line and a hint."""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 CODES = {
     "extra_forbidden": "RECIPE_KEY",
@@ -22,12 +23,13 @@ CODES = {
     "value_error": "RECIPE_VALUE",
     "string_pattern_mismatch": "RECIPE_VALUE",
 }
+FILE_NAME_RULE = "must consist of letters, digits and . _ + -, and start with a letter, a digit or _"
 BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "a text in quotes",
+    "string_type": "a string in quotes",
     "tuple_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
@@ -37,7 +39,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class RecipeIssue:
-    place: Place
+    key_path: KeyPath
     code: str
     message: str
     hint: str = ""
@@ -45,86 +47,96 @@ class RecipeIssue:
 
 
 class RecipeError(Exception):
-    """A recipe that cannot be run, with all that is wrong with it."""
+    """A recipe or an argument that cannot be used.
+
+    Parameters
+    ----------
+    issues: everything that is wrong.
+    source: the file or option the issues are in, and `text` its content, in which keys have their lines.
+    overrides: keys that `--set` assigned; their issues refer to `--set` instead of a line.
+    """
 
     def __init__(
-        self, problems: Sequence[RecipeIssue], source: str = "recipe", text: str = "", sets: Sequence[Place] = ()
+        self, issues: Sequence[RecipeIssue], source: str = "recipe", text: str = "", overrides: Sequence[KeyPath] = ()
     ):
-        self.problems, self.source, self.text, self.sets = list(problems), source, text, sets
+        self.issues, self.source, self.text, self.overrides = list(issues), source, text, overrides
         super().__init__("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        found = lines_of(self.text)
-        return [line for problem in self.problems for line in _describe(problem, self._where(problem.place, found))]
+        numbers = find_key_lines(self.text)
+        return [line for issue in self.issues for line in _format(issue, self._locate(issue.key_path, numbers))]
 
-    def _where(self, place: Place, found: dict[Place, int]) -> str:
-        if any(place[: len(said)] == said for said in self.sets):
+    def _locate(self, key_path: KeyPath, numbers: dict[KeyPath, int]) -> str:
+        """The source with the line of the key, or else of the innermost table around it."""
+        if any(key_path[: len(override)] == override for override in self.overrides):
             return "--set"
-        while place and place not in found:
-            place = place[:-1]
-        return f"{self.source}:{found[place]}" if place else self.source
+        while key_path and key_path not in numbers:
+            key_path = key_path[:-1]
+        return f"{self.source}:{numbers[key_path]}" if key_path else self.source
 
 
-def dotted(place: Place) -> str:
+def recipe_error(source: str | Path, code: str, message: str, hint: str = "") -> RecipeError:
+    """An error with one issue that belongs to no key: a file, a folder or an option as a whole."""
+    return RecipeError([RecipeIssue((), code, message, hint)], str(source))
+
+
+def dotted(key_path: KeyPath) -> str:
     """("tiers", 2, "width") -> tiers[2].width"""
-    said = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return said.removeprefix(".")
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in key_path).removeprefix(".")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the closest known one, or else all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
-def from_pydantic(error: ErrorDetails, known: Iterable[str] = (), above: Place = ()) -> RecipeIssue:
-    """One of pydantic's findings in the project's words."""
-    place, value, context = (*above, *error["loc"]), error["input"], error.get("ctx", {})
-    code, name = CODES.get(error["type"], "RECIPE_TYPE"), str(place[-1])
+def issue_from_pydantic(error: ErrorDetails, known: Iterable[str] = (), above: KeyPath = ()) -> RecipeIssue:
+    """Translate one of pydantic's errors. `known` are keys to suggest; `above` is prepended to its key path."""
+    key_path, value, context = (*above, *error["loc"]), error["input"], error.get("ctx", {})
+    code, name = CODES.get(error["type"], "RECIPE_TYPE"), str(key_path[-1])
     match code:
         case "RECIPE_KEY":
-            return RecipeIssue(place, code, f"there is no key {name!r} here", nearest(name, known), value)
+            return RecipeIssue(key_path, code, f"there is no key {name!r} here", suggest(name, known), value)
         case "RECIPE_MISSING":
-            return RecipeIssue(place, code, f"{name} is required")
+            return RecipeIssue(key_path, code, f"{name} is required")
         case "RECIPE_VALUE" if "expected" in context:
             options = re.findall(r"'([^']*)'", context["expected"])
-            return RecipeIssue(
-                place, code, f"{name} must be one of {', '.join(options)}", nearest(str(value), options), value
-            )
+            message = f"{name} must be one of {', '.join(options)}"
+            return RecipeIssue(key_path, code, message, suggest(str(value), options), value)
         case "RECIPE_RANGE" if context.keys() & BOUNDS.keys():
             bound = " and ".join(f"{sign} {context[key]}" for key, sign in BOUNDS.items() if key in context)
-            return RecipeIssue(place, code, f"{name} must be {bound}", value=value)
+            return RecipeIssue(key_path, code, f"{name} must be {bound}", value=value)
     if error["type"] == "string_pattern_mismatch":
-        return RecipeIssue(
-            place, code, f"{name} must be of letters, digits and . _ + -, and open with one of them", value=value
-        )
+        return RecipeIssue(key_path, code, f"{name} {FILE_NAME_RULE}", value=value)
     if error["type"] == "too_short":
-        return RecipeIssue(place, code, f"{name} needs at least {context['min_length']}")
-    wanted = KINDS.get(error["type"])
-    said = f"{name} must be {wanted}" if wanted else f"{name}: {error['msg']}"
-    return RecipeIssue(place, code, said, value=value)
+        return RecipeIssue(key_path, code, f"{name} needs at least {context['min_length']}")
+    kind = KINDS.get(error["type"])
+    message = f"{name} must be {kind}" if kind else f"{name}: {error['msg']}"
+    return RecipeIssue(key_path, code, message, value=value)
 
 
-def lines_of(text: str) -> dict[Place, int]:
-    """Where each key of a TOML text stands. Good enough for messages: keys of inline tables have their table's line."""
-    found: dict[Place, int] = {}
-    table: Place = ()
-    counts: dict[Place, int] = {}
+def find_key_lines(text: str) -> dict[KeyPath, int]:
+    """The line of each key in a TOML text. Good enough for messages: keys of inline tables have their table's line."""
+    numbers: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    counts: dict[KeyPath, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*(\[\[?)\s*([\w.\"-]+)\s*\]", line)
         if header:
-            table = tuple(part.strip('"') for part in header[2].split("."))
+            table = tuple(key.strip('"') for key in header[2].split("."))
             if header[1] == "[[":
-                found.setdefault(table, number)
+                numbers.setdefault(table, number)
                 counts[table] = counts.get(table, -1) + 1
                 table = (*table, counts[table])
-            found.setdefault(table, number)
+            numbers.setdefault(table, number)
         elif key := re.match(r"\s*([\w.\"-]+)\s*=", line):
-            found.setdefault((*table, *(part.strip('"') for part in key[1].split("."))), number)
-    return found
+            numbers.setdefault((*table, *(part.strip('"') for part in key[1].split("."))), number)
+    return numbers
 
 
-def _describe(problem: RecipeIssue, where: str) -> list[str]:
-    value = "" if problem.value is None or isinstance(problem.value, dict | list | tuple) else f" = {problem.value!r}"
-    lines = [f"{where}  {dotted(problem.place)}{value}".rstrip(), f"  error {problem.code}: {problem.message}"]
-    return [*lines, f"  hint: {problem.hint}"] if problem.hint else lines
+def _format(issue: RecipeIssue, location: str) -> list[str]:
+    value = "" if issue.value is None or isinstance(issue.value, dict | list | tuple) else f" = {issue.value!r}"
+    lines = [f"{location}  {dotted(issue.key_path)}{value}".rstrip(), f"  error {issue.code}: {issue.message}"]
+    return [*lines, f"  hint: {issue.hint}"] if issue.hint else lines

@@ -1,4 +1,4 @@
-"""Read a recipe: one TOML file, the user's --set on top, every problem found before anything runs."""
+"""Load a recipe: a TOML file, with `--set` overrides on top, checked completely before anything runs."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -8,43 +8,52 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .errors import Place, RecipeError, RecipeIssue, from_pydantic
+from .errors import KeyPath, RecipeError, RecipeIssue, issue_from_pydantic, recipe_error
 from .registry import Registry
-from .schema import Part, Recipe
-from .validation import plain, wording_problems
+from .schema import Recipe, Section
+from .validation import as_tuples, validate_recipe
 
-SECTIONS: dict[str, type[Part]] = {
+SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
     for name, field in Recipe.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Part)
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A recipe, and its text for messages that come later."""
+class LoadedRecipe:
+    """A recipe together with its source, so that errors found later can still point to a line."""
 
     recipe: Recipe
     source: str = "recipe"
     text: str = ""
-    sets: tuple[Place, ...] = ()
+    overrides: tuple[KeyPath, ...] = ()
 
-    def error(self, *problems: RecipeIssue) -> RecipeError:
-        return RecipeError(problems, self.source, self.text, self.sets)
+    def error(self, *issues: RecipeIssue) -> RecipeError:
+        return RecipeError(issues, self.source, self.text, self.overrides)
 
-    def changed(self, document: Mapping[str, Any]) -> "Loaded":
-        """Another recipe of the same source."""
-        return replace(self, recipe=Recipe.model_validate(_as_python(document)))
+    def with_document(self, document: Mapping[str, Any]) -> "LoadedRecipe":
+        """A changed recipe with the same source."""
+        return replace(self, recipe=Recipe.model_validate(as_tuples(document)))
 
 
-def load(recipe: str | Path | Mapping[str, Any], tables: Registry, sets: Sequence[str] = ()) -> Loaded:
-    """A recipe from a file or from a mapping; raises RecipeError with all that is wrong."""
+def load(recipe: str | Path | Mapping[str, Any], registry: Registry, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Load a recipe from a file or a mapping.
+
+    Parameters
+    ----------
+    overrides: assignments as for `--set`, such as "training.epochs=2".
+
+    Raises
+    ------
+    RecipeError: with everything that is wrong.
+    """
     source, text, document = _read(recipe)
-    places = tuple(_assign(document, assignment) for assignment in sets)
-    problems = _shape_problems(document) + wording_problems(document, tables)
-    if problems:
-        raise RecipeError(_once_each(problems), source, text, places)
-    return Loaded(Recipe.model_validate(_as_python(document)), source, text, places)
+    assigned = tuple(_assign(document, override) for override in overrides)
+    issues = _validate_schema(document) + validate_recipe(document, registry)
+    if issues:
+        raise RecipeError(_deduplicate(issues), source, text, assigned)
+    return LoadedRecipe(Recipe.model_validate(as_tuples(document)), source, text, assigned)
 
 
 def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
@@ -52,79 +61,70 @@ def _read(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str, dict[str, A
         return "recipe", "", _copy(recipe)
     path = Path(recipe)
     if not path.is_file():
-        near = sorted(str(one) for one in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"there are: {', '.join(near[:8])}" if near else "fedloom init heterofl --out my.toml writes one"
-        raise RecipeError([RecipeIssue((), "FILE_MISSING", f"there is no file {path}", hint)], str(path))
+        others = sorted(str(file) for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"there are: {', '.join(others[:8])}" if others else "fedloom init heterofl --out my.toml writes one"
+        raise recipe_error(path, "FILE_MISSING", f"there is no file {path}", hint)
     try:
         text = path.read_text(encoding="utf-8")
         return str(path), text, tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError([RecipeIssue((), "RECIPE_TOML", str(error))], str(path)) from error
+        raise recipe_error(path, "RECIPE_TOML", str(error)) from error
 
 
-def _assign(document: dict[str, Any], assignment: str) -> Place:
-    """`a.b=c` on top of the document; c is a TOML value, or else a word."""
-    path, equals, said = assignment.partition("=")
-    keys = path.strip().replace("[", ".").replace("]", "").split(".")
+def _assign(document: dict[str, Any], override: str) -> KeyPath:
+    """Apply `a.b=c` to the document, where c is a TOML value or an unquoted string; returns the key path."""
+    dotted_key, equals, text = override.partition("=")
+    keys = dotted_key.strip().replace("[", ".").replace("]", "").split(".")
     if not equals or not all(keys):
-        hint = "write --set training.epochs=2"
-        raise RecipeError([RecipeIssue((), "SET_FORM", f"{assignment!r} is not of the form key=value", hint)], "--set")
+        message = f"{override!r} is not of the form key=value"
+        raise recipe_error("--set", "SET_FORM", message, "write --set training.epochs=2")
     try:
-        value = tomllib.loads(f"value = {said}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = said
+        value = text
     target: Any = document
-    place: list[str | int] = []
+    key_path: list[str | int] = []
     try:
         for key in keys[:-1]:
-            place.append(_key(target, key))
+            key_path.append(_key(target, key))
             target = target[int(key)] if isinstance(target, list) else target.setdefault(key, {})
-        place.append(_key(target, keys[-1]))
-        target[place[-1]] = value
+        key_path.append(_key(target, keys[-1]))
+        target[key_path[-1]] = value
     except (IndexError, TypeError, ValueError, AttributeError):
-        raise RecipeError([RecipeIssue((), "SET_PLACE", f"there is no place {path} in the recipe")], "--set") from None
-    return tuple(place)
+        raise recipe_error("--set", "SET_PLACE", f"there is no key {dotted_key} in the recipe") from None
+    return tuple(key_path)
 
 
 def _key(target: Any, key: str) -> str | int:
-    """A key of a table, or a place in a list, which may be counted from its end."""
+    """A key of a table, or an index of a list; negative indices count from its end."""
     return range(len(target))[int(key)] if isinstance(target, list) else key
 
 
-def _shape_problems(document: Mapping[str, Any]) -> list[RecipeIssue]:
+def _validate_schema(document: Mapping[str, Any]) -> list[RecipeIssue]:
     try:
-        Recipe.model_validate(_as_python(document))
+        Recipe.model_validate(as_tuples(document))
     except ValidationError as error:
-        found = [from_pydantic(one, _known_keys(tuple(one["loc"]))) for one in error.errors()]
-        # a list whose entries are all wrong is also too short, which says nothing new
-        return [one for one in found if not any(_inside(other.place, one.place) for other in found)]
+        issues = [issue_from_pydantic(detail, _known_keys(tuple(detail["loc"]))) for detail in error.errors()]
+        # a list whose entries are all wrong is also reported as too short, which adds nothing
+        return [issue for issue in issues if not any(_is_inside(o.key_path, issue.key_path) for o in issues)]
     return []
 
 
-def _inside(place: Place, outer: Place) -> bool:
-    return len(place) > len(outer) and place[: len(outer)] == outer
+def _is_inside(key_path: KeyPath, outer: KeyPath) -> bool:
+    return len(key_path) > len(outer) and key_path[: len(outer)] == outer
 
 
-def _known_keys(place: Place) -> list[str]:
-    section = SECTIONS.get(str(place[0])) if len(place) > 1 else Recipe
+def _known_keys(key_path: KeyPath) -> list[str]:
+    section = SECTIONS.get(str(key_path[0])) if len(key_path) > 1 else Recipe
     return [field.alias or name for name, field in section.model_fields.items()] if section else []
-
-
-def _as_python(value: Any) -> Any:
-    """TOML's arrays as tuples, all the way down."""
-    if isinstance(value, Mapping):
-        return {key: _as_python(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(_as_python(one) for one in value)
-    return value
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _copy(one) for key, one in value.items()}
-    return [_copy(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _once_each(problems: Sequence[RecipeIssue]) -> list[RecipeIssue]:
-    """The first finding at each place; two values can be wrong at one place."""
-    return list({(one.place, repr(plain(one.value))): one for one in reversed(problems)}.values())[::-1]
+def _deduplicate(issues: Sequence[RecipeIssue]) -> list[RecipeIssue]:
+    """The first issue for each key and value; a key can have issues for several values."""
+    return list({(issue.key_path, repr(as_tuples(issue.value))): issue for issue in reversed(issues)}.values())[::-1]

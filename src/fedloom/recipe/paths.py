@@ -1,7 +1,4 @@
-"""Where things lie: data sets, and the folders of runs.
-
-Lists that lie beside the recipes: TOML files of what papers published, refused where something is wrong.
-"""
+"""Default folders for data and runs, and TOML files that are checked against a pydantic model."""
 
 import os
 import tomllib
@@ -11,43 +8,43 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import RecipeError, RecipeIssue
+from .errors import RecipeError, RecipeIssue, recipe_error
 
 
-def data_folder(said: str | Path | None = None) -> Path:
-    """--data-dir, else FEDLOOM_DATA, else a folder `data` here."""
-    return Path(said or os.environ.get("FEDLOOM_DATA") or "data").expanduser()
+def resolve_data_folder(option: str | Path | None = None) -> Path:
+    """--data-dir, else FEDLOOM_DATA, else the folder `data`."""
+    return Path(option or os.environ.get("FEDLOOM_DATA") or "data").expanduser()
 
 
-def fresh_folder(said: str | Path | None, name: str) -> Path:
-    """A folder that is not there yet: as said, or named after the time."""
-    if said is not None:
-        folder = Path(said)
+def choose_output_folder(option: str | Path | None, name: str) -> Path:
+    """A folder that does not exist yet: `--out`, or one below `runs` named after the time."""
+    if option is not None:
+        folder = Path(option)
         if folder.exists():
-            hint = "say another --out; a run never writes over another"
-            raise RecipeError([RecipeIssue((), "OUT_EXISTS", f"{folder} is there already", hint)], "--out")
+            hint = "choose another --out; a run never overwrites another one"
+            raise recipe_error("--out", "OUT_EXISTS", f"{folder} already exists", hint)
         return folder
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    taken = (Path("runs") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 1000))
-    return next(folder for folder in taken if not folder.exists())
+    folders = (Path("runs") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 1000))
+    return next(folder for folder in folders if not folder.exists())
 
 
-class Listed(BaseModel):
+class TomlModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Kind = TypeVar("Kind", bound=Listed)
+TomlModelT = TypeVar("TomlModelT", bound=TomlModel)
 
 
-def read_list(kind: type[Kind], path: Path) -> Kind:
+def read_toml_model(kind: type[TomlModelT], path: Path) -> TomlModelT:
     try:
         text = path.read_text(encoding="utf-8")
         return kind.model_validate(tomllib.loads(text))
     except FileNotFoundError:
-        hint = "run it where fedloom's recipes are, or say --recipes FOLDER"
-        raise RecipeError([RecipeIssue((), "FILE_MISSING", f"there is no file {path}", hint)], str(path)) from None
+        hint = "run it in the folder that contains fedloom's recipes, or pass --recipes FOLDER"
+        raise recipe_error(path, "FILE_MISSING", f"there is no file {path}", hint) from None
     except ValidationError as error:
-        problems = [RecipeIssue(tuple(one["loc"]), "LIST_FORM", one["msg"]) for one in error.errors()]
-        raise RecipeError(problems, str(path), text) from error
+        issues = [RecipeIssue(tuple(detail["loc"]), "LIST_FORM", detail["msg"]) for detail in error.errors()]
+        raise RecipeError(issues, str(path), text) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError([RecipeIssue((), "RECIPE_TOML", str(error))], str(path)) from error
+        raise recipe_error(path, "RECIPE_TOML", str(error)) from error

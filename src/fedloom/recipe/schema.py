@@ -1,4 +1,4 @@
-"""A recipe: everything that decides a run's result, as one frozen value. Unknown keys are refused."""
+"""The schema of a recipe: everything that determines a run's result. Frozen; unknown keys are errors."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -8,19 +8,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic_core import PydanticCustomError
 
 from ..fleet import Assignment, Sampling
-from ..footprints import Thin
-from ..settings import Count, Fraction, Natural, NotNegative, Positive, Share
+from ..footprints import LowCoverage
+from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
+from .errors import FILE_NAME_RULE
 
 Accountant = Literal["rdp", "pld"]
 FILE_NAME = r"^\w[\w.+-]*$"
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class OpenPart(Part):
-    """A part whose other keys are settings of what it names; they are checked against that thing's own signature."""
+class OpenSection(Section):
+    """A section that names something and whose other keys are its settings, checked against its signature."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -29,23 +30,23 @@ class OpenPart(Part):
         return dict(self.model_extra or {})
 
 
-class Public(Part):
-    """Examples without labels that the server has: some that no device gets; or, which leaks them to everybody, the
-    devices' own; or another data set's."""
+class PublicDataConfig(Section):
+    """Unlabelled examples on the server: held out from all devices, the devices' own training data (which leaks
+    it), or another data set's."""
 
     source: Literal["holdout", "train_pool", "dataset"] = "holdout"
     examples: Count = 1000
     dataset: str | None = None
 
 
-class Subsample(Part):
-    """A random share of the devices keeps only a share of its training examples."""
+class SubsampleConfig(Section):
+    """A random share of the devices keeps only part of its training examples."""
 
     devices: Share
     keep: Share = 0.5
 
 
-class Data(OpenPart):
+class DataConfig(OpenSection):
     """Other keys are options of the data set's reader."""
 
     dataset: str = "fashion-mini"
@@ -54,40 +55,39 @@ class Data(OpenPart):
     preparation: str | None = None
     max_examples: Count | None = None
     test_examples: Count | None = None
-    validation: Count | None = None  # training examples that are judged on in place of the test set
+    validation: Count | None = None  # training examples to evaluate on instead of the test set
     tier_label_correlation: Fraction = 0.0
-    public: Public | None = None
-    subsample: Subsample | None = None
+    public: PublicDataConfig | None = None
+    subsample: SubsampleConfig | None = None
 
 
-class FleetPart(Part):
+class FleetConfig(Section):
     participation: Share = 1.0
     sampling: Sampling = "fixed_size"
     assignment: Assignment = "fixed"
-    device_tiers: tuple[str, ...] = ()  # the tier of every device, in place of shares
+    device_tiers: tuple[str, ...] = ()  # the tier of each device, instead of shares
     eligible: tuple[str, ...] = ()
-    holdout_fraction: Fraction = 0.0  # a share of the devices that is judged but never trains
-    server_speed: Positive | None = None  # multiply-adds a second
+    holdout_fraction: Fraction = 0.0  # of devices that are evaluated but never train
+    server_speed: Positive | None = None  # multiply-adds per second
 
 
-class ModelPart(OpenPart):
+class ModelConfig(OpenSection):
     """Other keys are settings of the family."""
 
     family: str = "convnet"
 
 
-class TierPart(OpenPart):
-    """Other keys are settings of the model family, for this tier. With a family of its own it takes none from
-    `model`."""
+class TierConfig(OpenSection):
+    """Other keys are settings of the model family for this tier. A tier with its own family ignores `model`."""
 
-    name: Annotated[str, StringConstraints(pattern=FILE_NAME)]  # it names a file too
+    name: Annotated[str, StringConstraints(pattern=FILE_NAME)]  # also names a file
     share: Share
     family: str | None = None
-    speed: Positive | None = None  # multiply-adds a second
-    bandwidth: Positive | None = None  # bytes a second
+    speed: Positive | None = None  # multiply-adds per second
+    bandwidth: Positive | None = None  # bytes per second
 
 
-class Training(Part):
+class TrainingConfig(Section):
     epochs: Count = 1
     batch_size: Count = 10
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
@@ -96,13 +96,13 @@ class Training(Part):
     label_smoothing: Fraction = 0.0
 
 
-class MethodPart(OpenPart):
+class MethodConfig(OpenSection):
     """Other keys are the method's hyper-parameters."""
 
     name: str
 
 
-class Evaluation(Part):
+class EvaluationConfig(Section):
     every: Count = 1
     tests: Annotated[tuple[Literal["global", "local"], ...], Len(1)] = ("global", "local")
     per_device: Literal["last", "always", "never"] = "last"
@@ -112,43 +112,44 @@ class Evaluation(Part):
     fine_tune: dict[str, Any] | None = None
 
 
-class EnginePart(Part):
+class EngineConfig(Section):
     kind: Literal["in_process", "flower-sim", "flower"] = "in_process"
-    devices_per_block: Count | dict[str, Count] | None = None  # that run as one network: all tiers, or tier by tier
+    devices_per_block: Count | dict[str, Count] | None = None  # one number, or one per tier
 
 
-class CheckpointPart(Part):
-    """How often a run is saved: after every so many rounds; "auto", as often as a twentieth of its time allows; 0, only
-    when it is interrupted or ends."""
+class CheckpointConfig(Section):
+    """Rounds between checkpoints. "auto": as often as 5 % of the run's time allows; 0: only when the run stops."""
 
     every: Natural | Literal["auto"] = "auto"
 
 
-class AdmissionPart(Part):
-    """What the gate between devices and a method minds beside form: off unless said, for no paper has it."""
+class AdmissionConfig(Section):
+    """Optional checks of replies beyond their format; off by default, since no paper has them."""
 
-    norm: Annotated[float, Interval(ge=1)] | None = None  # times the median of their like, for updates
-    quarantine: Count | None = None  # rounds in a row
-    max_examples: Count = 10**9  # that a device may say it holds
+    norm: Annotated[float, Interval(ge=1)] | None = (
+        None  # largest update norm, relative to the median of comparable updates
+    )
+    quarantine: Count | None = None  # consecutive refused rounds
+    max_examples: Count = 10**9  # that a device may claim
 
 
-class CompressionPart(Part):
-    """How parcels travel in fewer bytes: up from the devices, and down to them."""
+class CompressionConfig(Section):
+    """Compression of uploads and of what the server sends."""
 
     uplink: dict[str, Any] | None = None
     downlink: dict[str, Any] | None = None
 
 
-class AggregationPart(OpenPart):
-    """How replies are merged when some may be bad. Other keys are settings of the rule."""
+class AggregationConfig(OpenSection):
+    """Robust aggregation. Other keys are settings of the rule."""
 
     rule: str = "none"
-    low_coverage: Thin = "hold"  # what becomes of entries with too few votes for the rule
-    min_contributors: Count = 3  # votes
+    low_coverage: LowCoverage = "hold"  # for weights that too few updates cover
+    min_contributors: Count = 3
 
 
-class Outage(Part):
-    """A tier that cannot be reached from one round to another, both counted."""
+class OutageConfig(Section):
+    """A tier that is offline in the rounds `from` to `to`, both included."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
     tier: str
@@ -157,37 +158,37 @@ class Outage(Part):
 
     @field_validator("to")
     @classmethod
-    def _ends_after_it_begins(cls, to: int, about: ValidationInfo) -> int:
-        if to < about.data.get("first", 0):
-            raise wrong("a window cannot end before it begins")
+    def _check_order(cls, to: int, info: ValidationInfo) -> int:
+        if to < info.data.get("first", 0):
+            raise value_error("an outage cannot end before it begins")
         return to
 
 
-class Corrupt(Part):
-    """Devices, so many or a share of all, whose replies are always broken."""
+class CorruptionConfig(Section):
+    """Devices, as a number or a share, whose replies are always corrupt."""
 
     devices: Count | Share
     how: Literal["nan", "inf", "huge", "shape", "any"] = "any"
 
 
-class FaultsPart(Part):
-    """What goes wrong in a round, and how much of that it takes."""
+class FaultsConfig(Section):
+    """Simulated faults, and when a round with faults still counts."""
 
     dropout: Fraction = 0.0
     trace: str | None = None
     stragglers: dict[str, Any] | None = None
-    outages: tuple[Outage, ...] = ()
-    corrupt: Corrupt | None = None
-    deadline: Positive | None = None  # seconds on the fleet's own devices
+    outages: tuple[OutageConfig, ...] = ()
+    corrupt: CorruptionConfig | None = None
+    deadline: Positive | None = None  # simulated seconds
     quorum: Fraction = 0.0
     min_coverage: Count = 1
-    over_selection: NotNegative = 0.0
+    over_selection: NonNegative = 0.0
     max_failed_rounds: Count = 5
 
 
-class Privacy(Part):
-    """What whoever deploys a recipe has to say yes to; and, with `clip` and `noise`, how every single device is hidden:
-    updates no longer than `clip`, and Gaussian noise of `noise` times that on their sum."""
+class PrivacyConfig(Section):
+    """Consent that a deployment needs, and device-level differential privacy: updates are clipped to the norm `clip`,
+    and Gaussian noise with standard deviation `noise * clip` is added to their sum."""
 
     acknowledge_feature_sharing: bool = False
     clip: Positive | None = None
@@ -198,100 +199,102 @@ class Privacy(Part):
 
     @field_validator("noise", "target_epsilon")
     @classmethod
-    def _only_with_the_rest(cls, value: float | None, about: ValidationInfo) -> float | None:
-        if value is not None and about.data.get("clip", 1.0) is None:  # a clip that is wrong itself has been told of
-            raise wrong(f"without privacy.clip there is no differential privacy for {about.field_name} to be part of")
+    def _check_clip_is_set(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("clip", 1.0) is None:  # an invalid clip is missing from the data
+            raise value_error(f"{info.field_name} needs privacy.clip: without it there is no differential privacy")
         return value
 
     @field_validator("accountant")
     @classmethod
-    def _can_count_so(cls, value: Accountant, about: ValidationInfo) -> Accountant:
-        if value == "pld" and (about.data.get("noise") or 1.0) < 0.3:
-            raise wrong("pld takes gigabytes where there is so little noise; use rdp, or privacy.noise from 0.3 on")
+    def _check_accountant(cls, value: Accountant, info: ValidationInfo) -> Accountant:
+        if value == "pld" and (info.data.get("noise") or 1.0) < 0.3:
+            raise value_error("pld takes gigabytes of memory below privacy.noise = 0.3; use rdp, or more noise")
         return value
 
 
-class Start(Part):
-    """An earlier model to go on from: a run folder or a safetensors file."""
+class StartConfig(Section):
+    """A model to start from: a run folder or a safetensors file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
     source: str | None = Field(default=None, alias="from")
 
 
-def _assignment(said: str) -> str:
-    if not re.match(r"[^=]*[^=\s][^=]*=", said):
-        raise wrong(f"{said!r} is not of the form key=value; write it as for --set, e.g. training.epochs=2")
-    return said
+def _check_override(override: str) -> str:
+    if not re.match(r"[^=]*[^=\s][^=]*=", override):
+        raise value_error(f"{override!r} is not of the form key=value; write it as for --set, e.g. training.epochs=2")
+    return override
 
 
-Change = Annotated[str, AfterValidator(_assignment)]
+Override = Annotated[str, AfterValidator(_check_override)]
 
 
-class Compare(Part):
-    """What `fedloom compare` puts beside the recipe; a run takes no notice of it."""
+class CompareConfig(Section):
+    """What `fedloom compare` compares the recipe with; runs ignore it."""
 
-    arms: dict[str, Annotated[tuple[Change, ...], Len(1)]] = Field(default_factory=dict)
+    arms: dict[str, Annotated[tuple[Override, ...], Len(1)]] = Field(default_factory=dict)
     candidate: str | None = None
     baseline: str | None = None
-    margin: NotNegative = 1.0
+    margin: NonNegative = 1.0
 
     @field_validator("arms")
     @classmethod
-    def _arms_name_folders(cls, arms: dict[str, Any]) -> dict[str, Any]:
+    def _check_arm_names(cls, arms: dict[str, Any]) -> dict[str, Any]:
         for name in arms:
             if not re.fullmatch(FILE_NAME, name):
-                raise wrong(f"the name {name!r} must be of letters, digits and . _ + -, and open with one of them")
+                raise value_error(f"the name {name!r} {FILE_NAME_RULE}")
         return arms
 
     @field_validator("baseline")
     @classmethod
-    def _baseline_is_an_arm(cls, baseline: str | None, about: ValidationInfo) -> str | None:
-        arms = about.data.get("arms", {baseline: ()})  # arms that are wrong themselves have been told of
+    def _check_baseline(cls, baseline: str | None, info: ValidationInfo) -> str | None:
+        arms = info.data.get("arms", {baseline: ()})  # invalid arms are missing from the data
         if baseline is not None and baseline not in arms:
-            raise wrong(f"there is no arm of that name; there are: {', '.join(arms) or 'none'}")
+            raise value_error(f"there is no arm of that name; there are: {', '.join(arms) or 'none'}")
         return baseline
 
 
-def wrong(said: str) -> PydanticCustomError:
-    return PydanticCustomError("value_error", "{said}", {"said": said})
+def value_error(message: str) -> PydanticCustomError:
+    return PydanticCustomError("value_error", "{message}", {"message": message})
 
 
-class Recipe(Part):
+class Recipe(Section):
     seed: Natural = 0
     rounds: Count
-    data: Data = Field(default_factory=Data)
-    fleet: FleetPart = Field(default_factory=FleetPart)
-    model: ModelPart = Field(default_factory=ModelPart)
-    tiers: Annotated[tuple[TierPart, ...], Len(1)]
-    training: Training = Field(default_factory=Training)
-    method: MethodPart
-    evaluation: Evaluation = Field(default_factory=Evaluation)
-    engine: EnginePart = Field(default_factory=EnginePart)
-    faults: FaultsPart = Field(default_factory=FaultsPart)
-    start: Start = Field(default_factory=Start)
-    checkpoints: CheckpointPart = Field(default_factory=CheckpointPart)
-    aggregation: AggregationPart = Field(default_factory=AggregationPart)
-    privacy: Privacy = Field(default_factory=Privacy)
-    admission: AdmissionPart = Field(default_factory=AdmissionPart)
-    compression: CompressionPart = Field(default_factory=CompressionPart)
-    compare: Compare = Field(default_factory=Compare)
+    data: DataConfig = Field(default_factory=DataConfig)
+    fleet: FleetConfig = Field(default_factory=FleetConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    tiers: Annotated[tuple[TierConfig, ...], Len(1)]
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    method: MethodConfig
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    faults: FaultsConfig = Field(default_factory=FaultsConfig)
+    start: StartConfig = Field(default_factory=StartConfig)
+    checkpoints: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
+    compression: CompressionConfig = Field(default_factory=CompressionConfig)
+    compare: CompareConfig = Field(default_factory=CompareConfig)
 
     @field_validator("admission")
     @classmethod
-    def _nobody_decides_about_others(cls, admission: AdmissionPart, about: ValidationInfo) -> AdmissionPart:
-        privacy = about.data.get("privacy")
+    def _check_dp_admission(cls, admission: AdmissionConfig, info: ValidationInfo) -> AdmissionConfig:
+        privacy = info.data.get("privacy")
         if admission.norm is not None and privacy is not None and privacy.clip is not None:
-            raise wrong("with differential privacy no device may decide whether another is heard; unset admission.norm")
+            raise value_error("admission.norm compares clients with each other, which voids the DP guarantee; unset it")
         return admission
 
     @field_validator("compare")
     @classmethod
-    def _no_arm_has_the_recipes_name(cls, compare: Compare, about: ValidationInfo) -> Compare:
-        method = about.data.get("method")
+    def _check_arm_is_not_method(cls, compare: CompareConfig, info: ValidationInfo) -> CompareConfig:
+        method = info.data.get("method")
         if method is not None and method.name in compare.arms:
-            raise wrong(f"an arm cannot be named {method.name!r}: the recipe itself has that name, from its method")
+            raise value_error(
+                f"an arm cannot be named {method.name!r}: the recipe itself has that name, from its method"
+            )
         return compare
 
     def document(self) -> dict[str, Any]:
-        """The recipe with every default spelled out, as it is written beside a run: what decides that run alone."""
+        """The recipe with all defaults, as it is stored with a run; `compare` is left out, as no run depends on it."""
         return self.model_dump(mode="python", by_alias=True, exclude_none=True, exclude={"compare"})

@@ -1,14 +1,23 @@
-"""What happened, for people and for programs."""
+"""Results of runs and comparisons: statistics over paired seeds, tables, charts and the HTML report."""
 
-from .paired_stats import Arm, Difference, Overall, Serving, difference, overall, table, verdict
+from .paired_stats import (
+    Arm,
+    Difference,
+    OverallComparison,
+    ServedModel,
+    compare_overall,
+    compute_difference,
+    summarize_arms,
+    write_verdict,
+)
 
 __all__ = [
     "Arm",
     "Difference",
-    "Overall",
-    "Serving",
-    "difference",
-    "overall",
-    "table",
-    "verdict",
+    "OverallComparison",
+    "ServedModel",
+    "compare_overall",
+    "compute_difference",
+    "summarize_arms",
+    "write_verdict",
 ]

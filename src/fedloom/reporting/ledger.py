@@ -1,6 +1,6 @@
-"""A paper's claim, judged: what each of its two sides came to, seed by seed, and whether all seeds agree.
+"""Evaluate a paper's claim over paired seeds, and keep the ledger of all evaluated claims.
 
-The ledger of claims: one file for programs, from which the part for people is written. Never by hand.
+The ledger is one JSON file; the section of the results page between two marks is generated from it.
 """
 
 import json
@@ -13,23 +13,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..evaluation import Row
-from ..files import write_whole
-from .paired_stats import ACCURACY, METRICS, Verdict, unanimous
-from .targets import Amount, bytes_to, gap, in_order, median, rounds_to, seconds_a_round
+from ..evaluation.metrics import metric_sign
+from ..files import write_atomic
+from .paired_stats import ClaimVerdict, decide_unanimously, mean_by_share
+from .targets import (
+    Amount,
+    amount_difference,
+    bytes_to,
+    mean_round_seconds,
+    median_amount,
+    rounds_to,
+    sort_amounts,
+    target_from,
+)
 
 Measure = Literal["last", "rounds", "bytes", "seconds", "gain"]
 Relation = Literal["more", "less", "at least", "alike"]
-ALL = "*"  # devices, each tier by its share
+ALL = "*"  # all devices, tiers weighted by their share
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two things that are compared."""
+class ClaimSide:
+    """One of the two sides that a claim compares."""
 
     arm: str
     tier: str = ALL
-    candidate: str = ""  # empty: the first there is
-    minus: str | tuple[str, ...] | None = None  # another arm, or the best of several: then it is the lead over that
+    candidate: str = ""  # empty: the first
+    minus: str | tuple[str, ...] | None = None  # the side is the lead over this arm, or over the best of several
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -37,45 +47,45 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """By what the sides are measured. `targets` are by tier, for measures of how soon."""
+class ClaimTerms:
+    """How the sides are measured and compared. `targets` are by tier, for measures of cost to a target."""
 
     measure: Measure
     relation: Relation
     test: str = "global"
     metric: str = "accuracy"
-    within: float = 0.0  # points that may lie between what is alike
+    within: float = 0.0  # largest difference that counts as alike
     targets: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was measured in a comparison, arm by arm."""
+    """Everything that was measured in a comparison, by arm."""
 
-    runs: Mapping[str, Sequence[Sequence[Row]]]  # rows, seed by seed
+    runs: Mapping[str, Sequence[Sequence[Row]]]  # rows, by seed
     shares: Mapping[str, Mapping[str, float]]  # of an arm's devices, by tier
 
 
 @dataclass(frozen=True)
-class Finding:
-    this: list[Amount]  # seed by seed
+class ClaimResult:
+    this: list[Amount]  # by seed
     other: list[Amount]
     gaps: list[float]
-    verdict: Verdict
-    agreeing: int  # seeds that say what the claim says
+    verdict: ClaimVerdict
+    agreeing: int  # seeds
 
 
-def evaluate_claim(this: Side, other: Side, terms: Terms, seen: Evidence) -> Finding:
-    first, second = amounts(this, terms, seen), amounts(other, terms, seen)
-    gaps = [gap(one, two) for one, two in zip(first, second, strict=True)]
-    return Finding(first, second, gaps, decide(gaps, terms), sum(agrees(terms, one) for one in gaps))
+def evaluate_claim(this: ClaimSide, other: ClaimSide, terms: ClaimTerms, evidence: Evidence) -> ClaimResult:
+    first, second = side_amounts(this, terms, evidence), side_amounts(other, terms, evidence)
+    gaps = [amount_difference(one, two) for one, two in zip(first, second, strict=True)]
+    return ClaimResult(first, second, gaps, decide(gaps, terms), sum(agrees(terms, gap) for gap in gaps))
 
 
-def decide(gaps: Sequence[float], terms: Terms) -> Verdict:
-    return unanimous(gaps, partial(agrees, terms), partial(contradicts, terms))
+def decide(gaps: Sequence[float], terms: ClaimTerms) -> ClaimVerdict:
+    return decide_unanimously(gaps, partial(agrees, terms), partial(contradicts, terms))
 
 
-def agrees(terms: Terms, gap: float) -> bool:
+def agrees(terms: ClaimTerms, gap: float) -> bool:
     match terms.relation:
         case "more":
             return gap > 0
@@ -87,8 +97,8 @@ def agrees(terms: Terms, gap: float) -> bool:
             return abs(gap) <= terms.within
 
 
-def contradicts(terms: Terms, gap: float) -> bool:
-    """The opposite sign; a tie, or a number that is none, is neither."""
+def contradicts(terms: ClaimTerms, gap: float) -> bool:
+    """True for the opposite sign; a tie or NaN neither agrees nor contradicts."""
     match terms.relation:
         case "more" | "at least":
             return gap < 0
@@ -98,96 +108,94 @@ def contradicts(terms: Terms, gap: float) -> bool:
             return abs(gap) > terms.within
 
 
-def amounts(side: Side, terms: Terms, seen: Evidence) -> list[Amount]:
-    """What a side came to, seed by seed."""
+def side_amounts(side: ClaimSide, terms: ClaimTerms, evidence: Evidence) -> list[Amount]:
+    """The measured amounts of a side, by seed."""
     own, *others = (
-        [_amount(rows, side, arm, terms, seen) for rows in seen.runs[arm]] for arm in (side.arm, *side.others)
+        [_run_amount(rows, side, arm, terms, evidence) for rows in evidence.runs[arm]]
+        for arm in (side.arm, *side.others)
     )
     if not others:
         return own
-    pairs = zip(own, (best(each, terms) for each in zip(*others, strict=True)), strict=True)
+    pairs = zip(own, (best_amount(amounts, terms) for amounts in zip(*others, strict=True)), strict=True)
     if terms.measure == "gain":
-        return [times(one, two) for one, two in pairs]
+        return [amount_ratio(one, two) for one, two in pairs]
     return [Amount(one.value - two.value, one.exact and two.exact) for one, two in pairs]
 
 
-def best(each: Sequence[Amount], terms: Terms) -> Amount:
-    """Of several arms in one seed: the highest value, the lowest where less is better, or whoever is there first."""
+def best_amount(amounts: Sequence[Amount], terms: ClaimTerms) -> Amount:
+    """The best of several arms in one seed: the best value, or the least cost."""
     if terms.measure == "last":
-        return max(each, key=lambda one: METRICS.get(terms.metric, ACCURACY).sign * one.value)
-    return in_order(each)[0]
+        return max(amounts, key=lambda amount: metric_sign(terms.metric) * amount.value)
+    return sort_amounts(amounts)[0]
 
 
-def times(one: Amount, two: Amount) -> Amount:
-    """How many times the first fits into the second: at least so often where only the first arrived, not once where
-    only the second did, and nobody knows where neither did."""
+def amount_ratio(one: Amount, two: Amount) -> Amount:
+    """How many times the first fits into the second: a lower bound if only the first reached the target, 0 if only the
+    second did, NaN if neither did."""
     if not one.exact:
         return Amount(0.0 if two.exact else math.nan)
     return Amount(two.value / one.value, two.exact)
 
 
 class NotMeasuredError(ValueError):
-    """A claim is about something that its runs do not have."""
+    """A claim needs a value that its runs do not have."""
 
 
-def _amount(rows: Sequence[Row], side: Side, arm: str, terms: Terms, seen: Evidence) -> Amount:
+def _run_amount(rows: Sequence[Row], side: ClaimSide, arm: str, terms: ClaimTerms, evidence: Evidence) -> Amount:
     if terms.measure == "seconds":
-        seconds = seconds_a_round(rows)
+        seconds = mean_round_seconds(rows)
         if seconds is None:
-            raise NotMeasuredError(f"{arm} has no clock: its tiers need a speed and a bandwidth")
+            raise NotMeasuredError(f"{arm} has no simulated seconds: its tiers need a speed and a bandwidth")
         return Amount(seconds)
-    curve = values(rows, side, terms, seen.shares[arm])
+    curve = side_curve(rows, side, terms, evidence.shares[arm])
     if not curve:
         what = " ".join(filter(None, (side.candidate, terms.test, terms.metric)))
         raise NotMeasuredError(f"{arm} has no {what} of {'devices' if side.tier == ALL else side.tier}")
     if terms.measure == "last":
         return Amount(list(curve.values())[-1])
-    reached = rounds_to((terms.targets or {})[side.tier], curve, METRICS.get(terms.metric, ACCURACY))
+    reached = rounds_to((terms.targets or {})[side.tier], curve, terms.metric)
     last = max(curve) if reached is None else reached
     amount = bytes_to(last, rows) if terms.measure == "bytes" else last
     return Amount(amount, reached is not None)
 
 
-def values(rows: Sequence[Row], side: Side, terms: Terms, shares: Mapping[str, float]) -> dict[int, float]:
-    """A side's curve, evaluation by evaluation; of all devices, where it is theirs."""
+def side_curve(
+    rows: Sequence[Row], side: ClaimSide, terms: ClaimTerms, shares: Mapping[str, float]
+) -> dict[int, float]:
+    """Value by evaluated round, of a tier or averaged over all devices."""
     tiers = shares if side.tier == ALL else {side.tier: 1.0}
-    fitting = [row for row in rows if (row.device, row.test, row.metric) == ("", terms.test, terms.metric)]
-    fitting = [row for row in fitting if row.tier in tiers]
-    candidate = side.candidate or (fitting[0].candidate if fitting else "")
-    found: dict[int, dict[str, float]] = {}
-    for row in fitting:
+    matching = [row for row in rows if (row.device, row.test, row.metric) == ("", terms.test, terms.metric)]
+    matching = [row for row in matching if row.tier in tiers]
+    candidate = side.candidate or (matching[0].candidate if matching else "")
+    by_round: dict[int, dict[str, float]] = {}
+    for row in matching:
         if row.candidate == candidate:
-            found.setdefault(row.round, {})[row.tier] = row.value
-    judged = {tier for by_tier in found.values() for tier in by_tier}  # a tier may have no device
-    total = math.fsum(tiers[tier] for tier in judged)
+            by_round.setdefault(row.round, {})[row.tier] = row.value
+    evaluated = {tier for by_tier in by_round.values() for tier in by_tier}  # a tier may have no device
     return {
-        number: math.fsum(tiers[tier] * value for tier, value in by_tier.items()) / total
-        for number, by_tier in found.items()
-        if by_tier.keys() == judged
+        number: mean_by_share(by_tier, tiers) for number, by_tier in by_round.items() if by_tier.keys() == evaluated
     }
 
 
-def targets(side: Side, terms: Terms, margin: float, seen: Evidence) -> dict[str, float]:
-    """From the baseline alone: its last value, in the median over seeds, and worse by a margin."""
-    last = Terms("last", "more", terms.test, terms.metric)
-    sign = METRICS.get(terms.metric, ACCURACY).sign
-    return {side.tier: statistics.median(one.value for one in amounts(side, last, seen)) - sign * margin}
+def baseline_target(side: ClaimSide, terms: ClaimTerms, margin: float, evidence: Evidence) -> dict[str, float]:
+    """The target of the side's tier, from the baseline alone."""
+    last = ClaimTerms("last", "more", terms.test, terms.metric)
+    values = [amount.value for amount in side_amounts(side, last, evidence)]
+    return {side.tier: target_from(values, terms.metric, margin)}
 
 
-def record(found: Finding) -> dict[str, Any]:
-    """For programs; what was never reached is null."""
-    sides = {"this": found.this, "other": found.other}
-    said = {name: [_number(one.value) if one.exact else None for one in side] for name, side in sides.items()}
-    return {**said, "difference": [_number(one) for one in found.gaps], "agreeing_seeds": found.agreeing}
+def claim_record(result: ClaimResult) -> dict[str, Any]:
+    """The result for JSON; what was never reached is null."""
+    sides = {"this": result.this, "other": result.other}
+    values = {name: [_number(one.value) if one.exact else None for one in side] for name, side in sides.items()}
+    return {**values, "difference": [_number(gap) for gap in result.gaps], "agreeing_seeds": result.agreeing}
 
 
 def _number(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-SCHEMA_VERSION = 1
-OPENS, CLOSES = "<!-- claims: written by fedloom reproduce -->", "<!-- end of claims -->"
-UNITS: dict[Measure, tuple[float, str, str]] = {
+MEASURE_UNITS: dict[Measure, tuple[float, str, str]] = {
     "last": (1, ".2f", ""),
     "rounds": (1, "g", " rounds"),
     "bytes": (1e6, ".2f", " MB"),
@@ -196,105 +204,112 @@ UNITS: dict[Measure, tuple[float, str, str]] = {
 }
 
 
+def measured_text(result: ClaimResult, measure: Measure, names: tuple[str, str]) -> str:
+    """Both sides, and the differences within seeds that decide the verdict."""
+    amounts = zip(names, (result.this, result.other), strict=True)
+    sides = [f"{name} {format_spread(side, measure)}" for name, side in amounts]
+    gaps = sorted(gap for gap in result.gaps if not math.isnan(gap))
+    shown = [_format_gap(gap, measure) for gap in (statistics.median_low(gaps), gaps[0], gaps[-1])] if gaps else []
+    return "; ".join(sides) + ("; paired {} [{} to {}]".format(*shown) if shown else "")
+
+
+def _format_gap(gap: float, measure: Measure) -> str:
+    """The difference with its sign; a word if only one side reached the target, as its size is then unknown."""
+    if math.isinf(gap):
+        less, more = ("less", "more") if measure == "gain" else ("sooner", "later")
+        return more if gap > 0 else less
+    unit, digits, _ = MEASURE_UNITS[measure]
+    return f"{gap / unit:+{digits}}"
+
+
+def format_spread(amounts: Sequence[Amount], measure: Measure) -> str:
+    """Median and range over seeds; ">" marks targets that were never reached."""
+    unit, digits, name = MEASURE_UNITS[measure]
+    if any(math.isnan(amount.value) for amount in amounts):
+        return "not measured"
+    ordered = [amount.format(unit, digits) for amount in sort_amounts(amounts)]
+    return f"{median_amount(amounts).format(unit, digits)} [{ordered[0]}–{ordered[-1]}]{name}"
+
+
+SCHEMA_VERSION = 1
+SECTION_START, SECTION_END = "<!-- claims: written by fedloom reproduce -->", "<!-- end of claims -->"
+
+
 def read_ledger(path: Path) -> dict[str, Any]:
-    """Claims, and of every comparison that decided some of them what its runs were made of."""
+    """The evaluated claims, and the fingerprints and versions of the comparisons behind them."""
     if not path.is_file():
         return {"schema_version": SCHEMA_VERSION, "claims": [], "comparisons": {}}
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return said
+    ledger: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return ledger
 
 
-def merge(
-    path: Path, entries: Iterable[Mapping[str, Any]], made_of: Mapping[str, Any], order: Sequence[str]
+def update_ledger(
+    path: Path, entries: Iterable[Mapping[str, Any]], comparisons: Mapping[str, Any], order: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Put entries into the ledger, in the order of the list of claims. Those of other claims stay as they are."""
+    """Add or replace entries, in the order of the list of claims; entries of other claims stay as they are."""
     before = read_ledger(path)
-    known = {one["claim"]: one for one in before["claims"]} | {one["claim"]: dict(one) for one in entries}
-    places = {name: place for place, name in enumerate(order)}
-    claims = sorted(known.values(), key=lambda one: places.get(one["claim"], len(places)))
-    comparisons = {**before["comparisons"], **made_of}
-    said = {"schema_version": SCHEMA_VERSION, "claims": claims, "comparisons": dict(sorted(comparisons.items()))}
+    by_name = {entry["claim"]: entry for entry in before["claims"]} | {one["claim"]: dict(one) for one in entries}
+    positions = {name: position for position, name in enumerate(order)}
+    claims = sorted(by_name.values(), key=lambda entry: positions.get(entry["claim"], len(positions)))
+    merged = dict(sorted({**before["comparisons"], **comparisons}.items()))
+    ledger = {"schema_version": SCHEMA_VERSION, "claims": claims, "comparisons": merged}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(said, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_atomic(path, (json.dumps(ledger, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return claims
 
 
-def reword(path: Path, words: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Have claims that were decided earlier speak with the words that the list has now; numbers stay."""
+def update_claim_texts(path: Path, texts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Give evaluated claims the texts that the list of claims has now; numbers stay."""
     before = read_ledger(path)["claims"]
-    claims = [{**one, **words.get(one["claim"], {})} for one in before]
-    return merge(path, claims, {}, [one["claim"] for one in claims]) if claims != before else claims
+    claims = [{**entry, **texts.get(entry["claim"], {})} for entry in before]
+    return update_ledger(path, claims, {}, [entry["claim"] for entry in claims]) if claims != before else claims
 
 
-def rewrite(page: Path, claims: Sequence[Mapping[str, Any]], open_claims: int, notes: Mapping[str, str]) -> None:
-    """The claims' part of a page, between its marks; what is outside of them is left alone."""
+def write_claims_section(
+    page: Path, claims: Sequence[Mapping[str, Any]], open_claims: int, notes: Mapping[str, str]
+) -> None:
+    """Write the claims between the page's marks; the rest of the page stays as it is."""
     text = page.read_text(encoding="utf-8") if page.is_file() else "# Results\n"
-    before, mark, rest = text.partition(OPENS)
-    after = rest.partition(CLOSES)[2] if mark else "\n"
-    body = "\n\n".join((OPENS, told(claims, open_claims), *_analyses(claims, notes), CLOSES))
-    write_whole(page, (before.rstrip("\n") + "\n\n" + body + after).encode())
+    before, mark, rest = text.partition(SECTION_START)
+    after = rest.partition(SECTION_END)[2] if mark else "\n"
+    body = "\n\n".join((SECTION_START, _claims_table(claims, open_claims), *_analyses(claims, notes), SECTION_END))
+    write_atomic(page, (before.rstrip("\n") + "\n\n" + body + after).encode())
 
 
-def told(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
-    """A table, and how many verdicts of each kind there are."""
+def _claims_table(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
     counts = {
-        kind: sum(one["verdict"] == kind for one in claims) for kind in ("holds", "does not hold", "within noise")
+        verdict: sum(entry["verdict"] == verdict for entry in claims)
+        for verdict in ("holds", "does not hold", "within noise")
     }
-    summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [
-        f"{len(claims)} claims judged ({summary}), {open_claims} not yet. A claim holds if all seeds say so, does not "
-        "hold if all say the opposite, and is within noise otherwise. Published figures are of the papers' own data, "
-        "nets and fleets, measured ones of a comparison small enough for minutes: its recipe says at its head what was "
-        "cut, and names the arms. Medians [lowest–highest] over seeds; paired: the median of the differences within a "
-        "seed, which is not the difference of the medians, and their range.",
+        f"{len(claims)} claims evaluated ({summary}), {open_claims} not yet. A claim holds if all seeds agree, does not "
+        "hold if all contradict it, and is within noise otherwise. Published figures come from the papers' own data, "
+        "models and fleets; measured ones from a comparison small enough to run in minutes, whose recipe says at its "
+        "head what was reduced, and names the arms. Measured: median [lowest–highest] over seeds; paired: the median "
+        "and range of the differences within seeds, which is not the difference of the medians.",
         "",
         "| claim | paper | published | recipe | measured | seeds | verdict | minutes | commit |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for one in claims:
+    for entry in claims:
+        measured = entry["measured"]
         cells = (
-            f"`{one['claim']}`: {one['statement']}", one["paper"], one["published"], f"`{one['recipe']}`",
-            one["measured"]["text"] + _aims(one["measured"].get("targets", {})),
-            f"{one['measured']['agreeing_seeds']} of {len(one['seeds'])}", f"**{one['verdict']}**",
-            f"{one['wall_seconds'] / 60:.1f}", one["commit"] or "-",
+            f"`{entry['claim']}`: {entry['statement']}", entry["paper"], entry["published"], f"`{entry['recipe']}`",
+            measured["text"] + _format_targets(measured.get("targets", {})),
+            f"{measured['agreeing_seeds']} of {len(entry['seeds'])}", f"**{entry['verdict']}**",
+            f"{entry['wall_seconds'] / 60:.1f}", entry["commit"] or "-",
         )  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", "Any of them again: `fedloom reproduce --claim NAME`. Minutes are those of the whole comparison."]
+    lines += ["", "To repeat one: `fedloom reproduce --claim NAME`. Minutes are those of the whole comparison."]
     return "\n".join(lines)
 
 
-def _aims(targets: Mapping[str, float]) -> str:
-    """What rounds and bytes are counted to; two where the sides are of different tiers."""
-    each = [f"{target:.4g}" for target in dict.fromkeys(targets.values())]
-    return f" (target {' and '.join(each)})" if each else ""
+def _format_targets(targets: Mapping[str, float]) -> str:
+    """The targets of the sides, which differ if their tiers do."""
+    texts = [f"{target:.4g}" for target in dict.fromkeys(targets.values())]
+    return f" (target {' and '.join(texts)})" if texts else ""
 
 
 def _analyses(claims: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> list[str]:
-    known = [(one["claim"], one["verdict"], notes[one["claim"]]) for one in claims if one["claim"] in notes]
-    return [f"`{name}` ({verdict}): {said}" for name, verdict, said in known]
-
-
-def measured_text(found: Finding, measure: Measure, names: tuple[str, str]) -> str:
-    """Both sides, and the differences seed by seed, on which the verdict rests."""
-    sides = [f"{name} {spread(one, measure)}" for name, one in zip(names, (found.this, found.other), strict=True)]
-    gaps = sorted(one for one in found.gaps if not math.isnan(one))
-    shown = [_signed(one, measure) for one in (statistics.median_low(gaps), gaps[0], gaps[-1])] if gaps else []
-    return "; ".join(sides) + ("; paired {} [{} to {}]".format(*shown) if shown else "")
-
-
-def _signed(gap: float, measure: Measure) -> str:
-    """Where only one of the two got there, nobody knows by how much."""
-    if math.isinf(gap):
-        less, more = ("less", "more") if measure == "gain" else ("sooner", "later")
-        return more if gap > 0 else less
-    unit, digits, _ = UNITS[measure]
-    return f"{gap / unit:+{digits}}"
-
-
-def spread(amounts: Sequence[Amount], measure: Measure) -> str:
-    """Median and range over seeds; what was never reached is told as more than the run."""
-    unit, digits, name = UNITS[measure]
-    if any(math.isnan(one.value) for one in amounts):
-        return "not measured"
-    ordered = [one.said(unit, digits) for one in in_order(amounts)]
-    return f"{median(amounts).said(unit, digits)} [{ordered[0]}–{ordered[-1]}]{name}"
+    return [f"`{one['claim']}` ({one['verdict']}): {notes[one['claim']]}" for one in claims if one["claim"] in notes]

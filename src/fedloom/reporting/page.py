@@ -1,9 +1,12 @@
-"""The report: one HTML file that needs nothing else, with the numbers behind every figure beside it."""
+"""The report: one self-contained HTML file with sentences, a table by tier and charts, and a CSV file per chart."""
 
 import base64
+import math
 import re
 import shlex
-from dataclasses import dataclass
+import statistics
+from collections import Counter
+from dataclasses import astuple, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,16 +14,16 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from ..files import write_whole
-from . import overview
-from .charts import COMPARED, SINGLE, Absent, Chart
-from .charts.drawing import drawn, styled, swatch
-from .report_data import ReportData
+from ..files import write_atomic
+from .charts import COMPARED, SINGLE, Chart, MissingChart
+from .charts.drawing import chart_style, format_bytes, join_words, pluralize, render_svg, swatch
+from .paired_stats import Arm, compute_difference, mean_and_std, transfer_rows
+from .report_data import Group, ReportData, RunReader
 
 FIGURES = "figures"
-LARGEST_INLINE = 40_000  # bytes of a CSV that the page carries itself
-MOST_ROWS = 60  # of a table under a figure
-AGAIN = 5  # seconds after which a page in progress looks for a newer one
+MAX_INLINE_CSV = 40_000  # bytes of a CSV file that the page embeds
+MAX_TABLE_ROWS = 60  # in the table of a chart
+REFRESH_SECONDS = 5  # how often the page of a running experiment reloads itself
 
 
 @dataclass(frozen=True)
@@ -29,112 +32,235 @@ class Page:
     csvs: dict[str, str]  # by file name
 
     def write(self, file: Path) -> None:
-        folder = file.parent / figures_of(file)
+        folder = file.parent / figures_folder(file)
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.csvs.items():
             (folder / name).write_text(content, encoding="utf-8")
-        write_whole(file, self.html.encode())
+        write_atomic(file, self.html.encode())
 
 
-def figures_of(file: Path) -> str:
-    """The folder beside a page; two pages in one folder have one each."""
+def figures_folder(file: Path) -> str:
+    """The name of the folder for a page's CSV files; each page in a folder has its own."""
     return FIGURES if file.name == "report.html" else f"{file.stem}-{FIGURES}"
 
 
-def page(subject: ReportData, figures: str = FIGURES) -> Page:
-    compared, single = ([make(subject) for make in makers] for makers in (COMPARED, SINGLE))
-    charts = [one for one in (*compared, *single) if isinstance(one, Chart)]
-    absent = [one for one in (*compared, *single) if isinstance(one, Absent)]
-    lines = overview.table(subject)
+def build_page(report: ReportData, figures: str = FIGURES) -> Page:
+    compared, single = ([build(report) for build in builders] for builders in (COMPARED, SINGLE))
+    charts = [chart for chart in (*compared, *single) if isinstance(chart, Chart)]
+    summaries = summarize_tiers(report)
     csvs = {f"{chart.key}.csv": chart.csv() for chart in charts}
-    csvs["tiers.csv"] = _tiers_csv(lines)
-    with styled():
+    csvs["tiers.csv"] = Chart("tiers", "", "", TIER_COLUMNS, [astuple(one) for one in summaries], ()).csv()
+    with chart_style():
         shown = {chart.key: _figure(chart, csvs[f"{chart.key}.csv"], figures) for chart in charts}
     content: dict[str, Any] = {
-        "subject": subject,
-        "facts": overview.facts(subject),
-        "verdict": overview.verdict(subject),
-        "lines": lines,
-        "tiers_csv": _link(csvs["tiers.csv"], "tiers.csv", figures),
-        "compared": [shown[one.key] for one in compared if isinstance(one, Chart)],
-        "single": [shown[one.key] for one in single if isinstance(one, Chart)],
-        "absent": absent,
-        "repeat": _repeat(subject),
-        "again": AGAIN,
-        **{name: Markup(_bundled(f"page.{name}")) for name in ("css", "js")},
+        "report": report,
+        "facts": _facts(report),
+        "verdict": write_sentences(report),
+        "lines": summaries,
+        "tiers_csv": _csv_link(csvs["tiers.csv"], "tiers.csv", figures),
+        "compared": [shown[chart.key] for chart in compared if isinstance(chart, Chart)],
+        "single": [shown[chart.key] for chart in single if isinstance(chart, Chart)],
+        "absent": [chart for chart in (*compared, *single) if isinstance(chart, MissingChart)],
+        "repeat": _repeat_instructions(report),
+        "again": REFRESH_SECONDS,
+        **{name: Markup(_read_resource(f"page.{name}")) for name in ("css", "js")},
     }
     return Page(_template().render(content), csvs)
 
 
+@dataclass(frozen=True)
+class TierSummary:
+    """What a device of a tier runs, transfers and ends up with in one arm."""
+
+    arm: str
+    tier: str
+    can_run: bool
+    share: float  # of the devices
+    parameters: int | None
+    macs: int | None
+    bytes_down: float | None  # per device and round
+    bytes_up: float | None
+    mean: float
+    std: float
+    seeds: int
+    gain_over_standalone: str  # empty: unknown
+
+
+TIER_COLUMNS = tuple(TierSummary.__dataclass_fields__)
+
+
+def summarize_tiers(report: ReportData) -> list[TierSummary]:
+    standalone = next((group.arm for group in report.groups if group.name == "standalone"), None)
+    return [_summarize_tier(report, group, tier, standalone) for group in report.groups for tier in report.tiers]
+
+
+def _summarize_tier(report: ReportData, group: Group, tier: str, standalone: Arm | None) -> TierSummary:
+    arm, served = group.arm, group.arm.serving[tier]
+    fleet = group.readers[0].fleet
+    costs: dict[str, Any] = next((one for one in fleet["tiers"] if one["name"] == served.tier), {})
+    values = [value for value in arm.final_values(tier, report.test) if not math.isnan(value)]
+    return TierSummary(
+        group.name, tier, served.can_run, report.terms.shares.get(tier, 0.0),
+        costs.get("parameters"), costs.get("macs"), *_bytes_per_device(group.readers[0], served.tier),
+        **(mean_and_std(values) if values else {"mean": math.nan, "std": 0.0}), seeds=len(group.readers),
+        gain_over_standalone=_gain_over_standalone(report, group.arm, standalone, tier),
+    )  # fmt: skip
+
+
+def _gain_over_standalone(report: ReportData, arm: Arm, standalone: Arm | None, tier: str) -> str:
+    """The difference to training alone, with its noise unless it is beyond it."""
+    if standalone is None or standalone is arm or not report.is_evaluated or not arm.serving[tier].can_run:
+        return ""
+    gap = compute_difference(arm, standalone, tier, report.test, report.terms.examples)
+    if math.isnan(gap.mean):
+        return ""
+    noise = f"± {gap.noise:.1f}" if math.isfinite(gap.noise) else "unknown"
+    return f"{gap.mean:+.1f}" + ("" if gap.beyond_noise else f" (noise {noise})")
+
+
+def _bytes_per_device(reader: RunReader, tier: str) -> tuple[float | None, float | None]:
+    """Bytes down per request and bytes up per admitted reply."""
+    requests, replies, down, up = 0, 0, 0, 0
+    for line in reader.participation:
+        if line["tier"] == tier:
+            requests += len(line["devices"])
+            down += line["bytes_down"]
+            if line["outcome"] == "admitted":
+                replies += len(line["devices"])
+                up += sum(line["bytes_up"].values())
+    return (down / requests if requests else None), (up / replies if replies else None)
+
+
+def write_sentences(report: ReportData) -> list[str]:
+    """The verdict in sentences: of a comparison its result, of a run its final values."""
+    if report.result is not None:
+        return [*_winner_sentences(report), *report.result.verdict]
+    evaluated = [summary for summary in summarize_tiers(report) if not math.isnan(summary.mean)]
+    if not evaluated:
+        return ["Nothing has been evaluated yet."]
+    participation = _participation_sentences(report.first)
+    return [_final_value_sentence(report, evaluated), *participation, _noise_sentence(report, evaluated)]
+
+
+def _winner_sentences(report: ReportData) -> list[str]:
+    assert report.result is not None
+    winners = report.result.winners
+    won = [f"{name} for tier {tier}" for tier, name in winners.items() if name]
+    undecided = [tier for tier, name in winners.items() if not name]
+    lines = [f"Best beyond noise: {join_words(won)}."] if won else []
+    return [*lines, *([f"No arm is best beyond noise for tier {join_words(undecided)}."] if undecided else [])]
+
+
+def _final_value_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
+    reader, metric, seeds = report.first, report.metric, len(report.groups[0].readers)
+    values = [f"{one.tier} {metric.format(one.mean)}" + (f" ± {one.std:.1f}" if one.std else "") for one in evaluated]
+    if report.has_several_arms:
+        values = [f"{one.arm} {value}" for one, value in zip(evaluated, values, strict=True)]
+    when = f"After {pluralize(reader.rounds, 'round')}"
+    if report.is_running:
+        when = f"So far, after {reader.rounds} of {reader.recipe['rounds']} rounds"
+    over = f", mean over {pluralize(seeds, 'seed')}" if seeds > 1 else ""
+    return f"{when}, {metric.name} on the {report.test} test{over}: {join_words(values)}."
+
+
+def _participation_sentences(reader: RunReader) -> list[str]:
+    outcomes = Counter[str]()
+    for line in reader.participation:
+        outcomes[line["outcome"]] += len(line["devices"])
+    moved = sum(row.value for row in transfer_rows(reader.rows))
+    if not outcomes.total():
+        return []
+    share = 100 * outcomes["admitted"] / outcomes.total()
+    void = f" {pluralize(len(reader.void_rounds), 'round')} did not count: too few replies." if reader.void_rounds else ""
+    return [
+        f"{share:.0f} % of {outcomes.total():,} requests to devices were answered; {format_bytes(moved)} were "
+        f"transferred.{void}"
+    ]
+
+
+def _noise_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
+    """The uncertainty that the size of the test set leaves."""
+    seeds = pluralize(len(report.groups[0].readers), "seed")
+    if not report.metric.unit:
+        return f"This is based on {seeds}; `fedloom compare --seeds 5` shows how much results vary between seeds."
+    examples = report.terms.examples
+    noise = 2 * report.metric.standard_error(statistics.fmean(one.mean for one in evaluated), examples)
+    return f"With {seeds} and {examples:,} test examples, each value is known to about ± {noise:.1f} points."
+
+
+def _facts(report: ReportData) -> dict[str, Any]:
+    """What was run, in one line."""
+    reader = report.first
+    return {
+        "method": " · ".join(group.name for group in report.groups),
+        "paper": "" if report.has_several_arms else reader.fleet["method"].get("paper", ""),
+        "data": f"{reader.recipe['data']['dataset']}, {reader.recipe['data']['devices']} devices",
+        "rounds": f"{reader.rounds} of {reader.recipe['rounds']} rounds",
+        "seeds": f"seed {', '.join(str(one.seed) for one in report.groups[0].readers)}",
+        "started": reader.manifest.get("started", ""),
+    }
+
+
 def _figure(chart: Chart, csv: str, figures: str) -> dict[str, Any]:
     panels = [
-        {"svg": Markup(drawn(panel, f"{chart.key}-{number}")), "tier": panel.tier, "title": panel.title}
+        {"svg": Markup(render_svg(panel, f"{chart.key}-{number}")), "tier": panel.tier, "title": panel.title}
         for number, panel in enumerate(chart.panels)
     ]
     return {
         "key": chart.key, "title": chart.title, "sentence": chart.sentence, "panels": panels,
-        "legend": [(mark, Markup(swatch(mark.place, chart.marks))) for mark in chart.legend],
-        "columns": chart.columns, "records": chart.records[:MOST_ROWS], "rows": len(chart.records),
-        "link": _link(csv, f"{chart.key}.csv", figures),
+        "legend": [(mark, Markup(swatch(mark.index, chart.marks))) for mark in chart.legend],
+        "columns": chart.columns, "records": chart.records[:MAX_TABLE_ROWS], "rows": len(chart.records),
+        "link": _csv_link(csv, f"{chart.key}.csv", figures),
     }  # fmt: skip
 
 
-def _link(csv: str, name: str, figures: str) -> dict[str, str]:
-    """To the numbers: in the page itself, unless they are many."""
-    if len(csv) > LARGEST_INLINE:
+def _csv_link(csv: str, name: str, figures: str) -> dict[str, str]:
+    """Embed the CSV file in the link unless it is large."""
+    if len(csv) > MAX_INLINE_CSV:
         return {"href": f"{figures}/{name}", "name": name}
     return {"href": "data:text/csv;base64," + base64.b64encode(csv.encode()).decode(), "name": name}
 
 
-def _tiers_csv(lines: list[overview.Line]) -> str:
-    records = [
-        (one.arm, one.tier, int(one.can_carry), one.share, one.parameters, one.macs, one.bytes_down, one.bytes_up,
-         one.value, one.spread, one.seeds, one.over_standalone)
-        for one in lines
-    ]  # fmt: skip
-    return Chart("tiers", "", "", overview.COLUMNS, records, ()).csv()
-
-
-def _repeat(subject: ReportData) -> dict[str, Any]:
-    """The command, and what its result must have in common with this one."""
-    story = subject.first
-    own = story.fleet.get("own_names") or []
-    command = subject.command or f"fedloom run {shlex.quote(str(story.folder / 'recipe.toml'))}"
-    told = {key: story.manifest.get(key) for key in ("fedloom", "python", "torch", "numpy", "machine", "threads")}
+def _repeat_instructions(report: ReportData) -> dict[str, Any]:
+    """The command that repeats it, and the versions and fingerprints that prove an equal result."""
+    reader = report.first
+    custom = reader.fleet.get("own_names") or []
+    command = report.command or f"fedloom run {shlex.quote(str(reader.folder / 'recipe.toml'))}"
+    versions = {key: reader.manifest.get(key) for key in ("fedloom", "python", "torch", "numpy", "machine", "threads")}
     runs = [
         (group.name, one.seed, str(one.folder), one.manifest.get("sha256", ""))
-        for group in subject.groups
-        for one in group.stories
+        for group in report.groups
+        for one in group.readers
     ]
     return {
-        "command": command + (" --with YOUR_FILE.py" if own else ""),
-        "own": own,
-        "data": story.manifest.get("data", ""),
-        "versions": ", ".join(f"{key} {value}" for key, value in told.items() if value is not None),
+        "command": command + (" --with YOUR_FILE.py" if custom else ""),
+        "own": custom,
+        "data": reader.manifest.get("data", ""),
+        "versions": ", ".join(f"{key} {value}" for key, value in versions.items() if value is not None),
         "runs": runs,
-        "recipe": (story.folder / "recipe.toml").read_text(encoding="utf-8"),
+        "recipe": (reader.folder / "recipe.toml").read_text(encoding="utf-8"),
     }
 
 
-def _bundled(name: str) -> str:
+def _read_resource(name: str) -> str:
     return (files("fedloom.reporting") / name).read_text(encoding="utf-8")
 
 
 def _template() -> Any:
-    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters["cell"] = _cell
-    made.filters["coded"] = _coded
-    made.filters["count"] = lambda value: "–" if value is None else f"{value:,.0f}"
-    return made.from_string(_bundled("page.html"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["cell"] = _format_cell
+    environment.filters["code"] = _mark_code
+    environment.filters["count"] = lambda value: "–" if value is None else f"{value:,.0f}"
+    return environment.from_string(_read_resource("page.html"))
 
 
-def _coded(text: str) -> Markup:
-    """`Commands` as such."""
-    whole = re.sub(r"(\d) (%|points?)", "\\1\u00a0\\2", str(escape(text)))  # a number keeps its unit
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", whole))
+def _mark_code(text: str) -> Markup:
+    """Show text in backticks as code, and keep numbers and their units on one line."""
+    html = re.sub(r"(\d) (%|points?)", "\\1\u00a0\\2", str(escape(text)))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html))
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None or value != value:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,10 +1,6 @@
-"""Arms side by side: what the devices of each tier get from each, and whether a difference is more than noise.
+"""Compare arms over paired seeds: final values by tier, differences with their noise, and the verdicts drawn from them.
 
-What arms are measured by: which way is better, and how far a test set alone can tell.
-
-The one rule for a claim over paired seeds.
-
-What devices moved, as it counts when runs are compared: the bytes that travelled.
+A claim holds if every seed agrees. A difference counts only beyond the noise of the test set and of the seeds.
 """
 
 import math
@@ -14,124 +10,145 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..evaluation import Row
+from ..evaluation.metrics import metric_sign
 
 
 @dataclass(frozen=True)
 class Metric:
-    name: str  # of its rows
+    name: str  # as in the rows
     unit: str = ""
-    steps: str = ""  # what differences are counted in
-    sign: Literal[1, -1] = 1  # -1: less is better
-
-    def said(self, value: float, digits: int = 1) -> str:
-        return f"{value:.{digits}f}{self.unit}"
-
-    def gap(self, value: float) -> str:
-        return f"{value:+.1f}{self.steps}"
+    difference_unit: str = ""
 
     @property
-    def axis(self) -> str:
+    def sign(self) -> int:
+        """1 if higher is better, else -1."""
+        return metric_sign(self.name)
+
+    def format(self, value: float, digits: int = 1) -> str:
+        return f"{value:.{digits}f}{self.unit}"
+
+    def format_difference(self, value: float) -> str:
+        return f"{value:+.1f}{self.difference_unit}"
+
+    @property
+    def axis_label(self) -> str:
         return f"{self.name},{self.unit}" if self.unit else self.name
 
-    def test_error(self, level: float, examples: int) -> float:
-        """The standard error that a test set leaves of a value: of shares of right answers it is known, of losses it
-        is not, and then only seeds tell."""
+    def standard_error(self, level: float, examples: int) -> float:
+        """Standard error due to the test set's size; 0 where it is unknown, as for perplexities."""
         share = level / 100
         return 100 * math.sqrt(max(0.0, share * (1 - share)) / examples) if self.unit else 0.0
 
 
 ACCURACY = Metric("accuracy", " %", " points")
-PERPLEXITY = Metric("perplexity", sign=-1)
-METRICS = {one.name: one for one in (ACCURACY, PERPLEXITY)}
+PERPLEXITY = Metric("perplexity")
 
 
 def metric_of(rows: Iterable[Row]) -> Metric:
-    """Perplexity where words are guessed, else accuracy."""
+    """Perplexity for language models, else accuracy."""
     return PERPLEXITY if any(row.metric == PERPLEXITY.name for row in rows) else ACCURACY
 
 
-Verdict = Literal["holds", "does not hold", "within noise"]
+ClaimVerdict = Literal["holds", "does not hold", "within noise"]
 
 
-def more(gap: float) -> bool:
-    return gap > 0
+def is_positive(difference: float) -> bool:
+    return difference > 0
 
 
-def less(gap: float) -> bool:
-    return gap < 0
+def is_negative(difference: float) -> bool:
+    return difference < 0
 
 
-def unanimous(gaps: Sequence[float], agrees: Callable[[float], bool], contradicts: Callable[[float], bool]) -> Verdict:
-    """It holds if every seed says so, and does not if every seed says the opposite; a tie or no number is neither."""
-    if gaps and all(map(agrees, gaps)):
+def decide_unanimously(
+    differences: Sequence[float], agrees: Callable[[float], bool], contradicts: Callable[[float], bool]
+) -> ClaimVerdict:
+    """Holds if all seeds agree, does not hold if all contradict; a tie or NaN does neither."""
+    if differences and all(map(agrees, differences)):
         return "holds"
-    if gaps and all(map(contradicts, gaps)):
+    if differences and all(map(contradicts, differences)):
         return "does not hold"
     return "within noise"
 
 
-PLAIN, CODED = ("bytes_down", "bytes_up"), ("bytes_down_compressed", "bytes_up_compressed")
+def mean_and_std(values: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation over seeds; both NaN if a value is missing."""
+    if any(map(math.isnan, values)):
+        return {"mean": math.nan, "std": math.nan}
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
-def travelled(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a run that say so. With a codec they are those of the coded parcels, for nothing else was sent."""
-    coded = [row for row in rows if row.metric in CODED]
-    return coded or [row for row in rows if row.metric in PLAIN]
+def mean_by_share(values: Mapping[str, float], shares: Mapping[str, float]) -> float:
+    """Mean over the tiers in `values`, weighted by their share of the devices."""
+    return math.fsum(shares[tier] * value for tier, value in values.items()) / math.fsum(shares[tier] for tier in values)
 
 
-OWN = "local"  # the test on devices' own test examples
+PLAIN_BYTES, COMPRESSED_BYTES = ("bytes_down", "bytes_up"), ("bytes_down_compressed", "bytes_up_compressed")
+
+
+def transfer_rows(rows: Sequence[Row]) -> list[Row]:
+    """Rows that count transferred bytes: the compressed sizes if the run compresses its messages."""
+    compressed = [row for row in rows if row.metric in COMPRESSED_BYTES]
+    return compressed or [row for row in rows if row.metric in PLAIN_BYTES]
+
+
+LOCAL_TEST = "local"  # devices' own test examples
 
 
 @dataclass(frozen=True)
-class Serving:
-    """The model that a device of a tier ends up with."""
+class ServedModel:
+    """The model that a device of some tier ends up with: its tier, and whether the device can run it."""
 
     tier: str
-    can_carry: bool
+    can_run: bool
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to treat the fleet, over all its seeds."""
+    """One configuration of a comparison, over all its seeds."""
 
     name: str
-    serving: Mapping[str, Serving]
-    runs: Sequence[Sequence[Row]]  # rows, seed by seed
-    candidate: str = ""  # the one that counts; empty: the first there is
-    shares: Mapping[str, float] = field(default_factory=dict)  # of its devices, by tier, where not as in the others
-    metric: Metric = ACCURACY  # whose values its curves have
-    macs: Mapping[str, int] = field(default_factory=dict)  # of one example, by the tiers it has
-    failed: frozenset[int] = frozenset()  # runs that ended before their time, whose last value says nothing
+    serving: Mapping[str, ServedModel]
+    runs: Sequence[Sequence[Row]]  # rows, by seed
+    candidate: str = ""  # the evaluated model that counts; empty: the first
+    shares: Mapping[str, float] = field(default_factory=dict)  # of its devices by tier, if other than the recipe's
+    metric: Metric = ACCURACY
+    macs: Mapping[str, int] = field(default_factory=dict)  # per example, by tier
+    failed: frozenset[int] = frozenset()  # indices of runs that failed; their last value does not count
 
     def curves(self, tier: str, test: str) -> list[list[Row]]:
-        """What a device of this tier gets is worth, seed by seed, evaluation by evaluation."""
+        """Rows of the model that devices of this tier end up with, by seed and evaluation."""
         key = (self.serving[tier].tier, "", test, self.metric.name)
         return [_curve(rows, self.candidate, key) for rows in self.runs]
 
-    def ends(self, tier: str, test: str) -> list[float]:
-        """What a device of this tier gets, seed by seed: the last value, not the best."""
-        found = [judged[-1].value if judged else math.nan for judged in self.curves(tier, test)]
-        return [math.nan if at in self.failed else value for at, value in enumerate(found)]
+    def final_values(self, tier: str, test: str) -> list[float]:
+        """The last value, not the best, by seed."""
+        values = [curve[-1].value if curve else math.nan for curve in self.curves(tier, test)]
+        return [math.nan if index in self.failed else value for index, value in enumerate(values)]
 
-    def worst(self, test: str) -> list[float]:
-        """Of the tiers' ends the worst, seed by seed; none that is known, if it leaves devices without a model they can
-        carry."""
-        if not all(one.can_carry for one in self.serving.values()):
+    def worst_tier_values(self, test: str) -> list[float]:
+        """Final value of the worst tier, by seed; NaN if some devices cannot run their model."""
+        if not all(served.can_run for served in self.serving.values()):
             return [math.nan] * len(self.runs)
-        sign, by_tier = self.metric.sign, [self.ends(tier, test) for tier in self.serving]
+        sign, by_tier = self.metric.sign, [self.final_values(tier, test) for tier in self.serving]
         known = [[value for value in values if not math.isnan(value)] for values in zip(*by_tier, strict=True)]
         return [sign * min((sign * value for value in values), default=math.nan) for values in known]
 
-    def seconds(self) -> list[float]:
-        """Of all its rounds on the fleet's own devices, seed by seed, where it is known."""
-        ticks = [[row.value for row in rows if row.metric == "simulated_seconds"] for rows in self.runs]
-        return [math.fsum(some) for some in ticks] if all(ticks) else []
+    def simulated_seconds(self) -> list[float]:
+        """Simulated duration of all rounds, by seed; empty if unknown."""
+        by_seed = [[row.value for row in rows if row.metric == "simulated_seconds"] for rows in self.runs]
+        return [math.fsum(seconds) for seconds in by_seed] if all(by_seed) else []
 
     def bytes_per_round(self) -> float:
-        """That travelled, both ways, all devices together."""
-        moved = [row.value for rows in self.runs for row in travelled(rows)]
+        """Bytes transferred in both directions by all devices together."""
+        moved = [row.value for rows in self.runs for row in transfer_rows(rows)]
         rounds = sum(row.metric == "bytes_down" for rows in self.runs for row in rows)
         return sum(moved) / rounds if rounds else 0.0
+
+
+def _curve(rows: Sequence[Row], candidate: str, key: tuple[str, str, str, str]) -> list[Row]:
+    matching = [row for row in rows if (row.tier, row.device, row.test, row.metric) == key]
+    return [row for row in matching if row.candidate == (candidate or matching[0].candidate)]
 
 
 @dataclass(frozen=True)
@@ -149,8 +166,8 @@ class Difference:
     metric: Metric = ACCURACY
 
     @property
-    def ahead(self) -> float:
-        """By how much `this` is better."""
+    def advantage(self) -> float:
+        """By how much `this` is better; negative if it is worse."""
         return self.metric.sign * self.mean
 
     @property
@@ -160,32 +177,36 @@ class Difference:
         return f"within noise (± {self.noise:.1f})" if math.isfinite(self.noise) else "one seed cannot tell"
 
     def __str__(self) -> str:
-        said = self.metric.said
+        value = self.metric.format
         return (
-            f"{self.tier} devices: {self.this} {said(self.this_mean)}, {self.other} {said(self.other_mean)}: "
-            f"{self.metric.gap(self.mean)}, {self.verdict}"
+            f"{self.tier} devices: {self.this} {value(self.this_mean)}, {self.other} {value(self.other_mean)}: "
+            f"{self.metric.format_difference(self.mean)}, {self.verdict}"
         )
 
 
-def difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Difference:
-    """Beyond noise: every seed has the same sign and, with fewer than five seeds, the mean is more than two standard
-    errors: those of the test set, which all seeds share, and of the seeds."""
+def compute_difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Difference:
+    """Compare two arms on one tier.
+
+    A difference is beyond noise if every seed has the same sign and, with fewer than five seeds, the mean exceeds two
+    standard errors: those of the test set of `examples`, which all seeds share, and of the seeds.
+    """
     metric = this.metric
-    pairs = list(zip(this.ends(tier, test), other.ends(tier, test), strict=True))
-    gaps = [one - two for one, two in pairs]
-    mean = statistics.fmean(gaps)
+    pairs = list(zip(this.final_values(tier, test), other.final_values(tier, test), strict=True))
+    differences = [one - two for one, two in pairs]
+    mean = statistics.fmean(differences)
     level = statistics.fmean(value for pair in pairs for value in pair)
-    spread, of_test = _spread(gaps)["std"] / math.sqrt(len(gaps)), math.sqrt(2) * metric.test_error(level, examples)
-    noise = 2 * math.hypot(of_test, spread) if of_test or len(gaps) > 1 else math.inf
-    one_sign = all(gap > 0 for gap in gaps) or all(gap < 0 for gap in gaps)
-    beyond = one_sign and (len(gaps) >= 5 or abs(mean) > noise)
+    of_seeds = mean_and_std(differences)["std"] / math.sqrt(len(differences))
+    of_test = math.sqrt(2) * metric.standard_error(level, examples)
+    noise = 2 * math.hypot(of_test, of_seeds) if of_test or len(differences) > 1 else math.inf
+    same_sign = all(map(is_positive, differences)) or all(map(is_negative, differences))
+    beyond = same_sign and (len(differences) >= 5 or abs(mean) > noise)
     left, right = (statistics.fmean(side) for side in zip(*pairs, strict=True))
     return Difference(tier, this.name, other.name, left, right, mean, noise, beyond, metric)
 
 
 @dataclass(frozen=True)
-class Overall:
-    """The first arm against another on all devices, each counting the same: does the first do better?"""
+class OverallComparison:
+    """Whether the first arm is better than another on all devices, each device counting the same."""
 
     this: str
     other: str
@@ -193,99 +214,93 @@ class Overall:
     other_mean: float
     better: int  # seeds
     seeds: int
-    verdict: Verdict
+    verdict: ClaimVerdict
     metric: Metric = ACCURACY
 
     def record(self) -> dict[str, Any]:
         return {**vars(self), "metric": self.metric.name}
 
     def __str__(self) -> str:
-        said, gap = self.metric.said, self.metric.gap(self.this_mean - self.other_mean)
+        value, gap = self.metric.format, self.metric.format_difference(self.this_mean - self.other_mean)
         return (
-            f"all devices: {self.this} {said(self.this_mean)}, {self.other} {said(self.other_mean)}: "
-            f"{gap}; that {self.this} is better "
-            f"{self.verdict if self.verdict != 'within noise' else 'is within noise'} "
-            f"({self.better} of {self.seeds} seeds)"
+            f"all devices: {self.this} {value(self.this_mean)}, {self.other} {value(self.other_mean)}: {gap}, "
+            f"better in {self.better} of {self.seeds} seeds: {self.verdict}"
         )
 
 
-def overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> Overall | None:
-    """Holds, or does not, if all seeds agree; None if some tier was not judged."""
-    sides = [_of_the_fleet(arm, shares, test) for arm in (this, other)]
-    gaps = [this.metric.sign * (one - two) for one, two in zip(*sides, strict=True)]
-    if any(math.isnan(gap) for gap in gaps):
+def compare_overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> OverallComparison | None:
+    """Compare two arms on all devices; None if a tier was not evaluated."""
+    sides = [_fleet_values(arm, shares, test) for arm in (this, other)]
+    differences = [this.metric.sign * (one - two) for one, two in zip(*sides, strict=True)]
+    if any(map(math.isnan, differences)):
         return None
-    verdict = unanimous(gaps, more, less) if len(gaps) > 1 else "within noise"
+    several = len(differences) > 1
+    verdict = decide_unanimously(differences, is_positive, is_negative) if several else "within noise"
     first, second = (statistics.fmean(side) for side in sides)
-    better = sum(gap > 0 for gap in gaps)
-    return Overall(this.name, other.name, first, second, better, len(gaps), verdict, this.metric)
+    better = sum(map(is_positive, differences))
+    return OverallComparison(this.name, other.name, first, second, better, len(differences), verdict, this.metric)
 
 
-def _of_the_fleet(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:
-    by_tier = [(share, arm.ends(tier, test)) for tier, share in (arm.shares or shares).items()]
-    return [math.fsum(share * seeds[number] for share, seeds in by_tier) for number in range(len(arm.runs))]
+def _fleet_values(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:
+    """Mean over all devices, by seed; NaN if a tier was not evaluated."""
+    by_tier = [(share, arm.final_values(tier, test)) for tier, share in (arm.shares or shares).items()]
+    return [math.fsum(share * values[seed] for share, values in by_tier) for seed in range(len(arm.runs))]
 
 
-def _on_own_tests(arm: Arm, tiers: Sequence[str], shares: Mapping[str, float]) -> dict[str, dict[str, float]] | None:
-    """By tier and, under `all`, of the whole fleet if all of it has a model it can carry; None: nobody looked."""
-    by_tier = {tier: _spread(arm.ends(tier, OWN)) for tier in tiers}
-    if all(math.isnan(one["mean"]) for one in by_tier.values()):
-        return None
-    everyone = all(one.can_carry for one in arm.serving.values())
-    return {**by_tier, "all": _spread(_of_the_fleet(arm, shares, OWN) if everyone else [math.nan])}
+def summarize_arms(
+    arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str
+) -> list[dict[str, object]]:
+    """One record per arm: final values by tier and of the worst tier, which devices can run their model, and costs.
 
-
-def table(arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str) -> list[dict[str, object]]:
-    """One record per arm: what it is worth per tier (mean and spread over seeds) and where it is worst, and on devices'
-    own tests if those are not what counts; who is served, what models and a round cost."""
+    `local_test` holds the values on devices' own test examples, unless that is the test compared.
+    """
     return [
         {
             "arm": arm.name,
             "metric": arm.metric.name,
-            arm.metric.name: {tier: _spread(arm.ends(tier, test)) for tier in tiers},
-            "worst_tier": _spread(arm.worst(test)),
-            "own_tests": None if test == OWN else _on_own_tests(arm, tiers, shares),
-            "can_carry": {tier: arm.serving[tier].can_carry for tier in tiers},
-            "served_percent": 100 * sum(shares[tier] for tier in tiers if arm.serving[tier].can_carry),
+            arm.metric.name: {tier: mean_and_std(arm.final_values(tier, test)) for tier in tiers},
+            "worst_tier": mean_and_std(arm.worst_tier_values(test)),
+            "local_test": None if test == LOCAL_TEST else _local_test_values(arm, tiers, shares),
+            "can_run": {tier: arm.serving[tier].can_run for tier in tiers},
+            "served_percent": 100 * sum(shares[tier] for tier in tiers if arm.serving[tier].can_run),
             "macs": {tier: arm.macs[arm.serving[tier].tier] for tier in tiers if arm.serving[tier].tier in arm.macs},
             "bytes_per_round": arm.bytes_per_round(),
-            "seconds": statistics.fmean(arm.seconds()) if arm.seconds() else None,
+            "seconds": statistics.fmean(seconds) if (seconds := arm.simulated_seconds()) else None,
         }
         for arm in arms
     ]
 
 
-def verdict(
+def _local_test_values(
+    arm: Arm, tiers: Sequence[str], shares: Mapping[str, float]
+) -> dict[str, dict[str, float]] | None:
+    """By tier, and under `all` for the whole fleet if every device can run its model; None if not evaluated."""
+    by_tier = {tier: mean_and_std(arm.final_values(tier, LOCAL_TEST)) for tier in tiers}
+    if all(math.isnan(values["mean"]) for values in by_tier.values()):
+        return None
+    all_served = all(served.can_run for served in arm.serving.values())
+    return {**by_tier, "all": mean_and_std(_fleet_values(arm, shares, LOCAL_TEST) if all_served else [math.nan])}
+
+
+def write_verdict(
     arms: Sequence[Arm], tiers: Sequence[str], shares: Mapping[str, float], test: str, examples: int
 ) -> list[str]:
-    """The first arm against the others, in words. `tiers` run from the largest to the smallest."""
+    """Sentences that compare the first arm with the controls. `tiers` run from the largest to the smallest."""
     first, by_name = arms[0], {arm.name: arm for arm in arms}
-    told = []
+    differences = []
     pairs = ((tiers[0], "drop-the-small"), (tiers[0], "small-for-all"), (tiers[-1], "small-for-all"))
     for tier, control in pairs:
         if control in by_name and control != first.name:
-            told.append(difference(first, by_name[control], tier, test, examples))
+            differences.append(compute_difference(first, by_name[control], tier, test, examples))
     if "standalone" in by_name and first.name != "standalone":
-        told += [difference(first, by_name["standalone"], tier, test, examples) for tier in tiers]
-    lines = [str(one) for one in told if not math.isnan(one.mean)]  # a tier may have no device, and then no model
-    for record in table(arms, tiers, shares, test):
+        differences += [compute_difference(first, by_name["standalone"], tier, test, examples) for tier in tiers]
+    lines = [str(one) for one in differences if not math.isnan(one.mean)]  # a tier without devices has no model
+    for record in summarize_arms(arms, tiers, shares, test):
         if record["arm"] in (first.name, "drop-the-small"):
-            lines.append(
-                f"{record['arm']} gives {record['served_percent']:.0f} % of the devices a model they can carry"
-            )
+            lines.append(f"{record['arm']} gives {record['served_percent']:.0f} % of the devices a model they can run")
     if "all-large" in by_name and 0 < first.bytes_per_round() < by_name["all-large"].bytes_per_round():
         ratio = by_name["all-large"].bytes_per_round() / first.bytes_per_round()
-        lines.append(f"a round of {first.name} moves {ratio:.1f} times less than if every device had the largest model")
+        lines.append(
+            f"a round of {first.name} transfers {ratio:.1f} times fewer bytes than if every device had the largest model"
+        )
     return lines
-
-
-def _curve(rows: Sequence[Row], candidate: str, key: tuple[str, str, str, str]) -> list[Row]:
-    found = [row for row in rows if (row.tier, row.device, row.test, row.metric) == key]
-    return [row for row in found if row.candidate == (candidate or found[0].candidate)]
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    """A number that is not there makes both of them not be there."""
-    if any(map(math.isnan, values)):
-        return {"mean": math.nan, "std": math.nan}
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}

@@ -1,29 +1,35 @@
-"""A run as its folder tells it, be it finished or still going on: everything a report is made of.
-
-What a report is about: one run, or several put side by side as arms with their seeds.
-"""
+"""Everything a report shows: the folders of runs, finished or still running, grouped into arms by seed."""
 
 import json
-import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..evaluation import Row
-from ..runs.folder import MANIFEST, read_manifest
-from . import targets
-from .paired_stats import Arm, Metric, Serving, metric_of
-from .result import DESCRIPTION, Result, Terms, conclude
-from .targets import Unit, at_equal_budgets
+from ..files import read_json_lines
+from ..runs.folder import MANIFEST, read_manifest, read_rows
+from .paired_stats import Arm, Metric, ServedModel, metric_of
+from .tables import DESCRIPTION_FILE, ComparisonResult, ComparisonTerms, conclude
+from .targets import BudgetUnit, budget_lines, limit_to_budget
 
-Line = Mapping[str, Any]
+DEFAULT_BASELINES = ("small-for-all", "standalone")  # arms whose final value others are expected to reach
+
+
+class ReportError(Exception):
+    """The folders cannot be reported on."""
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True)
 class RunReader:
+    """The files of one run; of a run still being written, as much as there is."""
+
     folder: Path
 
     @cached_property
@@ -36,39 +42,36 @@ class RunReader:
 
     @cached_property
     def fleet(self) -> dict[str, Any]:
-        """Who takes part; runs of older releases do not say."""
-        known: dict[str, Any] = _document(self.folder / "fleet.json") or {}
-        tiers = [{"name": one["name"], "share": one["share"], "trained": True} for one in self.recipe["tiers"]]
+        """The fleet's summary; with defaults for runs of older releases, which have none."""
+        known: dict[str, Any] = _read_json(self.folder / "fleet.json") or {}
+        tiers = [{"name": tier["name"], "share": tier["share"], "trained": True} for tier in self.recipe["tiers"]]
         method = {"name": self.recipe["method"]["name"]}
-        return {"tiers": tiers, "method": method, "rings": [], "devices": [], "device_tiers": None, **known}
+        return {"tiers": tiers, "method": method, "regions": [], "devices": [], "device_tiers": None, **known}
 
     @cached_property
     def rows(self) -> list[Row]:
-        return [
-            Row(**{**line, "value": math.nan if line["value"] is None else line["value"]})
-            for line in _lines(self.folder / "rows.jsonl")
-        ]
+        return list(read_rows(self.folder, strict=False))
 
     @cached_property
-    def events(self) -> list[Line]:
-        return list(_lines(self.folder / "events.jsonl"))
+    def events(self) -> list[Mapping[str, Any]]:
+        return list(read_json_lines(self.folder / "events.jsonl"))
 
     @cached_property
-    def participation(self) -> list[Line]:
-        return list(_lines(self.folder / "participation.jsonl"))
+    def participation(self) -> list[Mapping[str, Any]]:
+        return list(read_json_lines(self.folder / "participation.jsonl"))
 
     @cached_property
-    def timings(self) -> list[Line]:
-        return list(_lines(self.folder / "timings.jsonl"))
+    def timings(self) -> list[Mapping[str, Any]]:
+        return list(read_json_lines(self.folder / "timings.jsonl"))
 
     @cached_property
-    def subnets(self) -> list[Line]:
-        """Sub-nets that were judged after the run, if any were."""
-        return list(_lines(self.folder / "subnets.jsonl"))
+    def subnets(self) -> list[Mapping[str, Any]]:
+        """Sub-networks evaluated by `fedloom subnet`."""
+        return list(read_json_lines(self.folder / "subnets.jsonl"))
 
     @cached_property
     def cka(self) -> list[dict[str, Any]]:
-        return _document(self.folder / "cka.json") or []
+        return _read_json(self.folder / "cka.json") or []
 
     @property
     def method(self) -> str:
@@ -80,59 +83,39 @@ class RunReader:
 
     @property
     def rounds(self) -> int:
-        """That are over."""
+        """The number of finished rounds."""
         return max((row.round for row in self.rows), default=0)
 
     @property
-    def under_way(self) -> bool:
+    def is_running(self) -> bool:
         return self.manifest.get("status") == "running"
 
     @cached_property
     def tier_of(self) -> dict[str, str]:
-        """Of every device, where it keeps its tier."""
-        kept = self.fleet["device_tiers"]
-        return dict(zip(self.fleet["devices"], kept, strict=True)) if kept else {}
+        """Tier by device; empty if tiers are redrawn every round."""
+        tiers = self.fleet["device_tiers"]
+        return dict(zip(self.fleet["devices"], tiers, strict=True)) if tiers else {}
 
     @cached_property
-    def voided(self) -> frozenset[int]:
-        """Rounds that did not count, because too few devices were heard."""
+    def void_rounds(self) -> frozenset[int]:
+        """Rounds that did not count because too few devices replied."""
         return frozenset(event["round"] for event in self.events if event["code"] == "QUORUM")
 
 
-def is_run(folder: Path) -> bool:
+def is_run_folder(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and (folder / "recipe.toml").is_file()
 
 
-def _document(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """A line that is just being written is left for the next look."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
-
-
-FLOOR = ("small-for-all", "standalone")  # arms whose end is a target that others are expected to reach
-
-
-class NoReport(Exception):  # noqa: N818 - named for what is wrong
-    """Folders of which no report can be made."""
-
-    def __init__(self, said: str, hint: str = ""):
-        super().__init__(said)
-        self.hint = hint
 
 
 @dataclass(frozen=True)
 class Group:
-    """An arm and the runs behind it, seed by seed."""
+    """An arm and its runs, by seed."""
 
     arm: Arm
-    stories: Sequence[RunReader]
+    readers: Sequence[RunReader]
 
     @property
     def name(self) -> str:
@@ -142,12 +125,12 @@ class Group:
 @dataclass(frozen=True)
 class ReportData:
     groups: Sequence[Group]
-    terms: Terms
-    command: str  # that runs it all again
-    equal: Unit = "rounds"  # what arms may spend alike
+    terms: ComparisonTerms
+    command: str  # repeats it all
+    equal: BudgetUnit = "rounds"  # the budget that arms share
 
     @property
-    def several(self) -> bool:
+    def has_several_arms(self) -> bool:
         return len(self.groups) > 1
 
     @property
@@ -161,164 +144,164 @@ class ReportData:
 
     @property
     def first(self) -> RunReader:
-        """The run that stands for all where one alone can be shown."""
-        return self.groups[0].stories[0]
+        """The run shown where only one can be."""
+        return self.groups[0].readers[0]
 
     @property
-    def stories(self) -> list[RunReader]:
-        return [story for group in self.groups for story in group.stories]
+    def readers(self) -> list[RunReader]:
+        return [reader for group in self.groups for reader in group.readers]
 
     @property
-    def under_way(self) -> bool:
-        return any(story.under_way for story in self.stories)
+    def is_running(self) -> bool:
+        return any(reader.is_running for reader in self.readers)
 
     @property
     def metric(self) -> Metric:
         return self.groups[0].arm.metric
 
     @cached_property
-    def judged(self) -> bool:
-        """Whether every arm has something to show yet."""
+    def is_evaluated(self) -> bool:
+        """True if every arm has been evaluated on every tier that it serves."""
         return all(
             group.arm.curves(tier, self.test)[0] or 0 in group.arm.failed
             for group in self.groups
             for tier in self.tiers
-            if group.arm.serving[tier].can_carry and self._lives(tier)
+            if group.arm.serving[tier].can_run and self._has_devices(tier)
         )
 
-    def _lives(self, tier: str) -> bool:
-        kept = self.first.tier_of
-        return not kept or tier in kept.values()
+    def _has_devices(self, tier: str) -> bool:
+        tiers = self.first.tier_of
+        return not tiers or tier in tiers.values()
 
     @cached_property
-    def result(self) -> Result | None:
-        """By the rules of `fedloom compare`; None for a run alone, or before there is anything to compare."""
-        if not self.several or not self.judged:
+    def result(self) -> ComparisonResult | None:
+        """The result by the rules of `fedloom compare`; None for a single arm or before all arms were evaluated."""
+        if not self.has_several_arms or not self.is_evaluated:
             return None
         arms = [group.arm for group in self.groups]
-        found = conclude(at_equal_budgets(arms, self.equal), self.terms)
-        told = [] if self.equal == "rounds" else targets.said(arms, self.equal)
-        lost = [
-            f"{group.name} failed with seed {group.stories[at].seed}"
+        result = conclude(limit_to_budget(arms, self.equal), self.terms)
+        budgets = [] if self.equal == "rounds" else budget_lines(arms, self.equal)
+        failures = [
+            f"{group.name} failed with seed {group.readers[index].seed}"
             for group in self.groups
-            for at in group.arm.failed
+            for index in group.arm.failed
         ]
-        return replace(found, verdict=[*found.verdict, *told, *lost])
+        return replace(result, verdict=[*result.verdict, *budgets, *failures])
 
     @property
-    def uncompared(self) -> str:
-        """Why there is no result."""
-        return "not every arm was judged yet" if self.several else "there is one arm alone"
+    def missing_result_reason(self) -> str:
+        return "not all arms have been evaluated yet" if self.has_several_arms else "there is only one arm"
 
     @property
     def baseline(self) -> str | None:
-        """Whose end is the target: the one that was said, else the humblest arm there is."""
+        """The arm that sets the target: the recipe's, else a default control, else the second arm."""
         names = [group.name for group in self.groups]
-        found = [name for name in (self.terms.baseline, *FLOOR, *names[1:]) if name in names]
-        return found[0] if self.several else None
+        known = [name for name in (self.terms.baseline, *DEFAULT_BASELINES, *names[1:]) if name in names]
+        return known[0] if self.has_several_arms else None
 
 
-def report_data_of(folders: Sequence[Path], test: str | None = None) -> ReportData:
-    """Of a run, of a comparison's folder, or of runs that are put side by side here."""
+def read_report_data(folders: Sequence[Path], test: str | None = None) -> ReportData:
+    """Read a run, a comparison, or several runs to be compared."""
     for folder in folders:
-        if not is_run(folder) and not (folder / DESCRIPTION).is_file():
-            hint = "fedloom run my.toml --out my-run makes one"
-            raise NoReport(f"{folder} is not the folder of a run or of a comparison", hint)
-    described = [folder for folder in folders if (folder / DESCRIPTION).is_file()]
+        if not is_run_folder(folder) and not (folder / DESCRIPTION_FILE).is_file():
+            hint = "create one with: fedloom run my.toml --out my-run"
+            raise ReportError(f"{folder} is not the folder of a run or of a comparison", hint)
+    described = [folder for folder in folders if (folder / DESCRIPTION_FILE).is_file()]
     if described and len(folders) > 1:
-        raise NoReport("a comparison stands alone", "name either its folder, or the folders of runs")
-    return _described(described[0], test) if described else _side_by_side(folders, test)
+        raise ReportError("a comparison cannot be combined with other folders", "name its folder alone, or runs")
+    return _read_comparison(described[0], test) if described else _combine_runs(folders, test)
 
 
-def _described(home: Path, test: str | None) -> ReportData:
-    said = json.loads((home / DESCRIPTION).read_text(encoding="utf-8"))
-    groups = [_group(home, name, one) for name, one in said["arms"].items()]
-    groups = [group for group in groups if group.stories]
+def _read_comparison(home: Path, test: str | None) -> ReportData:
+    description = json.loads((home / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+    groups = [_read_group(home, name, arm) for name, arm in description["arms"].items()]
+    groups = [group for group in groups if group.readers]
     if not groups:
-        raise NoReport(f"no run of {home} has begun yet")
-    seeds = min(len(group.stories) for group in groups)  # paired; the others have not begun yet
-    paired = [_first_seeds(group, seeds) for group in groups]
-    terms = Terms(**{**said["terms"], "test": test or said["terms"]["test"]})
+        raise ReportError(f"no run of {home} has started yet")
+    seeds = min(len(group.readers) for group in groups)  # paired; later seeds have not started in every arm
+    paired = [_limit_seeds(group, seeds) for group in groups]
+    terms = ComparisonTerms(**{**description["terms"], "test": test or description["terms"]["test"]})
     if terms.baseline not in [group.name for group in paired]:
         terms = replace(terms, baseline=None)
-    return ReportData(paired, _tested(terms, paired[0].stories[0], test), said["command"], said["equal"])
+    terms = _choose_test(terms, paired[0].readers[0], test)
+    return ReportData(paired, terms, description["command"], description["equal"])
 
 
-def _group(home: Path, name: str, said: Mapping[str, Any]) -> Group:
-    stories = [RunReader(home / run) for run in said["runs"] if is_run(home / run)]
-    serving = {tier: Serving(**one) for tier, one in said["serving"].items()}
-    return Group(_measured(Arm(name, serving, [], said["candidate"], said["shares"]), stories), stories)
+def _read_group(home: Path, name: str, description: Mapping[str, Any]) -> Group:
+    readers = [RunReader(home / run) for run in description["runs"] if is_run_folder(home / run)]
+    serving = {tier: ServedModel(**served) for tier, served in description["serving"].items()}
+    arm = Arm(name, serving, [], description["candidate"], description["shares"])
+    return Group(_with_measurements(arm, readers), readers)
 
 
-def _measured(arm: Arm, stories: Sequence[RunReader]) -> Arm:
-    """With all that the runs behind it say."""
-    runs = [story.rows for story in stories]
-    macs = {tier["name"]: tier["macs"] for story in stories[:1] for tier in story.fleet["tiers"] if "macs" in tier}
-    failed = frozenset(at for at, story in enumerate(stories) if story.manifest["status"] == "failed")
+def _with_measurements(arm: Arm, readers: Sequence[RunReader]) -> Arm:
+    runs = [reader.rows for reader in readers]
+    macs = {tier["name"]: tier["macs"] for reader in readers[:1] for tier in reader.fleet["tiers"] if "macs" in tier}
+    failed = frozenset(at for at, reader in enumerate(readers) if reader.manifest["status"] == "failed")
     return replace(arm, runs=runs, metric=metric_of(row for rows in runs for row in rows), macs=macs, failed=failed)
 
 
-def _first_seeds(group: Group, seeds: int) -> Group:
-    return Group(replace(group.arm, runs=group.arm.runs[:seeds]), group.stories[:seeds])
+def _limit_seeds(group: Group, seeds: int) -> Group:
+    return Group(replace(group.arm, runs=group.arm.runs[:seeds]), group.readers[:seeds])
 
 
-def _side_by_side(folders: Sequence[Path], test: str | None) -> ReportData:
-    """Runs that differ in their seed alone are one arm."""
-    alike: dict[str, list[RunReader]] = {}
-    for story in map(RunReader, folders):
-        alike.setdefault(json.dumps({**story.recipe, "seed": None}, sort_keys=True), []).append(story)
-    arms = [sorted(stories, key=lambda story: story.seed) for stories in alike.values()]
-    _refuse_unpaired(arms)
-    tiers = arms[0][0].fleet["tiers"]
-    by_size = sorted(tiers, key=lambda tier: -tier.get("parameters", 0))
-    names = [tier["name"] for tier in by_size]
-    groups = [Group(_arm(name, stories, names), stories) for name, stories in zip(_names(arms), arms, strict=True)]
+def _combine_runs(folders: Sequence[Path], test: str | None) -> ReportData:
+    """Runs that differ only in their seed form one arm."""
+    by_recipe: dict[str, list[RunReader]] = {}
+    for reader in map(RunReader, folders):
+        by_recipe.setdefault(json.dumps({**reader.recipe, "seed": None}, sort_keys=True), []).append(reader)
+    arms = [sorted(readers, key=lambda reader: reader.seed) for readers in by_recipe.values()]
+    _check_paired(arms)
     first = arms[0][0]
+    tiers = first.fleet["tiers"]
+    names = [tier["name"] for tier in sorted(tiers, key=lambda tier: -tier.get("parameters", 0))]
+    groups = [
+        Group(_build_arm(name, readers, names), readers) for name, readers in zip(_arm_names(arms), arms, strict=True)
+    ]
     examples = int(first.manifest.get("test_examples", 1))
-    terms = Terms(names, {tier["name"]: tier["share"] for tier in tiers}, test or "global", examples)
+    terms = ComparisonTerms(names, {tier["name"]: tier["share"] for tier in tiers}, test or "global", examples)
     paths = " ".join(str(folder) for folder in folders)
     command = f"fedloom report {paths}" if len(folders) > 1 else ""
-    return ReportData(groups, _tested(terms, first, test), command)
+    return ReportData(groups, _choose_test(terms, first, test), command)
 
 
-def _refuse_unpaired(arms: Sequence[Sequence[RunReader]]) -> None:
-    seeds, tiers = [[one.seed for one in stories] for stories in arms], [_tier_names(one[0]) for one in arms]
-    if any(len(set(some)) < len(some) for some in seeds):
-        raise NoReport("the same recipe and seed were named twice", "name each run once")
-    if any(some != seeds[0] for some in seeds):
-        raise NoReport(f"the runs have not the same seeds: {seeds}", "runs are compared seed by seed: name all of them")
-    if any(some != tiers[0] for some in tiers):
-        raise NoReport("the runs have not the same tiers", "`fedloom compare` knows what becomes of a tier left out")
+def _check_paired(arms: Sequence[Sequence[RunReader]]) -> None:
+    seeds = [[reader.seed for reader in readers] for readers in arms]
+    tiers = [sorted(tier["name"] for tier in readers[0].fleet["tiers"]) for readers in arms]
+    if any(len(set(of_arm)) < len(of_arm) for of_arm in seeds):
+        raise ReportError("a run with the same recipe and seed is named twice", "name each run once")
+    if any(of_arm != seeds[0] for of_arm in seeds):
+        raise ReportError(f"the arms have different seeds: {seeds}", "name the runs of the same seeds for every arm")
+    if any(of_arm != tiers[0] for of_arm in tiers):
+        raise ReportError("the runs have different tiers", "use `fedloom compare`, which maps devices of missing tiers")
 
 
-def _tier_names(story: RunReader) -> list[str]:
-    return sorted(tier["name"] for tier in story.fleet["tiers"])
-
-
-def _names(arms: Sequence[Sequence[RunReader]]) -> list[str]:
-    """Their methods, or where two arms have the same one, their folders."""
-    methods = [stories[0].method for stories in arms]
-    named = [stories[0].folder.resolve().name for stories in arms]
-    parents = [stories[0].folder.resolve().parent.name for stories in arms]
-    for names in (methods, named, parents):
+def _arm_names(arms: Sequence[Sequence[RunReader]]) -> list[str]:
+    """Their methods; if those are equal, their folders."""
+    methods = [readers[0].method for readers in arms]
+    folders = [readers[0].folder.resolve().name for readers in arms]
+    parents = [readers[0].folder.resolve().parent.name for readers in arms]
+    for names in (methods, folders, parents):
         if len(set(names)) == len(arms):
             return names
     return [f"{method} {number}" for number, method in enumerate(methods, 1)]
 
 
-def _arm(name: str, stories: Sequence[RunReader], tiers: Sequence[str]) -> Arm:
-    trained = {tier["name"] for tier in stories[0].fleet["tiers"] if tier.get("trained", True)}
+def _build_arm(name: str, readers: Sequence[RunReader], tiers: Sequence[str]) -> Arm:
+    trained = {tier["name"] for tier in readers[0].fleet["tiers"] if tier.get("trained", True)}
     largest = next((tier for tier in tiers if tier in trained), tiers[0])
     serving = {
-        tier: Serving(tier, True) if tier in trained else Serving(largest, tiers.index(tier) < tiers.index(largest))
+        tier: ServedModel(tier, True)
+        if tier in trained
+        else ServedModel(largest, tiers.index(tier) < tiers.index(largest))
         for tier in tiers
     }
-    return _measured(Arm(name, serving, []), stories)
+    return _with_measurements(Arm(name, serving, []), readers)
 
 
-def _tested(terms: Terms, story: RunReader, asked: str | None) -> Terms:
-    """The test that is there: devices' own, where the whole set was not asked."""
-    known = {row.test for row in story.rows if row.metric == "accuracy" and not row.device}
-    if asked and known and asked not in known:
-        raise NoReport(f"nothing was judged on {asked!r}", f"there are: {', '.join(sorted(known))}")
+def _choose_test(terms: ComparisonTerms, reader: RunReader, requested: str | None) -> ComparisonTerms:
+    """The requested test; if the run has no global test, its local one."""
+    known = {row.test for row in reader.rows if row.metric == "accuracy" and not row.device}
+    if requested and known and requested not in known:
+        raise ReportError(f"there is no evaluation on {requested!r}", f"available: {', '.join(sorted(known))}")
     return terms if not known or terms.test in known else replace(terms, test=sorted(known)[0])

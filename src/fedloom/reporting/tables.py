@@ -1,191 +1,268 @@
-"""A comparison's result as text, Markdown, CSV and LaTeX: the same two tables and the same verdict."""
+"""The result of a comparison, and its tables and verdict as text, Markdown, CSV and LaTeX.
+
+The rules are the same whether the comparison has just run or is read from its folder.
+"""
 
 import csv
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from .paired_stats import ACCURACY
-from .result import Result
-from .targets import Amount, Reach, gain, in_order, median
+from .paired_stats import (
+    ACCURACY,
+    Arm,
+    OverallComparison,
+    compare_overall,
+    compute_difference,
+    summarize_arms,
+    write_verdict,
+)
+from .targets import (
+    Amount,
+    CostToTarget,
+    SoonerClaim,
+    conclude_sooner,
+    costs_to_targets,
+    gain_of,
+    median_amount,
+    sort_amounts,
+    tier_targets,
+)
+
+DESCRIPTION_FILE, DESCRIPTION_FORMAT = "comparison.json", "fedloom comparison 1"
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Cells that are strong are those of a winner, which there is only beyond noise."""
+class ComparisonTerms:
+    """How arms are compared. `tiers` run from the largest to the smallest."""
 
-    about: str
+    tiers: Sequence[str]
+    shares: Mapping[str, float]  # of the devices, by tier
+    test: str
+    examples: int  # in that test
+    controls: Collection[str] = ()  # names of arms that are controls
+    baseline: str | None = None  # the arm whose final value, less the margin, is the target
+    margin: float = 1.0
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    records: list[dict[str, Any]]
+    verdict: list[str]
+    reached: list[CostToTarget] = field(default_factory=list)
+    claims: list[SoonerClaim] = field(default_factory=list)
+    overall: list[OverallComparison] = field(default_factory=list)
+    winners: dict[str, str | None] = field(default_factory=dict)
+
+
+def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
+    first, tiers, shares, test = arms[0], terms.tiers, terms.shares, terms.test
+    reached = []
+    if terms.baseline is not None:
+        reached = costs_to_targets(arms, tier_targets(arms, tiers, test, terms.baseline, terms.margin), test)
+    claims, sooner = conclude_sooner(reached)
+    others = [arm for arm in arms[1:] if arm.name not in terms.controls or arm.name == "standalone"]
+    fleet = [one for one in (compare_overall(first, other, shares, test) for other in others) if one]
+    lines = write_verdict(arms, tiers, shares, test, terms.examples) + [str(one) for one in fleet] + sooner
+    records = summarize_arms(arms, tiers, shares, test)
+    return ComparisonResult(records, lines, reached, claims, fleet, find_winners(arms, terms))
+
+
+def find_winners(arms: Sequence[Arm], terms: ComparisonTerms) -> dict[str, str | None]:
+    """By tier, the arm that is better than every other beyond noise, or None.
+
+    An arm whose model the tier's devices cannot run does not compete for them.
+    """
+    return {tier: _find_winner(arms, tier, terms) for tier in terms.tiers}
+
+
+def _find_winner(arms: Sequence[Arm], tier: str, terms: ComparisonTerms) -> str | None:
+    finals = {arm.name: arm.final_values(tier, terms.test) for arm in arms}
+    eligible = [arm for arm in arms if arm.serving[tier].can_run and not any(map(math.isnan, finals[arm.name]))]
+    if len(eligible) < 2:
+        return None
+    best = max(eligible, key=lambda arm: arm.metric.sign * sum(finals[arm.name]))
+    gaps = [compute_difference(best, arm, tier, terms.test, terms.examples) for arm in eligible if arm is not best]
+    return best.name if all(gap.beyond_noise and gap.advantage > 0 for gap in gaps) else None
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text; `strong` cells belong to arms that win beyond noise."""
+
+    caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     strong: frozenset[tuple[int, int]] = frozenset()  # (row, column)
 
     def legend(self, mark: str) -> str:
-        """`mark`: what strong cells look like."""
-        return f"{self.about}\n{mark}: better than every other arm beyond noise." if self.strong else self.about
+        """The caption; `mark` says what strong cells look like."""
+        return f"{self.caption}\n{mark}: better than every other arm beyond noise." if self.strong else self.caption
 
-    def marked(self, stronger: Callable[[str], str]) -> list[list[str]]:
+    def mark_strong(self, mark: Callable[[str], str]) -> list[list[str]]:
         return [
-            [stronger(cell) if (number, at) in self.strong else cell for at, cell in enumerate(row)]
-            for number, row in enumerate(self.rows)
+            [mark(cell) if (row, column) in self.strong else cell for column, cell in enumerate(cells)]
+            for row, cells in enumerate(self.rows)
         ]
 
 
-def grids(result: Result) -> list[Grid]:
-    return [_worths(result), *([_targets(result.reached)] if result.reached else [])]
+def build_tables(result: ComparisonResult) -> list[TextTable]:
+    return [_value_table(result), *([_target_table(result.reached)] if result.reached else [])]
 
 
-def _worths(result: Result) -> Grid:
+def _value_table(result: ComparisonResult) -> TextTable:
     first = result.records[0]
-    tiers, name = list(first["can_carry"]), first["metric"]
-    extras = [one for one in EXTRAS if one.wanted(result)]
+    tiers, name = list(first["can_run"]), first["metric"]
+    columns = [column for column in COLUMNS if column.applies(result)]
     rows, strong = [], set()
     for number, record in enumerate(result.records):
-        cells = [_spread_of(record[name][tier], record["can_carry"][tier]) for tier in tiers]
+        cells = [_format_value(record[name][tier], record["can_run"][tier]) for tier in tiers]
         strong |= {(number, 1 + at) for at, tier in enumerate(tiers) if result.winners.get(tier) == record["arm"]}
-        rows.append((str(record["arm"]), *cells, *(one.cell(record) for one in extras)))
+        rows.append((str(record["arm"]), *cells, *(column.cell(record) for column in columns)))
     unit = " in %" if name == ACCURACY.name else ""
     over = ", mean ± standard deviation over seeds" if any(first[name][tier]["std"] for tier in tiers) else ""
-    whose = "of the model a device of the tier ends up with; in brackets: it cannot carry it."
-    own = " Own tests: of all devices, each on its own test examples." if OWN_TESTS in extras else ""
-    legend = f"{name.capitalize()}{unit}{over}, {whose}{own}"
-    return Grid(legend, ("arm", *tiers, *(one.header for one in extras)), rows, frozenset(strong))
+    model = "of the model that devices of the tier end up with; in brackets: they cannot run it."
+    local = " Local test: all devices, each on its own test examples." if LOCAL_TEST_COLUMN in columns else ""
+    caption = f"{name.capitalize()}{unit}{over}, {model}{local}"
+    return TextTable(caption, ("arm", *tiers, *(column.header for column in columns)), rows, frozenset(strong))
 
 
-def _spread_of(value: dict[str, float], can_carry: bool = True) -> str:
-    if math.isnan(value["mean"]):  # a tier may have no device, and then no model
+def _format_value(value: dict[str, float], can_run: bool = True) -> str:
+    if math.isnan(value["mean"]):  # a tier without devices has no model
         return "–"
-    said = f"{value['mean']:.1f}" + (f" ± {value['std']:.1f}" if value["std"] else "")
-    return said if can_carry else f"({said})"
+    text = f"{value['mean']:.1f}" + (f" ± {value['std']:.1f}" if value["std"] else "")
+    return text if can_run else f"({text})"
 
 
 @dataclass(frozen=True)
-class Extra:
-    """A column beside those of the tiers."""
+class OptionalColumn:
+    """A column besides those of the tiers."""
 
     header: str
     cell: Callable[[dict[str, Any]], str]
-    wanted: Callable[[Result], bool] = lambda result: True
+    applies: Callable[[ComparisonResult], bool] = lambda result: True
 
 
-def _millions(record: dict[str, Any]) -> str:
-    return " / ".join(f"{one / 1e6:.3g}" for one in dict.fromkeys(record["macs"].values())) or "–"
+def _format_macs(record: dict[str, Any]) -> str:
+    return " / ".join(f"{macs / 1e6:.3g}" for macs in dict.fromkeys(record["macs"].values())) or "–"
 
 
-OWN_TESTS = Extra(
-    "own tests",
-    lambda record: _spread_of(record["own_tests"]["all"]) if record["own_tests"] else "–",
-    lambda one: any(record["own_tests"] for record in one.records),
+LOCAL_TEST_COLUMN = OptionalColumn(
+    "local test",
+    lambda record: _format_value(record["local_test"]["all"]) if record["local_test"] else "–",
+    lambda result: any(record["local_test"] for record in result.records),
 )
-EXTRAS = (
-    Extra("worst", lambda record: _spread_of(record["worst_tier"]), lambda one: len(one.records[0]["can_carry"]) > 1),
-    OWN_TESTS,
-    Extra("served", lambda record: f"{record['served_percent']:.0f} %"),
-    Extra("million MACs", _millions, lambda one: any(record["macs"] for record in one.records)),
-    Extra("MB a round", lambda record: f"{record['bytes_per_round'] / 1e6:.2f}"),
-    Extra(
+COLUMNS = (
+    OptionalColumn(
+        "worst",
+        lambda record: _format_value(record["worst_tier"]),
+        lambda result: len(result.records[0]["can_run"]) > 1,
+    ),
+    LOCAL_TEST_COLUMN,
+    OptionalColumn("served", lambda record: f"{record['served_percent']:.0f} %"),
+    OptionalColumn("million MACs", _format_macs, lambda result: any(record["macs"] for record in result.records)),
+    OptionalColumn("MB per round", lambda record: f"{record['bytes_per_round'] / 1e6:.2f}"),
+    OptionalColumn(
         "simulated s",
         lambda record: "–" if record["seconds"] is None else f"{record['seconds']:.1f}",
-        lambda one: any(record["seconds"] is not None for record in one.records),
+        lambda result: any(record["seconds"] is not None for record in result.records),
     ),
-)  # fmt: skip
+)
 
 
-def _targets(reached: Sequence[Reach]) -> Grid:
+def _target_table(costs: Sequence[CostToTarget]) -> TextTable:
     rows = []
-    for one in reached:
-        others = [median(other.rounds) for other in reached if other.tier == one.tier and other is not one]
-        ratio = gain(median(one.rounds), others) if others else None
-        clock = _spread(one.seconds, 1, ".1f") if one.seconds else "–"
-        spent = (_spread(one.rounds), _spread(one.bytes, 1e6, ".2f"), clock)
-        rows.append((one.arm, one.tier, one.metric.said(one.target), *spent, ratio or "–"))
-    legend = (
-        "Rounds, megabytes and simulated seconds until a tier's target: median [lowest–highest] of the seeds; >: not "
-        "within the rounds. Gain: how many times as many rounds the soonest other arm takes."
+    for cost in costs:
+        seconds = _format_amounts(cost.seconds, 1, ".1f") if cost.seconds else "–"
+        spent = (_format_amounts(cost.rounds), _format_amounts(cost.bytes, 1e6, ".2f"), seconds)
+        rows.append((cost.arm, cost.tier, cost.metric.format(cost.target), *spent, gain_of(cost, costs) or "–"))
+    caption = (
+        "Rounds, megabytes and simulated seconds until a tier reaches its target: median [lowest–highest] over seeds; "
+        ">: not reached within the run. Gain: how many times as many rounds the fastest other arm takes."
     )
-    return Grid(legend, ("arm", "tier", "target", "rounds", "MB", "seconds", "gain"), rows)
+    return TextTable(caption, ("arm", "tier", "target", "rounds", "MB", "seconds", "gain"), rows)
 
 
-def _spread(amounts: Sequence[Amount], unit: float = 1, digits: str = "g") -> str:
-    said = [one.said(unit, digits) for one in in_order(amounts)]
-    return median(amounts).said(unit, digits) + (f" [{said[0]}–{said[-1]}]" if len(said) > 1 else "")
+def _format_amounts(amounts: Sequence[Amount], unit: float = 1, digits: str = "g") -> str:
+    texts = [amount.format(unit, digits) for amount in sort_amounts(amounts)]
+    return median_amount(amounts).format(unit, digits) + (f" [{texts[0]}–{texts[-1]}]" if len(texts) > 1 else "")
 
 
-def markdown(result: Result) -> str:
-    return "\n\n".join([*map(_markdown_table, grids(result)), "\n".join(f"- {line}" for line in result.verdict)]) + "\n"
+def to_markdown(result: ComparisonResult) -> str:
+    lines = "\n".join(f"- {line}" for line in result.verdict)
+    return "\n\n".join([*map(_markdown_table, build_tables(result)), lines]) + "\n"
 
 
-def _markdown_table(grid: Grid) -> str:
+def _markdown_table(table: TextTable) -> str:
     def row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    rule = "|" + "|".join([" --- ", *[" ---: "] * (len(grid.header) - 1)]) + "|"
-    rows = map(row, grid.marked(lambda cell: f"**{cell}**"))
-    return "\n".join([row(grid.header), rule, *rows, "", grid.legend("Strong")])
+    rule = "|" + "|".join([" --- ", *[" ---: "] * (len(table.header) - 1)]) + "|"
+    rows = map(row, table.mark_strong(lambda cell: f"**{cell}**"))
+    return "\n".join([row(table.header), rule, *rows, "", table.legend("Bold")])
 
 
 CSV_COLUMNS = (
-    "arm", "tier", "can_carry", "metric", "mean", "std", "winner", "worst_tier_mean", "worst_tier_std",
-    "own_tests_mean", "own_tests_std", "served_percent", "macs", "bytes_per_round", "seconds", "target", "reached",
+    "arm", "tier", "can_run", "metric", "mean", "std", "winner", "worst_tier_mean", "worst_tier_std",
+    "local_test_mean", "local_test_std", "served_percent", "macs", "bytes_per_round", "seconds", "target", "reached",
     "rounds_to_target", "bytes_to_target", "seconds_to_target", "gain",
 )  # fmt: skip
 
 
-def as_csv(result: Result) -> str:
-    """One line for each arm and tier, numbers as they are."""
-    written = io.StringIO()
-    lines = csv.writer(written, lineterminator="\n")
-    lines.writerow(CSV_COLUMNS)
-    reached = {(one.arm, one.tier): one for one in result.reached}
+def to_csv(result: ComparisonResult) -> str:
+    """One line per arm and tier, with unrounded numbers."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    reached = {(cost.arm, cost.tier): cost for cost in result.reached}
     for record in result.records:
         for tier, value in record[record["metric"]].items():
             name, worst = record["arm"], record["worst_tier"]
             won = int(result.winners.get(tier) == name)
-            kept = (int(record["can_carry"][tier]), record["metric"], value["mean"], value["std"], won)
+            of_tier = (int(record["can_run"][tier]), record["metric"], value["mean"], value["std"], won)
             spent = (record["macs"].get(tier, ""), record["bytes_per_round"], record["seconds"])
-            own = record["own_tests"]["all"] if record["own_tests"] else {"mean": "", "std": ""}
-            whole = (worst["mean"], worst["std"], own["mean"], own["std"], record["served_percent"], *spent)
-            lines.writerow([name, tier, *kept, *whole, *_reach(reached.get((name, tier)), result.reached)])
-    return written.getvalue()
+            local = record["local_test"]["all"] if record["local_test"] else {"mean": "", "std": ""}
+            of_arm = (worst["mean"], worst["std"], local["mean"], local["std"], record["served_percent"], *spent)
+            writer.writerow([name, tier, *of_tier, *of_arm, *_target_cells(reached.get((name, tier)), result.reached)])
+    return text.getvalue()
 
 
-def _reach(one: Reach | None, reached: Sequence[Reach]) -> tuple[Any, ...]:
-    if one is None:
+def _target_cells(cost: CostToTarget | None, costs: Sequence[CostToTarget]) -> tuple[Any, ...]:
+    if cost is None:
         return ("",) * 6
-    others = [median(other.rounds) for other in reached if other.tier == one.tier and other is not one]
-    rounds, moved = median(one.rounds), median(one.bytes)
-    seconds = median(one.seconds).value if one.seconds else ""
-    ratio = gain(rounds, others) if others else None
-    return one.target, int(rounds.exact), rounds.value, moved.value, seconds, ratio or ""
+    rounds, moved = median_amount(cost.rounds), median_amount(cost.bytes)
+    seconds = median_amount(cost.seconds).value if cost.seconds else ""
+    return cost.target, int(rounds.exact), rounds.value, moved.value, seconds, gain_of(cost, costs) or ""
 
 
-def latex(result: Result) -> str:
-    """Tables for a paper; needs no package."""
-    said = "\n".join(f"% {line}" for line in result.verdict)
-    return "\n\n".join([*map(_latex_table, grids(result)), said]) + "\n"
+def to_latex(result: ComparisonResult) -> str:
+    """Tables for a paper; they need no package."""
+    verdict = "\n".join(f"% {line}" for line in result.verdict)
+    return "\n\n".join([*map(_latex_table, build_tables(result)), verdict]) + "\n"
 
 
-def _latex_table(grid: Grid) -> str:
-    layout = "l" + "r" * (len(grid.header) - 1)
-    rows = [" & ".join(row) + r" \\" for row in _escaped(grid).marked(lambda cell: rf"\textbf{{{cell}}}")]
-    header = " & ".join(map(_tex, grid.header)) + r" \\"
+def _latex_table(table: TextTable) -> str:
+    layout = "l" + "r" * (len(table.header) - 1)
+    escaped = TextTable("", table.header, [[_escape_tex(cell) for cell in row] for row in table.rows], table.strong)
+    rows = [" & ".join(row) + r" \\" for row in escaped.mark_strong(lambda cell: rf"\textbf{{{cell}}}")]
+    header = " & ".join(map(_escape_tex, table.header)) + r" \\"
     body = [rf"\begin{{tabular}}{{{layout}}}", r"\hline", header, r"\hline", *rows, r"\hline", r"\end{tabular}"]
-    return "\n".join(
-        [r"\begin{table}", r"\centering", *body, rf"\caption{{{_tex(grid.legend('Bold'))}}}", r"\end{table}"]
-    )
+    caption = rf"\caption{{{_escape_tex(table.legend('Bold'))}}}"
+    return "\n".join([r"\begin{table}", r"\centering", *body, caption, r"\end{table}"])
 
 
-def _escaped(grid: Grid) -> Grid:
-    return Grid(grid.about, grid.header, [[_tex(cell) for cell in row] for row in grid.rows], grid.strong)
+def _escape_tex(text: str) -> str:
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
+    for sign, tex in (("±", r"$\pm$"), (">", "$>$"), ("<", "$<$"), ("–", "--"), ("[", "{[}"), ("]", "{]}")):
+        text = text.replace(sign, tex)
+    return text
 
 
-def _tex(text: str) -> str:
-    plain = re.sub(r"([&%$#_{}])", r"\\\1", text)
-    for sign, spelled in (("±", r"$\pm$"), (">", "$>$"), ("<", "$<$"), ("–", "--"), ("[", "{[}"), ("]", "{]}")):
-        plain = plain.replace(sign, spelled)
-    return plain
-
-
-FILES: dict[str, Callable[[Result], str]] = {"results.md": markdown, "results.csv": as_csv, "results.tex": latex}
+FILES: dict[str, Callable[[ComparisonResult], str]] = {
+    "results.md": to_markdown,
+    "results.csv": to_csv,
+    "results.tex": to_latex,
+}

@@ -32,15 +32,15 @@ from ..engines import (
 from ..engines.client_state import ClientStates
 from ..engines.faults import Remote
 from ..evaluation import Evaluator, FineTune, StaticBatchNorm
-from ..evaluation.evaluator import SERVER_MODEL, server_model
-from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, expected_voters, nesting_problem, side_by_side
+from ..evaluation.evaluator import SERVER_MODEL_REF, load_server_model
+from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, expected_participants, find_nesting_problem, make_tiers
 from ..footprints import RULES, Aggregate, DPAggregator, RobustAggregator, coverage_mean
-from ..methods import Method
+from ..methods import Method, fleet_problem
 from ..models import Model, model
 from ..recipe.errors import RecipeError, RecipeIssue
-from ..recipe.load import Loaded
+from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
-from ..recipe.schema import AggregationPart, Evaluation
+from ..recipe.schema import AggregationConfig, EvaluationConfig
 from ..recipe.validation import instantiate
 from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
@@ -56,7 +56,7 @@ from .state import RunState
 class Experiment:
     """All that a run needs."""
 
-    loaded: Loaded
+    loaded: LoadedRecipe
     dataset: Dataset
     partition: Partition
     fleet: Fleet
@@ -77,19 +77,19 @@ class Experiment:
         return cast(Remote, self.engine).memory  # so has every engine of a run
 
 
-def build_fleet(loaded: Loaded, tables: Registry, seen: Outline) -> Fleet:
+def build_fleet(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> Fleet:
     recipe, part = loaded.recipe, loaded.recipe.fleet
     _refuse_given_amiss(loaded)
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
-    models, strangers = build_models(loaded, tables, seen), round(part.holdout_fraction * recipe.data.devices)
+    models, strangers = build_models(loaded, registry, seen), round(part.holdout_fraction * recipe.data.devices)
     unseen = generator(recipe.seed, HOLDOUT_DEVICES).permutation(recipe.data.devices)[:strangers]
     fleet = Fleet(
-        side_by_side(models), shares, recipe.data.devices, recipe.seed, part.assignment,
+        make_tiers(models), shares, recipe.data.devices, recipe.seed, part.assignment,
         holdout_devices=frozenset(unseen.tolist()), device_tiers=part.device_tiers,
     )  # fmt: skip
     if part.eligible:
-        fleet = fleet.restricted(part.eligible)
+        fleet = fleet.restrict_tiers(part.eligible)
     if part.assignment == "fixed" and not draw_cohort(fleet, 1.0, 1):
         said = "no device belongs to these tiers, so nobody would train"
         place = ("fleet", "eligible" if part.eligible else "holdout_fraction")
@@ -97,7 +97,7 @@ def build_fleet(loaded: Loaded, tables: Registry, seen: Outline) -> Fleet:
     return fleet
 
 
-def _refuse_given_amiss(loaded: Loaded) -> None:
+def _refuse_given_amiss(loaded: LoadedRecipe) -> None:
     part, devices = loaded.recipe.fleet, loaded.recipe.data.devices
     if part.device_tiers and part.assignment == "redrawn":
         said = "tiers cannot be given and redrawn"
@@ -107,16 +107,16 @@ def _refuse_given_amiss(loaded: Loaded) -> None:
         raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "RECIPE_VALUE", said))
 
 
-def build_models(loaded: Loaded, tables: Registry, seen: Outline) -> list[tuple[str, Model]]:
+def build_models(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> list[tuple[str, Model]]:
     """Every tier's model, under the tier's name."""
     recipe = loaded.recipe
     found: list[tuple[str, Model]] = []
     for number, tier in enumerate(recipe.tiers):
         family = tier.family or recipe.model.family
         try:
-            size = _size(loaded, tables, number)
-            made = model(family, tables.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens)
-            made.fits_the_data()
+            size = _size(loaded, registry, number)
+            made = model(family, registry.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens)
+            made.check_output_size()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
             raise loaded.error(RecipeIssue(("tiers", number), "MODEL_BUILD", said)) from error
@@ -124,31 +124,31 @@ def build_models(loaded: Loaded, tables: Registry, seen: Outline) -> list[tuple[
     return found
 
 
-def _size(loaded: Loaded, tables: Registry, number: int) -> dict[str, Any]:
+def _size(loaded: LoadedRecipe, registry: Registry, number: int) -> dict[str, Any]:
     """A tier's settings, and the widest of its family where a family asks for it."""
     recipe = loaded.recipe
     common, own = recipe.model.settings, recipe.tiers[number]
     alike = [tier for tier in recipe.tiers if tier.family == own.family]
     sizes = [{**({} if tier.family else common), **tier.settings} for tier in alike]
-    named = inspect.signature(tables.models[own.family or recipe.model.family]).parameters
+    named = inspect.signature(registry.models[own.family or recipe.model.family]).parameters
     if "widest" in named and "width" in named:
         widest = max(size.get("width", named["width"].default) for size in sizes)
         sizes = [{**size, "widest": widest} for size in sizes]
     return sizes[alike.index(own)]
 
 
-def build_method(loaded: Loaded, tables: Registry, fleet: Fleet) -> Method:
+def build_method(loaded: LoadedRecipe, registry: Registry, fleet: Fleet) -> Method:
     part = loaded.recipe.method
-    kind = tables.methods[part.name]
+    kind = registry.methods[part.name]
     missing = getattr(kind, "__abstractmethods__", ())
     if missing:
         said = f"{part.name} lacks {', '.join(sorted(missing))}, which every method has"
         raise loaded.error(RecipeIssue(("method", "name"), "METHOD_INCOMPLETE", said, value=part.name))
-    made = kind.made(part.settings, tables.methods)
-    outside = nesting_problem(fleet) if made.admits == "sizes of one model" else None
+    made = kind.from_settings(part.settings, registry.methods)
+    outside = find_nesting_problem(fleet) if made.info.heterogeneity == "nested" else None
     if outside:
         raise loaded.error(RecipeIssue(("tiers",), "TIER_SHAPE", outside))
-    refusal = made.fleet_problem(fleet)
+    refusal = fleet_problem(made, fleet)
     if refusal:
         raise loaded.error(RecipeIssue(("method", "name"), "METHOD_REFUSES", refusal, value=part.name))
     if made.needs_public_data and loaded.recipe.data.public is None:
@@ -159,42 +159,44 @@ def build_method(loaded: Loaded, tables: Registry, fleet: Fleet) -> Method:
     return made
 
 
-def build_aggregate(aggregation: AggregationPart) -> Aggregate:
+def build_aggregate(aggregation: AggregationConfig) -> Aggregate:
     """How replies become weights: the papers' mean, or a rule that a few bad ones cannot bend."""
     rule = instantiate(RULES, {"rule": aggregation.rule, **aggregation.settings}, "rule")()
     return RobustAggregator(rule, aggregation.low_coverage, aggregation.min_contributors) if rule else coverage_mean
 
 
-def refuse_deployment(loaded: Loaded, method: Method) -> None:
+def refuse_deployment(loaded: LoadedRecipe, method: Method) -> None:
     """Raise unless real devices may be asked for what this method takes from them."""
     refuse_known_noise(loaded)
-    if method.simulated:
-        said = f"{loaded.recipe.method.name} takes {method.leaves}"
+    if method.info.simulation_only:
+        said = f"{loaded.recipe.method.name} uploads {method.info.uploads}"
         raise loaded.error(RecipeIssue(("method", "name"), "SIMULATION_ONLY", said))
-    if method.ships and not loaded.recipe.privacy.acknowledge_feature_sharing:
-        said = f"{loaded.recipe.method.name} takes features of the {method.ships} from devices: inputs can be rebuilt"
+    if method.shares_features and not loaded.recipe.privacy.acknowledge_feature_sharing:
+        said = (
+            f"{loaded.recipe.method.name} uploads features of the {method.shares_features}: inputs can be rebuilt from them"
+        )
         hint = "fedloom audit RUN measures how well; if that is acceptable, set it to true"
         raise loaded.error(RecipeIssue(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
 
 
-def refuse_unjudged(loaded: Loaded, seen: Outline) -> None:
+def refuse_unjudged(loaded: LoadedRecipe, seen: Outline) -> None:
     """Raise where the recipe wants a evaluation that its data has none of."""
     if loaded.recipe.evaluation.fine_tune is not None and seen.labels.train.ndim > 1:
         said = "where every position is a question, nothing is judged before and after tuning"
         raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", said, "leave it out"))
 
 
-def build(loaded: Loaded, tables: Registry, seen: Outline) -> tuple[Fleet, Method]:
+def build(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> tuple[Fleet, Method]:
     """Who learns and how: all of a recipe that can be refused without its data."""
-    fleet = build_fleet(loaded, tables, seen)
-    method = build_method(loaded, tables, fleet)
+    fleet = build_fleet(loaded, registry, seen)
+    method = build_method(loaded, registry, fleet)
     refuse_uncovered(loaded, fleet, method)
     refuse_uncodable(loaded, fleet, method)
     refuse_unjudged(loaded, seen)
     return fleet, method
 
 
-def warm_start(loaded: Loaded, fleet: Fleet) -> Tensors | None:
+def warm_start(loaded: LoadedRecipe, fleet: Fleet) -> Tensors | None:
     """The weights of an earlier model, where the recipe names one."""
     source = loaded.recipe.start.source
     if source is None:
@@ -225,13 +227,13 @@ def finder(method: Method, evaluator: Evaluator) -> Callable[[tuple[str, ...]], 
         match address:
             case ("statistics", name):
                 task: Task = getattr(evaluator.statistics, name)
-            case ("exam", name):
+            case ("test_set", name):
                 task = getattr(evaluator.test_set, name)
             case ("fine_tune", name):
                 task = getattr(evaluator.fine_tune, name)
             case ("personal", fill, *rest):
-                carried = server_model if tuple(rest) == SERVER_MODEL else method.find(*rest)
-                task = evaluator.personal(DeviceModel(carried, unseen_logit=json.loads(fill))).measure
+                carried = load_server_model if tuple(rest) == SERVER_MODEL_REF else method.find(*rest)
+                task = evaluator.local_evaluation(DeviceModel(carried, unseen_logit=json.loads(fill))).evaluate
             case _:
                 task = method.find(*address)
         return task
@@ -240,16 +242,16 @@ def finder(method: Method, evaluator: Evaluator) -> Callable[[tuple[str, ...]], 
 
 
 def build_simulation(
-    loaded: Loaded, method: Method, held: ClientData, warm: Tensors | None, notes: RunState
+    loaded: LoadedRecipe, method: Method, held: ClientData, warm: Tensors | None, notes: RunState
 ) -> InProcess:
     """The engine that knows the devices; whoever wants to hear of refusals says so later."""
     recipe, training, admission = loaded.recipe, loaded.recipe.training, loaded.recipe.admission
     return InProcess(
         client_data=held,
-        memory=ClientStateStore(lambda device: method.prepare(device, recipe.seed, warm)),
+        memory=ClientStateStore(lambda device: method.init_client(device, recipe.seed, warm)),
         schedule=Schedule(training.batch_size, training.epochs, training.last_batch),
         optimizer=instantiate(OPTIMIZERS, training.optimizer)(),
-        rates=instantiate(LR_SCHEDULES, training.lr_schedule)(),
+        lr_schedule=instantiate(LR_SCHEDULES, training.lr_schedule)(),
         seed=recipe.seed,
         label_smoothing=training.label_smoothing,
         devices_per_block=recipe.engine.devices_per_block,
@@ -258,10 +260,10 @@ def build_simulation(
     )
 
 
-def build_judge(said: Evaluation, dataset: Dataset, partition: Partition, held: ClientData, fleet: Fleet) -> Evaluator:
+def build_judge(said: EvaluationConfig, dataset: Dataset, partition: Partition, held: ClientData, fleet: Fleet) -> Evaluator:
     return Evaluator(
         dataset=dataset,
-        own_tests=[torch.from_numpy(rows) for rows in partition.test],
+        local_tests=[torch.from_numpy(rows) for rows in partition.test],
         seen_labels=torch.stack([held.seen_labels(device) for device in fleet.devices(1)]),
         statistics=StaticBatchNorm(**said.statistics),
         batch_size=said.batch_size,
@@ -272,14 +274,14 @@ def build_judge(said: Evaluation, dataset: Dataset, partition: Partition, held: 
 
 
 def assemble(
-    loaded: Loaded, tables: Registry, folder: Path, dataset: Dataset | None = None, workers: int = 1
+    loaded: LoadedRecipe, registry: Registry, folder: Path, dataset: Dataset | None = None, workers: int = 1
 ) -> Experiment:
     """`dataset` is the recipe's data where it has been read before: arms of a comparison share it. The number of
     workers changes nothing but the time."""
-    dataset = dataset or read_data(loaded, tables, folder)
+    dataset = dataset or read_data(loaded, registry, folder)
     seen = outline_of(dataset)
     partition = build_partition(loaded, seen.labels)
-    fleet, method = build(loaded, tables, seen)
+    fleet, method = build(loaded, registry, seen)
     warm, held = warm_start(loaded, fleet), build_client_data(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
     standing = RunState()
@@ -290,11 +292,11 @@ def assemble(
     alone = build_simulation(loaded, method, held, warm, standing)
     alone.on_refusal = tell
     evaluator = build_judge(loaded.recipe.evaluation, dataset, partition, held, fleet)
-    evaluator = replace(evaluator, own_tests_away=holds_its_own(loaded))
+    evaluator = replace(evaluator, tests_on_devices=holds_its_own(loaded))
     engine = ProcessPool(alone, fleet, finder(method, evaluator), workers) if workers > 1 else alone
     return Experiment(
         loaded, dataset, partition, fleet, method, engine, evaluator, refusals, warm,
-        public_examples(loaded, tables, folder, dataset), build_aggregate(loaded.recipe.aggregation),
+        public_examples(loaded, registry, folder, dataset), build_aggregate(loaded.recipe.aggregation),
         build_faults(loaded, fleet, alone, build_clock(loaded, method, fleet), tell), standing,
     )  # fmt: skip
 
@@ -315,7 +317,7 @@ def merge_for(experiment: Experiment, round_number: int) -> Aggregate:
     said, fleet = experiment.loaded.recipe.privacy, experiment.fleet
     if said.clip is None or said.noise is None:
         return experiment.aggregate
-    expected = expected_voters(fleet, experiment.loaded.recipe.fleet.participation)
+    expected = expected_participants(fleet, experiment.loaded.recipe.fleet.participation)
     electorate = [
         (experiment.method.aggregation_footprint(tier, fleet, round_number), expected[tier.name])
         for tier in fleet.active_tiers

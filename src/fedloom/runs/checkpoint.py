@@ -8,6 +8,7 @@ moment LATEST names it; until then nothing that counted before is touched.
 import contextlib
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ import safetensors
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..files import sync_folder, write_whole
+from ..files import sync_folder, write_atomic
 from ..tensors import Parcel, Tensors
+
+log = logging.getLogger(__name__)
 
 FOLDER, LATEST = "checkpoints", "LATEST"
 KEPT = 3  # newest ones; and the best
@@ -64,7 +67,7 @@ class Checkpoints:
         new = _others(point, known)
         name = f"{point.number:06d}.safetensors"
         places = {**known, **dict.fromkeys(new, name)}
-        digests = {**self._digests, name: write_whole(self.folder / name, _packed(new))}
+        digests = {**self._digests, name: write_atomic(self.folder / name, _packed(new))}
         said = {
             "round": point.number,
             "owners": ["", *point.memories],
@@ -74,9 +77,9 @@ class Checkpoints:
             "score": score,
         }
         manifest = self.folder / f"{point.number:06d}.json"
-        write_whole(manifest, json.dumps({**said, "sha256": _digest(said)}).encode())
+        write_atomic(manifest, json.dumps({**said, "sha256": _digest(said)}).encode())
         sync_folder(self.folder)
-        write_whole(self.folder / LATEST, f"{manifest.name}\n".encode())
+        write_atomic(self.folder / LATEST, f"{manifest.name}\n".encode())
         sync_folder(self.folder)
         self._files, self._digests, self._server, self._stamps = places, digests, point.server, dict(point.stamps)
         self._prune()
@@ -90,13 +93,13 @@ class Checkpoints:
             if who in still or (who == "" and bundle in bundles)
         }
 
-    def newest(self, noticed: Callable[[str], None] = lambda said: None) -> Checkpoint | None:
+    def newest(self) -> Checkpoint | None:
         """The last good one; what had to be passed over is said."""
         for number in self._in_order():
             try:
                 return self.read(number)
             except CorruptCheckpoint as torn:
-                noticed(f"checkpoint of round {number} cannot be used: {torn}")
+                log.warning("checkpoint of round %d cannot be used: %s", number, torn)
         return None
 
     def read(self, number: int) -> Checkpoint:

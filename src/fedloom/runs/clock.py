@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ..engines.faults import FaultInjector
 from ..fleet import Device, Fleet, RoundContext
-from ..fleet.speed import STRAGGLERS, Pace, Paces
+from ..fleet.speed import STRAGGLERS, DeviceSpeed, DeviceSpeeds
 from ..methods import Method
 from ..recipe.errors import RecipeIssue
-from ..recipe.load import Loaded
+from ..recipe.load import LoadedRecipe
 from ..recipe.schema import Recipe
 from ..recipe.validation import instantiate
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Clock:
     recipe: Recipe
     method: Method
-    paces: Paces
+    paces: DeviceSpeeds
 
     def knows(self, tiers: Iterable[str]) -> bool:
         """Whether the recipe says how fast these are."""
@@ -36,7 +36,7 @@ class Clock:
         """Of one device that has moved so many bytes and trains on so many examples as often as the recipe says."""
         (speed, bandwidth), pace, part = (
             self._able[device.tier],
-            self.paces.get(device.name, Pace()),
+            self.paces.get(device.name, DeviceSpeed()),
             self.recipe.training,
         )
         steps = part.epochs * -(-examples // part.batch_size)
@@ -48,7 +48,7 @@ class Clock:
         return {one.name: (one.speed, one.bandwidth) for one in self.recipe.tiers if one.speed and one.bandwidth}
 
 
-def build_clock(loaded: Loaded, method: Method, fleet: Fleet) -> Clock:
+def build_clock(loaded: LoadedRecipe, method: Method, fleet: Fleet) -> Clock:
     said = loaded.recipe.faults.stragglers
     try:
         return Clock(loaded.recipe, method, instantiate(STRAGGLERS, said)(fleet) if said else {})
@@ -59,15 +59,15 @@ def build_clock(loaded: Loaded, method: Method, fleet: Fleet) -> Clock:
 def round_seconds(experiment: "Experiment", context: RoundContext) -> float | None:
     """None unless the recipe says how fast every tier that was asked is."""
     clock, traffic, speed = experiment.faults.clock, context.traffic, experiment.loaded.recipe.fleet.server_speed
-    if not clock.knows(traffic.carriers[name].tier for name in traffic.travelled):
+    if not clock.knows(traffic.devices[name].tier for name in traffic.compressed_by_device):
         return None
-    held = {name: traffic.examples.get(name, 0) for name in traffic.travelled}
+    held = {name: traffic.examples.get(name, 0) for name in traffic.compressed_by_device}
     extra = experiment.method.server_macs(experiment.fleet.global_model, sum(held.values()))
     if extra and speed is None:
         return None
     if isinstance(context.engine, FaultInjector):
         slowest = context.engine.hearing.waited
     else:
-        took = (clock.seconds(traffic.carriers[name], moved, held[name]) for name, moved in traffic.travelled.items())
+        took = (clock.seconds(traffic.devices[name], moved, held[name]) for name, moved in traffic.compressed_by_device.items())
         slowest = max(took, default=0.0)
     return slowest + extra / (speed or 1.0)

@@ -11,7 +11,7 @@ from ..fleet import Fleet, RoundContext
 from ..footprints import Footprint
 from ..methods import Method
 from ..recipe.errors import RecipeIssue
-from ..recipe.load import Loaded
+from ..recipe.load import LoadedRecipe
 from ..recipe.schema import Recipe
 from ..recipe.validation import instantiate
 
@@ -35,7 +35,7 @@ def coded(context: RoundContext, recipe: Recipe, simulation: InProcess) -> Round
     return replace(context, engine=Coded(simulation, codec) if simulated else context.engine, coding=codec)
 
 
-def refuse_uncodable(loaded: Loaded, fleet: Fleet, method: Method) -> None:
+def refuse_uncodable(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
     problems = list(_uncodable(loaded.recipe, fleet, method))
     if problems:
         raise loaded.error(*problems)

@@ -16,40 +16,40 @@ from ..data import (
     Labels,
     Partition,
     Preparation,
-    at_most,
+    limit_examples,
     correlate_tiers_with_labels,
-    facts_of,
-    held_out,
-    labels_of,
-    made_up_labels,
+    lookup_dataset_info,
+    hold_out,
+    extract_labels,
+    synthetic_labels,
     subsample,
 )
 from ..recipe.errors import RecipeIssue
-from ..recipe.load import Loaded
+from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..recipe.validation import instantiate
 from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRELATION, VALIDATION, generator
 
 
-def read_data(loaded: Loaded, tables: Registry, folder: Path) -> Dataset:
+def read_data(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Dataset:
     data = loaded.recipe.data
-    reader = tables.datasets[data.dataset]
+    reader = registry.datasets[data.dataset]
     place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
     dataset = reader(**place, **data.settings)
     if data.validation is not None:
-        dataset = dataset.without_test(torch.from_numpy(validation_rows(loaded, len(dataset.train))))
+        dataset = dataset.with_validation_split(torch.from_numpy(validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
-        dataset = dataset.with_tests(data.test_examples)
+        dataset = dataset.limit_test_examples(data.test_examples)
     return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
 
 
-def validation_rows(loaded: Loaded, examples: int) -> np.ndarray:
+def validation_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
     """The same for every seed: what is chosen by them must be chosen for all seeds."""
     count = loaded.recipe.data.validation or 0
     if count >= examples:
         said = f"there are only {examples} training examples in all"
         raise loaded.error(RecipeIssue(("data", "validation"), "RECIPE_VALUE", said, value=count))
-    return held_out(examples, count, generator(0, VALIDATION))
+    return hold_out(examples, count, generator(0, VALIDATION))
 
 
 @dataclass(frozen=True)
@@ -63,27 +63,27 @@ class Outline:
     preparation: Preparation = PREPARATIONS["plain"]
 
 
-def outline(loaded: Loaded, tables: Registry, folder: Path) -> Outline:
+def outline(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Outline:
     """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
     data = loaded.recipe.data
-    ours = tables.datasets[data.dataset] is DATASETS.get(data.dataset)
-    facts = facts_of(data.dataset, data.settings) if ours else None
+    ours = registry.datasets[data.dataset] is DATASETS.get(data.dataset)
+    facts = lookup_dataset_info(data.dataset, data.settings) if ours else None
     if facts is None:
-        return outline_of(read_data(loaded, tables, folder))
+        return outline_of(read_data(loaded, registry, folder))
     prepare = PREPARATIONS[data.preparation or facts.preparation]
     made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8 if facts.tokens is None else torch.int64))
     held = len(validation_rows(loaded, facts.train))
     facts = replace(facts, train=facts.train - held, test=held) if held else facts
-    labels = made_up_labels(facts, data.test_examples)
+    labels = synthetic_labels(facts, data.test_examples)
     return Outline(tuple(made_up.shape[1:]), facts.shape, labels, facts.tokens, prepare)
 
 
 def outline_of(dataset: Dataset) -> Outline:
     stored = tuple(dataset.train.x.shape[1:])
-    return Outline(dataset.input_shape, stored, labels_of(dataset), dataset.tokens, dataset.preparation)
+    return Outline(dataset.input_shape, stored, extract_labels(dataset), dataset.tokens, dataset.preparation)
 
 
-def public_examples(loaded: Loaded, tables: Registry, folder: Path, dataset: Dataset) -> Tensor | None:
+def public_examples(loaded: LoadedRecipe, registry: Registry, folder: Path, dataset: Dataset) -> Tensor | None:
     """What the server has, as it is stored; None if the recipe gives it nothing."""
     part = loaded.recipe.data.public
     if part is None:
@@ -94,33 +94,33 @@ def public_examples(loaded: Loaded, tables: Registry, folder: Path, dataset: Dat
         case "train_pool":
             return dataset.train.x
         case "dataset":
-            other = loaded.changed({**loaded.recipe.document(), "data": {"dataset": part.dataset}})
-            return _alike(loaded, read_data(other, tables, folder).train.x, dataset.train.x)[: part.examples]
+            other = loaded.with_document({**loaded.recipe.document(), "data": {"dataset": part.dataset}})
+            return _alike(loaded, read_data(other, registry, folder).train.x, dataset.train.x)[: part.examples]
 
 
-def _alike(loaded: Loaded, public: Tensor, own: Tensor) -> Tensor:
+def _alike(loaded: LoadedRecipe, public: Tensor, own: Tensor) -> Tensor:
     if public.shape[1:] == own.shape[1:] and public.dtype == own.dtype:
         return public
     said = f"its examples are of shape {tuple(public.shape[1:])}, the devices' of {tuple(own.shape[1:])}"
     raise loaded.error(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", said))
 
 
-def server_rows(loaded: Loaded, examples: int) -> np.ndarray:
+def server_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
     """The training examples that no device gets, because the server has them."""
     part = loaded.recipe.data.public
     count = part.examples if part is not None and part.source == "holdout" else 0
     if count >= examples:
         said = f"there are only {examples} training examples in all"
         raise loaded.error(RecipeIssue(("data", "public", "examples"), "RECIPE_VALUE", said, value=count))
-    return held_out(examples, count, generator(loaded.recipe.seed, PUBLIC))
+    return hold_out(examples, count, generator(loaded.recipe.seed, PUBLIC))
 
 
-def holds_its_own(loaded: Loaded) -> bool:
+def holds_its_own(loaded: LoadedRecipe) -> bool:
     """Whether devices have data that the server knows nothing of."""
     return bool(loaded.recipe.data.partition["kind"] == "own")
 
 
-def build_partition(loaded: Loaded, labels: Labels) -> Partition:
+def build_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
     if holds_its_own(loaded) and loaded.recipe.engine.kind != "flower":
         said, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
@@ -135,7 +135,7 @@ def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     if len(made.train) != data.devices:
         said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
-    made = at_most(made, data.max_examples, generator(seed, MAX_EXAMPLES))
+    made = limit_examples(made, data.max_examples, generator(seed, MAX_EXAMPLES))
     if data.subsample:
         made = subsample(made, data.subsample.devices, data.subsample.keep, generator(seed, SUBSAMPLE))
     return correlate_tiers_with_labels(
@@ -143,7 +143,7 @@ def build_partition(loaded: Loaded, labels: Labels) -> Partition:
     )
 
 
-def _partition(loaded: Loaded, labels: Labels) -> Partition:
+def _partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
     """Of what the server leaves; a map from a file must do so by itself."""
     data, draw = loaded.recipe.data, generator(loaded.recipe.seed, PARTITION)
     cut, kept_back = instantiate(PARTITIONS, data.partition), server_rows(loaded, len(labels.train))

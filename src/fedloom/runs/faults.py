@@ -12,12 +12,12 @@ from ..engines import Codec, Coded, InProcess, Refusal
 from ..engines.faults import Damage, DeadlineEngine, FaultInjector, FaultPlan, Remote, Responses, Seconds
 from ..evaluation import Row
 from ..fleet import Device, Fleet, RoundContext, draw_cohort
-from ..fleet.sampling import ALWAYS, BadTrace, Trace, cohort_size, read_trace
+from ..fleet.sampling import ALWAYS, BadTrace, AvailabilityTrace, cohort_size, read_trace
 from ..fleet.tiers import TierRegion, region_name, tier_regions
 from ..footprints.regions import hold_low_coverage
 from ..recipe.errors import RecipeIssue
-from ..recipe.load import Loaded
-from ..recipe.schema import FaultsPart, Recipe
+from ..recipe.load import LoadedRecipe
+from ..recipe.schema import FaultsConfig, Recipe
 from ..seeds import CORRUPT, CORRUPTION, DROPOUT, generator
 from ..tensors import Parcel
 from .clock import Clock
@@ -42,14 +42,14 @@ class Faults:
     fleet: Fleet
     engine: InProcess | Remote
     clock: Clock
-    trace: Trace
+    trace: AvailabilityTrace
     tell: Callable[[int, Refusal], None]
 
     @property
     def none(self) -> bool:
         """Whether nothing can go wrong; then a turn is left as it is. Patience and slowness alone change no round."""
         part = self.recipe.faults
-        return part == FaultsPart(max_failed_rounds=part.max_failed_rounds, stragglers=part.stragglers)
+        return part == FaultsConfig(max_failed_rounds=part.max_failed_rounds, stragglers=part.stragglers)
 
     def cohort(self, number: int) -> list[Device]:
         part = self.recipe.fleet
@@ -58,7 +58,7 @@ class Faults:
 
     def members(self, number: int) -> list[Device]:
         """All that may take part and are there."""
-        there = [index for index in self.fleet.eligible_devices(number) if self.trace.there(index, number)]
+        there = [index for index in self.fleet.eligible_indices(number) if self.trace.is_available(index, number)]
         return [self.fleet.device(index, number) for index in there]
 
     def around(self, context: RoundContext) -> RoundContext:
@@ -187,7 +187,7 @@ def hearing_of(context: RoundContext) -> Responses | None:
 
 
 def build_faults(
-    loaded: Loaded, fleet: Fleet, engine: InProcess, clock: Clock, tell: Callable[[int, Refusal], None]
+    loaded: LoadedRecipe, fleet: Fleet, engine: InProcess, clock: Clock, tell: Callable[[int, Refusal], None]
 ) -> Faults:
     part, trace = loaded.recipe.faults, ALWAYS
     if part.trace is not None:

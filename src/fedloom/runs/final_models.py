@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from ..client import Client, ClientResult, Schedule, own_statistics
+from ..client import Client, ClientResult, Schedule, with_batchnorm_statistics
 from ..engines import ClientStateStore
 from ..engines.blocks import Request, make_blocks, run_block
 from ..evaluation.cka import cka_map, features
@@ -42,14 +42,14 @@ def carried(experiment: Experiment, device: Device, candidate: DeviceModel, numb
     found: list[ModelWeights] = []
 
     def look(client: Client, inbox: Parcel) -> ClientResult:
-        model, weights = candidate.carried(client, inbox)
-        filled = own_statistics(replace(client, model=model), weights)
+        model, weights = candidate.load(client, inbox)
+        filled = with_batchnorm_statistics(replace(client, model=model), weights)
         found.append((model, {name: one[0].detach().clone() for name, one in filled.items()}))
         return ClientResult(upload={})
 
     evaluator = experiment.evaluator
     schedule = Schedule(evaluator.statistics.batch_size)
-    task = replace(evaluator.personal(candidate).measure, run=look, sends={}, same=None, schedule=schedule)
+    task = replace(evaluator.local_evaluation(candidate).evaluate, run=look, sends={}, batch_key=None, schedule=schedule)
     request = Request(simulation(experiment), task, {device: candidate.inbox(device)}, number)
     for work in make_blocks([request]):
         run_block(work)

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ..evaluation import Row
-from ..files import sync_files, write_whole
-from ..tensors import filed
+from ..evaluation.metrics import metric_sign
+from ..files import read_json_lines, sync_files, write_atomic
+from ..tensors import to_safetensors
 
 MANIFEST = "manifest.json"
 LINES = ("rows.jsonl", "events.jsonl", "participation.jsonl", "timings.jsonl")
@@ -74,7 +75,7 @@ class RunWriter:
             raise
 
     def manifest(self, content: Mapping[str, Any]) -> None:
-        write_whole(self.folder / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
+        write_atomic(self.folder / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
 
     def update(self, **content: Any) -> None:
         self.manifest({**read_manifest(self.folder), **content})
@@ -94,14 +95,14 @@ class RunWriter:
         self._append("timings.jsonl", lines)
 
     def document(self, name: str, content: Any) -> None:
-        write_whole(self.folder / name, (json.dumps(content, allow_nan=False) + "\n").encode())
+        write_atomic(self.folder / name, (json.dumps(content, allow_nan=False) + "\n").encode())
 
     def model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         (self.folder / "models").mkdir(exist_ok=True)
         self.tensors(f"models/{name}.safetensors", weights, about)
 
     def tensors(self, file: str, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-        write_whole(self.folder / file, filed(weights, about))
+        write_atomic(self.folder / file, to_safetensors(weights, about))
 
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:
@@ -113,11 +114,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read_rows(folder: Path) -> Iterator[Row]:
-    with (folder / "rows.jsonl").open(encoding="utf-8") as file:
-        for line in file:
-            said = json.loads(line)
-            yield Row(**{**said, "value": math.nan if said["value"] is None else said["value"]})
+def read_rows(folder: Path, strict: bool = True) -> Iterator[Row]:
+    """The rows of a run; unless `strict`, a run that is still being written."""
+    for row in read_json_lines(folder / "rows.jsonl", strict):
+        yield Row(**{**row, "value": math.nan if row["value"] is None else row["value"]})
 
 
 def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def summarize(rows: Iterable[Row]) -> list[Final]:
 
 
 def _final(candidate: str, tier: str, test: str, metric: str, judged: list[Row]) -> Final:
-    sign = 1 if metric.startswith("accuracy") else -1
+    sign = metric_sign(metric)
     best = max(judged, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
     mean = statistics.fmean(row.value for row in judged[-10:])
     return Final(candidate, tier, test, metric, judged[-1].value, best.value, best.round, mean)

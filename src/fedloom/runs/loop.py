@@ -39,9 +39,9 @@ def participation(context: RoundContext, refusals: Iterable[Refusal], with_norms
     for refusal in refusals:
         lost.setdefault(refusal.device, refusal.code)
     groups: dict[tuple[str, str], list[str]] = {}
-    for name in sorted(context.traffic.carriers):
+    for name in sorted(context.traffic.devices):
         heard = ADMITTED if name in context.traffic.examples else MISSING
-        groups.setdefault((context.traffic.carriers[name].tier, lost.get(name, heard)), []).append(name)
+        groups.setdefault((context.traffic.devices[name].tier, lost.get(name, heard)), []).append(name)
     return tuple(
         {
             "round": context.number, "tier": tier, "outcome": outcome, "devices": names,
@@ -54,8 +54,8 @@ def participation(context: RoundContext, refusals: Iterable[Refusal], with_norms
 def _moved(traffic: Traffic, names: Sequence[str]) -> Line:
     up: Counter[str] = Counter()
     for name in names:
-        up.update(traffic.sent.get(name, {}))
-    return {"bytes_down": sum(traffic.moved[name] for name in names) - up.total(), "bytes_up": dict(sorted(up.items()))}
+        up.update(traffic.uploaded.get(name, {}))
+    return {"bytes_down": sum(traffic.bytes_by_device[name] for name in names) - up.total(), "bytes_up": dict(sorted(up.items()))}
 
 
 def _norms(traffic: Traffic, names: Sequence[str]) -> Line:
@@ -135,8 +135,8 @@ def _met(experiment: Experiment, context: RoundContext, before: int) -> tuple[Li
 def _figures(experiment: Experiment, context: RoundContext) -> list[Row]:
     """Of the round as a whole."""
     found = {
-        "bytes_down": context.traffic.down,
-        "bytes_up": context.traffic.up,
+        "bytes_down": context.traffic.bytes_down,
+        "bytes_up": context.traffic.bytes_up,
         **_coded(context),
         "simulated_seconds": round_seconds(experiment, context),
         "epsilon": spent(experiment.loaded.recipe, context.number),
@@ -149,7 +149,7 @@ def _coded(context: RoundContext) -> dict[str, int]:
     """The same bytes as they travel, where that is not as they are."""
     if context.coding is PLAIN:
         return {}
-    return {"bytes_down_compressed": context.traffic.coded_down, "bytes_up_compressed": context.traffic.coded_up}
+    return {"bytes_down_compressed": context.traffic.compressed_bytes_down, "bytes_up_compressed": context.traffic.compressed_bytes_up}
 
 
 def judged(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:

@@ -18,7 +18,7 @@ from typing import Any
 from ..fleet import Fleet
 from ..methods import Method
 from ..recipe.errors import RecipeIssue
-from ..recipe.load import Loaded
+from ..recipe.load import LoadedRecipe
 from ..recipe.schema import Accountant, Recipe
 
 
@@ -115,7 +115,7 @@ def told(recipe: Recipe) -> str:
     return f"privacy: epsilon {epsilon:.3f} at delta {said.delta:g} for every device, after {recipe.rounds} rounds"
 
 
-def refuse_uncovered(loaded: Loaded, fleet: Fleet, method: Method) -> None:
+def refuse_uncovered(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
     """Raise if a recipe asks for privacy together with anything the figure would not be true of."""
     if loaded.recipe.privacy.clip is None:
         return
@@ -124,7 +124,7 @@ def refuse_uncovered(loaded: Loaded, fleet: Fleet, method: Method) -> None:
         raise loaded.error(*problems)
 
 
-def refuse_known_noise(loaded: Loaded) -> None:
+def refuse_known_noise(loaded: LoadedRecipe) -> None:
     """Raise if real devices were to trust in noise that whoever has the recipe can draw again and take off."""
     if loaded.recipe.privacy.noise is not None:
         said = (

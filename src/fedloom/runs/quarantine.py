@@ -18,7 +18,7 @@ def note_refusals(experiment: Experiment, context: RoundContext, refusals: list[
     if after is None:
         return
     refused, told_of = {one.device for one in refusals if one.code in CODES}, {one.device for one in refusals}
-    for name in sorted(device.name for device in context.cohort if device.name in context.traffic.carriers):
+    for name in sorted(device.name for device in context.cohort if device.name in context.traffic.devices):
         if name not in told_of:
             rounds.pop(name, None)
         elif name in refused:

@@ -42,12 +42,13 @@ def fleet_summary(experiment: Experiment) -> dict[str, Any]:
     fixed = fleet.assignment == "fixed"
     return {
         "method": {
-            "name": recipe.method.name, "paper": method.paper, "leaves": method.leaves, "keeps": method.keeps,
-            "features": method.ships, "gives": method.gives,
+            "name": recipe.method.name, "paper": method.info.paper, "uploads": method.info.uploads,
+            "client_state": method.info.client_state, "shares_features": method.shares_features,
+            "produces": method.info.produces,
         },
         "dataset": experiment.dataset.name,
         "tiers": _tiers(experiment),
-        "rings": [list(region) for region in tier_regions(fleet)],
+        "regions": [list(region) for region in tier_regions(fleet)],
         "devices": [fleet.name(index) for index in range(fleet.size)],
         "device_tiers": [one.tier for one in fleet.devices(1)] if fixed else None,
         "unseen": [fleet.name(index) for index in sorted(fleet.holdout_devices)],
@@ -176,7 +177,7 @@ class Recorder:
     def _timing(self, done: RoundResult) -> dict[str, Any]:
         """What depends on the machine, and so is no row; saving is what was spent on it since the round before."""
         saving, self.saving = self.keeper.spent - self.saving, self.keeper.spent
-        took = {"seconds": done.seconds, "judging_seconds": done.judging, "saving_seconds": saving}
+        took = {"seconds": done.seconds, "evaluation_seconds": done.judging, "saving_seconds": saving}
         rounded = {name: round(one, 4) for name, one in took.items()}
         return {"round": done.number, **rounded, "peak_memory": peak_memory()}
 

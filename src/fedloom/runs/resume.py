@@ -1,5 +1,6 @@
 """Go on with a run whose process has gone, or play its last rounds again and see that they come out the same."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation import Row
-from ..recipe.errors import RecipeError, RecipeIssue
+from ..recipe.errors import recipe_error
 from ..recipe.load import load
 from ..recipe.registry import Registry
 from .build import Experiment, assemble
@@ -16,41 +17,63 @@ from .folder import read_manifest, read_rows
 from .loop import one_thread, rounds
 from .recorder import fingerprints, made_of, put_back
 
-Noticed = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
 def newest_run(home: Path = Path("runs")) -> Path:
     """The one that was begun last and is not finished; else the last. A comparison counts as one."""
     found = {path.parent: read_manifest(path.parent) for path in home.glob("*/manifest.json")}
     if not found:
-        raise _wrong(home, "RUN_FOLDER", "there is no run here", "say its folder")
+        raise recipe_error(home, "RUN_FOLDER", "there is no run here", "say its folder")
     return max(found, key=lambda one: (found[one]["status"] != "finished", found[one]["started"]))
 
 
 Engage = Callable[[Experiment, Registry, Path, Path], Experiment]
-"""(experiment, tables, data folder, run folder) -> the same with the engine that its recipe names."""
+"""(experiment, registry, data folder, run folder) -> the same with the engine that its recipe names."""
 
 
-def in_process_only(experiment: Experiment, tables: Registry, data: Path, folder: Path) -> Experiment:
+def in_process_only(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
     if experiment.loaded.recipe.engine.kind != "in_process":
-        raise _wrong(folder, "RUN_ENGINE", "the devices of this run are elsewhere", "fedloom resume finds them")
+        raise recipe_error(folder, "RUN_ENGINE", "the devices of this run are elsewhere", "fedloom resume finds them")
     return experiment
 
 
 def reopened(
-    folder: Path, tables: Registry, data: Path, workers: int, noticed: Noticed, engage: Engage = in_process_only
+    folder: Path, registry: Registry, data: Path, workers: int, engage: Engage = in_process_only
 ) -> tuple[Experiment, Checkpoint]:
     """An unfinished run as it stood when it was last saved; refused if its recipe or data have changed since."""
     if _status(folder) == "finished":
-        raise _wrong(folder, "RUN_FINISHED", "this run has finished", "fedloom verify plays its last rounds again")
-    experiment = assemble(load(folder / "recipe.toml", tables), tables, data, workers=workers)
-    experiment = engage(experiment, tables, data, folder)
-    return experiment, standing_of(folder, experiment, noticed)
+        raise recipe_error(folder, "RUN_FINISHED", "this run has finished", "fedloom verify plays its last rounds again")
+    experiment = assemble(load(folder / "recipe.toml", registry), registry, data, workers=workers)
+    experiment = engage(experiment, registry, data, folder)
+    return experiment, standing_of(folder, experiment)
 
 
-def standing_of(folder: Path, experiment: Experiment, noticed: Noticed) -> Checkpoint:
+def open_finished_run(
+    folder: Path, registry: Registry, data: Path, workers: int = 1, *, from_result: bool = False
+) -> Experiment:
+    """The experiment of a finished run, with the data that it was trained on.
+
+    `from_result` makes the run's own final model the model to start from, instead of what the recipe started from.
+    """
+    status = _status(folder)
+    if status != "finished":
+        raise recipe_error(folder, "RUN_FOLDER", f"this run is not finished, it is {status}", "fedloom resume finishes it")
+    loaded = load(folder / "recipe.toml", registry)
+    if from_result:
+        if not (folder / "models").is_dir():
+            raise recipe_error(folder, "RUN_FOLDER", "the run's method keeps no model on the server")
+        loaded = loaded.with_document({**loaded.recipe.document(), "start": {"from": str(folder)}})
+    experiment = assemble(loaded, registry, data, workers=workers)
+    if experiment.dataset.fingerprint() != read_manifest(folder).get("data"):
+        message = "the data is not what the run was trained on, so measurements would be meaningless"
+        raise recipe_error(folder, "RUN_DATA", message, "pass its --data-dir")
+    return experiment
+
+
+def standing_of(folder: Path, experiment: Experiment) -> Checkpoint:
     """Where an experiment can go on that was begun in this folder; refused if it was another one."""
-    point = Checkpoints(folder / FOLDER).newest(noticed) or Checkpoint(0, {}, {})
+    point = Checkpoints(folder / FOLDER).newest() or Checkpoint(0, {}, {})
     before = point.about if point.number else {**made_of(experiment), **_remembered(folder)}
     refuse_changes(folder, before, made_of(experiment))
     return point
@@ -60,11 +83,11 @@ def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
     if before["recipe"] != now["recipe"]:
         changed = "; ".join(changes(before["recipe"], now["recipe"]))
         hint = "put it back as it was, or begin another run"
-        raise _wrong(folder / "recipe.toml", "RECIPE_CHANGED", f"the recipe has changed since: {changed}", hint)
+        raise recipe_error(folder / "recipe.toml", "RECIPE_CHANGED", f"the recipe has changed since: {changed}", hint)
     for what in ("data", "partition"):
         if before[what] != now[what]:
             hint = "a run can only go on with the data that it began with"
-            raise _wrong(folder, "DATA_CHANGED", f"the {what} is not that of the run any more", hint)
+            raise recipe_error(folder, "DATA_CHANGED", f"the {what} is not that of the run any more", hint)
 
 
 def changes(before: Any, now: Any, place: str = "") -> Iterator[str]:
@@ -86,15 +109,15 @@ class Verdict:
     differences: tuple[str, ...]
 
 
-def verify(folder: Path, tables: Registry, data: Path, back: int, workers: int, noticed: Noticed) -> Verdict:
+def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int) -> Verdict:
     """Play the last rounds of a finished run again, from the last checkpoint that is at least so many rounds old, and
     compare all that can be compared. Nothing is written."""
     if _status(folder) != "finished":
-        raise _wrong(folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it")
-    experiment = assemble(load(folder / "recipe.toml", tables), tables, data, workers=workers)
+        raise recipe_error(folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it")
+    experiment = assemble(load(folder / "recipe.toml", registry), registry, data, workers=workers)
     if experiment.loaded.recipe.engine.kind != "in_process":
         said_why = "its devices have kept to themselves what they remember, and so cannot be played again"
-        raise _wrong(folder, "RUN_ENGINE", said_why, 'verify a run with engine.kind = "in_process"')
+        raise recipe_error(folder, "RUN_ENGINE", said_why, 'verify a run with engine.kind = "in_process"')
     said, store = read_manifest(folder), Checkpoints(folder / FOLDER)
     last = max((row.round for row in read_rows(folder)), default=0)
     old = [number for number in store.numbers() if number <= last - back]
@@ -107,7 +130,7 @@ def verify(folder: Path, tables: Registry, data: Path, back: int, workers: int, 
         for done in rounds(experiment, point):
             made += done.rows
             server = done.server
-            noticed(f"round {done.number} played again")
+            log.info("round %d played again", done.number)
         found = fingerprints(experiment, server)
     wrong = [f"{name}: {said[name]} then, {now} now" for name, now in found.items() if said[name] != now]
     written = [row for row in read_rows(folder) if row.round > point.number]
@@ -124,18 +147,14 @@ def _remembered(folder: Path) -> dict[str, Any]:
 
 def _status(folder: Path) -> str:
     if not (folder / "manifest.json").is_file():
-        raise _wrong(
+        raise recipe_error(
             folder, "RUN_FOLDER", "this is not the folder of a run", "fedloom run my.toml --out my-run makes one"
         )
     said = read_manifest(folder)
     if "arms" in said:
-        raise _wrong(folder, "RUN_FOLDER", "this is a whole comparison", "say one of its runs, such as ARM/seed-0")
+        raise recipe_error(folder, "RUN_FOLDER", "this is a whole comparison", "say one of its runs, such as ARM/seed-0")
     return str(said["status"])
 
 
 def _said(value: Any) -> str:
     return "not said" if value is None else repr(value)
-
-
-def _wrong(place: Path, code: str, said: str, hint: str) -> RecipeError:
-    return RecipeError([RecipeIssue((), code, said, hint)], str(place))

@@ -8,6 +8,7 @@ A run's rows in other people's tools, beside rows.jsonl. Their libraries are imp
 """
 
 import json
+import logging
 import math
 import os
 import re
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..evaluation import Row
-from ..files import write_whole
+from ..files import write_atomic
 from .folder import read_rows
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,6 @@ class Trackers:
 
     name: str = ""  # of the run; empty: as its folder
     each: dict[str, Tracker] = field(default_factory=dict)
-    noticed: Callable[[str], None] = lambda said: None
 
     @contextmanager
     def told(self, folder: Path, recipe: Mapping[str, Any], resumed: bool) -> Iterator[None]:
@@ -79,7 +81,7 @@ class Trackers:
                 tell(tracker)
             except Exception as error:  # of a library that is none of ours
                 del self.each[name]
-                self.noticed(f"{name} follows no further: {type(error).__name__}: {error}")
+                log.warning("%s follows no further: %s: %s", name, type(error).__name__, error)
 
 
 NONE = Trackers()
@@ -122,7 +124,7 @@ class MLflow:
         self._client = self._library.MlflowClient(tracking_uri=_place(run.folder))
         known = self._known(run.folder / NOTE) if run.resumed else None
         self._run, self._written = known or self._new(run)
-        write_whole(run.folder / NOTE, (json.dumps({"run": self._run}) + "\n").encode())
+        write_atomic(run.folder / NOTE, (json.dumps({"run": self._run}) + "\n").encode())
         self.rows(run.kept)
 
     def rows(self, rows: Sequence[Row]) -> None:
@@ -229,9 +231,9 @@ class TrackerMissing(Exception):  # noqa: N818 - named for what is wrong
         self.hint = "pip install 'fedloom[track]'"
 
 
-def followed_by(names: Sequence[str], run: str = "", noticed: Callable[[str], None] = lambda said: None) -> Trackers:
+def followed_by(names: Sequence[str], run: str = "") -> Trackers:
     """The trackers of these names, for one run."""
-    return Trackers(run, {name: _opened(name) for name in names}, noticed)
+    return Trackers(run, {name: _opened(name) for name in names})
 
 
 def _opened(name: str) -> Tracker:

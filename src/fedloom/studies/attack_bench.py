@@ -12,19 +12,19 @@ from ..engines import ATTACKS, Attacked, ClientData, InProcess, WorkerPool, lock
 from ..evaluation import Row
 from ..fleet import Fleet
 from ..footprints import RULES
-from ..recipe.errors import RecipeIssue, nearest
-from ..recipe.load import Loaded
+from ..recipe.errors import RecipeIssue, suggest
+from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
-from ..recipe.schema import CompressionPart, FaultsPart
+from ..recipe.schema import CompressionConfig, FaultsConfig
 from ..runs.build import Experiment, assemble, member, simulation
 from ..runs.loop import RoundResult, one_thread, rounds
-from .compare import ROOM, needs
+from .compare import MEMORY_LIMIT, estimate_memory
 
 NONE = "none"  # of the attacks: everybody is honest; of the rules: the plain mean
 
 
 @dataclass(frozen=True)
-class Cell:
+class AttackCell:
     """What became of the recipe under one attack with one rule: accuracies in %, seed by seed."""
 
     attack: str
@@ -36,7 +36,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Bench:
+class AttackBench:
     """Nothing of it is written down but its result: a run under attack is no run to go on from."""
 
     experiments: dict[tuple[str, str], list[Experiment]]  # (attack, rule) -> seed by seed
@@ -46,7 +46,7 @@ class Bench:
     workers: int = 1
     _judged: dict[str, list[Row]] = field(default_factory=dict)
 
-    def lengths(self) -> dict[str, int]:
+    def round_counts(self) -> dict[str, int]:
         """How many rounds each run has."""
         named = ((place, one) for place, seeds in self.experiments.items() for one in seeds)
         return {_name(*place, one): one.loaded.recipe.rounds for place, one in named}
@@ -67,18 +67,18 @@ class Bench:
                         self._judged[name] = found
                     yield name, done
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[AttackCell]:
         """What came of it, once all has run."""
         return [self._cell(attack, rule, seeds) for (attack, rule), seeds in self.experiments.items()]
 
-    def _cell(self, attack: str, rule: str, seeds: Sequence[Experiment]) -> Cell:
+    def _cell(self, attack: str, rule: str, seeds: Sequence[Experiment]) -> AttackCell:
         by_seed = [self._accuracies(_name(attack, rule, one)) for one in seeds]
         shares = {tier.name: share for tier, share in zip(seeds[0].fleet.tiers, seeds[0].fleet.shares, strict=True)}
         mean = [
             math.fsum(shares[tier] * value for tier, value in one.items()) / math.fsum(shares[tier] for tier in one)
             for one in by_seed
         ]
-        return Cell(
+        return AttackCell(
             attack,
             rule,
             {tier: [one[tier] for one in by_seed] for tier in by_seed[0]},
@@ -97,13 +97,13 @@ class Bench:
 
     def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[RoundResult]]]]:
         some: dict[str, tuple[InProcess, Iterator[RoundResult]]] = {}
-        room, size = ROOM, 0
+        room, size = MEMORY_LIMIT, 0
         for (attack, rule), seeds in self.experiments.items():
             for one in seeds:
-                size = size or needs(one)  # all are of the same recipe but for their rule
+                size = size or estimate_memory(one)  # all are of the same recipe but for their rule
                 if some and size > room:
                     yield some
-                    some, room = {}, ROOM
+                    some, room = {}, MEMORY_LIMIT
                 some[_name(attack, rule, one)] = simulation(one), rounds(one)
                 room -= size
         yield some
@@ -113,9 +113,9 @@ def _name(attack: str, rule: str, experiment: Experiment) -> str:
     return f"{attack} against {rule}, seed {experiment.fleet.seed}"
 
 
-def bench(
-    loaded: Loaded,
-    tables: Registry,
+def build_attack_bench(
+    loaded: LoadedRecipe,
+    registry: Registry,
     data: Path,
     attacks: Sequence[str],
     rules: Sequence[str],
@@ -123,14 +123,14 @@ def bench(
     seeds: int,
     test: str,
     workers: int = 1,
-) -> Bench:
+) -> AttackBench:
     """The recipe with so many seeds from its own on. The honest fleet and the plain mean are always beside the rest."""
     _known(loaded, attacks, {NONE: None, **ATTACKS}, "attack")
     _known(loaded, rules, RULES, "rule")
-    if loaded.recipe.faults != FaultsPart():
+    if loaded.recipe.faults != FaultsConfig():
         said = "a bench of attacks has no other faults, so that what is lost is lost to the attack"
         raise loaded.error(RecipeIssue(("faults",), "FAULTS_TOO", said, "leave [faults] out"))
-    if loaded.recipe.compression != CompressionPart():
+    if loaded.recipe.compression != CompressionConfig():
         said = "what attackers forge here is not what they could send through a codec"
         raise loaded.error(RecipeIssue(("compression",), "CODEC_TOO", said, "leave [compression] out"))
     found: dict[tuple[str, str], list[Experiment]] = {}
@@ -139,30 +139,30 @@ def bench(
         for attack in dict.fromkeys([NONE, *attacks]):
             client_data: ClientData | None = None  # the same for all rules, so that they can train side by side
             for rule in dict.fromkeys([NONE, *rules]):
-                honest = _honest(loaded, tables, data, rule, seed, dataset)
+                honest = _honest(loaded, registry, data, rule, seed, dataset)
                 dataset, names = honest.dataset, malicious(honest.fleet, share)
                 bad[seed] = sorted(names)
                 if attack != NONE:
                     client_data = client_data or poisoned(ATTACKS[attack], simulation(honest).client_data, names)
                 made = honest if client_data is None else _attacked(honest, attack, client_data, names, honest.fleet)
                 found.setdefault((attack, rule), []).append(made)
-    return Bench(found, bad, test, loaded.recipe.compare.candidate or "", workers)
+    return AttackBench(found, bad, test, loaded.recipe.compare.candidate or "", workers)
 
 
-def _known(loaded: Loaded, names: Sequence[str], table: Mapping[str, object], what: str) -> None:
+def _known(loaded: LoadedRecipe, names: Sequence[str], table: Mapping[str, object], what: str) -> None:
     for name in names:
         if name not in table:
             said = f"there is no {what} {name!r}"
-            raise loaded.error(RecipeIssue((), f"{what.upper()}_NAME", said, nearest(name, table)))
+            raise loaded.error(RecipeIssue((), f"{what.upper()}_NAME", said, suggest(name, table)))
 
 
-def _honest(loaded: Loaded, tables: Registry, data: Path, rule: str, seed: int, dataset: Dataset | None) -> Experiment:
+def _honest(loaded: LoadedRecipe, registry: Registry, data: Path, rule: str, seed: int, dataset: Dataset | None) -> Experiment:
     """The recipe with a rule: its own settings of it, where it names the same one."""
     document = loaded.recipe.document()
     own = document["defence"]
     kept = own if own["rule"] == rule else {key: own[key] for key in ("thin", "min_contributors")}
     changed = {**document, "seed": seed, "aggregation": {**kept, "rule": rule}}
-    return assemble(loaded.changed(changed), tables, data, dataset)
+    return assemble(loaded.with_document(changed), registry, data, dataset)
 
 
 def _attacked(
@@ -172,7 +172,7 @@ def _attacked(
     return replace(honest, engine=Attacked(engine, ATTACKS[attack], names, fleet))
 
 
-def losses(cells: Sequence[Cell]) -> dict[tuple[str, str], float]:
+def accuracy_losses(cells: Sequence[AttackCell]) -> dict[tuple[str, str], float]:
     """In points of the mean over tiers and seeds, what an attack costs with each rule: measured from the plain mean
     without an attack, so that a rule's own price is in it."""
     base = next(statistics.fmean(one.mean) for one in cells if (one.attack, one.rule) == (NONE, NONE))

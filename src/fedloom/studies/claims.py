@@ -8,17 +8,17 @@ from typing import Annotated
 from annotated_types import Len
 from pydantic import StringConstraints, model_validator
 
-from ..recipe.errors import RecipeError, RecipeIssue, nearest
-from ..recipe.paths import Listed, read_list
+from ..recipe.errors import recipe_error, suggest
+from ..recipe.paths import TomlModel, read_toml_model
 from ..recipe.schema import FILE_NAME
-from ..reporting.ledger import Measure, Relation, Side, Terms
-from ..settings import Count, NotNegative
+from ..reporting.ledger import ClaimSide, ClaimTerms, Measure, Relation
+from ..settings import Count, NonNegative
 
 LIST = Path("ledger") / "claims.toml"
 SOON = ("rounds", "bytes", "gain")  # measures that need a target
 
 
-class Claim(Listed):
+class Claim(TomlModel):
     """That one side is more, less, at least or as much as the other."""
 
     name: Annotated[str, StringConstraints(pattern=FILE_NAME)]
@@ -26,15 +26,15 @@ class Claim(Listed):
     statement: str
     published: str  # the paper's own figures, and where they stand
     recipe: str
-    this: Side
-    other: Side
+    this: ClaimSide
+    other: ClaimSide
     measure: Measure = "last"
     relation: Relation = "more"
     test: str = "global"
     metric: str = "accuracy"
-    within: NotNegative = 0.0
-    baseline: Side | None = None  # what it ends with, less the margin, is the target
-    margin: NotNegative = 1.0
+    within: NonNegative = 0.0
+    baseline: ClaimSide | None = None  # what it ends with, less the margin, is the target
+    margin: NonNegative = 1.0
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> "Claim":
@@ -47,8 +47,8 @@ class Claim(Listed):
         return self
 
     @property
-    def terms(self) -> Terms:
-        return Terms(self.measure, self.relation, self.test, self.metric, self.within)
+    def terms(self) -> ClaimTerms:
+        return ClaimTerms(self.measure, self.relation, self.test, self.metric, self.within)
 
     @property
     def arms(self) -> set[str]:
@@ -56,7 +56,7 @@ class Claim(Listed):
         return {arm for side in sides for arm in (side.arm, *side.others)}
 
 
-class Claims(Listed):
+class ClaimList(TomlModel):
     seeds: Count = 5
     claims: Annotated[tuple[Claim, ...], Len(1)]
 
@@ -65,16 +65,14 @@ class Claims(Listed):
         return {claim.name: claim for claim in self.claims}
 
     @model_validator(mode="after")
-    def _each_has_a_name_of_its_own(self) -> "Claims":
+    def _each_has_a_name_of_its_own(self) -> "ClaimList":
         if len({claim.name for claim in self.claims}) < len(self.claims):
             raise ValueError("two claims have the same name")
         return self
 
     def named(self, name: str) -> Claim:
         if name not in self.by_name:
-            raise RecipeError(
-                [RecipeIssue((), "CLAIM_NAME", f"there is no claim {name!r}", nearest(name, self.by_name))], "--claim"
-            )
+            raise recipe_error("--claim", "CLAIM_NAME", f"there is no claim {name!r}", suggest(name, self.by_name))
         return self.by_name[name]
 
     def decided_with(self, claim: Claim) -> list[Claim]:
@@ -86,5 +84,5 @@ class Claims(Listed):
         return list({claim.recipe: claim for claim in reversed(self.claims)}.values())[::-1]
 
 
-def read_claims(recipes: Path) -> Claims:
-    return read_list(Claims, recipes / LIST)
+def read_claims(recipes: Path) -> ClaimList:
+    return read_toml_model(ClaimList, recipes / LIST)

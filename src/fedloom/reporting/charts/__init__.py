@@ -3,25 +3,25 @@
 from collections.abc import Callable
 
 from ..report_data import ReportData
-from .arms import paired, served
-from .cka import likeness
-from .devices import accuracy_per_device, data_partition, personalized
-from .drawing import Absent, Chart, Mark, Panel
-from .learning import against_bytes, against_rounds
-from .participation import norms, participation, refusals, votes
-from .spending import left_the_devices, time_and_memory
-from .targets import rounds_to_target
-from .tradeoff import pareto
+from .arms import build_differences_chart, build_arms_chart
+from .cka import build_cka_chart
+from .devices import build_devices_chart, build_partition_chart, build_personalized_chart
+from .drawing import MissingChart, Chart, Mark, Panel
+from .learning import build_bytes_chart, build_rounds_chart
+from .participation import build_norms_chart, participation, build_refusals_chart, build_coverage_chart
+from .spending import build_uploads_chart, build_time_chart
+from .targets import build_targets_chart
+from .tradeoff import build_pareto_chart
 
 __all__ = ["COMPARED", "SINGLE", "Absent", "Chart", "Mark", "Panel"]
 
-Maker = Callable[[ReportData], Chart | Absent]
+Maker = Callable[[ReportData], Chart | MissingChart]
 COMPARED: tuple[Maker, ...] = (
-    served, paired, against_rounds, against_bytes, rounds_to_target, pareto, accuracy_per_device, time_and_memory,
+    build_arms_chart, build_differences_chart, build_rounds_chart, build_bytes_chart, build_targets_chart, build_pareto_chart, build_devices_chart, build_time_chart,
 )  # fmt: skip
 """Of all arms and seeds together."""
 
 SINGLE: tuple[Maker, ...] = (
-    personalized, participation, votes, data_partition, likeness, refusals, norms, left_the_devices,
+    build_personalized_chart, participation, build_coverage_chart, build_partition_chart, build_cka_chart, build_refusals_chart, build_norms_chart, build_uploads_chart,
 )  # fmt: skip
 """Of one run; where there are several, of the first."""

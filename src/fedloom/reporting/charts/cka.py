@@ -7,18 +7,18 @@ from matplotlib.axes import Axes
 
 from ..report_data import ReportData
 from . import drawing
-from .drawing import Absent, Chart, Panel, Record, beside
+from .drawing import MissingChart, Chart, Panel, ChartRow, label_width
 
 TITLE = "How alike the models see (CKA)"
 COLUMNS = ("tier", "layer", "against_tier", "against_layer", "cka")
 
 
-def likeness(subject: ReportData) -> Chart | Absent:
-    found = subject.first.cka
+def build_cka_chart(report: ReportData) -> Chart | MissingChart:
+    found = report.first.cka
     if not found:
-        why = "the run goes on" if subject.first.under_way else "no model of the largest tier is here to be looked at"
-        return Absent(TITLE, why)
-    records: list[Record] = [
+        why = "the run goes on" if report.first.is_running else "no model of the largest tier is here to be looked at"
+        return MissingChart(TITLE, why)
+    records: list[ChartRow] = [
         (one["tier"], layer, one["against"], other, value)
         for one in found
         for layer, line in zip(one["layers"], one["cka"], strict=True)
@@ -34,15 +34,15 @@ def _panel(found: list[dict[str, Any]]) -> Panel:
     values = np.array([line for one in found for line in one["cka"]], dtype=float)
 
     def draw(axes: Axes) -> None:
-        drawing.cells(axes, 0.6 * values, np.zeros(values.shape), columns, rows)
+        drawing.draw_heatmap(axes, 0.6 * values, np.zeros(values.shape), columns, rows)
         if values.size <= 120:
             for (row, column), value in np.ndenumerate(values):
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
-        drawing.told(axes, f"layer of {against}", "")
+        drawing.set_labels(axes, f"layer of {against}", "")
         axes.tick_params(axis="x", rotation=30 if len(columns) > 4 else 0)
 
     alt = f"Map of linear CKA: layers of every tier against those of {against}; darker is more alike"
-    left = beside(rows)
+    left = label_width(rows)
     wide, high = min(6.4, left + 0.4 + 0.6 * len(columns)), min(7.0, 0.8 + 0.26 * len(rows))
     return Panel(alt, draw, size=(wide, high), left=left)
 

@@ -1,6 +1,6 @@
-"""Panels as SVG that belongs to a page: its colours are the page's, its letters text, its parts known by tier.
+"""Charts as data (numbers, one sentence, panels), and panels rendered as inline SVG in the colors of the page.
 
-A figure of the report before it is drawn: its numbers, one sentence that reads them, and how its panels look.
+Text stays text, and elements carry the name of their tier, so that the page can hide the other tiers.
 """
 
 import csv
@@ -20,62 +20,64 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-Cell = str | int | float | None
-Record = tuple[Cell, ...]
+CellValue = str | int | float | None
+ChartRow = tuple[CellValue, ...]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How a series is told from others: by colour, and by dash and marker for whoever sees no colours."""
+    """The look of a series: its color, and a dash and marker for readers who cannot tell colors apart."""
 
     label: str
-    place: int  # in the palette, and in the lists of dashes and markers
-    tier: str = ""  # the one it belongs to; empty: to all
+    index: int  # into the palette, the dashes and the markers
+    tier: str = ""  # empty: belongs to all tiers
 
 
 @dataclass(frozen=True)
 class Panel:
-    alt: str  # for whoever cannot see it
+    alt: str  # text alternative
     draw: Callable[[Axes], None]
     title: str = ""
-    tier: str = ""  # the one it belongs to; empty: to all
+    tier: str = ""  # empty: belongs to all tiers
     size: tuple[float, float] = (6.4, 3.4)  # inches
-    left: float = 0.62  # inches for what stands beside the axis
+    left: float = 0.62  # inches for the labels of the y axis
 
 
 @dataclass(frozen=True)
 class Chart:
-    key: str  # names its files
+    key: str  # the name of its CSV file
     title: str
     sentence: str
     columns: tuple[str, ...]
-    records: Sequence[Record]
+    records: Sequence[ChartRow]
     panels: Sequence[Panel]
     legend: Sequence[Mark] = field(default_factory=tuple)
     marks: Literal["lines", "points", "areas"] = "lines"
 
     def csv(self) -> str:
-        written = io.StringIO()
-        lines = csv.writer(written, lineterminator="\n")
-        lines.writerow(self.columns)
-        lines.writerows([_plain(cell) for cell in record] for record in self.records)
-        return written.getvalue()
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_plain(cell) for cell in record] for record in self.records)
+        return text.getvalue()
 
 
 @dataclass(frozen=True)
-class Absent:
-    """A figure that this run has no use for, and why."""
+class MissingChart:
+    """A chart that does not apply to this run."""
 
     title: str
-    why: str
+    reason: str
 
 
-def _plain(cell: Cell) -> Cell:
-    return "" if cell is None or (isinstance(cell, float) and not math.isfinite(cell)) else cell
+def _plain(cell: CellValue) -> CellValue:
+    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
+        return ""
+    return int(cell) if isinstance(cell, bool) else cell
 
 
-def size(count: float) -> str:
-    """Bytes, for people."""
+def format_bytes(count: float) -> str:
+    """A number of bytes in a readable unit."""
     for unit in ("B", "kB", "MB"):
         if abs(count) < 1000:
             return f"{count:.3g} {unit}"
@@ -83,24 +85,24 @@ def size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def beside(names: Sequence[str]) -> float:
-    """Inches for names beside an axis."""
+def label_width(names: Sequence[str]) -> float:
+    """Inches that names take beside the y axis."""
     return 0.25 + 0.078 * max(map(len, names))
 
 
-def listed(parts: Sequence[str]) -> str:
+def join_words(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def counted(number: int, word: str) -> str:
+def pluralize(number: int, word: str) -> str:
     return f"{number:,} {word if number == 1 else word + 's'}"
 
 
-# Okabe and Ito's colours, which nearly everybody can tell apart; the page has lighter ones of the same hue for the dark
+# Okabe and Ito's colors, which suit color-blind readers; the page has lighter ones of the same hue for the dark
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6000", "#5d3a9b")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)))
 MARKERS = "osD^v<>*"
-SHAPES = (  # the same markers in the middle of a swatch
+SHAPES = (  # the same markers as SVG paths for the legend
     "M11 5a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", "M11 2h6v6h-6z", "M14 1l4 4l-4 4l-4-4z", "M14 1.5l3.5 6.5h-7z",
     "M14 8.5l-3.5-6.5h7z", "M10.5 5l6-3.5v7z", "M17.5 5l-6-3.5v7z",
     "M14 1l1.2 2.8l3 .2l-2.3 2l.8 3l-2.7-1.6l-2.7 1.6l.8-3l-2.3-2l3-.2z",
@@ -108,36 +110,35 @@ SHAPES = (  # the same markers in the middle of a swatch
 INK, GRID = "#111111", "#d0d0d0"
 STYLE: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "fedloom",  # the same page from the same run
+    "svg.hashsalt": "fedloom",  # makes the SVG deterministic
     "font.size": 9,
     "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "text.color": INK,
     "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.6,
 }  # fmt: skip
-NAMES = {INK: "--ink", GRID: "--grid"} | {colour: f"--c{place}" for place, colour in enumerate(PALETTE)}
+NAMES = {INK: "--ink", GRID: "--grid"} | {color: f"--c{index}" for index, color in enumerate(PALETTE)}
 
 
 BELOW, RIGHT, ABOVE = 0.5, 0.14, 0.1  # inches around the axes
 
 
-def drawn(panel: Panel, prefix: str) -> str:
-    """One panel; `prefix` keeps its names apart from those of other panels on the page. Margins are known before: to
-    measure them takes as long as to draw."""
+def render_svg(panel: Panel, prefix: str) -> str:
+    """Render a panel; `prefix` makes its ids unique on the page. Margins are fixed: measuring them would double the time."""
     wide, high = panel.size
     figure = Figure(figsize=panel.size)
     FigureCanvasSVG(figure)
     box = (panel.left / wide, BELOW / high, 1 - (panel.left + RIGHT) / wide, 1 - (BELOW + ABOVE) / high)
     panel.draw(figure.add_axes(box))
-    written = io.StringIO()
-    figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    return _adopted(written.getvalue(), panel, prefix)
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    return _inline_svg(svg.getvalue(), panel, prefix)
 
 
-def styled() -> AbstractContextManager[None]:
+def chart_style() -> AbstractContextManager[None]:
     return matplotlib.rc_context(STYLE)
 
 
-def _adopted(svg: str, panel: Panel, prefix: str) -> str:
+def _inline_svg(svg: str, panel: Panel, prefix: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="tier:([^"]+)"', r'<g data-tier="\1"', svg)
@@ -146,25 +147,25 @@ def _adopted(svg: str, panel: Panel, prefix: str) -> str:
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
     svg = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', svg)
     svg = svg.replace("xlink:href", "href")
-    for colour, name in NAMES.items():
-        svg = svg.replace(colour, f"var({name})")
+    for color, name in NAMES.items():
+        svg = svg.replace(color, f"var({name})")
     svg = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font: \1 var(--font)", svg)
     svg = re.sub(r">\s+<", "><", svg)
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
-    most = f'style="max-width:{1.35 * float(width):.0f}pt"'  # small ones stay small
+    most = f'style="max-width:{1.35 * float(width):.0f}pt"'  # keeps small panels small
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}-alt" {most}>'
     return re.sub(r"<svg[^>]*>", f'{head}<title id="{prefix}-alt">{_escaped(panel.alt)}</title>', svg, count=1).strip()
 
 
-def swatch(place: int, kind: str) -> str:
-    """What a series looks like, for a legend."""
-    hue = f"var(--c{place % len(PALETTE)})"
+def swatch(index: int, kind: str) -> str:
+    """The legend's sample of a series."""
+    hue = f"var(--c{index % len(PALETTE)})"
     if kind == "areas":
         shown = f'<rect width="28" height="10" rx="2" fill="{hue}"/>'
     else:
-        shown = f'<path d="{SHAPES[place % len(SHAPES)]}" fill="{hue}"/>'
+        shown = f'<path d="{SHAPES[index % len(SHAPES)]}" fill="{hue}"/>'
     if kind == "lines":
-        gaps = "" if dash(place) == "-" else " ".join(f"{1.6 * one:g}" for one in dash(place)[1])
+        gaps = "" if dash(index) == "-" else " ".join(f"{1.6 * length:g}" for length in dash(index)[1])
         shown += f'<path d="M0 5H28" stroke="{hue}" stroke-width="2" stroke-dasharray="{gaps or "none"}"/>'
     return f'<svg class="swatch" viewBox="0 0 28 10" aria-hidden="true" focusable="false">{shown}</svg>'
 
@@ -173,45 +174,45 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def of_tier(artists: Any, tier: str) -> None:
-    """The page hides these when another tier is looked at."""
+def tag_tier(artists: Any, tier: str) -> None:
+    """Mark artists as belonging to a tier; the page hides them when another tier is selected."""
     for artist in artists if isinstance(artists, list | tuple) else [artists]:
         if tier:
             artist.set_gid(f"tier:{tier}")
 
 
-def colour(place: int) -> str:
-    return PALETTE[place % len(PALETTE)]
+def color(index: int) -> str:
+    return PALETTE[index % len(PALETTE)]
 
 
-def dash(place: int) -> Any:
-    return DASHES[place % len(DASHES)]
+def dash(index: int) -> Any:
+    return DASHES[index % len(DASHES)]
 
 
-def marker(place: int) -> str:
-    return MARKERS[place % len(MARKERS)]
+def marker(index: int) -> str:
+    return MARKERS[index % len(MARKERS)]
 
 
-def line(axes: Axes, x: Sequence[float], y: Sequence[float], place: int, tier: str = "") -> None:
+def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], index: int, tier: str = "") -> None:
     few = len(x) <= 30
-    (made,) = axes.plot(
-        x, y, color=colour(place), linestyle=dash(place), linewidth=1.6,
-        marker=marker(place) if few else None, markersize=4,
+    (drawn,) = axes.plot(
+        x, y, color=color(index), linestyle=dash(index), linewidth=1.6,
+        marker=marker(index) if few else None, markersize=4,
     )  # fmt: skip
-    of_tier(made, tier)
+    tag_tier(drawn, tier)
 
 
-def band(
-    axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], place: int, tier: str = ""
+def draw_band(
+    axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], index: int, tier: str = ""
 ) -> None:
-    of_tier(axes.fill_between(x, low, high, color=colour(place), alpha=0.18, linewidth=0), tier)
+    tag_tier(axes.fill_between(x, low, high, color=color(index), alpha=0.18, linewidth=0), tier)
 
 
-def cells(axes: Axes, shades: Any, places: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """A map of cells: each in the palette's colour of its place, as strong as its shade from 0 to 1."""
-    hues = np.array([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in PALETTE], dtype=np.uint8)
-    shade, place = np.asarray(shades, dtype=float), np.asarray(places, dtype=int)
-    image = np.dstack([hues[place % len(PALETTE)], (255 * np.nan_to_num(shade).clip(0, 1)).astype(np.uint8)])
+def draw_heatmap(axes: Axes, opacities: Any, indices: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Cells in the palette's color of their index, with an opacity from 0 to 1."""
+    hues = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in PALETTE], dtype=np.uint8)
+    opacity, index = np.asarray(opacities, dtype=float), np.asarray(indices, dtype=int)
+    image = np.dstack([hues[index % len(PALETTE)], (255 * np.nan_to_num(opacity).clip(0, 1)).astype(np.uint8)])
     axes.imshow(image, aspect="auto", interpolation="none", origin="upper")
     axes.grid(False)
     _some_ticks(axes, columns, "x")
@@ -224,17 +225,16 @@ def _some_ticks(axes: Axes, names: Sequence[str], which: str) -> None:
     (axes.set_xticks if which == "x" else axes.set_yticks)(shown, [names[at] for at in shown])
 
 
-def whole(axis: Axis) -> None:
-    """There is no half of what it counts."""
-    axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+def use_integer_ticks(axis: Axis) -> None:
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
-def from_zero(axes: Axes) -> None:
+def start_at_zero(axes: Axes) -> None:
     axes.set_ylim(0, 1.08 * axes.dataLim.ymax or 1.0)
 
 
-def magnitudes(axis: Axis) -> None:
-    """A logarithmic axis that reads 2k, 5k, 10k; or only the powers, where there are many."""
+def use_log_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis 2k, 5k, 10k; over many magnitudes only the powers of ten."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
@@ -248,6 +248,6 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
-def told(axes: Axes, x: str, y: str) -> None:
+def set_labels(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)

@@ -10,7 +10,7 @@ from ...evaluation import Row
 from ..report_data import Group, ReportData
 from ..targets import bytes_to
 from . import drawing
-from .drawing import Absent, Chart, Mark, Panel, Record, listed, size
+from .drawing import MissingChart, Chart, Mark, Panel, ChartRow, join_words, format_bytes
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Series:
 
     arm: str
     tier: str
-    place: int
+    index: int
     x: list[float]
     by_seed: list[list[float]]  # evaluation by evaluation, seed by seed
 
@@ -36,22 +36,22 @@ Spent = Callable[[Sequence[Row], int], float]
 """What a run had spent at the end of a round."""
 
 
-def series(subject: ReportData, spent: Spent) -> list[Series]:
+def series(report: ReportData, spent: Spent) -> list[Series]:
     """Arms that give a tier's devices a model they can carry; of a run alone, its tiers."""
     found = []
-    for number, group in enumerate(subject.groups):
-        for place, tier in enumerate(subject.tiers):
-            if group.arm.serving[tier].can_carry:
-                found.append(_series(subject, group, tier, number if subject.several else place, spent))
+    for number, group in enumerate(report.groups):
+        for index, tier in enumerate(report.tiers):
+            if group.arm.serving[tier].can_run:
+                found.append(_series(report, group, tier, number if report.has_several_arms else index, spent))
     return [one for one in found if one.x]
 
 
-def _series(subject: ReportData, group: Group, tier: str, place: int, spent: Spent) -> Series:
-    curves = group.arm.curves(tier, subject.test)
+def _series(report: ReportData, group: Group, tier: str, index: int, spent: Spent) -> Series:
+    curves = group.arm.curves(tier, report.test)
     common = sorted(set.intersection(*({row.round for row in curve} for curve in curves))) if curves else []
     values = [{row.round: row.value for row in curve} for curve in curves]
     x = [statistics.fmean(spent(rows, number) for rows in group.arm.runs) for number in common]
-    return Series(group.name, tier, place, x, [[one[number] for one in values] for number in common])
+    return Series(group.name, tier, index, x, [[one[number] for one in values] for number in common])
 
 
 def rounds_spent(rows: Sequence[Row], number: int) -> float:
@@ -62,53 +62,53 @@ def bytes_spent(rows: Sequence[Row], number: int) -> float:
     return bytes_to(number, rows) / 1e6
 
 
-def against_rounds(subject: ReportData) -> Chart | Absent:
-    title = f"{subject.metric.name.capitalize()} against rounds"
-    found = series(subject, rounds_spent)
+def build_rounds_chart(report: ReportData) -> Chart | MissingChart:
+    title = f"{report.metric.name.capitalize()} against rounds"
+    found = series(report, rounds_spent)
     if not found:
-        return Absent(title, "nothing was judged yet")
-    return _chart(subject, found, "learning_rounds", title, "round", _read_rounds(subject, found))
+        return MissingChart(title, "nothing was judged yet")
+    return _chart(report, found, "learning_rounds", title, "round", _read_rounds(report, found))
 
 
-def against_bytes(subject: ReportData) -> Chart | Absent:
-    title = f"{subject.metric.name.capitalize()} against bytes moved"
-    found = series(subject, bytes_spent)
+def build_bytes_chart(report: ReportData) -> Chart | MissingChart:
+    title = f"{report.metric.name.capitalize()} against bytes moved"
+    found = series(report, bytes_spent)
     if not any(one.x[-1] for one in found):
-        return Absent(title, "no device moved a byte")
-    return _chart(subject, found, "learning_bytes", title, "megabytes", _read_bytes(subject, found))
+        return MissingChart(title, "no device moved a byte")
+    return _chart(report, found, "learning_bytes", title, "megabytes", _read_bytes(report, found))
 
 
-def _chart(subject: ReportData, found: Sequence[Series], key: str, title: str, unit: str, sentence: str) -> Chart:
-    columns = ("arm", "tier", unit, f"{subject.metric.name}_mean", f"{subject.metric.name}_std", "seeds")
-    records: list[Record] = [
+def _chart(report: ReportData, found: Sequence[Series], key: str, title: str, unit: str, sentence: str) -> Chart:
+    columns = ("arm", "tier", unit, f"{report.metric.name}_mean", f"{report.metric.name}_std", "seeds")
+    records: list[ChartRow] = [
         (one.arm, one.tier, x, mean, std, len(values))
         for one in found
         for x, mean, std, values in zip(one.x, one.mean, one.spread, one.by_seed, strict=True)
     ]
     label = "round" if unit == "round" else "MB moved by all devices, down and up"
-    panels = _panels(subject, found, title, label)
-    marks = dict.fromkeys(Mark(one.arm if subject.several else one.tier, one.place) for one in found)
-    tiers = {one.tier: one.place for one in found}
-    legend = list(marks) if subject.several else [Mark(tier, place, tier) for tier, place in tiers.items()]
+    panels = _panels(report, found, title, label)
+    marks = dict.fromkeys(Mark(one.arm if report.has_several_arms else one.tier, one.index) for one in found)
+    tiers = {one.tier: one.index for one in found}
+    legend = list(marks) if report.has_several_arms else [Mark(tier, index, tier) for tier, index in tiers.items()]
     return Chart(key, title, sentence, columns, records, panels, legend)
 
 
-def _panels(subject: ReportData, found: Sequence[Series], title: str, label: str) -> list[Panel]:
+def _panels(report: ReportData, found: Sequence[Series], title: str, label: str) -> list[Panel]:
     """A panel for each tier with all arms; of a run alone, one with all tiers."""
-    y = subject.metric.axis
-    tiers = [tier for tier in subject.tiers if any(one.tier == tier for one in found)] if subject.several else [""]
-    made = []
+    y = report.metric.axis_label
+    tiers = [tier for tier in report.tiers if any(one.tier == tier for one in found)] if report.has_several_arms else [""]
+    artists = []
     for tier in tiers:
         shown = [one for one in found if not tier or one.tier == tier]
-        alt = f"{title}{f', tier {tier}' if tier else ''}: " + "; ".join(_ends(subject, one) for one in shown)
+        alt = f"{title}{f', tier {tier}' if tier else ''}: " + "; ".join(_ends(report, one) for one in shown)
         wide = (5.0, 3.0) if tier else (6.4, 3.4)
-        made.append(Panel(alt, _drawing(shown, label, y, bool(tier)), f"tier {tier}" if tier else "", tier, wide))
-    return made
+        artists.append(Panel(alt, _drawing(shown, label, y, bool(tier)), f"tier {tier}" if tier else "", tier, wide))
+    return artists
 
 
-def _ends(subject: ReportData, one: Series) -> str:
-    said = subject.metric.said
-    name = one.arm if subject.several else one.tier
+def _ends(report: ReportData, one: Series) -> str:
+    said = report.metric.format
+    name = one.arm if report.has_several_arms else one.tier
     return f"{name} from {said(one.mean[0])} to {said(one.mean[-1])}"
 
 
@@ -116,43 +116,43 @@ def _drawing(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Call
     def draw(axes: Axes) -> None:
         for one in shown:
             tier = "" if of_arms else one.tier
-            drawing.line(axes, one.x, one.mean, one.place, tier)
+            drawing.draw_line(axes, one.x, one.mean, one.index, tier)
             if any(one.spread):
                 low = [mean - std for mean, std in zip(one.mean, one.spread, strict=True)]
                 high = [mean + std for mean, std in zip(one.mean, one.spread, strict=True)]
-                drawing.band(axes, one.x, low, high, one.place, tier)
-        drawing.told(axes, label, y)
+                drawing.draw_band(axes, one.x, low, high, one.index, tier)
+        drawing.set_labels(axes, label, y)
         if label == "round":
-            drawing.whole(axes.xaxis)
+            drawing.use_integer_ticks(axes.xaxis)
 
     return draw
 
 
-def _read_rounds(subject: ReportData, found: Sequence[Series]) -> str:
-    said, sign = subject.metric.said, subject.metric.sign
+def _read_rounds(report: ReportData, found: Sequence[Series]) -> str:
+    said, sign = report.metric.format, report.metric.sign
     last = max(one.x[-1] for one in found)
     best = max(found, key=lambda one: sign * one.mean[-1])
     worst = min(found, key=lambda one: sign * one.mean[-1])
     if best is worst:
-        return f"After round {last:.0f} {_named(subject, best)} is at {said(best.mean[-1])}."
+        return f"After round {last:.0f} {_named(report, best)} is at {said(best.mean[-1])}."
     bands = " Bands are one standard deviation over seeds." if any(any(one.spread) for one in found) else ""
     return (
-        f"After round {last:.0f} {_named(subject, best)} is best with {said(best.mean[-1])} and "
-        f"{_named(subject, worst)} last with {said(worst.mean[-1])}.{bands}"
+        f"After round {last:.0f} {_named(report, best)} is best with {said(best.mean[-1])} and "
+        f"{_named(report, worst)} last with {said(worst.mean[-1])}.{bands}"
     )
 
 
-def _read_bytes(subject: ReportData, found: Sequence[Series]) -> str:
+def _read_bytes(report: ReportData, found: Sequence[Series]) -> str:
     totals = {one.arm: one.x[-1] for one in found}
     if len(totals) == 1:
-        ends = listed([f"{one.tier} to {subject.metric.said(one.mean[-1])}" for one in found])
-        return f"Moving {size(1e6 * found[0].x[-1])} in all brought {ends}."
+        ends = join_words([f"{one.tier} to {report.metric.format(one.mean[-1])}" for one in found])
+        return f"Moving {format_bytes(1e6 * found[0].x[-1])} in all brought {ends}."
     least, most = min(totals, key=totals.__getitem__), max(totals, key=totals.__getitem__)
     return (
-        f"{least} moved least, {size(1e6 * totals[least])}; {most} most, {size(1e6 * totals[most])}. "
+        f"{least} moved least, {format_bytes(1e6 * totals[least])}; {most} most, {format_bytes(1e6 * totals[most])}. "
         "Where one curve lies left of another it gets as far with fewer bytes."
     )
 
 
-def _named(subject: ReportData, one: Series) -> str:
-    return f"{one.arm} on tier {one.tier}" if subject.several else f"tier {one.tier}"
+def _named(report: ReportData, one: Series) -> str:
+    return f"{one.arm} on tier {one.tier}" if report.has_several_arms else f"tier {one.tier}"

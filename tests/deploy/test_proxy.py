@@ -16,9 +16,10 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedloom.deploy.keys import Authority
-from fedloom.deploy.registry import FleetRegistry, enroll, wish
-from fedloom.deploy.server import open_gate
-from fedloom.flower.proxy import MOST_ECHO, AuthProxy
+from fedloom.deploy.proxy import MAX_ECHO, AuthProxy
+from fedloom.deploy.registry import FleetRegistry
+from fedloom.deploy.server import start_fleet_proxy
+from tests.real_fleet import enroll_fleet
 
 
 class Stub(BaseHTTPRequestHandler):
@@ -44,7 +45,7 @@ def book(tmp_path: Path) -> FleetRegistry:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    return enroll(tmp_path / "fleet", f"127.0.0.1:{port}", [wish("a:large"), wish("b")], secure=True)
+    return enroll_fleet(tmp_path / "fleet", f"127.0.0.1:{port}", "a:large", "b")
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def gate(book: FleetRegistry) -> Iterator[AuthProxy]:
     inner.load_cert_chain(made.server_certificate, made.server_key)
     stub.socket = inner.wrap_socket(stub.socket, server_side=True)
     threading.Thread(target=stub.serve_forever, args=(0.02,), daemon=True).start()
-    gate = open_gate(book, stub.server_port)
+    gate = start_fleet_proxy(book, stub.server_port)
     yield gate
     gate.shutdown()
     gate.server_close()
@@ -80,7 +81,7 @@ def headers(book: FleetRegistry, name: str = "a") -> dict[str, str]:
 
 
 def turned_away(book: FleetRegistry) -> list[tuple[str, str]]:
-    path = book.folder / "gate.jsonl"
+    path = book.folder / "proxy.jsonl"
     said = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
     return [(one["code"], one["reason"]) for one in said]
 
@@ -108,7 +109,7 @@ def test_what_is_not_for_devices_is_refused(book: FleetRegistry, path: str) -> N
 
 @pytest.mark.usefixtures("gate")
 def test_an_unknown_key_is_refused_and_so_is_none(book: FleetRegistry, tmp_path: Path) -> None:
-    other = enroll(tmp_path / "other", book.server, [wish("a")], secure=True)
+    other = enroll_fleet(tmp_path / "other", book.server, "a")
     for said in (headers(other), {}, {"flwr-public-key": "%%%"}):
         with visit(book) as line:
             line.request("POST", "/v1/fleet/activate-node", b"", said)
@@ -127,7 +128,7 @@ def test_plain_words_at_a_port_for_tls_are_refused(book: FleetRegistry) -> None:
 
 @pytest.mark.usefixtures("gate")
 def test_a_device_that_trusts_another_authority_is_told_of(book: FleetRegistry, tmp_path: Path) -> None:
-    other = enroll(tmp_path / "other", book.server, [wish("a")], secure=True)
+    other = enroll_fleet(tmp_path / "other", book.server, "a")
     with pytest.raises(ssl.SSLCertVerificationError), visit(book, other.folder / "ca.crt") as line:
         line.request("POST", "/v1/fleet/pull-messages", b"", headers(book))
     for _ in range(100):
@@ -145,7 +146,7 @@ def test_an_echo_by_which_lines_are_measured(book: FleetRegistry) -> None:
         assert line.getresponse().read() == b"abc" * 1000
     with visit(book) as line:
         line.putrequest("POST", "/fedloom/echo")
-        line.putheader("Content-Length", str(MOST_ECHO + 1))
+        line.putheader("Content-Length", str(MAX_ECHO + 1))
         line.endheaders()
         assert line.getresponse().status == 403
 
@@ -153,7 +154,7 @@ def test_an_echo_by_which_lines_are_measured(book: FleetRegistry) -> None:
 def test_a_server_that_is_away_is_not_the_devices_fault(book: FleetRegistry) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        gate = open_gate(book, nobody.getsockname()[1])
+        gate = start_fleet_proxy(book, nobody.getsockname()[1])
         try:
             with visit(book) as line:
                 line.request("POST", "/v1/fleet/pull-messages", b"abc", headers(book))

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.deploy.registry import enroll, wish
-from fedloom.flower.processes import environment, free_port, program
+from fedloom.deploy.processes import executable_path, find_free_port, flower_environment
 from fedloom.recipe.toml import dumps
 from tests.fleet_chaos import one_run, recipe
-from tests.real_fleet import lines, real_fleet
+from tests.real_fleet import enroll_fleet, lines, real_fleet
 from tests.superlink import await_port, started
 
 LIAR = '''"""A device that says now and then what it should not; installed on it, so no server can prevent it."""
@@ -22,9 +21,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-import fedloom.flower.client as device
+import fedloom.flower.apps as device
 
-honest, kept = device.answer, Path(__file__).with_name("kept")
+honest, kept = device.encode_reply, Path(__file__).with_name("kept")
 
 
 def answer(heading, sent, remembers):
@@ -40,7 +39,7 @@ def answer(heading, sent, remembers):
     return honest(dataclasses.replace(heading, **lies.get(heading.round, {})), sent, remembers)
 
 
-device.answer = answer
+device.encode_reply = answer
 DATASETS = {"of-a-liar": answer}
 '''
 
@@ -48,8 +47,8 @@ DATASETS = {"of-a-liar": answer}
 def stranger(home: Path, server: str, *lock: str) -> AbstractContextManager[object]:
     """A SuperNode that nobody has invited."""
     home.mkdir()
-    command = ["flower-supernode", "--superlink", server, "--port", str(free_port()), *lock]
-    return started(command, home / "log", environment(home))
+    command = ["flower-supernode", "--superlink", server, "--port", str(find_free_port()), *lock]
+    return started(command, home / "log", flower_environment(home))
 
 
 def commanded(home: Path, server: str, authority: Path) -> "subprocess.CompletedProcess[str]":
@@ -57,15 +56,17 @@ def commanded(home: Path, server: str, authority: Path) -> "subprocess.Completed
     home.mkdir()
     trust = f'address = "{server}"\nroot-certificates = "{authority}"\n'
     (home / "config.toml").write_text(f"[superlink.gate]\n{trust}", encoding="utf-8")
-    command = [program("flwr"), "supernode", "list", "gate", "--format", "json"]
-    return subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=120, check=False)
+    command = [executable_path("flwr"), "supernode", "list", "gate", "--format", "json"]
+    return subprocess.run(
+        command, env=flower_environment(home), capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.slow
 def test_six_who_are_not_heard(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(dumps(recipe(4, 2)), encoding="utf-8")
     (tmp_path / "liar.py").write_text(LIAR, encoding="utf-8")
-    out, others = tmp_path / "run", enroll(tmp_path / "others", "127.0.0.1:1", [wish("x")], secure=True)
+    out, others = tmp_path / "run", enroll_fleet(tmp_path / "others", "127.0.0.1:1", "x")
     key, their_authority = others.folder / "devices" / "x" / "key", others.folder / "ca.crt"
     with real_fleet(tmp_path / "ours", ["honest:large", "liar:small"]) as fleet:
         fleet.serve(tmp_path / "recipe.toml", out)
@@ -85,10 +86,10 @@ def test_six_who_are_not_heard(tmp_path: Path) -> None:
     events = lines(out / "events.jsonl")
     found = {(one["code"], one["reason"].partition(": ")[2] or one["reason"]) for one in events}
     said = {code: [reason for one, reason in sorted(found) if one == code] for code, _ in found}
-    assert said["PLAINTEXT"] == ["it speaks without TLS"]
+    assert said["PLAINTEXT"] == ["connection without TLS"]
     assert any("unknown ca" in reason for reason in said["TLS"])
     assert all(reason.startswith("/v1/control/") for reason in said["NOT_FOR_DEVICES"])
-    assert said["UNREGISTERED"] == ["its key is none of this fleet's"]
+    assert said["UNREGISTERED"] == ["the key is not registered in this fleet"]
     liars = {(one["round"], one["code"]): one["reason"] for one in events if one["device"] == "1"}
     assert set(liars) == {(2, "STALE"), (3, "TIER_MISMATCH"), (4, "STALE")}
     assert liars[2, "STALE"] != liars[4, "STALE"]

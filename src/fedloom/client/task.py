@@ -1,0 +1,147 @@
+"""Tasks: the part of a method that runs on devices, with a declaration of all it uploads.
+
+The declaration (`sends`) is the only schema that admission checks need.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
+
+import torch
+
+from ..models import Model
+from ..seeds import TRAIN
+from ..tensors import Parcel
+from .client import Client, ClientResult
+from .plan import Schedule
+
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Tensor name -> shape and dtype."""
+
+BundleSpec = Callable[[Model, Parcel, int], Layout]
+"""(the device's model, its inbox, its number of examples) -> the layout of an uploaded bundle."""
+
+UploadSpecs = Mapping[str, BundleSpec | str]
+"""Bundle name -> its specification, or the name of the method's function that is one."""
+
+
+class Bounded(tuple[tuple[int, ...], torch.dtype]):
+    """Shape and dtype of integers in [0, below), such as class labels."""
+
+    below: int
+
+    def __new__(cls, shape: tuple[int, ...], dtype: torch.dtype, below: int) -> "Bounded":
+        spec = super().__new__(cls, (shape, dtype))
+        spec.below = below
+        return spec
+
+
+@dataclass(frozen=True)
+class Like:
+    """A bundle with the same layout as one of the inbox, of which it is an update."""
+
+    bundle: str
+
+    def __call__(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in inbox[self.bundle].items()}
+
+
+def like(bundle: str) -> BundleSpec:
+    """Declare a bundle with the layout of the inbox's `bundle`."""
+    return Like(bundle)
+
+
+def shaped(**layout: tuple[tuple[int | Literal["classes", "examples"], ...], torch.dtype]) -> BundleSpec:
+    """Declare tensors by shape and dtype; an axis may be as long as there are classes, or examples on the device."""
+
+    def spec(model: Model, inbox: Parcel, examples: int) -> Layout:
+        known = {"classes": model.classes, "examples": examples}
+        return {
+            name: (tuple(known[size] if isinstance(size, str) else size for size in sizes), dtype)
+            for name, (sizes, dtype) in layout.items()
+        }
+
+    return spec
+
+
+@dataclass(frozen=True)
+class Task:
+    """A function that devices run: (client, inbox) -> result."""
+
+    name: str
+    run: Callable[[Client, Parcel], ClientResult]
+    sends: Mapping[str, BundleSpec]
+    stream: str = TRAIN  # random stream of the batches; two requests never draw the same, even with one stream
+    schedule: Schedule | None = None  # None: the recipe's
+    ref: tuple[str, ...] = ()  # how another process looks the task up; (): by its name, in the method
+    batch_key: Hashable = None  # tasks with equal keys may share a block, across experiments too; None: with no other
+
+    def without_upload(self, *ref: str) -> "Task":
+        """The same training on the same batches, but nothing is uploaded."""
+
+        def run(client: Client, inbox: Parcel) -> ClientResult:
+            return replace(self.run(client, inbox), upload={})
+
+        batch_key = self.batch_key and ("without upload", self.batch_key)
+        return replace(self, run=run, sends={}, ref=ref, batch_key=batch_key)
+
+
+class OnDevice:
+    """A descriptor: accessed on an instance of its class, the decorated function is a `Task`."""
+
+    def __init__(
+        self,
+        function: Callable[..., ClientResult],
+        sends: UploadSpecs,
+        stream: str,
+        batch_across_runs: bool,
+        takes_method: bool,
+    ):
+        self.function, self.sends, self.stream = function, sends, stream
+        self.batch_across_runs, self.takes_method = batch_across_runs, takes_method
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name  # by which a worker looks it up
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "OnDevice": ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Task: ...
+    def __get__(self, instance: object | None, owner: type) -> "OnDevice | Task":
+        if instance is None:
+            return self
+        function = self.function
+        sends = {
+            bundle: getattr(instance, spec) if isinstance(spec, str) else spec for bundle, spec in self.sends.items()
+        }
+        if not self.takes_method:
+            return Task(self.name, function, sends, self.stream, batch_key=function)
+        batch_key = (function, instance) if self.batch_across_runs and _is_hashable(instance) else None
+        return Task(self.name, function.__get__(instance), sends, self.stream, batch_key=batch_key)
+
+
+def _is_hashable(instance: object) -> bool:
+    try:
+        hash(instance)
+    except TypeError:  # a setting that is a dictionary, for example
+        return False
+    return True
+
+
+def on_device(
+    sends: UploadSpecs, stream: str = TRAIN, batch_across_runs: bool = True
+) -> Callable[[Callable[[Any, Client, Parcel], ClientResult]], OnDevice]:
+    """Turn a method's function `(self, client, inbox) -> ClientResult` into a task.
+
+    `sends` declares every uploaded bundle. `batch_across_runs`: devices of several experiments may share a block. Not
+    if the task draws once for a whole block, or feeds the model anything but its batches, since it is unknown whether
+    results are then bit-identical in every block.
+    """
+    return lambda function: OnDevice(function, sends, stream, batch_across_runs, takes_method=True)
+
+
+def on_any_device(sends: UploadSpecs) -> Callable[[Callable[[Client, Parcel], ClientResult]], OnDevice]:
+    """The same for a function `(client, inbox) -> ClientResult` that several methods share."""
+    return lambda function: OnDevice(function, sends, TRAIN, batch_across_runs=True, takes_method=False)

@@ -1,0 +1,44 @@
+"""Messages of the package, through `logging` under the name `fedloom`: silent until somebody listens.
+
+The command line listens for its user; a notebook calls `fedloom.logs.show()`; a program attaches handlers of its own.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ROOT = logging.getLogger("fedloom")
+ROOT.addHandler(logging.NullHandler())
+
+
+class StderrHandler(logging.Handler):
+    """Write to what `sys.stderr` is at that moment: progress bars, notebooks and tests replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
+        sys.stderr.flush()
+
+
+_STDERR = StderrHandler()
+
+
+def show(level: int | str = logging.INFO) -> None:
+    """Show messages from this level on (`"INFO"` includes progress) on stderr. Call it again to change the level."""
+    ROOT.addHandler(_STDERR)
+    ROOT.setLevel(level)
+
+
+@contextmanager
+def showing(level: int | str = logging.INFO) -> Iterator[None]:
+    """The same while the context lasts, and nowhere else: handlers of the root logger do not repeat the messages."""
+    before = ROOT.level, ROOT.propagate, _STDERR in ROOT.handlers
+    show(level)
+    ROOT.propagate = False
+    try:
+        yield
+    finally:
+        level, ROOT.propagate, shown = before
+        ROOT.setLevel(level)
+        if not shown:
+            ROOT.removeHandler(_STDERR)
