@@ -1,11 +1,15 @@
-"""fedloom: federated learning for devices that cannot all run the same model."""
+"""fedloom: federated learning for devices that cannot all run the same model.
+
+Importing it is cheap: functions import torch and the rest of the package when they are called.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from . import logs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 
 __version__ = "0.1.0"
+__all__ = ["load", "logs", "open", "resume", "run"]
 
 
 def run(
@@ -30,20 +35,28 @@ def run(
     data_dir: str | Path | None = None,
     workers: int = 1,
 ) -> Run:
-    """Run a recipe, from a file or a mapping, and return the finished run. The tables add your own names to its; the
-    number of workers, processes of this machine, changes nothing but the time."""
-    from .analysis.run import Run  # torch is heavy, and importing fedloom is not
+    """Run a recipe and return the finished run.
+
+    Parameters
+    ----------
+    recipe : a TOML file, or the same as a mapping.
+    methods, models, datasets : names of your own, added to those that the recipe may use.
+    sets : changes to the recipe, e.g. `["training.epochs=2"]`.
+    out : the run's folder, which must not exist yet; default: a new one in ./runs.
+    data_dir : folder of the data sets; default: FEDLOOM_DATA, then ./data.
+    workers : processes on this machine. Results do not depend on it.
+    """
+    from .analysis.run import Run
     from .deploy.remote import attach_engine
     from .recipe.load import load
-    from .recipe.paths import resolve_data_folder, choose_output_folder
+    from .recipe.paths import choose_output_folder, resolve_data_folder
     from .recipe.registry import Registry
     from .runs.build import assemble
     from .runs.recorder import recorded
 
     registry = Registry().with_names(methods, models, datasets)
     loaded = load(recipe, registry, sets)
-    data = resolve_data_folder(data_dir)
-    folder = choose_output_folder(out, loaded.recipe.method.name)
+    data, folder = resolve_data_folder(data_dir), choose_output_folder(out, loaded.recipe.method.name)
     experiment = attach_engine(assemble(loaded, registry, data, workers=workers), registry, data, folder)
     for _ in recorded(experiment, folder):
         pass
@@ -59,7 +72,7 @@ def resume(
     data_dir: str | Path | None = None,
     workers: int = 1,
 ) -> Run:
-    """Finish a run from its last checkpoint: the same bits as if it had never stopped."""
+    """Finish a run from its last checkpoint: the same bits as if it had never stopped. Parameters as in `run`."""
     from .analysis.run import Run
     from .deploy.remote import attach_engine
     from .recipe.paths import resolve_data_folder
@@ -67,11 +80,12 @@ def resume(
     from .runs.recorder import recorded
     from .runs.resume import reopened
 
-    registry, place, data = Registry().with_names(methods, models, datasets), Path(folder), resolve_data_folder(data_dir)
-    experiment, since = reopened(place, registry, data, workers, warnings.warn, attach_engine)
-    for _ in recorded(experiment, place, since):
+    registry, path = Registry().with_names(methods, models, datasets), Path(folder)
+    data = resolve_data_folder(data_dir)
+    experiment, since = reopened(path, registry, data, workers, attach_engine)
+    for _ in recorded(experiment, path, since):
         pass
-    return Run(place, registry, data)
+    return Run(path, registry, data)
 
 
 def open(
@@ -82,7 +96,7 @@ def open(
     datasets: Mapping[str, Callable[..., Dataset]] | None = None,
     data_dir: str | Path | None = None,
 ) -> Run:
-    """A run that is there already: its rows, its models."""
+    """Open the folder of a run: its rows and models. Parameters as in `run`."""
     from .analysis.run import Run
     from .recipe.paths import resolve_data_folder
     from .recipe.registry import Registry
@@ -91,7 +105,7 @@ def open(
 
 
 def load(folder: str | Path, *, models: Mapping[str, Family] | None = None) -> nn.Module:
-    """A model that was exported to safetensors."""
+    """Load a model that was exported to safetensors."""
     from .analysis.export_run import load_exported
     from .recipe.registry import Registry
 

@@ -59,7 +59,7 @@ def test_data_goes_to_stdout_and_progress_to_stderr(fedloom, write):
         ["heterofl", "round 2/2"],
     ]
     assert "round 1/2" not in said.out
-    assert said.out.startswith("judged ")
+    assert said.out.startswith("model ")
     assert said.out.endswith("\nrun: run\n")
 
 
@@ -109,10 +109,10 @@ def test_an_interrupted_run_says_so(format, fedloom, write, raise_in_round_2, tm
 def test_an_interrupt_between_two_rounds_is_written_down_too(fedloom, write, monkeypatch, tmp_path):
     write()
 
-    def note(text, quiet):
+    def interrupt(name, result):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedloom.cli.progress.note", note)
+    monkeypatch.setattr("fedloom.cli.progress.format_round", interrupt)
     said = fedloom("run", "my.toml", "--out", "run")
     gc.collect()
     assert said.code == 130
@@ -124,11 +124,11 @@ def test_an_interrupt_while_the_heavy_libraries_load(fedloom, write, files, monk
     before = files()
 
     @contextlib.contextmanager
-    def exits(format):
+    def exits(format, quiet):
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("fedloom.cli.run.exits", exits)
+    monkeypatch.setattr("fedloom.cli.options.exits", exits)
     said = fedloom("run", "my.toml")
     assert said.code == 130
     assert "Traceback" not in said.err

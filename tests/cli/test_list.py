@@ -16,8 +16,8 @@ TABLES = {
     "partitions": PARTITIONS,
     "preparations": PREPARATIONS,
     "optimizers": OPTIMIZERS,
-    "rates": LR_SCHEDULES,
-    "codecs": UP,
+    "lr_schedules": LR_SCHEDULES,
+    "compressors": UP,
     "controls": CONTROLS,
 }
 

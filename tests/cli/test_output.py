@@ -3,7 +3,7 @@
 import pytest
 
 from fedloom.cli.output import columns, wants_json
-from fedloom.cli.progress import line
+from fedloom.cli.progress import format_round
 from fedloom.engines import Refusal
 from fedloom.evaluation import Row
 from fedloom.fleet import Traffic
@@ -54,7 +54,7 @@ def test_a_line_of_a_round():
         accuracy("small", 9.0),
         Row(3, "server", "large", "", "global", "loss", 1.0),
     ]
-    assert line("heterofl", round_of(rows)) == (
+    assert format_round("heterofl", round_of(rows)) == (
         "heterofl  round  3/12  large  71.2 %  small   9.0 %  4/4 replies  1.79 kB down 1.8 MB up  1.2 s"
     )
 
@@ -64,20 +64,20 @@ def test_a_line_says_what_travelled_where_a_codec_made_it_less():
         Row(3, "", "", "", "", name, size)
         for name, size in (("bytes_down_compressed", 450.0), ("bytes_up_compressed", 200_000.0))
     ]
-    assert "  1.79 kB down 1.8 MB up (coded 450 B and 200 kB)  " in line("x", round_of(rows))
+    assert "  1.79 kB down 1.8 MB up (compressed 450 B and 200 kB)  " in format_round("x", round_of(rows))
 
 
 def test_a_line_without_the_whole_test_set_shows_devices_own():
-    assert "  small  40.0 %  " in line("x", round_of([accuracy("small", 40.0, test="local")]))
+    assert "  small  40.0 %  " in format_round("x", round_of([accuracy("small", 40.0, test="local")]))
 
 
 def test_a_line_of_a_round_that_was_not_judged():
-    assert line("x", round_of([])).startswith("x  round  3/12  ")
+    assert format_round("x", round_of([])).startswith("x  round  3/12  ")
 
 
 def test_a_line_says_what_was_refused():
     refused = (Refusal("7", "SHAPE", "weights: w has shape (1,), declared (2,)"),)
-    said = line("x", round_of([], refused=refused))
+    said = format_round("x", round_of([], refused=refused))
     assert "3/4 replies  1 refused (SHAPE: weights: w has shape (1,), declared (2,))  " in said
 
 
@@ -86,4 +86,4 @@ def test_a_line_says_what_was_refused():
     [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (2_500_000, "2.5 MB"), (3.2e9, "3.2 GB"), (5e12, "5e+03 GB")],
 )
 def test_sizes(count, said):
-    assert f"  {said} down " in line("x", round_of([], down=count))
+    assert f"  {said} down " in format_round("x", round_of([], down=count))

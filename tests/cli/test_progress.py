@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from fedloom import logs
 from fedloom.cli.app import main
-from fedloom.cli.progress import bars, telling
+from fedloom.cli.progress import progress_bars, round_display
 from fedloom.evaluation import Row
 from fedloom.fleet import Traffic
 from fedloom.runs.loop import RoundResult
@@ -37,7 +38,7 @@ def frames(console):
 
 
 def test_a_bar_says_the_round_the_time_left_and_the_newest_accuracies(terminal):
-    with bars(terminal, {"heterofl": 4}) as tell:
+    with progress_bars(terminal, {"heterofl": 4}) as tell:
         assert frames(terminal)[-1].endswith("round 0/4")
         tell("heterofl", ended(1, seconds=2.0, large=47.0, small=32.4))
         first = frames(terminal)[-1]
@@ -48,13 +49,13 @@ def test_a_bar_says_the_round_the_time_left_and_the_newest_accuracies(terminal):
 
 
 def test_long_runs_are_told_in_hours_and_minutes(terminal):
-    with bars(terminal, {"a": 40}) as tell:
+    with progress_bars(terminal, {"a": 40}) as tell:
         tell("a", ended(1, of=40, seconds=200.0))
     assert " 2:10:00 left" in frames(terminal)[-2]
 
 
 def test_a_run_that_is_over_leaves_its_line_and_no_bar(terminal):
-    with bars(terminal, {"one": 2, "[two]": 2}) as tell:
+    with progress_bars(terminal, {"one": 2, "[two]": 2}) as tell:
         for name in ("one", "[two]"):
             tell(name, ended(1, of=2, large=50.0))
         tell("one", ended(2, of=2, large=60.0))
@@ -72,7 +73,7 @@ def test_a_run_that_is_over_leaves_its_line_and_no_bar(terminal):
 
 
 def test_an_interruption_gives_the_cursor_back(terminal):
-    with pytest.raises(KeyboardInterrupt), bars(terminal, {"a": 4}) as tell:
+    with pytest.raises(KeyboardInterrupt), progress_bars(terminal, {"a": 4}) as tell:
         tell("a", ended(1))
         assert HIDDEN in terminal.file.getvalue() and SHOWN not in terminal.file.getvalue()
         raise KeyboardInterrupt
@@ -82,10 +83,10 @@ def test_an_interruption_gives_the_cursor_back(terminal):
 
 def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with telling(False, {"a": 4}) as tell:
+    with logs.showing("INFO"), round_display({"a": 4}) as tell:
         tell("a", ended(1, large=47.0))
     assert capsys.readouterr().err == "a  round 1/4  large  47.0 %  4/4 replies  1 kB down 2 kB up  2.0 s\n"
-    with telling(True, {"a": 4}) as tell:
+    with logs.showing("WARNING"), round_display({"a": 4}) as tell:
         tell("a", ended(1))
     assert capsys.readouterr() == ("", "")
 

@@ -47,7 +47,7 @@ def test_an_interrupted_run_goes_on(number, write, fedloom, tmp_path):
     done = fedloom("resume", "--with", "own.py", "--format", "json")  # the newest in ./runs
     assert done.code == 0
     assert (done.data["run"], done.data["since"]) == ("runs/one", 2)
-    assert "goes on after round 2" in done.err
+    assert "continues after round 2" in done.err
     assert read_manifest(one)["status"] == "finished"
     assert read_manifest(one)["sha256"] == read_manifest(whole)["sha256"]
     assert (one / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()

@@ -59,7 +59,7 @@ def test_a_budget_of_time(made):
     assert list(best) == [*ROW, "latency_ms"]
     assert 0 < best["latency_ms"] <= 60_000
     said = call("subnet", "run", "--latency-ms", 60_000)
-    assert said.err == "timing sub-nets on this machine\n"
+    assert said.err == "timing subnets on this machine\n"
     assert "ms for one example, on one thread of this machine\n" in said.out
     said = call("subnet", "run", "--latency-ms", 0, "--quiet")
     (problem,) = said.problems
@@ -79,7 +79,7 @@ def test_text(made):
     assert lines[5].split() == ["accuracy", "MACs", "parameters", "settings"]
     table = [line.split()[:3] for line in lines[6 : 6 + len(data["front"])]]
     assert table == [[f"{row['accuracy']:.2f}", f"{row['macs']:,}", f"{row['parameters']:,}"] for row in data["front"]]
-    assert lines[-2] == f"hyper-volume  {data['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %"
+    assert lines[-2] == f"hypervolume   {data['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %"
     assert lines[-1] == f"measured      0 now, {data['measured']['nets']} before"
 
 
@@ -87,7 +87,7 @@ def test_progress_says_what_a_measurement_costs(fedloom, write):
     write()
     fedloom("run", "my.toml", "--out", "run", "--set", "rounds=1", "--quiet")
     said = fedloom("subnet", "run", "--workers", 1)
-    assert said.err.startswith("sub-nets 2/2  ")
+    assert said.err.startswith("subnets 2/2  ")
     assert " s each  0 s to go\n" in said.err
     assert said.out.splitlines()[-1].startswith("measured      2 now, 0 before; ")
     capped = fedloom("subnet", "run", "--examples", 100, "--quiet", "--format", "json")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedloom.cli.options import Track
+from fedloom.cli.options import TrackerName
 from fedloom.runs.folder import read_manifest, read_rows
 from fedloom.runs.trackers import TRACKERS
 
@@ -55,7 +55,7 @@ def diaries(monkeypatch):
 
 
 def test_the_choices_are_the_table():
-    assert [one.value for one in Track] == list(TRACKERS)
+    assert [one.value for one in TrackerName] == list(TRACKERS)
 
 
 def test_a_tracker_gets_every_row_and_how_it_ended(diaries, fedloom, write, tmp_path):

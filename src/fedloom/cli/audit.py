@@ -19,7 +19,7 @@ def audit(
     examples: Annotated[int, typer.Option("--examples", min=1, help="Number of inputs to reconstruct.")] = 16,
     steps: Annotated[int, typer.Option("--steps", min=3, help="Steps of the reconstruction.")] = 600,
 ) -> None:
-    """Show what left the devices of a run and, where features did, reconstruct inputs from them and measure how well."""
+    """Show what left the devices of a run; where features did, reconstruct inputs from them and measure how well."""
     from ..analysis.audit import audit
 
     result = audit(run, options.registry, options.data, examples, steps)

@@ -13,9 +13,7 @@ from .output import Exit, OutputFormat, data_error_code, report_recipe_errors, w
 def check(
     options: Options,
     recipes: Annotated[list[Path], typer.Argument(help="Recipes.")],
-    deployment: Annotated[
-        bool, typer.Option("--deployment", help="Also check that it may run on real devices.")
-    ] = False,
+    deployment: Annotated[bool, typer.Option("--deployment", help="Also check that it can be deployed.")] = False,
 ) -> None:
     """Check recipes: names, ranges, tiers, partition and method. Works without the data."""
     from ..data import DataError

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import BudgetUnit, Options, split_names, verb
+from .options import EqualBudget, Options, split_names, verb
 from .output import RUN_FAILED, Exit, columns, write, write_json
 from .progress import run_group
 from .report import REPORT, write_final_report
 
 if TYPE_CHECKING:
     from ..recipe.load import LoadedRecipe
-    from ..reporting.tables import Result
+    from ..reporting.tables import ComparisonResult
     from ..studies.compare import Comparison
 
 
@@ -47,7 +47,7 @@ def compare(
     ] = None,
     controls: Annotated[
         str | None,
-        typer.Option("--controls", help="Controls, by commas; default: all, or none if the recipe has arms."),
+        typer.Option("--controls", help="Controls, by commas; default: all; none if the recipe has arms."),
     ] = None,
     format: Annotated[
         TableFormat, typer.Option("--format", help="text for people, json for programs; or a table; or the page.")
@@ -70,7 +70,7 @@ def compare(
     names = default if controls is None else split_names(controls)
     home = choose_output_folder(options.out, "compare")
     planned = plan_comparison(loaded, registry, options.seeds, names, home, options.data, options.processes, arms)
-    if options.equal is BudgetUnit.seconds:
+    if options.equal is EqualBudget.seconds:
         planned.refuse_without_clock()
     command = _command(options, [recipe, *(others or [])], methods, controls)
     run_comparison(options, replace(planned, command=command, track=trackers), format)
@@ -94,7 +94,7 @@ def _command(options: Options, recipes: list[Path], methods: str | None, control
         "--seed": None if options.seed is None else str(options.seed),
         "--methods": methods,
         "--controls": controls,
-        "--equal": None if options.equal is BudgetUnit.rounds else options.equal.value,
+        "--equal": None if options.equal is EqualBudget.rounds else options.equal.value,
         "--test": None if options.test == "global" else options.test,
     }
     words += [word for option, value in values.items() if value is not None for word in (option, value)]
@@ -103,7 +103,7 @@ def _command(options: Options, recipes: list[Path], methods: str | None, control
 
 
 def run_comparison(options: Options, planned: "Comparison", format: StrEnum) -> None:
-    """Run what is left of a comparison and write its result to stdout; the other formats go to files next to the runs."""
+    """Finish a comparison and write its result to stdout; files next to the runs hold the other formats."""
     from ..reporting.tables import FILES, to_csv, to_latex, to_markdown
 
     run_group(planned)
@@ -125,7 +125,7 @@ def run_comparison(options: Options, planned: "Comparison", format: StrEnum) -> 
         raise Exit(RUN_FAILED)
 
 
-def _record(result: "Result") -> dict[str, Any]:
+def _record(result: "ComparisonResult") -> dict[str, Any]:
     return {
         "arms": result.records,
         "verdict": result.verdict,
@@ -135,11 +135,11 @@ def _record(result: "Result") -> dict[str, Any]:
     }
 
 
-def comparison_text(result: "Result") -> str:
-    from ..reporting.tables import grids
+def comparison_text(result: "ComparisonResult") -> str:
+    from ..reporting.tables import build_tables
 
     tables = [
-        columns(grid.header, grid.mark_strong(lambda cell: f"{cell}*")) + f"\n{grid.legend('*')}"
-        for grid in grids(result)
+        columns(table.header, table.mark_strong(lambda cell: f"{cell}*")) + f"\n{table.legend('*')}"
+        for table in build_tables(result)
     ]
     return "\n\n".join([*tables, "verdict\n" + "\n".join(f"  {line}" for line in result.verdict)])

@@ -79,9 +79,7 @@ def _batch_norm(recipe: Any, fleet: Any) -> list[Finding]:
         return [("batch norm", "warn", "statistics are pooled over all data, which only a simulation can do; "
                  'a deployment needs evaluation.statistics.query = "per_device"')]  # fmt: skip
     if fleet.size < 10:
-        return [
-            ("batch norm", "warn", "fewer than 10 devices: their statistics reveal much about each; use group norm")
-        ]
+        return [("batch norm", "warn", "fewer than 10 devices: their statistics reveal a lot; use group norm")]
     return [("batch norm", "ok", "statistics from devices' own sums")]
 
 
@@ -96,7 +94,7 @@ def _scaler(fleet: Any) -> list[Finding]:
         (
             "scaler",
             "warn",
-            "without a norm layer narrow tiers train scaled but are evaluated unscaled; set scaler = false",
+            "without a norm layer narrow tiers are evaluated unscaled; set scaler = false",
         )
     ]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..recipe.registry import Registry
 
 
-class BudgetUnit(StrEnum):
+class EqualBudget(StrEnum):
     """What arms of a comparison have spent equally."""
 
     rounds = "rounds"
@@ -46,8 +46,8 @@ class Options:
         "global"
     )
     equal: Annotated[
-        BudgetUnit, typer.Option("--equal", help="Compare arms at equal rounds, bytes or simulated seconds.")
-    ] = BudgetUnit.rounds
+        EqualBudget, typer.Option("--equal", help="Compare arms at equal rounds, bytes or simulated seconds.")
+    ] = EqualBudget.rounds
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Folder of the data sets (default: FEDLOOM_DATA, then ./data).")
@@ -60,7 +60,7 @@ class Options:
     ] = field(default_factory=list)
     track: Annotated[
         list[TrackerName],
-        typer.Option("--track", help="Also write every row to this tool; repeatable. Needs fedloom[track]."),
+        typer.Option("--track", help="Also write every row to this tool; repeatable. Needs the extra `track`."),
     ] = field(default_factory=list)
     format: Annotated[OutputFormat, typer.Option("--format", help="text for people, json for programs.")] = (
         OutputFormat.text

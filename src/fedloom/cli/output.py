@@ -80,7 +80,7 @@ def exits(format: StrEnum, quiet: bool = False) -> Iterator[None]:
 
 
 def is_usage_error(error: Exception) -> bool:
-    """True for typer's errors about arguments. Releases define the class in different places; only it has this method."""
+    """True for typer's errors about arguments. The class moves between releases; only it has this method."""
     return hasattr(error, "format_message")
 
 

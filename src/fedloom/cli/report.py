@@ -34,35 +34,35 @@ def report(
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two rewrites.")] = 5.0,
 ) -> None:
     """Write one HTML page, which needs no network, with all figures, and a CSV behind each of them."""
-    from ..reporting.report_data import NoReport
+    from ..reporting.report_data import ReportError
 
     try:
         file = out or _default_file(runs)
         data = write_report(runs, file, test)
-        while watch and data.under_way:
+        while watch and data.is_running:
             time.sleep(every)
             data = write_report(runs, file, test)
-    except NoReport as error:
+    except ReportError as error:
         report_failure("RUN_FOLDER", str(error), error.hint, options.format is OutputFormat.json)
         raise Exit(BAD_INPUT) from None
-    status = "running" if data.under_way else "finished"
+    status = "running" if data.is_running else "finished"
     options.show({"report": str(file), "status": status}, f"report: {file}")
 
 
 def _default_file(runs: list[Path]) -> Path:
-    from ..reporting.report_data import NoReport
+    from ..reporting.report_data import ReportError
 
     if len(runs) > 1:
-        raise NoReport("a page of several runs has no default path", "set --out FILE.html")
+        raise ReportError("a page of several runs has no default path", "set --out FILE.html")
     return runs[0] / REPORT
 
 
 def write_report(runs: list[Path], file: Path, test: str | None = None) -> "ReportData":
-    from ..reporting.page import figures_of, page
-    from ..reporting.report_data import report_data_of
+    from ..reporting.page import build_page, figures_folder
+    from ..reporting.report_data import read_report_data
 
-    data = report_data_of(runs, test)
-    page(data, figures_of(file)).write(file)
+    data = read_report_data(runs, test)
+    build_page(data, figures_folder(file)).write(file)
     return data
 
 

@@ -41,9 +41,9 @@ def reproduce(
     listing: Annotated[bool, typer.Option("--list", help="Show rows and claims.")] = False,
     recipes: Annotated[Path, typer.Option("--recipes", help="The folder of recipes and lists.")] = Path("recipes"),
     runs: Annotated[Path, typer.Option("--runs", help="Where runs are kept and resumed.")] = Path("runs/reproduce"),
-    results: Annotated[
-        Path, typer.Option("--results", help="The ledger; the page next to it is rewritten too.")
-    ] = Path("docs/results.json"),
+    results: Annotated[Path, typer.Option("--results", help="The ledger, next to its page.")] = Path(
+        "docs/results.json"
+    ),
 ) -> None:
     """Run one row of a paper's table and print published next to measured; or decide claims over five seeds."""
     from ..deploy.remote import attach_engine
