@@ -28,7 +28,7 @@ test-slow: setup
 
 # real fleets and Ray on this machine alone, with every method: twenty minutes and more; ends all that it starts
 test-flower: setup
-	$(BIN)/pytest -m "slow or at_length" tests/flower
+	$(BIN)/pytest -m "slow or at_length" tests/flower tests/deploy
 
 bench: setup
 	$(BIN)/python -m benchmarks

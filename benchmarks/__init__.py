@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported: one thread a process, for every side
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported: one thread per process

@@ -1,7 +1,7 @@
-"""python -m benchmarks [peers|scaling|full_size]: fedloom's time over the ordinary loop's, interleaved in one run.
+"""python -m benchmarks [peers|scaling|full_size]: fedloom's time relative to the plain loop, interleaved.
 
-`peers` measures other systems on equal work, `scaling` how time and memory grow, `full_size` a round of each paper's
-recipe; each has its own --help.
+`peers` measures other systems on the same workload, `scaling` how time and memory grow, `full_size` a round of papers'
+recipes; each has --help.
 """
 
 import argparse
@@ -19,21 +19,21 @@ from typing import Any
 import torch
 
 from benchmarks import memory
-from benchmarks.output import say, table
-from benchmarks.profiling import where
+from benchmarks.output import format_table, write_output
+from benchmarks.profiling import profile_call
 from benchmarks.scenarios import SCENARIOS, Scenario
-from fedloom.engines import keep_the_heap
+from fedloom.engines import keep_freed_memory
 
 
 @contextmanager
-def elsewhere(run: Callable[[], None]) -> Iterator[Callable[[], float]]:
-    """Time a side in a process of its own, which knows nothing of the settings of the other side's memory."""
+def in_other_process(run: Callable[[], None]) -> Iterator[Callable[[], float]]:
+    """Time one side in another process, so that the allocator settings of the other side do not apply to it."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
 
     def serve() -> None:
         while theirs.recv_bytes():
-            theirs.send_bytes(str(timed(run)).encode())
+            theirs.send_bytes(str(time_call(run)).encode())
 
     process = fork.Process(target=serve, daemon=True)
     process.start()
@@ -49,113 +49,127 @@ def elsewhere(run: Callable[[], None]) -> Iterator[Callable[[], float]]:
         process.join()
 
 
-def interleaved(ours: Callable[[], None], theirs: Callable[[], None], repeats: int) -> list[float]:
-    """Ratios, each of two neighbouring runs: the machine is shared, and its speed moves."""
-    with elsewhere(theirs) as ordinary:
-        keep_the_heap()
-        ours()  # first calls build and prove what is cached
-        ordinary()
-        return [timed(ours) / ordinary() for _ in range(repeats)]
+def measure_ratios(ours: Callable[[], None], theirs: Callable[[], None], repeats: int) -> list[float]:
+    """Ratios of neighboring runs: the speed of a shared machine drifts."""
+    with in_other_process(theirs) as run_theirs:
+        keep_freed_memory()
+        ours()  # first calls fill caches
+        run_theirs()
+        return [time_call(ours) / run_theirs() for _ in range(repeats)]
 
 
-def timed(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
+def time_call(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
     run()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def apart(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """In a fresh process, so that nothing is inherited from what another scenario left behind."""
+def run_in_fresh_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run it in a fresh process, so that a scenario inherits nothing from the one before."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
     process = fork.Process(target=lambda: theirs.send_bytes(json.dumps(make()).encode()))
     process.start()
     theirs.close()
-    found: dict[str, Any] = json.loads(ours.recv_bytes())
+    result: dict[str, Any] = json.loads(ours.recv_bytes())
     process.join()
-    return found
+    return result
 
 
-def measured(one: Scenario, repeats: int, workers: int) -> dict[str, Any]:
+def measure(scenario: Scenario, repeats: int, workers: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    with one.sides(workers) as sides:
+    with scenario.sides(workers) as sides:
         if sides.theirs:
-            numbers = interleaved(sides.ours, sides.theirs, repeats)
+            numbers = measure_ratios(sides.ours, sides.theirs, repeats)
         else:
             sides.ours()
-            numbers = [timed(sides.ours) * one.scale for _ in range(repeats)]
-        return {**record(one, numbers), **memory.peaks()}
+            numbers = [time_call(sides.ours) * scenario.scale for _ in range(repeats)]
+        return {**summarize(scenario, numbers), **memory.peak_memory()}
 
 
-def record(one: Scenario, numbers: list[float]) -> dict[str, Any]:
+def summarize(scenario: Scenario, numbers: list[float]) -> dict[str, Any]:
     middle = statistics.median(numbers)
     return {
-        "name": one.name, "ratio": round(middle, 4), "must": round(one.must, 4), "moonshot": round(one.moonshot, 4),
-        "low": round(min(numbers), 4), "high": round(max(numbers), 4), "met": middle <= one.must,
-    }  # fmt: skip
+        "name": scenario.name,
+        "ratio": round(middle, 4),
+        "must": round(scenario.must, 4),
+        "moonshot": round(scenario.moonshot, 4),
+        "low": round(min(numbers), 4),
+        "high": round(max(numbers), 4),
+        "met": middle <= scenario.must,
+    }
 
 
-def profiled(one: Scenario) -> dict[str, Any]:
-    """In one process: a profiler does not see the workers."""
-    keep_the_heap()
-    with one.sides(1) as sides:
-        return {"name": one.name, **where(sides.ours)}
+def profile_scenario(scenario: Scenario) -> dict[str, Any]:
+    """Profile with one process: a profiler does not see workers."""
+    keep_freed_memory()
+    with scenario.sides(1) as sides:
+        return {"name": scenario.name, **profile_call(sides.ours)}
 
 
-def chosen(wanted: str | None, found: list[dict[str, Any]]) -> list[Scenario]:
-    """The scenarios to look into: by name, or those that missed their goal."""
-    if wanted == "missed":
-        missed = {one["name"] for one in found if not one["met"]}
-        return [one for one in SCENARIOS if one.name in missed]
-    return [one for one in SCENARIOS if one.name == wanted]
+def select_scenarios(name: str | None, results: list[dict[str, Any]]) -> list[Scenario]:
+    """The scenarios to profile: by name, or those that missed their goal."""
+    if name == "missed":
+        missed = {scenario["name"] for scenario in results if not scenario["met"]}
+        return [scenario for scenario in SCENARIOS if scenario.name in missed]
+    return [scenario for scenario in SCENARIOS if scenario.name == name]
 
 
-def text(found: list[dict[str, Any]]) -> str:
+def format_scenarios(results: list[dict[str, Any]]) -> str:
     keys = ("ratio", "low", "high", "must", "moonshot")
     rows = [
-        [one["name"], *(f"{one[key]:.3f}" for key in keys), f"{one['megabytes']:.0f}",
-         f"{one['worker_megabytes']:.0f}", "met" if one["met"] else "missed"]
-        for one in found
+        [scenario["name"], *(f"{scenario[key]:.3f}" for key in keys), f"{scenario['megabytes']:.0f}",
+         f"{scenario['worker_megabytes']:.0f}", "met" if scenario["met"] else "missed"]
+        for scenario in results
     ]  # fmt: skip
-    return table(["scenario", *keys, "MB", "MB a worker", ""], rows) if rows else ""
+    return format_table(["scenario", *keys, "MB", "MB per worker", ""], rows) if rows else ""
 
 
-def profile_text(one: dict[str, Any]) -> str:
+def format_profile(scenario: dict[str, Any]) -> str:
     def lines(kind: str) -> str:
-        rows = [[r["name"], str(r["calls"]), f"{r['self_ms']:.1f}", f"{r['share']:.1%}"] for r in one[kind]]
-        return table([kind, "calls", "own ms", "share"], rows)
+        rows = [[r["name"], str(r["calls"]), f"{r['self_ms']:.1f}", f"{r['share']:.1%}"] for r in scenario[kind]]
+        return format_table([kind, "calls", "own ms", "share"], rows)
 
-    head = f"\n{one['name']}, one process: {one['seconds']:.3f} s when nobody looks"
+    head = f"\n{scenario['name']}, one process: {scenario['seconds']:.3f} s without the profiler"
     return f"{head}\n{lines('operations')}\n\n{lines('functions')}"
 
 
-def known(wanted: str) -> str:
-    """A scenario by the beginning of its name."""
-    names = [name for name in ("missed", *(one.name for one in SCENARIOS)) if name.startswith(wanted)]
+def parse_scenario(prefix: str) -> str:
+    """A scenario by a prefix of its name."""
+    names = [name for name in ("missed", *(scenario.name for scenario in SCENARIOS)) if name.startswith(prefix)]
     if len(names) != 1:
-        every = ", ".join(repr(one.name) for one in SCENARIOS)
-        raise argparse.ArgumentTypeError(f"{wanted!r} begins {len(names)} of: 'missed', {every}")
+        known = ", ".join(repr(scenario.name) for scenario in SCENARIOS)
+        raise argparse.ArgumentTypeError(f"{prefix!r} matches {len(names)} of: 'missed', {known}")
     return names[0]
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three repeats instead of five")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument(
-        "--profile", metavar="SCENARIO", type=known,
-        help="where the time of one goes, and nothing else; 'missed': measure all, then look at what missed its goal",
+        "--profile", metavar="SCENARIO", type=parse_scenario,
+        help="profile one scenario only; 'missed': measure all, then profile those that missed their goal",
     )  # fmt: skip
     return parser.parse_args()
 
 
-def scenarios(said: argparse.Namespace) -> None:
-    repeats, only = 3 if said.quick else 5, said.profile not in (None, "missed")
-    found = [] if only else [apart(partial(measured, one, repeats, said.workers)) for one in SCENARIOS]
-    looked = [apart(partial(profiled, one)) for one in chosen(said.profile, found)]
-    data = {"scenarios": found, **({"profile": looked} if said.profile else {})}
-    say("\n".join([text(found), *map(profile_text, looked)]).lstrip("\n"), data, said.format)
+def run_scenarios(options: argparse.Namespace) -> None:
+    repeats, only = 3 if options.quick else 5, options.profile not in (None, "missed")
+    results = (
+        []
+        if only
+        else [run_in_fresh_process(partial(measure, scenario, repeats, options.workers)) for scenario in SCENARIOS]
+    )
+    profiles = [
+        run_in_fresh_process(partial(profile_scenario, scenario))
+        for scenario in select_scenarios(options.profile, results)
+    ]
+    data = {"scenarios": results, **({"profile": profiles} if options.profile else {})}
+    write_output(
+        "\n".join([format_scenarios(results), *map(format_profile, profiles)]).lstrip("\n"), data, options.format
+    )
 
 
 def main() -> None:
@@ -173,7 +187,7 @@ def main() -> None:
 
         full_size.main(sys.argv[2:])
     else:
-        scenarios(arguments())
+        run_scenarios(parse_arguments())
 
 
 if __name__ == "__main__":

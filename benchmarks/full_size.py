@@ -1,4 +1,4 @@
-"""python -m benchmarks full_size: one round of recipes as papers have them, and what it takes in time and memory."""
+"""python -m benchmarks full_size: time and memory of one round of papers' recipes."""
 
 import argparse
 import json
@@ -12,96 +12,107 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apart import ROOT
-from benchmarks.memory import of_session
-from benchmarks.output import progress, say, table
+from benchmarks.isolated import ROOT
+from benchmarks.memory import session_memory
+from benchmarks.output import format_table, progress, write_output
 from fedloom.studies.reproduce import current_commit
 
 PAPERS = ROOT / "recipes" / "papers"
-ONE_OF_EACH: dict[str, list[str]] = {
+DEFAULT_RECIPES: dict[str, list[str]] = {
     "heterofl_mnist": [],
     "heterofl_cifar10": [],
     "heterofl_wikitext2": [],
     "fedhen_cifar10": [],
     "fedsup_table7": [],
     "efedsup_table8": [],
-    # the fewest epochs of its arms: a round of twenty takes hours, the last one, with everybody, days; and
-    # two rounds, since there is nothing to align with in the first
+    # the fewest epochs of its arms, since a round of twenty takes hours; no last round, which takes days with all
+    # devices; two rounds, since the first has nothing to align with
     "fedhenn_epochs": ["rounds=2", "training.epochs=1", "method.last_round=false"],
     "fedin_cifar10": [],
-}  # and what is set for it
-EVERY = 0.5  # seconds between two looks at the memory
+}  # recipe -> changes
+POLL_INTERVAL = 0.5  # seconds between two readings of the memory
 
 
-def measured(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, Any]:
-    """One round and its evaluation; memory is that of all processes together, shared pages counted once."""
+def measure(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, Any]:
+    """Run one round and its evaluation; memory is that of all processes, shared pages counted once."""
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
-    changes = [word for one in ["rounds=1", *sets] for word in ("--set", one)]
-    said = ["run", str(PAPERS / f"{name}.toml"), *changes, "--out", str(folder), "--no-report", "--quiet"]
-    began, most = time.monotonic(), 0.0
+    changes = [word for change in ["rounds=1", *sets] for word in ("--set", change)]
+    arguments = ["run", str(PAPERS / f"{name}.toml"), *changes, "--out", str(folder), "--no-report", "--quiet"]
+    start, peak = time.monotonic(), 0.0
     log = home / f"{name}.log"
     with log.open("w") as output:
-        command = [sys.executable, "-m", "fedloom", *said, "--workers", str(workers)]
+        command = [sys.executable, "-m", "fedloom", *arguments, "--workers", str(workers)]
         process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
-                most = max(most, of_session(process.pid))
-                time.sleep(EVERY)
+                peak = max(peak, session_memory(process.pid))
+                time.sleep(POLL_INTERVAL)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    spent = round(time.monotonic() - began, 1)
-    found = {"recipe": " ".join([name, *sets]), "commit": current_commit(ROOT), "seconds": spent, "megabytes": round(most)}
+    spent = round(time.monotonic() - start, 1)
+    facts = {
+        "recipe": " ".join([name, *sets]),
+        "commit": current_commit(ROOT),
+        "seconds": spent,
+        "megabytes": round(peak),
+    }
     if process.returncode:
-        return {**found, "failed": (log.read_text().strip().splitlines() or ["?"])[-1]}
-    return {**found, **_inside(folder)}
+        return {**facts, "failed": (log.read_text().strip().splitlines() or ["?"])[-1]}
+    return {**facts, **_read_run(folder)}
 
 
-def _inside(folder: Path) -> dict[str, Any]:
-    """What the run says of itself, of the last of its rounds: a last exchange with everybody, which some methods have,
-    is another. Judging is of all."""
+def _read_run(folder: Path) -> dict[str, Any]:
+    """Training time and bytes of the last ordinary round (a method may have an exchange after it); evaluation time of
+    all rounds."""
     number = tomllib.loads((folder / "recipe.toml").read_text())["rounds"]
-    timings = {one["round"]: one for one in map(json.loads, (folder / "timings.jsonl").read_text().splitlines())}
-    judging = sum(one["evaluation_seconds"] for one in timings.values())
+    timings = {
+        timing["round"]: timing for timing in map(json.loads, (folder / "timings.jsonl").read_text().splitlines())
+    }
+    evaluation = sum(timing["evaluation_seconds"] for timing in timings.values())
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     moved = sum(row["value"] for row in rows if row["metric"] in ("bytes_down", "bytes_up") and row["round"] == number)
     training = timings[number]["seconds"] - timings[number]["evaluation_seconds"]
-    return {"training": round(training, 1), "judging": round(judging, 1), "moved": moved}
+    return {"training": round(training, 1), "evaluation": round(evaluation, 1), "moved": moved}
 
 
-def text(found: list[dict[str, Any]]) -> str:
-    def cells(one: dict[str, Any]) -> list[str]:
-        if "failed" in one:
-            return [one["recipe"], f"{one['seconds']:.0f}", one["failed"], "", "", ""]
-        spent = (f"{one[key]:.0f}" for key in ("seconds", "training", "judging", "megabytes"))
-        return [one["recipe"], *spent, f"{one['moved'] / 1e6:,.1f}"]
+def format_rows(results: list[dict[str, Any]]) -> str:
+    def cells(result: dict[str, Any]) -> list[str]:
+        if "failed" in result:
+            return [result["recipe"], f"{result['seconds']:.0f}", result["failed"], "", "", ""]
+        spent = (f"{result[key]:.0f}" for key in ("seconds", "training", "evaluation", "megabytes"))
+        return [result["recipe"], *spent, f"{result['moved'] / 1e6:,.1f}"]
 
-    return table(["recipe", "seconds", "a round", "judging", "MB", "MB moved"], [cells(one) for one in found])
+    return format_table(
+        ["recipe", "seconds", "training", "evaluation", "MB", "MB moved"], [cells(result) for result in results]
+    )
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks full_size", description=__doc__)
-    parser.add_argument("names", nargs="*", help="recipes of recipes/papers; else one of each")
-    parser.add_argument("--home", type=Path, default=Path("runs/full_size"), help="what is there is not run again")
+    parser.add_argument("names", nargs="*", help="recipes of recipes/papers; default: one per paper")
+    parser.add_argument(
+        "--home", type=Path, default=Path("runs/full_size"), help="results that exist are not measured again"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--set", dest="sets", action="append", default=[], help="as of fedloom run")
+    parser.add_argument("--set", dest="sets", action="append", default=[], help="as for fedloom run")
     parser.add_argument("--format", choices=["text", "json"], default="text")
-    said = parser.parse_args(arguments)
-    said.home.mkdir(parents=True, exist_ok=True)
-    kept = said.home / "found.json"
-    known: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
-    found = []
-    wanted = {name: [] for name in said.names} or ONE_OF_EACH
-    for name, usual in wanted.items():
-        sets = [*usual, *said.sets]
-        key = " ".join([name, f"workers={said.workers}", *sets])  # a trial is not the recipe itself
-        one = known.get(key)
-        if one is None:
+    options = parser.parse_args(arguments)
+    options.home.mkdir(parents=True, exist_ok=True)
+    file = options.home / "found.json"
+    known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    results = []
+    recipes = {name: [] for name in options.names} or DEFAULT_RECIPES
+    for name, changes in recipes.items():
+        sets = [*changes, *options.sets]
+        key = " ".join([name, f"workers={options.workers}", *sets])  # changes make another entry
+        result = known.get(key)
+        if result is None:
             progress(name)
-            one = measured(name, said.home, said.workers, sets)
-            if "failed" not in one:
-                known[key] = one
-                kept.write_text(json.dumps(known, indent=2) + "\n")
-        found.append(one)
-    say(text(found), {"recipes": found}, said.format)
+            result = measure(name, options.home, options.workers, sets)
+            if "failed" not in result:
+                known[key] = result
+                file.write_text(json.dumps(known, indent=2) + "\n")
+        results.append(result)
+    write_output(format_rows(results), {"recipes": results}, options.format)

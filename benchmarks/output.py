@@ -1,4 +1,4 @@
-"""What a benchmark says: a table for people, or one JSON document."""
+"""Output of benchmarks: a table for people, or one JSON document."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def say(text: str, data: dict[str, Any], kind: str) -> None:
+def write_output(text: str, data: dict[str, Any], kind: str) -> None:
     if kind == "json":
         text = json.dumps({"schema_version": 1, "status": "ok", "data": data}, indent=2)
     sys.stdout.write(text.rstrip("\n") + "\n")
@@ -17,8 +17,8 @@ def progress(line: str) -> None:
     sys.stderr.flush()
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns as wide as they need; the first `left` of them flush left, the others right."""
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A plain table; the first `left` columns are left-aligned, the others right-aligned."""
     sizes = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
     return "\n".join(
         "  ".join(

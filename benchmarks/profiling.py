@@ -1,4 +1,4 @@
-"""Where the time of a scenario goes: torch's operations and Python's functions by their own time, in one process."""
+"""Profile a scenario in one process: torch's operators and Python's functions by their own time."""
 
 import cProfile
 import pstats
@@ -12,36 +12,36 @@ from torch.profiler import ProfilerActivity, profile
 TOP = 12
 
 
-def where(run: Callable[[], None]) -> dict[str, Any]:
-    """The longest by own time, with their share; the profiler's own cost is part of what it measures."""
-    run()  # the first call builds and proves what is cached
-    began = time.perf_counter()
+def profile_call(run: Callable[[], None]) -> dict[str, Any]:
+    """The longest by own time, with their share. The cost of the profiler itself is included."""
+    run()  # the first call fills caches
+    start = time.perf_counter()
     run()
-    plainly = time.perf_counter() - began
-    return {"seconds": round(plainly, 4), "operations": operations(run), "functions": functions(run)}
+    seconds = time.perf_counter() - start
+    return {"seconds": round(seconds, 4), "operations": profile_operations(run), "functions": profile_functions(run)}
 
 
-def operations(run: Callable[[], None]) -> list[dict[str, Any]]:
-    """torch's operations; the last row is all that happened outside of them, mostly Python."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        began = time.perf_counter()
+def profile_operations(run: Callable[[], None]) -> list[dict[str, Any]]:
+    """torch's operators; the last row is the time outside of them, mostly Python."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter()
         run()
-        wall = (time.perf_counter() - began) * 1e3
-    each = [(one.key, one.count, one.self_cpu_time_total / 1e3) for one in seen.key_averages()]
-    each.sort(key=lambda one: -one[2])
-    inside = sum(ms for _, _, ms in each)
-    outside = ("outside of operations", 1, max(wall - inside, 0.0))
-    return [_row(*one, max(wall, inside)) for one in [*each[:TOP], outside]]
+        wall = (time.perf_counter() - start) * 1e3
+    rows = [(row.key, row.count, row.self_cpu_time_total / 1e3) for row in profiler.key_averages()]
+    rows.sort(key=lambda row: -row[2])
+    inside = sum(ms for _, _, ms in rows)
+    outside = ("outside of operators", 1, max(wall - inside, 0.0))
+    return [_row(*row, max(wall, inside)) for row in [*rows[:TOP], outside]]
 
 
-def functions(run: Callable[[], None]) -> list[dict[str, Any]]:
-    seen = cProfile.Profile()
-    seen.runcall(run)
-    stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]] = pstats.Stats(seen).stats  # type: ignore[attr-defined]
-    each = [(_name(*place), calls, own * 1e3) for place, (_, calls, own, _, _) in stats.items()]
-    each.sort(key=lambda one: -one[2])
-    total = sum(ms for _, _, ms in each)
-    return [_row(*one, total) for one in each[:TOP]]
+def profile_functions(run: Callable[[], None]) -> list[dict[str, Any]]:
+    profiler = cProfile.Profile()
+    profiler.runcall(run)
+    stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    rows = [(_name(*location), calls, own * 1e3) for location, (_, calls, own, _, _) in stats.items()]
+    rows.sort(key=lambda row: -row[2])
+    total = sum(ms for _, _, ms in rows)
+    return [_row(*row, total) for row in rows[:TOP]]
 
 
 def _name(file: str, line: int, function: str) -> str:

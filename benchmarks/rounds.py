@@ -1,4 +1,4 @@
-"""Whole rounds of fedloom, timed: draw the cohort, let the method have its round, commit."""
+"""Time whole rounds of fedloom: draw the cohort, run the method's round, commit."""
 
 import time
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from fedloom.tensors import Parcel
 BATCH = 10
 
 
-def engine_for(method: Method, fleet: Fleet, dataset: Dataset, partition: Partition, workers: int) -> Engine:
-    """One process, or several, with the SGD that all sides of all benchmarks use."""
-    alone = InProcess(
+def build_engine(method: Method, fleet: Fleet, dataset: Dataset, partition: Partition, workers: int) -> Engine:
+    """An engine in one or several processes, with the SGD that all benchmarks use."""
+    engine = InProcess(
         build_client_data(dataset, partition, fleet), ClientStateStore(lambda device: {}), Schedule(BATCH),
         Sgd(0.01, 0.9, 5e-4, 1.0), Constant(), seed=0,
     )  # fmt: skip
@@ -24,17 +24,17 @@ def engine_for(method: Method, fleet: Fleet, dataset: Dataset, partition: Partit
         task: Task = getattr(method, address[-1])
         return task
 
-    return ProcessPool(alone, fleet, find, workers) if workers > 1 else alone
+    return ProcessPool(engine, fleet, find, workers) if workers > 1 else engine
 
 
-def timed_rounds(
+def time_rounds(
     method: Method, server: Parcel, fleet: Fleet, engine: Engine, active: int, count: int
 ) -> Iterator[tuple[float, Parcel]]:
-    """Seconds of each round, and what the server holds after it."""
+    """Seconds of each round, and the server state after it."""
     for number in range(1, count + 1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         context = RoundContext(number, draw_cohort(fleet, active / fleet.size, number), fleet, engine)
         server = method.round(server, context)
         engine.commit(number)
         assert context.traffic.replied == active
-        yield time.perf_counter() - began, server
+        yield time.perf_counter() - start, server

@@ -1,12 +1,12 @@
-"""python -m benchmarks scaling: how seconds a round and peak memory grow, one axis at a time, a process a cell."""
+"""python -m benchmarks scaling: how seconds per round and peak memory grow along one axis, with a process per cell."""
 
 import argparse
 import os
 import statistics
 from typing import Any
 
-from benchmarks.apart import ask
-from benchmarks.output import progress, say, table
+from benchmarks.isolated import run_module
+from benchmarks.output import format_table, progress, write_output
 
 Cell = dict[str, Any]
 
@@ -15,7 +15,7 @@ SMALL: Cell = {"levels": "e", "fleet": 32, "active": 16, "steps": 1, "rounds": 2
 
 
 def axes(quick: bool, cores: int) -> list[tuple[str, Any, Cell]]:
-    """(axis, its value, the cell); everything else is as in the base."""
+    """(axis, value on it, cell); all other settings are those of the base."""
     base = {**(SMALL if quick else BASE), "workers": min(2, cores)}
     full = 16 if quick else 100
     values: dict[str, list[tuple[Any, Cell]]] = {
@@ -30,49 +30,47 @@ def axes(quick: bool, cores: int) -> list[tuple[str, Any, Cell]]:
     return [(axis, value, {**base, **change}) for axis, cells in values.items() for value, change in cells]
 
 
-def measured(cells: list[tuple[str, Any, Cell]], repeats: int) -> list[dict[str, Any]]:
-    """All cells in turn, again and again: the machine is shared, and its speed moves."""
-    found: list[list[dict[str, Any]]] = [[] for _ in cells]
+def measure(cells: list[tuple[str, Any, Cell]], repeats: int) -> list[dict[str, Any]]:
+    """Repeat over all cells in turn, not cell by cell: the speed of a shared machine drifts."""
+    results: list[list[dict[str, Any]]] = [[] for _ in cells]
     for repeat in range(repeats):
-        for (axis, value, cell), answers in zip(cells, found, strict=True):
+        for (axis, value, cell), repeated in zip(cells, results, strict=True):
             progress(f"repeat {repeat + 1} of {repeats}: {axis} {value}")
-            answers.append(ask("benchmarks.cell", cell))
-    return [
-        record(axis, value, cell, answers) for (axis, value, cell), answers in zip(cells, found, strict=True)
-    ]  # fmt: skip
+            repeated.append(run_module("benchmarks.cell", cell))
+    return [summarize(*cell, repeated) for cell, repeated in zip(cells, results, strict=True)]
 
 
-def record(axis: str, value: Any, cell: Cell, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    later = [statistics.median(one["rounds"][1:]) for one in answers]
+def summarize(axis: str, value: Any, cell: Cell, results: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds = [statistics.median(result["rounds"][1:]) for result in results]  # the first round fills caches
     return {
         "axis": axis,
         "value": value,
-        "seconds_per_round": round(statistics.median(later), 4),
-        "low": round(min(later), 4),
-        "high": round(max(later), 4),
-        "first": round(statistics.median(one["rounds"][0] for one in answers), 4),
-        "megabytes": statistics.median(one["megabytes"] for one in answers),
-        "worker_megabytes": statistics.median(one["worker_megabytes"] for one in answers),
+        "seconds_per_round": round(statistics.median(seconds), 4),
+        "low": round(min(seconds), 4),
+        "high": round(max(seconds), 4),
+        "first": round(statistics.median(result["rounds"][0] for result in results), 4),
+        "megabytes": statistics.median(result["megabytes"] for result in results),
+        "worker_megabytes": statistics.median(result["worker_megabytes"] for result in results),
         "cell": cell,
     }
 
 
-def text(found: list[dict[str, Any]]) -> str:
-    head = ["axis", "value", "round s", "low", "high", "first s", "MB", "MB a worker"]
+def format_rows(rows: list[dict[str, Any]]) -> str:
+    header = ["axis", "value", "round s", "low", "high", "first s", "MB", "MB per worker"]
     keys = ("seconds_per_round", "low", "high", "first")
-    rows = [
-        [one["axis"], str(one["value"]), *(f"{one[key]:.3f}" for key in keys), f"{one['megabytes']:.0f}",
-         f"{one['worker_megabytes']:.0f}"]
-        for one in found
+    cells = [
+        [row["axis"], str(row["value"]), *(f"{row[key]:.3f}" for key in keys), f"{row['megabytes']:.0f}",
+         f"{row['worker_megabytes']:.0f}"]
+        for row in rows
     ]  # fmt: skip
-    return table(head, rows)
+    return format_table(header, cells)
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks scaling", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny cells, once: only whether everything runs")
+    parser.add_argument("--quick", action="store_true", help="tiny cells, once: a smoke test")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--repeats", type=int, default=3)
-    said = parser.parse_args(arguments)
-    found = measured(axes(said.quick, os.cpu_count() or 1), 1 if said.quick else said.repeats)
-    say(text(found), {"scaling": found}, said.format)
+    options = parser.parse_args(arguments)
+    rows = measure(axes(options.quick, os.cpu_count() or 1), 1 if options.quick else options.repeats)
+    write_output(format_rows(rows), {"scaling": rows}, options.format)

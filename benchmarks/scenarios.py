@@ -1,4 +1,4 @@
-"""What is measured: devices per level, steps and batch size are fixed per scenario; the goals are ratios to plain."""
+"""The scenarios: devices per level, steps and batch size are fixed; goals are ratios to the plain loop."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from benchmarks import plain
-from benchmarks.rounds import BATCH, engine_for
+from benchmarks.rounds import BATCH, build_engine
 from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
-from fedloom.fleet import Device, Engine, Fleet, RoundContext, make_nested_tiers
+from fedloom.fleet import Device, Engine, Fleet, Request, RoundContext, make_nested_tiers
 from fedloom.footprints import ClientUpdate, coverage_mean
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import MODELS, Model, model
+from fedloom.models import MODELS, Model, build_model
 
 LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 SHAPES = {"convnet": (1, 28, 28), "preresnet": (3, 32, 32)}
@@ -24,7 +24,7 @@ SHAPES = {"convnet": (1, 28, 28), "preresnet": (3, 32, 32)}
 
 @dataclass(frozen=True)
 class Sides:
-    """The two sides of a scenario, ready to run; without the other side, ours counts by its own time."""
+    """The two sides of a scenario, ready to run; without `theirs`, our own time is reported."""
 
     ours: Callable[[], None]
     theirs: Callable[[], None] | None
@@ -33,15 +33,15 @@ class Sides:
 @dataclass(frozen=True)
 class Scenario:
     name: str
-    sides: Callable[[int], AbstractContextManager[Sides]]  # of a number of workers
+    sides: Callable[[int], AbstractContextManager[Sides]]  # given the number of workers
     must: float
     moonshot: float
-    scale: float = 1.0  # from seconds to what is reported, where there is no other side
+    scale: float = 1.0  # from seconds to the reported unit, without `theirs`
 
 
 @dataclass(frozen=True)
 class Training:
-    """Some devices of each level train some steps: HeteroFL's task through the engine, against the ordinary loop."""
+    """Devices of each level train some steps: HeteroFL's task through the engine, against the plain loop."""
 
     family: str
     devices: dict[str, int]
@@ -52,30 +52,32 @@ class Training:
 def training(task: Training, workers: int) -> Iterator[Sides]:
     shape, count = SHAPES[task.family], sum(task.devices.values())
     fleet = _fleet(task, shape)
-    dataset = made_up(shape, count * task.steps * BATCH)
+    dataset = random_dataset(shape, count * task.steps * BATCH)
     rows = torch.arange(len(dataset.train)).split(task.steps * BATCH)
     method = HeteroFL()
-    engine = engine_for(method, fleet, dataset, _partition(rows), workers)
-    whole = fleet.global_model.initial_weights(0)
-    inboxes = {device: {"weights": device.footprint.read(whole)} for device in fleet.devices(1)}
+    engine = build_engine(method, fleet, dataset, _partition(rows), workers)
+    weights = fleet.global_model.initial_weights(0)
+    inboxes = {device: {"weights": device.footprint.read(weights)} for device in fleet.devices(1)}
     try:
-        yield Sides(lambda: _ask(engine, method, inboxes), _ordinary(fleet, dataset, rows, whole))
+        yield Sides(lambda: _ask(engine, method, inboxes), _plain_loop(fleet, dataset, rows, weights))
     finally:
         engine.close()
 
 
 def _ask(engine: Engine, method: HeteroFL, inboxes: dict[Device, dict[str, dict[str, Tensor]]]) -> None:
-    assert len(list(engine.ask(method.train, inboxes, 1))) == len(inboxes)
+    assert len(list(engine.ask(Request(method.train, inboxes, 1)))) == len(inboxes)
 
 
-def _ordinary(fleet: Fleet, dataset: Dataset, rows: tuple[Tensor, ...], whole: dict[str, Tensor]) -> Callable[[], None]:
+def _plain_loop(
+    fleet: Fleet, dataset: Dataset, rows: tuple[Tensor, ...], weights: dict[str, Tensor]
+) -> Callable[[], None]:
     x, y = dataset.preparation(dataset.train.x), dataset.train.y
     modules = {tier.name: tier.model.module() for tier in fleet.tiers}
 
     def run() -> None:
         for device, own in zip(fleet.devices(1), rows, strict=True):
             batches = [(x[part], y[part]) for part in own.split(BATCH)]
-            plain.train(modules[device.tier], device.footprint.read(whole), batches)
+            plain.train(modules[device.tier], device.footprint.read(weights), batches)
 
     return run
 
@@ -86,47 +88,51 @@ def _partition(rows: tuple[Tensor, ...]) -> Partition:
 
 def _fleet(task: Training, shape: tuple[int, ...]) -> Fleet:
     count = sum(task.devices.values())
-    models = [(level, sized(task.family, level, shape)) for level in task.devices]
+    models = [(level, build_scenario_model(task.family, level, shape)) for level in task.devices]
     return Fleet(make_nested_tiers(models), tuple(number / count for number in task.devices.values()), count, seed=0)
 
 
-def sized(family: str, level: str, shape: tuple[int, ...]) -> Model:
-    return model(family, MODELS[family], {"width": LEVELS[level]}, shape, 10)
+def build_scenario_model(family: str, level: str, shape: tuple[int, ...]) -> Model:
+    return build_model(family, MODELS[family], {"width": LEVELS[level]}, shape, 10)
 
 
-def made_up(shape: tuple[int, ...], examples: int) -> Dataset:
+def random_dataset(shape: tuple[int, ...], examples: int) -> Dataset:
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (examples, *shape), dtype=torch.uint8, generator=draw)
     y = torch.arange(examples) % 10
-    return Dataset("made up", Examples(x, y), Examples(x[:10], y[:10]), 10, Preparation())
+    return Dataset("random", Examples(x, y), Examples(x[:10], y[:10]), 10, Preparation())
 
 
 @contextmanager
 def aggregation(workers: int) -> Iterator[Sides]:
-    """Ten replies of five levels of PreResNet18: slices in float64, against lists of indices."""
-    tiers = make_nested_tiers([(level, sized("preresnet", level, SHAPES["preresnet"])) for level in LEVELS])
-    whole = tiers[0].model.initial_weights(0)
-    said = [(tier, {name: t.clone() for name, t in tier.footprint.read(whole).items()}) for tier in tiers for _ in "12"]
+    """Aggregate ten replies of five levels of PreResNet18: slices in float64, against lists of indices."""
+    tiers = make_nested_tiers([(level, build_scenario_model("preresnet", level, SHAPES["preresnet"])) for level in LEVELS])
+    weights = tiers[0].model.initial_weights(0)
+    replies = [
+        (tier, {name: t.clone() for name, t in tier.footprint.read(weights).items()}) for tier in tiers for _ in "12"
+    ]
     yield Sides(
-        lambda: void(coverage_mean(whole, [ClientUpdate(tier.footprint, tensors, 1.0) for tier, tensors in said])),
-        lambda: void(plain.index_list_mean(whole, [tensors for _, tensors in said])),
+        lambda: discard(
+            coverage_mean(weights, [ClientUpdate(tier.footprint, tensors, 1.0) for tier, tensors in replies])
+        ),
+        lambda: discard(plain.index_list_mean(weights, [tensors for _, tensors in replies])),
     )
 
 
 @contextmanager
 def overhead(workers: int, devices: int = 100) -> Iterator[Sides]:
-    """A round of hardly any work: one step of one example on a net of a few weights."""
-    tiny = model("convnet", MODELS["convnet"], {"hidden": (2,)}, (1, 4, 4), 10)
+    """A round of almost no work: one step of one example on a network of a few weights."""
+    tiny = build_model("convnet", MODELS["convnet"], {"hidden": (2,)}, (1, 4, 4), 10)
     fleet = Fleet(make_nested_tiers([("a", tiny)]), (1.0,), devices, seed=0)
     partition = _partition(tuple(torch.arange(devices).split(1)))
-    held = build_client_data(made_up((1, 4, 4), devices), partition, fleet)
-    engine = InProcess(held, ClientStateStore(lambda device: {}), Schedule(1), Sgd(), Constant(), seed=0)
+    client_data = build_client_data(random_dataset((1, 4, 4), devices), partition, fleet)
+    engine = InProcess(client_data, ClientStateStore(lambda device: {}), Schedule(1), Sgd(), Constant(), seed=0)
     method, server = HeteroFL(), {"weights": fleet.global_model.initial_weights(0)}
-    yield Sides(lambda: void(method.round(server, RoundContext(1, fleet.devices(1), fleet, engine))), None)
+    yield Sides(lambda: discard(method.round(server, RoundContext(1, fleet.devices(1), fleet, engine))), None)
 
 
-def void(_: object) -> None:
-    """Throw a result away."""
+def discard(_: object) -> None:
+    """Drop a result."""
 
 
 def _training(family: str, devices: dict[str, int], steps: int) -> Callable[[int], AbstractContextManager[Sides]]:

@@ -14,13 +14,13 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from fedloom.client import Client, Constant, Optimizer, PaddedIndices, Schedule, Sgd, Step, Task
+from fedloom.client import Client, Constant, Optimizer, PaddedIndices, Schedule, Sgd, Step
 from fedloom.data import Dataset, Examples, Partition, Preparation
-from fedloom.engines import ClientStateStore, InProcess, Refusal, build_client_data
+from fedloom.engines import ClientStateStore, Gate, InProcess, Refusal, build_client_data
 from fedloom.evaluation import Evaluator, StaticBatchNorm
-from fedloom.fleet import Device, Engine, Fleet, Reply, RoundContext, draw_cohort, make_tiers
+from fedloom.fleet import Device, Engine, Fleet, Reply, Request, RoundContext, draw_cohort, make_tiers
 from fedloom.methods import METHODS, Method, fleet_problem
-from fedloom.models import MODELS, Model, model
+from fedloom.models import MODELS, Model, build_model
 from fedloom.tensors import Parcel, Tensors
 
 # as every run has it; sums come out otherwise with more, also where make did not start the tests
@@ -67,8 +67,8 @@ def build_tiny(
     if "normalization" not in signature(MODELS[family]).parameters:  # such a family has none, whatever is asked for
         settings.pop("normalization", None)
     if family in TOKENS:  # one id more than there are classes, for the mask
-        return model(family, MODELS[family], settings, (5,), classes, classes + 1)
-    return model(family, MODELS[family], settings, input_shape, classes)
+        return build_model(family, MODELS[family], settings, (5,), classes, classes + 1)
+    return build_model(family, MODELS[family], settings, input_shape, classes)
 
 
 def spread_labels(sizes: Sequence[int], labels: Sequence[Sequence[int]]) -> Tensor:
@@ -124,13 +124,13 @@ class World:
     def engine(self, method: Method, devices_per_block: int = 16, **changes: Any) -> InProcess:
         made = InProcess(
             client_data=build_client_data(self.dataset, self.partition, self.fleet),
-            memory=ClientStateStore(lambda device: method.init_client(device, self.seed)),
+            client_states=ClientStateStore(lambda device: method.init_client(device, self.seed)),
             schedule=self.schedule,
             optimizer=self.optimizer,
             lr_schedule=Constant(),
             seed=self.seed,
             devices_per_block=devices_per_block,
-            on_refusal=lambda round_number, refusal: self.refusals.append(refusal),
+            gate=Gate(lambda round_number, refusal: self.refusals.append(refusal)),
         )
         return replace(made, **changes)
 
@@ -281,7 +281,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The one test that takes as long as all others together begins first, so that nobody waits for it alone."""
-    items.sort(key=lambda item: item.path.name != "test_loopback.py")
+    items.sort(key=lambda item: item.path.name != "test_superlink.py")
 
 
 def explicit_parameters(metafunc: pytest.Metafunc) -> set[str]:
@@ -299,9 +299,9 @@ class ScriptedEngine:
     asked: list[tuple[str, Mapping[Device, Parcel]]] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        self.asked.append((task.name, inboxes))
-        for device, inbox in inboxes.items():
+    def ask(self, request: Request) -> Iterator[Reply]:
+        self.asked.append((request.task.name, request.inboxes))
+        for device, inbox in request.inboxes.items():
             reply = self.answer(device, inbox)
             if reply is not None:
                 yield reply
@@ -321,8 +321,8 @@ class MeddlingEngine:
     meddle: Callable[[list[Reply]], Iterable[Reply]]
     delivered: list[Reply] = field(default_factory=list)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> list[Reply]:
-        replies = list(self.meddle(list(self.engine.ask(task, inboxes, round_number, repeat))))
+    def ask(self, request: Request) -> list[Reply]:
+        replies = list(self.meddle(list(self.engine.ask(request))))
         self.delivered += replies
         return replies
 

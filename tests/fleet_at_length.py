@@ -1,5 +1,7 @@
-"""python -m tests.fleet_at_length: six devices in three tiers, each with a folder of its own data, behind TLS and keys;
-HeteroFL, then FedHeNN with models that stay on the devices' disks, five rounds each."""
+"""python -m tests.fleet_at_length: six real devices in three tiers, each with its own data, TLS and a key.
+
+HeteroFL, then FedHeNN with personal models on the devices' disks, five rounds each.
+"""
 
 import json
 import tempfile
@@ -11,7 +13,7 @@ import numpy as np
 
 from fedloom.data.npz import digits
 from fedloom.recipe.toml import dumps
-from tests.real_fleet import RealFleet, lines, real_fleet
+from tests.real_fleet import RealFleet, read_lines, real_fleet
 
 DEVICES = ["g0:large", "g1:large", "p0:medium", "p1:medium", "s0:small", "s1:small"]
 
@@ -34,14 +36,14 @@ def recipe(method: dict[str, Any], rounds: int, tests: list[str]) -> dict[str, A
 
 
 def data_folders(home: Path) -> list[Path]:
-    """One for each device, with other examples in each, and the server's last."""
-    whole, folders = digits(), []
-    x, y = whole.train.x.numpy(), whole.train.y.numpy()
+    """A folder with different examples for each device, and the server's last."""
+    data, folders = digits(), []
+    x, y = data.train.x.numpy(), data.train.y.numpy()
     for number in range(len(DEVICES) + 1):
         part = slice(number, None, len(DEVICES) + 1)
         folders.append(home / f"data{number}")
         folders[-1].mkdir(parents=True)
-        test = whole.test if number == len(DEVICES) else None
+        test = data.test if number == len(DEVICES) else None
         tx = test.x.numpy() if test else x[part][-20:]
         ty = test.y.numpy() if test else y[part][-20:]
         mine = x[part] if test else x[part][:-20]
@@ -49,37 +51,37 @@ def data_folders(home: Path) -> list[Path]:
     return folders
 
 
-def served(fleet: RealFleet, home: Path, document: dict[str, Any], data: Path) -> str:
+def run_fleet(fleet: RealFleet, home: Path, document: dict[str, Any], data: Path) -> str:
     name = document["method"]["name"]
     path, out, began = home / f"{name}.toml", home / name, time.monotonic()
     path.write_text(dumps(document), encoding="utf-8")
     fleet.serve(path, out, "--data-dir", str(data))
     fleet.await_end(1800)
-    rows = [one for one in lines(out / "rows.jsonl") if one["round"] == document["rounds"] and not one["device"]]
-    judged = {
-        f"{one['candidate']} {one['tier']}": round(one["value"], 1) for one in rows if one["metric"] == "accuracy"
+    rows = [row for row in read_lines(out / "rows.jsonl") if row["round"] == document["rounds"] and not row["device"]]
+    accuracy = {
+        f"{row['candidate']} {row['tier']}": round(row["value"], 1) for row in rows if row["metric"] == "accuracy"
     }
-    moved = {one["metric"]: one["value"] for one in rows if one["metric"] in ("bytes_down", "bytes_up", "down", "up")}
+    traffic = {row["metric"]: row["value"] for row in rows if row["metric"] in ("bytes_down", "bytes_up")}
     disks = sorted(path.parent.name for path in fleet.folder.glob("devices/*/memory/*/*/*.memory"))
     assert json.loads((out / "manifest.json").read_text())["status"] == "finished"
     assert (out / "report.html").exists()
     return (
-        f"{name}: {time.monotonic() - began:.0f} s, accuracy {judged}, bytes {moved}, "
-        f"refusals {[one['code'] for one in lines(out / 'events.jsonl')]}, memories on disks {len(disks)}"
+        f"{name}: {time.monotonic() - began:.0f} s, accuracy {accuracy}, bytes {traffic}, "
+        f"refusals {[event['code'] for event in read_lines(out / 'events.jsonl')]}, state files {len(disks)}"
     )
 
 
 def at_length(rounds: int = 5) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        *own, servers = data_folders(home)
-        with real_fleet(home, DEVICES, own) as fleet:
+        *device_data, server_data = data_folders(home)
+        with real_fleet(home, DEVICES, device_data) as fleet:
             fleet.join()
             hetero = recipe({"name": "heterofl"}, rounds, ["global"])
             personal = recipe({"name": "fedhenn"}, rounds, ["local"])
-            return [served(fleet, home, one, servers) for one in (hetero, personal)]
+            return [run_fleet(fleet, home, document, server_data) for document in (hetero, personal)]
 
 
 if __name__ == "__main__":
-    for said in at_length():
-        print(said, flush=True)
+    for summary in at_length():
+        print(summary, flush=True)

@@ -1,7 +1,7 @@
-"""python -m tests.fleet_chaos: a real fleet on loopback, in each run of which one process is killed at some moment.
+"""python -m tests.fleet_chaos: runs of a real fleet on loopback, in each of which one process is killed.
 
-Where no device was lost, a run must end with the weights of one that nobody disturbed; where one was, a round in which
-its reply is missing must be told of.
+If no device was lost, the run must end with the weights of an undisturbed run; otherwise the missing reply must be
+reported.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from fedloom.recipe.registry import Registry
 from fedloom.recipe.toml import dumps
 from fedloom.runs.build import assemble
 from fedloom.runs.recorder import recorded
-from tests.real_fleet import Killer, lines, real_fleet
+from tests.real_fleet import Killer, read_lines, real_fleet
 
 TIERS = ("large", "medium", "small")
 
@@ -38,39 +38,41 @@ def recipe(rounds: int, devices: int) -> dict[str, object]:
     }
 
 
-def undisturbed(document: dict[str, object], given: list[str], folder: Path) -> str:
-    """The weights of the same run in process."""
-    said = {**document, "fleet": {"device_tiers": given}}
-    del said["faults"]
-    for _ in recorded(assemble(load(said, Registry()), Registry(), folder), folder / "here"):
+def run_undisturbed(document: dict[str, object], tiers: list[str], folder: Path) -> str:
+    """The sha256 of the same run in process."""
+    settings = {**document, "fleet": {"device_tiers": tiers}}
+    del settings["faults"]
+    for _ in recorded(assemble(load(settings, Registry()), Registry(), folder), folder / "here"):
         pass
     return str(json.loads((folder / "here" / "manifest.json").read_text())["sha256"])
 
 
-def one_run(targets: Sequence[str], seed: int, devices: int = 3, rounds: int = 4) -> str:
-    """Kill these, one after the other, each in a later round; what came of it."""
+def run_with_kills(targets: Sequence[str], seed: int, devices: int = 3, rounds: int = 4) -> str:
+    """Kill these one after the other, each in a later round; return a summary."""
     draw = random.Random(seed)
     document = recipe(rounds, devices)
-    given = [TIERS[number * len(TIERS) // devices] for number in range(devices)]
+    tiers = [TIERS[number * len(TIERS) // devices] for number in range(devices)]
     with tempfile.TemporaryDirectory() as scratch:
         home, out = Path(scratch), Path(scratch) / "run"
         (home / "recipe.toml").write_text(dumps(document), encoding="utf-8")
-        with real_fleet(home, [f"d{number}:{tier}" for number, tier in enumerate(given)]) as fleet:
+        with real_fleet(home, [f"d{number}:{tier}" for number, tier in enumerate(tiers)]) as fleet:
             killer = Killer(fleet, out, list(targets), draw)
             fleet.serve(home / "recipe.toml", out)
             fleet.join()
             began = time.monotonic()
             fleet.await_end(1200, killer)
             took = time.monotonic() - began
-        found = json.loads((out / "manifest.json").read_text())["sha256"]
-        same = found == undisturbed(document, given, home)
-        events = [f"{one['code']} {one['device']} round {one['round']}" for one in lines(out / "events.jsonl")]
-        degraded = [one["round"] for one in lines(out / "rows.jsonl") if one["metric"] == "degraded"]
+        digest = json.loads((out / "manifest.json").read_text())["sha256"]
+        same = digest == run_undisturbed(document, tiers, home)
+        events = [
+            f"{event['code']} {event['device']} round {event['round']}" for event in read_lines(out / "events.jsonl")
+        ]
+        degraded = [row["round"] for row in read_lines(out / "rows.jsonl") if row["metric"] == "degraded"]
         assert not killer.targets, f"{killer.targets} not killed"
-        assert same or ("node" in targets and events), (killer.done, events)
-        said = "the same weights" if same else f"without {events}"
-        killed, rounds_hurt = ", ".join(killer.done), sorted(set(degraded))
-        return f"{killed}: finished in {took:.0f} s, {said}, degraded rounds {rounds_hurt}, events {events}"
+        assert same or ("node" in targets and events), (killer.killed, events)
+        result = "the same weights" if same else f"without {events}"
+        killed, rounds_hurt = ", ".join(killer.killed), sorted(set(degraded))
+        return f"{killed}: finished in {took:.0f} s, {result}, degraded rounds {rounds_hurt}, events {events}"
 
 
 if __name__ == "__main__":
@@ -78,7 +80,7 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--devices", type=int, default=3)
-    asked = parser.parse_args()
-    for number in range(asked.runs):
+    options = parser.parse_args()
+    for number in range(options.runs):
         target = ("link", "node", "app", "server")[number % 4]
-        print(one_run([target], asked.seed + number, asked.devices), flush=True)
+        print(run_with_kills([target], options.seed + number, options.devices), flush=True)

@@ -1,5 +1,5 @@
-"""A real fleet on loopback, by the commands a user types: one server, devices with folders of their own, and whatever
-may be killed among them. Everything is ended whatever happens."""
+"""A real fleet on loopback, started by the commands a user types, and a killer of its processes. Every process is stopped
+at the end."""
 
 import json
 import os
@@ -37,13 +37,13 @@ class RealFleet:
         return self.folder / "devices" / name
 
     def names(self) -> list[str]:
-        return [one.partition(":")[0] for one in self.devices]
+        return [device.partition(":")[0] for device in self.devices]
 
     def enroll(self) -> None:
-        wishes = [word for one in self.devices for word in ("--device", one)]
-        self.done("deploy", "keys", str(self.folder), "--server", f"127.0.0.1:{self.port}", *wishes)
+        options = [word for device in self.devices for word in ("--device", device)]
+        self.run_command("deploy", "keys", str(self.folder), "--server", f"127.0.0.1:{self.port}", *options)
 
-    def done(self, *words: str) -> str:
+    def run_command(self, *words: str) -> str:
         ended = subprocess.run([*FEDLOOM, *words], capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
@@ -66,7 +66,7 @@ class RealFleet:
                 self.start(name, "deploy", "device", str(self.bundle(name)), *data)
 
     def await_end(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Of the server; `meanwhile` is called every half second."""
+        """Wait for the server to end; call `meanwhile` every half second."""
         until = time.monotonic() + seconds
         while self.processes["server"].poll() is None:
             assert time.monotonic() < until, self.logs()
@@ -75,19 +75,19 @@ class RealFleet:
         assert self.processes["server"].returncode == 0, self.logs()
 
     def logs(self) -> str:
-        found = [*self.home.glob("*.log"), *self.folder.glob("flower/*.log")]
-        return "\n".join(f"== {path.name}\n{path.read_text('utf-8', 'replace')[-1500:]}" for path in found)
+        paths = [*self.home.glob("*.log"), *self.folder.glob("flower/*.log")]
+        return "\n".join(f"== {path.name}\n{path.read_text('utf-8', 'replace')[-1500:]}" for path in paths)
 
     def end(self) -> None:
         for process in self.processes.values():
             stop_tree(process.pid, process)
 
-    def victims(self, name: str, program: str) -> list[int]:
-        """Processes of a program that one of ours has started."""
+    def find_processes(self, name: str, program: str) -> list[int]:
+        """Processes of a program that this command has started."""
         return [pid for pid in list_descendants(self.processes[name].pid) if program in command_line(pid)]
 
-    def the_apps(self) -> list[int]:
-        """The process that runs the server's half."""
+    def find_server_app(self) -> list[int]:
+        """The process of the server app."""
         with suppress(OSError, ValueError):
             return [int(json.loads((self.folder / "app.json").read_text())["pid"])]
         return []
@@ -115,28 +115,28 @@ def real_fleet(home: Path, devices: Sequence[str], data: Sequence[Path] = ()) ->
         fleet.end()
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
-def committed(out: Path) -> int:
-    return max((line["round"] for line in lines(out / "timings.jsonl")), default=0)
+def last_round(out: Path) -> int:
+    return max((line["round"] for line in read_lines(out / "timings.jsonl")), default=0)
 
 
 @dataclass
 class Killer:
-    """Kills a fleet's processes, one after the other: each in a later round than the last, at some moment of it."""
+    """Kills a fleet's processes one after the other, each in a later round than the last, at a random moment."""
 
     fleet: RealFleet
     out: Path
-    targets: list[str]  # node, link, app, or the server: which somebody then starts again
+    targets: list[str]  # node, link, app, or server, which is then started again
     draw: random.Random
-    done: list[str] = field(default_factory=list)
-    _round: int = 0  # of the last one
+    killed: list[str] = field(default_factory=list)
+    _round: int = 0  # of the last kill
     _at: float | None = None
 
     def __call__(self) -> None:
-        if not self.targets or committed(self.out) <= self._round:
+        if not self.targets or last_round(self.out) <= self._round:
             return
         self._at = self._at or time.monotonic() + self.draw.uniform(0, 10)
         if time.monotonic() < self._at:
@@ -148,13 +148,17 @@ class Killer:
             if target == "server":
                 self.fleet.processes["server"].wait()
                 self.fleet.serve_again()
-            self._round, self._at = committed(self.out), None
-            self.done.append(f"{target} {name if target == 'node' else ''} after round {self._round}")
+            self._round, self._at = last_round(self.out), None
+            self.killed.append(f"{target} {name if target == 'node' else ''} after round {self._round}")
             self.targets.pop(0)
 
     def _processes(self, target: str, name: str) -> list[int]:
         if target == "server":
             return [self.fleet.processes["server"].pid]
         if target == "node":
-            return self.fleet.victims(name, "flower-supernode")
-        return self.fleet.victims("server", "flower-superlink") if target == "link" else self.fleet.the_apps()
+            return self.fleet.find_processes(name, "flower-supernode")
+        return (
+            self.fleet.find_processes("server", "flower-superlink")
+            if target == "link"
+            else self.fleet.find_server_app()
+        )

@@ -1,1 +1,1 @@
-"""Other systems on equal work, each in a process and, if need be, with an interpreter of its own."""
+"""Other systems on the same workload, each in its own process and, if needed, with its own interpreter."""

@@ -1,4 +1,4 @@
-"""python -m benchmarks peers: seconds a round of fedloom, the ordinary loop and other systems, on equal work."""
+"""python -m benchmarks peers: seconds per round of fedloom, the plain loop and other systems, on the same workload."""
 
 import argparse
 import os
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.apart import Failed, ask
-from benchmarks.output import progress, say, table
-from benchmarks.peers.work import Block
+from benchmarks.isolated import ProcessFailed, run_module
+from benchmarks.output import format_table, progress, write_output
+from benchmarks.peers.workload import Workload
 
-WORKS = [Block("CNN e", (4, 8, 16, 32)), Block("CNN c", (16, 32, 64, 128))]
+WORKLOADS = [Workload("CNN e", (4, 8, 16, 32)), Workload("CNN c", (16, 32, 64, 128))]
 NEEDS = {"flower": ("flwr", "ray"), "pfl": ("pfl",)}
 
 Seconds = list[list[float]]
-"""Of every repeat, of every round."""
+"""Seconds by repeat, then by round."""
 
 
 @dataclass
-class Side:
-    """One system on one piece of work."""
+class System:
+    """One system, and how it did on one workload."""
 
     peer: str
     module: str
@@ -32,16 +32,18 @@ class Side:
     loss: float | None = None
 
 
-def sides(flower: str | None, pfl: str | None) -> list[Side]:
-    found = [Side("plain", "ordinary"), Side("fedloom", "loom")]
+def find_systems(flower: str | None, pfl: str | None) -> list[System]:
+    systems = [System("plain", "plain_loop"), System("fedloom", "fedloom_simulation")]
     for peer, python in (("flower", flower), ("pfl", pfl)):
-        able = has(python or sys.executable, NEEDS[peer])
-        found.append(Side(peer, peer, python or sys.executable, "ok" if able else "not installed"))
-    return found
+        installed = has_modules(python or sys.executable, NEEDS[peer])
+        systems.append(
+            System(peer, f"{peer}_simulation", python or sys.executable, "ok" if installed else "not installed")
+        )
+    return systems
 
 
-def has(python: str, modules: Sequence[str]) -> bool:
-    """Whether an interpreter finds all of these modules."""
+def has_modules(python: str, modules: Sequence[str]) -> bool:
+    """True if the interpreter finds all of these modules."""
     code = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {list(modules)!r})))"
     try:
         return subprocess.run([python, "-c", code], capture_output=True, cwd="/").returncode == 0
@@ -49,62 +51,64 @@ def has(python: str, modules: Sequence[str]) -> bool:
         return False
 
 
-def measured(work: Block, runners: list[Side], repeats: int) -> list[dict[str, Any]]:
-    """All sides in turn, again and again: the machine is shared, and its speed moves."""
-    seconds: dict[str, Seconds] = {side.peer: [] for side in runners}
+def measure(workload: Workload, systems: list[System], repeats: int) -> list[dict[str, Any]]:
+    """Repeat over all systems in turn: the speed of a shared machine drifts."""
+    seconds: dict[str, Seconds] = {system.peer: [] for system in systems}
     for repeat in range(repeats):
-        for side in runners:
-            if side.status == "ok":
-                progress(f"{work.name}, {work.workers} at once, repeat {repeat + 1} of {repeats}: {side.peer}")
-                seconds[side.peer] += run(work, side)
-    return [record(work, side, seconds) for side in runners]
+        for system in systems:
+            if system.status == "ok":
+                progress(
+                    f"{workload.name}, {workload.workers} at once, repeat {repeat + 1} of {repeats}: {system.peer}"
+                )
+                seconds[system.peer] += run_system(workload, system)
+    return [summarize(workload, system, seconds) for system in systems]
 
 
-def run(work: Block, side: Side) -> Seconds:
+def run_system(workload: Workload, system: System) -> Seconds:
     try:
-        found = ask(f"benchmarks.peers.{side.module}", asdict(work), side.python)
-    except Failed as why:
-        if side.peer in NEEDS:
-            side.status = f"failed: {why}"
+        result = run_module(f"benchmarks.peers.{system.module}", asdict(workload), system.python)
+    except ProcessFailed as error:
+        if system.peer in NEEDS:
+            system.status = f"failed: {error}"
             return []
         raise
-    side.version, side.loss = found["version"], found["loss"]
-    return [found["rounds"]]
+    system.version, system.loss = result["version"], result["loss"]
+    return [result["rounds"]]
 
 
-def record(work: Block, side: Side, seconds: dict[str, Seconds]) -> dict[str, Any]:
+def summarize(workload: Workload, system: System, seconds: dict[str, Seconds]) -> dict[str, Any]:
     facts = {
-        "work": work.name, "devices": work.devices, "steps": work.steps, "workers": work.workers, "peer": side.peer,
-        "version": side.version, "status": side.status,
+        "work": workload.name, "devices": workload.devices, "steps": workload.steps, "workers": workload.workers,
+        "peer": system.peer, "version": system.version, "status": system.status,
     }  # fmt: skip
-    if side.status != "ok":
+    if system.status != "ok":
         return facts
-    own = [later(one) for one in seconds[side.peer]]
+    times = [steady_seconds(rounds) for rounds in seconds[system.peer]]
     return {
         **facts,
-        "first": round(statistics.median(one[0] for one in seconds[side.peer]), 3),
-        "seconds_per_round": round(statistics.median(own), 4),
-        "low": round(min(own), 4),
-        "high": round(max(own), 4),
-        "over_plain": ratio(own, seconds["plain"]),
-        "fedloom_over": ratio([later(one) for one in seconds["fedloom"]], seconds[side.peer]),
-        "loss": round(side.loss or 0.0, 4),
+        "first": round(statistics.median(rounds[0] for rounds in seconds[system.peer]), 3),
+        "seconds_per_round": round(statistics.median(times), 4),
+        "low": round(min(times), 4),
+        "high": round(max(times), 4),
+        "over_plain": ratio(times, seconds["plain"]),
+        "fedloom_over": ratio([steady_seconds(rounds) for rounds in seconds["fedloom"]], seconds[system.peer]),
+        "loss": round(system.loss or 0.0, 4),
     }
 
 
-def later(rounds: list[float]) -> float:
-    """Seconds a round once it runs."""
+def steady_seconds(rounds: list[float]) -> float:
+    """Seconds per round without the first."""
     return statistics.median(rounds[1:])
 
 
 def ratio(ours: list[float], theirs: Seconds) -> float:
-    """The median over pairs of neighbouring runs."""
-    return round(statistics.median(a / later(b) for a, b in zip(ours, theirs, strict=True)), 4)
+    """The median over pairs of neighboring runs."""
+    return round(statistics.median(a / steady_seconds(b) for a, b in zip(ours, theirs, strict=True)), 4)
 
 
-def text(found: list[dict[str, Any]]) -> str:
+def format_rows(results: list[dict[str, Any]]) -> str:
     head = ["work", "at once", "system", "version", "first s", "round s", "low", "high", "/ plain", "fedloom /", "loss"]
-    return table(head, [_row(one) for one in found], left=4) + "\n" + "\n".join(_absent(found))
+    return format_table(head, [_row(one) for one in results], left=4) + "\n" + "\n".join(_hints(results))
 
 
 def _row(one: dict[str, Any]) -> list[str]:
@@ -115,26 +119,28 @@ def _row(one: dict[str, Any]) -> list[str]:
     return [*names, one["version"], *numbers, *(f"{one[key]:.3f}" for key in ("over_plain", "fedloom_over", "loss"))]
 
 
-def _absent(found: list[dict[str, Any]]) -> list[str]:
-    failed = {f"{one['peer']} {one['status']}" for one in found if one["status"].startswith("failed")}
-    absent = {one["peer"] for one in found if one["status"] == "not installed"}
+def _hints(results: list[dict[str, Any]]) -> list[str]:
+    failed = {f"{one['peer']} {one['status']}" for one in results if one["status"].startswith("failed")}
+    absent = {one["peer"] for one in results if one["status"] == "not installed"}
     hints = [f"{peer}: name an interpreter that has it with --{peer}-python" for peer in sorted(absent)]
     return sorted(failed) + hints
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny work, once: only whether everything runs")
+    parser.add_argument("--quick", action="store_true", help="tiny workloads, once: a smoke test")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, min(2, os.cpu_count() or 1)}))
     parser.add_argument("--flower-python", metavar="PATH", help="an interpreter with flwr[simulation]")
     parser.add_argument("--pfl-python", metavar="PATH", help="an interpreter with pfl and torch")
-    said = parser.parse_args(arguments)
-    make_blocks = [replace(work, devices=16, steps=1, rounds=2) for work in WORKS] if said.quick else WORKS
-    found = []
-    for work in make_blocks:
-        for workers in said.workers[-1:] if said.quick else said.workers:
-            runners = sides(said.flower_python, said.pfl_python)
-            found += measured(replace(work, workers=workers), runners, 1 if said.quick else said.repeats)
-    say(text(found), {"peers": found}, said.format)
+    options = parser.parse_args(arguments)
+    workloads = (
+        [replace(workload, devices=16, steps=1, rounds=2) for workload in WORKLOADS] if options.quick else WORKLOADS
+    )
+    results = []
+    for workload in workloads:
+        for workers in options.workers[-1:] if options.quick else options.workers:
+            systems = find_systems(options.flower_python, options.pfl_python)
+            results += measure(replace(workload, workers=workers), systems, 1 if options.quick else options.repeats)
+    write_output(format_rows(results), {"peers": results}, options.format)

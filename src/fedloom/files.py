@@ -1,9 +1,11 @@
 """Durable file writes: after a crash a file has either its old or its new content."""
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 
 def write_atomic(path: Path, data: bytes) -> str:
@@ -31,3 +33,12 @@ def sync_files(paths: Iterable[Path]) -> None:
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
+
+
+def read_json_lines(path: Path, strict: bool = False) -> Iterator[Any]:
+    """The values of a file with one JSON value per line. Unless `strict`, the file may be missing, and a last line that
+    is still being written is skipped."""
+    if not (strict or path.is_file()):
+        return
+    with path.open(encoding="utf-8") as file:
+        yield from (json.loads(line) for line in file if strict or line.endswith("\n"))

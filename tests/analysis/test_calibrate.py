@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from fedloom.analysis.profiling import SIZES, BlockTiming, set_devices_per_block
+from fedloom.analysis.profiling import BLOCK_SIZES, BlockTiming, set_devices_per_block
 from fedloom.cli.app import main
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
@@ -27,7 +27,9 @@ def test_a_text_keeps_everything_else(text: str) -> None:
     assert after["engine"].pop("devices_per_block") == {"a": 2, "b": 1}
     before.setdefault("engine", {}).pop("devices_per_block", None)
     assert after == before
-    assert set_devices_per_block(set_devices_per_block(text, MEASURED), MEASURED) == set_devices_per_block(text, MEASURED)
+    assert set_devices_per_block(set_devices_per_block(text, MEASURED), MEASURED) == set_devices_per_block(
+        text, MEASURED
+    )
 
 
 def test_the_command_writes_a_recipe_that_still_runs(tmp_path, monkeypatch, capsys) -> None:
@@ -40,4 +42,4 @@ def test_the_command_writes_a_recipe_that_still_runs(tmp_path, monkeypatch, caps
         main(["calibrate", "my.toml", "--write"])
     assert done.value.code == 0
     assert "written: my.toml" in capsys.readouterr().out
-    assert load("my.toml", Registry()).recipe.engine.devices_per_block["all"] in SIZES
+    assert load("my.toml", Registry()).recipe.engine.devices_per_block["all"] in BLOCK_SIZES

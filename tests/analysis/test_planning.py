@@ -1,4 +1,4 @@
-"""Fleet planning: who can carry what, how long that takes, what is trained how often. And the time of a round here."""
+"""Fleet planning: tiers of devices, round times, coverage, and the estimated time of a round on this machine."""
 
 import math
 from pathlib import Path
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fedloom.analysis.costs import tier_costs
-from fedloom.analysis.hardware import DeviceSpec, free_memory, probe, read_device_specs
-from fedloom.analysis.planning import plan_fleet
-from fedloom.analysis.profiling import _load, _prices, estimate_round_time
+from fedloom.analysis.planning import DeviceSpec, free_memory, plan_fleet, probe, read_device_specs
+from fedloom.analysis.profiling import _solve_prices, _work_per_round, estimate_round_time
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
@@ -19,14 +18,14 @@ from fedloom.runs.loop import rounds
 HERE = Path("data")
 
 
-def planned(document, specs, headroom=1.0, **changes):
+def make_plan(document, specs, headroom=1.0, **changes):
     loaded = load(document(**changes), Registry())
     costs = tier_costs(loaded, Registry(), HERE, memory=True)
     return plan_fleet(loaded, Registry(), HERE, specs, costs, headroom), {one.name: one for one in costs}
 
 
-def test_everybody_gets_the_largest_tier_that_fits_memory_and_deadline(document):
-    _, costs = planned(document, [DeviceSpec("any")])
+def test_plan_fleet_devices_get_the_largest_tier_that_fits(document):
+    _, costs = make_plan(document, [DeviceSpec("any")])
     large, small = costs["large"], costs["small"]
     work = 3 * large.macs * (1437 // 4)  # one epoch, three passes' worth
     slow = work / 10  # takes ten seconds for the large one
@@ -38,31 +37,31 @@ def test_everybody_gets_the_largest_tier_that_fits_memory_and_deadline(document)
         DeviceSpec("late", speed=slow, deadline=9.9),
         DeviceSpec("far", bandwidth=large.bytes_moved / 10, deadline=9.9),
     ]
-    found, _ = planned(document, specs)
-    assert [one.fit.tier if one.fit else None for one in found.planned] == [
+    plan, _ = make_plan(document, specs)
+    assert [device.demand.tier if device.demand else None for device in plan.devices] == [
         "large", "small", None, "large", "small", "small",
     ]  # fmt: skip
-    assert "memory" in found.planned[1].problem and found.planned[0].problem == ""
-    assert found.planned[2].problem.startswith("small needs")
-    assert found.planned[3].fit.training == pytest.approx(10)
-    assert found.seconds == pytest.approx(10)
+    assert "memory" in plan.devices[1].problem and plan.devices[0].problem == ""
+    assert plan.devices[2].problem.startswith("small needs")
+    assert plan.devices[3].demand.training == pytest.approx(10)
+    assert plan.seconds == pytest.approx(10)
 
 
-def test_head_room_and_examples_of_its_own(document):
-    _, costs = planned(document, [DeviceSpec("any")])
+def test_plan_fleet_headroom_and_examples_are_respected(document):
+    _, costs = make_plan(document, [DeviceSpec("any")])
     enough = DeviceSpec("enough", memory=costs["large"].training_memory)
-    found, _ = planned(document, [enough], headroom=1.5)
-    assert found.planned[0].fit.tier == "small"
+    plan, _ = make_plan(document, [enough], headroom=1.5)
+    assert plan.devices[0].demand.tier == "small"
     few, many = (DeviceSpec("m", speed=1e6, examples=count) for count in (10, 100))
-    found, _ = planned(document, [few, many])
-    assert found.planned[1].fit.training == pytest.approx(10 * found.planned[0].fit.training)
+    plan, _ = make_plan(document, [few, many])
+    assert plan.devices[1].demand.training == pytest.approx(10 * plan.devices[0].demand.training)
 
 
-def test_rings_are_trained_as_often_as_chance_has_it(document):
-    _, costs = planned(document, [DeviceSpec("any")])
+def test_plan_fleet_regions_have_expected_contributors(document):
+    _, costs = make_plan(document, [DeviceSpec("any")])
     fleet = [DeviceSpec("strong", count=2), DeviceSpec("weak", count=6, memory=costs["large"].training_memory - 1)]
-    found, _ = planned(document, fleet, fleet__participation=0.25)
-    alone, both = sorted(found.regions, key=lambda one: one.tiers)
+    plan, _ = make_plan(document, fleet, fleet__participation=0.25)
+    alone, both = sorted(plan.regions, key=lambda one: one.tiers)
     assert (alone.tiers, both.tiers) == (("large",), ("large", "small"))
     assert alone.parameters + both.parameters == costs["large"].parameters
     assert both.parameters == costs["small"].parameters
@@ -70,18 +69,18 @@ def test_rings_are_trained_as_often_as_chance_has_it(document):
     assert (alone.contributors, both.contributors) == (pytest.approx(0.5), pytest.approx(2.0))
     assert alone.trained == pytest.approx(1 - math.comb(6, 2) / math.comb(8, 2))
     assert both.trained == 1.0
-    assert found.shares == {"large": 0.25, "small": 0.75}
+    assert plan.shares == {"large": 0.25, "small": 0.75}
 
 
-def test_models_that_are_no_parts_of_one_have_no_rings(document):
-    found, _ = planned(document, [DeviceSpec("any")], method={"name": "standalone"})
-    assert found.regions == ()
+def test_plan_fleet_unrelated_models_have_no_regions(document):
+    plan, _ = make_plan(document, [DeviceSpec("any")], method={"name": "standalone"})
+    assert plan.regions == ()
 
 
-def test_measured_speeds_of_tiers_count(document):
+def test_plan_fleet_measured_tier_speed_is_used(document):
     spec = DeviceSpec("m", speed=1.0, speeds={"large": 1e12}, deadline=1.0)
-    found, _ = planned(document, [spec])
-    assert found.planned[0].fit.tier == "large"
+    plan, _ = make_plan(document, [spec])
+    assert plan.devices[0].demand.tier == "large"
 
 
 TOML = '[[devices]]\nname = "phone"\ncount = 3\nmemory = "1.5 GB"\nspeed = 2e9\nbandwidth = "250 kB/s"\ndeadline = 60\n'
@@ -93,7 +92,7 @@ JSON = (
 
 
 @pytest.mark.parametrize(("name", "text"), [("f.toml", TOML), ("f.csv", CSV), ("f.json", JSON)])
-def test_a_fleet_is_read_from_a_file(name, text, tmp_path):
+def test_read_device_specs_every_format_reads_the_same(name, text, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert read_device_specs(tmp_path / name) == [DeviceSpec("phone", 2e9, 1.5e9, 250e3, 60.0, 3)]
 
@@ -110,7 +109,7 @@ def test_a_fleet_is_read_from_a_file(name, text, tmp_path):
         ("f.json", "{", "FLEET_FORMAT"),
     ],
 )
-def test_bad_fleets_are_refused(name, text, code, tmp_path):
+def test_read_device_specs_invalid_file_is_refused(name, text, code, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(RecipeError, match=code):
         read_device_specs(tmp_path / name)
@@ -118,32 +117,34 @@ def test_bad_fleets_are_refused(name, text, code, tmp_path):
         read_device_specs(tmp_path / "none.toml")
 
 
-def test_this_machine_has_memory_and_speed():
-    found = probe("here", {})
-    assert found.name == "here" and found.speed > 0 and 1e6 < found.memory <= free_memory() * 2
+def test_probe_this_machine_has_memory_and_speed():
+    spec = probe("here", {})
+    assert spec.name == "here" and spec.speed > 0 and 1e6 < spec.memory <= free_memory() * 2
 
 
-def test_work_foreseen_is_work_done(document):
+def test_work_per_round_counts_steps_and_macs(document):
     """Two blocks of two devices, each with two epochs of two batches of a hundred."""
     loaded = load(document(training={"batch_size": 100, "epochs": 2}, data__max_examples=200), Registry())
     macs = sum(one.macs for one in tier_costs(loaded, Registry(), HERE))
-    assert _load(assemble(loaded, Registry(), HERE)).tolist() == [2 * 2 * 2, 2 * 2 * 2 * 100 * macs]
+    assert _work_per_round(assemble(loaded, Registry(), HERE)).tolist() == [2 * 2 * 2, 2 * 2 * 2 * 100 * macs]
 
 
-def test_prices_of_steps_and_of_work_are_told_apart():
+def test_solve_prices_separates_steps_and_macs():
     loads = np.array([[10.0, 800.0], [40.0, 800.0]])
-    assert _prices(loads, loads @ [0.5, 0.01]) == pytest.approx([0.5, 0.01])
-    assert _prices(loads[:1], np.array([8.0])) == pytest.approx([0.0, 0.01])
-    assert (_prices(loads, np.array([8.0, 2.0])) >= 0).all()
-    assert (_prices(loads, np.array([1.0, 80.0])) >= 0).all()
+    assert _solve_prices(loads, loads @ [0.5, 0.01]) == pytest.approx([0.5, 0.01])
+    assert _solve_prices(loads[:1], np.array([8.0])) == pytest.approx([0.0, 0.01])
+    assert (_solve_prices(loads, np.array([8.0, 2.0])) >= 0).all()
+    assert (_solve_prices(loads, np.array([1.0, 80.0])) >= 0).all()
 
 
-def test_the_time_of_a_round_is_found_with_and_without_data(document):
+def test_estimate_round_time_works_with_and_without_data(document):
     loaded = load(document(training={"batch_size": 10}, rounds=2), Registry())
-    found = estimate_round_time(loaded, Registry(), HERE, workers=1)
+    estimate = estimate_round_time(loaded, Registry(), HERE, workers=1)
     (_, second) = rounds(assemble(loaded, Registry(), HERE))
-    assert not found.synthetic_data
-    assert found.training == pytest.approx(second.seconds - second.judging, rel=4)  # the machine may be busy
-    assert found.judging > 0
+    assert not estimate.synthetic_data
+    assert estimate.training == pytest.approx(
+        second.seconds - second.evaluation_seconds, rel=4
+    )  # the machine may be busy
+    assert estimate.evaluation > 0
     away = load(document(data={"dataset": "mnist", "devices": 4, "max_examples": 40, "test_examples": 50}), Registry())
     assert estimate_round_time(away, Registry(), HERE / "nowhere", workers=1).synthetic_data

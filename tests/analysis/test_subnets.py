@@ -17,9 +17,9 @@ from fedloom.analysis.profiling import latency_ms
 from fedloom.analysis.subnets import Budget, open_supernet, start_search
 from fedloom.data import DATASETS
 from fedloom.engines import worker_pool
-from fedloom.engines.blocks import run_block
+from fedloom.engines.in_process import run_block
 from fedloom.footprints import subnet_footprint
-from fedloom.models import cost
+from fedloom.models import compute_cost
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.registry import Registry
 
@@ -40,10 +40,10 @@ def opened(run, space=None, data="data"):
 
 def judged(run, count=500, seed=0, budget=None, cap=None, workers=1, space=None):
     """A search, carried out."""
-    sought = start_search(opened(run, space), count, seed, budget, cap)
-    for _ in sought.measure(workers):
+    search = start_search(opened(run, space), count, seed, budget, cap)
+    for _ in search.measure(workers):
         pass
-    return sought
+    return search
 
 
 @pytest.fixture(scope="module")
@@ -82,34 +82,34 @@ def test_where_there_are_fewer_all_are_drawn(finished):
     net = opened(finished)
     assert net.space.count() == 32
     assert len(set(net.sample(32, 0))) == len(net.sample(1000, 0)) == 32
-    assert all(subnet_footprint(one, net.whole) for one in net.sample(32, 0))
+    assert all(subnet_footprint(one, net.global_model) for one in net.sample(32, 0))
 
 
 @pytest.mark.parametrize("statistics", [{}, {"query": "per_device", "batch_size": 20}], ids=["pooled", "per device"])
 def test_a_tiers_own_net_is_as_good_as_the_run_says(statistics, run):
     """To the last example, static batch norm and all."""
     done = run(evaluation__statistics=statistics)
-    sought = judged(done)
-    net = sought.supernet
-    rows = sought.rows()
+    search = judged(done)
+    net = search.supernet
+    rows = search.rows()
     for tier, size in zip(net.experiment.fleet.tiers, net.tiers, strict=True):
         assert rows[size].accuracy == last_accuracy(done)[tier.name]
-        assert (rows[size].parameters, rows[size].macs) == (cost(tier.model).parameters, cost(tier.model).macs)
+        assert (rows[size].parameters, rows[size].macs) == (compute_cost(tier.model).parameters, compute_cost(tier.model).macs)
         assert rows[size].examples == 360
 
 
 def test_a_supernets_tiers_too(finished):
-    sought = judged(finished)
-    rows = sought.rows()
-    assert [rows[size].accuracy for size in sought.supernet.tiers] == list(last_accuracy(finished).values())
+    search = judged(finished)
+    rows = search.rows()
+    assert [rows[size].accuracy for size in search.supernet.tiers] == list(last_accuracy(finished).values())
 
 
 def test_what_is_known_is_not_measured_again(finished):
     before = (finished.folder / "subnets.jsonl").read_bytes()
-    sought = start_search(opened(finished), 500, 0)
-    assert list(sought.measure()) == []
+    search = start_search(opened(finished), 500, 0)
+    assert list(search.measure()) == []
     assert (finished.folder / "subnets.jsonl").read_bytes() == before
-    assert len(sought.rows()) == 32
+    assert len(search.rows()) == 32
 
 
 def test_another_number_of_examples_is_another_measurement(run):
@@ -127,11 +127,11 @@ def test_a_line_cut_short_is_measured_again(run):
     rows = judged(done).rows()
     file = done.folder / "subnets.jsonl"
     file.write_text(file.read_text()[:-20] + "\n")
-    sought = start_search(opened(done), 500, 0)
-    assert len(sought.rows()) == 1
-    for _ in sought.measure():
+    search = start_search(opened(done), 500, 0)
+    assert len(search.rows()) == 1
+    for _ in search.measure():
         pass
-    assert sought.rows() == rows
+    assert search.rows() == rows
 
 
 def test_workers_change_nothing(run, monkeypatch):
@@ -140,11 +140,11 @@ def test_workers_change_nothing(run, monkeypatch):
     done = run(tiers=tiers, rounds=1, model__hidden=[4, 8])
     alone = judged(done).rows()
     (done.folder / "subnets.jsonl").unlink()
-    seen, sought = [], start_search(opened(done), 500, 0)
+    seen, search = [], start_search(opened(done), 500, 0)
     monkeypatch.setattr(worker_pool, "run_block", lambda work: seen.append(os.getpid()) or run_block(work))
-    for _ in sought.measure(workers=2):
+    for _ in search.measure(workers=2):
         pass
-    assert sought.rows() == alone
+    assert search.rows() == alone
     assert len(alone) == 4
     assert seen == []  # all was done elsewhere
 
@@ -153,21 +153,21 @@ def test_workers_change_nothing(run, monkeypatch):
 def test_the_best_never_exceeds_its_budget(supernet_of_32, most, kind, seed):
     """And nothing that was judged and fits is better."""
     try:
-        sought = start_search(supernet_of_32, 8, seed, Budget(kind, most))
+        search = start_search(supernet_of_32, 8, seed, Budget(kind, most))
     except RecipeError:
-        assert getattr(cost(supernet_of_32.tiers[1]), kind) > most
+        assert getattr(compute_cost(supernet_of_32.tiers[1]), kind) > most
         return
-    net, row = sought.best()
-    assert getattr(row, kind) == getattr(cost(net), kind) <= most
-    able = [one for one in sought.rows().values() if getattr(one, kind) <= most]
+    net, row = search.best()
+    assert getattr(row, kind) == getattr(compute_cost(net), kind) <= most
+    able = [one for one in search.rows().values() if getattr(one, kind) <= most]
     assert row.accuracy == max(one.accuracy for one in able)
 
 
 @pytest.mark.parametrize("kind", ["macs", "parameters"])
 def test_more_are_drawn_where_too_few_fit(kind, finished, monkeypatch):
-    monkeypatch.setattr(subnets, "ENOUGH", 0.5)
+    monkeypatch.setattr(subnets, "MIN_FITTING_SHARE", 0.5)
     net = opened(finished)
-    costs = sorted(getattr(cost(one), kind) for one in net.sample(32, 0))
+    costs = sorted(getattr(compute_cost(one), kind) for one in net.sample(32, 0))
     budget = Budget(kind, costs[8])  # nine of the 32 fit
     plain, more = net.sample(12, 0), net.sample_within(budget, 12, 0)
     assert more[: len(plain)] == plain
@@ -177,7 +177,7 @@ def test_more_are_drawn_where_too_few_fit(kind, finished, monkeypatch):
 
 
 def test_a_budget_below_the_smallest(finished):
-    least = cost(opened(finished).tiers[1]).macs
+    least = compute_cost(opened(finished).tiers[1]).macs
     assert start_search(opened(finished), 8, 0, Budget("macs", least)).best()[1].macs == least
     with pytest.raises(RecipeError) as error:
         start_search(opened(finished), 8, 0, Budget("macs", least - 1))
@@ -196,29 +196,29 @@ def test_a_budget_below_the_smallest(finished):
     ids=lambda one: one.kind if isinstance(one, Budget) else "",
 )
 def test_large_numbers_are_spelled_out(budget, said, supernet_of_32, monkeypatch):
-    monkeypatch.setattr(Budget, "spends", lambda self, net: 12_345_678.0)
+    monkeypatch.setattr(Budget, "spend", lambda self, net: 12_345_678.0)
     with pytest.raises(RecipeError, match=re.escape(said)):
         start_search(supernet_of_32, 8, 0, budget)
 
 
 def test_the_front_and_its_hyper_volume(finished):
-    sought = judged(finished)
-    rows, kept = list(sought.rows().values()), sought.front()
+    search = judged(finished)
+    rows, kept = list(search.rows().values()), search.front()
     for row in rows:
         bettered = any(one.macs <= row.macs and one.accuracy >= row.accuracy and one.point != row.point for one in rows)
         assert (row in kept) == (not bettered)
     most = max(row.macs for row in rows)
     steps = zip(kept, [*(row.macs for row in kept[1:]), most], strict=True)
-    assert sought.hypervolume() == pytest.approx(sum(row.accuracy * (end - row.macs) for row, end in steps))
+    assert search.hypervolume() == pytest.approx(sum(row.accuracy * (end - row.macs) for row, end in steps))
 
 
 @pytest.mark.parametrize("changes", [{}, SUPERNET], ids=["static batch norm", "supernet"])
 def test_what_is_written_is_ready_to_be_used(changes, run, tmp_path):
     """The plain module with these weights gives as many right answers as were counted."""
     done = run(**changes)
-    sought = judged(done)
-    net = sought.nets[-1]
-    sought.save(net, tmp_path / "net.safetensors")
+    search = judged(done)
+    net = search.nets[-1]
+    search.save(net, tmp_path / "net.safetensors")
     module, data = net.module().eval(), DATASETS["digits"]()
     missing, unknown = module.load_state_dict(load_file(tmp_path / "net.safetensors"), strict=False)
     assert unknown == []
@@ -227,18 +227,18 @@ def test_what_is_written_is_ready_to_be_used(changes, run, tmp_path):
         made = module(data.preparation(data.test.x))
     logits = made if isinstance(made, torch.Tensor) else made.logits
     right = float((logits.argmax(1) == data.test.y).float().mean())
-    assert 100 * right == pytest.approx(sought.rows()[net].accuracy, abs=0.3)
+    assert 100 * right == pytest.approx(search.rows()[net].accuracy, abs=0.3)
     with safe_open(tmp_path / "net.safetensors", "pt") as file:
         assert json.loads(file.metadata()["about"]) == {
-            "family": net.family, "tier": f"subnet-{len(sought.nets) - 1}", "settings": repr(dict(net.settings)),
+            "family": net.family, "tier": f"subnet-{len(search.nets) - 1}", "settings": repr(dict(net.settings)),
         }  # fmt: skip
 
 
 def test_a_tiers_model_is_written_to_the_bit(run, tmp_path, bits_equal):
     done = run()
-    sought = judged(done)
-    for tier, net in zip(("large", "small"), sought.supernet.tiers, strict=True):
-        sought.save(net, tmp_path / f"{tier}.safetensors")
+    search = judged(done)
+    for tier, net in zip(("large", "small"), search.supernet.tiers, strict=True):
+        search.save(net, tmp_path / f"{tier}.safetensors")
         mine, theirs = (load_file(place / f"{tier}.safetensors") for place in (tmp_path, done.folder / "models"))
         assert mine.keys() == theirs.keys()
         assert all(bits_equal(mine[name], theirs[name]) for name in mine)
@@ -261,9 +261,9 @@ def test_settings_that_a_tier_leaves_at_their_default(run):
 
 def test_one_tier_has_one_net(run):
     done = run(tiers=[{"name": "all", "share": 1.0}], method={"name": "fedavg"}, rounds=1)
-    sought = judged(done)
-    assert len(sought.rows()) == 1
-    assert (sought.front(), sought.hypervolume()) == ([sought.best()[1]], 0.0)
+    search = judged(done)
+    assert len(search.rows()) == 1
+    assert (search.front(), search.hypervolume()) == ([search.best()[1]], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_run_without_a_model_on_the_server(run):
 def test_a_run_that_did_not_train_its_largest_model_is_a_supernet_of_the_largest_it_trained(run):
     supernet = opened(run(fleet={"eligible": ["small"]}, rounds=1))
     assert len(supernet.tiers) == 1
-    assert supernet.whole == supernet.tiers[0]
+    assert supernet.global_model == supernet.tiers[0]
 
 
 def test_other_data_than_the_runs(run):
@@ -326,7 +326,7 @@ def test_a_time_is_the_median_of_a_hundred_after_ten(finished, monkeypatch):
 
 def test_a_budget_of_time(finished, monkeypatch):
     """A made-up machine on which each multiply-add takes a nanosecond."""
-    monkeypatch.setattr(subnets, "latency_ms", lambda net: cost(net).macs / 1e6)
+    monkeypatch.setattr(subnets, "latency_ms", lambda net: compute_cost(net).macs / 1e6)
     fits = start_search(opened(finished), 500, 0, Budget("latency_ms", 0.01)).best()
     assert fits[1] == start_search(opened(finished), 500, 0, Budget("macs", 10_000)).best()[1]
     with pytest.raises(

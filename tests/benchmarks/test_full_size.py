@@ -12,7 +12,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["data.max_examples=20", "data.test_examples=20", "model.hidden=[4, 8]"]
 
 
-def test_a_round_is_timed_weighed_and_kept(
+def test_full_size_main_measures_once_and_caches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     shutil.copy(RECIPES / "demo.toml", tmp_path / "demo.toml")
@@ -21,11 +21,11 @@ def test_a_round_is_timed_weighed_and_kept(
     asked = ["demo", "--home", str(tmp_path / "home"), "--workers", "2", "--format", "json"]
     full_size.main([*asked, *changes])
     (found,) = json.loads(capsys.readouterr().out)["data"]["recipes"]
-    assert 0 < found["training"] + found["judging"] < found["seconds"]
+    assert 0 < found["training"] + found["evaluation"] < found["seconds"]
     assert found["megabytes"] > 50 and found["moved"] > 0
     asked_again = []
     failure = {"recipe": "demo", "seconds": 1.0, "megabytes": 1, "failed": "no"}
-    monkeypatch.setattr(full_size, "measured", lambda *said: asked_again.append(said) or failure)
+    monkeypatch.setattr(full_size, "measure", lambda *arguments: asked_again.append(arguments) or failure)
     full_size.main([*asked, *changes])
     assert json.loads(capsys.readouterr().out)["data"]["recipes"] == [found] and not asked_again
     for _ in range(2):  # the recipe itself is not the trial, and what has failed is tried again
@@ -33,10 +33,10 @@ def test_a_round_is_timed_weighed_and_kept(
     assert len(asked_again) == 2
 
 
-def test_what_fails_is_said(tmp_path: Path) -> None:
-    found = full_size.measured("no_such_recipe", tmp_path, 1, [])
-    assert "failed" in found and "no_such_recipe" in full_size.text([found])
+def test_full_size_measure_failure_is_reported(tmp_path: Path) -> None:
+    found = full_size.measure("no_such_recipe", tmp_path, 1, [])
+    assert "failed" in found and "no_such_recipe" in full_size.format_rows([found])
 
 
-def test_one_of_each_is_there() -> None:
-    assert all((full_size.PAPERS / f"{name}.toml").is_file() for name in full_size.ONE_OF_EACH)
+def test_full_size_default_recipes_exist() -> None:
+    assert all((full_size.PAPERS / f"{name}.toml").is_file() for name in full_size.DEFAULT_RECIPES)

@@ -26,7 +26,7 @@ def cell(said, attack, rule):
     return found
 
 
-def test_the_honest_fleet_and_the_plain_mean_are_always_there(matrix):
+def test_attack_any_choice_includes_honest_fleet_and_plain_mean(matrix):
     assert list(matrix.data) == ["share", "bad", "test", "cells"]
     assert [(one["attack"], one["rule"]) for one in matrix.data["cells"]] == [
         (attack, rule)
@@ -36,14 +36,14 @@ def test_the_honest_fleet_and_the_plain_mean_are_always_there(matrix):
     assert (matrix.data["share"], matrix.data["test"]) == (0.3, "global")
 
 
-def test_who_is_bad_is_told_seed_by_seed(matrix):
+def test_attack_json_lists_malicious_devices_by_seed(matrix):
     bad = matrix.data["bad"]
     assert list(bad) == ["0", "1"]
     assert all(len(names) == 3 for names in bad.values())
     assert bad["0"] != bad["1"]
 
 
-def test_accuracies_are_by_share_and_the_worst_is_a_tiers(matrix):
+def test_attack_accuracy_is_mean_by_share_and_worst_tier(matrix):
     for one in matrix.data["cells"]:
         assert list(one) == ["attack", "rule", "accuracy", "worst_tier", "tiers", "points_lost", "refused"]
         tiers = {name: value["mean"] for name, value in one["tiers"].items()}
@@ -56,7 +56,7 @@ def test_accuracies_are_by_share_and_the_worst_is_a_tiers(matrix):
     assert lost["points_lost"] == pytest.approx(base - lost["accuracy"]["mean"])
 
 
-def test_only_a_lie_about_the_tier_is_refused(matrix):
+def test_attack_wrong_tier_is_the_only_refused_attack(matrix):
     refused = {(one["attack"], one["rule"]): one["refused"] for one in matrix.data["cells"]}
     assert {place for place, count in refused.items() if count} == {
         ("tier_lie", rule) for rule in ("none", "default", "median")
@@ -64,7 +64,7 @@ def test_only_a_lie_about_the_tier_is_refused(matrix):
     assert refused["tier_lie", "none"] == 3 * 2 * 2  # devices, rounds, seeds
 
 
-def test_without_an_attack_it_is_the_run_itself(matrix, fedloom_in):
+def test_attack_none_equals_the_plain_run(matrix, fedloom_in):
     call, _, _ = fedloom_in
     said = call("run", "my.toml", "--format", "json", "--quiet", "--out", "plain", "--set", "rounds=2")
     assert said.code == 0
@@ -81,7 +81,7 @@ def test_without_an_attack_it_is_the_run_itself(matrix, fedloom_in):
     assert {tier: value["mean"] for tier, value in cell(again, "none", "none")["tiers"].items()} == last
 
 
-def test_a_cell_is_the_same_in_any_company(matrix, fedloom_in):
+def test_attack_cell_is_independent_of_other_cells(matrix, fedloom_in):
     call, _, _ = fedloom_in
     alone = call(
         "attack", "my.toml", "--attacks", "scaling", "--rules", "median", "--seeds", "2", "--share", "0.3",
@@ -90,7 +90,7 @@ def test_a_cell_is_the_same_in_any_company(matrix, fedloom_in):
     assert cell(alone, "scaling", "median") == cell(matrix, "scaling", "median")
 
 
-def test_the_table(fedloom, write):
+def test_attack_text_is_a_table_and_a_verdict(fedloom, write):
     write(SIX)
     said = fedloom("attack", "my.toml", "--attacks", "scaling", "--set", "rounds=1", "--quiet")
     assert said.code == 0
@@ -103,7 +103,7 @@ def test_the_table(fedloom, write):
     assert [line.split(":")[0].strip() for line in verdict.splitlines()[1:]] == ["plain mean", "default"]
 
 
-def test_all_attacks_unless_told(fedloom, write, files):
+def test_attack_default_runs_all_attacks(fedloom, write, files):
     write(SIX)
     before = files()
     said = fedloom("attack", "my.toml", "--rules", "none", "--set", "rounds=1", "--format", "json", "--quiet")
@@ -111,7 +111,7 @@ def test_all_attacks_unless_told(fedloom, write, files):
     assert files() == before  # a run under attack is no run to go on from
 
 
-def test_the_recipes_own_settings_of_a_rule_count(fedloom, write):
+def test_attack_rule_settings_come_from_the_recipe(fedloom, write):
     write(SIX)
     common = ("attack", "my.toml", "--attacks", "scaling", "--rules", "trimmed_mean", "--format", "json", "--quiet")
     mild, strict = (
@@ -125,7 +125,7 @@ def test_the_recipes_own_settings_of_a_rule_count(fedloom, write):
     ("option", "name", "code", "hint"),
     [("--attacks", "scalling", "ATTACK_NAME", "scaling"), ("--rules", "medain", "RULE_NAME", "median")],
 )
-def test_unknown_names(option, name, code, hint, fedloom, write):
+def test_attack_unknown_name_is_refused_with_hint(option, name, code, hint, fedloom, write):
     write()
     said = fedloom("attack", "my.toml", option, name)
     (problem,) = said.problems
@@ -144,7 +144,7 @@ def test_unknown_names(option, name, code, hint, fedloom, write):
         ("aggregation={rule='median', share=0.1}", "RECIPE_KEY", ""),
     ],
 )
-def test_an_aggregation_rule_that_cannot_work_is_refused(change, code, hint, fedloom, write):
+def test_check_invalid_aggregation_is_refused(change, code, hint, fedloom, write):
     write()
     said = fedloom("check", "my.toml", "--set", change)
     assert said.code == 4
@@ -152,6 +152,6 @@ def test_an_aggregation_rule_that_cannot_work_is_refused(change, code, hint, fed
     assert hint in said.problems[0].hint
 
 
-def test_other_faults_are_refused(fedloom, write):
+def test_attack_recipe_with_faults_is_refused(fedloom, write):
     done = fedloom("attack", write(("rounds = 2", "rounds = 2\n[faults]\ndropout = 0.5\n")))
     assert (done.code, done.problems[0].code) == (4, "FAULTS_TOO")

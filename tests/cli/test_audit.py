@@ -24,7 +24,7 @@ def made(fedloom_in):
     return call
 
 
-def test_a_method_that_ships_no_features_says_what_it_ships(made):
+def test_audit_method_without_features_shows_uploads(made):
     said = made("audit", "sliced")
     assert said.code == 0
     assert "weights of the device's slice" in said.out
@@ -32,7 +32,7 @@ def test_a_method_that_ships_no_features_says_what_it_ships(made):
     assert made("audit", "sliced", "--format", "json").data["inversion"] is None
 
 
-def test_inputs_are_rebuilt_from_features(made):
+def test_audit_shared_features_reconstructs_inputs(made):
     found = made("audit", "split", "--examples", "6", "--steps", "90", "--format", "json").data
     assert (found["method"], found["shared_features"], found["acknowledged"]) == ("fedin", "extractor", False)
     assert (found["inversion"]["examples"], found["inversion"]["steps"]) == (6, 90)
@@ -41,27 +41,27 @@ def test_inputs_are_rebuilt_from_features(made):
     assert "privacy.acknowledge_feature_sharing" in said
 
 
-def test_looking_longer_finds_more(made):
+def test_audit_more_steps_reconstruct_better(made):
     few, many = (
         made("audit", "wide", "--steps", str(steps), "--format", "json").data["inversion"]["psnr"] for steps in (3, 300)
     )
     assert many > few + 5
 
 
-def test_more_channels_give_more_away(made):
+def test_audit_more_channels_leak_more(made):
     narrow, wide = (
         made("audit", run, "--steps", "300", "--format", "json").data["inversion"]["psnr"] for run in ("split", "wide")
     )
     assert wide > narrow + 5
 
 
-def test_only_a_finished_run_can_be_audited(made):
+def test_audit_unfinished_run_is_refused(made):
     said = made("audit", "nowhere")
     assert (said.code, said.problems[0].code) == (4, "RUN_FOLDER")
 
 
 @pytest.mark.parametrize("method", ["fedin", "fedgkt"])
-def test_a_deployment_that_ships_features_must_be_said_yes_to(made, method):
+def test_check_deployment_shared_features_need_acknowledgement(made, method):
     shipping = [*SPLIT, "--set", f"method={{name='{method}'}}"]
     assert made("check", "my.toml", *shipping).code == 0
     said = made("check", "my.toml", *shipping, "--deployment")
@@ -72,14 +72,14 @@ def test_a_deployment_that_ships_features_must_be_said_yes_to(made, method):
     assert made("check", "my.toml", *shipping, *yes, "--deployment").code == 0
 
 
-def test_a_part_of_a_mixed_fleet_that_ships_features_must_be_said_yes_to(made):
+def test_check_deployment_mixed_method_with_shared_features_needs_acknowledgement(made):
     parts = "[{tiers=['large'], method='fedin'}, {tiers=['small'], method='standalone'}]"
     parts = f"method={{name='mixed', strength=0, parts={parts}}}"
     said = made("check", "my.toml", *SPLIT, "--set", parts, "--deployment")
     assert (said.code, said.problems[0].code) == (4, "FEATURES_LEAVE")
 
 
-def test_what_only_a_simulation_can_do_is_not_deployed(made):
+def test_check_deployment_simulation_only_setting_is_refused(made):
     one = ["--set", "method={name='centralized'}", "--set", "tiers=[{name='all', share=1.0}]"]
     said = made("check", "my.toml", *one, "--deployment")
     assert (said.code, said.problems[0].code) == (4, "SIMULATION_ONLY")

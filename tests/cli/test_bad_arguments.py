@@ -21,7 +21,7 @@ import pytest
     ],
     ids=" ".join,
 )
-def test_usage_errors(arguments, words, hint, fedloom, write, files):
+def test_usage_error_text_is_exit_4(arguments, words, hint, fedloom, write, files):
     write()
     before = files()
 
@@ -35,7 +35,7 @@ def test_usage_errors(arguments, words, hint, fedloom, write, files):
 
 @pytest.mark.parametrize("spelling", [["--format", "json"], ["--format=json"]], ids=["two words", "one word"])
 @pytest.mark.parametrize("arguments", [["bogus"], ["run", "--bogus"]], ids=" ".join)
-def test_usage_errors_in_json(arguments, spelling, fedloom):
+def test_usage_error_json_is_one_object(arguments, spelling, fedloom):
     said = fedloom(*arguments, *spelling)
     assert (said.code, said.err) == (4, "")
     assert said.failure["error_code"] == "ARGUMENTS"
@@ -44,7 +44,7 @@ def test_usage_errors_in_json(arguments, spelling, fedloom):
 
 
 @pytest.mark.parametrize("said_by_user", ["rounds", "=3", "training..epochs=3", ".rounds=3", "rounds.=3", ""])
-def test_a_change_of_the_wrong_form(said_by_user, fedloom, write, files):
+def test_set_malformed_change_is_refused(said_by_user, fedloom, write, files):
     write()
     before = files()
     said = fedloom("run", "my.toml", "--set", said_by_user)
@@ -58,7 +58,7 @@ def test_a_change_of_the_wrong_form(said_by_user, fedloom, write, files):
 @pytest.mark.parametrize(
     "place", ["rounds.first", "tiers.7.width", "tiers.first.width", "tiers[2].width", "data.dataset.name", "tiers.2"]
 )
-def test_a_change_of_a_place_that_is_not_there(place, fedloom, write, files):
+def test_set_unknown_key_is_refused(place, fedloom, write, files):
     write()
     before = files()
     said = fedloom("run", "my.toml", "--set", f"{place}=1")
@@ -88,7 +88,7 @@ def test_a_change_of_a_place_that_is_not_there(place, fedloom, write, files):
         ("training.optimizer={kind='sgd',lr=1}", "training.optimizer.lr = 1", "RECIPE_KEY", "learning_rate"),
     ],
 )
-def test_a_bad_change_is_said_to_come_from_the_command_line(change, what, code, hint, fedloom, write, files):
+def test_set_bad_value_names_the_command_line(change, what, code, hint, fedloom, write, files):
     write()
     before = files()
     said = fedloom("run", "my.toml", "--set", change)
@@ -99,7 +99,7 @@ def test_a_bad_change_is_said_to_come_from_the_command_line(change, what, code, 
 
 
 @pytest.mark.parametrize("place", ["3", "data.3", "training.0", "method.1", "data.²", "rounds²"])
-def test_a_number_is_no_key(place, fedloom, write, files):
+def test_set_number_as_key_is_refused(place, fedloom, write, files):
     write()
     before = files()
     said = fedloom("run", "my.toml", "--set", f"{place}=1")
@@ -108,7 +108,7 @@ def test_a_number_is_no_key(place, fedloom, write, files):
     assert files() == before
 
 
-def test_changes_and_the_file_are_told_apart(fedloom, write, line_of):
+def test_set_and_file_issues_name_their_source(fedloom, write, line_of):
     path = write(("devices = 4", "devices = 0"))
     said = fedloom("run", "my.toml", "--set", "rounds=0")
     assert said.code == 4
@@ -118,7 +118,7 @@ def test_changes_and_the_file_are_told_apart(fedloom, write, line_of):
     }
 
 
-def test_a_negative_seed(fedloom, write, files):
+def test_seed_negative_is_refused(fedloom, write, files):
     write()
     before = files()
     said = fedloom("run", "my.toml", "--seed", "-1")
@@ -129,7 +129,7 @@ def test_a_negative_seed(fedloom, write, files):
 
 @pytest.mark.parametrize("verb", ["run", "compare"])
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_out_that_is_there_already(verb, kind, fedloom, write, files, tmp_path):
+def test_out_existing_path_is_refused(verb, kind, fedloom, write, files, tmp_path):
     write()
     taken = tmp_path / "taken"
     taken.mkdir() if kind == "folder" else taken.write_text("mine")
@@ -156,7 +156,7 @@ def test_out_that_is_there_already(verb, kind, fedloom, write, files, tmp_path):
     ],
     ids=["missing", "empty", "no names", "lower case", "raises", "import", "no Python"],
 )
-def test_a_file_of_own_names_that_gives_none(content, code, words, fedloom, write, files, tmp_path):
+def test_with_unusable_file_is_refused(content, code, words, fedloom, write, files, tmp_path):
     write()
     if content is not None:
         (tmp_path / "my.py").write_text(content)
@@ -174,7 +174,7 @@ def test_a_file_of_own_names_that_gives_none(content, code, words, fedloom, writ
     [("my.py", "METHODS = ['mine']\n"), ("my.py", "METHODS = {'mine': 3}\n"), ("my.txt", "METHODS = {}\n")],
     ids=["a list", "no class", "no .py"],
 )
-def test_a_file_of_own_names_of_the_wrong_kind_is_the_users_mistake_not_ours(
+def test_with_wrong_kind_of_object_is_user_error(
     name, content, fedloom, write, files, tmp_path
 ):
     write()
@@ -187,7 +187,7 @@ def test_a_file_of_own_names_of_the_wrong_kind_is_the_users_mistake_not_ours(
 
 
 @pytest.mark.parametrize("verb", ["run", "plan", "check", "compare", "doctor"])
-def test_every_verb_refuses_a_missing_file_of_own_names(verb, fedloom, write, files):
+def test_with_missing_file_is_refused_by_every_verb(verb, fedloom, write, files):
     write()
     before = files()
     said = fedloom(verb, "my.toml", "--with", "my.py")
@@ -205,7 +205,7 @@ def test_every_verb_refuses_a_missing_file_of_own_names(verb, fedloom, write, fi
     ],
     ids=["control", "test", "test that is not judged"],
 )
-def test_a_comparison_that_cannot_be_made(arguments, code, hint, fedloom, write, files):
+def test_compare_bad_arguments_are_refused(arguments, code, hint, fedloom, write, files):
     write()
     before = files()
     said = fedloom("compare", "my.toml", *arguments)

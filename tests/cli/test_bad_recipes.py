@@ -204,7 +204,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_recipe_is_refused_before_anything_is_written(name, fedloom, write, files):
+def test_run_bad_recipe_is_refused_before_anything_is_written(name, fedloom, write, files):
     case = CASES[name]
     path = write((case.old, case.new))
     before = files()
@@ -227,7 +227,7 @@ def test_a_bad_recipe_is_refused_before_anything_is_written(name, fedloom, write
 
 
 @pytest.mark.parametrize("name", ["", "sm/all", "../small"])
-def test_a_tiers_name_must_do_as_the_name_of_its_models_file(name, fedloom, write, files, line_of):
+def test_run_tier_name_unusable_as_file_name_is_refused(name, fedloom, write, files, line_of):
     path = write(('name = "small"', f"name = '{name}'"))
     before = files()
     said = fedloom("run", "my.toml")
@@ -246,7 +246,7 @@ def test_a_tiers_name_must_do_as_the_name_of_its_models_file(name, fedloom, writ
         "does not fit: a model too deep for the images",
     ],
 )
-def test_every_verb_that_reads_a_recipe_refuses_it_alike(verb, name, fedloom, write, files):
+def test_every_verb_bad_recipe_is_refused_alike(verb, name, fedloom, write, files):
     case = CASES[name]
     path = write((case.old, case.new))
     before = files()
@@ -258,7 +258,7 @@ def test_every_verb_that_reads_a_recipe_refuses_it_alike(verb, name, fedloom, wr
     assert files() == before
 
 
-def test_all_problems_are_said_at_once_and_each_once(fedloom, write, line_of):
+def test_run_several_issues_are_reported_at_once(fedloom, write, line_of):
     path = write(
         ("rounds = 2", "rounds = 0"),
         ("devices = 4", "devices = 'four'\npartition = { kind = 'idd' }"),
@@ -288,7 +288,7 @@ def test_all_problems_are_said_at_once_and_each_once(fedloom, write, line_of):
     }
 
 
-def test_what_is_missing_twice_is_said_twice_and_nothing_else(fedloom, write):
+def test_run_key_missing_twice_is_reported_twice(fedloom, write):
     write(('name = "large"\n', ""), ('name = "small"\n', ""))
     said = fedloom("run", "my.toml")
     assert said.code == 4
@@ -298,7 +298,7 @@ def test_what_is_missing_twice_is_said_twice_and_nothing_else(fedloom, write):
     ]
 
 
-def test_every_unknown_eligible_tier_is_said(fedloom, write):
+def test_run_unknown_eligible_tiers_are_all_reported(fedloom, write):
     write(("[method]", "[fleet]\neligible = ['huge', 'tiny']\n\n[method]"))
     said = fedloom("run", "my.toml")
     assert said.code == 4
@@ -306,7 +306,7 @@ def test_every_unknown_eligible_tier_is_said(fedloom, write):
     assert "tiny" in said.err
 
 
-def test_json_has_the_code_and_hint_of_the_first_of_all_problems(fedloom, write):
+def test_run_several_issues_json_has_the_first_code(fedloom, write):
     write(("rounds = 2", "rounds = 2\nround = 3"), ('name = "heterofl"', "name = 'hetrofl'"))
     failure = fedloom("run", "my.toml", "--format", "json").failure
     assert failure["error_code"] == "RECIPE_KEY"
@@ -315,7 +315,7 @@ def test_json_has_the_code_and_hint_of_the_first_of_all_problems(fedloom, write)
     assert "error RECIPE_NAME: " in failure["message"]
 
 
-def test_broken_toml_names_the_line(fedloom, write, files):
+def test_run_broken_toml_names_the_line(fedloom, write, files):
     write(("devices = 4", "devices = = 4"))
     before = files()
     said = fedloom("run", "my.toml")
@@ -325,7 +325,7 @@ def test_broken_toml_names_the_line(fedloom, write, files):
     assert files() == before
 
 
-def test_a_file_in_another_encoding_is_refused(fedloom, write, files):
+def test_run_recipe_in_another_encoding_is_refused(fedloom, write, files):
     path = write()
     path.write_bytes(path.read_text().replace("bundled", "caf\xe9").encode("latin-1"))
     before = files()
@@ -335,7 +335,7 @@ def test_a_file_in_another_encoding_is_refused(fedloom, write, files):
     assert files() == before
 
 
-def test_a_missing_recipe_names_those_that_are_there(fedloom, write, files):
+def test_run_missing_recipe_hint_lists_recipes(fedloom, write, files):
     write(to="other.toml")
     before = files()
     said = fedloom("run", "my.toml")
@@ -345,7 +345,7 @@ def test_a_missing_recipe_names_those_that_are_there(fedloom, write, files):
     assert files() == before
 
 
-def test_a_missing_recipe_in_an_empty_folder_says_how_to_write_one(fedloom, files):
+def test_run_missing_recipe_in_empty_folder_hint_is_init(fedloom, files):
     said = fedloom("run", "my.toml", "--format", "json")
     assert said.code == 4
     assert said.failure["error_code"] == "FILE_MISSING"
@@ -362,7 +362,7 @@ def test_a_missing_recipe_in_an_empty_folder_says_how_to_write_one(fedloom, file
     ],
     ids=["npz", "cifar10", "partition"],
 )
-def test_missing_data_says_what_to_put_where(change, file, fedloom, write, files):
+def test_run_missing_data_hint_names_the_file(change, file, fedloom, write, files):
     write(change)
     before = files()
     said = fedloom("run", "my.toml", "--format", "json")
@@ -374,7 +374,7 @@ def test_missing_data_says_what_to_put_where(change, file, fedloom, write, files
     assert "error DATA_MISSING: " in fedloom("run", "my.toml").err
 
 
-def test_broken_data_is_said(fedloom, write, files, tmp_path):
+def test_run_broken_data_is_reported(fedloom, write, files, tmp_path):
     (tmp_path / "mine.npz").write_text("no arrays")
     write(('"digits"', '"npz"\nfile = "mine.npz"'))
     before = files()
@@ -390,7 +390,7 @@ def test_broken_data_is_said(fedloom, write, files, tmp_path):
     [("nothing", "FILE_MISSING"), ("run/models/small.safetensors", "START_SHAPE")],
     ids=["missing", "another shape"],
 )
-def test_a_model_to_start_from_that_does_not_fit(source, code, fedloom, write, files, line_of):
+def test_run_unfitting_start_model_is_refused(source, code, fedloom, write, files, line_of):
     write()
     assert fedloom("run", "my.toml", "--set", "rounds=1", "--out", "run").code == 0
     path = write(("[method]", f"[start]\nfrom = '{source}'\n\n[method]"))

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted(one for one in (ROOT / "recipes").rglob("*.toml") if one.parent.name != "ledger")  # lists
 
 
-def test_several_good_recipes(fedloom, write, files):
+def test_check_good_recipes_are_ok(fedloom, write, files):
     write()
     write(('"digits"', '"cifar10"'), to="other.toml")
     before = files()
@@ -19,7 +19,7 @@ def test_several_good_recipes(fedloom, write, files):
     assert files() == before
 
 
-def test_json_has_an_object_for_each(fedloom, write):
+def test_check_json_has_an_object_per_recipe(fedloom, write):
     write()
     write(to="other.toml")
     said = fedloom("check", "my.toml", "other.toml", "--format", "json")
@@ -38,7 +38,7 @@ def test_json_has_an_object_for_each(fedloom, write):
     ],
     ids=["words", "keys", "method", "tiers", "partition"],
 )
-def test_a_bad_recipe(change, code, fedloom, write, files):
+def test_check_bad_recipe_is_refused(change, code, fedloom, write, files):
     write(change)
     before = files()
     said = fedloom("check", "my.toml")
@@ -51,7 +51,7 @@ def test_a_bad_recipe(change, code, fedloom, write, files):
     assert files() == before
 
 
-def test_one_bad_recipe_does_not_hide_another(fedloom, write):
+def test_check_two_bad_recipes_are_both_reported(fedloom, write):
     write(("rounds = 2", "rounds = 0"), to="first.toml")
     write(to="second.toml")
     write(('"heterofl"', '"fedavg"'), to="third.toml")
@@ -65,7 +65,7 @@ def test_one_bad_recipe_does_not_hide_another(fedloom, write):
     ]
 
 
-def test_missing_data_of_one_recipe_does_not_hide_another(fedloom, write):
+def test_check_missing_data_does_not_hide_other_recipes(fedloom, write):
     write(('"digits"', '"npz"\nfile = "mine.npz"'), to="first.toml")
     write(("rounds = 2", "rounds = 0"), to="second.toml")
     said = fedloom("check", "first.toml", "second.toml")
@@ -74,14 +74,14 @@ def test_missing_data_of_one_recipe_does_not_hide_another(fedloom, write):
     assert "RECIPE_RANGE" in said.err
 
 
-def test_the_model_to_start_from_is_looked_at(fedloom, write):
+def test_check_start_model_is_validated(fedloom, write):
     write(("[method]", "[start]\nfrom = 'nothing.safetensors'\n\n[method]"))
     said = fedloom("check", "my.toml")
     assert said.code == 4
     assert [one.code for one in said.problems] == ["FILE_MISSING"]
 
 
-def test_changes_are_checked_in_every_recipe(fedloom, write):
+def test_check_set_applies_to_every_recipe(fedloom, write):
     write()
     write(to="other.toml")
     said = fedloom("check", "my.toml", "other.toml", "--set", "rounds=0")
@@ -102,23 +102,23 @@ def slow_if_full_size(recipe):
 
 
 @pytest.mark.parametrize("recipe", [slow_if_full_size(one) for one in RECIPES], ids=lambda recipe: recipe.stem)
-def test_every_recipe_of_the_project_and_every_variant_it_names(recipe, fedloom):
+def test_check_project_recipes_and_their_variants_are_ok(recipe, fedloom):
     for sets in ([], *variants(recipe)):
         said = fedloom("check", recipe, *sets)
         assert (said.code, said.err) == (0, ""), sets
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_every_command_a_recipe_names_is_for_itself(recipe):
+def test_project_recipe_commands_name_their_own_file(recipe):
     named = re.findall(r"fedloom (?:deploy )?\w+ (\S+\.toml)", recipe.read_text("utf-8"))
     assert named and set(named) == {recipe.relative_to(ROOT).as_posix()}
 
 
-def test_variants_of_recipes_are_found():
+def test_project_recipe_variants_are_found():
     assert sum(len(variants(recipe)) for recipe in RECIPES) > 50
 
 
-def test_arms_are_checked_too(fedloom, write, tmp_path):
+def test_check_bad_arm_is_refused(fedloom, write, tmp_path):
     write()
     text = (tmp_path / "my.toml").read_text() + "\n[compare.arms]\nother = [\"method={name='fedhenn_'}\"]\n"
     (tmp_path / "my.toml").write_text(text)

@@ -42,7 +42,7 @@ def moved(compared):
     return read
 
 
-def test_every_arm_and_seed_has_its_run(compared):
+def test_compare_every_arm_and_seed_has_a_run(compared):
     _, folder = compared
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == sorted(ARMS)
     for arm in ARMS:
@@ -52,14 +52,14 @@ def test_every_arm_and_seed_has_its_run(compared):
             assert (manifest["seed"], manifest["status"]) == (seed, "finished")
 
 
-def test_arms_are_paired_by_seed(compared):
+def test_compare_arms_are_paired_by_seed(compared):
     _, folder = compared
     maps = {seed: {read_manifest(folder / arm / f"seed-{seed}")["partition"] for arm in ARMS} for seed in (7, 8)}
     assert len(maps[7]) == len(maps[8]) == 1
     assert maps[7] != maps[8]
 
 
-def test_json(compared):
+def test_compare_json_has_arms_and_verdict(compared):
     said, _ = compared
     assert list(said.data) == ["run", "arms", "verdict", "targets", "claims", "overall", "failed"]
     assert said.data["run"] == "out"
@@ -75,7 +75,7 @@ def test_json(compared):
     assert said.data["targets"] == said.data["claims"] == []
 
 
-def test_accuracies_are_means_over_seeds_of_the_last_round(compared):
+def test_compare_accuracy_is_mean_of_last_round_over_seeds(compared):
     said, folder = compared
     served = {"small-for-all": "small", "drop-the-small": "large", "all-large": "large"}
     for record in said.data["arms"]:
@@ -92,18 +92,18 @@ def test_accuracies_are_means_over_seeds_of_the_last_round(compared):
             assert accuracy["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, abs=1e-12)
 
 
-def test_who_is_served(compared):
+def test_compare_json_marks_tiers_an_arm_serves(compared):
     served = {record["arm"]: record["served_percent"] for record in compared[0].data["arms"]}
     assert served == {"heterofl": 100, "standalone": 100, "small-for-all": 100, "drop-the-small": 50, "all-large": 50}
 
 
-def test_progress_names_arm_and_seed(compared):
+def test_compare_progress_names_arm_and_seed(compared):
     said, _ = compared
     named = [line.partition("  ")[0] for line in said.err.splitlines()]
     assert sorted(named) == sorted(f"{arm} seed {seed}" for arm in ARMS for seed in (7, 8))
 
 
-def test_the_recipe_itself_is_unchanged_but_for_the_seed(recipe_of):
+def test_compare_first_arm_is_the_recipe_but_for_the_seed(recipe_of):
     first, second = recipe_of("heterofl", 7), recipe_of("heterofl", 8)
     assert (first.pop("seed"), second.pop("seed")) == (7, 8)
     assert first == second
@@ -111,32 +111,32 @@ def test_the_recipe_itself_is_unchanged_but_for_the_seed(recipe_of):
     assert first["fleet"]["eligible"] == []
 
 
-def test_standalone_sends_nothing(recipe_of, moved):
+def test_compare_standalone_sends_nothing(recipe_of, moved):
     assert recipe_of("standalone")["method"] == {"name": "standalone"}
     assert [tier["name"] for tier in recipe_of("standalone")["tiers"]] == ["large", "small"]
     assert moved("standalone") == 0
 
 
-def test_small_for_all_has_the_smallest_tier_only(recipe_of, moved):
+def test_compare_small_for_all_has_only_the_smallest_tier(recipe_of, moved):
     (tier,) = recipe_of("small-for-all")["tiers"]
     assert tier == {"name": "small", "share": 1.0, "width": 0.5}
     assert recipe_of("small-for-all")["method"] == {"name": "heterofl"}
     assert moved("small-for-all") == 4 * SMALL
 
 
-def test_drop_the_small_trains_large_devices_only(recipe_of, moved):
+def test_compare_drop_the_small_trains_only_large_devices(recipe_of, moved):
     assert recipe_of("drop-the-small")["fleet"]["eligible"] == ["large"]
     assert moved("heterofl") == 2 * LARGE + 2 * SMALL
     assert moved("drop-the-small") == 2 * LARGE
 
 
-def test_all_large_has_the_largest_tier_only(recipe_of, moved):
+def test_compare_all_large_has_only_the_largest_tier(recipe_of, moved):
     (tier,) = recipe_of("all-large")["tiers"]
     assert tier == {"name": "large", "share": 1.0, "width": 1.0}
     assert moved("all-large") == 4 * LARGE
 
 
-def test_text_is_a_table_and_a_verdict(fedloom, write):
+def test_compare_text_is_a_table_and_a_verdict(fedloom, write):
     write(("rounds = 2", "rounds = 1"))
     said = fedloom("compare", "my.toml", "--out", "out")
     assert said.code == 0
@@ -166,7 +166,7 @@ def test_text_is_a_table_and_a_verdict(fedloom, write):
     assert {line.partition("  ")[0] for line in said.err.splitlines()} == set(ARMS)
 
 
-def test_some_controls_and_the_devices_own_tests(fedloom, write):
+def test_compare_chosen_controls_on_local_tests(fedloom, write):
     write(("rounds = 2", "rounds = 1"))
     said = fedloom(
         "compare", "my.toml", "--controls", " standalone, all-large ", "--test", "local", "--out", "out", "--quiet",
@@ -176,14 +176,14 @@ def test_some_controls_and_the_devices_own_tests(fedloom, write):
     assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "standalone", "all-large"]
 
 
-def test_no_controls_at_all(fedloom, write):
+def test_compare_empty_controls_runs_only_the_recipe(fedloom, write):
     write(("rounds = 2", "rounds = 1"))
     said = fedloom("compare", "my.toml", "--controls", "", "--out", "out", "--format", "json")
     assert said.code == 0
     assert [record["arm"] for record in said.data["arms"]] == ["heterofl"]
 
 
-def test_one_tier_leaves_nothing_to_compare_but_standalone(fedloom, write):
+def test_compare_one_tier_runs_only_standalone_control(fedloom, write):
     write(("width = 0.5", "width = 1.0"), ('name = "heterofl"', 'name = "fedavg"'), ("rounds = 2", "rounds = 1"))
     changes = ["--set", "tiers=[{name='all',share=1.0}]"]
     said = fedloom("compare", "my.toml", *changes, "--out", "out", "--format", "json")
@@ -191,14 +191,14 @@ def test_one_tier_leaves_nothing_to_compare_but_standalone(fedloom, write):
     assert [record["arm"] for record in said.data["arms"]] == ["fedavg", "standalone"]
 
 
-def test_standalone_itself_is_not_compared_with_itself(fedloom, write):
+def test_compare_standalone_recipe_has_no_standalone_control(fedloom, write):
     write(('name = "heterofl"', 'name = "standalone"'), ("rounds = 2", "rounds = 1"))
     said = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "out", "--format", "json")
     assert said.code == 0
     assert [record["arm"] for record in said.data["arms"]] == ["standalone"]
 
 
-def test_a_tier_without_devices_does_not_break_json(fedloom, write):
+def test_compare_tier_without_devices_json_is_valid(fedloom, write):
     """Nobody trains alone at that tier, so there is nothing to say of it; JSON has no NaN."""
     write(
         ("share = 0.5\nwidth = 1.0", "share = 0.1\nwidth = 1.0"),
@@ -211,7 +211,7 @@ def test_a_tier_without_devices_does_not_break_json(fedloom, write):
     assert not any("nan" in line for line in said.data["verdict"])
 
 
-def test_a_comparison_that_starts_from_a_file_is_refused_before_its_first_arm(fedloom, write, files):
+def test_compare_unfitting_start_model_is_refused_before_any_run(fedloom, write, files):
     """The file holds the large model, and the control with small models only cannot start from it."""
     write(("rounds = 2", "rounds = 1"))
     assert fedloom("run", "my.toml", "--out", "run").code == 0
@@ -244,7 +244,7 @@ def with_arms(**changes):
     return METHOD, METHOD + text
 
 
-def test_arms_of_the_recipe_run_without_controls(fedloom, write, tmp_path):
+def test_compare_recipe_arms_run_without_controls(fedloom, write, tmp_path):
     write(with_arms())
     said = fedloom("compare", "my.toml", "--seeds", "3", "--out", "out", "--format", "json", "--quiet")
     assert said.code == 0
@@ -270,7 +270,7 @@ def test_arms_of_the_recipe_run_without_controls(fedloom, write, tmp_path):
     assert (written["method"]["name"], written["training"]["epochs"], written["seed"]) == ("fedrolex", 2, 1)
 
 
-def test_arms_and_controls_that_are_asked_for(fedloom, write):
+def test_compare_recipe_arms_with_chosen_controls(fedloom, write):
     write(with_arms(), ("rounds = 2", "rounds = 1"))
     said = fedloom("compare", "my.toml", "--controls", "all-large", "--out", "out", "--format", "json", "--quiet")
     assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "decouple", "fedrolex", "all-large"]
@@ -279,7 +279,7 @@ def test_arms_and_controls_that_are_asked_for(fedloom, write):
     assert ("small", "all-large") not in carried
 
 
-def test_the_text_has_a_second_table(fedloom, write):
+def test_compare_targets_text_has_a_second_table(fedloom, write):
     write(with_arms())
     said = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--quiet")
     assert said.code == 0
@@ -301,7 +301,7 @@ def test_the_text_has_a_second_table(fedloom, write):
         ('"training.epochs=2"', '"training.epochs"', "compare.arms.fedrolex[1] = 'training.epochs'", "fedrolex"),
     ],
 )
-def test_every_verb_refuses_a_wrong_comparison_with_its_line(verb, old, new, what, begins, fedloom, write, line_of):
+def test_every_verb_bad_compare_section_is_refused_with_its_line(verb, old, new, what, begins, fedloom, write, line_of):
     path = write(with_arms(**{old: new}))
     said = fedloom(verb, "my.toml")
     assert said.code == 4
@@ -309,14 +309,14 @@ def test_every_verb_refuses_a_wrong_comparison_with_its_line(verb, old, new, wha
     assert (problem.where, problem.what) == (f"my.toml:{line_of(path, begins)}", what)
 
 
-def test_two_arms_of_one_name_are_refused(fedloom, write):
+def test_compare_duplicate_arm_name_is_refused(fedloom, write):
     write(with_arms(fedrolex="decouple"))
     said = fedloom("check", "my.toml")
     assert (said.code, [one.code for one in said.problems]) == (4, ["RECIPE_TOML"])
     assert "line" in said.problems[0].message
 
 
-def test_an_arm_that_refuses_the_fleet_is_told_at_its_line_before_anything_runs(fedloom, write, line_of, files):
+def test_compare_unsupported_arm_is_refused_at_its_line(fedloom, write, line_of, files):
     path = write(with_arms(**{"'fedrolex'": "'fedavg'"}))
     before = files()
     said = fedloom("compare", "my.toml", "--out", "out")
@@ -326,26 +326,26 @@ def test_an_arm_that_refuses_the_fleet_is_told_at_its_line_before_anything_runs(
     assert files() == before
 
 
-def test_a_candidate_that_an_arm_lacks_is_refused(fedloom, write):
+def test_compare_unknown_candidate_is_refused(fedloom, write):
     write(with_arms(**{"margin = 2.0": 'candidate = "report_paper"'}))
     said = fedloom("compare", "my.toml", "--out", "out")
     (problem,) = said.problems
     assert (said.code, problem.code, problem.what) == (4, "RECIPE_NAME", "compare.candidate = 'report_paper'")
 
 
-def test_a_run_takes_no_notice(fedloom, write, tmp_path):
+def test_run_compare_section_changes_nothing(fedloom, write, tmp_path):
     write(with_arms(), ("rounds = 2", "rounds = 1"))
     assert fedloom("run", "my.toml", "--out", "out").code == 0
     assert "compare" not in tomllib.loads((tmp_path / "out/recipe.toml").read_text())
 
 
-def test_a_finished_comparison_is_told_again(compared, fedloom_in):
+def test_resume_finished_comparison_shows_its_result(compared, fedloom_in):
     said, _ = compared
     again = fedloom_in[0]("resume", "out", "--format", "json")
     assert (again.code, again.data) == (0, said.data)
 
 
-def test_other_methods_and_recipes_beside_it(fedloom_in):
+def test_compare_other_methods_and_recipes_are_arms(fedloom_in):
     call, write, folder = fedloom_in
     write(("rounds = 2", "rounds = 1"))
     (folder / "slow.toml").write_text((folder / "my.toml").read_text() + "\n[aggregation]\nrule = 'median'\n")
@@ -355,7 +355,7 @@ def test_other_methods_and_recipes_beside_it(fedloom_in):
     assert tomllib.loads((folder / "more/fjord/seed-0/recipe.toml").read_text())["method"]["name"] == "fjord"
 
 
-def test_all_methods_are_those_the_recipe_can_be_run_with(fedloom_in):
+def test_compare_all_methods_are_the_supported_ones(fedloom_in):
     call, write, _ = fedloom_in
     write(("rounds = 2", "rounds = 1"))
     said = call("compare", "my.toml", "--methods", "all", "--equal", "bytes", "--format", "json", "--out", "all")
@@ -369,14 +369,14 @@ def test_all_methods_are_those_the_recipe_can_be_run_with(fedloom_in):
     ("arguments", "code"),
     [(["--methods", "nobody"], "RECIPE_NAME"), (["--equal", "seconds"], "CLOCK_UNKNOWN")],
 )
-def test_what_cannot_be_compared_is_refused(fedloom_in, arguments, code):
+def test_compare_unfitting_arms_are_refused(fedloom_in, arguments, code):
     call, write, _ = fedloom_in
     write()
     said = call("compare", "my.toml", *arguments, "--format", "json", "--out", "none")
     assert (said.code, said.failure["error_code"]) == (4, code)
 
 
-def test_a_recipe_for_other_rounds_cannot_stand_beside(fedloom_in):
+def test_compare_recipe_with_other_rounds_is_refused(fedloom_in):
     call, write, folder = fedloom_in
     write()
     (folder / "longer.toml").write_text((folder / "my.toml").read_text().replace("rounds = 2", "rounds = 3"))
@@ -384,7 +384,7 @@ def test_a_recipe_for_other_rounds_cannot_stand_beside(fedloom_in):
     assert (said.code, said.failure["error_code"]) == (4, "ARM_DIFFERS")
 
 
-def test_a_longer_arm_counts_up_to_the_budget(fedloom_in):
+def test_compare_longer_arm_counts_up_to_the_budget(fedloom_in):
     call, write, folder = fedloom_in
     write()
     with (folder / "my.toml").open("a") as recipe:
@@ -396,7 +396,7 @@ def test_a_longer_arm_counts_up_to_the_budget(fedloom_in):
     assert {**heterofl, "arm": "longer"} == longer
 
 
-def test_with_a_codec_a_round_moves_what_travels(fedloom, write, tmp_path):
+def test_compare_compressed_arm_counts_compressed_bytes(fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
     said = fedloom(
         "compare", "my.toml", "--controls", "small-for-all", "--set", "compression.uplink.kind=int8", "--out", "out",
@@ -411,7 +411,7 @@ def test_with_a_codec_a_round_moves_what_travels(fedloom, write, tmp_path):
         )
 
 
-def test_an_arm_that_fails_leaves_the_others_alone(fedloom, write):
+def test_compare_failed_arm_does_not_stop_the_others(fedloom, write):
     silent = '"faults.dropout=1.0", "faults.max_failed_rounds=1"'
     arms = f"[compare.arms]\nsilent = [{silent}]\nfjord = [\"method={{name='fjord'}}\"]\n"
     write(("[method]", f"{arms}\n[method]"))

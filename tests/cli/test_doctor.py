@@ -10,14 +10,14 @@ def findings(said):
     return {one["name"]: (one["state"], one["detail"]) for one in said.data}
 
 
-def test_without_a_recipe(fedloom, files):
+def test_doctor_without_recipe_shows_the_machine(fedloom, files):
     found = findings(fedloom("doctor", "--format", "json"))
     assert list(found) == ["python", "torch", "cores", "folder for runs", "extras", "data"]
     assert found["data"][1].startswith("bundled sets only: data is not there")
     assert files() == {}
 
 
-def test_text_has_a_line_for_each_finding(fedloom):
+def test_doctor_text_has_a_line_per_finding(fedloom):
     said = fedloom("doctor")
     assert (said.code, said.err) == (0, "")
     assert [line.split()[0] for line in said.out.splitlines()[1:]] == [
@@ -26,7 +26,7 @@ def test_text_has_a_line_for_each_finding(fedloom):
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
-def test_data_sets_that_are_there(how, fedloom, tmp_path, monkeypatch):
+def test_doctor_data_folder_lists_data_sets(how, fedloom, tmp_path, monkeypatch):
     (tmp_path / "sets" / "cifar-10-batches-bin").mkdir(parents=True)
     (tmp_path / "sets" / "mine.npz").touch()
     (tmp_path / "sets" / "notes.txt").touch()
@@ -36,7 +36,7 @@ def test_data_sets_that_are_there(how, fedloom, tmp_path, monkeypatch):
     assert found["data"] == ("ok", "sets: cifar-10-batches-bin, mine.npz")
 
 
-def test_a_recipe_with_its_traps(fedloom, write, files):
+def test_doctor_recipe_with_pitfalls_warns(fedloom, write, files):
     write()
     before = files()
     found = findings(fedloom("doctor", "my.toml", "--format", "json"))
@@ -51,20 +51,20 @@ def test_a_recipe_with_its_traps(fedloom, write, files):
 @pytest.mark.parametrize(
     ("devices", "state", "words"), [(4, "warn", "fewer than 10 devices"), (20, "ok", "devices' own sums")]
 )
-def test_batch_norm_by_devices(devices, state, words, fedloom, write):
+def test_doctor_batch_norm_per_device_depends_on_fleet_size(devices, state, words, fedloom, write):
     write(("[method]", "[evaluation]\nstatistics = { query = 'per_device' }\n\n[method]"))
     found = findings(fedloom("doctor", "my.toml", "--set", f"data.devices={devices}", "--format", "json"))
     assert found["batch norm"][0] == state
     assert words in found["batch norm"][1]
 
 
-def test_no_word_of_what_does_not_concern_a_recipe(fedloom, write):
+def test_doctor_recipe_without_pitfalls_has_no_findings(fedloom, write):
     write(("hidden = [2, 4]", "hidden = [2, 4]\nnormalization = 'group'"))
     found = findings(fedloom("doctor", "my.toml", "--set", "engine.devices_per_block=1", "--format", "json"))
     assert not found.keys() & {"batch norm", "tier large", "tier small", "tiers"}
 
 
-def test_a_tier_without_devices(fedloom, write):
+def test_doctor_tier_without_devices_warns(fedloom, write):
     write(
         ("share = 0.5\nwidth = 1.0", "share = 0.1\nwidth = 1.0"),
         ("share = 0.5\nwidth = 0.5", "share = 0.9\nwidth = 0.5"),
@@ -74,14 +74,14 @@ def test_a_tier_without_devices(fedloom, write):
     assert "no device in large" in found["tiers"][1]
 
 
-def test_a_bad_recipe(fedloom, write):
+def test_doctor_bad_recipe_is_refused(fedloom, write):
     write(("rounds = 2", "rounds = 0"))
     said = fedloom("doctor", "my.toml", "--format", "json")
     assert (said.code, said.failure["error_code"]) == (4, "RECIPE_RANGE")
 
 
 @pytest.mark.parametrize(("scaler", "warned"), [("true", True), ("false", False)])
-def test_a_scaler_without_a_norm_is_a_trap(scaler, warned, fedloom, write):
+def test_doctor_scaler_without_norm_warns(scaler, warned, fedloom, write):
     write()
     change = ("--set", "model.normalization=none", "--set", f"model.scaler={scaler}")
     assert ("judged unscaled" in fedloom("doctor", "my.toml", *change).out) == warned

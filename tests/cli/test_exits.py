@@ -12,7 +12,7 @@ from fedloom.runs.folder import RunWriter, read_manifest, read_rows
 RAISES_IN_ROUND_2 = """
 from dataclasses import dataclass
 
-from fedloom.fleet import slices
+from fedloom.fleet import tier_slices
 from fedloom.methods import Method
 
 
@@ -27,7 +27,7 @@ class Mine(Method):
         return server
 
     def eval_targets(self, server):
-        return {"server": slices(server["weights"])}
+        return {"server": tier_slices(server["weights"])}
 
 
 METHODS = {"mine": Mine}
@@ -50,7 +50,7 @@ def raise_in_round_2(monkeypatch):
     return patch
 
 
-def test_data_goes_to_stdout_and_progress_to_stderr(fedloom, write):
+def test_run_text_data_on_stdout_progress_on_stderr(fedloom, write):
     write()
     said = fedloom("run", "my.toml", "--out", "run")
     assert said.code == 0
@@ -63,7 +63,7 @@ def test_data_goes_to_stdout_and_progress_to_stderr(fedloom, write):
     assert said.out.endswith("\nrun: run\n")
 
 
-def test_a_line_of_progress_says_accuracy_votes_bytes_and_time(fedloom, write):
+def test_run_progress_line_has_accuracy_replies_bytes_and_time(fedloom, write):
     write()
     line = fedloom("run", "my.toml", "--set", "rounds=1").err
     assert "large " in line
@@ -75,14 +75,14 @@ def test_a_line_of_progress_says_accuracy_votes_bytes_and_time(fedloom, write):
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_quiet_silences_progress(format, fedloom, write):
+def test_run_quiet_has_no_progress(format, fedloom, write):
     write()
     said = fedloom("run", "my.toml", "--quiet", "--format", format)
     assert (said.code, said.err) == (0, "")
     assert said.out
 
 
-def test_json_is_one_object_beside_progress(fedloom, write):
+def test_run_json_is_one_object_besides_progress(fedloom, write):
     write()
     said = fedloom("run", "my.toml", "--format", "json")
     assert said.code == 0
@@ -91,7 +91,7 @@ def test_json_is_one_object_beside_progress(fedloom, write):
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_an_interrupted_run_says_so(format, fedloom, write, raise_in_round_2, tmp_path):
+def test_run_interrupted_is_exit_130(format, fedloom, write, raise_in_round_2, tmp_path):
     write()
     raise_in_round_2(KeyboardInterrupt())
     said = fedloom("run", "my.toml", "--out", "run", "--format", format)
@@ -106,7 +106,7 @@ def test_an_interrupted_run_says_so(format, fedloom, write, raise_in_round_2, tm
     assert not (tmp_path / "run" / "errors").exists()
 
 
-def test_an_interrupt_between_two_rounds_is_written_down_too(fedloom, write, monkeypatch, tmp_path):
+def test_run_interrupted_between_rounds_is_recorded(fedloom, write, monkeypatch, tmp_path):
     write()
 
     def interrupt(name, result):
@@ -119,7 +119,7 @@ def test_an_interrupt_between_two_rounds_is_written_down_too(fedloom, write, mon
     assert read_manifest(tmp_path / "run")["status"] == "interrupted"
 
 
-def test_an_interrupt_while_the_heavy_libraries_load(fedloom, write, files, monkeypatch):
+def test_run_interrupted_during_imports_is_exit_130(fedloom, write, files, monkeypatch):
     write()
     before = files()
 
@@ -136,7 +136,7 @@ def test_an_interrupt_while_the_heavy_libraries_load(fedloom, write, files, monk
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_a_users_own_mistake_is_told_from_ours(format, fedloom, write, tmp_path):
+def test_run_exception_in_user_code_is_exit_1(format, fedloom, write, tmp_path):
     write(('name = "heterofl"', 'name = "mine"'))
     (tmp_path / "my.py").write_text(RAISES_IN_ROUND_2)
     said = fedloom("run", "my.toml", "--with", "my.py", "--out", "run", "--format", format)
@@ -157,7 +157,7 @@ def test_a_users_own_mistake_is_told_from_ours(format, fedloom, write, tmp_path)
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_our_own_mistake_asks_for_a_report(format, fedloom, write, raise_in_round_2, tmp_path):
+def test_run_exception_in_fedloom_is_exit_5(format, fedloom, write, raise_in_round_2, tmp_path):
     write()
     raise_in_round_2(RuntimeError("this should never be"))
     said = fedloom("run", "my.toml", "--out", "run", "--format", format)
@@ -175,7 +175,7 @@ def test_our_own_mistake_asks_for_a_report(format, fedloom, write, raise_in_roun
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_a_full_disk_fails_the_run(format, fedloom, write, monkeypatch, tmp_path):
+def test_run_full_disk_is_exit_1(format, fedloom, write, monkeypatch, tmp_path):
     write()
 
     def full(self, rows):
@@ -193,7 +193,7 @@ def test_a_full_disk_fails_the_run(format, fedloom, write, monkeypatch, tmp_path
     assert read_manifest(tmp_path / "run")["status"] == "failed"
 
 
-def test_training_that_diverges_is_not_our_mistake(fedloom, write, tmp_path):
+def test_run_diverging_training_is_no_bug(fedloom, write, tmp_path):
     """Weights so large that a batch's statistics overflow: a run may fail or finish, but there is no bug to report."""
     write(("batch_size = 100", "optimizer = { kind = 'sgd', learning_rate = 1e20 }"))
     said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
@@ -203,7 +203,7 @@ def test_training_that_diverges_is_not_our_mistake(fedloom, write, tmp_path):
     assert read_manifest(tmp_path / "run")["status"] == ("finished" if said.code == 0 else "failed")
 
 
-def test_a_round_that_draws_no_large_device_does_not_end_a_run(fedloom, write, tmp_path):
+def test_run_round_without_large_device_continues(fedloom, write, tmp_path):
     write(
         ("share = 0.5\nwidth = 1.0", "share = 0.001\nwidth = 1.0"),
         ("share = 0.5\nwidth = 0.5", "share = 0.999\nwidth = 0.5"),
@@ -214,7 +214,7 @@ def test_a_round_that_draws_no_large_device_does_not_end_a_run(fedloom, write, t
     assert read_manifest(tmp_path / "run")["status"] == "finished"
 
 
-def test_devices_without_test_examples_do_not_break_json(fedloom, write, tmp_path):
+def test_run_devices_without_test_examples_json_is_valid(fedloom, write, tmp_path):
     """360 test images do not reach 400 devices, so there is no accuracy on their own ones; JSON has no NaN."""
     write(("devices = 4", "devices = 400"), ("rounds = 2", "rounds = 1"))
     said = fedloom("run", "my.toml", "--out", "run", "--format", "json")

@@ -45,7 +45,7 @@ def judged_last(run, **wanted):
 @pytest.mark.parametrize(
     ("to", "tier"), [("onnx", "small"), pytest.param("pt2", "large", marks=pytest.mark.slow), ("safetensors", "small")]
 )
-def test_a_tiers_model_is_what_the_run_judged(to, tier, runs):
+def test_export_tier_model_evaluates_as_in_the_run(to, tier, runs):
     for module in FORMATS[to].needs:
         pytest.importorskip(module)
     card = exported(runs, "global", "--tier", tier, "--to", to, "--out", f"{tier}-{to}")
@@ -63,7 +63,7 @@ def test_a_tiers_model_is_what_the_run_judged(to, tier, runs):
 
 
 @pytest.mark.parametrize("to", ["onnx", "pt2", "safetensors"])
-def test_the_cards_own_code_runs_the_file(to, runs):
+def test_export_card_code_runs_the_file(to, runs):
     for module in FORMATS[to].needs:
         pytest.importorskip(module)
     folder = runs[1] / f"code-{to}"
@@ -78,7 +78,7 @@ def test_the_cards_own_code_runs_the_file(to, runs):
     assert tuple(space["logits"].shape) == (1, 10)
 
 
-def test_the_files_take_any_batch_and_prepare_by_themselves(runs):
+def test_export_stored_input_takes_any_batch_and_preprocesses(runs):
     card = exported(runs, "global", "--to", "pt2", "--out", "raw")
     prepared = exported(runs, "global", "--to", "pt2", "--input", "prepared", "--out", "prepared")
     assert (card["input"]["dtype"], prepared["input"]["dtype"]) == ("uint8", "float32")
@@ -88,7 +88,7 @@ def test_the_files_take_any_batch_and_prepare_by_themselves(runs):
     assert "255" in prepared["input"]["meaning"]
 
 
-def test_a_device_has_the_model_that_it_was_judged_with(runs):
+def test_export_device_model_evaluates_as_in_the_run(runs):
     card = exported(runs, "personal", "--device", "2", "--to", "safetensors")
     of_device = {"candidate": "personal", "device": "2", "metric": "accuracy"}
     for test in ("global", "local"):
@@ -100,7 +100,7 @@ def test_a_device_has_the_model_that_it_was_judged_with(runs):
     assert net(torch.zeros(5, 1, 8, 8, dtype=torch.uint8)).shape == (5, 10)
 
 
-def test_a_subnet_is_the_largest_below_its_budget(runs):
+def test_export_macs_is_the_largest_subnet_below_it(runs):
     whole = exported(runs, "supernet", "--to", "safetensors", "--out", "whole")
     small = exported(runs, "supernet", "--tier", "small", "--to", "safetensors", "--out", "least")
     find_footprint = (whole["macs"] + small["macs"]) // 2
@@ -112,7 +112,7 @@ def test_a_subnet_is_the_largest_below_its_budget(runs):
     assert any("whole batch" in one for one in card["warnings"])
 
 
-def test_text_says_what_was_found(runs):
+def test_export_text_shows_measurements(runs):
     said = runs[0]("export", "global", "--tier", "small", "--to", "safetensors", "--out", "told")
     assert said.code == 0
     assert "in the run" in said.out and "multiply-adds" in said.out and "largest difference" in said.out
@@ -133,19 +133,19 @@ def test_text_says_what_was_found(runs):
     ],
     ids=lambda one: one if isinstance(one, str) and one.isupper() else "",
 )
-def test_what_cannot_be_exported_is_refused(arguments, code, said, runs):
+def test_export_bad_choice_is_refused(arguments, code, said, runs):
     found = runs[0]("export", *arguments, "--format", "json")
     assert found.code == 4
     assert found.failure["error_code"] == code
     assert said in found.failure["message"] + found.failure["hint"]
 
 
-def test_one_kind_of_model_at_a_time(runs):
+def test_export_two_selectors_are_refused(runs):
     assert runs[0]("export", "global", "--tier", "small", "--device", "1", "--to", "pt2").code == 4
     assert runs[0]("export", "global", "--to", "pt2", "--input", "raw").code == 4
 
 
-def test_a_format_that_is_not_installed_says_how_to_get_it(runs, monkeypatch):
+def test_export_missing_dependency_hint_is_the_extra(runs, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "executorch", None)
     import importlib.util
 
@@ -157,7 +157,7 @@ def test_a_format_that_is_not_installed_says_how_to_get_it(runs, monkeypatch):
     assert said.failure["hint"] == "pip install 'fedloom[executorch]'"
 
 
-def test_a_file_that_differs_is_refused_and_removed(runs, monkeypatch):
+def test_export_differing_outputs_are_refused_and_removed(runs, monkeypatch):
     """A runtime that gets it wrong."""
     from dataclasses import replace
 
@@ -174,14 +174,14 @@ def test_a_file_that_differs_is_refused_and_removed(runs, monkeypatch):
     assert not (runs[1] / "differs").exists()
 
 
-def test_an_unfinished_run_is_refused(runs):
+def test_export_unfinished_run_is_refused(runs):
     shutil.copytree(runs[1] / "global", runs[1] / "half")
     manifest = json.loads((runs[1] / "half/manifest.json").read_text("utf-8"))
     (runs[1] / "half/manifest.json").write_text(json.dumps({**manifest, "status": "running"}), encoding="utf-8")
     assert "resume" in runs[0]("export", "half", "--to", "pt2").err
 
 
-def test_the_same_from_python(runs, tmp_path):
+def test_export_from_python_equals_the_command(runs, tmp_path):
     run = package.open(runs[1] / "global")
     columns = run.columns()
     assert list(columns) == ["round", "candidate", "tier", "device", "test", "metric", "value"]
@@ -192,14 +192,14 @@ def test_the_same_from_python(runs, tmp_path):
     assert run.model(device=None, macs=10**9)(x).shape == (4, 10)
 
 
-def test_rows_are_a_data_frame_where_pandas_is(runs):
+def test_run_frame_with_pandas_holds_the_rows(runs):
     pandas = pytest.importorskip("pandas")
     frame = package.open(runs[1] / "global").frame()
     assert isinstance(frame, pandas.DataFrame)
     assert {"round", "tier", "value"} <= set(frame.columns)
 
 
-def test_what_is_no_exported_model_is_not_loaded(runs, tmp_path):
+def test_load_other_folder_is_refused(runs, tmp_path):
     from fedloom.recipe.errors import RecipeError
 
     with pytest.raises(RecipeError, match="EXPORT_FOLDER"):

@@ -8,7 +8,7 @@ from fedloom.runs.folder import read_manifest, read_rows
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_five_failed_rounds_in_a_row_are_exit_3(format, fedloom, write, tmp_path):
+def test_run_five_failed_rounds_are_exit_3(format, fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 9"), ("[method]", "[faults]\ndropout = 0.5\nquorum = 0.8\n[method]"))
     said = fedloom("run", "my.toml", "--out", "run", "--format", format)
     assert said.code == 3
@@ -27,7 +27,7 @@ def test_five_failed_rounds_in_a_row_are_exit_3(format, fedloom, write, tmp_path
     assert all(one.keys() == {"round", "device", "code", "reason"} for one in events)
 
 
-def test_a_tier_that_is_not_there_is_refused(fedloom, write):
+def test_run_outage_of_unknown_tier_is_refused(fedloom, write):
     write(("[method]", "[faults]\noutages = [{ tier = 'smal', from = 1, to = 2 }]\n[method]"))
     said = fedloom("run", "my.toml")
     assert said.code == 4
@@ -35,7 +35,7 @@ def test_a_tier_that_is_not_there_is_refused(fedloom, write):
     assert (trouble.code, trouble.hint) == ("RECIPE_NAME", "did you mean 'small'?")
 
 
-def test_time_to_target_is_told_where_the_clock_is_known(fedloom, write):
+def test_compare_known_speeds_give_seconds_to_target(fedloom, write):
     write(
         ("width = 1.0", "width = 1.0\nspeed = 1e6\nbandwidth = 1e4"),
         ("width = 0.5", "width = 0.5\nspeed = 1e6\nbandwidth = 1e4"),

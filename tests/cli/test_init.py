@@ -21,7 +21,7 @@ WORDS = 'info = MethodInfo(paper="of my own", uploads="nothing")'
 OWN_METHOD = """
 from dataclasses import dataclass, field
 
-from fedloom.fleet import slices
+from fedloom.fleet import tier_slices
 from fedloom.methods import Method, MethodInfo
 
 
@@ -37,7 +37,7 @@ class Mine(Method):
         return server
 
     def eval_targets(self, server):
-        return {{"server": slices(server["weights"])}}
+        return {{"server": tier_slices(server["weights"])}}
 
 
 METHODS = {{"mine": Mine}}
@@ -45,7 +45,7 @@ METHODS = {{"mine": Mine}}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_recipe_for_every_method(method, fedloom, tmp_path):
+def test_init_every_method_recipe_runs(method, fedloom, tmp_path):
     said = fedloom("init", method, "--out", "new.toml")
     assert (said.code, said.out, said.err) == (0, "new.toml\nnext: fedloom run new.toml\n", "")
     text = (tmp_path / "new.toml").read_text()
@@ -62,7 +62,7 @@ def test_a_recipe_for_every_method(method, fedloom, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_commented_settings_are_the_methods_own_defaults(method, fedloom, tmp_path):
+def test_init_commented_settings_are_the_defaults(method, fedloom, tmp_path):
     fedloom("init", method, "--out", "new.toml")
     text = (tmp_path / "new.toml").read_text()
     head, section, tail = re.split(r"(?<=\[method\]\n)|(?=\n\[evaluation\])", text)
@@ -77,20 +77,20 @@ def test_the_commented_settings_are_the_methods_own_defaults(method, fedloom, tm
     assert set(settings) == set(METHODS[method].__dataclass_fields__) - unsaid
 
 
-def test_methods_with_one_model_get_one_tier(fedloom, tmp_path):
+def test_init_homogeneous_method_gets_one_tier(fedloom, tmp_path):
     fedloom("init", "fedavg", "--out", "one.toml")
     fedloom("init", "heterofl", "--out", "three.toml")
     assert len(tomllib.loads((tmp_path / "one.toml").read_text())["tiers"]) == 1
     assert len(tomllib.loads((tmp_path / "three.toml").read_text())["tiers"]) == 3
 
 
-def test_the_file_has_a_name_of_its_own_and_json_says_it(fedloom, tmp_path):
+def test_init_json_names_the_file(fedloom, tmp_path):
     said = fedloom("init", "heterofl", "--format", "json")
     assert (said.code, said.data) == (0, {"recipe": "my.toml"})
     assert (tmp_path / "my.toml").is_file()
 
 
-def test_an_existing_file_is_left_alone(fedloom, files, tmp_path):
+def test_init_existing_file_is_not_overwritten(fedloom, files, tmp_path):
     (tmp_path / "my.toml").write_text("mine")
     before = files()
     said = fedloom("init", "heterofl", "--out", "my.toml")
@@ -102,7 +102,7 @@ def test_an_existing_file_is_left_alone(fedloom, files, tmp_path):
     assert (as_json.code, as_json.failure["error_code"]) == (4, "OUT_EXISTS")
 
 
-def test_an_unknown_method(fedloom, files):
+def test_init_unknown_method_is_refused(fedloom, files):
     said = fedloom("init", "hetrofl")
     (problem,) = said.problems
     assert (said.code, problem.code) == (4, "METHOD_NAME")
@@ -121,7 +121,7 @@ def test_an_unknown_method(fedloom, files):
     ],
     ids=["a number", "none", "a list", "a table", "no settings"],
 )
-def test_a_users_own_method(settings, fedloom, tmp_path):
+def test_init_user_method_recipe_is_written(settings, fedloom, tmp_path):
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings=settings))
     said = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
     assert said.code == 0
@@ -129,7 +129,7 @@ def test_a_users_own_method(settings, fedloom, tmp_path):
     assert fedloom("check", "new.toml", "--with", "my.py").code == 0
 
 
-def test_a_users_own_method_with_a_setting_that_must_be_given(fedloom, tmp_path):
+def test_init_user_method_required_setting_is_named(fedloom, tmp_path):
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings="strength: float"))
     said = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
     assert (said.code, said.err) == (0, "")
@@ -137,7 +137,7 @@ def test_a_users_own_method_with_a_setting_that_must_be_given(fedloom, tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [["init", "mine"], ["list", "methods"]], ids=" ".join)
-def test_a_users_own_method_that_does_not_describe_itself(arguments, fedloom, tmp_path):
+def test_init_user_method_without_info_works(arguments, fedloom, tmp_path):
     """It runs, so it can be listed and started from; only the words about it are missing."""
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words="", settings="strength: float = 0.5"))
     said = fedloom(*arguments, "--with", "my.py")

@@ -4,7 +4,7 @@ import pytest
 
 from fedloom.client import LR_SCHEDULES, OPTIMIZERS
 from fedloom.data import DATASETS, PARTITIONS, PREPARATIONS
-from fedloom.engines.compression import UP
+from fedloom.engines.compression import UPLINK
 from fedloom.methods import METHODS
 from fedloom.models import MODELS
 from fedloom.studies.controls import CONTROLS
@@ -17,13 +17,13 @@ TABLES = {
     "preparations": PREPARATIONS,
     "optimizers": OPTIMIZERS,
     "lr_schedules": LR_SCHEDULES,
-    "compressors": UP,
+    "compressors": UPLINK,
     "controls": CONTROLS,
 }
 
 
 @pytest.mark.parametrize("what", TABLES)
-def test_json_has_an_object_with_a_name_for_each(what, fedloom, files):
+def test_list_json_has_an_object_with_a_name_each(what, fedloom, files):
     said = fedloom("list", what, "--format", "json")
     assert (said.code, said.err) == (0, "")
     assert [one["name"] for one in said.data] == list(TABLES[what])
@@ -31,7 +31,7 @@ def test_json_has_an_object_with_a_name_for_each(what, fedloom, files):
 
 
 @pytest.mark.parametrize("what", TABLES)
-def test_text_is_a_table_with_a_line_for_each(what, fedloom):
+def test_list_text_has_a_line_each(what, fedloom):
     said = fedloom("list", what)
     header, *lines = said.out.splitlines()
     assert (said.code, said.err) == (0, "")
@@ -39,7 +39,7 @@ def test_text_is_a_table_with_a_line_for_each(what, fedloom):
     assert [line.split()[0] for line in lines] == list(TABLES[what])
 
 
-def test_a_method_says_what_leaves_a_device_and_what_can_be_set(fedloom):
+def test_list_methods_shows_uploads_and_settings(fedloom):
     (heterofl,) = [one for one in fedloom("list", "methods", "--format", "json").data if one["name"] == "heterofl"]
     assert heterofl == {
         "name": "heterofl",
@@ -57,7 +57,7 @@ def test_a_method_says_what_leaves_a_device_and_what_can_be_set(fedloom):
     }
 
 
-def test_what_must_be_set_is_said_and_what_is_handed_over_is_not_shown(fedloom):
+def test_list_settings_show_required_and_hide_internal_ones(fedloom):
     partitions = {one["name"]: one["settings"] for one in fedloom("list", "partitions", "--format", "json").data}
     assert partitions["label_shards"] == {"labels_per_device": "required", "dedupe": True}
     models = {one["name"]: one["settings"] for one in fedloom("list", "models", "--format", "json").data}
@@ -66,7 +66,7 @@ def test_what_must_be_set_is_said_and_what_is_handed_over_is_not_shown(fedloom):
     }  # fmt: skip
 
 
-def test_a_control_is_explained(fedloom):
+def test_list_controls_are_explained(fedloom):
     controls = fedloom("list", "controls", "--format", "json").data
     assert {one["name"] for one in controls} == {"standalone", "small-for-all", "drop-the-small", "all-large"}
     assert all(one["is"].endswith(".") and len(one["is"]) > 20 for one in controls)

@@ -10,17 +10,17 @@ from fedloom.fleet import Traffic
 from fedloom.runs.loop import RoundResult
 
 
-def test_words_stand_to_the_left_and_numbers_to_the_right():
+def test_columns_text_left_and_numbers_right():
     table = columns(("name", "value", "note"), [("a", "1.5", ""), ("longer", "1,200", "x")])
     assert table.splitlines() == ["name    value  note", "a         1.5", "longer  1,200  x"]
 
 
-def test_a_column_of_accuracies_with_spread_and_brackets_is_one_of_numbers():
+def test_columns_accuracies_with_spread_are_numbers():
     table = columns(("arm", "large"), [("a", "71.5 ± 0.3"), ("b", "(9.0)")])
     assert table.splitlines() == ["arm       large", "a    71.5 ± 0.3", "b         (9.0)"]
 
 
-def test_a_table_without_rows_is_its_header():
+def test_columns_without_rows_is_the_header():
     assert columns(("one", "two"), []) == "one  two"
 
 
@@ -34,7 +34,7 @@ def test_a_table_without_rows_is_its_header():
         ([], False),
     ],
 )
-def test_who_wants_json(arguments, json):
+def test_wants_json_reads_the_format_option(arguments, json):
     assert wants_json(arguments) is json
 
 
@@ -46,7 +46,7 @@ def accuracy(tier, value, test="global", device=""):
     return Row(3, "server", tier, device, test, "accuracy", value)
 
 
-def test_a_line_of_a_round():
+def test_format_round_has_metrics_replies_bytes_and_seconds():
     rows = [
         accuracy("large", 71.25),
         accuracy("large", 50.0, test="local"),
@@ -59,7 +59,7 @@ def test_a_line_of_a_round():
     )
 
 
-def test_a_line_says_what_travelled_where_a_codec_made_it_less():
+def test_format_round_compressed_shows_compressed_bytes():
     rows = [
         Row(3, "", "", "", "", name, size)
         for name, size in (("bytes_down_compressed", 450.0), ("bytes_up_compressed", 200_000.0))
@@ -67,15 +67,15 @@ def test_a_line_says_what_travelled_where_a_codec_made_it_less():
     assert "  1.79 kB down 1.8 MB up (compressed 450 B and 200 kB)  " in format_round("x", round_of(rows))
 
 
-def test_a_line_without_the_whole_test_set_shows_devices_own():
+def test_format_round_without_global_test_shows_local():
     assert "  small  40.0 %  " in format_round("x", round_of([accuracy("small", 40.0, test="local")]))
 
 
-def test_a_line_of_a_round_that_was_not_judged():
+def test_format_round_without_evaluation_has_no_metrics():
     assert format_round("x", round_of([])).startswith("x  round  3/12  ")
 
 
-def test_a_line_says_what_was_refused():
+def test_format_round_refusals_show_count_and_first():
     refused = (Refusal("7", "SHAPE", "weights: w has shape (1,), declared (2,)"),)
     said = format_round("x", round_of([], refused=refused))
     assert "3/4 replies  1 refused (SHAPE: weights: w has shape (1,), declared (2,))  " in said
@@ -85,5 +85,5 @@ def test_a_line_says_what_was_refused():
     ("count", "said"),
     [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (2_500_000, "2.5 MB"), (3.2e9, "3.2 GB"), (5e12, "5e+03 GB")],
 )
-def test_sizes(count, said):
+def test_format_round_bytes_use_three_digits(count, said):
     assert f"  {said} down " in format_round("x", round_of([], down=count))

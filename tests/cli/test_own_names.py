@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedloom.data import Dataset, Examples, Preparation
-from fedloom.fleet import slices
+from fedloom.fleet import tier_slices
 from fedloom.footprints import ClientUpdate
 from fedloom.methods import Method, MethodInfo
 from fedloom.client import ClientResult, fit, label_loss, like, on_device
@@ -44,7 +44,7 @@ class Mine(Method):
         return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
 
     def eval_targets(self, server):
-        return {"server": slices(server["weights"])}
+        return {"server": tier_slices(server["weights"])}
 
 
 def perceptron(*, input_shape: tuple[int, ...], classes: int, units: int = 6, width: float = 1.0) -> nn.Module:
@@ -100,7 +100,7 @@ def own(tmp_path):
     return ["own.toml", "--with", "my.py"]
 
 
-def test_run(own, fedloom, tmp_path):
+def test_run_user_names_are_used(own, fedloom, tmp_path):
     said = fedloom("run", *own, "--out", "run", "--format", "json")
     assert said.code == 0
     assert {(one["candidate"], one["tier"]) for one in said.data["final"]} == {("server", "large"), ("server", "small")}
@@ -111,7 +111,7 @@ def test_run(own, fedloom, tmp_path):
     assert written["data"]["count"] == 24
 
 
-def test_settings_are_the_users_own_too(own, fedloom, tmp_path):
+def test_run_user_method_settings_take_effect(own, fedloom, tmp_path):
     assert fedloom("run", *own, "--out", "some", "--set", "rounds=1").code == 0
     assert fedloom("run", *own, "--out", "none", "--set", "rounds=1", "--set", "method.part=0.0").code == 0
     assert fedloom("run", *own, "--out", "never", "--set", "rounds=3", "--set", "method.part=0.0").code == 0
@@ -128,14 +128,14 @@ def test_settings_are_the_users_own_too(own, fedloom, tmp_path):
         ("data.cont=3", "data.cont = 3", "count"),
     ],
 )
-def test_settings_are_checked_by_their_signature(change, what, hint, own, fedloom):
+def test_run_user_settings_are_checked_by_signature(change, what, hint, own, fedloom):
     said = fedloom("run", *own, "--set", change)
     (problem,) = said.problems
     assert (said.code, problem.what) == (4, what)
     assert hint in problem.hint
 
 
-def test_the_other_verbs_know_them(own, fedloom):
+def test_every_verb_user_names_are_known(own, fedloom):
     large, small = fedloom("plan", *own, "--format", "json").data["tiers"]
     assert large["parameters"] == 26 * 4 + 5 * 3
     assert small["parameters"] == 26 * 2 + 3 * 3
@@ -146,7 +146,7 @@ def test_the_other_verbs_know_them(own, fedloom):
         assert fedloom("list", what, "--with", "my.py", "--format", "json").data[-1]["name"] == name
 
 
-def test_compare(own, fedloom):
+def test_compare_user_names_run_with_all_controls(own, fedloom):
     said = fedloom("compare", *own, "--out", "out", "--set", "rounds=1", "--format", "json")
     assert said.code == 0
     assert [one["arm"] for one in said.data["arms"]] == [
@@ -154,7 +154,7 @@ def test_compare(own, fedloom):
     ]  # fmt: skip
 
 
-def test_without_the_file_they_are_unknown(own, fedloom):
+def test_run_user_names_without_file_are_unknown(own, fedloom):
     said = fedloom("run", "own.toml")
     assert said.code == 4
     assert {(one.what, one.code) for one in said.problems} >= {
@@ -164,7 +164,7 @@ def test_without_the_file_they_are_unknown(own, fedloom):
     }
 
 
-def test_several_files_and_the_later_wins(own, fedloom, tmp_path):
+def test_with_several_files_the_last_wins(own, fedloom, tmp_path):
     (tmp_path / "first.py").write_text("from fedloom.methods.fedavg import FedAvg\nMETHODS = {'mine': FedAvg}\n")
     said = fedloom("plan", "own.toml", "--with", "first.py", "--with", "my.py")
     assert said.code == 0
@@ -173,7 +173,7 @@ def test_several_files_and_the_later_wins(own, fedloom, tmp_path):
     assert [one.what for one in other_way_round.problems] == ["method.part = 0.25"]
 
 
-def test_a_users_name_beats_the_projects(own, fedloom, tmp_path):
+def test_with_bundled_name_is_overridden(own, fedloom, tmp_path):
     """A data set called digits is the user's, so its own shape counts and not what is known of the bundled one."""
     (tmp_path / "my.py").write_text(MINE + "\nDATASETS = {'digits': patches}\n")
     said = fedloom("plan", *own, "--set", "data.dataset=digits", "--format", "json")
@@ -181,7 +181,7 @@ def test_a_users_name_beats_the_projects(own, fedloom, tmp_path):
     assert said.data["tiers"][0]["parameters"] == 26 * 4 + 5 * 3
 
 
-def test_a_model_that_cannot_be_built_is_the_recipes_problem(own, fedloom, tmp_path, files):
+def test_run_user_model_build_error_is_a_recipe_issue(own, fedloom, tmp_path, files):
     (tmp_path / "my.py").write_text(MINE.replace("nn.Linear(25, middle)", "nn.Linear('25', middle)"))
     before = files()
     said = fedloom("run", *own)
@@ -197,7 +197,7 @@ def test_a_model_that_cannot_be_built_is_the_recipes_problem(own, fedloom, tmp_p
     ids=["inputs", "outputs"],
 )
 @pytest.mark.parametrize("verb", ["run", "check", "plan"])
-def test_a_model_that_does_not_fit_the_data_is_the_recipes_problem(verb, old, new, own, fedloom, tmp_path, files):
+def test_user_model_unfitting_data_is_a_recipe_issue(verb, old, new, own, fedloom, tmp_path, files):
     """It is built, but cannot make one number per class out of the images."""
     (tmp_path / "my.py").write_text(MINE.replace(old, new))
     before = files()
@@ -207,7 +207,7 @@ def test_a_model_that_does_not_fit_the_data_is_the_recipes_problem(verb, old, ne
     assert files() == before
 
 
-def test_a_reader_that_raises_is_the_users_mistake(own, fedloom, tmp_path):
+def test_run_user_reader_exception_is_user_code(own, fedloom, tmp_path):
     (tmp_path / "my.py").write_text(MINE.replace("    draw = torch", "    raise LookupError('lost')\n    draw = torch"))
     said = fedloom("run", *own, "--format", "json")
     assert said.code == 1

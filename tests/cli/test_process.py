@@ -22,7 +22,7 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "TERM": "dumb"}
 
 
-def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
+def test_help_is_fast_and_imports_nothing_heavy(tmp_path):
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -45,7 +45,7 @@ def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_from_end_to_end(tmp_path, write):
+def test_run_process_finishes_with_json(tmp_path, write):
     write()
     done = subprocess.run(
         [sys.executable, "-m", "fedloom", "run", "my.toml", "--format", "json"],
@@ -60,7 +60,7 @@ def test_a_run_from_end_to_end(tmp_path, write):
     assert [line.split("  ")[1] for line in done.stderr.splitlines()] == ["round 1/2", "round 2/2"]
 
 
-def test_control_c_ends_a_run_with_130(tmp_path, write):
+def test_run_process_sigint_is_exit_130(tmp_path, write):
     write(("rounds = 2", "rounds = 100000"))
     running = subprocess.Popen(
         [sys.executable, "-m", "fedloom", "run", "my.toml", "--out", "run", "--format", "json"],

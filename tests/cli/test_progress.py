@@ -37,7 +37,7 @@ def frames(console):
     return [Text.from_ansi(one).plain.rstrip() for one in drawn.split("\n")]
 
 
-def test_a_bar_says_the_round_the_time_left_and_the_newest_accuracies(terminal):
+def test_progress_bars_show_round_time_left_and_metrics(terminal):
     with progress_bars(terminal, {"heterofl": 4}) as tell:
         assert frames(terminal)[-1].endswith("round 0/4")
         tell("heterofl", ended(1, seconds=2.0, large=47.0, small=32.4))
@@ -48,13 +48,13 @@ def test_a_bar_says_the_round_the_time_left_and_the_newest_accuracies(terminal):
     assert second.endswith(" round 2/4 6 s left large  47.0 %  small  32.4 %")  # two rounds of 3 s; it was not judged
 
 
-def test_long_runs_are_told_in_hours_and_minutes(terminal):
+def test_progress_bars_long_run_shows_hours_and_minutes(terminal):
     with progress_bars(terminal, {"a": 40}) as tell:
         tell("a", ended(1, of=40, seconds=200.0))
     assert " 2:10:00 left" in frames(terminal)[-2]
 
 
-def test_a_run_that_is_over_leaves_its_line_and_no_bar(terminal):
+def test_progress_bars_finished_run_leaves_its_line(terminal):
     with progress_bars(terminal, {"one": 2, "[two]": 2}) as tell:
         for name in ("one", "[two]"):
             tell(name, ended(1, of=2, large=50.0))
@@ -72,7 +72,7 @@ def test_a_run_that_is_over_leaves_its_line_and_no_bar(terminal):
     assert "one" not in terminal.file.getvalue()[mark:]
 
 
-def test_an_interruption_gives_the_cursor_back(terminal):
+def test_progress_bars_interrupted_restores_the_cursor(terminal):
     with pytest.raises(KeyboardInterrupt), progress_bars(terminal, {"a": 4}) as tell:
         tell("a", ended(1))
         assert HIDDEN in terminal.file.getvalue() and SHOWN not in terminal.file.getvalue()
@@ -81,7 +81,7 @@ def test_an_interruption_gives_the_cursor_back(terminal):
     assert not terminal._live_stack
 
 
-def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
+def test_round_display_without_terminal_logs_lines(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     with logs.showing("INFO"), round_display({"a": 4}) as tell:
         tell("a", ended(1, large=47.0))
@@ -113,7 +113,7 @@ def on_a_terminal(monkeypatch, *arguments, term="xterm"):
     return out.getvalue(), got.decode()
 
 
-def test_a_run_on_a_real_terminal(fedloom, write, monkeypatch):
+def test_run_on_terminal_shows_bars(fedloom, write, monkeypatch):
     write()
     out, screen = on_a_terminal(monkeypatch, "run", "my.toml", "--no-report", "--format", "json")
     assert json.loads(out)["status"] == "ok"
@@ -122,14 +122,14 @@ def test_a_run_on_a_real_terminal(fedloom, write, monkeypatch):
     assert screen.index(HIDDEN) < screen.rindex(SHOWN)
 
 
-def test_quiet_and_simple_terminals_get_no_bar(fedloom, write, monkeypatch):
+def test_run_quiet_or_dumb_terminal_shows_no_bar(fedloom, write, monkeypatch):
     write(("rounds = 2", "rounds = 1"))
     assert on_a_terminal(monkeypatch, "run", "my.toml", "--no-report", "--quiet")[1] == ""
     _, screen = on_a_terminal(monkeypatch, "run", "my.toml", "--no-report", term="dumb")
     assert screen.startswith("heterofl  round 1/1  ") and screen.count("\n") == 1
 
 
-def test_every_run_of_a_bench_of_attacks_has_a_bar(fedloom, write, monkeypatch):
+def test_attack_on_terminal_shows_a_bar_per_run(fedloom, write, monkeypatch):
     write()
     _, screen = on_a_terminal(monkeypatch, "attack", "my.toml", "--attacks", "sign_flip", "--format", "json")
     for attack in ("none", "sign_flip"):

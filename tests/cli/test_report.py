@@ -20,7 +20,7 @@ def home(fedloom_in):
     return call, folder
 
 
-def test_of_a_run(home):
+def test_report_run_writes_page_and_csvs(home):
     call, folder = home
     said = call("report", "run")
     assert (said.code, said.out) == (0, "report: run/report.html\n")
@@ -28,7 +28,7 @@ def test_of_a_run(home):
     assert (folder / "run/figures/learning_rounds.csv").is_file()
 
 
-def test_of_a_comparison(home):
+def test_report_comparison_writes_one_page(home):
     call, folder = home
     said = call("report", "both", "--format", "json")
     assert (said.code, said.data) == (0, {"report": "both/report.html", "status": "finished"})
@@ -36,7 +36,7 @@ def test_of_a_comparison(home):
     assert "Paired differences" in html and "fedloom compare my.toml --seeds 1 --controls standalone" in html
 
 
-def test_of_runs_side_by_side(home):
+def test_report_several_runs_need_out(home):
     call, folder = home
     assert call("report", "both/heterofl/seed-0", "both/standalone/seed-0", "--out", "page.html").code == 0
     assert "Paired differences" in (folder / "page.html").read_text()
@@ -51,14 +51,14 @@ def test_of_runs_side_by_side(home):
         (["report", "run", "--test", "other"], "there are: global, local"),
     ],
 )
-def test_what_is_no_run_is_refused(home, arguments, hint):
+def test_report_other_folder_is_refused(home, arguments, hint):
     said = home[0](*arguments, "--format", "json")
     assert said.code == 4
     assert said.failure["error_code"] == "RUN_FOLDER"
     assert hint in said.failure["hint"]
 
 
-def test_watch_writes_until_the_run_is_over(home, monkeypatch):
+def test_report_watch_rewrites_until_finished(home, monkeypatch):
     """What a page of a run in progress says is tested where pages are."""
     call, folder = home
     manifest = folder / "run/manifest.json"
@@ -80,7 +80,7 @@ def test_watch_writes_until_the_run_is_over(home, monkeypatch):
     assert [one.under_way for one in seen] == [True, True, False]
 
 
-def test_at_the_end_of_a_run(fedloom, write, tmp_path, monkeypatch):
+def test_run_end_writes_report_unless_disabled(fedloom, write, tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLOOM_REPORT")
     write(("rounds = 2", "rounds = 1"))
     said = fedloom("run", "my.toml", "--out", "with")
@@ -90,7 +90,7 @@ def test_at_the_end_of_a_run(fedloom, write, tmp_path, monkeypatch):
     assert not (tmp_path / "without/report.html").exists()
 
 
-def test_a_page_that_cannot_be_written_does_not_undo_a_run(fedloom, write, tmp_path, monkeypatch):
+def test_run_report_failure_is_only_a_warning(fedloom, write, tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLOOM_REPORT")
     monkeypatch.setattr(verb, "write_page", lambda *_: 1 / 0)
     write(("rounds = 2", "rounds = 1"))
@@ -108,7 +108,7 @@ def told(home):
     return call("compare", "my.toml", *arguments, "--format", "html"), folder / "told"
 
 
-def test_a_page_that_is_asked_for_is_made_whatever_else_was_said(told):
+def test_compare_format_html_overrides_no_report(told):
     said, folder = told
     assert said.code == 0
     assert said.out == (folder / "report.html").read_text() + "\n"
@@ -117,11 +117,11 @@ def test_a_page_that_is_asked_for_is_made_whatever_else_was_said(told):
 @pytest.mark.parametrize(
     ("file", "begins"), [("results.md", "| arm |"), ("results.csv", "arm,tier,"), ("results.tex", "\\begin{table}")]
 )
-def test_a_comparison_leaves_its_tables(told, file, begins):
+def test_compare_writes_all_table_files(told, file, begins):
     assert (told[1] / file).read_text().startswith(begins)
 
 
-def test_what_is_printed_is_the_table(told, home):
+def test_compare_format_table_prints_the_file(told, home):
     """Told again from the folder, for it has run."""
     arguments = ["--set", "rounds=1", "--controls", "", "--out", "again", "--quiet"]
     said = home[0]("compare", "my.toml", *arguments, "--format", "csv")

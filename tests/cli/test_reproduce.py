@@ -86,7 +86,7 @@ def ledger(write, tmp_path):
     return ["--recipes", "own", "--runs", "runs", "--results", "docs/results.json"]
 
 
-def test_a_row_is_run_and_stands_beside_what_was_published(ledger, fedloom, tmp_path):
+def test_reproduce_row_shows_published_and_measured(ledger, fedloom, tmp_path):
     done = fedloom("reproduce", "own_table1_short", *ledger, "--quiet", "--format", "json")
     assert done.code == 0
     assert (done.data["run"], done.data["source"]) == ("runs/own_table1_short", "Own, Table 1")
@@ -101,21 +101,21 @@ def test_a_row_is_run_and_stands_beside_what_was_published(ledger, fedloom, tmp_
     assert (tmp_path / "runs/own_table1_short/rows.jsonl").read_bytes() == rows
 
 
-def test_a_trial_with_changes_has_a_folder_of_its_own(ledger, fedloom, tmp_path):
+def test_reproduce_row_with_changes_has_its_own_folder(ledger, fedloom, tmp_path):
     done = fedloom("reproduce", "own_table1_short", *ledger, "--set", "data.devices=6", "--quiet", "--format", "json")
     assert done.code == 0
     assert done.data["run"].startswith("runs/own_table1_short+")
     assert not (tmp_path / "runs/own_table1_short").exists()
 
 
-def test_what_needs_no_run_is_not_run(ledger, fedloom, tmp_path):
+def test_reproduce_row_of_costs_needs_no_run(ledger, fedloom, tmp_path):
     done = fedloom("reproduce", "own_table2_short", *ledger, "--format", "json")
     (number,) = done.data["numbers"]
     assert number["published"] == 1000 and number["measured"] > 0
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_row_whose_recipe_has_changed_is_refused(ledger, fedloom, tmp_path):
+def test_reproduce_row_changed_recipe_is_refused(ledger, fedloom, tmp_path):
     assert fedloom("reproduce", "own_table1_short", *ledger, "--quiet").code == 0
     recipe = tmp_path / "own" / "my.toml"
     recipe.write_text(recipe.read_text().replace("batch_size = 100", "batch_size = 50"))
@@ -124,7 +124,7 @@ def test_a_row_whose_recipe_has_changed_is_refused(ledger, fedloom, tmp_path):
     assert "RECIPE_CHANGED" in done.err and "training.batch_size was 100, is 50" in done.err
 
 
-def test_a_claim_is_decided_and_so_are_those_of_the_same_runs(ledger, fedloom, tmp_path):
+def test_reproduce_claim_decides_all_claims_of_its_runs(ledger, fedloom, tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results.md").write_text("# Results\n\nby hand\n")
     (tmp_path / "docs" / "analyses.toml").write_text('sooner = "Both are there at once."\n')
@@ -144,10 +144,10 @@ def test_a_claim_is_decided_and_so_are_those_of_the_same_runs(ledger, fedloom, t
     assert made_of["torch"] and made_of["machine"] and made_of["data"]
     page = (tmp_path / "docs" / "results.md").read_text()
     assert page.startswith(f"# Results\n\nby hand\n\n{SECTION_START}") and page.endswith(f"{SECTION_END}\n")
-    assert "2 claims judged" in page and "1 not yet" in page and "Both are there at once." in page
+    assert "2 claims evaluated" in page and "1 not yet" in page and "Both are there at once." in page
 
 
-def test_the_rest_is_decided_and_nothing_twice(ledger, fedloom, tmp_path):
+def test_reproduce_all_decides_only_open_claims(ledger, fedloom, tmp_path):
     assert fedloom("reproduce", "--claim", "sooner", *ledger, "--quiet").code == 0
     before = json.loads((tmp_path / "docs" / "results.json").read_text())
     rest = fedloom("reproduce", "--all", *ledger, "--quiet", "--format", "json")
@@ -162,7 +162,7 @@ def test_the_rest_is_decided_and_nothing_twice(ledger, fedloom, tmp_path):
     assert json.loads((tmp_path / "docs" / "results.json").read_text()) == after
 
 
-def test_a_trial_of_a_claim_is_not_written_down(ledger, fedloom, tmp_path):
+def test_reproduce_claim_with_changes_is_not_recorded(ledger, fedloom, tmp_path):
     done = fedloom("reproduce", "--claim", "sooner", *ledger, "--set", "rounds=1", "--quiet", "--format", "json")
     assert done.code == 0 and done.data["results"] is None
     assert done.data["claims"][0]["command"].endswith("--set rounds=1")
@@ -191,7 +191,7 @@ METHODS = {"heterofl": Stopped}
         pytest.param(["--claim", "sooner"], id="claim", marks=pytest.mark.slow),
     ],
 )
-def test_what_is_interrupted_goes_on(what, ledger, fedloom, tmp_path):
+def test_reproduce_interrupted_resumes(what, ledger, fedloom, tmp_path):
     """And ends with the bits that it would have had."""
     rows = tmp_path / "own/ledger/own.toml"
     rows.write_text(
@@ -222,7 +222,7 @@ def test_what_is_interrupted_goes_on(what, ledger, fedloom, tmp_path):
         assert one["sha256"] == other["sha256"]
 
 
-def test_a_comparison_whose_recipe_has_changed_is_refused(ledger, fedloom, tmp_path):
+def test_reproduce_claim_changed_recipe_is_refused(ledger, fedloom, tmp_path):
     assert fedloom("reproduce", "--claim", "sooner", *ledger, "--quiet").code == 0
     recipe = tmp_path / "own" / "my.toml"
     recipe.write_text(recipe.read_text().replace("batch_size = 100", "batch_size = 50"))
@@ -230,7 +230,7 @@ def test_a_comparison_whose_recipe_has_changed_is_refused(ledger, fedloom, tmp_p
     assert done.code == 4 and "RECIPE_CHANGED" in done.err
 
 
-def test_more_seeds_are_another_comparison(ledger, fedloom, tmp_path):
+def test_reproduce_claim_other_seeds_are_refused(ledger, fedloom, tmp_path):
     assert fedloom("reproduce", "--claim", "elsewhere", *ledger, "--quiet").code == 0
     claims = tmp_path / "own/ledger/claims.toml"
     claims.write_text(claims.read_text().replace("seeds = 2", "seeds = 3"))
@@ -238,7 +238,7 @@ def test_more_seeds_are_another_comparison(ledger, fedloom, tmp_path):
     assert done.code == 4 and "RECIPE_CHANGED" in done.err and "seeds" in done.err
 
 
-def test_a_claim_keeps_the_commit_that_its_runs_began_with(ledger, fedloom, tmp_path):
+def test_reproduce_claim_records_the_commit_of_its_start(ledger, fedloom, tmp_path):
     def commit(message):
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
         for said in (["init", "-q"], ["add", "own"], ["commit", "-q", "--allow-empty", "-m", message]):
@@ -254,7 +254,7 @@ def test_a_claim_keeps_the_commit_that_its_runs_began_with(ledger, fedloom, tmp_
         assert commit("after") != began
 
 
-def test_what_the_runs_do_not_have_is_no_noise(ledger, fedloom, tmp_path):
+def test_reproduce_claim_missing_metric_is_an_error(ledger, fedloom, tmp_path):
     claims = tmp_path / "own/ledger/claims.toml"
     claims.write_text(
         claims.read_text().replace('this = { arm = "heterofl" }', 'this = { arm = "heterofl", tier = "larg" }')
@@ -272,13 +272,13 @@ def test_what_the_runs_do_not_have_is_no_noise(ledger, fedloom, tmp_path):
         (["--claim", "soon"], "CLAIM_NAME"),
     ],
 )
-def test_what_cannot_be_meant(arguments, code, ledger, fedloom, tmp_path):
+def test_reproduce_bad_arguments_are_refused(arguments, code, ledger, fedloom, tmp_path):
     done = fedloom("reproduce", *arguments, *ledger, "--format", "json")
     assert (done.code, done.failure["error_code"]) == (4, code)
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_arm_that_is_not_there_is_told_before_anything_runs(ledger, fedloom, tmp_path):
+def test_reproduce_claim_unknown_arm_is_refused_before_any_run(ledger, fedloom, tmp_path):
     claims = tmp_path / "own/ledger/claims.toml"
     claims.write_text(claims.read_text().replace('baseline = { arm = "unmasked" }', 'baseline = { arm = "masked" }'))
     done = fedloom("reproduce", "--claim", "masked-like-unmasked", *ledger)
@@ -286,12 +286,12 @@ def test_an_arm_that_is_not_there_is_told_before_anything_runs(ledger, fedloom, 
     assert not (tmp_path / "runs").exists()
 
 
-def test_elsewhere_there_are_no_lists(fedloom):
+def test_reproduce_without_lists_is_refused(fedloom):
     done = fedloom("reproduce", "--all", "--recipes", "nowhere")
     assert done.code == 4 and "--recipes" in done.err
 
 
-def test_the_projects_lists(fedloom):
+def test_reproduce_list_shows_project_rows_and_claims(fedloom):
     own = ["--recipes", ROOT / "recipes"]
     said = fedloom("reproduce", "--list", *own, "--format", "json")
     assert len(said.data["rows"]) > 1000 and len(said.data["claims"]) >= 24
@@ -300,7 +300,7 @@ def test_the_projects_lists(fedloom):
     assert some.out.count("fedsup_table9_") == 6 and "30.41" in some.out
 
 
-def test_a_claim_whose_runs_fail_is_not_decided_and_the_rest_is(ledger, fedloom, tmp_path):
+def test_reproduce_all_failed_comparison_does_not_stop_the_others(ledger, fedloom, tmp_path):
     recipe = tmp_path / "own" / "my.toml"
     recipe.write_text(recipe.read_text() + "\n[faults]\ndropout = 1.0\ngive_up_after = 1\n")
     rest = fedloom("reproduce", "--all", *ledger, "--quiet", "--format", "json")

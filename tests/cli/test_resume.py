@@ -32,7 +32,7 @@ def saving(write):
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_an_interrupted_run_goes_on(number, write, fedloom, tmp_path):
+def test_resume_interrupted_run_gives_the_same_bits(number, write, fedloom, tmp_path):
     recipe = write(("rounds = 2", "rounds = 5\n[checkpoints]\nevery = 1\n"), ('name = "heterofl"', 'name = "stopped"'))
     (tmp_path / "own.py").write_text(STOPPED)
     command = ["run", str(recipe), "--with", "own.py", "--workers", "2", "--quiet", "--out"]
@@ -53,7 +53,7 @@ def test_an_interrupted_run_goes_on(number, write, fedloom, tmp_path):
     assert (one / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
 
 
-def test_a_finished_run_can_be_verified(saving, fedloom, tmp_path):
+def test_verify_finished_run_finds_differences(saving, fedloom, tmp_path):
     fedloom("run", saving, "--set", "rounds=3", "--out", "run", "--quiet")
     done = fedloom("verify", "run", "--rounds", "2")
     assert (done.code, done.out) == (0, "2 rounds after round 1 played again: the same to the bit\n")
@@ -65,12 +65,12 @@ def test_a_finished_run_can_be_verified(saving, fedloom, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["resume", "verify"])
-def test_a_folder_without_run_is_refused(verb, fedloom, tmp_path):
+def test_resume_and_verify_other_folder_is_refused(verb, fedloom, tmp_path):
     done = fedloom(verb, tmp_path)
     assert (done.code, done.problems[0].code) == (4, "RUN_FOLDER")
     assert fedloom(verb).code == 4  # nor is there one in ./runs
 
 
-def test_a_finished_run_is_not_resumed(saving, fedloom):
+def test_resume_finished_run_is_refused(saving, fedloom):
     fedloom("run", saving, "--set", "rounds=1", "--out", "run", "--quiet")
     assert fedloom("resume", "run").problems[0].code == "RUN_FINISHED"

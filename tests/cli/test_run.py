@@ -17,7 +17,7 @@ def finished(fedloom_in):
     return said.data, folder / "run"
 
 
-def test_json_says_the_folder_and_the_last_value_of_all_that_was_judged(finished):
+def test_run_json_has_folder_and_final_values(finished):
     data, folder = finished
     assert list(data) == ["run", "final"]
     assert data["run"] == "run"
@@ -35,7 +35,7 @@ def test_json_says_the_folder_and_the_last_value_of_all_that_was_judged(finished
     assert {tuple(one[key] for key in keys): one["value"] for one in data["final"]} == last
 
 
-def test_json_says_the_best_beside_the_last(finished):
+def test_run_json_has_best_and_last_values(finished):
     data, folder = finished
     rows = [row for row in read_rows(folder) if row.candidate and not row.device]
     for one in data["final"]:
@@ -43,7 +43,7 @@ def test_json_says_the_best_beside_the_last(finished):
         assert one["best"] == (min if one["metric"] == "loss" else max)(series)
 
 
-def test_text_is_a_table_of_the_same_values(finished, fedloom, write):
+def test_run_text_is_a_table_of_the_same_values(finished, fedloom, write):
     write()
     said = fedloom("run", "my.toml", "--out", "run")
     header, *lines = said.out.split("\n\n")[0].splitlines()
@@ -54,7 +54,7 @@ def test_text_is_a_table_of_the_same_values(finished, fedloom, write):
     ]
 
 
-def test_a_run_names_its_own_folder(fedloom, write, tmp_path):
+def test_run_without_out_names_its_folder(fedloom, write, tmp_path):
     write()
     first, second = (fedloom("run", "my.toml", "--set", "rounds=1", "--format", "json").data["run"] for _ in range(2))
     assert first != second
@@ -64,7 +64,7 @@ def test_a_run_names_its_own_folder(fedloom, write, tmp_path):
         assert read_manifest(tmp_path / name)["status"] == "finished"
 
 
-def test_out_may_be_deep(fedloom, write, tmp_path):
+def test_run_out_creates_parent_folders(fedloom, write, tmp_path):
     write()
     assert fedloom("run", "my.toml", "--set", "rounds=1", "--out", "a/b/c").code == 0
     assert (tmp_path / "a" / "b" / "c" / "manifest.json").is_file()
@@ -81,14 +81,14 @@ def test_out_may_be_deep(fedloom, write, tmp_path):
     ],
     ids=["file", "set", "seed", "both", "both the other way round"],
 )
-def test_the_seed(arguments, seed, fedloom, write, tmp_path):
+def test_run_seed_overrides_the_recipe(arguments, seed, fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
     assert fedloom("run", "my.toml", "--out", "run", *arguments).code == 0
     assert read_manifest(tmp_path / "run")["seed"] == seed
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["seed"] == seed
 
 
-def test_changes_beat_the_file_and_the_last_one_wins(fedloom, write, tmp_path):
+def test_run_set_overrides_the_file_last_wins(fedloom, write, tmp_path):
     write()
     said = fedloom(
         "run", "my.toml", "--out", "run", "--set", "rounds=5", "--set", "rounds=1", "--set", "tiers[1].width=1.0",
@@ -107,7 +107,7 @@ def test_changes_beat_the_file_and_the_last_one_wins(fedloom, write, tmp_path):
     assert written["training"]["optimizer"] == {"kind": "adam", "learning_rate": 0.01}
 
 
-def test_a_part_that_the_file_does_not_have_is_set_with_its_kind(fedloom, write, tmp_path):
+def test_run_set_missing_section_needs_its_kind(fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
     alone = fedloom("run", "my.toml", "--out", "run", "--set", "training.optimizer.learning_rate=0.5")
     assert alone.code == 4
@@ -118,7 +118,7 @@ def test_a_part_that_the_file_does_not_have_is_set_with_its_kind(fedloom, write,
     assert written["training"]["optimizer"] == {"kind": "sgd", "learning_rate": 0.5}
 
 
-def test_the_written_recipe_repeats_the_run(finished, fedloom, tmp_path):
+def test_run_written_recipe_repeats_the_run(finished, fedloom, tmp_path):
     _, folder = finished
     assert fedloom("run", folder / "recipe.toml", "--out", "again").code == 0
     again = read_manifest(tmp_path / "again")
@@ -127,7 +127,7 @@ def test_the_written_recipe_repeats_the_run(finished, fedloom, tmp_path):
     assert (tmp_path / "again" / "rows.jsonl").read_bytes() == (folder / "rows.jsonl").read_bytes()
 
 
-def test_without_a_recipe_the_demonstration_is_run(fedloom, tmp_path):
+def test_run_without_recipe_runs_the_demo(fedloom, tmp_path):
     said = fedloom(
         "run", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits", "--set", "model.hidden=[4,4]",
         "--set", "training.epochs=1", "--set", "training.batch_size=100",
@@ -142,7 +142,7 @@ def test_without_a_recipe_the_demonstration_is_run(fedloom, tmp_path):
     assert {line.split("  ")[0] for line in said.err.splitlines()} == {"heterofl", "small-for-all", "drop-the-small"}
 
 
-def test_the_demonstration_in_json(fedloom):
+def test_run_demo_json_has_the_first_arm(fedloom):
     said = fedloom(
         "run", "--format", "json", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits",
         "--set", "model.hidden=[4,4]", "--set", "training.epochs=1", "--set", "training.batch_size=100", "--quiet",
@@ -152,7 +152,7 @@ def test_the_demonstration_in_json(fedloom):
     assert {one["tier"] for one in said.data["final"]} == {"large", "medium", "small"}
 
 
-def test_a_demonstration_whose_runs_fail_does_not_look_fine(fedloom):
+def test_run_demo_failed_runs_are_exit_1(fedloom):
     said = fedloom(
         "run", "--set", "faults.dropout=1.0", "--set", "faults.max_failed_rounds=1", "--out", "out", "--quiet"
     )

@@ -22,7 +22,7 @@ def made(fedloom_in):
     return call, folder
 
 
-def test_json(made):
+def test_subnet_json_has_best_and_front(made):
     call, folder = made
     said = call("subnet", "run", "--format", "json")
     assert (said.code, said.err) == (0, "")
@@ -39,7 +39,7 @@ def test_json(made):
 
 
 @pytest.mark.parametrize(("option", "key"), [("--macs", "macs"), ("--params", "parameters")])
-def test_a_budget_is_kept(option, key, made):
+def test_subnet_budget_is_kept(option, key, made):
     call, folder = made
     rows = [json.loads(line) for line in (folder / "run" / "subnets.jsonl").read_text().splitlines()]
     for most in sorted({row[key] for row in rows}):
@@ -53,7 +53,7 @@ def test_a_budget_is_kept(option, key, made):
     assert problem.message.endswith(f"the smallest takes {least:,}")
 
 
-def test_a_budget_of_time(made):
+def test_subnet_latency_budget_is_kept(made):
     call, _ = made
     best = call("subnet", "run", "--latency-ms", 60_000, "--format", "json", "--quiet").data["best"]
     assert list(best) == [*ROW, "latency_ms"]
@@ -67,7 +67,7 @@ def test_a_budget_of_time(made):
     assert "ms on this machine; the smallest takes 0." in problem.message
 
 
-def test_text(made):
+def test_subnet_text_shows_best_and_front(made):
     call, _ = made
     data = call("subnet", "run", "--format", "json").data
     said = call("subnet", "run")
@@ -83,7 +83,7 @@ def test_text(made):
     assert lines[-1] == f"measured      0 now, {data['measured']['nets']} before"
 
 
-def test_progress_says_what_a_measurement_costs(fedloom, write):
+def test_subnet_progress_shows_seconds_each(fedloom, write):
     write()
     fedloom("run", "my.toml", "--out", "run", "--set", "rounds=1", "--quiet")
     said = fedloom("subnet", "run", "--workers", 1)
@@ -96,7 +96,7 @@ def test_progress_says_what_a_measurement_costs(fedloom, write):
     assert capped.data["measured"]["seconds_each"] > 0
 
 
-def test_out_holds_the_weights(made):
+def test_subnet_out_holds_the_weights(made):
     call, folder = made
     least = call("subnet", "run", "--format", "json").data["front"][0]
     said = call("subnet", "run", "--macs", least["macs"], "--out", "net.safetensors")
@@ -113,7 +113,7 @@ def test_out_holds_the_weights(made):
 
 
 @pytest.mark.parametrize("folder", ["nothing", "."])
-def test_what_is_no_run(folder, fedloom, files):
+def test_subnet_other_folder_is_refused(folder, fedloom, files):
     before = files()
     said = fedloom("subnet", folder)
     (problem,) = said.problems
@@ -133,7 +133,7 @@ def test_what_is_no_run(folder, fedloom, files):
         (["run", "--examples", "0"], "--examples"),
     ],
 )
-def test_arguments_that_cannot_be(arguments, words, fedloom, files):
+def test_subnet_bad_arguments_are_refused(arguments, words, fedloom, files):
     before = files()
     said = fedloom("subnet", *arguments)
     assert (said.code, said.out) == (4, "")
@@ -143,7 +143,7 @@ def test_arguments_that_cannot_be(arguments, words, fedloom, files):
     assert files() == before
 
 
-def test_a_space_by_name(made):
+def test_subnet_space_selects_the_search_space(made):
     call, _ = made
     assert call("subnet", "run", "--space", "tiers").code == 0
     said = call("subnet", "run", "--space", "tier")
@@ -152,7 +152,7 @@ def test_a_space_by_name(made):
     assert "tiers" in problem.hint
 
 
-def test_a_family_of_the_users_own(fedloom, write, tmp_path):
+def test_subnet_user_family_works(fedloom, write, tmp_path):
     (tmp_path / "my.py").write_text(
         "from torch import nn\n\n"
         "def mine(*, input_shape, classes, width=1.0):\n"

@@ -54,11 +54,11 @@ def diaries(monkeypatch):
     return Made()
 
 
-def test_the_choices_are_the_table():
+def test_track_choices_are_the_registered_trackers():
     assert [one.value for one in TrackerName] == list(TRACKERS)
 
 
-def test_a_tracker_gets_every_row_and_how_it_ended(diaries, fedloom, write, tmp_path):
+def test_track_run_sends_every_row_and_the_end(diaries, fedloom, write, tmp_path):
     write()
     assert (
         fedloom("run", "my.toml", "--out", "my-run", "--track", "mlflow", "--track", "mlflow", "--no-report").code == 0
@@ -69,7 +69,7 @@ def test_a_tracker_gets_every_row_and_how_it_ended(diaries, fedloom, write, tmp_
     assert one.written == list(read_rows(tmp_path / "my-run"))
 
 
-def test_one_that_fails_is_told_of_once_and_changes_nothing(diaries, fedloom, write, tmp_path):
+def test_track_failing_tracker_warns_once_and_changes_nothing(diaries, fedloom, write, tmp_path):
     write()
     diaries.fail()
     said = fedloom("run", "my.toml", "--out", "failed", "--track", "mlflow", "--quiet", *SOON)
@@ -80,7 +80,7 @@ def test_one_that_fails_is_told_of_once_and_changes_nothing(diaries, fedloom, wr
     assert (tmp_path / "failed" / "rows.jsonl").read_bytes() == (tmp_path / "without" / "rows.jsonl").read_bytes()
 
 
-def test_a_resumed_run_hands_on_what_came_before(diaries, fedloom, write, tmp_path, monkeypatch):
+def test_track_resumed_run_sends_earlier_rows(diaries, fedloom, write, tmp_path, monkeypatch):
     from fedloom.methods import METHODS
 
     whole = METHODS["heterofl"].round
@@ -102,7 +102,7 @@ def test_a_resumed_run_hands_on_what_came_before(diaries, fedloom, write, tmp_pa
     assert second.written == list(read_rows(tmp_path / "run"))
 
 
-def test_every_run_of_a_comparison_is_followed(diaries, fedloom, write, tmp_path):
+def test_track_comparison_follows_every_run(diaries, fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
     said = fedloom("compare", "my.toml", "--controls", "small-for-all", "--out", "both", "--track", "mlflow", *SOON)
     assert said.code == 0
@@ -112,7 +112,7 @@ def test_every_run_of_a_comparison_is_followed(diaries, fedloom, write, tmp_path
 
 
 @pytest.mark.parametrize("verb", ["run", "compare", "resume"])
-def test_a_missing_library_is_refused_before_anything_is_written(verb, fedloom, write, files, monkeypatch):
+def test_track_missing_library_is_refused_before_any_run(verb, fedloom, write, files, monkeypatch):
     def absent():
         raise ImportError("No module named 'tensorboard'")
 
@@ -127,7 +127,7 @@ def test_a_missing_library_is_refused_before_anything_is_written(verb, fedloom, 
     assert files() == before
 
 
-def test_an_unknown_tracker_is_refused(fedloom, write):
+def test_track_unknown_tracker_is_refused(fedloom, write):
     write()
     said = fedloom("run", "my.toml", "--track", "paper")
     assert (said.code, "'paper' is not one of" in said.err) == (4, True)

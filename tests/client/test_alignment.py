@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.client import select_examples, average_kernels, represent, representation_kind, alignment_loss
+from fedloom.client import alignment_loss, average_kernels, represent, representation_kind, select_examples
 from fedloom.tensors import Tensors
 
 FEW = settings(max_examples=12)

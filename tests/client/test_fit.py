@@ -17,18 +17,18 @@ from fedloom.client import (
     Step,
     cross_entropy,
     distance,
+    draw_plan,
     fit,
     gradient,
     label_loss,
     mask_logits,
-    draw_plan,
+    merge_plans,
     shaped,
     soft_cross_entropy,
-    merge_plans,
 )
 from fedloom.client.optimizers import Adam
 from fedloom.data import Examples, Preparation
-from fedloom.models import Model, StepSeeds, model
+from fedloom.models import Model, StepSeeds, build_model
 from fedloom.seeds import generator
 from fedloom.tensors import Tensors, combine
 
@@ -43,13 +43,13 @@ def linear() -> nn.Module:
 def toy() -> tuple[Model, Examples]:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=draw, dtype=torch.float64)
-    return model("linear", linear, {}, (3,), 4), Examples(x, torch.arange(60) % 4)
+    return build_model("linear", linear, {}, (3,), 4), Examples(x, torch.arange(60) % 4)
 
 
 def steps_for(counts: list[int], schedule: Schedule, examples: Examples) -> tuple[Step, ...]:
     """Devices whose rows follow each other."""
     starts = [sum(counts[:number]) for number in range(len(counts))]
-    return together(
+    return merge_plans(
         [
             draw_plan(torch.arange(start, start + count), schedule, examples, Preparation(), generator(number, "plan"))
             for number, (start, count) in enumerate(zip(starts, counts, strict=True))
@@ -227,7 +227,7 @@ def test_augmentation_follows_the_plan(client_for: Callable[..., Client]) -> Non
     images = Examples(torch.arange(4 * 9, dtype=torch.uint8).view(4, 1, 3, 3), torch.zeros(4, dtype=torch.int64))
     flip = Preparation(flip=True)
     made = draw_plan(torch.arange(4), Schedule(4), images, flip, generator(0, "x"))
-    client = client_for(model("linear", linear, {}, (3,), 4), images, merge_plans([made]), preparation=flip)
+    client = client_for(build_model("linear", linear, {}, (3,), 4), images, merge_plans([made]), preparation=flip)
     batch = client.batch(client.plan[0])
     for place, (row, flipped) in enumerate(zip(made.rows, made.augmentation["flip"].flatten(), strict=True)):
         image = images.x[row].double() / 255

@@ -16,16 +16,16 @@ from fedloom.client import (
     Schedule,
     Sgd,
     Step,
+    draw_plan,
     fit,
     gradient,
     label_loss,
-    draw_plan,
     merge_plans,
 )
 from fedloom.client.plan import group_steps
 from fedloom.data import Examples, Preparation
 from fedloom.methods.fedrep import take_epochs
-from fedloom.models import StepSeeds, model
+from fedloom.models import StepSeeds, build_model
 from fedloom.seeds import generator
 from fedloom.tensors import Tensors
 
@@ -143,10 +143,12 @@ def test_unequal_devices_learn_in_groups_as_if_alone(
     block_weights: Callable[..., dict[str, Tensor]],
     pick_device: Callable[..., dict[str, Tensor]],
 ) -> None:
-    net, counts = model("linear", linear, {}, (3,), 4), [7, 20, 13]
+    net, counts = build_model("linear", linear, {}, (3,), 4), [7, 20, 13]
     examples = Examples(torch.randn(60, 3), torch.arange(60) % 4)
     plans = [
-        draw_plan(torch.arange(20 * n, 20 * n + count), Schedule(5, 1, last), examples, Preparation(), generator(n, "p"))
+        draw_plan(
+            torch.arange(20 * n, 20 * n + count), Schedule(5, 1, last), examples, Preparation(), generator(n, "p")
+        )
         for n, count in enumerate(counts)
     ]
 

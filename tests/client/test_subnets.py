@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.client import Batch, Schedule, draw_subnets, gradient, draw_plan, subnet_logits, merge_plans
+from fedloom.client import Batch, Schedule, draw_plan, draw_subnets, gradient, merge_plans, subnet_logits
 from fedloom.data import Examples, Preparation
-from fedloom.models import Model, StepSeeds, model
+from fedloom.models import Model, StepSeeds, build_model
 from fedloom.seeds import generator
 
 Weights = Callable[..., dict[str, Tensor]]
@@ -49,7 +49,7 @@ def test_the_draws_of_one_step_are_told_apart(stream: Any) -> None:
 
 
 def test_nothing_is_drawn_outside_of_training() -> None:
-    with pytest.raises(ValueError, match="training alone"):
+    with pytest.raises(ValueError, match="only in training"):
         draw_subnets(lottery, None, "device")
 
 
@@ -58,7 +58,7 @@ def test_steps_draw_apart_and_blocks_do_not_matter() -> None:
     examples = Examples(torch.zeros(30, 3), torch.zeros(30, dtype=torch.int64))
     plans = [
         draw_plan(
-            torch.arange(size), Schedule(4, 2, "wrap"), examples, Preparation(), generator(size, "plan"), common=99
+            torch.arange(size), Schedule(4, 2, "wrap"), examples, Preparation(), generator(size, "plan"), shared_seed=99
         )
         for size in (8, 12, 5)
     ]
@@ -84,7 +84,11 @@ def scene(tiny_model: Callable[..., Model], block_weights: Weights) -> tuple[Mod
 
 
 def parts_of(whole: Model) -> list[Model]:
-    return [whole, whole.with_settings(widths=(2, 4), kernels=(3, 5)), whole.with_settings(depths=(1, 1), kernels=(5, 3))]
+    return [
+        whole,
+        whole.with_settings(widths=(2, 4), kernels=(3, 5)),
+        whole.with_settings(depths=(1, 1), kernels=(5, 3)),
+    ]
 
 
 def cut(net: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,7 +148,7 @@ def forgetful() -> nn.Module:
 
 
 def test_each_devices_part_has_its_own_randomness(block_weights: Weights) -> None:
-    net = model("forgetful", forgetful, {}, (20,), 3)
+    net = build_model("forgetful", forgetful, {}, (20,), 3)
     weights = {name: tensor[:1].expand(2, *tensor.shape[1:]) for name, tensor in block_weights(net, 1).items()}
     x, y = torch.ones(2, 4, 20, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.int64)
     apart, alike = (

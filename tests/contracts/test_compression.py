@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines import ByMail, Codec, Coded
-from fedloom.engines.compression import Half, Int8, TopK
+from fedloom.engines import ByMail, Compression, Coded
+from fedloom.engines.compression import HalfPrecision, Int8, TopK
 from fedloom.fleet import Traffic
 from fedloom.methods import Method
 from fedloom.tensors import all_finite, fingerprint
@@ -16,13 +16,13 @@ from fedloom.tensors import all_finite, fingerprint
 SIZES = (8, 5)
 LABELS = [[0, 1], [0, 1, 2, 3]]
 CODECS = {
-    "float16": Codec(Half(torch.float16), Half(torch.float16)),
-    "int8": Codec(Int8(), Int8()),
-    "top_k": Codec(TopK(0.1), Half(torch.bfloat16)),
+    "float16": Compression(HalfPrecision(torch.float16), HalfPrecision(torch.float16)),
+    "int8": Compression(Int8(), Int8()),
+    "top_k": Compression(TopK(0.1), HalfPrecision(torch.bfloat16)),
 }
 
 
-def played(place: Any, method: Method, inner: Any, engine: Any, codec: Codec) -> tuple[list[str], list[Traffic]]:
+def played(place: Any, method: Method, inner: Any, engine: Any, codec: Compression) -> tuple[list[str], list[Traffic]]:
     """What two rounds leave behind, and what they moved."""
     server, moved = method.start(place.fleet, place.seed), []
     for number in (1, 2):
@@ -32,7 +32,7 @@ def played(place: Any, method: Method, inner: Any, engine: Any, codec: Codec) ->
         moved.append(context.traffic)
     assert place.refusals == []
     assert all(all_finite(tensors.values()) for tensors in server.values())
-    held = inner.memory.committed
+    held = inner.client_states.committed
     return [fingerprint(server), *(f"{name} {fingerprint(held[name])}" for name in sorted(held))], moved
 
 
@@ -40,7 +40,7 @@ def played(place: Any, method: Method, inner: Any, engine: Any, codec: Codec) ->
     "codec",
     [pytest.param(one, id=name, marks=[] if name == "top_k" else [pytest.mark.slow]) for name, one in CODECS.items()],
 )
-def test_every_method_runs_with_every_codec(codec: Codec, method: Method, world_for: Callable[..., Any]) -> None:
+def test_method_with_every_codec_runs(codec: Compression, method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)
     prints, moved = played(place, method, engine, Coded(engine, codec), codec)

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.client import ClientResult
 from fedloom.engines import ByMail, Question
-from fedloom.engines.blocks import Block, Request, make_blocks, run_block
+from fedloom.engines.in_process import Block, Request, make_blocks, run_block
 from fedloom.methods import Method
 from fedloom.tensors import Parcel, fingerprint
 from tests.malformed import MALFORMED, expected_code, honest
@@ -64,7 +64,7 @@ class Remembering:
 def played(place: Any, method: Method, engine: Any, inner: Any) -> Prints:
     """What a round leaves behind, at the server and on the devices."""
     server = place.play(method, engine, rounds=1)
-    kept = {name: fingerprint(parcel) for name, parcel in inner.memory.committed.items()}
+    kept = {name: fingerprint(parcel) for name, parcel in inner.client_states.committed.items()}
     return {"": fingerprint(server), **kept}
 
 

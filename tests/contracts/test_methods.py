@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 
 from fedloom.client import Schedule, Task
 from fedloom.engines import DryRun
-from fedloom.fleet import Device, Engine, Reply, ServerModel
+from fedloom.fleet import Device, Engine, Reply, Request, ServerModel
 from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.tensors import Parcel, fingerprint
 
@@ -20,12 +20,12 @@ LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
 
 
 def memories(engine: Any) -> dict[str, Parcel]:
-    return dict(sorted(engine.memory.committed.items()))
+    return dict(sorted(engine.client_states.committed.items()))
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("last", ["keep", pytest.param("wrap", marks=pytest.mark.slow)])
-def test_many_devices_at_once_learn_what_each_learns_alone(
+def test_block_of_devices_learns_as_alone(
     method: Method,
     family: str,
     last: Any,
@@ -44,7 +44,7 @@ def test_many_devices_at_once_learn_what_each_learns_alone(
 
 
 @pytest.mark.usefixtures("double")
-def test_many_devices_at_once_are_judged_like_each_alone(
+def test_block_of_devices_is_evaluated_as_alone(
     method: Method, family: str, world_for: Callable[..., Any]
 ) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
@@ -54,7 +54,7 @@ def test_many_devices_at_once_are_judged_like_each_alone(
         candidates = method.eval_targets(place.play(method, engine, rounds=1))
         found.append(
             place.evaluator().rows(
-                candidates, place.fleet, lambda task, inboxes, engine=engine: engine.ask(task, inboxes, 1), 1, True
+                candidates, place.fleet, lambda task, inboxes, engine=engine: engine.ask(Request(task, inboxes, 1)), 1, True
             )
         )
     assert [replace(row, value=0.0) for row in found[0]] == [replace(row, value=0.0) for row in found[1]]
@@ -62,7 +62,7 @@ def test_many_devices_at_once_are_judged_like_each_alone(
     assert len(found[0]) > 0
 
 
-def test_the_same_run_twice_is_the_same_to_the_bit(method: Method, family: str, world_for: Callable[..., Any]) -> None:
+def test_run_repeated_gives_same_bits(method: Method, family: str, world_for: Callable[..., Any]) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
     prints = set()
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(method: Method, family: str, 
     assert len(prints) == 1
 
 
-def test_replies_in_any_order_give_the_same_bits(
+def test_round_reply_order_does_not_change_bits(
     method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
@@ -86,7 +86,7 @@ def test_replies_in_any_order_give_the_same_bits(
 
 
 @pytest.mark.parametrize("kept", [1, *(pytest.param(kept, marks=pytest.mark.slow) for kept in (0, 2))])
-def test_missing_replies_do_not_stop_a_round(
+def test_round_missing_replies_continues(
     kept: int, method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
@@ -103,7 +103,7 @@ def test_missing_replies_do_not_stop_a_round(
         assert fingerprint(server) == fingerprint(first)
 
 
-def test_a_lost_reply_is_as_if_the_device_had_not_been_asked(
+def test_round_lost_reply_equals_unasked_device(
     method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Device by device, so that who shares a block does not matter."""
@@ -119,7 +119,7 @@ def test_a_lost_reply_is_as_if_the_device_had_not_been_asked(
     assert fingerprint(server) == fingerprint(method.round(method.start(place.fleet, 0), fewer))
 
 
-def test_only_the_cohort_is_touched(method: Method, world_for: Callable[..., Any]) -> None:
+def test_round_changes_only_cohort(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)
     server = method.start(place.fleet, 0)
@@ -134,13 +134,13 @@ def test_only_the_cohort_is_touched(method: Method, world_for: Callable[..., Any
         assert {name for name in before if before[name] != after[name]} <= touched
 
 
-def test_judging_moves_no_state(method: Method, family: str, world_for: Callable[..., Any]) -> None:
+def test_evaluation_changes_no_state(method: Method, family: str, world_for: Callable[..., Any]) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)
     server = place.play(method, engine, rounds=1)
     before = fingerprint(server), {name: fingerprint(parcel) for name, parcel in memories(engine).items()}
     place.evaluator().rows(
-        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, True
     )
     engine.commit(1)
     assert (fingerprint(server), {name: fingerprint(p) for name, p in memories(engine).items()}) == before
@@ -151,7 +151,7 @@ def through_a_file(parcel: Parcel) -> dict[str, dict[str, torch.Tensor]]:
     return {bundle: dict(sorted(load(save(dict(tensors))).items(), reverse=True)) for bundle, tensors in parcel.items()}
 
 
-def test_parcels_survive_serialising(
+def test_parcels_survive_serialization(
     method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Server state, replies and memories are plain named tensors: nothing shared, nothing strided."""
@@ -165,12 +165,12 @@ def test_parcels_survive_serialising(
         assert parcels_equal(through_a_file(parcel), parcel)
 
 
-def test_a_round_goes_on_from_a_serialised_server(method: Method, world_for: Callable[..., Any]) -> None:
+def test_round_continues_from_serialized_server(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
     straight, interrupted = place.engine(method), place.engine(method)
     whole = place.play(method, straight, rounds=2)
     half = place.play(method, interrupted, rounds=1)
-    interrupted.memory.committed = {name: through_a_file(p) for name, p in interrupted.memory.committed.items()}
+    interrupted.client_states.committed = {name: through_a_file(p) for name, p in interrupted.client_states.committed.items()}
     resumed = method.round(through_a_file(half), place.context(interrupted, 2))
     interrupted.commit(2)
     assert fingerprint(resumed) == fingerprint(whole)
@@ -189,9 +189,9 @@ class Noting:
     engine: Engine
     layouts: list[Layout] = field(default_factory=list)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
+    def ask(self, request: Request) -> Iterator[Reply]:
         found: Layout = {}
-        replies = list(self.engine.ask(task, inboxes, round_number, repeat))
+        replies = list(self.engine.ask(request))
         for reply in replies:
             found[reply.device.name, "", ""] = ((), torch.bool)  # so that a silent device is noted too
             for bundle, tensors in reply.upload.items():
@@ -204,7 +204,7 @@ class Noting:
         self.engine.commit(round_number)
 
 
-def test_a_rehearsal_sends_what_devices_send(method: Method, family: str, world_for: Callable[..., Any]) -> None:
+def test_dry_run_sends_what_devices_send(method: Method, family: str, world_for: Callable[..., Any]) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
     alone = place.engine(method)
     real, rehearsed = Noting(alone), Noting(DryRun(alone.client_data.count))
@@ -214,7 +214,7 @@ def test_a_rehearsal_sends_what_devices_send(method: Method, family: str, world_
     assert real.layouts[0]
 
 
-def test_a_rehearsal_costs_what_a_round_costs(method: Method, world_for: Callable[..., Any]) -> None:
+def test_dry_run_counts_traffic_of_round(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method, None, sizes=SIZES, labels=LABELS)
     engine = place.engine(method)
     real, rehearsal = place.context(engine), DryRun(engine.client_data.count)
@@ -224,7 +224,7 @@ def test_a_rehearsal_costs_what_a_round_costs(method: Method, world_for: Callabl
     assert sum(rehearsal.up.values()) == real.traffic.bytes_up
 
 
-def test_the_evaluations_tasks_send_what_they_declare(
+def test_evaluation_tasks_send_declared_bundles(
     method: Method, family: str, world_for: Callable[..., Any]
 ) -> None:
     """In both precisions: a refused reply is an unjudged model."""
@@ -237,7 +237,7 @@ def test_the_evaluations_tasks_send_what_they_declare(
             server = place.play(method, engine, rounds=1)
 
             def ask(task: Task, boxes: Any, engine: Any = engine) -> Any:
-                return engine.ask(task, boxes, 1)
+                return engine.ask(Request(task, boxes, 1))
 
             rows = place.evaluator().rows(method.eval_targets(server), place.fleet, ask, 1, True)
         finally:
@@ -246,7 +246,7 @@ def test_the_evaluations_tasks_send_what_they_declare(
         assert rows
 
 
-def test_a_start_can_be_warm(method: Method, world_for: Callable[..., Any]) -> None:
+def test_start_with_warm_start_uses_its_weights(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method)
     earlier = {name: tensor + 1 for name, tensor in place.fleet.global_model.initial_weights(5).items()}
     warm = method.start(place.fleet, 0, earlier)
@@ -256,7 +256,7 @@ def test_a_start_can_be_warm(method: Method, world_for: Callable[..., Any]) -> N
             assert fingerprint({"weights": candidate.weights(tier)}) == fingerprint(expected)
 
 
-def test_a_last_exchange_is_one_more_round_or_none(
+def test_finish_is_one_more_round_or_none(
     method: Method, world_for: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Whoever has one asks somebody, and ends with a state like any other."""
@@ -272,7 +272,7 @@ def test_a_last_exchange_is_one_more_round_or_none(
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_method_says_what_it_is(name: str) -> None:
+def test_method_info_is_complete(name: str) -> None:
     kind = METHODS[name]
     assert kind.info.produces in ("global", "personalized")
     for said in (kind.info.paper, kind.info.uploads, kind.info.client_state):
@@ -280,7 +280,7 @@ def test_a_method_says_what_it_is(name: str) -> None:
     assert hash(kind()) == hash(kind())  # every hyper-parameter has a default, and none can be changed
 
 
-def test_what_a_method_gives_is_what_is_judged(method: Method, world_for: Callable[..., Any]) -> None:
+def test_method_info_produces_matches_eval_targets(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method)
     engine = place.engine(method)
     candidates = method.eval_targets(place.play(method, engine, rounds=1))
@@ -295,7 +295,7 @@ CHAOTIC = {"mobilenet": 1e-8, "splitnet": 1e-8}  # families where differences of
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", [NESTED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NESTED[1:])])
-def test_tiers_may_be_redrawn_every_round(
+def test_redrawn_tiers_are_trained_or_refused(
     name: str, family: str, world: Callable[..., Any], meddling: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """Many at once learn what each learns alone, and nobody is asked but the cohort, each as what it is this round."""

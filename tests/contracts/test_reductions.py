@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from fedloom.client import Schedule, Sgd
-from fedloom.fleet import Fleet, make_nested_tiers
+from fedloom.fleet import Fleet, Request, make_nested_tiers
 from fedloom.methods import Method, fleet_problem
 from fedloom.methods.centralized import Centralized
 from fedloom.methods.decouple import Decouple
@@ -34,7 +34,7 @@ FULL_BATCH = Schedule(batch_size=1000, epochs=1)
 SKEWED = [[0, 1], [1, 2], [2, 3, 0]]
 
 
-def test_heterofl_with_everybody_at_the_top_is_fedavg(
+def test_heterofl_all_devices_largest_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """To the bit, round after round, with cohorts and unequal data."""
@@ -44,7 +44,7 @@ def test_heterofl_with_everybody_at_the_top_is_fedavg(
     assert parcels_equal(*made)
 
 
-def test_heterofl_weighted_by_examples_is_fedavg_weighted_by_examples(
+def test_heterofl_example_weighting_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=(8, 8, 5, 9, 12))
@@ -52,7 +52,7 @@ def test_heterofl_weighted_by_examples_is_fedavg_weighted_by_examples(
     assert parcels_equal(*(place.play(method, place.engine(method)) for method in methods))
 
 
-def test_equal_sizes_make_both_weightings_one(
+def test_weighting_equal_sizes_makes_no_difference(
     family: str, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     place = world(family, sizes=(8, 8, 8))
@@ -60,7 +60,7 @@ def test_equal_sizes_make_both_weightings_one(
     assert difference(*(place.play(method, place.engine(method)) for method in methods)) <= 1e-6
 
 
-def test_absent_labels_are_what_tells_them_apart(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+def test_heterofl_absent_labels_differ_from_fedavg(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
     place = world(sizes=(8, 8, 9), labels=SKEWED)
     methods = HeteroFL(), FedAvg("uniform")
     assert not parcels_equal(*(place.play(method, place.engine(method)) for method in methods))
@@ -68,7 +68,7 @@ def test_absent_labels_are_what_tells_them_apart(world: Callable[..., Any], parc
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("normalization", ["none", "group"])
-def test_one_full_batch_of_everybody_is_one_centralised_step(
+def test_fedavg_one_full_batch_is_centralized_step(
     family: str, normalization: str, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """Batch norm would see other batches, so without it. By hand, and by the centralized method."""
@@ -97,7 +97,7 @@ def test_one_full_batch_of_everybody_is_one_centralised_step(
 
 
 @pytest.mark.usefixtures("double")
-def test_centralised_on_one_devices_data_is_that_devices_fedavg(
+def test_centralized_on_one_device_is_fedavg(
     family: str, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """In full batches: the gathering machine shuffles under a name of its own."""
@@ -112,7 +112,7 @@ def first_of(partition: Any) -> Any:
     return replace(partition, train=partition.train[:1], test=partition.test[:1])
 
 
-def test_standalone_with_one_device_is_fedavg_with_one_device(
+def test_standalone_one_device_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """To the bit: a mean over one is itself, and both start alike."""
@@ -120,16 +120,16 @@ def test_standalone_with_one_device_is_fedavg_with_one_device(
     engine = place.engine(Standalone())
     place.play(Standalone(), engine, rounds=3)
     server = place.play(FedAvg(), place.engine(FedAvg()), rounds=3)
-    assert parcels_equal(engine.memory.committed["0"], server)
+    assert parcels_equal(engine.client_states.committed["0"], server)
 
 
-def test_heterofl_with_one_device_of_one_tier_is_standalone(
+def test_heterofl_one_device_is_standalone(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=(11,))
     engine = place.engine(Standalone())
     place.play(Standalone(), engine, rounds=2)
-    assert parcels_equal(place.play(HeteroFL(), place.engine(HeteroFL())), engine.memory.committed["0"])
+    assert parcels_equal(place.play(HeteroFL(), place.engine(HeteroFL())), engine.client_states.committed["0"])
 
 
 UNEQUAL = (8, 8, 5, 9, 12)
@@ -137,7 +137,7 @@ SIMPLE = {"preactresnet": {"stages": 1}}  # a net with one exit, where the famil
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_fedrolex_with_everybody_at_the_top_is_fedavg(
+def test_fedrolex_all_devices_largest_is_fedavg(
     weighting: Any, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=UNEQUAL)
@@ -147,7 +147,7 @@ def test_fedrolex_with_everybody_at_the_top_is_fedavg(
 
 
 @pytest.mark.parametrize("method", [FedHeN(), NoSide(), NoSide("trained_only"), Decouple()], ids=repr)
-def test_early_exit_methods_with_simple_devices_alone_are_fedavg(
+def test_early_exit_methods_simple_devices_only_are_fedavg(
     method: Method, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=UNEQUAL, **SIMPLE.get(family, {}))
@@ -158,7 +158,7 @@ def test_early_exit_methods_with_simple_devices_alone_are_fedavg(
 
 
 @pytest.mark.parametrize("method", [FedHeN(), NoSide(), NoSide("trained_only"), Decouple()], ids=repr)
-def test_a_complex_tier_that_nobody_belongs_to_changes_nothing(
+def test_early_exit_methods_empty_complex_tier_changes_nothing(
     method: Method, world: Callable[..., Any], tiny_model: Callable[..., Model], parcels_equal: Callable[..., bool]
 ) -> None:
     """The simple part is FedAvg's of a fleet that knows of no other; the rest stays as it started."""
@@ -181,7 +181,7 @@ def candidate_of(method: Method, server: Any, tier: Any) -> Any:
     return method.eval_targets(server)["server"].weights(tier)  # type: ignore[union-attr, call-arg, arg-type]
 
 
-def test_noside_with_complex_devices_alone_is_fedavg_but_for_the_exits_head(
+def test_noside_complex_devices_only_is_fedavg_except_exit_head(
     world: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """Which FedAvg decays, as it decays all it has."""
@@ -197,7 +197,7 @@ def test_noside_with_complex_devices_alone_is_fedavg_but_for_the_exits_head(
 
 
 @pytest.mark.parametrize("method", [FedSup(subnets=1), FedProx(0.0), EFedSup()], ids=repr)
-def test_one_size_and_nothing_else_is_fedavg_to_the_bit(
+def test_methods_with_one_size_are_fedavg_to_the_bit(
     method: Method, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=UNEQUAL)
@@ -208,7 +208,7 @@ def test_one_size_and_nothing_else_is_fedavg_to_the_bit(
 @pytest.mark.parametrize(
     "method", [FedSup(subnets=1), EFedSup({"width": (1.0,)}, {"a": 1.0, "b": 1.0})], ids=["fedsup", "efedsup"]
 )
-def test_supernets_that_train_only_the_largest_are_fedavg_whatever_the_tiers(
+def test_supernet_methods_largest_only_are_fedavg(
     method: Method, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Also beside other tiers: everybody carries the whole."""
@@ -222,7 +222,7 @@ def test_supernets_that_train_only_the_largest_are_fedavg_whatever_the_tiers(
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("widths", [(), (1.0,)])
 @pytest.mark.parametrize("distillation", [True, False])
-def test_fjord_with_one_width_is_fedavg(
+def test_fjord_one_width_is_fedavg(
     widths: Any, distillation: bool, family: str, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """A net that is its own teacher learns nothing more from it."""
@@ -236,12 +236,12 @@ def test_fjord_with_one_width_is_fedavg(
     assert difference(start, expected) > 1e-3
 
 
-def test_with_equal_examples_fjord_averages_like_heterofl(
+def test_fjord_equal_examples_aggregates_as_heterofl(
     world: Callable[..., Any], scripted: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     place = world(widths=(1.0, 0.5, 0.25), sizes=(8,) * 6)
     said = HeteroFL(only_seen_rows=False)
-    replies = list(place.engine(said).ask(said.train, boxes_of(place, said), 1))
+    replies = list(place.engine(said).ask(Request(said.train, boxes_of(place, said), 1)))
     by_name = {reply.device.name: reply for reply in replies}
     engine = scripted(lambda device, inbox: replace(by_name[device.name], device=device))
     made = [method.round(said.start(place.fleet, 0), place.context(engine)) for method in (FjORD(), said)]
@@ -253,7 +253,7 @@ def boxes_of(place: Any, method: Method) -> Any:
     return {device: {"weights": device.footprint.read(start)} for device in place.fleet.devices(1)}
 
 
-def test_methods_that_share_nothing_leave_everybody_alone(
+def test_methods_sharing_nothing_are_standalone(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """To the bit: LG-FedAvg of no layer, FedIN without features and averages, Ditto's models that nothing holds."""
@@ -265,14 +265,14 @@ def test_methods_that_share_nothing_leave_everybody_alone(
     for method in (Standalone(), *taken):
         engine = place.engine(method)
         place.play(method, engine, rounds=3, participation=0.6)
-        kept.append(dict(engine.memory.committed))
+        kept.append(dict(engine.client_states.committed))
     for memories in kept[1:]:
         assert memories.keys() == kept[0].keys()
         assert all(parcels_equal(memories[name], parcel) for name, parcel in kept[0].items())
 
 
 @pytest.mark.parametrize("method", [LGFedAvg("all"), Ditto(0.0), Ditto(3.0)], ids=repr)
-def test_methods_that_share_everything_have_fedavgs_server(
+def test_methods_sharing_everything_have_fedavg_server(
     method: Method, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Whatever else their devices do."""

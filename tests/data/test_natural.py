@@ -84,17 +84,17 @@ def test_rows_keep_the_order_of_the_text_and_cut_other_test_rows_evenly():
 
 @pytest.mark.parametrize("name", ["rows", "natural"])
 def test_data_without_groups_is_refused(name, even_labels):
-    with pytest.raises(ValueError, match="belong together"):
+    with pytest.raises(ValueError, match="has no groups"):
         run(name, even_labels, 2)
     with pytest.raises(ValueError, match="devices = 0"):
         run(name, grouped([0, 1]), 0)
 
 
 def test_groups_follow_the_rows_that_are_left():
-    labels = grouped([3, 4, 3, 5], [4]).only(np.array([1, 2]))
+    labels = grouped([3, 4, 3, 5], [4]).select_train(np.array([1, 2]))
     assert labels.groups[0].tolist() == [4, 3] and labels.groups[1].tolist() == [4] and len(labels.train) == 2
     assert of(run("natural", labels, 2).train, labels.groups[0]) in ([{4}, {3}], [{3}, {4}])
 
 
 def test_labels_without_groups_stay_without(even_labels):
-    assert even_labels.only(np.arange(3)).groups is None
+    assert even_labels.select_train(np.arange(3)).groups is None

@@ -5,8 +5,24 @@ import json
 import numpy as np
 import pytest
 
-from fedloom.data import PARTITIONS, DataBroken, DataMissing, Labels, Partition, limit_examples, correlate_tiers_with_labels
-from fedloom.data.partitions import cuts, fill, assign_test_rows, open_proportions, proportions, top_up, with_minimum
+from fedloom.data import (
+    PARTITIONS,
+    DataBroken,
+    DataMissing,
+    Labels,
+    Partition,
+    correlate_tiers_with_labels,
+    limit_examples,
+)
+from fedloom.data.partitions import (
+    assign_test_rows,
+    cut_points,
+    draw_open_proportions,
+    draw_proportions,
+    fill_slots,
+    retry_until_minimum,
+    top_up,
+)
 from fedloom.seeds import generator
 
 
@@ -75,32 +91,32 @@ def test_sorted_shards_may_span_two_labels():
 
 
 def test_cuts_golden():
-    assert cuts(np.array([0.25, 0.5, 0.25]), 10).tolist() == [2, 7]
-    assert np.diff([0, *cuts(np.array([0.25, 0.5, 0.25]), 10), 10]).tolist() == [2, 5, 3]
+    assert cut_points(np.array([0.25, 0.5, 0.25]), 10).tolist() == [2, 7]
+    assert np.diff([0, *cut_points(np.array([0.25, 0.5, 0.25]), 10), 10]).tolist() == [2, 5, 3]
 
 
 def test_cuts_leave_nothing_for_a_device_without_a_share():
     shares = np.array([0.1] * 10 + [0.0])
-    assert cuts(shares, 1000)[-1] == 1000
-    assert cuts(np.array([0.0, 1.0, 0.0]), 5).tolist() == [0, 5]
+    assert cut_points(shares, 1000)[-1] == 1000
+    assert cut_points(np.array([0.0, 1.0, 0.0]), 5).tolist() == [0, 5]
 
 
 def test_balance_golden():
-    shares = open_proportions(draw(), 0.5, np.array([10, 0]), 10)
+    shares = draw_open_proportions(draw(), 0.5, np.array([10, 0]), 10)
     assert shares.tolist() == [0, 1]
-    assert cuts(shares, 10).tolist() == [0]
+    assert cut_points(shares, 10).tolist() == [0]
 
 
 def test_full_devices_get_nothing_and_the_others_all():
-    shares = open_proportions(draw(), 0.5, np.array([5, 0, 9, 4]), 5)
+    shares = draw_open_proportions(draw(), 0.5, np.array([5, 0, 9, 4]), 5)
     assert shares[0] == shares[2] == 0 and shares[1] > 0 and shares[3] > 0 and abs(shares.sum() - 1) < 1e-12
-    assert abs(open_proportions(draw(), 0.5, np.array([5, 5]), 5).sum() - 1) < 1e-12
+    assert abs(draw_open_proportions(draw(), 0.5, np.array([5, 5]), 5).sum() - 1) < 1e-12
 
 
 @pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-9, 0.01, 1, 100, 1e9, 1e300, 1.7e308])
 def test_proportions_at_the_ends_of_the_number_range(alpha):
     for seed in range(5):
-        shares = proportions(draw(seed), alpha, 7)
+        shares = draw_proportions(draw(seed), alpha, 7)
         assert shares.min() >= 0 and abs(shares.sum() - 1) < 1e-9
         assert (shares.max() > 0.999) if alpha < 1e-8 else True
         assert (shares.max() < 0.15) if alpha > 1e8 else True
@@ -113,9 +129,9 @@ def test_retries_are_counted_and_then_rows_move():
         calls.append(1)
         return [np.arange(12), np.arange(12, 12), np.arange(12, 15)]
 
-    assert [len(rows) for rows in with_minimum(attempt, 4)] == [7, 4, 4]
+    assert [len(rows) for rows in retry_until_minimum(attempt, 4)] == [7, 4, 4]
     assert len(calls) == 50
-    assert [len(rows) for rows in with_minimum(attempt, 1)] == [11, 1, 3]
+    assert [len(rows) for rows in retry_until_minimum(attempt, 1)] == [11, 1, 3]
 
 
 def test_top_up_takes_from_the_largest():
@@ -124,13 +140,13 @@ def test_top_up_takes_from_the_largest():
 
 
 def test_fill_follows_wishes_then_falls_back():
-    counts = fill(np.array([[1.0, 0, 0], [1.0, 0, 0]]), np.array([2, 3, 1]), 3, draw())
+    counts = fill_slots(np.array([[1.0, 0, 0], [1.0, 0, 0]]), np.array([2, 3, 1]), 3, draw())
     assert counts.sum(axis=0).tolist() == [2, 3, 1] and counts.sum(axis=1).tolist() == [3, 3]
-    assert fill(np.eye(2), np.array([4, 4]), 4, draw()).tolist() == [[4, 0], [0, 4]]
+    assert fill_slots(np.eye(2), np.array([4, 4]), 4, draw()).tolist() == [[4, 0], [0, 4]]
 
 
 def test_fill_draws_by_the_wishes():
-    counts = fill(np.array([[0.2, 0.8, 0.0]]), np.array([9999] * 3), 5000, draw())
+    counts = fill_slots(np.array([[0.2, 0.8, 0.0]]), np.array([9999] * 3), 5000, draw())
     assert abs(counts[0, 0] / 5000 - 0.2) < 0.02 and counts[0, 2] == 0
 
 
@@ -324,10 +340,10 @@ def test_more_dial_more_correlation():
     assert ladder == sorted(ladder) and abs(ladder[0]) < 0.2 and ladder[-1] > 0.999
 
 
-@pytest.mark.parametrize("dial", [-0.1, 1.1, float("nan")])
-def test_a_dial_out_of_range_is_refused(even_labels, dial):
-    with pytest.raises(ValueError, match="dial"):
-        correlate_tiers_with_labels(PARTITIONS["iid"](even_labels, 2, draw()), even_labels, dial, draw())
+@pytest.mark.parametrize("correlation", [-0.1, 1.1, float("nan")])
+def test_a_dial_out_of_range_is_refused(even_labels, correlation):
+    with pytest.raises(ValueError, match="correlation"):
+        correlate_tiers_with_labels(PARTITIONS["iid"](even_labels, 2, draw()), even_labels, correlation, draw())
 
 
 def test_at_most_so_many_examples_of_its_own() -> None:

@@ -25,13 +25,13 @@ def bilinear(image, size):
     return np.einsum("yh,chw,xw->cyx", weights(size[0], image.shape[1]), image, weights(size[1], image.shape[2]))
 
 
-def crop_and_flip(preparation, image, step_seeds):
-    if "crop" in step_seeds:
+def crop_and_flip(preparation, image, augmentation):
+    if "crop" in augmentation:
         border = preparation.crop_padding
         padded = np.pad(image, ((0, 0), (border, border), (border, border)))
-        top, left = step_seeds["crop"]
+        top, left = augmentation["crop"]
         image = padded[:, top : top + image.shape[1], left : left + image.shape[2]]
-    if "flip" in step_seeds and step_seeds["flip"][0]:
+    if "flip" in augmentation and augmentation["flip"][0]:
         image = image[:, :, ::-1]
     return image
 
@@ -43,19 +43,19 @@ def normalize(preparation, image):
     return (image - mean[:, None, None]) / std[:, None, None]
 
 
-def oracle(preparation, image, step_seeds):
+def oracle(preparation, image, augmentation):
     image = image.numpy().astype(np.float64) / 255
     if preparation.size:
         image = bilinear(image, preparation.size)
     if preparation.channels:
         image = np.repeat(image, preparation.channels, axis=0)
     if preparation.pad_normalized:
-        image = crop_and_flip(preparation, normalize(preparation, image), step_seeds)
+        image = crop_and_flip(preparation, normalize(preparation, image), augmentation)
     else:
-        image = normalize(preparation, crop_and_flip(preparation, image, step_seeds))
-    if "cutout" in step_seeds:
+        image = normalize(preparation, crop_and_flip(preparation, image, augmentation))
+    if "cutout" in augmentation:
         image, half = image.copy(), preparation.cutout // 2
-        row, column = step_seeds["cutout"]
+        row, column = augmentation["cutout"]
         image[:, max(row - half, 0) : row + half, max(column - half, 0) : column + half] = 0
     return image
 
@@ -69,8 +69,8 @@ def images_for(preparation, count, seed=0):
 def test_every_named_preparation_equals_the_oracle(name):
     preparation = PREPARATIONS[name]
     x = images_for(preparation, 24)
-    step_seeds = preparation.draw_augmentation(generator(1, "step_seeds"), 24, 20, 24)
-    for given_draws in ({}, step_seeds):
+    augmentation = preparation.draw_augmentation(generator(1, "step_seeds"), 24, 20, 24)
+    for given_draws in ({}, augmentation):
         prepared = preparation(x, given_draws, torch.float64)
         for place in range(24):
             own = {key: numbers[place].numpy() for key, numbers in given_draws.items()}
@@ -89,23 +89,23 @@ def test_every_named_preparation_equals_the_oracle(name):
 def test_any_augmentation_equals_the_oracle(padding, chance, flip, cutout, normalized, seed):
     preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalized=normalized)
     x = images_for(preparation, 4, seed)
-    step_seeds = preparation.draw_augmentation(generator(seed, "step_seeds"), 4, 20, 24)
-    prepared = preparation(x, step_seeds, torch.float64)
+    augmentation = preparation.draw_augmentation(generator(seed, "step_seeds"), 4, 20, 24)
+    prepared = preparation(x, augmentation, torch.float64)
     for place in range(4):
-        own = {key: numbers[place].numpy() for key, numbers in step_seeds.items()}
+        own = {key: numbers[place].numpy() for key, numbers in augmentation.items()}
         np.testing.assert_allclose(prepared[place].numpy(), oracle(preparation, x[place], own), atol=1e-12)
 
 
 def test_leading_axes_change_nothing():
     preparation = PREPARATIONS["fedml_cifar10"]
     x = images_for(preparation, 12)
-    step_seeds = preparation.draw_augmentation(generator(1, "step_seeds"), 12, 20, 24)
+    augmentation = preparation.draw_augmentation(generator(1, "step_seeds"), 12, 20, 24)
     block = preparation(
-        x.view(2, 3, 2, 3, 20, 24), {name: numbers.view(2, 3, 2, -1) for name, numbers in step_seeds.items()}
+        x.view(2, 3, 2, 3, 20, 24), {name: numbers.view(2, 3, 2, -1) for name, numbers in augmentation.items()}
     )
-    assert torch.equal(block.view(12, 3, 20, 24), preparation(x, step_seeds))
-    one = preparation(x[0], {name: numbers[0] for name, numbers in step_seeds.items()})
-    assert torch.equal(one, preparation(x, step_seeds)[0])
+    assert torch.equal(block.view(12, 3, 20, 24), preparation(x, augmentation))
+    one = preparation(x[0], {name: numbers[0] for name, numbers in augmentation.items()})
+    assert torch.equal(one, preparation(x, augmentation)[0])
 
 
 def test_a_crop_shows_black_and_the_other_kind_shows_zero():
@@ -117,17 +117,17 @@ def test_a_crop_shows_black_and_the_other_kind_shows_zero():
 
 def test_draws_are_in_range_and_of_the_wanted_shape():
     preparation = Preparation(size=(32, 40), crop_padding=4, crop_chance=0.5, flip=True, cutout=6)
-    step_seeds = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 8, 8)
-    assert {name: tuple(numbers.shape) for name, numbers in step_seeds.items()} == {
+    augmentation = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 8, 8)
+    assert {name: tuple(numbers.shape) for name, numbers in augmentation.items()} == {
         "crop": (4000, 2),
         "flip": (4000, 1),
         "cutout": (4000, 2),
     }
-    assert step_seeds["crop"].min() == 0 and step_seeds["crop"].max() == 8
-    unmoved = (step_seeds["crop"] == 4).all(1).float().mean()
+    assert augmentation["crop"].min() == 0 and augmentation["crop"].max() == 8
+    unmoved = (augmentation["crop"] == 4).all(1).float().mean()
     assert abs(unmoved - (0.5 + 0.5 / 81)) < 0.04
-    assert abs(step_seeds["flip"].float().mean() - 0.5) < 0.04
-    assert step_seeds["cutout"].amax(0).tolist() == [31, 39]
+    assert abs(augmentation["flip"].float().mean() - 0.5) < 0.04
+    assert augmentation["cutout"].amax(0).tolist() == [31, 39]
 
 
 def test_draws_come_from_the_generator_alone():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data import DATASETS, PARTITIONS, DataBroken, DataMissing, extract_labels
-from fedloom.data.sentiment140 import words_of
+from fedloom.data.sentiment140 import split_words
 from fedloom.seeds import generator
 
 PLAIN = [["label", "text"], ["4", "good good day"], ["0", "bad day, really bad"], ["2", "neutral"], ["4", "day"]]
@@ -59,12 +59,12 @@ def test_few_words_and_short_tweets(tmp_path):
     ],
 )
 def test_words(text, words):
-    assert list(words_of(text)) == words
+    assert list(split_words(text)) == words
 
 
 @given(st.text(max_size=60))
 def test_any_text_has_words_without_blanks(text):
-    assert all(word and not any(sign.isspace() for sign in word) for word in words_of(text))
+    assert all(word and not any(sign.isspace() for sign in word) for word in split_words(text))
 
 
 def by_users(counts):

@@ -17,10 +17,10 @@ from fedloom.data import (
     Labels,
     Preparation,
     correlate_tiers_with_labels,
-    lookup_dataset_info,
     extract_labels,
-    synthetic_labels,
+    lookup_dataset_info,
     read_word_vectors,
+    synthetic_labels,
 )
 from fedloom.seeds import generator
 
@@ -121,13 +121,15 @@ def test_masks_are_drawn_at_their_rate_and_hide_only_what_they_name():
     assert abs(mask.float().mean().item() - 0.15) < 0.005
     seen = preparation(x.view(40, 100, 64), {"mask": mask.view(40, 100, 64)}).view(4000, 64)
     assert torch.equal(seen, torch.where(mask, 9, x)) and x.max() == 8
-    assert preparation(x) is x and PREPARATIONS["plain"].draw(generator(0, "step_seeds"), 5, 64) == {}
+    assert preparation(x) is x and PREPARATIONS["plain"].draw_augmentation(generator(0, "step_seeds"), 5, 64) == {}
     assert torch.equal(preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 64)["mask"], mask)
 
 
 @pytest.mark.parametrize("name", PREPARATIONS)
 def test_an_image_has_the_same_draws_by_its_size_as_by_its_whole_shape(name):
-    by_size, by_shape = (PREPARATIONS[name].draw(generator(1, "d"), 6, *shape) for shape in ((20, 24), (3, 20, 24)))
+    by_size, by_shape = (
+        PREPARATIONS[name].draw_augmentation(generator(1, "d"), 6, *shape) for shape in ((20, 24), (3, 20, 24))
+    )
     assert set(by_size) == set(by_shape)
     assert all(torch.equal(by_size[key], by_shape[key]) for key in by_size)
 
@@ -195,7 +197,10 @@ def test_what_is_known_without_files():
     assert lookup_dataset_info("wikitext2", {"published": True}).classes == 33_279
     small = lookup_dataset_info("wikitext2", {"most_words": 500, "rows": 7, "length": 10})
     assert (small.shape, small.classes, small.train) == ((10,), 500, 7 * (2_088_628 // 7 // 10))
-    assert lookup_dataset_info("cifar100", {"labels": "coarse"}).classes == 20 and lookup_dataset_info("npz", {"file": "x"}) is None
+    assert (
+        lookup_dataset_info("cifar100", {"labels": "coarse"}).classes == 20
+        and lookup_dataset_info("npz", {"file": "x"}) is None
+    )
 
 
 def test_made_up_labels_serve_the_same_partitions_as_the_data():

@@ -1,4 +1,4 @@
-"""A real fleet before there is one: its folder, its keys, which device is which, and which tier it is given."""
+"""A real fleet without its processes: folder, keys, identification of devices, tier assignment, supervision."""
 
 import json
 import stat
@@ -35,7 +35,7 @@ from tests.real_fleet import enroll_fleet
 SIZES = ("large", "medium", "small")
 
 
-def document(**more: Any) -> dict[str, Any]:
+def build_document(**more: Any) -> dict[str, Any]:
     return {
         "rounds": 1,
         "data": {"dataset": "digits", "devices": 3, "max_examples": 20},
@@ -50,11 +50,11 @@ def document(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_fleet_is_made_once_and_grows(tmp_path: Path) -> None:
+def test_enroll_again_keeps_the_fleet_and_adds_devices(tmp_path: Path) -> None:
     first = enroll_fleet(tmp_path, "server.example:8443", "gate-1:large")
     again = enroll_fleet(tmp_path, None, "sensor.2")
     assert again.devices[0] == first.devices[0] and again == read_fleet_registry(tmp_path)
-    assert [(one.name, one.max_tier) for one in again.devices] == [("gate-1", "large"), ("sensor.2", None)]
+    assert [(device.name, device.max_tier) for device in again.devices] == [("gate-1", "large"), ("sensor.2", None)]
     for name in ("ca.key", "server.key", "devices/gate-1/key"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
     bundle = read_bundle(tmp_path / "devices" / "sensor.2")
@@ -62,7 +62,7 @@ def test_a_fleet_is_made_once_and_grows(tmp_path: Path) -> None:
     assert (bundle.folder / "ca.crt").read_bytes() == (tmp_path / "ca.crt").read_bytes()
 
 
-def test_a_server_that_moves_keeps_its_authority(tmp_path: Path) -> None:
+def test_enroll_new_address_keeps_the_authority(tmp_path: Path) -> None:
     enroll_fleet(tmp_path, "a.example:1", "one")
     before = {name: (tmp_path / name).read_bytes() for name in ("ca.crt", "server.crt")}
     enroll_fleet(tmp_path, "b.example:1")
@@ -71,19 +71,22 @@ def test_a_server_that_moves_keeps_its_authority(tmp_path: Path) -> None:
     assert read_bundle(tmp_path / "devices" / "one").server == "b.example:1"
 
 
-def test_a_revoked_key_is_none_of_the_fleets(tmp_path: Path) -> None:
-    book = revoke(enroll_fleet(tmp_path, "a.example:1", "a", "b"), ["a"])
-    assert [(one.name, bool(one.key)) for one in read_fleet_registry(tmp_path).devices] == [("a", False), ("b", True)]
+def test_revoke_removes_the_key(tmp_path: Path) -> None:
+    registry = revoke(enroll_fleet(tmp_path, "a.example:1", "a", "b"), ["a"])
+    assert [(device.name, bool(device.key)) for device in read_fleet_registry(tmp_path).devices] == [
+        ("a", False),
+        ("b", True),
+    ]
     with pytest.raises(RecipeError, match="no device c"):
-        revoke(book, ["c"])
+        revoke(registry, ["c"])
 
 
-def test_a_device_may_bring_its_own_key(tmp_path: Path) -> None:
+def test_enroll_own_public_key_is_registered(tmp_path: Path) -> None:
     other = enroll_fleet(tmp_path / "other", "a.example:1", "x")
     public = tmp_path / "x.pub"
     public.write_text(other.devices[0].key + " x@there\n", encoding="utf-8")
-    book = enroll_fleet(tmp_path / "fleet", "a.example:1", f"x:small={public}")
-    assert book.devices[0].key == other.devices[0].key
+    registry = enroll_fleet(tmp_path / "fleet", "a.example:1", f"x:small={public}")
+    assert registry.devices[0].key == other.devices[0].key
     assert not (tmp_path / "fleet" / "devices" / "x" / "key").exists()
 
 
@@ -97,7 +100,7 @@ def test_a_device_may_bring_its_own_key(tmp_path: Path) -> None:
         (None, [], True, "ADDRESS"),
     ],
 )
-def test_what_cannot_be_a_fleet(
+def test_enroll_invalid_request_raises(
     tmp_path: Path, server: str | None, devices: list[str], secure: bool, code: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -105,120 +108,127 @@ def test_what_cannot_be_a_fleet(
     assert caught.value.issues[0].code == code
 
 
-def test_loopback_alone_needs_no_keys(tmp_path: Path) -> None:
-    book = enroll_fleet(tmp_path, "127.0.0.1:1", "x", secure=False)
-    assert book.devices[0].key == "" and not (tmp_path / "ca.crt").exists()
-    assert [is_loopback(one) for one in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "a.example")] == [
+def test_enroll_insecure_on_loopback_has_no_keys(tmp_path: Path) -> None:
+    registry = enroll_fleet(tmp_path, "127.0.0.1:1", "x", secure=False)
+    assert registry.devices[0].key == "" and not (tmp_path / "ca.crt").exists()
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "a.example")] == [
         True, True, True, False, False,
     ]  # fmt: skip
 
 
-def test_a_node_is_the_device_its_key_is_for(tmp_path: Path) -> None:
-    book = enroll_fleet(tmp_path, "a.example:1", "a", "b", "c").with_nodes({"a": 10, "b": 11, "c": 12})
-    fleet = assemble(load(document(), Registry()), Registry(), tmp_path).fleet
-    place = identify_by_key(book, fleet)
-    assert place(11, {"index": 1}) == "1"
-    liar, stranger = place(11, {"index": 0}), place(99, {"index": 0})
-    assert (liar.device, liar.code) == ("1", "OTHER_DEVICE")  # type: ignore[union-attr]
+def test_identify_by_key_resolves_nodes_and_refuses_impostors(tmp_path: Path) -> None:
+    registry = enroll_fleet(tmp_path, "a.example:1", "a", "b", "c").with_nodes({"a": 10, "b": 11, "c": 12})
+    fleet = assemble(load(build_document(), Registry()), Registry(), tmp_path).fleet
+    identify = identify_by_key(registry, fleet)
+    assert identify(11, {"index": 1}) == "1"
+    impostor, stranger = identify(11, {"index": 0}), identify(99, {"index": 0})
+    assert (impostor.device, impostor.code) == ("1", "OTHER_DEVICE")  # type: ignore[union-attr]
     assert (stranger.device, stranger.code) == ("", "UNREGISTERED")  # type: ignore[union-attr]
 
 
-def test_the_largest_tier_that_fits_and_is_allowed() -> None:
-    caps, fits = ["large", "small", None, None, "medium"], ["medium", "large", "large", None, "small"]
-    assert choose_tiers(caps, fits, SIZES) == ("medium", "small", "large", "small", "small")
+def test_choose_tiers_returns_the_largest_that_fits_and_is_allowed() -> None:
+    limits, fits = ["large", "small", None, None, "medium"], ["medium", "large", "large", None, "small"]
+    assert choose_tiers(limits, fits, SIZES) == ("medium", "small", "large", "small", "small")
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, *SIZES]), st.sampled_from([None, *SIZES])), min_size=1))
-def test_nobody_is_given_more_than_fits_or_is_allowed(said: list[tuple[str | None, str | None]]) -> None:
-    given_out = choose_tiers([cap for cap, _ in said], [fit for _, fit in said], SIZES)
-    for (cap, fit), tier in zip(said, given_out, strict=True):
-        assert SIZES.index(tier) >= SIZES.index(cap or "large")
+def test_choose_tiers_never_exceeds_fit_or_limit(devices: list[tuple[str | None, str | None]]) -> None:
+    tiers = choose_tiers([limit for limit, _ in devices], [fit for _, fit in devices], SIZES)
+    for (limit, fit), tier in zip(devices, tiers, strict=True):
+        assert SIZES.index(tier) >= SIZES.index(limit or "large")
         assert SIZES.index(tier) >= SIZES.index(fit or "small")
 
 
-def test_tiers_go_into_the_recipe(tmp_path: Path) -> None:
-    loaded = load(document(faults={"deadline": 1e9}, engine={"kind": "flower"}), Registry())
-    made = assemble(loaded, Registry(), tmp_path)
-    book = enroll_fleet(tmp_path / "fleet", "a.example:1", "a:medium", "b", "c")
-    said = {"0": {"machine": {"memory": 1e12}}, "1": {"machine": {"memory": 1.0}}}  # the third is not there
-    found = assign_tiers(loaded, Registry(), tmp_path, made.fleet, book, said)
-    assert found.recipe.fleet.device_tiers == ("medium", "small", "large")
-    again = assemble(found, Registry(), tmp_path)
-    assert [one.tier for one in again.fleet.devices(1)] == ["medium", "small", "large"]
+def test_assign_tiers_writes_the_recipe(tmp_path: Path) -> None:
+    loaded = load(build_document(faults={"deadline": 1e9}, engine={"kind": "flower"}), Registry())
+    fleet = assemble(loaded, Registry(), tmp_path).fleet
+    registry = enroll_fleet(tmp_path / "fleet", "a.example:1", "a:medium", "b", "c")
+    reports = {"0": {"machine": {"memory": 1e12}}, "1": {"machine": {"memory": 1.0}}}  # the third is not connected
+    assigned = assign_tiers(loaded, Registry(), tmp_path, fleet, registry, reports)
+    assert assigned.recipe.fleet.device_tiers == ("medium", "small", "large")
+    again = assemble(assigned, Registry(), tmp_path)
+    assert [device.tier for device in again.fleet.devices(1)] == ["medium", "small", "large"]
     assert (
-        assign_tiers(found, Registry(), tmp_path, again.fleet, book, {}).recipe.fleet.device_tiers
-        == found.recipe.fleet.device_tiers
+        assign_tiers(assigned, Registry(), tmp_path, again.fleet, registry, {}).recipe.fleet.device_tiers
+        == assigned.recipe.fleet.device_tiers
     )
 
 
 @pytest.mark.parametrize(
-    ("cap", "tiers", "code"), [("huge", (), "TIER_NAME"), ("small", ("large", "small", "small"), "TIER_CAP")]
+    ("limit", "tiers", "code"), [("huge", (), "TIER_NAME"), ("small", ("large", "small", "small"), "TIER_CAP")]
 )
-def test_a_recipe_that_keys_do_not_allow(tmp_path: Path, cap: str, tiers: tuple[str, ...], code: str) -> None:
-    loaded = load(document(fleet={"device_tiers": list(tiers)}), Registry())
+def test_assign_tiers_above_limit_raises(tmp_path: Path, limit: str, tiers: tuple[str, ...], code: str) -> None:
+    loaded = load(build_document(fleet={"device_tiers": list(tiers)}), Registry())
     fleet = assemble(loaded, Registry(), tmp_path).fleet
-    book = enroll_fleet(tmp_path / "fleet", "a.example:1", f"a:{cap}", "b", "c")
+    registry = enroll_fleet(tmp_path / "fleet", "a.example:1", f"a:{limit}", "b", "c")
     with pytest.raises(RecipeError) as caught:
-        assign_tiers(loaded, Registry(), tmp_path, fleet, book, {})
+        assign_tiers(loaded, Registry(), tmp_path, fleet, registry, {})
     assert caught.value.issues[0].code == code
 
 
 @pytest.mark.parametrize(
-    ("part", "word"),
+    ("settings", "message"),
     [
         ({"device_tiers": ["large"]}, "1 devices are given a tier"),
         ({"device_tiers": ["large"] * 3, "assignment": "redrawn"}, "given and redrawn"),
         ({"device_tiers": ["large", "large", "smal"]}, "no tier of that name"),
     ],
 )
-def test_given_tiers_that_are_amiss(tmp_path: Path, part: dict[str, Any], word: str) -> None:
-    with pytest.raises(RecipeError, match=word):
-        assemble(load(document(fleet=part), Registry()), Registry(), tmp_path)
+def test_assemble_invalid_device_tiers_raises(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        assemble(load(build_document(fleet=settings), Registry()), Registry(), tmp_path)
 
 
-def test_what_a_device_says_amiss_does_not_limit_it() -> None:
-    said = {"machine": {"speed": "fast", "memory": -1, "bandwidth": 5.0}, "examples": True}
-    found = parse_machine("x", said, None)
-    assert (found.speed, found.memory, found.bandwidth, found.examples) == (float("inf"), float("inf"), 5.0, None)
+def test_parse_machine_invalid_measurements_do_not_limit() -> None:
+    info = {"machine": {"speed": "fast", "memory": -1, "bandwidth": 5.0}, "examples": True}
+    machine = parse_machine("x", info, None)
+    assert (machine.speed, machine.memory, machine.bandwidth, machine.examples) == (
+        float("inf"),
+        float("inf"),
+        5.0,
+        None,
+    )
     assert parse_machine("x", {"machine": [1]}, 3.0).deadline == 3.0
 
 
-def test_knocks_are_told_once_and_again_after_going_back(tmp_path: Path) -> None:
-    log, standing = tmp_path / "proxy.jsonl", RunState()
-    assert list(read_rejected_connections(log, standing)) == []
+def test_read_rejected_connections_restored_state_reads_again(tmp_path: Path) -> None:
+    log, state = tmp_path / "proxy.jsonl", RunState()
+    assert list(read_rejected_connections(log, state)) == []
     log.write_text('{"code": "TLS", "reason": "one"}\n{"code": "PLAINTEXT", "reason": "two"}\n{"code": "TL', "utf-8")
-    assert [one.code for one in read_rejected_connections(log, standing)] == ["TLS", "PLAINTEXT"]
-    before = json.loads(json.dumps(standing.as_json()))
+    assert [refusal.code for refusal in read_rejected_connections(log, state)] == ["TLS", "PLAINTEXT"]
+    before = json.loads(json.dumps(state.as_json()))
     with log.open("a", encoding="utf-8") as file:
         file.write('S", "reason": "three"}\n')
-    assert [one.reason for one in read_rejected_connections(log, standing)] == ["three"]
-    assert list(read_rejected_connections(log, standing)) == []
-    standing.restore(before)
-    assert [one.reason for one in read_rejected_connections(log, standing)] == ["three"]
+    assert [refusal.reason for refusal in read_rejected_connections(log, state)] == ["three"]
+    assert list(read_rejected_connections(log, state)) == []
+    state.restore(before)
+    assert [refusal.reason for refusal in read_rejected_connections(log, state)] == ["three"]
 
 
-def test_a_device_reads_its_data_by_a_function_of_its_own(tmp_path: Path) -> None:
+def test_build_runtime_own_load_function_reads_the_data(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "import torch\n"
         "from fedloom.data import Dataset, Examples\n"
         "from fedloom.data.npz import digits\n"
         "def load():\n"
-        "    whole = digits()\n"
-        "    few = Examples(whole.train.x[:7], whole.train.y[:7])\n"
-        "    return Dataset('mine', few, Examples(whole.test.x[:3], whole.test.y[:3]), 10, whole.preparation)\n",
+        "    data = digits()\n"
+        "    few = Examples(data.train.x[:7], data.train.y[:7])\n"
+        "    return Dataset('mine', few, Examples(data.test.x[:3], data.test.y[:3]), 10, data.preparation)\n",
         encoding="utf-8",
     )
-    said = load(
-        document(data={"dataset": "digits", "devices": 3, "partition": {"kind": "own"}}, engine={"kind": "flower"}),
+    loaded = load(
+        build_document(
+            data={"dataset": "digits", "devices": 3, "partition": {"kind": "own"}}, engine={"kind": "flower"}
+        ),
         Registry(),
     )
-    recipe = json.loads(json.dumps(said.recipe.document()))
-    home = build_runtime(recipe, {"device": 1, "load": str(file), "folder": str(tmp_path)})
-    assert home.engine.client_data.count(home.fleet.device(1, 1)) == 7
+    recipe = json.loads(json.dumps(loaded.recipe.document()))
+    runtime = build_runtime(recipe, {"device": 1, "load": str(file), "folder": str(tmp_path)})
+    assert runtime.engine.client_data.count(runtime.fleet.device(1, 1)) == 7
 
 
-def test_a_device_says_what_it_has_measured(tmp_path: Path) -> None:
+def test_describe_device_includes_measurements(tmp_path: Path) -> None:
     (tmp_path / "machine.json").write_text('{"memory": 5.0}', encoding="utf-8")
     assert describe_device({"device": 2, "machine": str(tmp_path / "machine.json")}) == {
         "index": 2,
@@ -226,72 +236,72 @@ def test_a_device_says_what_it_has_measured(tmp_path: Path) -> None:
     }
 
 
-class FakeStation:
-    """Counts what it is told to begin and to abandon."""
+class FakeSuperLink:
+    """Records the runs that are launched and abandoned."""
 
-    def __init__(self, home: Path):
-        self.folder = home
-        self.begun: list[dict[str, str]] = []
-        self.left: list[str] = []
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.launched: list[dict[str, str]] = []
+        self.abandoned: list[str] = []
 
     def launch(self, app: Path, config: dict[str, str]) -> str:
-        self.begun.append(config)
-        return str(len(self.begun))
+        self.launched.append(config)
+        return str(len(self.launched))
 
     def abandon(self, run: str) -> None:
-        self.left.append(run)
+        self.abandoned.append(run)
 
 
-def supervisor(tmp_path: Path) -> tuple[ServerSupervisor, FakeStation]:
-    book = enroll_fleet(tmp_path, "127.0.0.1:1", "a", secure=False)
-    return ServerSupervisor(book, tmp_path / "out", {"recipe": "r"}, lambda said: None), FakeStation(tmp_path)
+def build_supervisor(tmp_path: Path) -> tuple[ServerSupervisor, FakeSuperLink]:
+    registry = enroll_fleet(tmp_path, "127.0.0.1:1", "a", secure=False)
+    return ServerSupervisor(registry, tmp_path / "out", {"recipe": "r"}), FakeSuperLink(tmp_path)
 
 
-def test_what_ends_without_a_round_more_is_not_begun_for_ever(tmp_path: Path) -> None:
-    ours, station = supervisor(tmp_path)
+def test_server_supervisor_starts_without_progress_give_up(tmp_path: Path) -> None:
+    supervisor, superlink = build_supervisor(tmp_path)
     with pytest.raises(SupervisionError, match="3 times"):
         for _ in range(10):
-            ours._start_app(station, tmp_path)  # type: ignore[arg-type]
-    assert len(station.begun) == 3 and station.left == ["1", "2"]
-    assert len({one["launch"] for one in station.begun}) == 3
+            supervisor._start_app(superlink, tmp_path)  # type: ignore[arg-type]
+    assert len(superlink.launched) == 3 and superlink.abandoned == ["1", "2"]
+    assert len({config["launch"] for config in superlink.launched}) == 3
 
 
-def test_what_would_end_again_is_not_begun_again(tmp_path: Path) -> None:
-    ours, station = supervisor(tmp_path)
-    ours._start_app(station, tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(NoQuorum), report_launch(tmp_path, station.begun[0]["launch"]):
+def test_server_supervisor_repeatable_failure_gives_up(tmp_path: Path) -> None:
+    supervisor, superlink = build_supervisor(tmp_path)
+    supervisor._start_app(superlink, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(NoQuorum), report_launch(tmp_path, superlink.launched[0]["launch"]):
         raise NoQuorum(5, 0.5)
     with pytest.raises(SupervisionError, match="5 rounds in a row failed") as caught:
-        ours._start_app(station, tmp_path)  # type: ignore[arg-type]
-    assert caught.value.too_few_devices and len(station.begun) == 1
+        supervisor._start_app(superlink, tmp_path)  # type: ignore[arg-type]
+    assert caught.value.too_few_devices and len(superlink.launched) == 1
 
 
-def test_a_servers_half_is_known_by_its_launch(tmp_path: Path) -> None:
-    ours, station = supervisor(tmp_path)
-    assert not ours._is_app_running()
-    ours._start_app(station, tmp_path)  # type: ignore[arg-type]
-    assert ours._is_app_running()  # it may yet come
-    with report_launch(tmp_path, station.begun[0]["launch"]):
-        assert ours._is_app_running()
-    said = json.loads((tmp_path / "app.json").read_text())
-    (tmp_path / "app.json").write_text(json.dumps({**said, "pid": 2**22 + 1}))
-    assert not ours._is_app_running()
+def test_server_supervisor_recognizes_the_app_by_its_launch(tmp_path: Path) -> None:
+    supervisor, superlink = build_supervisor(tmp_path)
+    assert not supervisor._is_app_running()
+    supervisor._start_app(superlink, tmp_path)  # type: ignore[arg-type]
+    assert supervisor._is_app_running()  # it may still be starting
+    with report_launch(tmp_path, superlink.launched[0]["launch"]):
+        assert supervisor._is_app_running()
+    report = json.loads((tmp_path / "app.json").read_text())
+    (tmp_path / "app.json").write_text(json.dumps({**report, "pid": 2**22 + 1}))
+    assert not supervisor._is_app_running()
 
 
-def test_one_at_a_time_is_on_duty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_pidfile_second_process_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_running(tmp_path) is None
     with hold_pidfile(tmp_path, run="x"):
-        monkeypatch.setattr(processes, "command_line", lambda pid: "somebody else's by now")
+        monkeypatch.setattr(processes, "command_line", lambda pid: "another program")
         assert read_running(tmp_path) is None
         monkeypatch.setattr(processes, "command_line", lambda pid: "fedloom deploy server")
-        found = read_running(tmp_path)
-        assert found is not None and found["run"] == "x"
+        running = read_running(tmp_path)
+        assert running is not None and running["run"] == "x"
         with pytest.raises(RecipeError, match="already running"), hold_pidfile(tmp_path, run="y"):
             pass
     assert read_pidfile(tmp_path) == {"run": "x", "pid": 0} and read_running(tmp_path) is None
 
 
-def test_how_a_fleet_is(tmp_path: Path) -> None:
+def test_read_status_reports_devices_and_run(tmp_path: Path) -> None:
     enroll_fleet(tmp_path, "127.0.0.1:1", "a:small", "b", secure=False)
     assert read_status(tmp_path)["devices"][0] == {"name": "a", "tier": "small", "last_round": None, "refusals": 0}
     assert not read_status(tmp_path / "devices" / "a")["running"]
@@ -308,9 +318,9 @@ def test_how_a_fleet_is(tmp_path: Path) -> None:
     (run / "events.jsonl").write_text('{"round": 2, "device": "0", "code": "LATE", "reason": ""}\n')
     with hold_pidfile(tmp_path, run=str(run)):
         pass
-    found = read_status(tmp_path)
-    assert [(one["tier"], one["last_round"], one["refusals"]) for one in found["devices"]] == [
+    status = read_status(tmp_path)
+    assert [(device["tier"], device["last_round"], device["refusals"]) for device in status["devices"]] == [
         ("small", 1, 1),
         ("large", 1, 0),
     ]
-    assert "after round 2" in found["summary"] and found["state"] == "finished"
+    assert "after round 2" in status["summary"] and status["state"] == "finished"

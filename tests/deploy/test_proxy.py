@@ -1,4 +1,4 @@
-"""The gate in front of a fleet's server: what passes, and who is turned away with which reason."""
+"""The proxy in front of a fleet's server: what it forwards, and what it rejects for which reason."""
 
 import base64
 import http.client
@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedloom.deploy.keys import Authority
+from fedloom.deploy.processes import find_free_port
 from fedloom.deploy.proxy import MAX_ECHO, AuthProxy
 from fedloom.deploy.registry import FleetRegistry
 from fedloom.deploy.server import start_fleet_proxy
@@ -23,173 +24,173 @@ from tests.real_fleet import enroll_fleet
 
 
 class Stub(BaseHTTPRequestHandler):
-    """In place of Flower's port: says what it was asked."""
+    """Stands in for Flower's port: returns what it was sent."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        told = json.dumps({"path": self.path, "length": len(body), "mark": self.headers.get("X-Mark")}).encode()
+        summary = json.dumps({"path": self.path, "length": len(body), "mark": self.headers.get("X-Mark")}).encode()
         self.send_response(201)
-        self.send_header("Content-Length", str(len(told)))
+        self.send_header("Content-Length", str(len(summary)))
         self.send_header("X-Back", "yes")
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(summary)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> FleetRegistry:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+def registry(tmp_path: Path) -> FleetRegistry:
+    port = find_free_port()
     return enroll_fleet(tmp_path / "fleet", f"127.0.0.1:{port}", "a:large", "b")
 
 
 @pytest.fixture
-def gate(book: FleetRegistry) -> Iterator[AuthProxy]:
-    made = Authority(book.folder)
+def proxy(registry: FleetRegistry) -> Iterator[AuthProxy]:
+    authority = Authority(registry.folder)
     stub = ThreadingHTTPServer(("127.0.0.1", 0), Stub)
     stub.daemon_threads = True
     inner = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    inner.load_cert_chain(made.server_certificate, made.server_key)
+    inner.load_cert_chain(authority.server_certificate, authority.server_key)
     stub.socket = inner.wrap_socket(stub.socket, server_side=True)
     threading.Thread(target=stub.serve_forever, args=(0.02,), daemon=True).start()
-    gate = start_fleet_proxy(book, stub.server_port)
-    yield gate
-    gate.shutdown()
-    gate.server_close()
+    proxy = start_fleet_proxy(registry, stub.server_port)
+    yield proxy
+    proxy.shutdown()
+    proxy.server_close()
     stub.shutdown()
     stub.server_close()
 
 
 @contextmanager
-def visit(book: FleetRegistry, authority: Path | None = None) -> Iterator[http.client.HTTPSConnection]:
-    trust = ssl.create_default_context(cafile=str(authority or book.folder / "ca.crt"))
-    with closing(http.client.HTTPSConnection("127.0.0.1", book.port, timeout=10, context=trust)) as line:
-        yield line
+def connect(registry: FleetRegistry, authority: Path | None = None) -> Iterator[http.client.HTTPSConnection]:
+    trust = ssl.create_default_context(cafile=str(authority or registry.folder / "ca.crt"))
+    with closing(http.client.HTTPSConnection("127.0.0.1", registry.port, timeout=10, context=trust)) as connection:
+        yield connection
 
 
-def headers(book: FleetRegistry, name: str = "a") -> dict[str, str]:
+def headers(registry: FleetRegistry, name: str = "a") -> dict[str, str]:
     from cryptography.hazmat.primitives import serialization as form
 
-    key = form.load_ssh_private_key((book.folder / "devices" / name / "key").read_bytes(), None)
+    key = form.load_ssh_private_key((registry.folder / "devices" / name / "key").read_bytes(), None)
     pem = key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
     return {"flwr-public-key": base64.b64encode(pem).decode(), "X-Mark": "mine"}
 
 
-def turned_away(book: FleetRegistry) -> list[tuple[str, str]]:
-    path = book.folder / "proxy.jsonl"
-    said = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    return [(one["code"], one["reason"]) for one in said]
+def read_rejections(registry: FleetRegistry) -> list[tuple[str, str]]:
+    path = registry.folder / "proxy.jsonl"
+    rejections = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return [(rejection["code"], rejection["reason"]) for rejection in rejections]
 
 
-@pytest.mark.usefixtures("gate")
-def test_a_known_device_gets_through_as_often_as_it_likes(book: FleetRegistry) -> None:
-    with visit(book) as line:
+@pytest.mark.usefixtures("proxy")
+def test_proxy_registered_device_is_forwarded(registry: FleetRegistry) -> None:
+    with connect(registry) as connection:
         for size in (0, 3, 700_000):
-            line.request("POST", "/v1/fleet/pull-messages", b"x" * size, headers(book))
-            answer = line.getresponse()
+            connection.request("POST", "/v1/fleet/pull-messages", b"x" * size, headers(registry))
+            answer = connection.getresponse()
             assert json.loads(answer.read()) == {"path": "/v1/fleet/pull-messages", "length": size, "mark": "mine"}
             assert answer.status == 201 and answer.headers["X-Back"] == "yes"
-    assert turned_away(book) == []
+    assert read_rejections(registry) == []
 
 
-@pytest.mark.usefixtures("gate")
+@pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/", "/v1/fleet/../control/x"])
-def test_what_is_not_for_devices_is_refused(book: FleetRegistry, path: str) -> None:
+def test_proxy_other_paths_are_rejected(registry: FleetRegistry, path: str) -> None:
     for verb in ("POST", "GET"):
-        with visit(book) as line:
-            line.request(verb, path, b"" if verb == "POST" else None, headers(book))
-            assert line.getresponse().status == 403
-    assert [code for code, _ in turned_away(book)] == ["NOT_FOR_DEVICES"]  # twice within seconds is told of once
+        with connect(registry) as connection:
+            connection.request(verb, path, b"" if verb == "POST" else None, headers(registry))
+            assert connection.getresponse().status == 403
+    assert [code for code, _ in read_rejections(registry)] == [
+        "NOT_FOR_DEVICES"
+    ]  # twice within seconds is summary of once
 
 
-@pytest.mark.usefixtures("gate")
-def test_an_unknown_key_is_refused_and_so_is_none(book: FleetRegistry, tmp_path: Path) -> None:
-    other = enroll_fleet(tmp_path / "other", book.server, "a")
-    for said in (headers(other), {}, {"flwr-public-key": "%%%"}):
-        with visit(book) as line:
-            line.request("POST", "/v1/fleet/activate-node", b"", said)
-            assert line.getresponse().status == 403
-    assert [code for code, _ in turned_away(book)] == ["UNREGISTERED"]
+@pytest.mark.usefixtures("proxy")
+def test_proxy_unknown_or_missing_key_is_rejected(registry: FleetRegistry, tmp_path: Path) -> None:
+    other = enroll_fleet(tmp_path / "other", registry.server, "a")
+    for sent in (headers(other), {}, {"flwr-public-key": "%%%"}):
+        with connect(registry) as connection:
+            connection.request("POST", "/v1/fleet/activate-node", b"", sent)
+            assert connection.getresponse().status == 403
+    assert [code for code, _ in read_rejections(registry)] == ["UNREGISTERED"]
 
 
-@pytest.mark.usefixtures("gate")
-def test_plain_words_at_a_port_for_tls_are_refused(book: FleetRegistry) -> None:
-    line = http.client.HTTPConnection("127.0.0.1", book.port, timeout=10)
-    with closing(line), pytest.raises((http.client.HTTPException, OSError)):
-        line.request("POST", "/v1/fleet/pull-messages", b"", headers(book))
-        line.getresponse()
-    assert [code for code, _ in turned_away(book)] == ["PLAINTEXT"]
+@pytest.mark.usefixtures("proxy")
+def test_proxy_plaintext_is_rejected(registry: FleetRegistry) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", registry.port, timeout=10)
+    with closing(connection), pytest.raises((http.client.HTTPException, OSError)):
+        connection.request("POST", "/v1/fleet/pull-messages", b"", headers(registry))
+        connection.getresponse()
+    assert [code for code, _ in read_rejections(registry)] == ["PLAINTEXT"]
 
 
-@pytest.mark.usefixtures("gate")
-def test_a_device_that_trusts_another_authority_is_told_of(book: FleetRegistry, tmp_path: Path) -> None:
-    other = enroll_fleet(tmp_path / "other", book.server, "a")
-    with pytest.raises(ssl.SSLCertVerificationError), visit(book, other.folder / "ca.crt") as line:
-        line.request("POST", "/v1/fleet/pull-messages", b"", headers(book))
+@pytest.mark.usefixtures("proxy")
+def test_proxy_device_with_another_authority_is_logged(registry: FleetRegistry, tmp_path: Path) -> None:
+    other = enroll_fleet(tmp_path / "other", registry.server, "a")
+    with pytest.raises(ssl.SSLCertVerificationError), connect(registry, other.folder / "ca.crt") as connection:
+        connection.request("POST", "/v1/fleet/pull-messages", b"", headers(registry))
     for _ in range(100):
-        if turned_away(book):
+        if read_rejections(registry):
             break
         threading.Event().wait(0.05)
-    ((code, reason),) = turned_away(book)
+    ((code, reason),) = read_rejections(registry)
     assert code == "TLS" and "unknown ca" in reason
 
 
-@pytest.mark.usefixtures("gate")
-def test_an_echo_by_which_lines_are_measured(book: FleetRegistry) -> None:
-    with visit(book) as line:
-        line.request("POST", "/fedloom/echo", b"abc" * 1000)
-        assert line.getresponse().read() == b"abc" * 1000
-    with visit(book) as line:
-        line.putrequest("POST", "/fedloom/echo")
-        line.putheader("Content-Length", str(MAX_ECHO + 1))
-        line.endheaders()
-        assert line.getresponse().status == 403
+@pytest.mark.usefixtures("proxy")
+def test_proxy_echo_returns_the_body_up_to_a_limit(registry: FleetRegistry) -> None:
+    with connect(registry) as connection:
+        connection.request("POST", "/fedloom/echo", b"abc" * 1000)
+        assert connection.getresponse().read() == b"abc" * 1000
+    with connect(registry) as connection:
+        connection.putrequest("POST", "/fedloom/echo")
+        connection.putheader("Content-Length", str(MAX_ECHO + 1))
+        connection.endheaders()
+        assert connection.getresponse().status == 403
 
 
-def test_a_server_that_is_away_is_not_the_devices_fault(book: FleetRegistry) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        gate = start_fleet_proxy(book, nobody.getsockname()[1])
+def test_proxy_unreachable_superlink_returns_503(registry: FleetRegistry) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        proxy = start_fleet_proxy(registry, silent.getsockname()[1])
         try:
-            with visit(book) as line:
-                line.request("POST", "/v1/fleet/pull-messages", b"abc", headers(book))
-                assert line.getresponse().status == 503
+            with connect(registry) as connection:
+                connection.request("POST", "/v1/fleet/pull-messages", b"abc", headers(registry))
+                assert connection.getresponse().status == 503
         finally:
-            gate.shutdown()
-            gate.server_close()
-    assert turned_away(book) == []
+            proxy.shutdown()
+            proxy.server_close()
+    assert read_rejections(registry) == []
 
 
-@pytest.mark.usefixtures("gate")
-def test_a_message_of_unsaid_length_is_refused(book: FleetRegistry) -> None:
-    with visit(book) as line:
-        line.putrequest("POST", "/v1/fleet/push-object")
-        for name, value in headers(book).items():
-            line.putheader(name, value)
-        line.putheader("Transfer-Encoding", "chunked")
-        line.endheaders()
-        assert line.getresponse().status == 411
+@pytest.mark.usefixtures("proxy")
+def test_proxy_missing_content_length_is_rejected(registry: FleetRegistry) -> None:
+    with connect(registry) as connection:
+        connection.putrequest("POST", "/v1/fleet/push-object")
+        for name, value in headers(registry).items():
+            connection.putheader(name, value)
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        assert connection.getresponse().status == 411
 
 
-@pytest.mark.usefixtures("gate")
-def test_several_at_once_and_one_that_says_nothing(book: FleetRegistry) -> None:
-    silent = socket.create_connection(("127.0.0.1", book.port))
-    found: list[int] = []
+@pytest.mark.usefixtures("proxy")
+def test_proxy_concurrent_requests_are_not_blocked_by_a_silent_one(registry: FleetRegistry) -> None:
+    silent = socket.create_connection(("127.0.0.1", registry.port))
+    statuses: list[int] = []
 
-    def once() -> None:
-        with visit(book) as line:
-            line.request("POST", "/v1/fleet/pull-messages", b"y" * 10_000, headers(book, "b"))
-            found.append(line.getresponse().status)
+    def send_request() -> None:
+        with connect(registry) as connection:
+            connection.request("POST", "/v1/fleet/pull-messages", b"y" * 10_000, headers(registry, "b"))
+            statuses.append(connection.getresponse().status)
 
-    threads = [threading.Thread(target=once) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(10)
+    threads = [threading.Thread(target=send_request) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
     silent.close()
-    assert found == [201] * 8
+    assert statuses == [201] * 8

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedloom.engines import ATTACKS, Attacked, malicious, poisoned
-from fedloom.fleet import Device, Reply
+from fedloom.fleet import Device, Reply, Request
 from fedloom.footprints import RULES, RobustAggregator
 from fedloom.tensors import Parcel
 
@@ -30,7 +30,7 @@ def answers(tiers: Any, method: Any, attack: str | None) -> tuple[dict[str, Repl
     whole = method.start(tiers.fleet, 0)["weights"]
     devices = tiers.fleet.devices(1)
     inboxes: dict[Device, Parcel] = {one: {"weights": one.footprint.read(whole)} for one in devices}
-    replies = engine.ask(method.train, inboxes, 1)
+    replies = engine.ask(Request(method.train, inboxes, 1))
     return {one.device.name: one for one in replies}, {device.name: box for device, box in inboxes.items()}
 
 

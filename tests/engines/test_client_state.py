@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedloom.client import Client, ClientResult, Task, shaped
 from fedloom.engines import ClientStateStore
-from fedloom.fleet import Device
+from fedloom.fleet import Device, Request
 from fedloom.methods import Method
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import Parcel
@@ -44,7 +44,7 @@ def test_what_is_remembered_counts_from_its_commit_on(world: Callable[..., Any])
     assert memory.committed == {}
     assert read(memory, one) == 5.0  # a second exchange of the same round sees it
     memory.commit()
-    memory.abandon()
+    memory.rollback()
     assert read(memory, one) == 5.0
     memory.remember(one, note(6.0))
     assert read(memory, one) == 6.0
@@ -56,7 +56,7 @@ def test_an_abandoned_round_leaves_no_trace(world: Callable[..., Any]) -> None:
     memory.commit()
     memory.remember(one, note(6.0))
     memory.remember(other, note(7.0))
-    memory.abandon()
+    memory.rollback()
     memory.commit()
     assert read(memory, one) == 5.0
     assert read(memory, other) == 0.0
@@ -78,9 +78,9 @@ def test_a_refused_device_keeps_its_old_memory(world: Callable[..., Any]) -> Non
     engine = place.engine(Standalone(), memory=ClientStateStore(lambda one: note(0.0)))
     for value, broken in ((1.0, False), (2.0, True)):
         task = Task("note", remembering(value, broken), {"flags": shaped(one=(("classes",), torch.float32))})
-        list(engine.ask(task, {one: {} for one in place.fleet.devices(1)}, 1))
+        list(engine.ask(Request(task, {one: {} for one in place.fleet.devices(1)}, 1)))
         engine.commit(1)
-    assert [read(engine.memory, one) for one in place.fleet.devices(1)] == [2.0, 1.0, 2.0]
+    assert [read(engine.client_states, one) for one in place.fleet.devices(1)] == [2.0, 1.0, 2.0]
     assert [refusal.code for refusal in place.refusals] == ["NONFINITE"]
 
 
@@ -89,7 +89,7 @@ def test_memory_belongs_to_the_device_and_not_to_its_block(world: Callable[..., 
     place = world(sizes=(4, 4, 4))
     engine = place.engine(Standalone())
     place.play(Standalone(), engine, rounds=1)
-    for parcel in engine.memory.committed.values():
+    for parcel in engine.client_states.committed.values():
         for tensor in parcel["weights"].values():
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
@@ -101,14 +101,14 @@ def test_an_engine_that_does_not_commit_repeats_the_round(
     place, method = world(sizes=(6, 9, 4)), Standalone()
     engine = place.engine(method)
     method.round({}, place.context(engine, 1))
-    engine.memory.abandon()
+    engine.client_states.rollback()
     method.round({}, place.context(engine, 1))
     engine.commit(1)
     once = place.engine(method)
     place.play(method, once, rounds=1)
-    assert engine.memory.committed.keys() == {"0", "1", "2"}
+    assert engine.client_states.committed.keys() == {"0", "1", "2"}
     for name, parcel in once.memory.committed.items():
-        assert parcels_equal(engine.memory.committed[name], parcel)
+        assert parcels_equal(engine.client_states.committed[name], parcel)
 
 
 @pytest.mark.parametrize("experienced", ["0", "1"])
@@ -126,9 +126,9 @@ def test_devices_that_remember_different_things_are_kept_apart(
 
     task = Task("count", count, {})
     for number, names in ((1, experienced), (2, "01")):
-        list(engine.ask(task, {one: {} for one in place.fleet.devices(1) if one.name in names}, number))
+        list(engine.ask(Request(task, {one: {} for one in place.fleet.devices(1) if one.name in names}, number)))
         engine.commit(number)
-    found = {one.name: read(engine.memory, one) for one in place.fleet.devices(1)}
+    found = {one.name: read(engine.client_states, one) for one in place.fleet.devices(1)}
     assert found == {name: 2.0 if name == experienced else 1.0 for name in "01"}
 
 
@@ -203,7 +203,7 @@ def test_what_is_in_files_is_remembered_like_the_rest(
                 committed.update(staged)
                 staged.clear()
             case "abandon":
-                memory.abandon()
+                memory.rollback()
                 staged.clear()
         assert memory.resident <= budget
         assert len(list(folder.glob("*/*"))) <= len(committed) + len(staged)

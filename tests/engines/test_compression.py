@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from fedloom.client import Client, ClientResult, Task, like
-from fedloom.engines import ByMail, ClientStateStore, Codec, Coded, InProcess, Norms, ProcessPool
-from fedloom.engines.compression import Half, Int8, TopK
+from fedloom.engines import ByMail, ClientStateStore, Compression, Coded, InProcess, Norms, ProcessPool
+from fedloom.engines.compression import HalfPrecision, Int8, TopK
 from fedloom.engines.faults import FaultInjector, FaultPlan
-from fedloom.fleet import Device
+from fedloom.fleet import Device, Request
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import Parcel, fingerprint
 
-TOP, BOTH = Codec(TopK(0.1)), Codec(TopK(0.1), Int8())
+TOP, BOTH = Compression(TopK(0.1)), Compression(TopK(0.1), Int8())
 SIZES = (8, 5, 9, 8, 12, 7)
 
 
@@ -42,11 +42,11 @@ def inboxes(place: Any) -> dict[Device, Parcel]:
 
 
 def left(engine: InProcess, place: Any) -> dict[str, Parcel]:
-    return {one.name: engine.memory.left_out(one) for one in place.fleet.devices(1) if engine.memory.left_out(one)}
+    return {one.name: engine.client_states.left_out(one) for one in place.fleet.devices(1) if engine.client_states.left_out(one)}
 
 
 def print_of(engine: InProcess, server: Parcel) -> tuple[str, ...]:
-    held = engine.memory.committed
+    held = engine.client_states.committed
     return fingerprint(server), *(f"{name} {fingerprint(held[name])}" for name in sorted(held))
 
 
@@ -54,7 +54,7 @@ def test_what_is_left_out_is_no_memory_that_a_task_sees(place: Any) -> None:
     seen: list[Client] = []
     engine = place.engine(FedAvg())
     for number in (1, 2):
-        assert len(list(Coded(engine, TOP).ask(watching(seen), inboxes(place), number))) == len(SIZES)
+        assert len(list(Coded(engine, TOP).ask(Request(watching(seen), inboxes(place), number)))) == len(SIZES)
         engine.commit(number)
     assert all(client.state == {} for client in seen)
     assert left(engine, place).keys() == {one.name for one in place.fleet.devices(1)}
@@ -65,20 +65,20 @@ def test_who_has_left_something_out_shares_blocks_with_who_has_not(world: Callab
     seen: list[Client] = []
     engine = place.engine(FedAvg())
     some = dict(list(inboxes(place).items())[:2])
-    list(Coded(engine, TOP).ask(watching(seen), some, 1))
-    list(Coded(engine, TOP).ask(watching(seen), inboxes(place), 1))
+    list(Coded(engine, TOP).ask(Request(watching(seen), some, 1)))
+    list(Coded(engine, TOP).ask(Request(watching(seen), inboxes(place), 1)))
     assert [len(client.seen_labels) for client in seen] == [2, 4]
 
 
 def test_what_was_left_out_counts_from_the_commit_on(place: Any) -> None:
     engine = place.engine(FedAvg())
-    list(Coded(engine, TOP).ask(watching([]), inboxes(place), 1))
+    list(Coded(engine, TOP).ask(Request(watching([]), inboxes(place), 1)))
     assert left(engine, place)
-    engine.memory.abandon()
+    engine.client_states.rollback()
     assert not left(engine, place)
-    list(Coded(engine, TOP).ask(watching([]), inboxes(place), 1))
+    list(Coded(engine, TOP).ask(Request(watching([]), inboxes(place), 1)))
     engine.commit(1)
-    engine.memory.abandon()
+    engine.client_states.rollback()
     assert left(engine, place)
 
 
@@ -90,16 +90,16 @@ def test_whoever_is_not_heard_leaves_nothing_out(place: Any) -> None:
         None,
         lambda lost: None,
     )
-    heard = {reply.device.name for reply in faulty.ask(watching([]), inboxes(place), 1)}
+    heard = {reply.device.name for reply in faulty.ask(Request(watching([]), inboxes(place), 1))}
     assert heard == left(engine, place).keys() == {"0", "4", "5"}
     assert sorted((one.device, one.code) for one in place.refusals) == [("2", "NONFINITE"), ("3", "SHAPE")]
 
 
-@pytest.mark.parametrize("codec", [Codec(Half(torch.float16), Half(torch.float16)), Codec(Int8()), TOP, BOTH])
+@pytest.mark.parametrize("codec", [Compression(HalfPrecision(torch.float16), HalfPrecision(torch.float16)), Compression(Int8()), TOP, BOTH])
 @pytest.mark.parametrize("how", ["nan", "inf", "huge", "shape"])
-def test_whatever_breaks_on_the_way_is_refused(codec: Codec, how: Any, place: Any) -> None:
+def test_whatever_breaks_on_the_way_is_refused(codec: Compression, how: Any, place: Any) -> None:
     faulty = FaultInjector(Coded(place.engine(FedAvg()), codec), FaultPlan(broken={"2": how}), None, lambda lost: None)
-    assert {one.device.name for one in faulty.ask(watching([]), inboxes(place), 1)} == {"0", "1", "3", "4", "5"}
+    assert {one.device.name for one in faulty.ask(Request(watching([]), inboxes(place), 1))} == {"0", "1", "3", "4", "5"}
     assert [one.device for one in place.refusals] == ["2"]
 
 
@@ -112,7 +112,7 @@ def test_seconds_are_those_of_what_travels(place: Any) -> None:
             found[device.name] = size
             return 1.0
 
-        list(FaultInjector(engine, FaultPlan(), seconds, lambda lost: None).ask(watching([]), inboxes(place), 1))
+        list(FaultInjector(engine, FaultPlan(), seconds, lambda lost: None).ask(Request(watching([]), inboxes(place), 1)))
     assert all(moved["coded"][name] < moved["plain"][name] / 2 for name in moved["plain"])
 
 
@@ -121,7 +121,7 @@ def test_norms_are_of_updates_and_not_of_rounding(place: Any) -> None:
     still = Task("still", lambda client, inbox: ClientResult(upload=inbox), {"weights": like("weights")})
     norms = Norms(1.0)
     engine = place.engine(FedAvg(), norms=norms)
-    list(Coded(engine, Codec(Int8(), Int8())).ask(still, inboxes(place), 1))
+    list(Coded(engine, Compression(Int8(), Int8())).ask(Request(still, inboxes(place), 1)))
     engine.commit(1)
     assert {length for lengths in norms.earlier().values() for length in lengths} == {0.0}
 
@@ -135,9 +135,9 @@ def test_devices_see_what_arrived_and_still_share_it(world: Callable[..., Any]) 
         got.append(inbox)
         return ClientResult(upload={"weights": inbox["weights"]})
 
-    task, codec = Task("look", run, {"weights": like("weights")}), Codec(None, Half(torch.float16))
+    task, codec = Task("look", run, {"weights": like("weights")}), Compression(None, HalfPrecision(torch.float16))
     boxes = {device: {"weights": shared} for device in place.fleet.devices(1)}
-    replies = list(Coded(place.engine(FedAvg()), codec).ask(task, boxes, 1))
+    replies = list(Coded(place.engine(FedAvg()), codec).ask(Request(task, boxes, 1)))
     for name, tensor in got[0]["weights"].items():
         assert tensor.stride(0) == 0
         assert torch.equal(tensor[0], shared[name].half().float() if shared[name].dim() > 1 else shared[name])
@@ -148,7 +148,7 @@ def test_what_the_server_computes_does_not_travel(place: Any) -> None:
     here = {device.on_server(): inbox for device, inbox in inboxes(place).items()}
     engine = place.engine(FedAvg())
     coded, plain = (
-        {one.device.name: fingerprint(one.upload) for one in made.ask(watching([]), here, 1)}
+        {one.device.name: fingerprint(one.upload) for one in made.ask(Request(watching([]), here, 1))}
         for made in (Coded(engine, BOTH), engine)
     )
     assert coded == plain
@@ -168,13 +168,13 @@ def test_workers_change_no_bits(workers: int, place: Any) -> None:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("codec", [BOTH, Codec(Int8(), Half(torch.float16))])
-def test_blocks_learn_what_each_device_learns_alone(codec: Codec, world: Callable[..., Any], difference: Any) -> None:
+@pytest.mark.parametrize("codec", [BOTH, Compression(Int8(), HalfPrecision(torch.float16))])
+def test_blocks_learn_what_each_device_learns_alone(codec: Compression, world: Callable[..., Any], difference: Any) -> None:
     place = world(widths=(1.0, 0.5), sizes=SIZES)
     engines = [place.engine(HeteroFL(), devices_per_block=block) for block in (1, 16)]
     servers = [place.play(HeteroFL(), Coded(engine, codec), rounds=3) for engine in engines]
     assert difference(*servers) <= 1e-8
-    held = [engine.memory.committed for engine in engines]
+    held = [engine.client_states.committed for engine in engines]
     assert held[0].keys() == held[1].keys()
     assert all(difference(held[0][name], held[1][name]) <= 1e-8 for name in held[0])
 
@@ -203,7 +203,7 @@ def test_nothing_is_left_out_where_nothing_is_sent(place: Any) -> None:
     engine = place.engine(Standalone())
     place.play(Standalone(), Coded(engine, TOP))
     assert not left(engine, place)
-    assert engine.memory.committed.keys() == {one.name for one in place.fleet.devices(1)}
+    assert engine.client_states.committed.keys() == {one.name for one in place.fleet.devices(1)}
 
 
 def test_feedback_brings_what_would_be_lost(world: Callable[..., Any]) -> None:
@@ -220,9 +220,9 @@ def test_feedback_brings_what_would_be_lost(world: Callable[..., Any]) -> None:
     moved = {}
     for error_feedback in (True, False):
         engine, weights = place.engine(FedAvg()), torch.zeros(4, 5)
-        coded = Coded(engine, Codec(TopK(0.3, error_feedback)))
+        coded = Coded(engine, Compression(TopK(0.3, error_feedback)))
         for number in range(1, 6):
-            (reply,) = coded.ask(task, {device: {"weights": {"w": weights}}}, number)
+            (reply,) = coded.ask(Request(task, {device: {"weights": {"w": weights}}}, number))
             engine.commit(number)
             weights = reply.upload["weights"]["w"]
         moved[error_feedback] = int((weights[1:] > 0).sum())
@@ -233,6 +233,6 @@ def test_only_once_for_whoever_asks_twice(place: Any) -> None:
     """Two questions of one task in a round: the second begins with what the first has left out."""
     engine = place.engine(FedAvg())
     coded = Coded(engine, TOP)
-    first, second = (list(coded.ask(watching([]), inboxes(place), 1, repeat)) for repeat in (0, 1))
+    first, second = (list(coded.ask(Request(watching([]), inboxes(place), 1, repeat))) for repeat in (0, 1))
     both = {reply.device.name: fingerprint(reply.upload) for reply in second}
     assert any(both[reply.device.name] != fingerprint(reply.upload) for reply in first)

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.client import Bounded, Client, ClientResult, Task, like, shaped
-from fedloom.engines import Codec, Question, Refusal, encode_reply, opened, refuse
-from fedloom.engines.compression import Code, Half, Int8, TopK
+from fedloom.engines import Compression, Question, Refusal, encode_reply, opened, refuse
+from fedloom.engines.compression import Compressor, HalfPrecision, Int8, TopK
 from fedloom.fleet import Device, Reply
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
 from tests.engines.test_protocol import question as any_question
 
-FLOAT16, INT8, TOP = Half(torch.float16), Int8(), TopK(0.1)
+FLOAT16, INT8, TOP = HalfPrecision(torch.float16), Int8(), TopK(0.1)
 CODECS = {
-    "float16": Codec(FLOAT16, FLOAT16),
-    "int8": Codec(INT8, INT8),
-    "top_k": Codec(TOP, None),
-    "top_k and int8": Codec(TOP, INT8),
-    "down alone": Codec(None, FLOAT16),
-    "a little": Codec(TopK(0.01), None),
+    "float16": Compression(FLOAT16, FLOAT16),
+    "int8": Compression(INT8, INT8),
+    "top_k": Compression(TOP, None),
+    "top_k and int8": Compression(TOP, INT8),
+    "down alone": Compression(None, FLOAT16),
+    "a little": Compression(TopK(0.01), None),
 }
 
 
@@ -70,25 +70,25 @@ def answer(inbox: Parcel, seed: int = 5) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def sent_by(codec: Codec, left: Parcel | None = None) -> tuple[Reply, Parcel]:
+def sent_by(codec: Compression, left: Parcel | None = None) -> tuple[Reply, Parcel]:
     got = codec.decode_down(codec.encode_down(INBOX))
     coded, after = codec.encode_up(TASK, got, answer(got), left or {})
     return Reply(DEVICE, 3, coded), after
 
 
-def heard(codec: Codec, reply: Reply) -> Reply:
+def heard(codec: Compression, reply: Reply) -> Reply:
     found = codec.decode_up(reply, TASK, INBOX)
     assert isinstance(found, Reply), found
     return found
 
 
 @pytest.fixture(params=CODECS.values(), ids=CODECS)
-def codec(request: pytest.FixtureRequest) -> Codec:
-    made: Codec = request.param
+def codec(request: pytest.FixtureRequest) -> Compression:
+    made: Compression = request.param
     return made
 
 
-def test_what_goes_down_is_read_as_the_simulation_rounds_it(codec: Codec) -> None:
+def test_what_goes_down_is_read_as_the_simulation_rounds_it(codec: Compression) -> None:
     read = codec.decode_down(codec.encode_down(INBOX))
     assert list(read) == list(INBOX)
     for bundle, tensors in INBOX.items():
@@ -100,12 +100,12 @@ def test_what_goes_down_is_read_as_the_simulation_rounds_it(codec: Codec) -> Non
 
 
 @pytest.mark.usefixtures("double")
-def test_double_numbers_come_down_as_double_numbers(codec: Codec) -> None:
+def test_double_numbers_come_down_as_double_numbers(codec: Compression) -> None:
     read = codec.decode_down(codec.encode_down({"weights": {"w": torch.randn(3, 4, dtype=torch.float64)}}))
     assert read["weights"]["w"].dtype == torch.float64
 
 
-def test_the_server_adds_updates_to_what_it_has(codec: Codec) -> None:
+def test_the_server_adds_updates_to_what_it_has(codec: Compression) -> None:
     """And not to what a device made of it: what nobody changed stays to the bit, whatever rounding there was."""
     got = codec.decode_down(codec.encode_down(INBOX))
     still = {**answer(got), "weights": got["weights"]}
@@ -114,7 +114,7 @@ def test_the_server_adds_updates_to_what_it_has(codec: Codec) -> None:
     assert fingerprint({"w": found.upload["weights"]}) == fingerprint({"w": INBOX["weights"]})
 
 
-def test_what_comes_back_is_near_what_was_sent_and_passes_the_gate(codec: Codec) -> None:
+def test_what_comes_back_is_near_what_was_sent_and_passes_the_gate(codec: Compression) -> None:
     reply, left = sent_by(codec)
     found = heard(codec, reply)
     assert refuse(found, TASK, INBOX) is None
@@ -137,13 +137,13 @@ def test_only_what_belongs_to_updates_is_left_out() -> None:
     assert {drawer: list(tensors) for drawer, tensors in left.items()} == {"train weights": ["a.weight", "column"]}
     for name in ("float16", "int8", "down alone"):
         assert sent_by(CODECS[name])[1] == {}
-    assert sent_by(Codec(TopK(0.1, error_feedback=False)))[1] == {}
+    assert sent_by(Compression(TopK(0.1, error_feedback=False)))[1] == {}
 
 
 @given(st.integers(1, 5), st.floats(0.02, 1.0))
 def test_what_was_left_out_comes_with_the_next_update(rounds: int, share: float) -> None:
     """All that was ever sent and what is left are all that ever changed."""
-    codec, left = Codec(TopK(share)), dict[str, Any]()
+    codec, left = Compression(TopK(share)), dict[str, Any]()
     changed = arrived = torch.zeros(6, 5, 2)
     for number in range(rounds):
         told = answer(INBOX, seed=10 * number)
@@ -161,7 +161,7 @@ def test_what_was_left_out_comes_with_the_next_update(rounds: int, share: float)
 
 
 def test_one_update_and_what_is_left_of_it_are_exact() -> None:
-    codec = Codec(TOP)
+    codec = Compression(TOP)
     before = {"train weights": {"a.weight": numbers(6, 5, 2, seed=9)}, "other task": {"w": numbers(2, 2)}}
     told = answer(INBOX)
     coded, after = codec.encode_up(TASK, INBOX, told, before)
@@ -178,7 +178,7 @@ def test_a_device_of_another_size_begins_anew() -> None:
     assert fingerprint(again.upload) == fingerprint(fresh.upload)
 
 
-def test_bytes_are_known_before_anything_is_written(codec: Codec) -> None:
+def test_bytes_are_known_before_anything_is_written(codec: Compression) -> None:
     reply, _ = sent_by(codec)
     assert codec.up_bytes(TASK, answer(INBOX)) == payload_bytes(reply.upload)
     assert codec.down_bytes(INBOX) == payload_bytes(codec.encode_down(INBOX))
@@ -197,14 +197,14 @@ def test_no_name_is_mistaken_for_another() -> None:
         CODECS["int8"].encode_down({"weights": {"x@int8": torch.ones(2, 2)}})
 
 
-def letter(codec: Codec, sent: Parcel) -> Reply | Refusal:
+def letter(codec: Compression, sent: Parcel) -> Reply | Refusal:
     """By mail: the same gate for what travels, which declares itself."""
     asked = Question("run", 1, 0, codec.asked(TASK), DEVICE, INBOX)
     found = opened(encode_reply(asked.heading(3), sent), asked)
     return found if isinstance(found, Refusal) else codec.decode_up(found, TASK, INBOX)
 
 
-def test_mail_changes_no_bits(codec: Codec) -> None:
+def test_mail_changes_no_bits(codec: Compression) -> None:
     reply, _ = sent_by(codec)
     found = letter(codec, reply.upload)
     assert isinstance(found, Reply)
@@ -297,7 +297,7 @@ def noise(tensor: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def test_a_device_that_sends_what_it_should_not_is_refused_and_not_crashed_on() -> None:
-    codec: Codec = CODECS["top_k and int8"]
+    codec: Compression = CODECS["top_k and int8"]
     for bad in (
         {"weights": {"a.weight": torch.ones(2, 5, 2), "bias": torch.ones(6), "column": torch.ones(7, 1)}},
         {"weights": {"b": torch.ones(2, 2)}},
@@ -309,4 +309,4 @@ def test_a_device_that_sends_what_it_should_not_is_refused_and_not_crashed_on() 
 
 def test_a_codec_is_a_value() -> None:
     code: Code = TopK(0.1)
-    assert Codec(code, None) == Codec(TopK(0.1), None) != Codec(TopK(0.2), None)
+    assert Compression(code, None) == Compression(TopK(0.1), None) != Compression(TopK(0.2), None)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.engines.compression import UP, Code, Half, Int8, Malformed, TopK, Whole, is_coded
+from fedloom.engines.compression import UPLINK, Compressor, HalfPrecision, Int8, Malformed, TopK, FullUpdate, is_compressible
 from fedloom.tensors import Tensors
 
 EVERY: list[Code] = [
-    Whole(), Half(torch.float16), Half(torch.bfloat16), Int8(), Int8("tensor"), TopK(0.1), TopK(0.02), TopK(1.0),
+    Whole(), HalfPrecision(torch.float16), HalfPrecision(torch.bfloat16), Int8(), Int8("tensor"), TopK(0.1), TopK(0.02), TopK(1.0),
 ]  # fmt: skip
 
 
@@ -48,12 +48,12 @@ def test_what_comes_is_as_long_as_was_said_and_is_read_as_it_was(code: Code, ten
 @given(tensors(6e4))
 def test_half_numbers_are_off_by_half_a_step_at_most(tensor: Tensor) -> None:
     """A step is the 1024th part of a number, and near zero the smallest number there is."""
-    assert bool(((read(Half(torch.float16), tensor) - tensor).abs() <= tensor.abs() / 2048 + 2.0**-25).all())
-    assert bool(((read(Half(torch.bfloat16), tensor) - tensor).abs() <= tensor.abs() / 256).all())
+    assert bool(((read(HalfPrecision(torch.float16), tensor) - tensor).abs() <= tensor.abs() / 2048 + 2.0**-25).all())
+    assert bool(((read(HalfPrecision(torch.bfloat16), tensor) - tensor).abs() <= tensor.abs() / 256).all())
 
 
 def test_half_numbers_have_a_largest_and_hide_nothing() -> None:
-    found = read(Half(torch.float16), torch.tensor([[1e9, -1e9], [math.inf, math.nan]]))
+    found = read(HalfPrecision(torch.float16), torch.tensor([[1e9, -1e9], [math.inf, math.nan]]))
     assert found[0].tolist() == [65504.0, -65504.0]
     assert found[1, 0] == math.inf
     assert found[1, 1].isnan()
@@ -154,5 +154,5 @@ def test_only_numbers_in_tables_are_coded(shape: tuple[int, ...], dtype: torch.d
 
 def test_every_code_has_a_name() -> None:
     assert {name: made(**({"share": 0.1} if name == "top_k" else {})) for name, made in UP.items()} == {
-        "float16": Half(torch.float16), "bfloat16": Half(torch.bfloat16), "int8": Int8(), "top_k": TopK(0.1),
+        "float16": HalfPrecision(torch.float16), "bfloat16": HalfPrecision(torch.bfloat16), "int8": Int8(), "top_k": TopK(0.1),
     }  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from fedloom.client import Task, like, shaped
 from fedloom.engines import refuse
 from fedloom.engines.faults import FaultInjector, FaultPlan, damaged
-from fedloom.fleet import Device, Reply
+from fedloom.fleet import Device, Reply, Request
 from fedloom.footprints import Footprint
 from fedloom.methods import METHODS
 
@@ -60,7 +60,7 @@ def test_whoever_is_lost_once_is_lost_for_the_round(world):
     )
     cohort, weights = made.fleet.eligible_devices(1), method.start(made.fleet, 0)["weights"]
     for repeat in (0, 1):
-        replies = list(slow.ask(method.train, {device: {"weights": weights} for device in cohort}, 1, repeat))
+        replies = list(slow.ask(Request(method.train, {device: {"weights": weights} for device in cohort}, 1, repeat)))
         assert {reply.device.name for reply in replies} == {"0", "2"}
     assert [(one.device, one.code) for one in events] == [("1", "LATE")]
     assert [device.name for device in slow.hearing.answered()] == ["0", "2"]
@@ -71,8 +71,8 @@ def test_the_server_does_not_lose_itself(world):
     method = METHODS["fedavg"]()
     made = world()
     dead = FaultInjector(made.engine(method), FaultPlan(dead=dict.fromkeys("012", "gone")), None, lambda lost: None)
-    answers = list(dead.ask(replace(method.train, sends={}, run=method.train.without_upload("train").run), {
+    answers = list(dead.ask(Request(replace(method.train, sends={}, run=method.train.without_upload("train").run), {
         device.on_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.eligible_devices(1)
-    }, 1))  # fmt: skip
+    }, 1)))  # fmt: skip
     assert len(answers) == 3
     assert dead.hearing.asked == {}

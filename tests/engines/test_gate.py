@@ -10,8 +10,8 @@ from torch import nn
 
 from fedloom.client import Client, ClientResult, Task, like, shaped
 from fedloom.engines import refuse
-from fedloom.fleet import Device, Reply, make_nested_tiers
-from fedloom.models import model
+from fedloom.fleet import Device, Reply, Request, make_nested_tiers
+from fedloom.models import build_model
 from fedloom.tensors import Parcel
 
 
@@ -28,7 +28,7 @@ INBOX = {"weights": {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}}
 
 
 def device() -> Device:
-    tier = make_nested_tiers([("a", model("tiny", tiny, {}, (2,), 3))])[0]
+    tier = make_nested_tiers([("a", build_model("tiny", tiny, {}, (2,), 3))])[0]
     return Device("07", "a", tier.model, tier.footprint)
 
 
@@ -110,7 +110,7 @@ def test_the_engine_reports_refusals_and_goes_on(world: Callable[..., Any]) -> N
     task = Task("train", one_is_broken, {"weights": like("weights")})
     engine = place.engine(FedAvg())
     inbox = {"weights": place.fleet.global_model.initial_weights(0)}
-    replies = list(engine.ask(task, dict.fromkeys(place.fleet.devices(1), inbox), 1))
+    replies = list(engine.ask(Request(task, dict.fromkeys(place.fleet.devices(1), inbox), 1)))
     assert sorted(reply.device.name for reply in replies) == ["0", "2"]
     assert [(refusal.device, refusal.code) for refusal in place.refusals] == [("1", "NONFINITE")]
 

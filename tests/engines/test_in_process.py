@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedloom.client import Client, ClientResult, Milestones, Schedule, Task, like
 from fedloom.engines import build_client_data, devices_at_once
-from fedloom.fleet import Device, Reply
+from fedloom.fleet import Device, Reply, Request
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import MODELS, model
+from fedloom.models import MODELS, build_model
 from fedloom.tensors import Parcel
 
 
@@ -33,7 +33,7 @@ def inboxes(place: Any, devices: list[Device] | None = None) -> Mapping[Device, 
 
 
 def ask(place: Any, task: Task, devices: list[Device] | None = None, **changes: Any) -> list[Reply]:
-    return list(place.engine(FedAvg(), **changes).ask(task, inboxes(place, devices), 1))
+    return list(place.engine(FedAvg(), **changes).ask(Request(task, inboxes(place, devices), 1)))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: C
         place = world(sizes=(*sizes, 8), schedule=Schedule(4))
         first = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:1]}
         both = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:2]}
-        alone, company = (list(place.engine(FedAvg()).ask(FedAvg().train, inboxes, 1)) for inboxes in (first, both))
+        alone, company = (list(place.engine(FedAvg()).ask(Request(FedAvg().train, inboxes, 1))) for inboxes in (first, both))
     finally:
         torch.set_default_dtype(before)
     own = {reply.device.name: reply.upload["weights"] for reply in company}["0"]
@@ -74,7 +74,7 @@ def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: C
 
 @pytest.mark.parametrize(("width", "at_once"), [(1.0, 1), (0.5, 4), (0.25, 8), (0.125, 8), (0.0625, 8)])
 def test_how_many_run_at_once_depends_on_the_model_alone(width: float, at_once: int) -> None:
-    assert devices_at_once(model("convnet", MODELS["convnet"], {"width": width}, (1, 28, 28), 10)) == at_once
+    assert devices_at_once(build_model("convnet", MODELS["convnet"], {"width": width}, (1, 28, 28), 10)) == at_once
 
 
 def test_tiers_can_have_blocks_of_their_own(world: Callable[..., Any]) -> None:
@@ -144,7 +144,7 @@ def test_a_pool_holds_what_its_devices_hold(world: Callable[..., Any]) -> None:
 def batches(place: Any, number: int = 1, repeat: int = 0, stream: str = "watch", seed: int = 0) -> list[Any]:
     seen: list[Client] = []
     engine = place.engine(FedAvg(), seed=seed)
-    list(engine.ask(replace(watching(seen), stream=stream), inboxes(place), number, repeat))
+    list(engine.ask(Request(replace(watching(seen), stream=stream), inboxes(place), number, repeat)))
     return [[step.rows.tolist() for step in client.plan] for client in seen]
 
 
@@ -182,7 +182,7 @@ def test_the_learning_rate_follows_the_round(world: Callable[..., Any]) -> None:
     rates = []
     for number in (1, 2, 3):
         seen: list[Client] = []
-        list(engine.ask(watching(seen), inboxes(place), number))
+        list(engine.ask(Request(watching(seen), inboxes(place), number)))
         rates.append(seen[0].optimizer.learning_rate)
     assert rates == [0.1, 0.1, 0.05]
 
@@ -196,7 +196,7 @@ def test_what_all_devices_share_reaches_the_block_uncopied(world: Callable[..., 
         return ClientResult({"weights": inbox["weights"]})
 
     task = Task("watch", run, {"weights": like("weights")})
-    list(place.engine(FedAvg()).ask(task, {one: {"weights": weights} for one in place.fleet.devices(1)}, 1))
+    list(place.engine(FedAvg()).ask(Request(task, {one: {"weights": weights} for one in place.fleet.devices(1)}, 1)))
     assert tuple(found[0].shape) == (3, *weights["classifier.weight"].shape)
     assert found[0].untyped_storage().data_ptr() == weights["classifier.weight"].untyped_storage().data_ptr()
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from fedloom.fleet import Request
 import fedloom
 from fedloom.client import ClientResult, Schedule, Sgd
 from fedloom.engines import InProcess, WorkerPool, lockstep
 from fedloom.engines import blocks as module_of_works
-from fedloom.engines.blocks import Block, Request, is_block_invariant, make_blocks, run_block
+from fedloom.engines.in_process import Block, Request, is_block_invariant, make_blocks, run_block
 from fedloom.methods import Method
 from fedloom.models import Model
 from fedloom.recipe.load import load
@@ -80,7 +81,7 @@ def assert_bits_of_running_alone(method: Method, place: Any, parcels_equal: Call
         for number in (1, 2):
             server = method.round(server, place.context(engine, number))
             engine.commit(number)
-            kept = {device.name: engine.memory.recall(device) for device in place.fleet.devices(1)}
+            kept = {device.name: engine.client_states.recall(device) for device in place.fleet.devices(1)}
             yield {**server, **{f"{who} {name}": one for who, parcel in kept.items() for name, one in parcel.items()}}
 
     engines = [place.engine(method, seed=seed) for seed in (0, 1)]
@@ -184,7 +185,7 @@ class TestConvoy:
         def asks(one: InProcess) -> Iterator[int]:
             try:
                 yield 2
-                list(one.ask(Registry().methods["fedavg"]().train, {}, 1))  # type: ignore[attr-defined]
+                list(one.ask(Request(Registry().methods["fedavg"]().train, {}, 1)))  # type: ignore[attr-defined]
                 yield 3
             finally:
                 ended.append(True)

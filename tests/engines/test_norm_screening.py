@@ -13,7 +13,7 @@ import fedloom
 from fedloom.client import Client, ClientResult, Task, like, shaped
 from fedloom.engines import Norms
 from fedloom.engines.norm_screening import KEPT
-from fedloom.fleet import Reply
+from fedloom.fleet import Reply, Request
 from fedloom.fleet.round_context import update_norm
 from fedloom.methods import METHODS
 from fedloom.recipe.errors import RecipeError
@@ -43,7 +43,7 @@ def asked(place: Any, engine: Any, number: int, *steps: float) -> list[str]:
     """Who was admitted of as many devices as there are steps."""
     devices = place.fleet.devices(number)[: len(steps)]
     inbox = {"weights": place.fleet.global_model.initial_weights(0)}
-    replies = list(engine.ask(moved_by(*steps), dict.fromkeys(devices, inbox), number))
+    replies = list(engine.ask(Request(moved_by(*steps), dict.fromkeys(devices, inbox), number)))
     engine.commit(number)
     return sorted(reply.device.name for reply in replies)
 
@@ -63,7 +63,7 @@ def test_in_the_first_round_those_are_compared_who_answer_the_same(place: Any) -
     (refusal,) = place.refusals
     assert (refusal.device, refusal.code) == ("1", "NORM")
     assert "5 times" in refusal.reason
-    assert sorted(engine.memory.committed) == ["0", "2", "3"]  # what it would remember is not kept either
+    assert sorted(engine.client_states.committed) == ["0", "2", "3"]  # what it would remember is not kept either
 
 
 def test_later_updates_are_compared_with_those_admitted_before(place: Any) -> None:
@@ -102,7 +102,7 @@ def test_a_task_that_moves_nothing_is_left_alone(place: Any) -> None:
 
     engine = engine_of(place)
     task = Task("tell", run, {"told": shaped(x=((1,), torch.float32))})
-    replies = list(engine.ask(task, {device: {} for device in place.fleet.devices(1)[:3]}, 1))
+    replies = list(engine.ask(Request(task, {device: {} for device in place.fleet.devices(1)[:3]}, 1)))
     assert len(replies) == 3
 
 
@@ -131,7 +131,7 @@ def test_tiers_are_not_compared_with_each_other(world: Callable[..., Any]) -> No
         return moved_by(*steps[tier]).run(client, inbox)
 
     task = replace(moved_by(), run=run)
-    assert len(list(engine.ask(task, inboxes, 1))) == 4
+    assert len(list(engine.ask(Request(task, inboxes, 1)))) == 4
 
 
 @pytest.mark.slow

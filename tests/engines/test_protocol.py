@@ -12,7 +12,7 @@ from fedloom.client import Bounded, Client, ClientResult, Task, like, shaped
 from fedloom.engines import Question, Refusal, encode_reply, opened
 from fedloom.engines.protocol import ENTRY
 from fedloom.fleet import Device, Reply, make_nested_tiers
-from fedloom.models import model
+from fedloom.models import build_model
 from fedloom.tensors import Parcel, fingerprint
 from tests.malformed import MALFORMED, head_of, honest, with_head
 from tests.pickles import pickles_heard
@@ -40,7 +40,7 @@ INBOX = {"weights": {"weight": torch.zeros(3, 2), "b/ias": torch.zeros(3), "one"
 
 
 def question(**changes: Any) -> Question:
-    tier = make_nested_tiers([("a", model("tiny", tiny, {}, (2,), 3))])[0]
+    tier = make_nested_tiers([("a", build_model("tiny", tiny, {}, (2,), 3))])[0]
     asked = Question("first run", 4, 0, TASK, Device("07", "a", tier.model, tier.footprint), INBOX, max_examples=1000)
     return replace(asked, **changes)
 

@@ -165,6 +165,6 @@ def test_every_method_learns_the_same_in_other_processes(
         assert parcels_equal(place.play(method, here), place.play(method, pool))
     finally:
         pool.close()
-    assert here.memory.committed.keys() == there.memory.committed.keys()
-    for name, memory in here.memory.committed.items():
-        assert parcels_equal(memory, there.memory.committed[name])
+    assert here.client_states.committed.keys() == there.client_states.committed.keys()
+    for name, memory in here.client_states.committed.items():
+        assert parcels_equal(memory, there.client_states.committed[name])

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fedloom.data import Preparation
 from fedloom.evaluation import StaticBatchNorm
-from fedloom.fleet import Tier, make_nested_tiers
+from fedloom.fleet import Request, Tier, make_nested_tiers
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import model
+from fedloom.models import build_model
 from fedloom.tensors import payload_bytes
 
 METHOD = HeteroFL()
@@ -27,7 +27,7 @@ def filled(place: Any, query: StaticBatchNorm, tier: Tier | None = None, listene
     fleet, tier = place.fleet, tier or place.fleet.largest
 
     def ask(task: Any, boxes: Any) -> list[Any]:
-        replies = list(engine.ask(task, boxes, 1))
+        replies = list(engine.ask(Request(task, boxes, 1)))
         if listener is not None:
             listener.extend(replies)
         return replies
@@ -36,7 +36,7 @@ def filled(place: Any, query: StaticBatchNorm, tier: Tier | None = None, listene
 
 
 def norm_first_world(world: Callable[..., Any], sizes: tuple[int, ...]) -> Any:
-    return world(sizes=sizes, models=[("a", model("norm_first", norm_first, {}, (1, 6, 6), 4))])
+    return world(sizes=sizes, models=[("a", build_model("norm_first", norm_first, {}, (1, 6, 6), 4))])
 
 
 def mean_and_variance(images: Tensor) -> tuple[float, float]:
@@ -77,7 +77,7 @@ def test_pooled_batches_mix_all_devices(world: Callable[..., Any]) -> None:
 
 def test_pooled_and_per_device_differ_where_devices_do(world: Callable[..., Any]) -> None:
     """Devices of one label each: their batches vary less than mixed ones."""
-    place = world(sizes=(8, 8), labels=[[0], [1]], models=[("a", model("norm_first", norm_first, {}, (1, 6, 6), 4))])
+    place = world(sizes=(8, 8), labels=[[0], [1]], models=[("a", build_model("norm_first", norm_first, {}, (1, 6, 6), 4))])
     x = place.dataset.train.x
     x.copy_(x // 4)
     x[8:] += 150
@@ -141,7 +141,10 @@ def test_the_order_of_answers_does_not_matter(world: Callable[..., Any]) -> None
     engine, weights, fleet = place.engine(METHOD), place.fleet.global_model.initial_weights(0), place.fleet
     made = [
         StaticBatchNorm("per_device", 4).fill(
-            {fleet.largest: weights}, fleet, lambda t, boxes, step=step: list(engine.ask(t, boxes, 1))[::step], 1
+            {fleet.largest: weights},
+            fleet,
+            lambda t, boxes, step=step: list(engine.ask(Request(t, boxes, 1)))[::step],
+            1,
         )[fleet.largest]
         for step in (1, -1)
     ]
@@ -176,7 +179,7 @@ def test_augmented_images_are_looked_at_as_in_training(world: Callable[..., Any]
     place = world(
         sizes=(8,),
         preparation=Preparation(crop_padding=4),
-        models=[("a", model("norm_first", norm_first, {}, (1, 6, 6), 4))],
+        models=[("a", build_model("norm_first", norm_first, {}, (1, 6, 6), 4))],
     )
     place.dataset.train.x[:] = 255
     assert float(filled(place, StaticBatchNorm("pooled", 8))["0.running_mean"]) < 0.99

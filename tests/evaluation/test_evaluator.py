@@ -16,10 +16,10 @@ from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
 from fedloom.evaluation import Evaluator, Row, StaticBatchNorm
-from fedloom.fleet import DeviceModel, Fleet, make_nested_tiers, tier_slices
+from fedloom.fleet import DeviceModel, Fleet, Request, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
-from fedloom.models import Model, model
+from fedloom.models import Model, build_model
 
 CLASSES = 4
 
@@ -40,7 +40,7 @@ def judge_of(
         statistics=StaticBatchNorm(),
         batch_size=3,
     )
-    tiers = make_nested_tiers([("a", model("passing", passing, {}, (CLASSES,), CLASSES))])
+    tiers = make_nested_tiers([("a", build_model("passing", passing, {}, (CLASSES,), CLASSES))])
     return evaluator, Fleet(tiers, (1.0,), len(own), seed=0)
 
 
@@ -49,7 +49,7 @@ def ask_of(evaluator: Evaluator, fleet: Fleet) -> Any:
     rows = tuple(np.arange(len(evaluator.dataset.train.y)) for _ in range(fleet.size))
     held = build_client_data(evaluator.dataset, Partition(rows, rows), fleet)
     engine = InProcess(held, ClientStateStore(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
-    return lambda task, boxes: engine.ask(task, boxes, 1)
+    return lambda task, boxes: engine.ask(Request(task, boxes, 1))
 
 
 def first_best(scores: Sequence[float]) -> int:
@@ -104,7 +104,9 @@ def test_accuracies_are_counted_one_by_one(
 def test_loss_is_the_mean_cross_entropy() -> None:
     logits, answers = torch.randn(7, CLASSES), torch.randint(0, CLASSES, (7,))
     evaluator, fleet = judge_of(logits, answers, [[0]], [{0}])
-    rows = evaluator.rows({"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, ask_of(evaluator, fleet), 1, False)
+    rows = evaluator.rows(
+        {"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, ask_of(evaluator, fleet), 1, False
+    )
     total = 0.0
     for line, answer in zip(logits.tolist(), answers.tolist(), strict=True):
         total += math.log(sum(math.exp(score) for score in line)) - line[answer]
@@ -116,7 +118,9 @@ def test_loss_is_the_mean_cross_entropy() -> None:
 def test_only_what_was_asked_for_is_written(tests: tuple[str, ...], per_device: bool) -> None:
     evaluator, fleet = judge_of(torch.eye(CLASSES), torch.arange(CLASSES), [[0], [1, 2]], [{0}, {1}])
     evaluator = replace(evaluator, tests=tests)
-    rows = evaluator.rows({"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, per_device)
+    rows = evaluator.rows(
+        {"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, per_device
+    )
     assert {row.test for row in rows} == set(tests)
     assert any(row.device for row in rows) is (per_device and "local" in tests)
 
@@ -127,7 +131,7 @@ def test_batches_of_the_judge_do_not_matter(world: Callable[..., Any]) -> None:
     engine = place.engine(method)
     found = [
         replace(place.evaluator(), batch_size=size).rows(
-            candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+            candidates, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, True
         )
         for size in (1, 4, 500)
     ]
@@ -147,7 +151,7 @@ def test_every_tier_is_judged_with_its_own_slice_and_statistics(world: Callable[
     server = place.play(method, place.engine(method))
     evaluator, engine = place.evaluator(StaticBatchNorm("pooled", 100)), place.engine(method)
     rows = evaluator.rows(
-        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 2, False
+        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 2, False
     )
     data, found = place.dataset, {(row.tier, row.test, row.metric): row.value for row in rows}
     for tier in place.fleet.tiers:
@@ -186,11 +190,11 @@ def test_personal_models_are_judged_where_they_are(normalization: str, block: in
     engine = place.engine(method, devices_per_block=block)
     candidates = method.eval_targets(place.play(method, engine))
     evaluator, data = place.evaluator(StaticBatchNorm(batch_size=100), batch_size=3), place.dataset
-    rows = evaluator.rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
+    rows = evaluator.rows(candidates, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 2)), 2, True)
     found = {(row.test, row.device, row.tier): row.value for row in rows}
     totals: dict[tuple[str, str], list[int]] = {}
     for number, device in enumerate(place.fleet.devices(1)):
-        module = plain_module(device.model, engine.memory.recall(device)["weights"])
+        module = plain_module(device.model, engine.client_states.recall(device)["weights"])
         for part in module.modules():
             if isinstance(part, nn.BatchNorm2d):
                 part.momentum = 1.0
@@ -214,7 +218,9 @@ def test_padding_counts_neither_as_right_nor_as_asked(world: Callable[..., Any])
     zeros = {name: torch.zeros(shape) for name, shape in place.fleet.global_model.shapes().items()}
     candidate = DeviceModel(lambda client, inbox: (client.model, inbox["zeros"]), lambda device: {"zeros": zeros})
     engine = place.engine(Standalone())
-    rows = place.evaluator().rows({"p": candidate}, place.fleet, lambda t, boxes: engine.ask(t, boxes, 1), 1, True)
+    rows = place.evaluator().rows(
+        {"p": candidate}, place.fleet, lambda t, boxes: engine.ask(Request(t, boxes, 1)), 1, True
+    )
     found = {row.device: row.value for row in rows if row.test == "local"}
     assert found == pytest.approx({"0": 100 * 2 / 5, "1": 100 * 1 / 2, "": 100 * 3 / 7})
 
@@ -225,10 +231,12 @@ def test_a_personal_model_may_be_masked_too(fill: float, world: Callable[..., An
     place, method = world(sizes=(6, 6), labels=labels, normalization="none"), Standalone()
     engine = place.engine(method)
     candidate = DeviceModel(lambda client, inbox: (client.model, client.state["weights"]), unseen_logit=fill)
-    rows = place.evaluator().rows({"p": candidate}, place.fleet, lambda t, boxes: engine.ask(t, boxes, 1), 1, True)
+    rows = place.evaluator().rows(
+        {"p": candidate}, place.fleet, lambda t, boxes: engine.ask(Request(t, boxes, 1)), 1, True
+    )
     found = {(row.test, row.device): row.value for row in rows}
     for number, device in enumerate(place.fleet.devices(1)):
-        module = plain_module(device.model, engine.memory.recall(device)["weights"])
+        module = plain_module(device.model, engine.client_states.recall(device)["weights"])
         with torch.no_grad():
             logits = module(place.dataset.preparation(place.dataset.test.x)).logits.tolist()
         hits = 0
@@ -246,7 +254,7 @@ def test_a_personal_model_may_need_what_the_server_holds(world: Callable[..., An
     engine = place.engine(Standalone())
 
     def ask(task: Any, boxes: Any) -> Any:
-        return engine.ask(task, boxes, 1)
+        return engine.ask(Request(task, boxes, 1))
 
     by_devices = place.evaluator().rows({"p": candidate}, place.fleet, ask, 1, False)
     by_server = place.evaluator().rows({"p": tier_slices(weights)}, place.fleet, ask, 1, False)
@@ -262,7 +270,7 @@ def test_a_device_without_test_examples_has_no_local_accuracy(world: Callable[..
     place, method = world(sizes=(4, 4), test_sizes=(0, 6)), Standalone()
     engine = place.engine(method)
     rows = place.evaluator().rows(
-        method.eval_targets({}), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+        method.eval_targets({}), place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, True
     )
     found = {(row.test, row.device): row.value for row in rows}
     assert ("local", "0") not in found
@@ -275,7 +283,7 @@ def test_missing_answers_leave_the_other_devices_judged(
     place, method = world(sizes=(4, 4, 4)), Standalone()
     engine = meddling(place.engine(method), lambda replies: [one for one in replies if one.device.name != "1"])
     rows = place.evaluator().rows(
-        method.eval_targets({}), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, True
+        method.eval_targets({}), place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, True
     )
     assert {row.device for row in rows} == {"", "0", "2"}
 
@@ -286,7 +294,7 @@ def test_a_model_that_went_astray_is_still_judged(world: Callable[..., Any]) -> 
     server = {"weights": {name: tensor * 1e30 for name, tensor in method.start(place.fleet, 0)["weights"].items()}}
     engine = place.engine(method)
     rows = place.evaluator().rows(
-        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, False
+        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, False
     )
     assert {(row.test, row.metric) for row in rows} >= {("global", "accuracy"), ("local", "accuracy")}
 
@@ -298,7 +306,7 @@ def test_a_tier_nobody_can_carry_does_not_stop_the_others_from_being_judged(worl
     rows = place.evaluator(StaticBatchNorm("per_device", 4)).rows(
         method.eval_targets(method.start(place.fleet, 0)),
         place.fleet,
-        lambda task, boxes: engine.ask(task, boxes, 1),
+        lambda task, boxes: engine.ask(Request(task, boxes, 1)),
         1,
         False,
     )
@@ -314,7 +322,7 @@ def test_a_device_without_examples_does_not_stop_the_others_from_being_judged(
     rows = place.evaluator(StaticBatchNorm("per_device", 4)).rows(
         method.eval_targets(method.start(place.fleet, 0)),
         place.fleet,
-        lambda task, boxes: engine.ask(task, boxes, 1),
+        lambda task, boxes: engine.ask(Request(task, boxes, 1)),
         1,
         True,
     )
@@ -326,7 +334,7 @@ def asked_of(engine: Any, asked: list[int]) -> Any:
 
     def ask(task: Any, boxes: Any) -> Any:
         asked.append(len(boxes) if task.ref[0] == "exam" else 0)
-        return engine.ask(task, boxes, 1)
+        return engine.ask(Request(task, boxes, 1))
 
     return ask
 
@@ -369,7 +377,7 @@ def test_what_is_saved_is_what_was_judged_and_nobody_is_asked_again(world: Calla
 
     def ask(task: Any, boxes: Any) -> Any:
         asked.extend([task.ref] if task.ref[0] == "statistics" else [])
-        return engine.ask(task, boxes, 1)
+        return engine.ask(Request(task, boxes, 1))
 
     candidate = method.eval_targets(method.start(fleet, 0))["server"]
     evaluator.rows({"server": candidate}, fleet, ask, 1, False)

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.client import Sgd
 from fedloom.evaluation import Evaluator, FineTune, Row
-from fedloom.fleet import ServerModel
+from fedloom.fleet import Request, ServerModel
 from fedloom.methods import METHODS
 from fedloom.tensors import combine
 
@@ -24,7 +24,7 @@ def tuned_rows(place: Any, tune: FineTune, block: int = 16) -> tuple[list[Row], 
     candidate = ServerModel(lambda tier: tier.footprint.read(weights))
 
     def ask(task: Any, inboxes: Any) -> Any:
-        return engine.ask(task, inboxes, 1)
+        return engine.ask(Request(task, inboxes, 1))
 
     return evaluator.rows({"server": candidate}, place.fleet, ask, 1, per_device=True, last=True), weights
 
@@ -43,7 +43,7 @@ def test_every_device_tries_every_tier_before_and_after(family: str, world: Call
         assert set(before) == set(after) == {"", "0", "1", "2"}
         each = [share for device, share in after.items() if device]
         assert after[""] == pytest.approx(statistics.fmean(each))
-        assert values(rows, "personalised_std", tier)[""] == pytest.approx(statistics.pstdev(each))
+        assert values(rows, "personalized_std", tier)[""] == pytest.approx(statistics.pstdev(each))
         gains.append(after[""] - before[""])
     assert max(gains) > 0
 
@@ -72,7 +72,7 @@ def test_initial_is_what_the_judge_says_of_each_device(family: str, world: Calla
     filled = place.evaluator().statistics.fill(
         {place.fleet.largest: weights},
         place.fleet,
-        lambda task, boxes: place.engine(METHODS["fedavg"]()).ask(task, boxes, 1),
+        lambda task, boxes: place.engine(METHODS["fedavg"]()).ask(Request(task, boxes, 1)),
         1,
     )[place.fleet.largest]
     for index, own in enumerate(place.partition.test):
@@ -106,7 +106,7 @@ def test_a_tier_that_is_an_exit_of_another_needs_no_pass_of_its_own(
     engine = place.engine(METHODS["fedavg"]())
 
     def logits(models: Any) -> Any:
-        return evaluator.logits(models, place.fleet, lambda task, boxes: engine.ask(task, boxes, 1), order)
+        return evaluator.logits(models, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), order)
 
     def counted(self: Any, *arguments: Any) -> Any:
         passes.append("simple" if self == small else "complex")

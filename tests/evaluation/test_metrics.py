@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedloom.evaluation.metrics import exponential, is_correct, per_group, percent, unigram_perplexity
+from fedloom.evaluation.metrics import is_correct, per_group, percent, perplexity_from_loss, unigram_perplexity
 
 
 def test_of_equal_logits_the_lowest_class_wins() -> None:
@@ -33,8 +33,8 @@ def test_groups_are_summed_and_empty_ones_are_zero() -> None:
 
 
 def test_a_loss_beyond_all_bounds_is_an_infinite_perplexity():
-    assert exponential(1.0) == pytest.approx(math.e)
-    assert exponential(800.0) == exponential(math.inf) == math.inf
+    assert perplexity_from_loss(1.0) == pytest.approx(math.e)
+    assert perplexity_from_loss(800.0) == perplexity_from_loss(math.inf) == math.inf
 
 
 def test_one_who_knows_only_how_often_words_occur():

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from fedloom.client import Batch
 from fedloom.data import Preparation
-from fedloom.evaluation.sequence import LARGEST_LOSS, device_sums, position_metrics, row_sums, sum_over_batches
+from fedloom.evaluation.sequence import LARGEST_LOSS, device_sums, row_sums, sequence_metrics, sum_over_batches
 
 
 def measured(losses: Tensor, batch_size: int) -> dict[str, float]:
     """Of one device's losses [rows, positions], none of them right, nothing hidden."""
     rows = row_sums(losses[None], torch.zeros(1, *losses.shape, dtype=torch.bool), None)
-    return position_metrics([device_sums(rows, torch.ones(1, len(losses), dtype=torch.bool), batch_size)])
+    return sequence_metrics([device_sums(rows, torch.ones(1, len(losses), dtype=torch.bool), batch_size)])
 
 
 def test_perplexity_is_a_mean_of_exponentials_or_the_exponential_of_a_mean() -> None:
@@ -51,7 +51,7 @@ def test_padding_is_in_no_sum() -> None:
         "hidden_correct": [0.0, 0.0],
     }
     each = [{name: one[device] for name, one in sums.items()} for device in (0, 1)]
-    assert position_metrics(each) == pytest.approx(
+    assert sequence_metrics(each) == pytest.approx(
         {
             "perplexity": (2 * math.exp(2) + math.exp(4) + math.exp(6)) / 4,
             "perplexity_of_mean": math.exp(28 / 8),
@@ -66,7 +66,7 @@ def test_without_questions_there_is_nothing_to_say() -> None:
     none = sum_over_batches(iter(()), Preparation(), devices=2, batch_size=4)
     assert none.pop("log_exponentials").tolist() == [-LARGEST_LOSS] * 2  # of nothing at all
     assert all(one.tolist() == [0.0, 0.0] for one in none.values())
-    assert position_metrics([{name: one[0] for name, one in none.items()}]) == position_metrics([]) == {}
+    assert sequence_metrics([{name: one[0] for name, one in none.items()}]) == sequence_metrics([]) == {}
 
 
 @pytest.mark.parametrize("logit", [-1e30, -math.inf, math.nan])
@@ -79,7 +79,7 @@ def test_a_lost_device_sends_numbers_and_makes_perplexity_infinite(logit: float)
     sums = sum_over_batches(answers, Preparation(mask_token=1), devices=2, batch_size=4)
     assert all(bool((one.abs() <= LARGEST_LOSS).all()) for one in sums.values())
     sound, lost = ({name: one[device] for name, one in sums.items()} for device in (0, 1))
-    assert position_metrics([sound])["perplexity"] == pytest.approx(2)
-    assert position_metrics([lost])["perplexity"] == position_metrics([sound, lost])["perplexity"] == math.inf
-    assert position_metrics([sound, lost])["perplexity_of_mean"] == math.inf
-    assert position_metrics([sound])["accuracy"] == 100.0
+    assert sequence_metrics([sound])["perplexity"] == pytest.approx(2)
+    assert sequence_metrics([lost])["perplexity"] == sequence_metrics([sound, lost])["perplexity"] == math.inf
+    assert sequence_metrics([sound, lost])["perplexity_of_mean"] == math.inf
+    assert sequence_metrics([sound])["accuracy"] == 100.0

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data import Preparation
-from fedloom.engines import keep_the_heap
+from fedloom.engines import keep_freed_memory
 from fedloom.evaluation.test_set import GlobalEvaluation
-from fedloom.models import model
+from fedloom.models import build_model
 
 BATCH, WIDE = 64, 40_000
 FEW, MANY = 10, 60
@@ -32,8 +32,8 @@ class Asked:
 def grown(task: str, link: Any) -> None:
     """Megabytes that many batches take beyond what a few have taken before them."""
     torch.set_num_threads(1)
-    keep_the_heap()
-    net = model("wide", lambda: nn.Sequential(nn.Linear(8, WIDE), nn.ReLU(), nn.Linear(WIDE, 4)), {}, (8,), 4)
+    keep_freed_memory()
+    net = build_model("wide", lambda: nn.Sequential(nn.Linear(8, WIDE), nn.ReLU(), nn.Linear(WIDE, 4)), {}, (8,), 4)
     weights = {name: one.unsqueeze(0) for name, one in net.initial_weights(0).items()}
     after = []
     for batches in (FEW, MANY):

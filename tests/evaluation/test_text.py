@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.data import Examples
 from fedloom.evaluation import Row
-from fedloom.fleet import DeviceModel, tier_slices
+from fedloom.fleet import DeviceModel, Request, tier_slices
 from fedloom.methods import METHODS, Method
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model
@@ -31,9 +31,11 @@ def text_world(world: Callable[..., Any], hide: bool = True, **changes: Any) -> 
     return replace(place, dataset=replace(place.dataset, test=tests))
 
 
-def judged(place: Any, candidates: Any, engine: Any, **changes: Any) -> list[Row]:
+def evaluate(place: Any, candidates: Any, engine: Any, **changes: Any) -> list[Row]:
     evaluator = place.evaluator(**{"batch_size": 3, **changes})
-    rows: list[Row] = evaluator.rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
+    rows: list[Row] = evaluator.rows(
+        candidates, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 2)), 2, True
+    )
     return rows
 
 
@@ -91,10 +93,10 @@ def test_devices_own_models_are_judged_at_every_position(block: int, hide: bool,
     place, method = text_world(world, hide), Standalone()
     engine = place.engine(method, devices_per_block=block)
     candidates = method.eval_targets(place.play(method, engine))
-    found = by_key(judged(place, candidates, engine))
+    found = by_key(evaluate(place, candidates, engine))
     said: dict[tuple[str, str], list[Any]] = {}
     for number, device in enumerate(place.fleet.devices(1)):
-        weights = engine.memory.recall(device)["weights"]
+        weights = engine.client_states.recall(device)["weights"]
         for test, rows in (("global", range(len(place.dataset.test))), ("local", place.partition.test[number])):
             own = answered(device.model, weights, place, rows)
             assert found.pop((test, device.tier, device.name)) == pytest.approx(expected([own]), rel=1e-4)
@@ -110,7 +112,7 @@ def test_methods_that_leave_models_with_devices_give_perplexity(name: str, world
     method: Method = METHODS[name].from_settings(settings, METHODS)
     place = text_world(world, widths=(1.0,))
     engine = place.engine(method)
-    rows = judged(place, method.eval_targets(place.play(method, engine, rounds=1)), engine)
+    rows = evaluate(place, method.eval_targets(place.play(method, engine, rounds=1)), engine)
     personal = by_key([row for row in rows if row.candidate == "personal" and not row.device])
     assert {key: set(metrics) for key, metrics in personal.items()} == {
         ("global", "a", ""): METRICS,
@@ -124,7 +126,8 @@ def test_one_model_is_worth_the_same_on_the_server_and_on_devices(world: Callabl
     weights, engine = place.fleet.global_model.initial_weights(3), place.engine(Standalone())
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     on_server, on_devices = (
-        by_key(judged(place, {"one": candidate}, engine))["global", "a", ""] for candidate in (tier_slices(weights), carried)
+        by_key(evaluate(place, {"one": candidate}, engine))["global", "a", ""]
+        for candidate in (tier_slices(weights), carried)
     )
     assert on_server.keys() == METRICS
     assert on_devices == pytest.approx(on_server, rel=1e-5)
@@ -135,14 +138,14 @@ def test_one_model_is_worth_the_same_on_the_server_and_on_devices(world: Callabl
 @pytest.mark.parametrize("tests", [("global",), ("local",)])
 def test_only_the_tests_that_were_asked_for(tests: tuple[str, ...], world: Callable[..., Any]) -> None:
     place, method = text_world(world), Standalone()
-    rows = judged(place, method.eval_targets({}), place.engine(method), tests=tests)
+    rows = evaluate(place, method.eval_targets({}), place.engine(method), tests=tests)
     assert {row.test for row in rows} == set(tests)
     assert {row.metric for row in rows} == METRICS
 
 
 def test_a_device_without_windows_of_its_own_has_no_local_rows(world: Callable[..., Any]) -> None:
     place, method = text_world(world, widths=(1.0,), test_sizes=(0, 3, 2, 5)), Standalone()
-    found = by_key(judged(place, method.eval_targets({}), place.engine(method)))
+    found = by_key(evaluate(place, method.eval_targets({}), place.engine(method)))
     assert {device for test, _, device in found if test == "local"} == {"", "1", "2", "3"}
     assert {device for test, _, device in found if test == "global"} == {"", "0", "1", "2", "3"}
 
@@ -155,7 +158,7 @@ def test_a_model_that_went_astray_is_still_judged(held_by: str, world: Callable[
     weights["decoder.classifier.weight"] = weights["decoder.classifier.weight"] * 1e6
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     candidate = tier_slices(weights) if held_by == "server" else carried
-    found = by_key(judged(place, {"one": candidate}, place.engine(Standalone())))["global", "a", ""]
+    found = by_key(evaluate(place, {"one": candidate}, place.engine(Standalone())))["global", "a", ""]
     assert found["perplexity"] == found["perplexity_of_mean"] == math.inf
     assert 0 <= found["accuracy"] < 100
     assert place.refusals == []
@@ -168,7 +171,7 @@ def test_words_a_device_never_saw_may_be_ruled_out(world: Callable[..., Any]) ->
     candidate = DeviceModel(
         lambda client, inbox: (client.model, inbox["zeros"]), lambda device: {"zeros": zeros}, unseen_logit=-math.inf
     )
-    found = by_key(judged(place, {"one": candidate}, place.engine(Standalone())))
+    found = by_key(evaluate(place, {"one": candidate}, place.engine(Standalone())))
     for number, words in enumerate(HELD):
         assert found["local", "a", str(number)]["perplexity"] == pytest.approx(len(words))
         assert found["global", "a", str(number)]["perplexity"] == pytest.approx(4)
@@ -176,4 +179,4 @@ def test_words_a_device_never_saw_may_be_ruled_out(world: Callable[..., Any]) ->
 
 def test_of_images_devices_say_how_many_are_right_and_nothing_else(world: Callable[..., Any]) -> None:
     place, method = world("convnet", widths=(1.0, 0.5)), Standalone()
-    assert {row.metric for row in judged(place, method.eval_targets({}), place.engine(method))} == {"accuracy"}
+    assert {row.metric for row in evaluate(place, method.eval_targets({}), place.engine(method))} == {"accuracy"}

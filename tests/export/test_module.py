@@ -9,9 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data import PREPARATIONS, Preparation
-from fedloom.export import FORMATS, ExportModule, as_predictor, build_export_module, build_preparation, build_empty_module
-from fedloom.export.folding import BATCH_NORM, foldable
-from fedloom.models import MODELS, Model, Scaler, model
+from fedloom.export import (
+    FORMATS,
+    ExportModule,
+    as_predictor,
+    build_empty_module,
+    build_export_module,
+    build_preparation,
+)
+from fedloom.export.fusion import BATCH_NORM, find_fusable
+from fedloom.models import MODELS, Model, Scaler, build_model
 from tests.conftest import LESSER, TOKENS, build_tiny
 
 SIZES = {"large": 1.0, "medium": 0.6, "small": 0.3}
@@ -66,11 +73,15 @@ def test_every_normalisation(family: str, kind: str) -> None:
 @pytest.mark.parametrize("family", sorted({family for family, kind in normalized() if kind == "static_batch"}))
 def test_batch_norm_is_folded_where_nothing_stands_between(family: str) -> None:
     net = sized(family, "large", normalization="static_batch")
-    left = [name for name, part in build_export_module(net, trained(net)).net.named_modules() if isinstance(part, BATCH_NORM)]
-    assert len(foldable(net)) + len(left) == len(net.statistics()) // 2
+    left = [
+        name
+        for name, part in build_export_module(net, trained(net)).net.named_modules()
+        if isinstance(part, BATCH_NORM)
+    ]
+    assert len(find_fusable(net)) + len(left) == len(net.statistics()) // 2
     before_activation = family in ("preresnet", "preactresnet")  # whose first norm looks at a sum
     assert bool(left) == before_activation
-    assert foldable(net)
+    assert find_fusable(net)
 
 
 class Shared(nn.Module):
@@ -94,8 +105,8 @@ class Shared(nn.Module):
 
 
 def test_what_others_look_at_is_not_folded() -> None:
-    net = model("shared", lambda classes: Shared(classes), {}, (1, 4, 4), 5)
-    assert foldable(net) == (("last", "last_norm"),)
+    net = build_model("shared", lambda classes: Shared(classes), {}, (1, 4, 4), 5)
+    assert find_fusable(net) == (("last", "last_norm"),)
     weights = trained(net)
     assert difference(net, weights, build_export_module(net, weights), 3) <= 1e-5
 
@@ -181,7 +192,9 @@ def test_what_is_written_does_not_name_this_machine(tmp_path: Any) -> None:
 def test_files_hold_no_more_than_they_need(tmp_path: Any) -> None:
     net = sized("lstm", "small")
     assert "lstm" in TOKENS
-    FORMATS["safetensors"].write(build_export_module(net, trained(net)), net.zero_inputs(2), tmp_path / "model.safetensors")
+    FORMATS["safetensors"].write(
+        build_export_module(net, trained(net)), net.zero_inputs(2), tmp_path / "model.safetensors"
+    )
     made = FORMATS["safetensors"].open(tmp_path / "model.safetensors", lambda: build_empty_module(net))
     assert isinstance(made, ExportModule)
     assert not any(weight.requires_grad for weight in made.parameters())

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedloom.fleet import BadTier, Fleet, draw_cohort, make_nested_tiers
-from fedloom.models import Model, model
+from fedloom.fleet import Fleet, InvalidTier, draw_cohort, make_nested_tiers
+from fedloom.models import Model, build_model
 from fedloom.seeds import generator
 
 
@@ -25,7 +25,7 @@ def sized(hidden: int, depth: int = 1) -> nn.Module:
 
 
 def size(hidden: int, **more: Any) -> Model:
-    return model("sized", sized, {"hidden": hidden, **more}, (3,), 2)
+    return build_model("sized", sized, {"hidden": hidden, **more}, (3,), 2)
 
 
 def fleet_of(shares: tuple[float, ...], devices: int, **changes: Any) -> Fleet:
@@ -160,7 +160,9 @@ def test_a_fleet_with_nobody_eligible_has_an_empty_cohort() -> None:
 
 
 def test_the_global_model_is_the_largest_tiers() -> None:
-    fleet = Fleet(make_nested_tiers([("small", size(2)), ("large", size(8)), ("middle", size(4))]), (0.3, 0.3, 0.4), 10, seed=0)
+    fleet = Fleet(
+        make_nested_tiers([("small", size(2)), ("large", size(8)), ("middle", size(4))]), (0.3, 0.3, 0.4), 10, seed=0
+    )
     assert (fleet.largest.name, fleet.smallest.name) == ("large", "small")
     assert fleet.global_model == size(8)
 
@@ -192,10 +194,10 @@ def uneven(left: int, right: int) -> nn.Module:
 
 def test_a_tier_that_does_not_fit_is_refused_with_its_layer() -> None:
     models = [
-        ("big", model("uneven", uneven, {"left": 9, "right": 2}, (3,), 2)),
-        ("odd", model("uneven", uneven, {"left": 2, "right": 4}, (3,), 2)),
+        ("big", build_model("uneven", uneven, {"left": 9, "right": 2}, (3,), 2)),
+        ("odd", build_model("uneven", uneven, {"left": 2, "right": 4}, (3,), 2)),
     ]
-    with pytest.raises(BadTier, match=r"tier 'odd': right\.weight has shape \(4, 3\).*\(2, 3\)"):
+    with pytest.raises(InvalidTier, match=r"tier 'odd': right\.weight has shape \(4, 3\).*\(2, 3\)"):
         make_nested_tiers(models)
 
 
@@ -216,8 +218,8 @@ def attentive(width: int) -> nn.Module:
     [(recurrent, "hidden", "lstm.weight_ih_l0"), (attentive, "width", "attention.in_proj_weight")],
 )
 def test_layers_that_stack_several_things_are_not_sliced(build: Callable[..., nn.Module], key: str, layer: str) -> None:
-    large, small = (model(build.__name__, build, {key: number}, (4,), 2) for number in (8, 4))
-    with pytest.raises(BadTier, match=rf"tier 'small': {layer} stacks several things"):
+    large, small = (build_model(build.__name__, build, {key: number}, (4,), 2) for number in (8, 4))
+    with pytest.raises(InvalidTier, match=rf"tier 'small': {layer} stacks several things"):
         make_nested_tiers([("large", large), ("small", small)])
     same = make_nested_tiers([("large", large), ("same", large)])
     assert set(same[1].footprint.blocks) == set(large.shapes())

@@ -1,6 +1,6 @@
 """What a method may use in a round: asking, counted and sorted."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from fedloom.client import Client, ClientResult, Task
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, make_nested_tiers, slices
+from fedloom.fleet import Device, Fleet, Reply, Request, RoundContext, ServerModel, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import model
+from fedloom.models import build_model
 from fedloom.tensors import Parcel
 
 
@@ -19,7 +19,7 @@ def tiny(size: int) -> nn.Module:
 
 
 def fleet_of(devices: int) -> Fleet:
-    models = [(str(size), model("tiny", tiny, {"size": size}, (size,), 10)) for size in (4, 2)]
+    models = [(str(size), build_model("tiny", tiny, {"size": size}, (size,), 10)) for size in (4, 2)]
     return Fleet(make_nested_tiers(models), (0.5, 0.5), devices, seed=5)
 
 
@@ -79,8 +79,8 @@ class Counting:
 
     repeats: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        self.repeats.append((task.name, round_number, repeat))
+    def ask(self, request: Request) -> Iterator[Reply]:
+        self.repeats.append((request.task.name, request.round_number, request.repeat))
         return iter(())
 
     def commit(self, round_number: int) -> None: ...
@@ -110,7 +110,7 @@ def test_draws_depend_on_purpose_and_round_alone() -> None:
 def test_a_global_model_is_judged_through_each_tiers_footprint() -> None:
     fleet = fleet_of(2)
     weights = fleet.global_model.initial_weights(0)
-    candidate = slices(weights, -1.0)
+    candidate = tier_slices(weights, -1.0)
     assert isinstance(candidate, ServerModel)
     assert candidate.unseen_logit == -1.0
     for tier in fleet.tiers:

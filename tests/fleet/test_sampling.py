@@ -53,7 +53,10 @@ def test_only_who_may_take_part(fleet: Fleet) -> None:
 
 def test_votes_that_are_expected(fleet: Fleet) -> None:
     assert expected_participants(fleet, 0.5) == {"large": 5.0, "small": 15.0}
-    assert expected_participants(replace(fleet, holdout_devices=frozenset({0, 20, 21})), 0.5) == {"large": 4.5, "small": 14.0}
+    assert expected_participants(replace(fleet, holdout_devices=frozenset({0, 20, 21})), 0.5) == {
+        "large": 4.5,
+        "small": 14.0,
+    }
     assert expected_participants(replace(fleet, eligible=("small",)), 0.1) == {"small": 3.0}
     assert expected_participants(replace(fleet, shares=(0.01, 0.99)), 1.0) == {"large": 0.0, "small": 40.0}
 

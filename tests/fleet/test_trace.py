@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedloom.fleet import Fleet, draw_cohort, make_tiers
-from fedloom.fleet.sampling import ALWAYS, BadTrace, AvailabilityTrace, read_trace
+from fedloom.fleet.sampling import ALWAYS, AvailabilityTrace, InvalidTrace, read_trace
 from fedloom.fleet.speed import DeviceSpeed, from_file, lognormal
 from fedloom.fleet.tiers import region_name, tier_regions
 
@@ -59,7 +59,7 @@ def test_without_a_period_it_ends_and_who_is_not_named_is_always_there(tmp_path)
     ],
 )
 def test_what_is_no_trace_is_refused(content, tmp_path):
-    with pytest.raises(BadTrace):
+    with pytest.raises(InvalidTrace):
         read_trace(written(tmp_path / "t.json", content), 3)
 
 
@@ -75,16 +75,16 @@ def test_what_is_no_trace_is_refused(content, tmp_path):
 )
 def test_what_is_no_table_is_refused(arrays, tmp_path):
     np.savez(tmp_path / "t.npz", **arrays)
-    with pytest.raises(BadTrace):
+    with pytest.raises(InvalidTrace):
         read_trace(tmp_path / "t.npz", 3)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.npz"])
 def test_a_file_that_is_missing_or_something_else_is_refused(name, tmp_path):
-    with pytest.raises(BadTrace, match="no file"):
+    with pytest.raises(InvalidTrace, match="no file"):
         read_trace(tmp_path / name, 3)
     (tmp_path / name).write_bytes(b"\x80\x04 no trace")
-    with pytest.raises(BadTrace):
+    with pytest.raises(InvalidTrace):
         read_trace(tmp_path / name, 3)
 
 

@@ -1,7 +1,7 @@
-"""Flower is asked to be silent before anything of it is imported; where it is not installed, nothing here is tried."""
+"""Configure Flower before it is imported, and skip these tests without it."""
 
 import pytest
 
-pytest.importorskip("flwr")
-
 import fedloom.flower  # noqa: F401
+
+pytest.importorskip("flwr")

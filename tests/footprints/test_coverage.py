@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import ClientUpdate, Footprint, find_footprint, coverage_mean, leading, rolling
+from fedloom.footprints import ClientUpdate, Footprint, coverage_mean, find_footprint, leading, rolling
 
 
 @st.composite
@@ -32,7 +32,9 @@ def contributions(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[ClientUpdate
                 keep = draw(st.lists(st.booleans(), min_size=shape[axis], max_size=shape[axis]))
                 footprint = footprint.restrict(name, axis, torch.tensor(keep))
         tensors = {
-            name: torch.randn(read.shape, generator=numbers, dtype=dtype)
+            name: torch.randn(read.shape, generator=numbers).to(
+                dtype
+            )  # so that products with weights are exact in float64
             for name, read in footprint.read(whole).items()
         }
         said.append(ClientUpdate(footprint, tensors, draw(st.sampled_from([1.0, 0.25, 3.0, 7.0]))))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import ClientUpdate, DPAggregator, Footprint, find_footprint, coverage_mean, leading, rolling
+from fedloom.footprints import ClientUpdate, DPAggregator, Footprint, coverage_mean, find_footprint, leading, rolling
 from fedloom.footprints.dp import UnprotectedUpdate, expected_contributors
 from fedloom.tensors import Tensors
 
@@ -176,7 +176,7 @@ def test_nobody_votes_where_nobody_is_expected() -> None:
     """There would be no noise, or none that was counted."""
     small = find_footprint({"w": torch.Size([2])}, {"w": torch.Size([3])})
     said = [ClientUpdate(everything(3), {"w": torch.ones(3)}, 1.0)]
-    with pytest.raises(UnprotectedUpdate, match="no vote is expected"):
+    with pytest.raises(UnprotectedUpdate, match="no contributors are expected"):
         merge([(small, 1.0)])({"w": torch.zeros(3)}, said)
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from fedloom.footprints import ClientUpdate, find_footprint, coverage_mean
-from fedloom.footprints.regions import hold_low_coverage, find_regions
+from fedloom.footprints import ClientUpdate, coverage_mean, find_footprint
+from fedloom.footprints.regions import find_regions, hold_low_coverage
 
 
 def part(rows: int, value: float, weight: float = 1.0) -> ClientUpdate:

@@ -18,8 +18,8 @@ from fedloom.footprints import (
     ClientUpdate,
     Footprint,
     RobustAggregator,
-    find_footprint,
     coverage_mean,
+    find_footprint,
     leading,
     rolling,
 )

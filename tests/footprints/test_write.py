@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.fleet import Device
-from fedloom.footprints import Footprint, find_footprint, is_submodel, leading, subnet_footprint, rolling
-from fedloom.footprints.footprint import Axis, take_block, block_index
+from fedloom.footprints import Footprint, find_footprint, is_submodel, leading, rolling, subnet_footprint
+from fedloom.footprints.footprint import Axis, block_index, take_block
 from fedloom.models import Model
 
 

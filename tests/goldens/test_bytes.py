@@ -23,7 +23,7 @@ def costs(recipe: str, folder: Path) -> dict[str, TierCost]:
 @pytest.mark.parametrize(
     ("recipe", "labels"), [("heterofl_mnist", 10), ("heterofl_cifar10", 10), ("heterofl_wikitext2", 33_279)]
 )
-def test_heterofl_moves_its_slice_both_ways_and_the_set_of_its_labels_up(
+def test_heterofl_traffic_is_slice_and_label_set(
     recipe: str, labels: int, tmp_path: Path
 ) -> None:
     for one in costs(recipe, tmp_path).values():
@@ -31,29 +31,29 @@ def test_heterofl_moves_its_slice_both_ways_and_the_set_of_its_labels_up(
         assert one.bytes_up == 4 * one.parameters + math.ceil(labels / 8)
 
 
-def test_fedhen_moves_475_megabytes_with_five_devices_of_each_kind(tmp_path: Path) -> None:
+def test_fedhen_traffic_of_ten_devices_is_475_megabytes(tmp_path: Path) -> None:
     found = costs("fedhen_cifar10", tmp_path)
     assert (found["simple"].bytes_down, found["complex"].bytes_down) == (2_781_484, 44_766_548)
     both_ways = sum(5 * (one.bytes_down + one.bytes_up) for one in found.values())
     assert f"{both_ways / 1e6:.1f}" == "475.5"
 
 
-def test_fedsup_moves_the_supernet_whatever_the_tier(tmp_path: Path) -> None:
+def test_fedsup_traffic_is_supernet_for_every_tier(tmp_path: Path) -> None:
     found = costs("fedsup_cifar100", tmp_path)
     assert {(one.bytes_down, one.bytes_up) for one in found.values()} == {(4 * 1_951_076, 4 * 1_951_076)}
 
 
-def test_fedin_moves_both_ends_and_pairs_of_features(tmp_path: Path) -> None:
+def test_fedin_traffic_is_ends_and_pairs(tmp_path: Path) -> None:
     assert (ENDS, PAIR) == (48_680, 69_632)
     found = costs("fedin_cifar10", tmp_path)
     assert {(one.bytes_down, one.bytes_up) for one in found.values()} == {(ENDS + 512 * PAIR, ENDS + 128 * PAIR)}
 
 
-def test_fedhenn_with_one_net_shows_its_images_and_how_hard_to_pull(tmp_path: Path) -> None:
+def test_fedhenn_traffic_includes_public_images_and_strength(tmp_path: Path) -> None:
     (one,) = costs("fedhenn_table1", tmp_path).values()
     assert one.bytes_down == 4 * one.parameters + IMAGES + 4
     assert one.bytes_up == 4 * one.parameters
 
 
-def test_fedhen_has_a_round_without_complex_devices_less_than_once_in_a_thousand() -> None:
+def test_fedhen_cohort_rarely_lacks_complex_devices() -> None:
     assert math.comb(50, 10) / math.comb(100, 10) == pytest.approx(5.93e-4, abs=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedloom.models import MODELS, Cost, Model, cost, model
+from fedloom.models import MODELS, Cost, Model, compute_cost, build_model
 from fedloom.tensors import payload_bytes
 
 WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
@@ -161,22 +161,22 @@ CIFAR10_MODES = {
 
 def mnist_net(level: str, widest: str = "a") -> Model:
     sizes = {"width": WIDTHS[level], "widest": WIDTHS[widest]}
-    return model("convnet", MODELS["convnet"], sizes, (1, 28, 28), 10)
+    return build_model("convnet", MODELS["convnet"], sizes, (1, 28, 28), 10)
 
 
 def cifar_net(level: str, blocks: tuple[int, ...] = (1, 1, 1, 2)) -> Model:
     sizes = {"width": WIDTHS[level], "blocks": blocks}
-    return model("preresnet", MODELS["preresnet"], sizes, (3, 32, 32), 10)
+    return build_model("preresnet", MODELS["preresnet"], sizes, (3, 32, 32), 10)
 
 
 @lru_cache
 def cost_of(family: str, level: str) -> Cost:
-    return cost(mnist_net(level) if family == "convnet" else cifar_net(level))
+    return compute_cost(mnist_net(level) if family == "convnet" else cifar_net(level))
 
 
 @pytest.mark.parametrize("level", WIDTHS)
 @pytest.mark.parametrize(("family", "published"), [("convnet", CONVNET), ("preresnet", PRERESNET)])
-def test_levels(family: str, published: dict[str, tuple[int, int, int, float]], level: str) -> None:
+def test_heterofl_level_counts_are_as_published(family: str, published: dict[str, tuple[int, int, int, float]], level: str) -> None:
     found = cost_of(family, level)
     counted = (found.parameters, found.published_flops, found.macs, round(found.megabytes, 2))
     assert counted == published[level]
@@ -185,61 +185,61 @@ def test_levels(family: str, published: dict[str, tuple[int, int, int, float]], 
 def language_net(level: str, words: int = 33_279, widest: str = "a", **settings: Any) -> Model:
     """Every row is 64 tokens; the mask is a token too."""
     sizes = {"width": WIDTHS[level], "widest": WIDTHS[widest], **settings}
-    return model("transformer", MODELS["transformer"], sizes, (64,), words, words + 1)
+    return build_model("transformer", MODELS["transformer"], sizes, (64,), words, words + 1)
 
 
 @pytest.mark.parametrize("level", WIDTHS)
-def test_language_models(level: str) -> None:
-    found = cost(language_net(level))
+def test_heterofl_language_model_counts_are_as_published(level: str) -> None:
+    found = compute_cost(language_net(level))
     counted = (found.parameters, f"{found.published_flops / 1e6:.2f}", f"{found.megabytes:.2f}")
     assert (*counted, weights_of(language_net(level, 33_278))) == TRANSFORMER[level]
 
 
-def test_a_mode_of_two_language_models() -> None:
+def test_heterofl_language_model_mode_is_as_published() -> None:
     """Only with 33 279 words does it weigh what the paper's table says."""
-    assert f"{sum(cost(language_net(level)).megabytes for level in 'ab') / 2:.2f}" == "54.12"
-    assert f"{cost(language_net('a', 33_278)).megabytes:.2f}" != TRANSFORMER["a"][2]
+    assert f"{sum(compute_cost(language_net(level)).megabytes for level in 'ab') / 2:.2f}" == "54.12"
+    assert f"{compute_cost(language_net('a', 33_278)).megabytes:.2f}" != TRANSFORMER["a"][2]
 
 
 @pytest.mark.parametrize(("layers", "parameters"), [(1, 221_472), (2, 353_568)])
-def test_nets_for_sentiment(layers: int, parameters: int) -> None:
+def test_lstm_counts_are_as_published(layers: int, parameters: int) -> None:
     """With given word vectors; here they are weights, of which there are 300 a token."""
-    net = model("lstm", MODELS["lstm"], {"layers": layers}, (25,), 2, 1)
+    net = build_model("lstm", MODELS["lstm"], {"layers": layers}, (25,), 2, 1)
     assert weights_of(net) - 300 == parameters
 
 
 @pytest.mark.parametrize("level", WIDTHS)
-def test_resnet18_with_two_blocks_in_each_stage(level: str) -> None:
+def test_resnet18_counts_are_as_published(level: str) -> None:
     shapes = cifar_net(level, (2, 2, 2, 2)).shapes()
     assert sum(shape.numel() for shape in shapes.values()) == PRERESNET_TWO_BLOCKS_EACH[level]
 
 
 def of_colour(family: str, settings: dict[str, Any], classes: int) -> Model:
-    return model(family, MODELS[family], settings, (3, 32, 32), classes)
+    return build_model(family, MODELS[family], settings, (3, 32, 32), classes)
 
 
 @pytest.mark.parametrize(("settings", "classes", "parameters"), PREACTRESNET)
-def test_simple_and_complex_nets(settings: dict[str, Any], classes: int, parameters: int) -> None:
+def test_fedhen_counts_are_as_published(settings: dict[str, Any], classes: int, parameters: int) -> None:
     shapes = of_colour("preactresnet", settings, classes).shapes()
     assert sum(shape.numel() for shape in shapes.values()) == parameters
 
 
-def test_multiply_adds_of_the_complex_net() -> None:
-    assert cost(of_colour("preactresnet", {"exit_after": 0}, 10)).macs == 555_422_720
+def test_fedhen_complex_macs_are_as_published() -> None:
+    assert compute_cost(of_colour("preactresnet", {"exit_after": 0}, 10)).macs == 555_422_720
 
 
 @pytest.mark.parametrize("hidden", REDUCED_PREACTRESNET)
-def test_reduced_simple_and_complex_nets(hidden: tuple[int, ...]) -> None:
+def test_fedhen_reduced_counts_are_as_published(hidden: tuple[int, ...]) -> None:
     for stages, parameters, macs in REDUCED_PREACTRESNET[hidden]:
         settings = {"hidden": hidden, "blocks": (1, 1, 1, 1), "stages": stages}
-        found = cost(model("preactresnet", MODELS["preactresnet"], settings, (1, 28, 28), 10))
+        found = compute_cost(build_model("preactresnet", MODELS["preactresnet"], settings, (1, 28, 28), 10))
         assert (found.parameters, found.macs) == (parameters, macs)
 
 
 @pytest.mark.parametrize("name", MOBILENET)
-def test_sizes_of_the_supernet(name: str) -> None:
+def test_fedsup_supernet_counts_are_as_published(name: str) -> None:
     settings, classes, parameters, macs = MOBILENET[name]
-    found = cost(of_colour("mobilenet", settings, classes))
+    found = compute_cost(of_colour("mobilenet", settings, classes))
     assert (found.parameters, found.macs) == (parameters, macs)
 
 
@@ -248,37 +248,37 @@ def weights_of(net: Model) -> int:
 
 
 @pytest.mark.parametrize("name", LENET)
-def test_nets_of_different_depth(name: str) -> None:
+def test_fedhenn_depth_counts_are_as_published(name: str) -> None:
     settings, classes, parameters = LENET[name]
     assert weights_of(of_colour("lenet", settings, classes)) == parameters
 
 
 @pytest.mark.parametrize("shape", MLP)
-def test_perceptrons(shape: tuple[int, ...]) -> None:
-    found = cost(model("mlp", MODELS["mlp"], {}, shape, 10))
+def test_mlp_counts_are_as_published(shape: tuple[int, ...]) -> None:
+    found = compute_cost(build_model("mlp", MODELS["mlp"], {}, shape, 10))
     assert (found.parameters, found.published_flops, round(found.megabytes, 2)) == MLP[shape]
 
 
 @pytest.mark.parametrize("extra", SPLITNET)
-def test_nets_with_shared_ends(extra: tuple[int, int]) -> None:
+def test_fedin_counts_are_as_published(extra: tuple[int, int]) -> None:
     coloured, bare = (of_colour("splitnet", {"extra": extra, "conv_bias": bias}, 10) for bias in (True, False))
-    grey = model("splitnet", MODELS["splitnet"], {"extra": extra}, (1, 32, 32), 10)
+    grey = build_model("splitnet", MODELS["splitnet"], {"extra": extra}, (1, 32, 32), 10)
     assert (weights_of(coloured), weights_of(bare), weights_of(grey)) == SPLITNET[extra]
     assert weights_of(coloured.with_settings(tied=True)) == SPLITNET[1, 1][0]
 
 
 @pytest.mark.parametrize(("channels", "extractor"), [(3, 1_920), (1, 768)])
-def test_shared_ends(channels: int, extractor: int) -> None:
-    net = model("splitnet", MODELS["splitnet"], {"extra": (1, 1)}, (channels, 32, 32), 10)
+def test_fedin_shared_ends_counts_are_as_published(channels: int, extractor: int) -> None:
+    net = build_model("splitnet", MODELS["splitnet"], {"extra": (1, 1)}, (channels, 32, 32), 10)
     assert (weights_of(net.submodel("extractor")), weights_of(net.submodel("classifier"))) == (extractor, 10_250)
     assert (net.submodel("intermediate").input_shape, net.submodel("classifier").input_shape) == ((64, 16, 16), (1024,))
 
 
-def test_net_whose_features_a_server_takes() -> None:
+def test_fedgkt_counts_are_as_published() -> None:
     device = of_colour("bottleneck", {}, 10)
     assert weights_of(device) == 10_586
     longer = {"stem": None, "planes": (16, 32, 64), "blocks": (6, 6, 6)}
-    server = model("bottleneck", MODELS["bottleneck"], longer, (16, 32, 32), 10)
+    server = build_model("bottleneck", MODELS["bottleneck"], longer, (16, 32, 32), 10)
     assert tuple(server.shapes()["classifier.weight"]) == (10, 256)
 
 
@@ -288,7 +288,7 @@ def printed(number: float) -> str:
 
 @pytest.mark.parametrize("mode", MNIST_MODES)
 @pytest.mark.parametrize(("family", "published"), [("convnet", MNIST_MODES), ("preresnet", CIFAR10_MODES)])
-def test_a_mode_costs_the_mean_of_its_letters(
+def test_mode_cost_is_mean_over_levels(
     family: str, published: dict[str, tuple[str, str, str]], mode: str
 ) -> None:
     costs = [cost_of(family, letter) for letter in mode.split("-")]
@@ -308,27 +308,27 @@ def test_a_mode_costs_the_mean_of_its_letters(
         of_colour("mlp", {"width": 0.125}, 10),
         of_colour("splitnet", {"width": 0.125, "tied": True}, 10),
         of_colour("bottleneck", {}, 10),
-        model("lstm", MODELS["lstm"], {"layers": 2}, (25,), 2, 50),
+        build_model("lstm", MODELS["lstm"], {"layers": 2}, (25,), 2, 50),
     ],
     ids=["convnet", "preresnet", "preactresnet", "mobilenet", "lenet", "mlp", "splitnet", "bottleneck", "lstm"],
 )
-def test_macs_are_half_of_what_torch_counts(net: Model) -> None:
+def test_macs_are_half_of_torch_flops(net: Model) -> None:
     module = net.module().eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(net.zero_inputs(1))
-    assert cost(net).macs * 2 == counter.get_total_flops()
+    assert compute_cost(net).macs * 2 == counter.get_total_flops()
 
 
-def test_products_of_tokens_with_tokens_are_not_counted() -> None:
+def test_macs_exclude_token_products() -> None:
     """In each of 4 layers and 8 heads every token meets every token twice, in 32 numbers at full width."""
     net = language_net("d", words=50)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net.module().requires_grad_(False).eval()(net.zero_inputs(1))
-    assert cost(net).macs * 2 == counter.get_total_flops() - 2 * (4 * 8 * 2 * 64**2 * 32 // 8)
+    assert compute_cost(net).macs * 2 == counter.get_total_flops() - 2 * (4 * 8 * 2 * 64**2 * 32 // 8)
 
 
 @pytest.mark.parametrize("level", WIDTHS)
-def test_a_slice_of_a_narrower_global_model_has_the_same_size(level: str) -> None:
+def test_slice_of_narrower_global_model_has_same_size(level: str) -> None:
     """Levels are shares of the full net; which of them is the global one does not change a level's own size."""
     for widest in "abcde"[: "abcde".index(level) + 1]:
         assert dict(mnist_net(level, widest).shapes()) == dict(mnist_net(level).shapes())
@@ -337,5 +337,5 @@ def test_a_slice_of_a_narrower_global_model_has_the_same_size(level: str) -> Non
 
 
 @pytest.mark.parametrize(("level", "size"), [("a", 6_227_496), ("e", 26_376)])
-def test_bytes_of_one_message(level: str, size: int) -> None:
+def test_message_bytes_match_parameters(level: str, size: int) -> None:
     assert payload_bytes({"weights": mnist_net(level).initial_weights(0)}) == size

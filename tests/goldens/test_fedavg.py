@@ -9,7 +9,7 @@ from torch import nn
 
 from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
 from fedloom.methods.fedavg import FedAvg
-from fedloom.models import model
+from fedloom.models import build_model
 from fedloom.tensors import Parcel
 
 
@@ -18,11 +18,11 @@ def one_number() -> nn.Module:
 
 
 @pytest.mark.parametrize(("weighting", "expected"), [("examples", 5.0), ("uniform", 4.0)])
-def test_mean_of_two_devices(
+def test_fedavg_two_devices_are_averaged(
     weighting: Literal["examples", "uniform"], expected: float, scripted: Callable[..., Any]
 ) -> None:
     """n = (1, 3), w = (2, 6)."""
-    fleet = Fleet(make_nested_tiers([("a", model("one_number", one_number, {}, (1,), 1))]), (1.0,), 2, seed=0)
+    fleet = Fleet(make_nested_tiers([("a", build_model("one_number", one_number, {}, (1,), 1))]), (1.0,), 2, seed=0)
 
     def answer(device: Device, inbox: Parcel) -> Reply:
         examples, value = {"0": (1, 2.0), "1": (3, 6.0)}[device.name]
@@ -33,5 +33,5 @@ def test_mean_of_two_devices(
     assert made["weights"]["weight"].tolist() == [[expected]]
 
 
-def test_default_weighs_by_examples() -> None:
+def test_fedavg_default_weights_by_examples() -> None:
     assert FedAvg().weighting == "examples"

@@ -13,7 +13,7 @@ from fedloom.data import Examples
 from fedloom.engines import DryRun
 from fedloom.fleet import Fleet, RoundContext, make_tiers
 from fedloom.methods.fedgkt import FedGKT, distillation
-from fedloom.models import MODELS, Model, StepSeeds, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.tensors import payload_bytes
 
 
@@ -30,11 +30,11 @@ class Said(nn.Module):
 
 
 def said() -> Model:
-    return model("said", Said, {}, (2,), 2)
+    return build_model("said", Said, {}, (2,), 2)
 
 
 @pytest.mark.usefixtures("double")
-def test_a_teacher_three_ahead_at_temperature_three() -> None:
+def test_distillation_at_temperature_three_matches_hand_value() -> None:
     """The authors add 1e-7 to each of the teacher's answers, which is seen in the sixth digit."""
     made = distillation(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 0.0]]]), 3.0)
     added = 9 * 1e-7 * (2 + math.log(0.731059 / 0.5) + math.log(0.268941 / 0.5))
@@ -45,7 +45,7 @@ def test_a_teacher_three_ahead_at_temperature_three() -> None:
     ("weight", "taught", "logit"),
     [(1.0, True, 0.119318), (0.5, True, 0.084659), (0.0, True, 0.05), (1.0, False, 0.05)],
 )
-def test_a_step_on_label_and_answer(
+def test_fedgkt_step_matches_hand_value(
     weight: float, taught: bool, logit: float, client_for: Callable[..., Client]
 ) -> None:
     """The label's slope is -1/2, the answer's 3 (1/2 - e/(1+e)) = -0.693176; at rate 0.1 their sum is gained."""
@@ -60,16 +60,16 @@ def test_a_step_on_label_and_answer(
 
 
 def small() -> Model:
-    return model("bottleneck", MODELS["bottleneck"], {}, (3, 32, 32), 10)
+    return build_model("bottleneck", MODELS["bottleneck"], {}, (3, 32, 32), 10)
 
 
-def test_what_an_example_costs_to_send() -> None:
+def test_transfer_batch_bytes_per_example_match_hand_value() -> None:
     layout = FedGKT().train.sends["transfer"](small(), {}, 7)
     parcel = {"transfer": {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}}
     assert payload_bytes(parcel) == 7 * 65_584
 
 
-def test_what_a_round_costs() -> None:
+def test_fedgkt_round_cost_matches_hand_value() -> None:
     """Nothing goes down in the first; then ten logits for each example do."""
     fleet, method = Fleet(make_tiers([("a", small())]), (1.0,), 2, seed=0), FedGKT()
     engine = DryRun(lambda device: 5 if device.name == "0" else 2)

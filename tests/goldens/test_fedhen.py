@@ -16,7 +16,7 @@ from fedloom.methods import Method
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.noside import NoSide
-from fedloom.models import Model, Outputs, StepSeeds, model
+from fedloom.models import Model, Outputs, StepSeeds, build_model
 from fedloom.tensors import Parcel
 
 
@@ -45,7 +45,7 @@ def net(
     offsets: tuple[float, float] = (-2.0, -1.0),
 ) -> Model:
     settings = {"kind": kind, "head": head, "slopes": slopes, "offsets": offsets}
-    return model("exits", Exits, settings, (1,), 1)
+    return build_model("exits", Exits, settings, (1,), 1)
 
 
 def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
@@ -95,13 +95,13 @@ ANSWERS = {"0": {"shared": 5.0}, "1": {"shared": 1.0, "own": 10.0}, "2": {"share
 
 
 @pytest.mark.parametrize("method", [FedHeN(), NoSide(), NoSide("trained_only")])
-def test_1_what_all_share_is_averaged_over_all(method: Method, scripted: Callable[..., Any]) -> None:
+def test_fedhen_shared_weights_are_averaged_over_all(method: Method, scripted: Callable[..., Any]) -> None:
     made = one_round(method, ANSWERS, False, scripted)
     assert made("simple") == {"shared": 4.0}
     assert made("complex") == {"shared": 4.0, "own": 15.0}
 
 
-def test_1_decoupled_models_do_not_meet(scripted: Callable[..., Any]) -> None:
+def test_decouple_tiers_are_averaged_separately(scripted: Callable[..., Any]) -> None:
     made = one_round(Decouple(), ANSWERS, False, scripted)
     assert made("simple") == {"shared": 5.0}
     assert made("complex") == {"shared": 3.5, "own": 15.0}
@@ -110,7 +110,7 @@ def test_1_decoupled_models_do_not_meet(scripted: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", ["shared", "own"])
 @pytest.mark.parametrize("method", [FedHeN(), NoSide()])
-def test_1_a_poisoned_device_is_left_out(method: Method, where: str, bad: float, scripted: Callable[..., Any]) -> None:
+def test_fedhen_nonfinite_device_is_left_out(method: Method, where: str, bad: float, scripted: Callable[..., Any]) -> None:
     made = one_round(method, {**ANSWERS, "2": {**ANSWERS["2"], where: bad}}, False, scripted)
     assert made("simple") == {"shared": 3.0}
     assert made("complex") == {"shared": 3.0, "own": 10.0}
@@ -118,13 +118,13 @@ def test_1_a_poisoned_device_is_left_out(method: Method, where: str, bad: float,
 
 @pytest.mark.usefixtures("squares")
 @pytest.mark.parametrize(("method", "shared"), [(FedHeN(), 0.3), (NoSide(), 0.1)])
-def test_2_the_side_objective_adds_its_gradient(method: Method, shared: float, client_for: Callable[..., Any]) -> None:
+def test_fedhen_side_objective_adds_gradient(method: Method, shared: float, client_for: Callable[..., Any]) -> None:
     made = step_of(method, net("complex"), Sgd(0.1), client_for)
     assert made == pytest.approx({"shared": shared, "own": 0.1}, abs=1e-7)
 
 
 @pytest.mark.usefixtures("squares")
-def test_4_the_summed_gradient_is_clipped_once(client_for: Callable[..., Any]) -> None:
+def test_fedhen_summed_gradient_is_clipped_once(client_for: Callable[..., Any]) -> None:
     """The exit's slope is (20, 0), the full net's (10, 40): together of length 50, cut to 10."""
     whole = net("complex", slopes=(-20.0, -10.0, -40.0), offsets=(-1.0, -1.0))
     made = step_of(FedHeN(), whole, Sgd(1.0, clip_norm=10.0), client_for)
@@ -132,7 +132,7 @@ def test_4_the_summed_gradient_is_clipped_once(client_for: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(("exit_head", "head"), [("all", 0.5), ("trained_only", 1.0)])
-def test_5_what_complex_devices_return_of_the_exits_head(
+def test_noside_exit_head_setting_decides_average(
     exit_head: Any, head: float, scripted: Callable[..., Any]
 ) -> None:
     answers = {"0": {"shared": 0.0, "head": 1.0}, "1": {"shared": 4.0, "head": 0.0, "own": 3.0}}

@@ -26,13 +26,13 @@ def alignment(features: Tensor, target: Tensors, kernel: Any = "linear") -> floa
     return 1 - float(alignment_loss(target, kernel)(features))
 
 
-def test_the_kernels_are_centred_as_by_hand() -> None:
+def test_kernel_centering_matches_hand_value() -> None:
     by_hand = [[5, -4, -1], [-4, 5, -1], [-1, -1, 2]], [[4, -2, -2], [-2, 1, 1], [-2, 1, 1]]
     for kernel, ninths in zip((K_I, K_J), by_hand, strict=True):
         assert torch.allclose(9 * CENTRING @ kernel @ CENTRING, torch.tensor(ninths, dtype=torch.float64))
 
 
-def test_hsic_is_as_by_hand() -> None:
+def test_hsic_matches_hand_value() -> None:
     def hsic(one: Tensor, other: Tensor) -> float:
         return float(torch.trace(one @ CENTRING @ other @ CENTRING)) / (3 - 1) ** 2
 
@@ -41,55 +41,55 @@ def test_hsic_is_as_by_hand() -> None:
 
 
 @pytest.mark.parametrize("target", FORMS, ids=HOW)
-def test_cka_is_centred(target: Tensors) -> None:
+def test_cka_is_centered(target: Tensors) -> None:
     assert alignment(A_I, target) == pytest.approx(5 / 40**0.5, abs=1e-9)
     assert alignment(A_I, target) == pytest.approx(0.790569, abs=1e-6)
 
 
-def test_the_papers_closed_form_would_be_another_number() -> None:
+def test_cka_differs_from_papers_closed_form() -> None:
     """Its equation 4 leaves the centring out."""
     uncentred = (A_J.T @ A_I).square().sum() / (K_I.norm() * K_J.norm())
     assert float(uncentred) == pytest.approx(0.316228, abs=1e-6)
 
 
 @pytest.mark.parametrize(("features", "expected"), [(A_I, 0.968246), (A_J, 0.918559)], ids=["i", "j"])
-def test_alignment_with_the_mean_kernel(features: Tensor, expected: float) -> None:
+def test_alignment_with_mean_kernel_matches_hand_value(features: Tensor, expected: float) -> None:
     mean = average_kernels([represent(one, "linear") for one in (A_I, A_J)], [1, 1], "linear")
     assert torch.allclose(mean["kernel"], (K_I + K_J) / 2)
     assert alignment(features, mean) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("target", FORMS, ids=HOW)
-def test_the_gradient_of_the_misalignment(target: Tensors) -> None:
+def test_alignment_loss_gradient_matches_hand_value(target: Tensors) -> None:
     features = A_I.clone().requires_grad_()
     (slope,) = torch.autograd.grad(alignment_loss(target, "linear")(features), features)
     g = 0.474342
     assert torch.allclose(slope, torch.tensor([[0, g], [-g, 0], [g, -g]], dtype=torch.float64), atol=1e-6)
 
 
-def test_the_rbf_kernel_of_width_one() -> None:
+def test_rbf_kernel_of_width_one_matches_hand_value() -> None:
     """The median distance is 1 in both, so the width needs no setting."""
     (kernel,) = represent(A_I, "rbf").values()
     assert kernel[[0, 0, 1], [1, 2, 2]].tolist() == pytest.approx([0.367879, 0.606531, 0.606531], abs=1e-6)
     assert kernel.diagonal().tolist() == pytest.approx([1, 1, 1])
 
 
-def test_the_rbf_alignment() -> None:
+def test_rbf_alignment_matches_hand_value() -> None:
     assert alignment(A_I, represent(A_J, "rbf"), "rbf") == pytest.approx(0.782924, abs=1e-6)
 
 
 @pytest.mark.parametrize(("past", "pull"), [(0, 0.0), (1, 0.001), (4, 0.002), (100, 0.01), (199, 0.014107)])
-def test_the_pull_grows_with_the_root_of_the_rounds_gone_by(past: int, pull: float) -> None:
+def test_strength_grows_with_root_of_past_rounds(past: int, pull: float) -> None:
     assert RepresentationAlignment().pull_at(past + 1) == pytest.approx(pull, abs=1e-6)
 
 
 @pytest.mark.parametrize(("growth", "pulls"), [("linear", [0, 0.002, 0.004]), ("none", [0.002] * 3)])
-def test_the_pull_may_grow_otherwise(growth: Any, pulls: list[float]) -> None:
+def test_strength_growth_setting_is_respected(growth: Any, pulls: list[float]) -> None:
     chosen = RepresentationAlignment(0.002, growth)
     assert [chosen.pull_at(number) for number in (1, 2, 3)] == pytest.approx(pulls)
 
 
-def test_weights_are_averaged_by_examples(world: Callable[..., Any], scripted: Callable[..., Any]) -> None:
+def test_fedhenn_weights_are_averaged_by_examples(world: Callable[..., Any], scripted: Callable[..., Any]) -> None:
     """1 from 10 examples and 5 from 30 make 4."""
     fleet = world(sizes=(8, 8)).fleet
     said, examples = {"0": 1.0, "1": 5.0}, {"0": 10, "1": 30}

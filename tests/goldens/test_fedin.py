@@ -12,7 +12,7 @@ from fedloom.client import Batch, Client, Sgd, Step, gradient
 from fedloom.data import Examples
 from fedloom.fleet import Fleet, Reply, RoundContext, make_tiers
 from fedloom.methods.fedin import FedIN, features_loss
-from fedloom.models import Model, StepSeeds, model
+from fedloom.models import Model, StepSeeds, build_model
 
 
 class Times(nn.Module):
@@ -39,7 +39,7 @@ class Parts(nn.Module):
 
 
 def net(size: int = 1, offset: float = 0.0) -> Model:
-    return model("parts", Parts, {"size": size, "offset": offset}, (size,), size)
+    return build_model("parts", Parts, {"size": size, "offset": offset}, (size,), size)
 
 
 def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
@@ -61,13 +61,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("own", "other", "exact", "summed"), CASES)
-def test_1_to_3_how_two_gradients_become_one_step(own: Any, other: Any, exact: Any, summed: Any) -> None:
+def test_combine_gradients_matches_hand_values(own: Any, other: Any, exact: Any, summed: Any) -> None:
     given = {"w": torch.tensor([own])}, {"w": torch.tensor([other])}
     for middle, expected in (("project", exact), ("project_all", exact), ("sum", summed)):
         assert FedIN(middle=middle).agreed(*given)["w"].tolist() == [list(expected)]  # type: ignore[arg-type]
 
 
-def test_1_to_3_tensors_are_bent_one_by_one_or_all_together() -> None:
+def test_project_by_tensor_or_over_all_matches_hand_values() -> None:
     """Of two tensors one disagrees, but less than the other agrees."""
     own = {"a": torch.tensor([[2.0, 0.0]]), "b": torch.tensor([[1.0, 2.0]])}
     other = {"a": torch.tensor([[-1.0, 3.0]]), "b": torch.tensor([[3.0, 2.0]])}
@@ -76,7 +76,7 @@ def test_1_to_3_tensors_are_bent_one_by_one_or_all_together() -> None:
     assert (together["a"].tolist(), together["b"].tolist()) == ([[-1.0, 3.0]], [[3.0, 2.0]])
 
 
-def test_4_ends_are_averaged_whatever_the_sizes(scripted: Callable[..., Any]) -> None:
+def test_fedin_ends_are_averaged_for_any_sizes(scripted: Callable[..., Any]) -> None:
     whole, method = net(2), FedIN()
     fleet = Fleet(make_tiers([("a", whole)]), (1.0,), 2, seed=0)
     said = {"0": ((1.0, 3.0), 1), "1": ((3.0, 5.0), 99)}
@@ -92,7 +92,7 @@ def test_4_ends_are_averaged_whatever_the_sizes(scripted: Callable[..., Any]) ->
     assert server["weights"]["classifier.weight"].tolist() == [2.0, 4.0]
 
 
-def test_5_the_distance_of_features_is_a_mean_over_all_numbers(client_for: Callable[..., Client]) -> None:
+def test_features_loss_is_mean_over_all_entries(client_for: Callable[..., Client]) -> None:
     """On ones the middle makes (1, 2), which is its weight; so its slope is the one at its output."""
     client = client_of(net(2), client_for)
     loss = features_loss(client, {"enter": torch.ones(1, 1, 2), "leave": torch.tensor([[[0.0, 4.0]]])})
@@ -104,7 +104,7 @@ def test_5_the_distance_of_features_is_a_mean_over_all_numbers(client_for: Calla
 @pytest.mark.parametrize(
     ("middle", "weight"), [("project", 2.0), ("project_all", 2.0), ("sum", 1.8), ("sequential", 1.08)]
 )
-def test_6_a_middle_of_one_weight(
+def test_fedin_step_on_one_weight_matches_hand_value(
     middle: Any, weight: float, client_for: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The labels' slope is -4, the features' 6: 0 projected, 2 summed. One after the other: 2.4, where it is 13.2."""

@@ -16,7 +16,7 @@ from fedloom.methods import Method
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import Model, StepSeeds, model
+from fedloom.models import Model, StepSeeds, build_model
 from fedloom.tensors import Parcel
 
 
@@ -34,7 +34,7 @@ class Line(nn.Module):
 
 
 def line(size: int) -> Model:
-    return model("line", Line, {"size": size}, (1,), 1)
+    return build_model("line", Line, {"size": size}, (1,), 1)
 
 
 def the_logit(logits: Tensor, batch: Batch) -> Tensor:
@@ -49,7 +49,7 @@ def the_logit(logits: Tensor, batch: Batch) -> Tensor:
         (FedSup(subnets=1), 1.0, [-0.4, 0.2]),
     ],
 )
-def test_7_gradients_are_summed_then_clipped_once(
+def test_fedsup_gradients_are_summed_then_clipped_once(
     method: Any,
     limit: float | None,
     expected: list[float],
@@ -64,7 +64,7 @@ def test_7_gradients_are_summed_then_clipped_once(
     assert made[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_2_what_a_device_lacks_is_filled_with_the_broadcast(scripted: Callable[..., Any]) -> None:
+def test_efedsup_missing_weights_are_filled_with_broadcast(scripted: Callable[..., Any]) -> None:
     """Where the large device draws the whole net, and the small one its half."""
     made: dict[str, list[float]] = {}
     for method in (EFedSup(), HeteroFL(only_seen_rows=False)):
@@ -85,7 +85,7 @@ def answer_by_size(device: Device, inbox: Parcel) -> Reply:
 
 
 @pytest.mark.parametrize("method", [FedSup(), EFedSup()])
-def test_devices_count_by_their_examples(method: Method, scripted: Callable[..., Any]) -> None:
+def test_fedsup_devices_are_weighted_by_examples(method: Method, scripted: Callable[..., Any]) -> None:
     """One tier: 10 examples say 2, 30 say 6."""
     fleet = Fleet(make_nested_tiers([("one", line(1))]), (1.0,), 2, seed=0)
     values = {"0": (10, 2.0), "1": (30, 6.0)}
@@ -99,7 +99,7 @@ def test_devices_count_by_their_examples(method: Method, scripted: Callable[...,
 
 
 @pytest.mark.usefixtures("double")
-def test_3_soft_cross_entropy_and_its_divergence() -> None:
+def test_soft_cross_entropy_matches_hand_value() -> None:
     teacher, student = torch.tensor([[[2.0, 0.0]]]), torch.zeros(1, 1, 2)
     loss = float(soft_cross_entropy(student, teacher))
     entropy = float(soft_cross_entropy(teacher, teacher))
@@ -108,7 +108,7 @@ def test_3_soft_cross_entropy_and_its_divergence() -> None:
 
 
 @pytest.mark.parametrize(("side", "first"), [(3, 16), (5, 8), (7, 0)])
-def test_4_a_smaller_kernel_is_cropped_from_the_centre(side: int, first: int) -> None:
+def test_smaller_kernel_is_center_crop(side: int, first: int) -> None:
     kernel = torch.arange(49).view(1, 1, 7, 7)
     cut = find_footprint({"w": torch.Size([1, 1, side, side])}, {"w": kernel.shape}).read({"w": kernel})["w"][0, 0]
     assert cut.tolist() == [[first + 7 * row + column for column in range(side)] for row in range(side)]

@@ -12,7 +12,7 @@ from fedloom.data import Examples
 from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
 from fedloom.methods.fedprox import FedProx
 from fedloom.methods.fjord import FjORD
-from fedloom.models import StepSeeds, model
+from fedloom.models import StepSeeds, build_model
 from fedloom.tensors import Parcel, Tensors
 
 
@@ -21,11 +21,11 @@ def square(size: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(("counts", "corner"), [({"wide": 10, "half": 30}, 4.0), ({"wide": 7, "half": 7}, 3.0)])
-def test_shells_are_weighted_by_examples(
+def test_fjord_regions_are_weighted_by_examples(
     counts: dict[str, int], corner: float, scripted: Callable[..., object]
 ) -> None:
     """With equal counts it is HeteroFL's average."""
-    tiers = make_nested_tiers([(name, model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
+    tiers = make_nested_tiers([(name, build_model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
     fleet = Fleet(tiers, (0.5, 0.5), 2, seed=0)
 
     def answer(device: Device, inbox: Parcel) -> Reply:
@@ -40,8 +40,8 @@ SIZES = {"wide": 2, "half": 1}
 SAID = {"wide": [[1.0, 2.0], [3.0, 4.0]], "half": [[5.0]]}
 
 
-def test_a_shell_nobody_holds_stays(scripted: Callable[..., object]) -> None:
-    tiers = make_nested_tiers([(name, model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
+def test_fjord_uncovered_region_is_unchanged(scripted: Callable[..., object]) -> None:
+    tiers = make_nested_tiers([(name, build_model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
     fleet = Fleet(tiers, (0.5, 0.5), 2, seed=0)
     half = [device for device in fleet.devices(1) if device.tier == "half"]
     engine = scripted(lambda device, inbox: Reply(device, 30, {"weights": {"weight": torch.tensor([[5.0]])}}))
@@ -75,7 +75,7 @@ class ToTwoThenDescend:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("mu", "expected"), [(0.5, 2.05), (0.0, 2.1), (2.0, 1.9)])
-def test_the_proximal_term_pulls_back_to_the_broadcast(
+def test_fedprox_proximal_term_matches_hand_value(
     mu: float, expected: float, monkeypatch: pytest.MonkeyPatch, client_for: Callable[..., object]
 ) -> None:
     """f = (w - 3)²/2, broadcast 1, now at 2."""
@@ -86,6 +86,6 @@ def test_the_proximal_term_pulls_back_to_the_broadcast(
     monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
     step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-    client = client_for(model("number", Number, {}, (1,), 1), examples, [step, step], ToTwoThenDescend())
+    client = client_for(build_model("number", Number, {}, (1,), 1), examples, [step, step], ToTwoThenDescend())
     made = FedProx(mu).train.run(client, {"weights": {"weight": torch.ones(1, 1)}}).upload["weights"]["weight"]  # type: ignore[arg-type]
     assert float(made) == pytest.approx(expected, abs=1e-12)

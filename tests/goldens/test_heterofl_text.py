@@ -13,14 +13,14 @@ from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
 from fedloom.evaluation import Evaluator, StaticBatchNorm
-from fedloom.fleet import DeviceModel, Fleet, Reply, make_nested_tiers, tier_slices
+from fedloom.fleet import DeviceModel, Fleet, Reply, Request, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import MODELS, Model, model
+from fedloom.models import MODELS, Model, build_model
 
 
 def language_net(embedding: int, width: float) -> Model:
     sizes = {"embedding": embedding, "heads": 2, "hidden": 4, "layers": 1, "dropout": 0.0, "width": width}
-    return model("transformer", MODELS["transformer"], sizes, (2,), 3, 4)
+    return build_model("transformer", MODELS["transformer"], sizes, (2,), 3, 4)
 
 
 def into_heads(rows: list[list[float]]) -> Tensor:
@@ -42,7 +42,7 @@ def narrow_attention(embedding: int, weights: dict[str, Tensor]) -> dict[str, Te
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
-def test_of_eight_outputs_in_two_heads_half_are_0_1_4_5(name: str) -> None:
+def test_packed_heads_half_width_keeps_leading_rows_of_each_head(name: str) -> None:
     """Entry (o, i) of the paper's matrix is 10 o + i, entry o of its bias is o."""
     matrix = [[10.0 * o + i for i in range(8)] for o in range(8)]
     bias = torch.arange(8.0).view(2, 4).T.unsqueeze(1)
@@ -52,7 +52,7 @@ def test_of_eight_outputs_in_two_heads_half_are_0_1_4_5(name: str) -> None:
     assert part[f"{name}.bias"].permute(2, 0, 1).flatten().tolist() == [0, 1, 4, 5]
 
 
-def test_what_takes_the_heads_in_keeps_the_same_columns() -> None:
+def test_packed_heads_output_projection_keeps_same_columns() -> None:
     matrix = [[10.0 * o + i for i in range(8)] for o in range(8)]
     part = narrow_attention(8, {"out.weight": out_of_heads(matrix), "out.bias": torch.arange(8.0)})
     kept = part["out.weight"].permute(0, 2, 1).flatten(1)
@@ -60,7 +60,7 @@ def test_what_takes_the_heads_in_keeps_the_same_columns() -> None:
     assert part["out.bias"].tolist() == [0, 1, 2, 3]
 
 
-def test_both_heads_of_the_narrow_net_look_and_speak() -> None:
+def test_packed_heads_narrow_model_uses_all_heads() -> None:
     """Four numbers a token, two heads of two; half is two numbers and two heads of one. 99 is what must not be kept.
 
     Tokens (1, 0) and (0, 1). The first head looks at both alike and hears 2 and 4: 3. The second, at the first token,
@@ -119,7 +119,7 @@ def mean_over_those_who_saw(
     return float(torch.tensor(sum(said) / len(said), dtype=torch.float64).to(old.dtype)) if said else float(old[at])
 
 
-def test_every_weight_is_the_mean_over_the_devices_that_saw_its_word(
+def test_heterofl_embedding_rows_are_averaged_over_devices_with_token(
     world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     before, after, replies, words = round_on_text(world, meddling, HeteroFL())
@@ -136,7 +136,7 @@ def test_every_weight_is_the_mean_over_the_devices_that_saw_its_word(
             assert float(after[name][index]) == mean_over_those_who_saw(old, index, sent, name in of_words), name
 
 
-def test_rows_of_the_mask_and_of_words_nobody_has_stay_to_the_bit(
+def test_heterofl_rows_of_mask_and_absent_tokens_are_unchanged(
     world: Callable[..., Any], meddling: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     before, after, replies, _ = round_on_text(world, meddling, HeteroFL())
@@ -158,7 +158,7 @@ def test_rows_of_the_mask_and_of_words_nobody_has_stay_to_the_bit(
     assert bool((after[answers][:4] != before[answers][:4]).all())
 
 
-def test_the_mask_is_averaged_where_devices_speak_for_all_rows(
+def test_heterofl_without_only_seen_rows_averages_mask_row(
     world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     before, after, _, _ = round_on_text(world, meddling, HeteroFL(only_seen_rows=False))
@@ -181,12 +181,12 @@ def lost(mean: float) -> list[float]:
 
 
 @pytest.mark.parametrize("held_by", ["server", "devices"])
-def test_perplexity_of_two_batches(held_by: str) -> None:
+def test_perplexity_of_two_batches_matches_hand_value(held_by: str) -> None:
     """Mean losses 1 and 2: (e + e²) / 2 = 5.053669, and e^1.5 = 4.481689. The last row, of losses 2.5, is hidden."""
     weights = {"weight": torch.tensor([lost(0.5), lost(1.5), lost(2.5)])}
     x = torch.tensor([[0, 0], [1, 1], [1, 1], [2, 2]])
     tests = Examples(x, torch.zeros_like(x))
-    fleet = Fleet(make_nested_tiers([("a", model("lookup", lookup, {}, (2,), 2, 3))]), (1.0,), 2, seed=0)
+    fleet = Fleet(make_nested_tiers([("a", build_model("lookup", lookup, {}, (2,), 2, 3))]), (1.0,), 2, seed=0)
     own = (np.arange(4), np.array([0, 1]))
     evaluator = Evaluator(
         Dataset("two batches", tests, tests, 2, Preparation(mask_token=2), 3),
@@ -205,7 +205,7 @@ def test_perplexity_of_two_batches(held_by: str) -> None:
     )
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["weights"]), lambda device: {"weights": weights})
     candidate = tier_slices(weights) if held_by == "server" else carried
-    rows = evaluator.rows({"one": candidate}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1, per_device=True)
+    rows = evaluator.rows({"one": candidate}, fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, per_device=True)
     found = {(row.test, row.device, row.metric): row.value for row in rows}
     for device in ("",) if held_by == "server" else ("", "0", "1"):
         assert round(found["global", device, "perplexity"], 6) == 5.053669

@@ -16,7 +16,7 @@ from fedloom.methods.fedprox import FedProx
 from fedloom.methods.fedrep import FedRep
 from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.perfedavg import PerFedAvg
-from fedloom.models import Model, StepSeeds, model
+from fedloom.models import Model, StepSeeds, build_model
 
 
 class Off(nn.Module):
@@ -51,7 +51,7 @@ class Product(nn.Module):
         return made
 
 
-OFF, PRODUCT = (model(kind.__name__, kind, {}, (1,), 1) for kind in (Off, Product))
+OFF, PRODUCT = (build_model(kind.__name__, kind, {}, (1,), 1) for kind in (Off, Product))
 LR = 0.1
 
 
@@ -90,7 +90,7 @@ def numbers(tensors: Any) -> Any:
     return pytest.approx({name: float(tensor) for name, tensor in tensors.items()}, abs=1e-6)
 
 
-def test_ditto_holds_the_personal_model_to_what_was_sent(train: Callable[..., ClientResult]) -> None:
+def test_ditto_step_matches_hand_value(train: Callable[..., ClientResult]) -> None:
     """And trains the other as if alone: 1 + 0.1 · 2."""
     made = train(Ditto(), OFF, {"weight": 1.0}, {"weight": 0.0})
     assert made.state is not None
@@ -98,7 +98,7 @@ def test_ditto_holds_the_personal_model_to_what_was_sent(train: Callable[..., Cl
     assert numbers(made.upload["weights"]) == {"weight": 1.2}
 
 
-def test_ditto_as_in_fedbabus_code(train: Callable[..., ClientResult]) -> None:
+def test_ditto_fedbabu_compat_matches_hand_value(train: Callable[..., ClientResult]) -> None:
     """From what was sent, 1, held to the trained copy of it, 1.2: 1 + 0.1 (2 + 0.75 · 0.2). Its own is forgotten."""
     made = train(Ditto(fedbabu_compat=True), OFF, {"weight": 1.0}, {"weight": 0.0})
     assert made.state is not None
@@ -107,21 +107,21 @@ def test_ditto_as_in_fedbabus_code(train: Callable[..., ClientResult]) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_perfedavg_looks_one_step_ahead(steps: int, train: Callable[..., ClientResult]) -> None:
+def test_perfedavg_steps_match_hand_value(steps: int, train: Callable[..., ClientResult]) -> None:
     """Of first order: the full derivative would give 0.243. One batch is looked at twice."""
     made = train(PerFedAvg(), OFF, {"weight": 0.0}, {}, steps)
     assert numbers(made.upload["weights"]) == {"weight": 0.27}
 
 
 @pytest.mark.parametrize(("rate", "weight"), [(0.0, 0.3), (0.5, 0.15), (1.0, 0.0)])
-def test_perfedavg_may_look_further_ahead_than_it_goes(
+def test_perfedavg_adaptation_rate_matches_hand_value(
     rate: float, weight: float, train: Callable[..., ClientResult]
 ) -> None:
     made = train(PerFedAvg(rate), OFF, {"weight": 0.0}, {})
     assert numbers(made.upload["weights"]) == {"weight": weight}
 
 
-def test_fedrep_trains_the_head_and_then_the_body_under_it(train: Callable[..., ClientResult]) -> None:
+def test_fedrep_step_matches_hand_value(train: Callable[..., ClientResult]) -> None:
     made = train(FedRep(), PRODUCT, {"body.weight": 1.0}, {"head.weight": 1.0})
     assert made.state is not None
     assert numbers(made.state["weights"]) == {"head.weight": 1.1}
@@ -131,7 +131,7 @@ def test_fedrep_trains_the_head_and_then_the_body_under_it(train: Callable[..., 
 @pytest.mark.parametrize(
     ("shared", "name"), [("head", "head.weight"), ("body", "body.weight"), (("body",), "body.weight")]
 )
-def test_lgfedavg_trains_all_and_sends_what_is_shared(
+def test_lgfedavg_step_matches_hand_value(
     shared: Any, name: str, train: Callable[..., ClientResult]
 ) -> None:
     other = {"head.weight": "body.weight", "body.weight": "head.weight"}[name]
@@ -141,7 +141,7 @@ def test_lgfedavg_trains_all_and_sends_what_is_shared(
     assert numbers(made.state["weights"]) == {other: 1.1}
 
 
-def test_lgfedavg_averages_what_is_shared_by_examples(scripted: Callable[..., Any]) -> None:
+def test_lgfedavg_shared_layers_are_weighted_by_examples(scripted: Callable[..., Any]) -> None:
     fleet, method = Fleet(make_tiers([("a", PRODUCT)]), (1.0,), 2, seed=0), LGFedAvg()
     said = {"0": (2.0, 1), "1": (6.0, 3)}
     engine = scripted(
@@ -154,7 +154,7 @@ def test_lgfedavg_averages_what_is_shared_by_examples(scripted: Callable[..., An
     assert all(box["weights"].keys() == {"head.weight"} for _, boxes in engine.asked for box in boxes.values())
 
 
-def test_fedprox_pulls_back_from_where_it_went(train: Callable[..., ClientResult]) -> None:
+def test_fedprox_two_steps_match_hand_value(train: Callable[..., ClientResult]) -> None:
     """From 1 it goes to 1.2, is pulled back by half of 0.2 and drawn on by 1.8."""
     made = train(FedProx(0.5), OFF, {"weight": 1.0}, {}, steps=2)
     assert numbers(made.upload["weights"]) == {"weight": 1.37}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.models import Cost, cost
+from fedloom.models import Cost, compute_cost
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import build
@@ -22,7 +22,7 @@ TABLES = ("heterofl_costs_table7", "heterofl_costs_table8", "heterofl_costs_tabl
 def costs_of_levels(row: PublishedRow, folder: Path) -> dict[str, Cost]:
     loaded = load(row.recipe, Registry(), list(row.changes))
     fleet, _ = build(loaded, Registry(), outline(loaded, Registry(), folder))
-    return {tier.name: cost(tier.model) for tier in fleet.tiers}
+    return {tier.name: compute_cost(tier.model) for tier in fleet.tiers}
 
 
 def as_printed(number: float) -> Any:
@@ -31,7 +31,7 @@ def as_printed(number: float) -> Any:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_mean_over_levels_is_as_printed(table: str, tmp_path: Path) -> None:
+def test_published_mean_over_levels_is_as_printed(table: str, tmp_path: Path) -> None:
     levels = costs_of_levels(ROWS[f"{table}_a-b-c-d-e"], tmp_path)
     modes = {name.rpartition("_")[2]: row for name, row in ROWS.items() if name.startswith(table)}
     assert len(modes) == 31
@@ -42,7 +42,7 @@ def test_the_mean_over_levels_is_as_printed(table: str, tmp_path: Path) -> None:
             assert mean == as_printed(printed or math.nan), (mode, number.metric)
 
 
-def test_a_row_shows_the_mean_over_devices_without_a_run(tmp_path: Path) -> None:
+def test_published_cost_row_needs_no_run(tmp_path: Path) -> None:
     row = ROWS["heterofl_costs_table7_a-e"]
     place = ReproduceContext(Registry(), tmp_path, 1, print, lambda experiment, registry, data, folder: experiment)
     found = row_numbers(row, load(row.recipe, Registry(), list(row.changes)), tmp_path, place)

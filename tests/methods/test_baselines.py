@@ -15,18 +15,18 @@ from fedloom.methods.standalone import Standalone
 
 
 @pytest.mark.parametrize(("name", "method"), [("fedavg", FedAvg()), ("centralized", Centralized())])
-def test_methods_of_one_model_refuse_several_tiers(name: str, method: Any, world: Callable[..., Any]) -> None:
+def test_one_model_methods_several_tiers_are_refused(name: str, method: Any, world: Callable[..., Any]) -> None:
     assert fleet_problem(method, world().fleet) is None
     refusal = fleet_problem(method, world(widths=(1.0, 0.5)).fleet)
     assert refusal is not None
     assert name in refusal
 
 
-def test_two_names_for_the_same_model_are_one_model(world: Callable[..., Any]) -> None:
+def test_fedavg_two_names_for_same_model_are_accepted(world: Callable[..., Any]) -> None:
     assert fleet_problem(FedAvg(), world(widths=(1.0, 1.0)).fleet) is None
 
 
-def test_standalone_refuses_tiers_that_change(world: Callable[..., Any]) -> None:
+def test_standalone_redrawn_tiers_are_refused(world: Callable[..., Any]) -> None:
     fleet = world(widths=(1.0, 0.5)).fleet
     assert fleet_problem(Standalone(), fleet) is None
     refusal = fleet_problem(Standalone(), replace(fleet, assignment="redrawn"))
@@ -35,7 +35,7 @@ def test_standalone_refuses_tiers_that_change(world: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize(("weighting", "shares"), [("examples", (4, 12)), ("uniform", (1, 1))])
-def test_fedavg_weighs_its_devices(
+def test_fedavg_weighting_follows_setting(
     weighting: Any, shares: tuple[int, int], world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Against a loop over the replies, entry by entry."""
@@ -50,7 +50,7 @@ def test_fedavg_weighs_its_devices(
             assert found == float(torch.tensor(expected, dtype=torch.float64).float())
 
 
-def test_standalone_sends_nothing_and_keeps_its_model(world: Callable[..., Any]) -> None:
+def test_standalone_round_sends_nothing_and_keeps_model(world: Callable[..., Any]) -> None:
     place, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), Standalone()
     engine = place.engine(method)
     context = place.context(engine)
@@ -58,13 +58,13 @@ def test_standalone_sends_nothing_and_keeps_its_model(world: Callable[..., Any])
     engine.commit(1)
     assert (context.traffic.bytes_down, context.traffic.bytes_up) == (0, 0)
     for device in context.cohort:
-        kept = engine.memory.recall(device)["weights"]
+        kept = engine.client_states.recall(device)["weights"]
         assert {name: tensor.shape for name, tensor in kept.items()} == dict(device.model.shapes())
         first = method.init_client(device, 0)["weights"]
         assert any(not torch.equal(kept[name], tensor) for name, tensor in first.items())
 
 
-def test_standalone_devices_do_not_hear_of_each_other(
+def test_standalone_devices_are_independent(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Other data on one device changes nothing on the others."""
@@ -76,16 +76,16 @@ def test_standalone_devices_do_not_hear_of_each_other(
     for one in (place, other):
         engine = one.engine(method, devices_per_block=1)
         one.play(method, engine)
-        kept.append(engine.memory.committed)
+        kept.append(engine.client_states.committed)
     assert [parcels_equal(kept[0][name], kept[1][name]) for name in "012"] == [True, False, True]
 
 
-def test_standalone_is_judged_where_it_is() -> None:
+def test_standalone_evaluation_runs_on_devices() -> None:
     assert isinstance(Standalone().eval_targets({})["personal"], DeviceModel)
 
 
 @pytest.mark.parametrize(("share", "rows"), [(1.0, 20), (0.5, 9), (0.25, 4)])
-def test_centralised_gathers_the_first_devices(
+def test_centralized_data_share_pools_first_devices(
     share: float, rows: int, world: Callable[..., Any], meddling: Any
 ) -> None:
     place, method = world(sizes=(4, 5, 6, 5)), Centralized(data_share=share)
@@ -94,7 +94,7 @@ def test_centralised_gathers_the_first_devices(
     assert [reply.examples for reply in engine.delivered] == [rows]
 
 
-def test_centralised_does_not_mind_who_takes_part(
+def test_centralized_cohort_does_not_matter(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place, method = world(sizes=(4, 5, 6, 5)), Centralized()

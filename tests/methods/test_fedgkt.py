@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from fedloom.client import Adam, Client, Schedule, Sgd, Step, with_batchnorm_statistics
 from fedloom.data import Examples
 from fedloom.engines import ProcessPool
-from fedloom.fleet import DeviceModel
+from fedloom.fleet import DeviceModel, Request
 from fedloom.methods import fleet_problem
 from fedloom.methods.fedgkt import FedGKT, server_client
 from fedloom.methods.standalone import Standalone
-from fedloom.models import Model, StepSeeds, chain_models, model
+from fedloom.models import Model, StepSeeds, chain_models, build_model
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
 
 SIZES = (8, 5, 9)
@@ -31,9 +31,9 @@ class Listening:
     inboxes: list[tuple[str, Mapping[Any, Parcel]]] = field(default_factory=list)
     replies: list[Any] = field(default_factory=list)
 
-    def ask(self, task: Any, inboxes: Any, round_number: int, repeat: int = 0) -> list[Any]:
+    def ask(self, request: Request) -> list[Any]:
         self.inboxes.append((task.name, inboxes))
-        self.replies.append(list(self.engine.ask(task, inboxes, round_number, repeat)))
+        self.replies.append(list(self.engine.ask(request)))
         return self.replies[-1]
 
     def commit(self, round_number: int) -> None:
@@ -59,7 +59,7 @@ def soft(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("last", ["keep", "wrap"])
-def test_an_example_is_taught_by_the_answer_to_that_very_example(
+def test_distillation_batch_uses_matching_server_logits(
     last: Any, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """By hand over shuffled epochs, rows of the data set looked up in a dictionary; batch numbers would not do."""
@@ -74,7 +74,7 @@ def test_an_example_is_taught_by_the_answer_to_that_very_example(
         plan = engine.plan(method.train, device, 1, 0)
         batches = plan.rows.split(plan.sizes)
         by_hand = trained(place, batches, [torch.stack([answer[int(row)] for row in rows]) for rows in batches])
-        assert difference(engine.memory.committed[device.name], {"weights": by_hand}) <= 1e-9
+        assert difference(engine.client_states.committed[device.name], {"weights": by_hand}) <= 1e-9
         in_order = server["answers"][device.name]
         by_batch = [in_order[(torch.arange(len(rows)) + 4 * n) % len(held)] for n, rows in enumerate(batches)]
         assert difference({"weights": by_hand}, {"weights": trained(place, batches, by_batch)}) > 1e-3
@@ -92,7 +92,7 @@ def trained(place: Any, batches: Any, teachers: list[Tensor]) -> dict[str, Tenso
     return {name: weight.detach() for name, weight in module.named_parameters()}
 
 
-def test_a_lesson_is_in_the_devices_own_order(place: Any) -> None:
+def test_transfer_batch_is_in_device_order(place: Any) -> None:
     engine = Listening(place.engine(SMALL))
     SMALL.round(SMALL.start(place.fleet, 0), place.context(engine))
     for reply in engine.replies[0]:
@@ -103,29 +103,29 @@ def test_a_lesson_is_in_the_devices_own_order(place: Any) -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_a_lesson_is_what_the_trained_net_makes_of_each_example(world: Callable[..., Any]) -> None:
+def test_transfer_batch_holds_outputs_of_trained_model(world: Callable[..., Any]) -> None:
     place = world("bottleneck", sizes=SIZES, normalization="group")
     engine = Listening(place.engine(SMALL))
     SMALL.round(SMALL.start(place.fleet, 0), place.context(engine))
     engine.commit(1)
     for reply in engine.replies[0]:
-        weights = engine.engine.memory.committed[reply.device.name]["weights"]
+        weights = engine.engine.client_states.committed[reply.device.name]["weights"]
         x = place.dataset.preparation(place.dataset.train.x[place.partition.train[int(reply.device.name)]])
         made = place.fleet.global_model({name: one[None] for name, one in weights.items()}, x[None])
         assert torch.allclose(reply.upload["transfer"]["features"], made.taps["extractor"][0], atol=1e-12)
         assert torch.allclose(reply.upload["transfer"]["logits"], made.logits[0], atol=1e-12)
 
 
-def test_in_the_first_round_devices_learn_from_labels_alone(place: Any, parcels_equal: Callable[..., bool]) -> None:
+def test_fedgkt_first_round_trains_on_labels_only(place: Any, parcels_equal: Callable[..., bool]) -> None:
     engines = place.engine(SMALL), place.engine(Standalone())
     for method, engine in zip((SMALL, Standalone()), engines, strict=True):
         place.play(method, engine, rounds=1)
-    ours, theirs = (engine.memory.committed for engine in engines)
+    ours, theirs = (engine.client_states.committed for engine in engines)
     assert len(ours) == 3
     assert all(parcels_equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_later_they_learn_from_answers_too(place: Any, difference: Callable[..., float]) -> None:
+def test_fedgkt_later_round_also_distills(place: Any, difference: Callable[..., float]) -> None:
     engine, alone = Listening(place.engine(SMALL)), place.engine(Standalone())
     server = place.play(SMALL, engine, rounds=1)
     SMALL.round(server, place.context(engine, 2))
@@ -136,7 +136,7 @@ def test_later_they_learn_from_answers_too(place: Any, difference: Callable[...,
     for device, box in engine.inboxes[2][1].items():
         assert box["teacher"].keys() == {"logits"}
         assert torch.equal(box["teacher"]["logits"], server["answers"][device.name])
-        assert difference(engine.engine.memory.committed[device.name], alone.memory.committed[device.name]) > 1e-5
+        assert difference(engine.engine.client_states.committed[device.name], alone.client_states.committed[device.name]) > 1e-5
 
 
 def lesson_of(place: Any, labels: Tensor | None = None, logits: Tensor | None = None) -> Parcel:
@@ -163,11 +163,11 @@ def learned(place: Any, method: FedGKT, answers: Mapping[str, Tensor]) -> Parcel
     engine = place.engine(method)
     method.round({**method.start(place.fleet, 0), "answers": answers}, place.context(engine))
     engine.commit(1)
-    memory: Parcel = engine.memory.committed["0"]
+    memory: Parcel = engine.client_states.committed["0"]
     return memory
 
 
-def test_the_weight_is_of_answers_on_devices_and_of_labels_on_the_server(place: Any) -> None:
+def test_weight_scales_distillation_on_devices_and_labels_on_server(place: Any) -> None:
     """Without it devices do not mind the answers, nor the server the labels; with it they do."""
     answers = made_up_answers(place), made_up_answers(place)
     boxes = [lesson_of(place, labels=labels) for labels in (torch.arange(12) % 4, torch.arange(12) // 3)]
@@ -180,7 +180,7 @@ def test_the_weight_is_of_answers_on_devices_and_of_labels_on_the_server(place: 
 
 
 @pytest.mark.usefixtures("double")
-def test_the_servers_step_by_hand(place: Any) -> None:
+def test_teach_one_step_matches_manual_computation(place: Any) -> None:
     """One full batch: Adam with the decay of the paper's code, on answers and weighted labels."""
     method, box = replace(SMALL, weight=0.3, server_batch=100, server_rate=0.01), lesson_of(place)
     large = method.server_model(place.fleet.global_model)
@@ -197,7 +197,7 @@ def test_the_servers_step_by_hand(place: Any) -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_answers_are_the_servers_to_each_example_in_turn(place: Any) -> None:
+def test_teach_logits_follow_example_order(place: Any) -> None:
     box = lesson_of(place)
     made, large = taught(place, SMALL, box), SMALL.server_model(place.fleet.global_model)
     examples = Examples(box["transfer"]["features"], box["transfer"]["labels"])
@@ -207,7 +207,7 @@ def test_answers_are_the_servers_to_each_example_in_turn(place: Any) -> None:
     assert torch.allclose(made["answers"]["logits"], expected, atol=1e-10)
 
 
-def test_the_server_learns_from_all_that_was_sent_and_answers_each(place: Any) -> None:
+def test_fedgkt_round_gathers_all_uploads_and_scatters_logits(place: Any) -> None:
     engine = Listening(place.engine(SMALL))
     server = place.play(SMALL, engine, rounds=1)
     (box,) = engine.inboxes[1][1].values()
@@ -220,7 +220,7 @@ def test_the_server_learns_from_all_that_was_sent_and_answers_each(place: Any) -
     assert fingerprint({"weights": server["weights"]}) == fingerprint({"weights": reply.upload["weights"]})
 
 
-def test_a_lost_device_keeps_its_old_answers(place: Any, meddling: Callable[..., Any]) -> None:
+def test_fedgkt_lost_reply_keeps_old_logits(place: Any, meddling: Callable[..., Any]) -> None:
     engine = place.engine(SMALL)
     before = place.play(SMALL, engine, rounds=1)
     lossy = meddling(engine, lambda replies: [reply for reply in replies if reply.device.name != "1"])
@@ -229,7 +229,7 @@ def test_a_lost_device_keeps_its_old_answers(place: Any, meddling: Callable[...,
     assert not any(torch.equal(after["answers"][name], before["answers"][name]) for name in "02")
 
 
-def test_a_device_that_was_never_asked_has_no_answers(place: Any) -> None:
+def test_fedgkt_unasked_device_has_no_logits(place: Any) -> None:
     engine = Listening(place.engine(SMALL))
     context = place.context(engine)
     server = SMALL.round(SMALL.start(place.fleet, 0), replace(context, cohort=context.cohort[:2]))
@@ -240,7 +240,7 @@ def test_a_device_that_was_never_asked_has_no_answers(place: Any) -> None:
     assert [sorted(boxes[name]) for name in "012"] == [["teacher"], ["teacher"], []]
 
 
-def test_what_the_server_computes_does_not_travel(place: Any) -> None:
+def test_fedgkt_server_training_is_not_counted_as_traffic(place: Any) -> None:
     engine = Listening(place.engine(SMALL))
     server, moved = SMALL.start(place.fleet, 0), []
     for number in (1, 2):
@@ -256,7 +256,7 @@ def test_what_the_server_computes_does_not_travel(place: Any) -> None:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("family", ["bottleneck", "splitnet"])
-def test_the_servers_model_is_a_devices_extractor_and_then_the_servers_net(
+def test_extended_model_chains_extractor_and_server_model(
     family: str, world: Callable[..., Any], client_for: Callable[..., Client], block_weights: Callable[..., Any]
 ) -> None:
     place = world(family, sizes=SIZES)
@@ -275,7 +275,7 @@ def test_the_servers_model_is_a_devices_extractor_and_then_the_servers_net(
     assert torch.allclose(whole(ready, x).logits, judged, atol=1e-12)
 
 
-def test_a_chain_is_a_value_with_the_names_of_both(tiny_model: Callable[..., Model]) -> None:
+def test_chain_models_is_hashable_and_keeps_names(tiny_model: Callable[..., Model]) -> None:
     first = tiny_model("bottleneck").submodel("extractor")
     second = SMALL.server_model(tiny_model("bottleneck"))
     whole = chain_models(first, second)
@@ -286,11 +286,11 @@ def test_a_chain_is_a_value_with_the_names_of_both(tiny_model: Callable[..., Mod
     assert whole.shapes() == expected | {f"second.{name}": shape for name, shape in second.shapes().items()}
 
 
-def test_devices_and_server_are_both_judged(place: Any) -> None:
+def test_fedgkt_eval_targets_are_clients_and_server(place: Any) -> None:
     engine = place.engine(SMALL)
     candidates = SMALL.eval_targets(place.play(SMALL, engine))
     assert all(isinstance(one, DeviceModel) for one in candidates.values())
-    rows = place.evaluator().rows(candidates, place.fleet, lambda task, boxes: engine.ask(task, boxes, 2), 2, True)
+    rows = place.evaluator().rows(candidates, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 2)), 2, True)
     assert {row.candidate for row in rows} == {"clients", "server"}
     for name in ("clients", "server"):
         local = [row for row in rows if (row.candidate, row.test) == (name, "local")]
@@ -298,7 +298,7 @@ def test_devices_and_server_are_both_judged(place: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["bottleneck", "splitnet"])
-def test_two_processes_learn_the_same_to_the_bit(
+def test_fedgkt_two_processes_give_same_bits(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=(8, 5, 9, 8))
@@ -310,12 +310,12 @@ def test_two_processes_learn_the_same_to_the_bit(
         pool.close()
     assert place.refusals == []
     assert parcels_equal(*servers)
-    memories = [dict(engine.memory.committed) for engine in (alone, hired)]
+    memories = [dict(engine.client_states.committed) for engine in (alone, hired)]
     assert memories[0].keys() == memories[1].keys() == set("0123")
     assert all(parcels_equal(memories[0][name], memories[1][name]) for name in "0123")
 
 
-def test_nets_that_have_only_their_extractors_shape_in_common_learn_together(
+def test_fedgkt_different_models_with_same_feature_shape_train(
     world: Callable[..., Any], tiny_model: Callable[..., Model]
 ) -> None:
     nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", planes=(5,), blocks=(1,)))]
@@ -326,7 +326,7 @@ def test_nets_that_have_only_their_extractors_shape_in_common_learn_together(
     assert [len(server["answers"][name]) for name in "0123"] == [8, 5, 9, 8]
 
 
-def test_features_of_two_shapes_are_refused(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
+def test_fedgkt_unequal_feature_shapes_are_refused(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
     nets = [("a", tiny_model("bottleneck")), ("b", tiny_model("bottleneck", stem=3))]
     assert "features of one shape; those of tier 'b' are [(3, 6, 6)]" in str(
         fleet_problem(SMALL, world(models=nets).fleet)
@@ -344,6 +344,6 @@ class Flat(nn.Module):
         return made
 
 
-def test_features_that_are_no_maps_are_refused(world: Callable[..., Any]) -> None:
-    place = world(models=[("a", model("flat", Flat, {}, (1, 6, 6), 4))])
+def test_fedgkt_flat_features_are_refused(world: Callable[..., Any]) -> None:
+    place = world(models=[("a", build_model("flat", Flat, {}, (1, 6, 6), 4))])
     assert fleet_problem(SMALL, place.fleet) == "fedgkt's server convolves feature maps; those of flat have shape (8,)"

@@ -20,7 +20,7 @@ from fedloom.methods import Method, fleet_problem
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.noside import NoSide
-from fedloom.models import Model, Outputs, model
+from fedloom.models import Model, Outputs, build_model
 from fedloom.recipe.errors import RecipeError
 from fedloom.tensors import fingerprint
 
@@ -71,7 +71,7 @@ def mean(tensors: list[Tensor], otherwise: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
 @given(kinds=kinds_in_round, seed=st.integers(0, 1000))
-def test_every_weight_is_the_mean_of_who_speaks_for_it(
+def test_fedhen_aggregate_is_mean_over_contributors(
     method: Any, kinds: list[str], seed: int, tiny_model: Build, scripted: Callable[..., Any]
 ) -> None:
     fleet, old, replies = drawn_replies(tiny_model, kinds, seed)
@@ -95,7 +95,7 @@ def test_every_weight_is_the_mean_of_who_speaks_for_it(
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
 @given(kinds=kinds_in_round, seed=st.integers(0, 1000), shuffle=st.randoms(use_true_random=False))
-def test_the_order_of_replies_does_not_matter(
+def test_fedhen_reply_order_does_not_matter(
     method: Method,
     kinds: list[str],
     seed: int,
@@ -110,7 +110,7 @@ def test_the_order_of_replies_does_not_matter(
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_without_complex_devices_the_rest_of_the_complex_model_stays(
+def test_fedhen_without_complex_devices_keeps_their_weights(
     method: Method, tiny_model: Build, scripted: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     fleet, old, replies = drawn_replies(tiny_model, ["simple", "simple"], 3)
@@ -120,7 +120,7 @@ def test_without_complex_devices_the_rest_of_the_complex_model_stays(
     assert not any(bits_equal(made["simple"][name], old[name]) for name in simple)
 
 
-def test_without_simple_devices_complex_ones_speak_for_all(tiny_model: Build, scripted: Callable[..., Any]) -> None:
+def test_fedhen_without_simple_devices_averages_complex_ones(tiny_model: Build, scripted: Callable[..., Any]) -> None:
     fleet, old, replies = drawn_replies(tiny_model, ["complex", "complex"], 3)
     made = play(FedHeN(), scripted, fleet, old, replies)
     expected = {name: mean([reply.upload["weights"][name] for reply in replies], old[name]) for name in old}
@@ -136,7 +136,7 @@ def place(world: Callable[..., Any], tiny_model: Build) -> Any:
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_the_simple_model_is_part_of_the_complex_one_after_every_round(method: Method, place: Any) -> None:
+def test_fedhen_simple_model_stays_part_of_complex_model(method: Method, place: Any) -> None:
     """But for Decouple, where nothing holds them together."""
     engine, server = place.engine(method), method.start(place.fleet, 0)
     for number in (1, 2, 3):
@@ -159,7 +159,7 @@ def poisoned(place: Any, devices: list[int]) -> Any:
 
 @pytest.mark.parametrize("bad", [[0], [3], [0, 3], [2, 3, 4]])
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_a_poisoned_device_is_as_if_it_were_not_there(method: Any, bad: list[int], place: Any) -> None:
+def test_fedhen_nonfinite_reply_is_ignored(method: Any, bad: list[int], place: Any) -> None:
     method = replace(method, report=True)
     here, there = poisoned(place, []), poisoned(place, bad)
     start = method.start(place.fleet, 0)
@@ -171,7 +171,7 @@ def test_a_poisoned_device_is_as_if_it_were_not_there(method: Any, bad: list[int
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_if_all_are_poisoned_everything_stays(method: Any, place: Any) -> None:
+def test_fedhen_only_nonfinite_replies_change_nothing(method: Any, place: Any) -> None:
     method, there = replace(method, report=True), poisoned(place, [0, 1, 2, 3, 4])
     start = method.start(place.fleet, 0)
     assert fingerprint(method.round(start, there.context(there.engine(method)))) == fingerprint(start)
@@ -185,7 +185,7 @@ def sent_in_one_round(method: Method, place: Any, meddling: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("exit_head", ["all", "trained_only"])
-def test_noside_leaves_the_exits_head_of_complex_devices(
+def test_noside_complex_device_does_not_train_exit_head(
     exit_head: Any, place: Any, meddling: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """To the bit, with momentum and weight decay."""
@@ -197,7 +197,7 @@ def test_noside_leaves_the_exits_head_of_complex_devices(
             assert bits_equal(weight, start[name]) == untouched, (device.tier, name)
 
 
-def test_the_side_objective_does_not_touch_what_only_complex_devices_have(
+def test_fedhen_side_objective_leaves_complex_only_weights(
     place: Any, meddling: Callable[..., Any]
 ) -> None:
     """After one step, as there is nothing in it but its gradient; a simple device does the same in both."""
@@ -240,8 +240,8 @@ class Backwards(torch.autograd.Function):
         return slopes[0]
 
 
-def test_both_objectives_cost_one_pass(world: Callable[..., Any]) -> None:
-    net = model("counting", Counting, {"both": True}, (1, 6, 6), 4)
+def test_fedhen_both_objectives_share_one_forward_pass(world: Callable[..., Any]) -> None:
+    net = build_model("counting", Counting, {"both": True}, (1, 6, 6), 4)
     place = world(models=[("complex", net)], sizes=(8,), schedule=Schedule(4, 3))
     method = FedHeN()
     engine = place.engine(method, devices_per_block=1)
@@ -252,7 +252,7 @@ def test_both_objectives_cost_one_pass(world: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("method", [FedHeN(report=True), NoSide(report=True), Decouple(report=True)], ids=repr)
-def test_reports_are_means_of_what_each_device_sent_last(
+def test_report_targets_are_means_of_last_uploads(
     method: Method, place: Any, meddling: Callable[..., Any], world: Callable[..., Any], tiny_model: Build
 ) -> None:
     """Round after round, with devices that were not asked yet and with replies that are lost."""
@@ -279,7 +279,7 @@ def test_reports_are_means_of_what_each_device_sent_last(
     assert 0 < len(heard) < len(last)
 
 
-def test_a_lost_or_poisoned_device_keeps_its_last_model(place: Any) -> None:
+def test_last_uploads_lost_or_nonfinite_reply_keeps_previous(place: Any) -> None:
     method = FedHeN(report=True)
     start = method.start(place.fleet, 0)
     there = poisoned(place, [3])
@@ -295,7 +295,7 @@ def test_a_lost_or_poisoned_device_keeps_its_last_model(place: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_nobody_keeps_models_of_devices_unless_asked_to(method: Any, place: Any) -> None:
+def test_last_uploads_without_report_are_not_kept(method: Any, place: Any) -> None:
     server = method.start(place.fleet, 0)
     for state in (server, method.round(server, place.context(place.engine(method)))):
         assert not any(name.startswith("latest:") for name in state)
@@ -303,7 +303,7 @@ def test_nobody_keeps_models_of_devices_unless_asked_to(method: Any, place: Any)
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_reports_are_refused_where_tiers_are_redrawn(method: Any, place: Any) -> None:
+def test_report_redrawn_tiers_are_refused(method: Any, place: Any) -> None:
     redrawn, reporting = replace(place.fleet, assignment="redrawn"), replace(method, report=True)
     assert fleet_problem(method, redrawn) is None
     assert fleet_problem(reporting, place.fleet) is None
@@ -328,7 +328,7 @@ def recipe(method: str, **fleet: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("eligible", [[], ["simple"], ["complex"]])
 @pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
-def test_a_recipe_of_both_widths_and_depths_runs(method: str, eligible: list[str], tmp_path: Path) -> None:
+def test_fedhen_recipe_with_widths_and_depths_runs(method: str, eligible: list[str], tmp_path: Path) -> None:
     rows = fedloom.run(recipe(method, eligible=eligible), out=tmp_path / "run").rows()
     judged = {(row.candidate, row.tier) for row in rows if row.metric == "loss" and not row.device}
     served = eligible or ["simple", "complex"]
@@ -336,6 +336,6 @@ def test_a_recipe_of_both_widths_and_depths_runs(method: str, eligible: list[str
 
 
 @pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
-def test_a_recipe_that_reports_what_it_cannot_know_is_refused(method: str, tmp_path: Path) -> None:
+def test_fedhen_recipe_with_impossible_report_is_refused(method: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="report = false"):
         fedloom.run(recipe(method, assignment="redrawn"), out=tmp_path / "run")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.client import Schedule, Sgd, Step, Task, alignment_loss
-from fedloom.fleet import Device, Engine, Reply, draw_cohort
+from fedloom.fleet import Device, Engine, Reply, Request, draw_cohort
 from fedloom.methods import _alignment, fleet_problem
 from fedloom.methods._last_uploads import upload_key
 from fedloom.methods.fedavg import FedAvg
@@ -35,9 +35,9 @@ class Listening:
     asked: list[tuple[str, Mapping[Device, Parcel]]] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> list[Reply]:
+    def ask(self, request: Request) -> list[Reply]:
         self.asked.append((task.name, inboxes))
-        said = list(self.engine.ask(task, inboxes, round_number, repeat))
+        said = list(self.engine.ask(request))
         self.replies += said
         return said
 
@@ -60,7 +60,7 @@ def families(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Wor
 
 def memories(place: World, method: FedHeNN | Standalone, engine: Any) -> dict[str, Parcel]:
     """Of all devices, also of those that were never asked."""
-    kept = engine.memory.committed
+    kept = engine.client_states.committed
     return {d.name: kept.get(d.name) or method.init_client(d, place.seed) for d in place.fleet.devices(1)}
 
 
@@ -79,7 +79,7 @@ def furthest(left: Mapping[str, Parcel], right: Mapping[str, Parcel], difference
     return max(difference(one, right[name]) for name, one in left.items())
 
 
-def test_without_a_pull_the_homogeneous_form_is_fedavg(
+def test_fedhenn_zero_strength_sharing_weights_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Device by device: those with a memory and those without share no block."""
@@ -93,7 +93,7 @@ def test_without_a_pull_the_homogeneous_form_is_fedavg(
 
 
 @pytest.mark.parametrize("kernels_on", ["server", "devices"])
-def test_without_a_pull_the_heterogeneous_form_is_standalone(
+def test_fedhenn_zero_strength_sharing_kernels_is_standalone(
     kernels_on: Any, family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=UNEQUAL)
@@ -102,7 +102,7 @@ def test_without_a_pull_the_heterogeneous_form_is_standalone(
     assert alike(ours, theirs, parcels_equal)
 
 
-def test_the_same_holds_for_nets_that_have_nothing_in_common(
+def test_fedhenn_zero_strength_unrelated_models_is_standalone(
     families: World, parcels_equal: Callable[..., bool]
 ) -> None:
     ours, theirs = (learned(families, one, 3, 0.6) for one in (FedHeNN(strength=0), Standalone()))
@@ -111,7 +111,7 @@ def test_the_same_holds_for_nets_that_have_nothing_in_common(
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("method", [PULLED, AT_HOME], ids=["server", "devices"])
-def test_looking_at_the_examples_does_not_change_what_is_trained_on(
+def test_describe_does_not_change_training_batches(
     method: FedHeNN, families: World, difference: Callable[..., float]
 ) -> None:
     """All is asked and drawn as with a pull, but the pull is nothing."""
@@ -121,7 +121,7 @@ def test_looking_at_the_examples_does_not_change_what_is_trained_on(
 
 @pytest.mark.parametrize("share", ["kernels", "weights"])
 @pytest.mark.parametrize("growth", ["root", "linear"])
-def test_the_first_round_is_a_plain_one(
+def test_fedhenn_first_round_has_no_alignment(
     share: Any, growth: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(sizes=UNEQUAL)
@@ -135,7 +135,7 @@ def test_the_first_round_is_a_plain_one(
 
 
 @pytest.mark.parametrize("share", ["kernels", "weights"])
-def test_the_second_round_is_not(share: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+def test_fedhenn_second_round_has_alignment(share: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
     place, method = world(sizes=UNEQUAL), FedHeNN(strength=1.0, share=share, probe_size=8)
     engine, plain = Listening(place.engine(method)), replace(method, strength=0)
     made = place.play(method, engine, rounds=2)
@@ -144,7 +144,7 @@ def test_the_second_round_is_not(share: Any, world: Callable[..., Any], parcels_
 
 
 @pytest.mark.parametrize("method", [PULLED, AT_HOME, ONE_MODEL], ids=["server", "devices", "weights"])
-def test_a_device_that_is_not_asked_keeps_what_it_has(
+def test_fedhenn_unasked_device_keeps_state(
     method: FedHeNN, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(sizes=UNEQUAL)
@@ -161,7 +161,7 @@ def test_a_device_that_is_not_asked_keeps_what_it_has(
 @pytest.mark.parametrize("probe_size", [4, 8], ids=["kernels", "features"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("method", [PULLED, AT_HOME], ids=["server", "devices"])
-def test_any_nets_are_drawn_to_each_other(
+def test_fedhenn_unrelated_models_are_aligned(
     method: FedHeNN, kernel: Any, probe_size: int, families: World, difference: Callable[..., float]
 ) -> None:
     method = replace(method, kernel=kernel, probe_size=probe_size)
@@ -171,7 +171,7 @@ def test_any_nets_are_drawn_to_each_other(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_one_model_is_drawn_to_itself_by_every_kernel(
+def test_fedhenn_one_model_trains_with_every_kernel(
     kernel: Any, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     place, method = world(sizes=UNEQUAL), replace(ONE_MODEL, kernel=kernel)
@@ -180,7 +180,7 @@ def test_one_model_is_drawn_to_itself_by_every_kernel(
     assert difference(drawn, plain) > 1e-4
 
 
-def test_on_the_devices_no_weights_ever_leave(families: World) -> None:
+def test_fedhenn_kernels_on_devices_uploads_no_weights(families: World) -> None:
     engine = Listening(families.engine(AT_HOME))
     server = families.play(AT_HOME, engine, rounds=3, participation=0.6)
     assert server == {}
@@ -189,7 +189,7 @@ def test_on_the_devices_no_weights_ever_leave(families: World) -> None:
     assert {tuple(tensor.shape) for one in told for tensor in one.values()} == {(8, 6), (8, 3), (8, 5)}
 
 
-def test_by_default_no_weights_leave_real_devices(families: World, parcels_equal: Callable[..., bool]) -> None:
+def test_fedhenn_auto_on_deployed_devices_uploads_no_weights(families: World, parcels_equal: Callable[..., bool]) -> None:
     engine = Listening(families.engine(PULLED))
     server = PULLED.start(families.fleet, families.seed)
     after = PULLED.round(server, replace(families.context(engine, 2), deployed=True))
@@ -198,7 +198,7 @@ def test_by_default_no_weights_leave_real_devices(families: World, parcels_equal
     assert parcels_equal(after, server)
 
 
-def test_whoever_wants_kernels_on_the_server_gets_them_there(families: World) -> None:
+def test_fedhenn_kernels_on_server_are_computed_on_server(families: World) -> None:
     method = replace(PULLED, kernels_on="server")
     engine = Listening(families.engine(method))
     method.round(method.start(families.fleet, 0), replace(families.context(engine), deployed=True))
@@ -208,7 +208,7 @@ def test_whoever_wants_kernels_on_the_server_gets_them_there(families: World) ->
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_where_kernels_are_computed_makes_no_difference(
+def test_fedhenn_kernels_on_server_or_devices_give_same_result(
     kernel: Any, families: World, difference: Callable[..., float]
 ) -> None:
     on_devices = replace(AT_HOME, kernel=kernel)
@@ -217,7 +217,7 @@ def test_where_kernels_are_computed_makes_no_difference(
     assert furthest(ours, theirs, difference) <= 1e-10
 
 
-def test_the_server_has_what_the_devices_have(families: World, parcels_equal: Callable[..., bool]) -> None:
+def test_fedhenn_server_state_matches_device_models(families: World, parcels_equal: Callable[..., bool]) -> None:
     engine = families.engine(PULLED)
     server = families.play(PULLED, engine, 3, 0.6)
     kept = memories(families, PULLED, engine)
@@ -244,7 +244,7 @@ def kernel_by_hand(place: World, method: FedHeNN, server: Parcel, devices: list[
 @pytest.mark.parametrize("equally_loud", [False, True])
 @pytest.mark.parametrize("target", ["all", "participants"])
 @pytest.mark.parametrize("probe_size", [4, 12])
-def test_the_target_is_the_mean_kernel_of_last_rounds_models(
+def test_fedhenn_target_is_mean_kernel_of_previous_models(
     target: Any, probe_size: int, equally_loud: bool, families: World
 ) -> None:
     method = replace(PULLED, target=target, probe_size=probe_size, equally_loud=equally_loud)
@@ -263,7 +263,7 @@ def test_the_target_is_the_mean_kernel_of_last_rounds_models(
     assert torch.allclose(found, expected, atol=1e-10)
 
 
-def test_all_and_participants_are_the_same_where_all_take_part(
+def test_fedhenn_full_participation_makes_both_targets_equal(
     families: World, parcels_equal: Callable[..., bool]
 ) -> None:
     methods = PULLED, replace(PULLED, target="participants")
@@ -271,7 +271,7 @@ def test_all_and_participants_are_the_same_where_all_take_part(
     assert not alike(*(learned(families, one, 2, 0.5) for one in methods), parcels_equal)
 
 
-def test_one_models_target_is_how_the_global_model_sees(world: Callable[..., Any]) -> None:
+def test_fedhenn_sharing_weights_targets_global_models_kernel(world: Callable[..., Any]) -> None:
     """So a pull holds devices to it."""
     place = world(sizes=UNEQUAL, optimizer=Sgd(0.1), schedule=Schedule(batch_size=4, epochs=6))
     x = place.dataset.preparation(place.public).unsqueeze(0)
@@ -282,7 +282,7 @@ def test_one_models_target_is_how_the_global_model_sees(world: Callable[..., Any
         assert server.keys() == {"weights"}
         first = {name: one.unsqueeze(0) for name, one in method.start(place.fleet, 0)["weights"].items()}
         target = {"features": place.fleet.global_model.features(first, x)}
-        after = [{n: w.unsqueeze(0) for n, w in one["weights"].items()} for one in engine.memory.committed.values()]
+        after = [{n: w.unsqueeze(0) for n, w in one["weights"].items()} for one in engine.client_states.committed.values()]
         apart = alignment_loss(target, "linear")
         return sum(float(apart(place.fleet.global_model.features(weights, x))) for weights in after)
 
@@ -291,7 +291,7 @@ def test_one_models_target_is_how_the_global_model_sees(world: Callable[..., Any
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_from_where_it_starts_one_model_is_drawn_nowhere(
+def test_alignment_gradient_at_own_target_is_zero(
     kernel: Any, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     for epochs in (1, 2):
@@ -302,7 +302,7 @@ def test_from_where_it_starts_one_model_is_drawn_nowhere(
 
 
 @pytest.mark.parametrize("method", [PULLED, ONE_MODEL, AT_HOME], ids=["server", "weights", "devices"])
-def test_examples_travel_as_they_are_stored(method: FedHeNN, world: Callable[..., Any]) -> None:
+def test_public_examples_travel_as_stored(method: FedHeNN, world: Callable[..., Any]) -> None:
     place = world(sizes=UNEQUAL)
     engine = Listening(place.engine(method))
     context = place.context(engine, 2)
@@ -317,7 +317,7 @@ def test_examples_travel_as_they_are_stored(method: FedHeNN, world: Callable[...
     assert context.traffic.bytes_up == len(UNEQUAL) * (8 * 6 * 4 if method.kernels_on == "devices" else model)
 
 
-def test_every_round_shows_other_examples_and_the_same_to_all(world: Callable[..., Any]) -> None:
+def test_public_batch_changes_by_round_and_is_shared(world: Callable[..., Any]) -> None:
     place = world(sizes=UNEQUAL)
     engine = Listening(place.engine(PULLED))
     place.play(PULLED, engine, rounds=2)
@@ -326,7 +326,7 @@ def test_every_round_shows_other_examples_and_the_same_to_all(world: Callable[..
     assert not torch.equal(shown[0][0], shown[1][0])
 
 
-def test_a_step_may_look_at_some_of_the_examples(world: Callable[..., Any], difference: Callable[..., float]) -> None:
+def test_probe_batch_limits_examples_per_step(world: Callable[..., Any], difference: Callable[..., float]) -> None:
     some, none, more = (learned(world(sizes=UNEQUAL), replace(PULLED, probe_batch=size)) for size in (3, None, 8))
     assert furthest(none, more, difference) == 0
     assert furthest(none, some, difference) > 1e-4
@@ -334,7 +334,7 @@ def test_a_step_may_look_at_some_of_the_examples(world: Callable[..., Any], diff
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kernel", ["linear", "procrustes"])
-def test_in_one_step_the_others_are_as_if_not_there(
+def test_probe_batch_ignores_other_examples(
     kernel: Any, world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """The first of eight are the same as of four; batch norm would see the others."""
@@ -344,7 +344,7 @@ def test_in_one_step_the_others_are_as_if_not_there(
     assert furthest(learned(place, some, 1), learned(place, few, 1), difference) <= 1e-10
 
 
-def test_steps_take_turns_with_the_examples(world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_batch_steps_cycle_through_examples(world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     plain = _alignment.about
     monkeypatch.setattr(_alignment, "about", lambda told, rows: seen.append(rows.tolist()) or plain(told, rows))
@@ -364,7 +364,7 @@ def apart_on_average(place: World, kept: Mapping[str, Parcel]) -> float:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_devices_come_to_see_alike(kernel: Any, families: World) -> None:
+def test_fedhenn_training_raises_similarity(kernel: Any, families: World) -> None:
     strong = replace(AT_HOME, strength=20.0, probe_size=12, kernel=kernel)
     drawn = [apart_on_average(families, learned(families, strong, rounds)) for rounds in (0, 2, 6)]
     alone = apart_on_average(families, learned(families, Standalone(), 6))
@@ -373,7 +373,7 @@ def test_devices_come_to_see_alike(kernel: Any, families: World) -> None:
 
 
 @pytest.mark.parametrize("method", [PULLED, AT_HOME], ids=["server", "devices"])
-def test_if_nobody_tells_how_it_sees_all_train_as_they_are(
+def test_fedhenn_without_kernels_trains_unaligned(
     method: FedHeNN, families: World, meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     engine = families.engine(method)
@@ -383,16 +383,16 @@ def test_if_nobody_tells_how_it_sees_all_train_as_they_are(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_devices_that_diverge_are_refused_and_stop_nobody(kernel: Any, world: Callable[..., Any]) -> None:
+def test_fedhenn_diverged_device_is_refused_and_round_continues(kernel: Any, world: Callable[..., Any]) -> None:
     place = world(sizes=UNEQUAL, optimizer=Sgd(1e30))
     method = replace(PULLED, kernel=kernel)
     engine = place.engine(method)
     place.play(method, engine, rounds=2)
     assert {refusal.code for refusal in place.refusals} == {"NONFINITE"}
-    assert dict(engine.memory.committed) == {}
+    assert dict(engine.client_states.committed) == {}
 
 
-def test_weights_of_different_models_cannot_be_averaged(families: World) -> None:
+def test_fedhenn_sharing_weights_of_different_models_is_refused(families: World) -> None:
     refused = fleet_problem(ONE_MODEL, families.fleet)
     assert refused is not None
     assert 'share = "weights"' in refused
@@ -400,14 +400,14 @@ def test_weights_of_different_models_cannot_be_averaged(families: World) -> None
 
 
 @pytest.mark.parametrize("method", [PULLED, ONE_MODEL], ids=["kernels", "weights"])
-def test_devices_that_keep_a_model_cannot_change_their_tier(method: FedHeNN, world: Callable[..., Any]) -> None:
+def test_fedhenn_redrawn_tiers_are_refused(method: FedHeNN, world: Callable[..., Any]) -> None:
     refused = fleet_problem(method, replace(world().fleet, assignment="redrawn"))
     assert refused is not None
     assert "fixed" in refused
 
 
 @pytest.mark.parametrize("method", [PULLED, AT_HOME, ONE_MODEL], ids=["server", "devices", "weights"])
-def test_the_last_round_is_one_more_with_everybody(
+def test_fedhenn_last_round_asks_all_devices(
     method: FedHeNN, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(sizes=UNEQUAL)
@@ -420,25 +420,25 @@ def test_the_last_round_is_one_more_with_everybody(
     after = memories(place, method, engine)
     assert not any(parcels_equal(before[name], after[name]) for name in before)
     again = place.engine(method)
-    again.memory.committed = {name: one for name, one in before.items() if one}
+    again.client_states.committed = {name: one for name, one in before.items() if one}
     assert parcels_equal(ended, method.round(server, place.context(again, 3)))
 
 
-def test_the_last_round_can_be_left_out(world: Callable[..., Any]) -> None:
+def test_fedhenn_last_round_can_be_disabled(world: Callable[..., Any]) -> None:
     place, method = world(), replace(PULLED, last_round=False)
     engine = Listening(place.engine(method))
     assert method.finish(method.start(place.fleet, 0), place.context(engine)) is None
     assert engine.asked == []
 
 
-def test_whoever_has_not_trained_yet_is_judged_with_the_global_model(
+def test_fedhenn_untrained_device_is_evaluated_with_global_model(
     world: Callable[..., Any], client_for: Callable[..., Any]
 ) -> None:
     place = world(sizes=UNEQUAL)
     engine = place.engine(ONE_MODEL)
     server = place.play(ONE_MODEL, engine, 1, 0.4)
     trained = {device.name for device in draw_cohort(place.fleet, 0.4, 1)}
-    assert set(engine.memory.committed) == trained
+    assert set(engine.client_states.committed) == trained
     candidates = ONE_MODEL.eval_targets(server)
     assert candidates.keys() == {"personal", "server"}
     rows = place.evaluator().rows(candidates, place.fleet, place.context(engine, 2).ask, 1, per_device=True)
@@ -451,7 +451,7 @@ def test_whoever_has_not_trained_yet_is_judged_with_the_global_model(
     assert all(shares["personal", name] == shares["server", name] for name in untrained)
     personal = candidates["personal"]
     for device in place.fleet.devices(1):
-        memory = engine.memory.recall(device)
+        memory = engine.client_states.recall(device)
         _, weights = personal.carried(  # type: ignore[union-attr]
             replace(_client(place, client_for), state=memory),
             personal.inbox(device),  # type: ignore[union-attr]
@@ -465,7 +465,7 @@ def _client(place: World, client_for: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("method", [PULLED, AT_HOME, ONE_MODEL], ids=["server", "devices", "weights"])
-def test_a_server_without_examples_says_what_is_missing(method: FedHeNN, world: Callable[..., Any]) -> None:
+def test_fedhenn_without_public_data_is_refused(method: FedHeNN, world: Callable[..., Any]) -> None:
     place = world()
     bare = replace(place.context(place.engine(method)), public=None)
     assert method.needs_public_data
@@ -475,7 +475,7 @@ def test_a_server_without_examples_says_what_is_missing(method: FedHeNN, world: 
     plain.round(plain.start(place.fleet, 0), bare)
 
 
-def test_devices_and_server_go_on_from_the_same_earlier_model(
+def test_fedhenn_warm_start_matches_on_devices_and_server(
     world: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     place = world(widths=(1.0, 0.5))

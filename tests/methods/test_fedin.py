@@ -19,7 +19,7 @@ from fedloom.methods import fleet_problem
 from fedloom.methods.fedin import FedIN, collect_pairs, empty_buffer, features_loss, sample_pairs, update_buffer
 from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.standalone import Standalone
-from fedloom.models import Model, model
+from fedloom.models import Model, build_model
 from fedloom.tensors import combine, inner
 
 SIZES = (8, 5, 9, 12)
@@ -69,7 +69,7 @@ def slopes(client: Client, weights: Any, pairs: Any) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.usefixtures("double")
-def test_features_teach_the_middle_alone(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
+def test_features_loss_trains_intermediate_layers_only(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
     client = client_of(world("splitnet"), SMALL, 2)
     labels, features, _ = slopes(client, block_weights(client.model, 2), made_up_pairs(client))
     for name, slope in features.items():
@@ -78,7 +78,7 @@ def test_features_teach_the_middle_alone(world: Callable[..., Any], block_weight
 
 
 @pytest.mark.usefixtures("double")
-def test_two_backward_passes_are_one_of_the_sum(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
+def test_features_gradient_adds_to_label_gradient(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
     client = client_of(world("splitnet"), SMALL, 2)
     labels, features, both = slopes(client, block_weights(client.model, 2), made_up_pairs(client))
     summed = FedIN(middle="sum").agreed(labels, features)
@@ -87,7 +87,7 @@ def test_two_backward_passes_are_one_of_the_sum(world: Callable[..., Any], block
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("local", [0.0, 1.0, 2.0])
-def test_a_step_is_the_weighted_sum_in_the_middle_and_the_labels_at_the_ends(
+def test_fedin_sum_step_matches_manual_computation(
     local: float, world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     """The whole task, one step of plain gradient descent."""
@@ -109,7 +109,7 @@ vectors = st.lists(numbers, min_size=3, max_size=3)
 
 
 @given(own=vectors, other=vectors, elsewhere=st.lists(vectors, max_size=5))
-def test_a_projected_step_never_harms_and_changes_no_more_than_it_must(
+def test_project_is_closest_non_opposing_gradient(
     own: list[float], other: list[float], elsewhere: list[list[float]]
 ) -> None:
     labels, features = (torch.tensor([numbers], dtype=torch.float64) for numbers in (own, other))
@@ -124,7 +124,7 @@ def test_a_projected_step_never_harms_and_changes_no_more_than_it_must(
 
 
 @given(own=st.lists(vectors, min_size=2, max_size=4), other=st.lists(vectors, min_size=4, max_size=4))
-def test_devices_and_tensors_are_projected_one_by_one(own: list[list[float]], other: list[list[float]]) -> None:
+def test_project_is_per_device_and_tensor(own: list[list[float]], other: list[list[float]]) -> None:
     """And with `project_all` all tensors of a device as one."""
     labels, features = (torch.tensor(one[: len(own)], dtype=torch.float64) for one in (own, other))
     bundles = [{"a": one[:, :1], "b": one[:, 1:]} for one in (labels, features)]
@@ -142,7 +142,7 @@ def test_devices_and_tensors_are_projected_one_by_one(own: list[list[float]], ot
             assert torch.allclose(torch.cat([block["a"], block["b"]], 1), whole, atol=1e-9)
 
 
-def test_where_labels_say_nothing_features_decide() -> None:
+def test_project_zero_label_gradient_keeps_features() -> None:
     other = {"w": torch.tensor([[1.0, -2.0]])}
     for middle in ("project", "project_all", "sum"):
         made = FedIN(middle=middle).agreed({"w": torch.zeros(1, 2)}, other)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_where_labels_say_nothing_features_decide() -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_a_devices_own_fresh_pairs_teach_it_nothing(
+def test_features_loss_of_own_pairs_is_zero(
     world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     place = world("splitnet", normalization="group")
@@ -164,7 +164,7 @@ def test_a_devices_own_fresh_pairs_teach_it_nothing(
 
 
 @pytest.mark.usefixtures("double")
-def test_pairs_are_what_enters_and_leaves_the_middle_as_the_net_is_judged(
+def test_collect_pairs_matches_evaluation_mode(
     world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     """With batch norm's statistics of the device's own data, and of its own examples, each at most once."""
@@ -186,14 +186,14 @@ def test_pairs_are_what_enters_and_leaves_the_middle_as_the_net_is_judged(
         assert torch.allclose(pairs["leave"][device], expected["features"][device][found], atol=1e-12)
 
 
-def test_features_of_all_nets_have_one_shape(tiny_model: Callable[..., Model]) -> None:
+def test_pair_layout_is_equal_for_all_models(tiny_model: Callable[..., Model]) -> None:
     nets = [tiny_model("splitnet", extra=extra) for extra in A_TO_E.values()]
     shapes = {tuple((name, shape) for name, (shape, _) in SMALL.sent_pairs(net, {}, 9).items()) for net in nets}
     assert len(shapes) == 1
     assert len({tuple(net.shapes()) for net in nets}) == 5
 
 
-def test_nets_a_to_e_learn_from_each_other(
+def test_fedin_models_a_to_e_train_together(
     world: Callable[..., Any], tiny_model: Callable[..., Model], meddling: Callable[..., Any]
 ) -> None:
     nets = [(name, tiny_model("splitnet", extra=extra)) for name, extra in A_TO_E.items()]
@@ -217,7 +217,7 @@ counts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), min_size=
 
 
 @given(counts=counts, most=st.integers(1, 9), max_age=st.integers(1, 4))
-def test_the_buffer_keeps_the_newest(counts: list[list[int]], most: int, max_age: int, world: Any) -> None:
+def test_update_buffer_keeps_newest_pairs(counts: list[list[int]], most: int, max_age: int, world: Any) -> None:
     """Against a plain list, pairs in and pairs out; each carries the round and device it is from."""
     place = world("splitnet")
     buffer, plain = empty_buffer(place.fleet.global_model), list[tuple[int, float]]()
@@ -237,7 +237,7 @@ def test_the_buffer_keeps_the_newest(counts: list[list[int]], most: int, max_age
 
 
 @given(held=st.integers(0, 9), count=st.integers(1, 12), seed=st.integers(0, 9))
-def test_what_is_dealt_comes_from_the_buffer_each_pair_once(held: int, count: int, seed: int) -> None:
+def test_sample_pairs_draws_without_replacement(held: int, count: int, seed: int) -> None:
     numbers = torch.arange(float(held))
     buffer = {"enter": numbers.view(-1, 1), "leave": -numbers.view(-1, 1), "round": torch.ones(held)}
     made = sample_pairs(buffer, count, 1, np.random.default_rng(seed))
@@ -250,7 +250,7 @@ def test_what_is_dealt_comes_from_the_buffer_each_pair_once(held: int, count: in
         assert leave == [-one for one in enter]
 
 
-def test_pairs_are_dealt_out_the_round_after_and_never_a_label(
+def test_fedin_pairs_are_sent_next_round_without_labels(
     place: Any, scripted: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """The first round has none to deal; everybody gets the same, out of what was sent."""
@@ -279,7 +279,7 @@ def test_pairs_are_dealt_out_the_round_after_and_never_a_label(
 
 @pytest.mark.parametrize(("pairs", "sent"), [("all", list(SIZES)), (3, [3] * 4), (8, [8, 5, 8, 8])])
 @pytest.mark.parametrize("last", ["keep", "drop", "wrap"])
-def test_a_device_sends_so_many_pairs_or_as_many_as_it_has(
+def test_fedin_pairs_are_limited_by_examples(
     pairs: Any, sent: list[int], last: Any, place: Any, meddling: Callable[..., Any]
 ) -> None:
     """Also where its plan leaves some examples out."""
@@ -294,7 +294,7 @@ def test_a_device_sends_so_many_pairs_or_as_many_as_it_has(
         assert len({tuple(one.flatten().tolist()) for one in own}) == len(own)
 
 
-def test_other_examples_are_drawn_every_round(place: Any, meddling: Callable[..., Any]) -> None:
+def test_collect_pairs_draws_anew_each_round(place: Any, meddling: Callable[..., Any]) -> None:
     """Of a device that does not learn, so that an example always has the same features."""
     method = FedIN(pairs=3)
     still = replace(place, optimizer=Sgd(1e-30), dataset=place.dataset)
@@ -305,7 +305,7 @@ def test_other_examples_are_drawn_every_round(place: Any, meddling: Callable[...
 
 
 @pytest.mark.parametrize("middle", ["sum", "none"])
-def test_without_pairs_a_device_learns_from_labels_alone(
+def test_fedin_without_pairs_trains_on_labels_only(
     middle: Any, place: Any, world: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """In the first round, and where the middle is not to learn from features."""
@@ -322,7 +322,7 @@ def test_without_pairs_a_device_learns_from_labels_alone(
         assert bits_equal(weight, expected[name])
 
 
-def test_a_middle_that_does_not_learn_from_features_sends_none(place: Any, meddling: Callable[..., Any]) -> None:
+def test_fedin_middle_none_uploads_no_pairs(place: Any, meddling: Callable[..., Any]) -> None:
     method = replace(SMALL, middle="none")
     engine = meddling(place.engine(method), list)
     server = place.play(method, engine)
@@ -331,26 +331,26 @@ def test_a_middle_that_does_not_learn_from_features_sends_none(place: Any, meddl
     assert place.refusals == []
 
 
-def test_without_features_and_averaging_everybody_is_alone(place: Any, parcels_equal: Callable[..., bool]) -> None:
+def test_fedin_without_features_and_aggregation_is_standalone(place: Any, parcels_equal: Callable[..., bool]) -> None:
     method = replace(SMALL, middle="none", aggregation=False)
     engines = place.engine(method), place.engine(Standalone())
     for one, engine in zip((method, Standalone()), engines, strict=True):
         place.play(one, engine, rounds=3, participation=0.6)
-    ours, theirs = (engine.memory.committed for engine in engines)
+    ours, theirs = (engine.client_states.committed for engine in engines)
     assert ours.keys() == theirs.keys()
     assert all(parcels_equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_without_averaging_features_still_travel(place: Any, difference: Callable[..., float]) -> None:
+def test_fedin_without_aggregation_still_shares_pairs(place: Any, difference: Callable[..., float]) -> None:
     method = replace(SMALL, aggregation=False)
     engines = place.engine(method), place.engine(Standalone())
     server, _ = (place.play(one, engine) for one, engine in zip((method, Standalone()), engines, strict=True))
     assert server["weights"] == {}
     assert len(server["pairs"]["enter"]) == 4 * 4
-    assert difference(*(engine.memory.committed["0"] for engine in engines)) > 1e-4
+    assert difference(*(engine.client_states.committed["0"] for engine in engines)) > 1e-4
 
 
-def test_without_features_it_is_lgfedavg_of_the_ends(
+def test_fedin_without_features_is_lgfedavg(
     world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """But for weighting, so with equal sizes."""
@@ -359,11 +359,11 @@ def test_without_features_it_is_lgfedavg_of_the_ends(
     engines = [place.engine(method) for method in methods]
     ours, theirs = (place.play(method, engine) for method, engine in zip(methods, engines, strict=True))
     assert difference({"weights": ours["weights"]}, theirs) <= 1e-6
-    memories = [engine.memory.committed for engine in engines]
+    memories = [engine.client_states.committed for engine in engines]
     assert all(difference(memories[0][name], memories[1][name]) <= 1e-5 for name in "012")
 
 
-def test_ends_are_averaged_over_devices_not_examples(place: Any, meddling: Callable[..., Any]) -> None:
+def test_fedin_ends_are_averaged_uniformly(place: Any, meddling: Callable[..., Any]) -> None:
     engine = meddling(place.engine(SMALL), list)
     server = place.play(SMALL, engine, rounds=1)
     assert server["weights"].keys() == set(place.fleet.global_model.shapes()) - {
@@ -375,7 +375,7 @@ def test_ends_are_averaged_over_devices_not_examples(place: Any, meddling: Calla
 
 
 @pytest.mark.usefixtures("double")
-def test_one_after_the_other_is_two_updates_and_the_second_leaves_the_ends(
+def test_fedin_sequential_makes_two_updates(
     world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     """By hand over two steps with momentum and decay, each of the two with a velocity of its own."""
@@ -401,13 +401,13 @@ def test_one_after_the_other_is_two_updates_and_the_second_leaves_the_ends(
 
 
 @pytest.mark.parametrize("middle", ["sum", "project", "project_all", "sequential"])
-def test_what_others_sent_changes_what_is_learned(middle: Any, place: Any, difference: Callable[..., float]) -> None:
+def test_fedin_pairs_of_others_change_training(middle: Any, place: Any, difference: Callable[..., float]) -> None:
     made = []
     for one in (middle, "none"):
         method = replace(SMALL, middle=one)
         engine = place.engine(method)
         place.play(method, engine)
-        made.append(engine.memory.committed["0"])
+        made.append(engine.client_states.committed["0"])
     assert place.refusals == []
     assert difference(*made) > 1e-4
 
@@ -417,14 +417,14 @@ def test_what_others_sent_changes_what_is_learned(middle: Any, place: Any, diffe
     [("convnet", {}, "needs nets with children named extractor, intermediate, classifier; convnet has others"),
      ("splitnet", {"channels": 2, "widest": 1.0}, "needs features of one shape; those of tier 'b'")],
 )  # fmt: skip
-def test_nets_that_do_not_come_apart_alike_are_refused(
+def test_fedin_models_with_other_parts_are_refused(
     family: str, changes: Any, said: str, world: Callable[..., Any], tiny_model: Callable[..., Model]
 ) -> None:
     place = world(models=[("a", tiny_model(family)), ("b", tiny_model(family, **changes))])
     assert said in str(fleet_problem(SMALL, place.fleet))
 
 
-def test_maps_and_vectors_do_not_mix(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
+def test_fedin_unequal_feature_shapes_are_refused(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
     """Pooling in the classifier of one net alone: its middle hands on a map."""
     nets = [("a", tiny_model("splitnet")), ("b", tiny_model("splitnet", pool="classifier"))]
     assert "features of one shape" in str(fleet_problem(SMALL, world(models=nets).fleet))
@@ -434,7 +434,7 @@ def test_maps_and_vectors_do_not_mix(world: Callable[..., Any], tiny_model: Call
     assert server["pairs"]["leave"].dim() == 4
 
 
-def test_middles_of_tied_blocks_learn(
+def test_fedin_tied_intermediate_blocks_train(
     world: Callable[..., Any], tiny_model: Callable[..., Model], difference: Callable[..., float]
 ) -> None:
     nets = [(name, tiny_model("splitnet", extra=extra, tied=True)) for name, extra in (("a", (2, 3)), ("b", (1, 1)))]
@@ -445,10 +445,10 @@ def test_middles_of_tied_blocks_learn(
     place.play(SMALL, engine)
     assert place.refusals == []
     for device in place.fleet.devices(1):
-        assert difference(SMALL.init_client(device, 0), engine.memory.committed[device.name]) > 1e-4
+        assert difference(SMALL.init_client(device, 0), engine.client_states.committed[device.name]) > 1e-4
 
 
-def test_the_inner_product_of_what_is_learned_is_not_negative(place: Any) -> None:
+def test_fedin_projected_update_does_not_oppose_labels(place: Any) -> None:
     """Devices' own gradients at a real step, tensor by tensor and in all."""
     client = client_of(place, SMALL)
     weights = {name: one[None] for name, one in client.model.initial_weights(0).items()}
@@ -477,8 +477,8 @@ class Plain(nn.Module):
         return made
 
 
-def test_nets_of_ones_own_will_do_if_each_part_runs_once(world: Callable[..., Any]) -> None:
-    once, twice = (world(models=[("a", model("plain", Plain, {"times": times}, (1, 6, 6), 4))]) for times in (1, 2))
+def test_fedin_custom_model_needs_parts_that_run_once(world: Callable[..., Any]) -> None:
+    once, twice = (world(models=[("a", build_model("plain", Plain, {"times": times}, (1, 6, 6), 4))]) for times in (1, 2))
     assert fleet_problem(SMALL, once.fleet) is None
     assert once.play(SMALL, once.engine(SMALL))["pairs"]["enter"].shape == (12, 8)
     assert "fedin cannot take plain apart: intermediate is no part that can run alone" in str(

@@ -13,7 +13,7 @@ from fedloom.methods.fedprox import FedProx
 
 
 @pytest.mark.usefixtures("double")
-def test_every_weight_is_pulled_back(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
+def test_fedprox_gradient_includes_proximal_term(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
     """The second of two steps on the same batch, against autograd; norms and biases included."""
     place = world(sizes=(8,), schedule=Schedule(100, 2), optimizer=Sgd(0.1), normalization="group")
     once = replace(place, schedule=Schedule(100, 1))
@@ -31,7 +31,7 @@ def test_every_weight_is_pulled_back(world: Callable[..., Any], meddling: Callab
     assert moved == {1, 2, 4}
 
 
-def test_a_strong_pull_stays_near(world: Callable[..., Any], difference: Callable[..., float]) -> None:
+def test_fedprox_large_mu_stays_near_global_model(world: Callable[..., Any], difference: Callable[..., float]) -> None:
     place = world(sizes=(8, 8), schedule=Schedule(4, 4), optimizer=Sgd(0.1))
     moved = []
     for mu in (0.0, 1.0, 5.0):
@@ -40,6 +40,6 @@ def test_a_strong_pull_stays_near(world: Callable[..., Any], difference: Callabl
     assert moved[0] > moved[1] > moved[2] > 0
 
 
-def test_several_tiers_are_refused(world: Callable[..., Any]) -> None:
+def test_fedprox_several_tiers_are_refused(world: Callable[..., Any]) -> None:
     assert fleet_problem(FedProx(), world().fleet) is None
     assert "fedprox" in str(fleet_problem(FedProx(), world(widths=(1.0, 0.5)).fleet))

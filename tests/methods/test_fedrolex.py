@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
 from fedloom.methods.fedrolex import FedRolex
-from fedloom.models import Model, StepSeeds, model
+from fedloom.models import Model, StepSeeds, build_model
 from fedloom.tensors import Parcel
 
 SIDES = {"large": (3, 4, 6, 2), "middle": (3, 3, 4, 2), "small": (3, 2, 3, 2)}  # inputs, two hidden layers, classes
@@ -23,7 +23,7 @@ def layers(sides: tuple[int, ...]) -> nn.Module:
 
 
 def fleet_of(devices: int) -> Fleet:
-    models = [(name, model("layers", layers, {"sides": sides}, (3,), 2)) for name, sides in SIDES.items()]
+    models = [(name, build_model("layers", layers, {"sides": sides}, (3,), 2)) for name, sides in SIDES.items()]
     return Fleet(make_nested_tiers(models), (1 / 3, 1 / 3, 1 / 3), devices, seed=0)
 
 
@@ -39,7 +39,7 @@ def asked(method: FedRolex, fleet: Fleet, server: Parcel, number: int, scripted:
 
 
 @pytest.mark.usefixtures("double")
-def test_a_device_runs_the_units_of_its_window_and_no_others(scripted: Callable[..., Any]) -> None:
+def test_fedrolex_device_gets_units_of_its_window(scripted: Callable[..., Any]) -> None:
     """What its net makes of an input is what the whole net makes with all other units silenced."""
     fleet, x = fleet_of(3), torch.randn(5, 3)
     weights = {name: torch.randn(shape) for name, shape in fleet.global_model.shapes().items()}
@@ -55,7 +55,7 @@ def test_a_device_runs_the_units_of_its_window_and_no_others(scripted: Callable[
             assert torch.allclose(device.model(own, x[None], StepSeeds((0,))).logits[0], hidden, atol=1e-12)
 
 
-def test_every_weight_is_visited_as_often_as_any_other_of_its_layer(scripted: Callable[..., Any]) -> None:
+def test_fedrolex_windows_cover_weights_equally(scripted: Callable[..., Any]) -> None:
     """Over a full cycle of twelve rounds: layers of four and of six units."""
     fleet = fleet_of(3)
     numbered = {name: torch.arange(shape.numel()).view(shape) for name, shape in fleet.global_model.shapes().items()}
@@ -76,7 +76,7 @@ def test_every_weight_is_visited_as_often_as_any_other_of_its_layer(scripted: Ca
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_every_weight_is_the_mean_of_its_holders(weighting: Any, scripted: Callable[..., Any]) -> None:
+def test_fedrolex_aggregate_is_mean_over_holders(weighting: Any, scripted: Callable[..., Any]) -> None:
     fleet, draw = fleet_of(6), torch.Generator().manual_seed(0)
     old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     for number in (1, 3, 6, 11):
@@ -105,7 +105,7 @@ def test_every_weight_is_the_mean_of_its_holders(weighting: Any, scripted: Calla
                 assert torch.equal(made[name][mass == 0], tensor[mass == 0])
 
 
-def test_a_device_gets_another_window_every_round(
+def test_fedrolex_window_moves_every_round(
     world: Callable[..., Any], scripted: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
@@ -121,7 +121,7 @@ def test_a_device_gets_another_window_every_round(
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_rolling_units_around_in_every_layer_changes_no_answer(
+def test_fedrolex_rolled_model_gives_same_outputs(
     number: int, family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any]
 ) -> None:
     """Of every family that is sliced in width alone: a window of the whole net is that of the net rolled back."""
@@ -158,7 +158,7 @@ def back(tensor: Tensor, small: torch.Size, steps: int) -> Tensor:
     return tensor
 
 
-def test_who_takes_part_does_not_change_the_windows(scripted: Callable[..., Any]) -> None:
+def test_fedrolex_windows_do_not_depend_on_cohort(scripted: Callable[..., Any]) -> None:
     fleet = fleet_of(6)
     server = {"weights": fleet.global_model.initial_weights(0)}
     redrawn = replace(fleet, assignment="redrawn")

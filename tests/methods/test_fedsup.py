@@ -17,7 +17,7 @@ from fedloom.fleet import Device
 from fedloom.methods import fleet_problem
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
-from fedloom.models import SPACES, Model, StepSeeds, cost, model
+from fedloom.models import SPACES, Model, StepSeeds, compute_cost, build_model
 from fedloom.models.mobilenet import mobilenet
 from fedloom.recipe.errors import RecipeError
 from fedloom.tensors import Parcel, Tensors, fingerprint
@@ -75,7 +75,7 @@ class AttackContext:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("distillation", [True, False])
 @pytest.mark.parametrize(("subnets", "sandwich"), [(1, True), (2, True), (3, True), (4, True), (1, False), (3, False)])
-def test_the_gradient_is_the_sum_of_each_nets_own(
+def test_fedsup_gradient_is_sum_over_subnets(
     subnets: int, sandwich: bool, distillation: bool, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Some combination of draws explains it, over the rounds all do; the teacher learns nothing from the others."""
@@ -98,7 +98,7 @@ def test_the_gradient_is_the_sum_of_each_nets_own(
 
 
 @pytest.mark.usefixtures("double")
-def test_it_holds_to_where_it_started(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
+def test_fedsup_proximal_term_is_added(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
     place = world(sizes=(8,), schedule=Schedule(100, 2), optimizer=Sgd(0.1), normalization="group")
     once = replace(place, schedule=Schedule(100, 1))
     sent = []
@@ -113,7 +113,7 @@ def test_it_holds_to_where_it_started(world: Callable[..., Any], meddling: Calla
 
 
 @pytest.mark.parametrize("subnets", [1, 2, 5])
-def test_everybody_gets_and_sends_the_whole_supernet(
+def test_fedsup_devices_exchange_whole_supernet(
     subnets: int, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     place, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), FedSup(subnets=subnets)
@@ -151,7 +151,7 @@ def covered(device: Device, whole: Tensors) -> dict[str, Tensor]:
     return marks
 
 
-def test_entries_in_nobodys_sub_net_stay_to_the_bit(
+def test_efedsup_entries_in_no_subnet_are_unchanged(
     supernet: Any, meddling: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """In single precision, with momentum and weight decay, over several rounds; of the others most move."""
@@ -172,7 +172,7 @@ def test_entries_in_nobodys_sub_net_stay_to_the_bit(
     assert moved > 0.7 * inside
 
 
-def test_the_server_pads_with_what_it_broadcast(supernet: Any, meddling: Callable[..., Any]) -> None:
+def test_efedsup_missing_weights_are_filled_with_broadcast(supernet: Any, meddling: Callable[..., Any]) -> None:
     """Against a loop over devices: the old model with the device's own part in it, weighed by examples."""
     method = EFedSup()
     engine, start = meddling(supernet.engine(method), list), method.start(supernet.fleet, 0)
@@ -189,27 +189,27 @@ def test_the_server_pads_with_what_it_broadcast(supernet: Any, meddling: Callabl
 
 
 @pytest.mark.parametrize("budgets", [{}, {"s": 0.4}, {"s": 0.35, "m": 0.5, "b": 0.8}])
-def test_no_device_carries_more_than_its_budget(
+def test_efedsup_subnets_stay_within_budget(
     budgets: dict[str, float], supernet: Any, scripted: Callable[..., Any]
 ) -> None:
     method, seen = EFedSup(budgets=budgets), set()
     engine = scripted(lambda device, inbox: None)
-    own = {tier.name: cost(tier.model).macs for tier in supernet.fleet.tiers}
-    whole = cost(supernet.fleet.global_model).macs
+    own = {tier.name: compute_cost(tier.model).macs for tier in supernet.fleet.tiers}
+    whole = compute_cost(supernet.fleet.global_model).macs
     server = method.start(supernet.fleet, 0)
     for number in range(1, 31):
         method.round(server, supernet.context(engine, number))
     for _, inboxes in engine.asked:
         for device, inbox in inboxes.items():
             limit = budgets[device.tier] * whole if device.tier in budgets else own[device.tier]
-            assert cost(device.model).macs <= limit
+            assert compute_cost(device.model).macs <= limit
             assert {name: tensor.shape for name, tensor in inbox["weights"].items()} == device.model.shapes()
             seen.add((device.name, device.model))
     for name in "0123":  # not always the same, where there is a choice
         assert len({net for device, net in seen if device == name}) > 1
 
 
-def test_what_is_drawn_depends_on_seed_round_and_device_alone(supernet: Any, scripted: Callable[..., Any]) -> None:
+def test_efedsup_subnet_depends_on_seed_round_and_device_only(supernet: Any, scripted: Callable[..., Any]) -> None:
     method = EFedSup()
 
     def drawn(number: int, participation: float, seed: int = 0) -> dict[str, Model]:
@@ -224,7 +224,7 @@ def test_what_is_drawn_depends_on_seed_round_and_device_alone(supernet: Any, scr
 
 
 @pytest.mark.parametrize("method", [FedSup(), EFedSup()])
-def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
+def test_fedsup_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
     assert fleet_problem(method, supernet.fleet) is None
     name = type(method).__name__.lower()
     for space, said in {
@@ -243,15 +243,15 @@ def test_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
 
 
 @pytest.mark.parametrize("space", sorted(SPACES))
-def test_the_published_spaces_fit_the_published_net(space: str, world: Callable[..., Any]) -> None:
-    net = model("mobilenet", mobilenet, {}, (3, 32, 32), 10)
+def test_fedsup_published_spaces_fit_published_model(space: str, world: Callable[..., Any]) -> None:
+    net = build_model("mobilenet", mobilenet, {}, (3, 32, 32), 10)
     place = world(models=[("whole", net)], input_shape=(3, 32, 32), classes=10)
     assert fleet_problem(FedSup(space), place.fleet) is None
     assert fleet_problem(EFedSup(space), place.fleet) is None
 
 
 @pytest.mark.parametrize("stream", ["device", "shared"])
-def test_sub_nets_do_not_depend_on_who_shares_a_block(
+def test_fedsup_subnets_do_not_depend_on_block(
     stream: Any, supernet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By device and step; or by the step alone, where all draw as one."""
@@ -284,7 +284,7 @@ def test_sub_nets_do_not_depend_on_who_shares_a_block(
     assert len(set().union(*per_step)) > 1
 
 
-def test_the_parcel_of_a_space_in_a_table_is_the_same_run(world: Callable[..., Any]) -> None:
+def test_fedsup_space_as_table_gives_same_run(world: Callable[..., Any]) -> None:
     """A space given as a table, the same as the tiers': the same bits."""
     place = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8))
     made: list[Parcel] = [
@@ -320,7 +320,7 @@ def recipe(**method: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_recipe_runs(method: dict[str, Any], tmp_path: Path) -> None:
+def test_fedsup_recipe_runs(method: dict[str, Any], tmp_path: Path) -> None:
     rows = fedloom.run(recipe(**method), out=tmp_path / "run").rows()
     judged = {row.tier: row.value for row in rows if row.metric == "loss" and not row.device}
     assert judged.keys() == {"large", "small"}
@@ -344,7 +344,7 @@ def test_a_recipe_runs(method: dict[str, Any], tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_recipe_that_cannot_work_is_refused(method: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_fedsup_impossible_recipe_is_refused(method: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
         fedloom.run(recipe(**method), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

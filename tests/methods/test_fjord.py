@@ -37,7 +37,7 @@ def slope(own: Model, width: float, start: Tensors, batch: Batch, teacher: Tenso
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("distillation", [True, False])
 @pytest.mark.parametrize("widths", [(), WIDTHS])
-def test_a_step_trains_one_drawn_width_and_its_teacher(
+def test_fjord_step_trains_sampled_width_and_teacher(
     widths: tuple[float, ...], distillation: bool, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """One step of rate 1, so that what is sent tells the gradient; no device trains more than it can carry."""
@@ -70,7 +70,7 @@ def test_a_step_trains_one_drawn_width_and_its_teacher(
 
 
 @pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
-def test_every_weight_is_the_mean_of_its_holders_by_examples(
+def test_fjord_aggregate_is_example_weighted_mean_over_holders(
     assignment: Any, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     place = world(widths=WIDTHS, sizes=(4, 9, 6, 5, 12, 7))
@@ -90,7 +90,7 @@ def test_every_weight_is_the_mean_of_its_holders_by_examples(
             assert float(made[name][at]) == pytest.approx(total / mass if mass else float(old[at]), abs=1e-7)
 
 
-def test_widths_wider_than_a_device_are_not_drawn(
+def test_fjord_widths_beyond_device_are_not_sampled(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """So that a list of widths too wide for everybody changes nothing."""
@@ -100,7 +100,7 @@ def test_widths_wider_than_a_device_are_not_drawn(
     assert parcels_equal(*made)
 
 
-def test_each_device_draws_for_itself_unless_all_draw_as_one(
+def test_fjord_subnet_stream_decides_shared_sampling(
     world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alike devices in one round: nets by step, device after device."""

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fedloom.client import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
 from fedloom.evaluation import StaticBatchNorm
-from fedloom.fleet import Device, Fleet, Reply, RoundContext, make_nested_tiers
+from fedloom.fleet import Device, Fleet, Reply, Request, RoundContext, make_nested_tiers
 from fedloom.methods import fleet_problem
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.models import MODELS, Model, StepSeeds, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.tensors import Parcel
 
 WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25}
@@ -90,7 +90,7 @@ def mean_of_holders(
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("net", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in IMAGES])
 @given(round_of=devices_in_round, seed=st.integers(0, 1000))
-def test_every_weight_is_the_mean_of_its_holders(
+def test_heterofl_aggregate_is_mean_over_holders(
     round_of: list[tuple[str, set[int]]],
     seed: int,
     masked: bool,
@@ -109,7 +109,7 @@ def test_every_weight_is_the_mean_of_its_holders(
 
 
 @given(round_of=devices_in_round, seed=st.integers(0, 1000), shuffle=st.randoms(use_true_random=False))
-def test_the_order_of_answers_does_not_matter(
+def test_heterofl_reply_order_does_not_matter(
     round_of: list[tuple[str, set[int]]],
     seed: int,
     shuffle: random.Random,
@@ -122,7 +122,7 @@ def test_the_order_of_answers_does_not_matter(
     assert all(torch.equal(made[name], again[name]) for name in old)
 
 
-def test_only_the_smallest_take_part_and_the_rest_stays(
+def test_heterofl_small_cohort_keeps_other_weights(
     family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     fleet, old, replies = drawn_replies(tiny_model, family, [("c", set(range(CLASSES)))] * 2, 5)
@@ -134,7 +134,7 @@ def test_only_the_smallest_take_part_and_the_rest_stays(
         assert not bool((made[name][~outside] == tensor[~outside]).any())
 
 
-def test_devices_that_learn_nothing_change_nothing(
+def test_heterofl_unchanged_uploads_change_nothing(
     family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """Every device returns its own slice: to the bit the old model, whoever it was."""
@@ -145,7 +145,7 @@ def test_devices_that_learn_nothing_change_nothing(
     assert all(bits_equal(made[name], tensor) for name, tensor in old.items())
 
 
-def test_devices_get_the_slice_of_their_tier(
+def test_heterofl_inbox_is_slice_of_tier(
     family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any]
 ) -> None:
     fleet, old, replies = drawn_replies(tiny_model, family, [("a", {0}), ("b", {1}), ("c", {2})], 3)
@@ -160,7 +160,7 @@ def test_devices_get_the_slice_of_their_tier(
             assert torch.equal(tensor, old[name][tuple(slice(0, size) for size in tensor.shape)])
 
 
-def test_a_slice_put_back_and_taken_out_again_is_the_same(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_footprint_write_then_read_is_identity(family: str, tiny_model: Callable[..., Model]) -> None:
     fleet = fleet_of(tiny_model, family, 3)
     old = fleet.global_model.initial_weights(0)
     for tier in fleet.tiers:
@@ -171,7 +171,7 @@ def test_a_slice_put_back_and_taken_out_again_is_the_same(family: str, tiny_mode
         assert all(torch.equal(tensor, small[name]) for name, tensor in tier.footprint.read(whole).items())
 
 
-def test_all_devices_at_the_top_with_all_labels_are_plain_fedavg(
+def test_heterofl_one_tier_with_all_labels_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(family, sizes=(8, 8, 5, 9))
@@ -181,7 +181,7 @@ def test_all_devices_at_the_top_with_all_labels_are_plain_fedavg(
 
 @pytest.mark.parametrize("family", SCALED)
 @pytest.mark.parametrize("width", [0.5, 0.25])
-def test_judging_never_uses_the_scaler(
+def test_scaler_is_off_in_evaluation(
     family: str, width: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
 ) -> None:
     scaled, plain = (tiny_model(family, width=width, scaler=scaler) for scaler in (True, False))
@@ -195,7 +195,7 @@ def test_judging_never_uses_the_scaler(
 
 @pytest.mark.parametrize("width", [0.5, 0.25])
 @pytest.mark.parametrize("widest", [1.0, 0.5])
-def test_without_norm_one_layer_trains_louder_by_the_rate(
+def test_scaler_without_norm_scales_by_width(
     width: float, widest: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
 ) -> None:
     """The rate is relative to the global model, not to the full net."""
@@ -207,7 +207,7 @@ def test_without_norm_one_layer_trains_louder_by_the_rate(
 
 @pytest.mark.parametrize("family", SCALED)
 @pytest.mark.parametrize("width", [0.5, 0.0625])
-def test_batch_norm_undoes_the_scaler(family: str, width: float, tiny_model: Callable[..., Model]) -> None:
+def test_scaler_before_batch_norm_has_no_effect(family: str, width: float, tiny_model: Callable[..., Model]) -> None:
     wide = {"mobilenet": {"stem": 32, "widths": (32, 32)}, "splitnet": {"channels": 32}}
     hidden = wide.get(family, {"hidden": (32, 32)})
     scaled, plain = (tiny_model(family, width=width, scaler=scaler, **hidden) for scaler in (True, False))
@@ -221,12 +221,12 @@ def test_batch_norm_undoes_the_scaler(family: str, width: float, tiny_model: Cal
 def merged(place: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     engine, fleet = place.engine(HeteroFL()), place.fleet
     tier = fleet.largest
-    filled = query.fill({tier: weights}, fleet, lambda task, boxes: engine.ask(task, boxes, 1), 1)[tier]
+    filled = query.fill({tier: weights}, fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1)[tier]
     return {name: filled[name] for name in fleet.global_model.statistics()}
 
 
 @given(sizes=st.lists(st.integers(2, 11), min_size=1, max_size=4))
-def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], world: Callable[..., Any]) -> None:
+def test_static_batch_norm_is_cumulative_average_over_devices(sizes: list[int], world: Callable[..., Any]) -> None:
     """Batch after batch through torch's own batch norm with momentum None, device after device."""
     place = world(sizes=sizes)
     weights = place.fleet.global_model.initial_weights(0)
@@ -242,7 +242,7 @@ def test_statistics_of_all_devices_are_one_cumulative_average(sizes: list[int], 
     original = task.run
     engine = place.engine(HeteroFL(), devices_per_block=1)  # where nobody runs beside itself
     heard = replace(task, run=listen, schedule=Schedule(3))
-    list(engine.ask(heard, {device: {"weights": weights} for device in place.fleet.devices(1)}, 1))
+    list(engine.ask(Request(heard, {device: {"weights": weights} for device in place.fleet.devices(1)}, 1)))
     module = place.fleet.global_model.module().eval()
     module.load_state_dict(weights, strict=False)
     for part in module.modules():
@@ -264,14 +264,14 @@ def random_batch() -> tuple[Tensor, Batch]:
 
 
 @pytest.mark.parametrize("fill", [0.0, float("-inf")])
-def test_a_mask_of_all_labels_is_plain_cross_entropy(fill: float) -> None:
+def test_mask_logits_all_labels_is_plain_cross_entropy(fill: float) -> None:
     logits, batch = random_batch()
     everything = torch.ones(2, CLASSES, dtype=torch.bool)
     assert torch.equal(cross_entropy(mask_logits(logits, everything, fill), batch), cross_entropy(logits, batch))
 
 
 @pytest.mark.parametrize("fill", [0.0, float("-inf")])
-def test_absent_labels_have_no_gradient_at_all(
+def test_mask_logits_absent_labels_have_zero_gradient(
     family: str, fill: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
 ) -> None:
     net = tiny_model(family)
@@ -292,7 +292,7 @@ def test_absent_labels_have_no_gradient_at_all(
 
 
 @pytest.mark.parametrize("fill", [0.0, float("-inf")])
-def test_training_leaves_rows_of_absent_labels_where_nothing_else_moves_them(
+def test_heterofl_training_leaves_rows_of_absent_labels(
     fill: float, world: Callable[..., Any], meddling: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """Without momentum and weight decay a row without gradient stays; with decay it moves, so it is not averaged."""
@@ -312,7 +312,7 @@ def test_training_leaves_rows_of_absent_labels_where_nothing_else_moves_them(
         assert bits_equal(new[3], old["weights"]["classifier.weight"][3])  # nobody has label 3
 
 
-def test_without_mask_and_rows_labels_are_ignored(
+def test_heterofl_without_mask_and_rows_ignores_labels(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(sizes=(8, 8), labels=[[0, 1], [2, 3]])
@@ -322,7 +322,7 @@ def test_without_mask_and_rows_labels_are_ignored(
     assert not parcels_equal(masked, plain)
 
 
-def test_rows_of_unseen_labels_are_left_alone_masked_or_not(world: Callable[..., Any]) -> None:
+def test_heterofl_only_seen_rows_keeps_unseen_rows(world: Callable[..., Any]) -> None:
     """Nobody has label 3, so nobody speaks for its row; the mask is a matter of the loss alone."""
     place = world(sizes=(8, 8), labels=[[0, 1], [1, 2]])
     for masked in (True, False):
@@ -333,7 +333,7 @@ def test_rows_of_unseen_labels_are_left_alone_masked_or_not(world: Callable[...,
             assert not torch.equal(before[name][:3], after[name][:3])
 
 
-def test_devices_send_the_labels_they_have(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
+def test_heterofl_uploads_seen_labels(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
     labels = [[0, 2], [1], [1, 3]]
     place, method = world(sizes=(8, 8, 8), labels=labels), HeteroFL()
     engine = meddling(place.engine(method), lambda replies: replies)
@@ -342,12 +342,12 @@ def test_devices_send_the_labels_they_have(world: Callable[..., Any], meddling: 
     assert found == {"0": [0, 2], "1": [1], "2": [1, 3]}
 
 
-def test_published_defaults() -> None:
+def test_heterofl_defaults_are_as_published() -> None:
     assert HeteroFL() == HeteroFL(mask_unseen_labels=True, unseen_logit=0.0, weighting="uniform")
 
 
 @pytest.mark.parametrize(("masked", "fill"), [(True, 0.0), (False, None)])
-def test_local_judging_masks_as_training_does(
+def test_heterofl_local_evaluation_masks_like_training(
     masked: bool, fill: float | None, tiny_model: Callable[..., Model]
 ) -> None:
     fleet = fleet_of(tiny_model, "convnet", 3)
@@ -361,8 +361,8 @@ def headless() -> nn.Module:
     return made
 
 
-def test_a_model_whose_classifier_is_not_found_is_refused() -> None:
-    fleet = Fleet(make_nested_tiers([("a", model("headless", headless, {}, (6,), 4))]), (1.0,), 2, seed=0)
+def test_heterofl_unknown_classifier_is_refused() -> None:
+    fleet = Fleet(make_nested_tiers([("a", build_model("headless", headless, {}, (6,), 4))]), (1.0,), 2, seed=0)
     refusal = fleet_problem(HeteroFL(), fleet)
     assert refusal is not None
     assert "headless" in refusal

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.client import Task
 from fedloom.engines import ProcessPool
-from fedloom.fleet import Device, DeviceModel, Engine, Reply, RoundContext, draw_cohort
+from fedloom.fleet import Device, DeviceModel, Engine, Reply, Request, RoundContext, draw_cohort
 from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedhenn import FedHeNN
@@ -38,9 +38,9 @@ class Listening:
     engine: Engine
     asked: list[tuple[Task, Mapping[Device, Parcel]]] = field(default_factory=list)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> list[Reply]:
+    def ask(self, request: Request) -> list[Reply]:
         self.asked.append((task, inboxes))
-        return list(self.engine.ask(task, inboxes, round_number, repeat))
+        return list(self.engine.ask(request))
 
     def commit(self, round_number: int) -> None:
         self.engine.commit(round_number)
@@ -94,7 +94,7 @@ def together(place: World, method: Mixed, rounds: int = 2, participation: float 
     made = place.engine(method, **engine)
     server = place.play(method, made, rounds, participation)
     assert place.refusals == []
-    return Learned(server, dict(made.memory.committed))
+    return Learned(server, dict(made.client_states.committed))
 
 
 def alone(place: World, part: MethodPart, rounds: int = 2, participation: float = 1.0) -> Learned:
@@ -107,7 +107,7 @@ def alone(place: World, part: MethodPart, rounds: int = 2, participation: float 
         cohort = [fleet.device(int(one.name), number) for one in drawn]
         server = method.round(server, RoundContext(number, cohort, fleet, engine, public=place.public))
         engine.commit(number)
-    return Learned(server, dict(engine.memory.committed))
+    return Learned(server, dict(engine.client_states.committed))
 
 
 def of_part(learned: Learned, number: int, place: World, part: MethodPart) -> Learned:
@@ -131,7 +131,7 @@ def same(left: Learned, right: Learned, parcels_equal: Callable[..., bool]) -> b
 @pytest.mark.parametrize(
     "settings", [{"align": True, "strength": 0.0}, {"align": False, "strength": 3.0}], ids=["no pull", "nobody aligns"]
 )
-def test_without_a_pull_every_part_is_as_if_it_were_alone(
+def test_mixed_zero_strength_trains_parts_as_if_alone(
     case: Case,
     settings: Any,
     participation: float,
@@ -148,7 +148,7 @@ def test_without_a_pull_every_part_is_as_if_it_were_alone(
 
 
 @every_case
-def test_only_those_who_align_are_drawn(
+def test_mixed_only_aligned_parts_change(
     case: Case, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
@@ -160,7 +160,7 @@ def test_only_those_who_align_are_drawn(
     assert (others, drawn) == (True, False)
 
 
-def test_whoever_aligns_is_drawn_whatever_its_method(
+def test_mixed_alignment_works_with_every_method(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     case = CASES["fedsup-fedhenn"]
@@ -171,7 +171,7 @@ def test_whoever_aligns_is_drawn_whatever_its_method(
         assert not same(of_part(both, number, place, part), alone(place, part), parcels_equal)
 
 
-def test_in_the_first_round_of_a_growing_pull_nobody_is_shown_anything(
+def test_mixed_growing_strength_sends_nothing_in_first_round(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0, growth="root")
@@ -201,7 +201,7 @@ def told_target(engine: Listening) -> Parcel:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("probe_size", [4, 12])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_every_participant_has_its_share_in_the_mean_kernel(
+def test_mixed_mean_kernel_weights_parts_by_devices(
     participation: float, probe_size: int, world: Callable[..., Any], tiny_model: Build
 ) -> None:
     """As it is before the round: the global model at its tier, or a model of its own."""
@@ -215,7 +215,7 @@ def test_every_participant_has_its_share_in_the_mean_kernel(
     x, target = inbox["fleet.public"]["x"], inbox["fleet.target"]
     held = mixed.eval_targets(server)["server"]
     kernels = [
-        kernel_of(place, one.model, inner.memory.committed[one.name]["weights"], x)
+        kernel_of(place, one.model, inner.client_states.committed[one.name]["weights"], x)
         if one.tier == "c"
         else kernel_of(place, one.model, held.weights(one), x)  # type: ignore[union-attr, arg-type]
         for one in context.cohort
@@ -225,7 +225,7 @@ def test_every_participant_has_its_share_in_the_mean_kernel(
     assert torch.allclose(found, torch.stack(kernels).mean(0), atol=1e-10)
 
 
-def test_what_one_part_has_learned_reaches_the_other(
+def test_mixed_training_of_one_part_reaches_other(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
@@ -235,14 +235,14 @@ def test_what_one_part_has_learned_reaches_the_other(
     for server, engine in zip((first, other), engines, strict=True):
         mixed.round(server, place.context(engine))
         engine.commit(1)
-    one, two = (dict(engine.memory.committed) for engine in engines)
+    one, two = (dict(engine.client_states.committed) for engine in engines)
     assert one.keys() == two.keys() == {"4", "5"}
     assert not any(parcels_equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kernel", ["linear", "rbf", "procrustes"])
-def test_families_that_share_no_weight_are_drawn_to_each_other(
+def test_mixed_unrelated_families_are_aligned(
     kernel: Any, world: Callable[..., Any], tiny_model: Build, difference: Callable[..., float]
 ) -> None:
     families = ("convnet", "preactresnet", "mlp", "lenet")
@@ -257,7 +257,7 @@ def test_families_that_share_no_weight_are_drawn_to_each_other(
     assert all(difference(one, free.memories[name]) > 1e-4 for name, one in drawn.memories.items())
 
 
-def test_a_pull_of_ones_own_and_the_common_one_add_up(
+def test_mixed_own_and_common_alignment_add_up(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     place = FIRST.world(world, tiny_model)
@@ -268,7 +268,7 @@ def test_a_pull_of_ones_own_and_the_common_one_add_up(
 
 
 @every_case
-def test_two_processes_give_the_same_bits_as_one(
+def test_mixed_two_processes_give_same_bits(
     case: Case, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     """Device by device, for a single block would stay in the process that asks."""
@@ -277,7 +277,7 @@ def test_two_processes_give_the_same_bits_as_one(
     inner = place.engine(mixed, devices_per_block=1)
     pool = ProcessPool(inner, place.fleet, lambda address: mixed.find(*address), 2)
     try:
-        found = Learned(place.play(mixed, pool), dict(inner.memory.committed))
+        found = Learned(place.play(mixed, pool), dict(inner.client_states.committed))
         assert pool.crew.pool
     finally:
         pool.close()
@@ -286,7 +286,7 @@ def test_two_processes_give_the_same_bits_as_one(
 
 
 @every_case
-def test_every_tier_is_judged_once(case: Case, world: Callable[..., Any], tiny_model: Build) -> None:
+def test_mixed_every_tier_is_evaluated_once(case: Case, world: Callable[..., Any], tiny_model: Build) -> None:
     place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
     engine = place.engine(mixed)
     candidates = mixed.eval_targets(place.play(mixed, engine))
@@ -299,11 +299,11 @@ def test_every_tier_is_judged_once(case: Case, world: Callable[..., Any], tiny_m
     assert place.refusals == []
 
 
-def test_every_tier_is_judged_as_in_a_fleet_of_its_own(world: Callable[..., Any], tiny_model: Build) -> None:
+def test_mixed_tier_is_evaluated_as_in_own_fleet(world: Callable[..., Any], tiny_model: Build) -> None:
     place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
     engine = place.engine(mixed)
     server = place.play(mixed, engine)
-    found = judged(place, mixed.eval_targets(server), engine)
+    found = evaluate(place, mixed.eval_targets(server), engine)
     for part in mixed.parts:
         own = replace(place, fleet=place.fleet.restrict_tiers(part.tiers))
         expected = alone(place, part)
@@ -313,12 +313,12 @@ def test_every_tier_is_judged_as_in_a_fleet_of_its_own(world: Callable[..., Any]
             assert found[key] == value
 
 
-def judged(place: World, candidates: Any, engine: Any) -> dict[tuple[str, ...], float]:
+def evaluate(place: World, candidates: Any, engine: Any) -> dict[tuple[str, ...], float]:
     rows = place.evaluator().rows(candidates, place.fleet, place.context(engine, 3).ask, 2, per_device=True)
     return {(row.candidate, row.tier, row.device, row.test, row.metric): row.value for row in rows}
 
 
-def test_candidates_of_one_name_are_told_apart_and_found_again(world: Callable[..., Any], tiny_model: Build) -> None:
+def test_mixed_equal_target_names_are_made_unique(world: Callable[..., Any], tiny_model: Build) -> None:
     place = FIRST.world(world, tiny_model)
     parts = (MethodPart(("a",), Standalone()), MethodPart(("b",), HeteroFL()), MethodPart(("c",), OWN_PULL))
     mixed = Mixed(strength=0, parts=parts)
@@ -345,7 +345,7 @@ def test_candidates_of_one_name_are_told_apart_and_found_again(world: Callable[.
         ((), "'a' belongs to 0 parts"),
     ],
 )
-def test_every_tier_must_belong_to_one_part(
+def test_mixed_tier_without_exactly_one_part_is_refused(
     tiers: tuple[tuple[str, ...], ...], reason: str, world: Callable[..., Any], tiny_model: Build
 ) -> None:
     fleet = FIRST.world(world, tiny_model).fleet
@@ -354,7 +354,7 @@ def test_every_tier_must_belong_to_one_part(
     assert reason in refused
 
 
-def test_a_tier_that_does_not_take_part_needs_no_part(world: Callable[..., Any], tiny_model: Build) -> None:
+def test_mixed_inactive_tier_needs_no_part(world: Callable[..., Any], tiny_model: Build) -> None:
     fleet = replace(FIRST.world(world, tiny_model).fleet, eligible_tiers=("a", "b"))
     mixed = Mixed(parts=(MethodPart(("a",), HeteroFL()), MethodPart(("b",), Standalone())))
     assert fleet_problem(mixed, fleet) is None
@@ -364,7 +364,7 @@ def test_a_tier_that_does_not_take_part_needs_no_part(world: Callable[..., Any],
 @pytest.mark.parametrize(
     ("method", "assignment"), [(HeteroFL(), "fixed"), (FedHeNN(share="weights"), "fixed"), (Standalone(), "redrawn")]
 )
-def test_what_a_part_refuses_the_whole_refuses(
+def test_mixed_problem_of_part_is_reported(
     method: Method, assignment: Any, world: Callable[..., Any], tiny_model: Build
 ) -> None:
     """With the part's own words; what is said of models holds among the part's tiers alone."""
@@ -376,7 +376,7 @@ def test_what_a_part_refuses_the_whole_refuses(
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_the_last_exchange_is_that_of_the_parts_that_have_one(
+def test_mixed_finish_runs_parts_that_have_one(
     participation: float, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
@@ -394,11 +394,11 @@ def test_the_last_exchange_is_that_of_the_parts_that_have_one(
     expected = part.method.finish(fedhenn.server, RoundContext(3, own.eligible_devices(3), own, memory, public=place.public))
     memory.commit(3)
     assert expected is not None
-    found = of_part(Learned(ended, dict(engine.memory.committed)), 1, place, part)
+    found = of_part(Learned(ended, dict(engine.client_states.committed)), 1, place, part)
     assert same(found, Learned(expected, dict(memory.memory.committed)), parcels_equal)
 
 
-def test_where_no_part_has_a_last_exchange_there_is_none(world: Callable[..., Any], tiny_model: Build) -> None:
+def test_mixed_finish_without_any_part_is_none(world: Callable[..., Any], tiny_model: Build) -> None:
     place = FIRST.world(world, tiny_model)
     last = replace(FIRST.parts[1], method=replace(OWN_PULL, last_round=False))
     mixed = replace(FIRST.mixed(), parts=(FIRST.parts[0], last))
@@ -407,7 +407,7 @@ def test_where_no_part_has_a_last_exchange_there_is_none(world: Callable[..., An
     assert engine.asked == []
 
 
-def test_a_round_without_any_device_of_a_part_leaves_it_be(
+def test_mixed_part_without_devices_is_unchanged(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
@@ -422,7 +422,7 @@ def test_a_round_without_any_device_of_a_part_leaves_it_be(
         assert not all(parcels_equal({"": made[n]}, {"": server[n]}) for n in server if n.startswith(moving))
 
 
-def test_all_that_is_moved_is_counted(world: Callable[..., Any], tiny_model: Build) -> None:
+def test_mixed_traffic_counts_all_parts(world: Callable[..., Any], tiny_model: Build) -> None:
     place = FIRST.world(world, tiny_model)
     mixed, free = FIRST.mixed(align=True, strength=3.0), FIRST.mixed()
     turns = [place.context(place.engine(one)) for one in (mixed, free)]
@@ -435,7 +435,7 @@ def test_all_that_is_moved_is_counted(world: Callable[..., Any], tiny_model: Bui
     assert drawn.down - plain.down == 2 * shown + 2 * (shown + kernel)
 
 
-def test_a_recipes_table_makes_the_parts() -> None:
+def test_mixed_from_settings_builds_parts() -> None:
     table = {
         "strength": 0.25,
         "parts": [
@@ -456,7 +456,7 @@ def test_a_recipes_table_makes_the_parts() -> None:
     ("strength", "align", "own", "expected"),
     [(0, True, 0, False), (1, False, 0, False), (1, True, 0, True), (0, False, 1, True)],
 )
-def test_the_server_needs_examples_where_anything_is_aligned(
+def test_mixed_needs_public_data_if_any_part_aligns(
     strength: float, align: bool, own: float, expected: bool
 ) -> None:
     parts = (MethodPart(("a",), HeteroFL(), align), MethodPart(("b",), FedHeNN(strength=own)))
@@ -464,7 +464,7 @@ def test_the_server_needs_examples_where_anything_is_aligned(
 
 
 @pytest.mark.parametrize("method", [FedSup(), FjORD()], ids=["fedsup", "fjord"])
-def test_sizes_of_another_part_are_no_sizes_of_ones_own(
+def test_mixed_part_sees_only_its_tier_models(
     method: Method, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(

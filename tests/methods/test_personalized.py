@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedloom.client import Schedule, Sgd, gradient, label_loss, merge_plans
 from fedloom.evaluation import FineTune, Row
-from fedloom.fleet import DeviceModel, draw_cohort
+from fedloom.fleet import DeviceModel, Request, draw_cohort
 from fedloom.methods import Method, fleet_problem
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedavg import FedAvg
@@ -33,7 +33,7 @@ ONE_BATCH = Schedule(batch_size=100)
 def rows_of(place: Any, method: Method, server: Any, engine: Any, **changes: Any) -> list[Row]:
     evaluator, last = place.evaluator(**changes), "fine_tune" in changes
     made: list[Row] = evaluator.rows(
-        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(task, boxes, 9), 9, True, last
+        method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 9)), 9, True, last
     )
     return made
 
@@ -42,7 +42,7 @@ def rows_of(place: Any, method: Method, server: Any, engine: Any, **changes: Any
 
 
 @pytest.mark.parametrize("hold", [0.0, 0.75, 20.0])
-def test_dittos_global_model_is_fedavgs_whatever_holds_the_others(
+def test_ditto_global_model_is_fedavg_for_any_hold(
     hold: float, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(sizes=SIZES, optimizer=Sgd(0.05))
@@ -50,7 +50,7 @@ def test_dittos_global_model_is_fedavgs_whatever_holds_the_others(
     assert parcels_equal(*made)
 
 
-def test_ditto_that_holds_hard_stays_near_the_global_model(
+def test_ditto_large_hold_stays_near_global_model(
     world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     place = world(sizes=(8, 8), schedule=Schedule(4, 4), optimizer=Sgd(0.05))
@@ -59,11 +59,11 @@ def test_ditto_that_holds_hard_stays_near_the_global_model(
         engine = place.engine(Ditto(hold))
         place.play(Ditto(hold), engine, rounds=1)
         start = Ditto(hold).start(place.fleet, 0)
-        apart.append(difference(engine.memory.committed["0"], start))
+        apart.append(difference(engine.client_states.committed["0"], start))
     assert apart[0] > apart[1] > apart[2] > 0
 
 
-def test_ditto_in_fedbabus_way_averages_personal_models_and_starts_them_anew(
+def test_ditto_fedbabu_compat_averages_and_restarts_personal_models(
     world: Callable[..., Any], meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """What a device remembers is what it sent, and does not matter the next time."""
@@ -72,13 +72,13 @@ def test_ditto_in_fedbabus_way_averages_personal_models_and_starts_them_anew(
     heard = meddling(engine, list)
     server = place.play(method, heard, rounds=1)
     for reply in heard.delivered:
-        assert parcels_equal(engine.memory.committed[reply.device.name], reply.upload)
+        assert parcels_equal(engine.client_states.committed[reply.device.name], reply.upload)
     forgetful = place.engine(method)
     again = [method.round(server, place.context(one, 2)) for one in (engine, forgetful)]
     assert parcels_equal(*again)
 
 
-def test_ditto_in_fedbabus_way_that_holds_nothing_is_fedavg(
+def test_ditto_fedbabu_compat_without_hold_is_fedavg(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world(sizes=SIZES)
@@ -91,7 +91,7 @@ def test_ditto_in_fedbabus_way_that_holds_nothing_is_fedavg(
 # LG-FedAvg
 
 
-def test_lgfedavg_that_shares_all_is_fedavg(
+def test_lgfedavg_sharing_all_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """And everybody is judged with the same weights, also who did not take part."""
@@ -101,11 +101,11 @@ def test_lgfedavg_that_shares_all_is_fedavg(
     assert parcels_equal(server, place.play(FedAvg(), place.engine(FedAvg()), rounds=3, participation=0.6))
     for device in place.fleet.devices(1):
         assert parcels_equal(method.inbox(server, device), server)
-        assert engine.memory.recall(device)["weights"] == {}
+        assert engine.client_states.recall(device)["weights"] == {}
 
 
 @pytest.mark.parametrize("shared", ["head", "body", ("blocks",), ("classifier.bias",)])
-def test_lgfedavg_sends_the_shared_layers_and_keeps_the_others(
+def test_lgfedavg_round_uploads_shared_and_keeps_other_layers(
     shared: Any, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     place, method = world(sizes=SIZES), LGFedAvg(shared)
@@ -115,13 +115,13 @@ def test_lgfedavg_sends_the_shared_layers_and_keeps_the_others(
     server = place.play(method, heard, rounds=2)
     names = set(place.fleet.global_model.shapes())
     for reply in heard.delivered:
-        sent, kept = set(reply.upload["weights"]), set(engine.memory.committed[reply.device.name]["weights"])
+        sent, kept = set(reply.upload["weights"]), set(engine.client_states.committed[reply.device.name]["weights"])
         assert sent == set(server["weights"])
         assert (sent | kept, sent & kept) == (names, set())
         assert sent and kept
 
 
-def test_a_layer_that_is_not_there_cannot_be_shared(world: Callable[..., Any]) -> None:
+def test_lgfedavg_unknown_layer_is_refused(world: Callable[..., Any]) -> None:
     """Nor if others are, or a slip of the pen would keep a layer private."""
     fleet = world("splitnet").fleet
     assert fleet_problem(LGFedAvg(("extractor", "classifier")), fleet) is None
@@ -132,7 +132,7 @@ def test_a_layer_that_is_not_there_cannot_be_shared(world: Callable[..., Any]) -
 # Per-FedAvg
 
 
-def test_perfedavg_that_does_not_look_ahead_is_fedavg(
+def test_perfedavg_zero_adaptation_rate_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """With one batch a round, which is then looked at as it is."""
@@ -144,7 +144,7 @@ def test_perfedavg_that_does_not_look_ahead_is_fedavg(
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
 @pytest.mark.parametrize("rate", [None, 0.0, 0.3])
-def test_perfedavg_by_hand(
+def test_perfedavg_step_matches_manual_computation(
     rate: float | None, last: Any, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Devices of one to four batches in one block: by twos, and an odd one with itself."""
@@ -191,7 +191,7 @@ def looked_ahead(place: Any, batches: Any, rate: float) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in module.named_parameters()}
 
 
-def test_perfedavg_is_judged_after_one_step_on_a_devices_own_examples(
+def test_perfedavg_is_evaluated_after_one_local_step(
     world: Callable[..., Any], client_for: Callable[..., Any]
 ) -> None:
     place, method = world(sizes=(8, 8), schedule=ONE_BATCH), PerFedAvg(0.2)
@@ -209,7 +209,7 @@ def test_perfedavg_is_judged_after_one_step_on_a_devices_own_examples(
 # FedRep
 
 
-def test_fedreps_server_has_no_head_and_everybody_gets_one_body(
+def test_fedrep_server_has_only_body(
     world: Callable[..., Any], scripted: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place, method = world(sizes=SIZES), FedRep()
@@ -223,14 +223,14 @@ def test_fedreps_server_has_no_head_and_everybody_gets_one_body(
     (_, boxes), *_ = asked.asked
     assert len(boxes) == 4
     assert all(parcels_equal(box, {"weights": server["weights"]}) for box in boxes.values())
-    heads = [engine.memory.committed[name]["weights"] for name in "0123"]
+    heads = [engine.client_states.committed[name]["weights"] for name in "0123"]
     assert all(set(one) == head for one in heads)
     assert len({tuple(one["classifier.bias"].tolist()) for one in heads}) == 4
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("body_epochs", [1, 2, 5])
-def test_fedrep_moves_the_head_alone_and_then_the_body_alone(
+def test_fedrep_trains_head_then_body(
     body_epochs: int, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """By hand over three epochs of heads, decay and momentum included."""
@@ -256,14 +256,14 @@ def test_fedrep_moves_the_head_alone_and_then_the_body_alone(
                 logits = module(place.dataset.preparation(place.dataset.train.x[rows])).logits
                 F.cross_entropy(logits, place.dataset.train.y[rows]).backward()
                 optimizer.step()
-        made = {**reply.upload["weights"], **engine.memory.committed[reply.device.name]["weights"]}
+        made = {**reply.upload["weights"], **engine.client_states.committed[reply.device.name]["weights"]}
         assert made.keys() == named.keys()
         for name, weight in made.items():
             assert torch.allclose(weight, named[name].detach(), atol=1e-9)
 
 
 @pytest.mark.usefixtures("double")
-def test_fedreps_bodies_learn_the_same_in_blocks_of_unequal_devices(
+def test_fedrep_blocks_of_unequal_devices_give_same_body(
     world: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     place = world(sizes=(8, 5, 12, 3), schedule=Schedule(4, 2, "wrap"))
@@ -271,38 +271,38 @@ def test_fedreps_bodies_learn_the_same_in_blocks_of_unequal_devices(
     engines = [place.engine(method, devices_per_block=block) for block in (1, 16)]
     assert difference(*(place.play(method, engine) for engine in engines)) <= 1e-10
     for name in "0123":
-        assert difference(*(engine.memory.committed[name] for engine in engines)) <= 1e-10
+        assert difference(*(engine.client_states.committed[name] for engine in engines)) <= 1e-10
 
 
-def test_fedreps_last_heads_are_for_everybody_and_leave_the_body(
+def test_fedrep_last_heads_train_every_device_and_keep_body(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place, method = with_strangers(world(sizes=SIZES)), FedRep()
     engine = place.engine(method)
     server = place.play(method, engine)
-    before = {name: dict(parcel) for name, parcel in engine.memory.committed.items()}
+    before = {name: dict(parcel) for name, parcel in engine.client_states.committed.items()}
     assert set(before) == {"0", "2"}
     assert parcels_equal(method.finish(server, place.context(engine, 3)), server)
     engine.commit(3)
-    assert set(engine.memory.committed) == set("0123")
+    assert set(engine.client_states.committed) == set("0123")
     first = method.init_client(place.fleet.device(1, 1), 0)
-    for name, parcel in engine.memory.committed.items():
+    for name, parcel in engine.client_states.committed.items():
         assert parcel["weights"].keys() == set(place.fleet.global_model.label_rows())
         assert not parcels_equal(parcel, before.get(name, first))
     assert FedRep(last_heads=False).finish(server, place.context(engine, 3)) is None
 
 
-def test_fedreps_last_heads_are_not_for_tiers_that_sit_out(world: Callable[..., Any]) -> None:
+def test_fedrep_last_heads_skip_inactive_tiers(world: Callable[..., Any]) -> None:
     place, method = world(widths=(1.0, 0.5), sizes=SIZES), FedRep()
     place = replace(place, fleet=place.fleet.restrict_tiers(["b"]))
     engine = place.engine(method)
     server = place.play(method, engine)
     method.finish(server, place.context(engine, 3))
     engine.commit(3)
-    assert set(engine.memory.committed) == {"2", "3"}
+    assert set(engine.client_states.committed) == {"2", "3"}
 
 
-def test_a_last_head_fits_its_body_better(world: Callable[..., Any]) -> None:
+def test_fedrep_last_head_lowers_loss(world: Callable[..., Any]) -> None:
     place = world(sizes=(12, 12, 12), schedule=Schedule(4, 10), optimizer=Sgd(0.1), labels=[[0, 1], [1, 2], [2, 3]])
     place, method = replace(place, fleet=replace(place.fleet, holdout_devices=frozenset({2}))), FedRep()
     engine = place.engine(method)
@@ -315,7 +315,7 @@ def test_a_last_head_fits_its_body_better(world: Callable[..., Any]) -> None:
     assert shares[1] > shares[0]
 
 
-def test_epochs_of_a_plan_move_only_who_is_in_them(world: Callable[..., Any]) -> None:
+def test_take_epochs_activates_only_devices_of_epoch(world: Callable[..., Any]) -> None:
     """Devices of two and three steps an epoch go through their first epochs side by side."""
     place, method = world(sizes=(5, 12), schedule=Schedule(4, 2, "wrap")), FedRep()
     engine = place.engine(method)
@@ -335,7 +335,7 @@ def value_of(rows: list[Row], test: str, device: str, metric: str = "accuracy") 
     return value
 
 
-def test_every_device_is_judged(method: Method, world_for: Callable[..., Any]) -> None:
+def test_personalized_methods_evaluate_every_device(method: Method, world_for: Callable[..., Any]) -> None:
     place = world_for(method, None, sizes=SIZES, labels=[[0, 1], [1, 2], [2, 3], [0, 3]])
     engine = place.engine(method)
     rows = rows_of(place, method, place.play(method, engine), engine)
@@ -349,7 +349,7 @@ OWN = [Standalone(), Ditto(), LGFedAvg(), FedRep(), FedIN(pairs=4, batch=6)]
 
 
 @pytest.mark.parametrize("method", OWN, ids=lambda method: type(method).__name__)
-def test_a_device_is_judged_with_what_it_keeps_and_what_it_is_given(method: Method, world: Callable[..., Any]) -> None:
+def test_personal_model_combines_state_and_inbox(method: Method, world: Callable[..., Any]) -> None:
     place = world("splitnet", sizes=SIZES, test_sizes=(9, 6, 11, 7), normalization="group", optimizer=Sgd(0.02))
     engine = place.engine(method)
     server = place.play(method, engine)
@@ -358,7 +358,7 @@ def test_a_device_is_judged_with_what_it_keeps_and_what_it_is_given(method: Meth
     rows = [row for row in rows_of(place, method, server, engine) if row.candidate == "personal"]
     data = place.dataset
     for device, own in zip(place.fleet.devices(1), place.partition.test, strict=True):
-        held = {**engine.memory.committed[device.name]["weights"], **candidate.inbox(device).get("weights", {})}
+        held = {**engine.client_states.committed[device.name]["weights"], **candidate.inbox(device).get("weights", {})}
         assert held.keys() == device.model.shapes().keys()
         block = {name: weight[None] for name, weight in held.items()}
         right = device.model(block, data.preparation(data.test.x)[None]).logits[0].argmax(-1) == data.test.y
@@ -368,7 +368,7 @@ def test_a_device_is_judged_with_what_it_keeps_and_what_it_is_given(method: Meth
 
 @pytest.mark.parametrize("participation", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
-def test_devices_that_never_train_are_in_no_cohort(
+def test_holdout_devices_are_in_no_cohort(
     participation: float, assignment: Any, world: Callable[..., Any]
 ) -> None:
     fleet = with_strangers(world(widths=(1.0, 0.5), sizes=(4,) * 10), 0, 4, 9).fleet
@@ -382,14 +382,14 @@ def test_devices_that_never_train_are_in_no_cohort(
     assert met == set("1235678")
 
 
-def test_devices_that_never_train_may_be_of_tiers_that_do(world: Callable[..., Any]) -> None:
+def test_holdout_devices_share_active_tiers(world: Callable[..., Any]) -> None:
     fleet = with_strangers(world(widths=(1.0, 0.5), sizes=SIZES), 3).fleet.restrict_tiers(["b"])
     assert [device.name for device in fleet.eligible_devices(1)] == ["2"]
     assert [device.name for device in draw_cohort(fleet, 1.0, 1)] == ["2"]
 
 
 @pytest.mark.parametrize("method", [HeteroFL(), FedRep(), Standalone(), Ditto(), LGFedAvg(), PerFedAvg()], ids=repr)
-def test_devices_that_never_train_are_judged_apart(method: Method, world: Callable[..., Any]) -> None:
+def test_holdout_devices_are_evaluated_separately(method: Method, world: Callable[..., Any]) -> None:
     place = with_strangers(world(sizes=SIZES))
     engine = place.engine(method)
     server = place.play(method, engine)
@@ -411,14 +411,14 @@ def test_devices_that_never_train_are_judged_apart(method: Method, world: Callab
 TESTS = ("local", "unseen")
 
 
-def test_without_such_devices_nobody_is_judged_apart(world: Callable[..., Any]) -> None:
+def test_holdout_without_devices_adds_no_rows(world: Callable[..., Any]) -> None:
     place, method = world(sizes=SIZES), HeteroFL()
     engine = place.engine(method)
     rows = rows_of(place, method, place.play(method, engine), engine, fine_tune=FineTune(epochs=1))
     assert {row.test for row in rows} == {"global", "local"}
 
 
-def test_devices_that_never_train_leave_no_trace_in_training(
+def test_holdout_devices_do_not_influence_training(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """Other data on them changes nothing."""
@@ -430,7 +430,7 @@ def test_devices_that_never_train_leave_no_trace_in_training(
         assert parcels_equal(*(one.play(method, one.engine(method)) for one in (place, other)))
 
 
-def test_fine_tuning_is_for_devices_that_never_train_too(world: Callable[..., Any]) -> None:
+def test_holdout_devices_are_fine_tuned_too(world: Callable[..., Any]) -> None:
     place, method = with_strangers(world(widths=(1.0, 0.5), sizes=SIZES)), HeteroFL()
     engine = place.engine(method)
     tune = FineTune("all", epochs=3, batch_size=4, learning_rate=0.1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.models import Model, Outputs, StepSeeds, batching, make_space, model
+from fedloom.models import Model, Outputs, StepSeeds, batching, build_model, make_space
 from fedloom.models.batching import FunctionalModule, SlowBatchingWarning, choose_mode
 from fedloom.models.mobilenet import mobilenet
 from fedloom.models.normalization import Normalization
@@ -221,7 +221,7 @@ class Recurrent(nn.Module):
 
 def stranger(build: Callable[[], nn.Module], input_shape: tuple[int, ...] = (1, 6, 6)) -> Model:
     """A model nobody has tried yet: what is found out of a model is kept, and said once."""
-    return model(f"{build.__name__} {next(NUMBERS)}", build, {}, input_shape, 4)
+    return build_model(f"{build.__name__} {next(NUMBERS)}", build, {}, input_shape, 4)
 
 
 # how often a faster way is given up before one gives each device its own
@@ -293,7 +293,7 @@ def dropping(chance: float) -> nn.Module:
 
 
 def dropout_model(chance: float) -> Model:
-    return model("dropping", dropping, {"chance": chance}, (5,), 4)
+    return build_model("dropping", dropping, {"chance": chance}, (5,), 4)
 
 
 @pytest.mark.parametrize("chance", [0.5, 0.001])
@@ -355,7 +355,7 @@ def test_few_of_many_sub_nets_are_tried_and_all_are_each_device_alone(
     """Otherwise a method that draws a net for each step does little else than try them."""
     sizes = {"widths": ((2, 4), (4, 6)), "depths": ((1,), (1, 2)), "kernels": ((3, 5), (3, 5, 7))}
     largest = {"stem": 3, "widths": (4, 6), "depths": (1, 2), "kernels": (5, 7)}
-    whole, drawn = model("mobilenet", mobilenet, largest, (1, 8, 8), 4), generator(0, "sub-nets")
+    whole, drawn = build_model("mobilenet", mobilenet, largest, (1, 8, 8), 4), generator(0, "sub-nets")
     nets = {make_space(sizes).sample(whole, drawn) for _ in range(20)}
     for net in nets:
         assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
@@ -397,7 +397,7 @@ def test_what_is_no_size_is_tried_on_its_own(
 ) -> None:
     for said in how:
         for width in (6, 7, 8):
-            net = model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
+            net = build_model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SlowBatchingWarning)
                 assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
@@ -408,7 +408,7 @@ def test_where_sizes_run_in_different_ways_each_is_tried(
     trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
     for width in (6, 7, 8, 9):
-        net = model("odd_ones_mix", odd_ones_mix, {"width": width}, (5,), 4)
+        net = build_model("odd_ones_mix", odd_ones_mix, {"width": width}, (5,), 4)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SlowBatchingWarning)
             assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import is_submodel
-from fedloom.models import MODELS, Model, StepSeeds, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model, compute_cost
 from fedloom.tensors import Tensors
 
 SIZES = {"stem": 3, "planes": (2, 3), "blocks": (1, 2)}
 
 
 def net_of(input_shape: tuple[int, int, int] = (2, 7, 7), classes: int = 4, **settings: Any) -> Model:
-    return model("bottleneck", MODELS["bottleneck"], {**SIZES, **settings}, input_shape, classes)
+    return build_model("bottleneck", MODELS["bottleneck"], {**SIZES, **settings}, input_shape, classes)
 
 
 def norm(w: Tensors, name: str, x: Tensor) -> Tensor:
@@ -91,5 +91,5 @@ def test_every_stage_says_how_many_blocks_it_has() -> None:
 def test_multiply_adds_by_hand() -> None:
     """The device's net: a stem on 32 pixels a side, then two blocks with 16 channels inside and 64 outside."""
     first, second = 16 * 16 + 9 * 16 * 16 + 16 * 64 + 16 * 64, 64 * 16 + 9 * 16 * 16 + 16 * 64
-    found = cost(model("bottleneck", MODELS["bottleneck"], {}, (3, 32, 32), 10)).macs
+    found = compute_cost(build_model("bottleneck", MODELS["bottleneck"], {}, (3, 32, 32), 10)).macs
     assert found == 32**2 * (27 * 16 + first + second) + 64 * 10

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
-from fedloom.models import Cost, cost, model
+from fedloom.models import Cost, build_model, compute_cost
 
 
 def conv_with_bias() -> nn.Module:
@@ -46,7 +46,7 @@ def used_twice() -> nn.Module:
     ],
 )
 def test_layers_by_hand(build: Callable[[], nn.Module], parameters: int, macs: int, published: int) -> None:
-    assert cost(model(build.__name__, build, {}, (2, 6, 6), 3)) == Cost(parameters, macs, published)
+    assert compute_cost(build_model(build.__name__, build, {}, (2, 6, 6), 3)) == Cost(parameters, macs, published)
 
 
 def test_a_megabyte_is_two_to_the_twenty() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.models import MODELS, Model, StepSeeds, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.models.normalization import Normalization, kept_channels, make_norm
 from fedloom.tensors import Tensors
 
@@ -58,12 +58,12 @@ def test_training_forward(
 
 
 def test_preresnet_shortcuts_convolve_only_where_shapes_differ() -> None:
-    net = model("preresnet", MODELS["preresnet"], {"hidden": (4, 4, 8), "blocks": (2, 2, 1)}, (3, 8, 8), 10)
+    net = build_model("preresnet", MODELS["preresnet"], {"hidden": (4, 4, 8), "blocks": (2, 2, 1)}, (3, 8, 8), 10)
     assert {name for name in net.shapes() if "shortcut" in name} == {
         "stages.1.0.shortcut.weight",  # halves the map
         "stages.2.0.shortcut.weight",
     }
-    first_wider = model("preresnet", MODELS["preresnet"], {"hidden": (4, 6), "blocks": (1, 2)}, (3, 8, 8), 10)
+    first_wider = build_model("preresnet", MODELS["preresnet"], {"hidden": (4, 6), "blocks": (1, 2)}, (3, 8, 8), 10)
     assert tuple(first_wider.shapes()["stages.1.0.shortcut.weight"]) == (6, 4, 1, 1)
 
 

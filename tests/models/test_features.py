@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models import Model, Outputs, StepSeeds, model
+from fedloom.models import Model, Outputs, StepSeeds, build_model
 from fedloom.models.batching import BatchingMode, FunctionalModule, fold_devices, loop_over_devices, vmap_devices
 
 NUMBERS = count()
@@ -21,7 +21,7 @@ def images(shape: tuple[int, ...], devices: int = DEVICES) -> Tensor:
 
 
 def stranger(build: Callable[[], nn.Module], input_shape: tuple[int, ...] = (1, 6, 6)) -> Model:
-    return model(f"{build.__name__} {next(NUMBERS)}", build, {}, input_shape, 4)
+    return build_model(f"{build.__name__} {next(NUMBERS)}", build, {}, input_shape, 4)
 
 
 def judged_by_the_batch(net: Model, weights: dict[str, Tensor]) -> nn.Module:

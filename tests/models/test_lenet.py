@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import find_footprint
-from fedloom.models import MODELS, Model, StepSeeds, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model, compute_cost
 from fedloom.tensors import Tensors
 
 SIZES = {"convs": (3, 4, 5), "kernels": (3, 3, 2), "pooled": 2, "hidden": (6, 7)}
 
 
 def net_of(input_shape: tuple[int, int, int] = (2, 14, 14), classes: int = 4, **settings: Any) -> Model:
-    return model("lenet", MODELS["lenet"], {**SIZES, **settings}, input_shape, classes)
+    return build_model("lenet", MODELS["lenet"], {**SIZES, **settings}, input_shape, classes)
 
 
 def by_hand(w: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(
 
 def test_multiply_adds_by_hand() -> None:
     """Two convolutions of 5 by 5 on 32 and 14 pixels a side, then 1600 - 120 - 64 - 10."""
-    found = cost(model("lenet", MODELS["lenet"], {}, (3, 32, 32), 10)).macs
+    found = compute_cost(build_model("lenet", MODELS["lenet"], {}, (3, 32, 32), 10)).macs
     assert found == 28**2 * 64 * 75 + 10**2 * 64 * 1600 + 1600 * 120 + 120 * 64 + 64 * 10
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.footprints import find_footprint
-from fedloom.models import MODELS, Model, StepSeeds, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model, compute_cost
 from fedloom.models.lstm import LstmLayer
 
 SIZES = {"embedding": 6, "hidden": 4, "features": 5, "dropout": 0.0}
@@ -19,7 +19,7 @@ Weights = Callable[..., dict[str, Tensor]]
 
 
 def net_of(**settings: Any) -> Model:
-    return model("lstm", MODELS["lstm"], {**SIZES, **settings}, (LENGTH,), 2, TOKENS)
+    return build_model("lstm", MODELS["lstm"], {**SIZES, **settings}, (LENGTH,), 2, TOKENS)
 
 
 def rows(net: Model, devices: int = 1) -> Tensor:
@@ -139,6 +139,6 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
 
 def test_multiply_adds_by_hand() -> None:
     """Each token: four gates of 128 units, each with 300 inputs and 128 states; then 128 - 10 - 2."""
-    one, two = (cost(model("lstm", MODELS["lstm"], {"layers": n}, (25,), 2, TOKENS)).macs for n in (1, 2))
+    one, two = (compute_cost(build_model("lstm", MODELS["lstm"], {"layers": n}, (25,), 2, TOKENS)).macs for n in (1, 2))
     assert one == 25 * 4 * 128 * (300 + 128) + 128 * 10 + 10 * 2
     assert two - one == 25 * 4 * 128 * (128 + 128)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.models import MODELS, Model, StepSeeds, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model, compute_cost
 
 
 def net_of(input_shape: tuple[int, ...], hidden: tuple[int, ...] = (5, 4), width: float = 1.0) -> Model:
-    return model("mlp", MODELS["mlp"], {"hidden": hidden, "width": width}, input_shape, 3)
+    return build_model("mlp", MODELS["mlp"], {"hidden": hidden, "width": width}, input_shape, 3)
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 3, 2), (2, 3, 1)])
@@ -49,4 +49,4 @@ def test_a_narrower_net_keeps_all_inputs_and_classes() -> None:
 
 
 def test_multiply_adds_are_the_products_of_neighbours() -> None:
-    assert cost(net_of((2, 3))).macs == 6 * 5 + 5 * 4 + 4 * 3
+    assert compute_cost(net_of((2, 3))).macs == 6 * 5 + 5 * 4 + 4 * 3

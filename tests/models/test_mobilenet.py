@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import Footprint, centered, find_footprint, is_submodel
-from fedloom.models import MODELS, SPACES, Model, StepSeeds, cost, make_space, model
+from fedloom.models import MODELS, SPACES, Model, StepSeeds, build_model, compute_cost, make_space
 from fedloom.seeds import generator
 from fedloom.tensors import Tensors
 
@@ -22,7 +22,7 @@ SMALL_SPACE = {**SPACES["code"], "widths": ((4, 8), (8, 16), (16, 32), (64, 128)
 
 
 def net_of(input_shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, **settings: Any) -> Model:
-    return model("mobilenet", MODELS["mobilenet"], settings, input_shape, classes)
+    return build_model("mobilenet", MODELS["mobilenet"], settings, input_shape, classes)
 
 
 def whole_net(**settings: Any) -> Model:
@@ -174,14 +174,14 @@ def test_a_larger_choice_costs_more() -> None:
     draw = random.Random(2)
     for _ in range(8):
         architecture = any_architecture(draw)
-        macs = cost(whole_net(**architecture)).macs
+        macs = compute_cost(whole_net(**architecture)).macs
         for name, stages in SMALL_SPACE.items():
             for number, allowed in enumerate(stages):
                 larger = [size for size in allowed if size > architecture[name][number]]
                 if larger:
                     chosen = list(architecture[name])
                     chosen[number] = larger[0]
-                    assert cost(whole_net(**{**architecture, name: tuple(chosen)})).macs > macs
+                    assert compute_cost(whole_net(**{**architecture, name: tuple(chosen)})).macs > macs
 
 
 def test_a_block_starts_as_its_shortcut() -> None:
@@ -225,10 +225,10 @@ def test_a_stage_must_say_something_of_every_block() -> None:
 
 
 def test_kernels_can_be_drawn_block_by_block() -> None:
-    whole = model("mobilenet", MODELS["mobilenet"], {}, (3, 32, 32), 10)
+    whole = build_model("mobilenet", MODELS["mobilenet"], {}, (3, 32, 32), 10)
     nets, draw = make_space(SPACES["paper_by_layer"]), generator(0, "by layer")
     assert dict(nets.smallest(whole).settings)["kernels"] == ((3,), (3, 3), (3, 3), (3, 3))
-    assert cost(nets.largest(whole)) == cost(whole)
+    assert compute_cost(nets.largest(whole)) == compute_cost(whole)
     drawn = [nets.sample(whole, draw) for _ in range(10)]
     assert nets.count() == 3 * 9**3 * 2**3 * 2**3 * 3
     assert any(len(set(kernels)) > 1 for net in drawn for kernels in dict(net.settings)["kernels"])

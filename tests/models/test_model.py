@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models import MODELS, Model, StepSeeds, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.tensors import Tensors
 
 
@@ -152,7 +152,7 @@ def tracking_instances() -> nn.Module:
 @pytest.mark.parametrize(("build", "shape"), [(own_norm, (2, 3, 3)), (norm_of_volumes, (2, 2, 2, 2))])
 def test_every_kind_of_batch_norm_gives_its_statistics(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     """Statistics that stay at their neutral start would be judged with, and nobody would know."""
-    net = model(build.__name__, build, {}, shape, 3)
+    net = build_model(build.__name__, build, {}, shape, 3)
     x = torch.randn(1, 20, *shape) * 2 + 5
     found = net.batch_statistics({name: tensor[None] for name, tensor in net.initial_weights(0).items()}, x)
     assert found.keys() == net.statistics().keys()
@@ -163,7 +163,7 @@ def test_every_kind_of_batch_norm_gives_its_statistics(build: Callable[[], nn.Mo
 
 
 def test_statistics_that_are_asked_for_can_be_had() -> None:
-    net = model("tracking_instances", tracking_instances, {}, (2, 3, 3), 3)
+    net = build_model("tracking_instances", tracking_instances, {}, (2, 3, 3), 3)
     block = {name: tensor[None] for name, tensor in net.initial_weights(0).items()}
     assert net.batch_statistics(block, torch.randn(1, 4, 2, 3, 3)).keys() == net.statistics().keys()
 
@@ -212,7 +212,7 @@ def tempered() -> nn.Module:
     ],
 )
 def test_label_rows_found_or_declared(build: Callable[[], nn.Module], rows: tuple[str, ...]) -> None:
-    assert model(build.__name__, build, {}, (6,), 4).label_rows() == rows
+    assert build_model(build.__name__, build, {}, (6,), 4).label_rows() == rows
 
 
 def stacking() -> nn.Module:
@@ -222,7 +222,7 @@ def stacking() -> nn.Module:
 
 
 def test_layers_that_stack_several_things_are_known() -> None:
-    names = model("stacking", stacking, {}, (4,), 2).unsliceable()
+    names = build_model("stacking", stacking, {}, (4,), 2).unsliceable()
     assert set(names) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"}
 
 
@@ -241,9 +241,9 @@ def free_of_facts(hidden: int = 2) -> nn.Module:
 
 
 def test_what_the_data_decides_reaches_only_families_that_name_it() -> None:
-    net = model("free", free_of_facts, {"hidden": 5}, (5,), 3)
+    net = build_model("free", free_of_facts, {"hidden": 5}, (5,), 3)
     assert dict(net.settings) == {"hidden": 5}
-    taken = model("convnet", MODELS["convnet"], {}, (2, 6, 6), 3)
+    taken = build_model("convnet", MODELS["convnet"], {}, (2, 6, 6), 3)
     assert dict(taken.settings) == {"input_shape": (2, 6, 6), "classes": 3}
 
 
@@ -283,7 +283,7 @@ def scaled() -> nn.Module:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_model_that_was_judged_can_still_be_differentiated(devices: int) -> None:
     """Judging runs without autograd; what it leaves behind must not stop a teacher's pass in judging mode."""
-    net = model(f"scaled{devices}", scaled, {}, (5,), 4)
+    net = build_model(f"scaled{devices}", scaled, {}, (5,), 4)
     block = {name: torch.stack([tensor] * devices) for name, tensor in net.initial_weights(0).items()}
     x = torch.ones(devices, 3, 5)
     with torch.inference_mode():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models import Model, StepSeeds, cost, model
+from fedloom.models import Model, StepSeeds, build_model, compute_cost
 
 
 class Halves(nn.Module):
@@ -30,7 +30,7 @@ def halves(units: int = 5) -> nn.Module:
 
 
 def net_of(units: int = 4) -> Model:
-    return model("halves", halves, {"units": units}, (6,), 3)
+    return build_model("halves", halves, {"units": units}, (6,), 3)
 
 
 def test_a_part_is_a_value() -> None:
@@ -47,7 +47,7 @@ def test_a_part_knows_what_it_gets_and_what_it_ends_in() -> None:
     assert {name: tuple(shape) for name, shape in left.shapes().items()} == {"0.weight": (4, 6), "0.bias": (4,)}
     assert set(right.statistics()) == {"0.running_mean", "0.running_var"}
     assert right.label_rows() == ("1.weight", "1.bias")
-    assert (cost(left).macs, cost(right).macs) == (24, 12)
+    assert (compute_cost(left).macs, compute_cost(right).macs) == (24, 12)
 
 
 def test_a_part_is_drawn_as_in_the_whole() -> None:
@@ -72,7 +72,7 @@ def test_parts_run_many_devices_and_train(block_weights: Callable[..., dict[str,
     leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 3).items()}
     step_seeds, made = StepSeeds((0, 0, 0)), x
     for name in ("twice", "twice", "left", "right"):
-        child = net.submodel(name) if name != "twice" else model("linear", linear, {}, (6,), 6)
+        child = net.submodel(name) if name != "twice" else build_model("linear", linear, {}, (6,), 6)
         made = child(net.submodel_weights(name, leaves), made, step_seeds).logits
     whole = net(leaves, x, step_seeds).logits
     assert torch.allclose(made, whole, atol=1e-12)
@@ -101,7 +101,7 @@ def test_a_child_that_is_not_run_once_is_no_part(name: str, tensors: int) -> Non
 
 
 def test_settings_of_a_part_are_the_wholes() -> None:
-    child = model("halves", halves, {}, (6,), 3).submodel("left")
+    child = build_model("halves", halves, {}, (6,), 3).submodel("left")
     assert child.settings == ()
     assert child.full_settings() == {"units": 5}
     assert list(inspect.signature(child.build).parameters) == ["units"]

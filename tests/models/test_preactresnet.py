@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import find_footprint
-from fedloom.models import MODELS, Model, StepSeeds, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.models.layers import fold, unfold
 from fedloom.models.preactresnet import MixedPool
 from fedloom.tensors import Tensors
@@ -18,7 +18,7 @@ SIZES = {"hidden": (4, 6, 8), "blocks": (2, 1, 2), "exit_after": 2}
 
 
 def net_of(input_shape: tuple[int, int, int] = (3, 16, 16), classes: int = 5, **settings: Any) -> Model:
-    return model("preactresnet", MODELS["preactresnet"], {**SIZES, **settings}, input_shape, classes)
+    return build_model("preactresnet", MODELS["preactresnet"], {**SIZES, **settings}, input_shape, classes)
 
 
 def norm(w: Tensors, name: str, x: Tensor) -> Tensor:

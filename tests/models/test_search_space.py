@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedloom.footprints import is_submodel
-from fedloom.models import Model, SearchSpace, cost, make_space, model, space_from_models
+from fedloom.models import Model, SearchSpace, build_model, compute_cost, make_space, space_from_models
 from fedloom.seeds import generator
 
 
@@ -20,7 +20,7 @@ def anything(**settings: Any) -> nn.Module:
 
 
 def blank(**settings: Any) -> Model:
-    return model("anything", anything, settings, (1,), 1)
+    return build_model("anything", anything, settings, (1,), 1)
 
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True).map(tuple)
@@ -133,12 +133,12 @@ def supernet(tiny_model: Callable[..., Model]) -> tuple[Model, SearchSpace]:
 
 def test_a_budget_is_never_exceeded(supernet: tuple[Model, SearchSpace]) -> None:
     whole, made = supernet
-    least, most = cost(made.smallest(whole)).macs, cost(whole).macs
+    least, most = compute_cost(made.smallest(whole)).macs, compute_cost(whole).macs
     drawn = set()
     for seed in range(60):
         budget = least + (most - least) * seed / 59
         net = made.sample_within(whole, generator(seed, "test"), budget)
-        assert cost(net).macs <= budget
+        assert compute_cost(net).macs <= budget
         drawn.add(net)
     assert len(drawn) > 10
 
@@ -147,9 +147,11 @@ def test_a_budget_of_the_least_leaves_the_smallest_and_one_of_the_most_leaves_al
     supernet: tuple[Model, SearchSpace],
 ) -> None:
     whole, made = supernet
-    assert made.sample_within(whole, generator(0, "test"), cost(made.smallest(whole)).macs) == made.smallest(whole)
+    assert made.sample_within(whole, generator(0, "test"), compute_cost(made.smallest(whole)).macs) == made.smallest(
+        whole
+    )
     draw = generator(0, "test")
-    assert {made.sample_within(whole, draw, cost(whole).macs) for _ in range(400)} == {
+    assert {made.sample_within(whole, draw, compute_cost(whole).macs) for _ in range(400)} == {
         whole.with_settings(**dict(zip(("depths", "kernels", "widths"), one, strict=True)))
         for one in enumerated(dict(made.choices))
     }
@@ -158,7 +160,9 @@ def test_a_budget_of_the_least_leaves_the_smallest_and_one_of_the_most_leaves_al
 def test_within_a_budget_every_sub_net_is_as_likely_as_any_other(supernet: tuple[Model, SearchSpace]) -> None:
     """Drawn again, not shrunk: of those that fit, none comes up twice as often as it should."""
     whole, made = supernet
-    budget = float(np.quantile([cost(made.sample(whole, generator(seed, "cost"))).macs for seed in range(50)], 0.3))
+    budget = float(
+        np.quantile([compute_cost(made.sample(whole, generator(seed, "cost"))).macs for seed in range(50)], 0.3)
+    )
     count: dict[Model, int] = {}
     for seed in range(1500):
         net = made.sample_within(whole, generator(seed, "test"), budget)
@@ -177,7 +181,7 @@ def test_a_larger_choice_costs_more_and_holds_the_smaller(supernet: tuple[Model,
                 before = dict(net.settings)[name]
                 grown = [(*before[:place], value, *before[place + 1 :]) for value in values]
                 nets = [net.with_settings(**{name: one}) for one in grown]
-                macs = [cost(one).macs for one in nets]
+                macs = [compute_cost(one).macs for one in nets]
                 assert macs == sorted(set(macs))
                 assert all(is_submodel(one.shapes(), nets[-1].shapes()) for one in nets)
                 assert is_submodel(nets[-1].shapes(), whole.shapes())

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.models import MODELS, Model, StepSeeds, cost, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model, compute_cost
 from fedloom.tensors import Tensors
 
 PARTS = ("extractor", "intermediate", "classifier")
 
 
 def net_of(input_shape: tuple[int, int, int] = (2, 12, 12), classes: int = 4, **settings: Any) -> Model:
-    return model("splitnet", MODELS["splitnet"], {"channels": 2, **settings}, input_shape, classes)
+    return build_model("splitnet", MODELS["splitnet"], {"channels": 2, **settings}, input_shape, classes)
 
 
 def images(net: Model, devices: int = 1, batch: int = 5) -> Tensor:
@@ -113,7 +113,7 @@ def test_where_the_map_is_averaged_decides_what_is_sent_and_nothing_else(
     assert tuple(left.taps["features"].shape) == (2, 5, 32)
     assert tuple(right.taps["features"].shape) == (2, 5, 32, 2, 2)
     assert (early.submodel("classifier").input_shape, late.submodel("classifier").input_shape) == ((32,), (32, 2, 2))
-    assert cost(early) == cost(late)
+    assert compute_cost(early) == compute_cost(late)
 
 
 def test_smaller_nets_lie_in_the_largest_by_their_names() -> None:
@@ -130,7 +130,7 @@ def test_tied_blocks_are_one_with_the_weights_of_one(block_weights: Callable[...
     copied = {name: weights.get(name, weights.get(first_of(name), torch.empty(0))) for name in untied.shapes()}
     left, right = tied(weights, x, StepSeeds((0,))).logits, untied(copied, x, StepSeeds((0,))).logits
     assert torch.allclose(left, right, atol=1e-10)
-    assert cost(tied).macs == cost(untied).macs > cost(net_of(extra=(1, 1))).macs
+    assert compute_cost(tied).macs == compute_cost(untied).macs > compute_cost(net_of(extra=(1, 1))).macs
 
 
 def first_of(name: str) -> str:
@@ -172,7 +172,7 @@ def test_multiply_adds_by_hand() -> None:
     macs = 32**2 * 64 * 27 + 1024 * 10
     macs += sum(side**2 * (before * (middle + after) + middle * 9 * after) for before, middle, after, side in first)
     macs += 16**2 * (256 * 64 + 64 * 9 * 256) + 8**2 * (512 * 128 + 128 * 9 * 512)
-    assert cost(net_of((3, 32, 32), 10, channels=64, extra=(1, 1))).macs == macs
+    assert compute_cost(net_of((3, 32, 32), 10, channels=64, extra=(1, 1))).macs == macs
 
 
 def test_a_share_of_the_width_is_a_share_of_every_layer() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.footprints import find_footprint
-from fedloom.models import MODELS, InputSpec, Model, StepSeeds, chain_models, cost, model
+from fedloom.models import MODELS, InputSpec, Model, StepSeeds, build_model, chain_models, compute_cost
 from fedloom.models.batching import batching_mode, vmap_devices
 from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
 
@@ -25,18 +25,18 @@ def test_made_up_numbers_have_the_default_dtype(dtype: torch.dtype, request: pyt
     if dtype == torch.float64:
         request.getfixturevalue("double")
     inputs, draw = InputSpec((2, 3)), torch.Generator().manual_seed(0)
-    for made in (inputs.zero_inputs(4, 1), inputs.random_inputs(draw, 4, 1)):
+    for made in (inputs.zeros(4, 1), inputs.random(draw, 4, 1)):
         assert (made.shape, made.dtype) == ((4, 1, 2, 3), dtype)
-    assert not inputs.zero_inputs(1).any()
+    assert not inputs.zeros(1).any()
 
 
 def test_made_up_tokens_are_ids() -> None:
     inputs = InputSpec((6,), tokens=7)
-    blank, drawn = inputs.zero_inputs(2), inputs.random_inputs(torch.Generator().manual_seed(0), 20, 5)
+    blank, drawn = inputs.zeros(2), inputs.random(torch.Generator().manual_seed(0), 20, 5)
     assert blank.dtype == drawn.dtype == torch.int64
     assert (blank.shape, drawn.shape) == ((2, 6), (20, 5, 6))
     assert set(drawn.flatten().tolist()) == set(range(7))
-    assert torch.equal(drawn, inputs.random_inputs(torch.Generator().manual_seed(0), 20, 5))
+    assert torch.equal(drawn, inputs.random(torch.Generator().manual_seed(0), 20, 5))
 
 
 def test_a_model_makes_up_what_it_reads(token_family: str, tiny_model: Callable[..., Model]) -> None:
@@ -51,17 +51,17 @@ def test_a_model_makes_up_what_it_reads(token_family: str, tiny_model: Callable[
 
 
 def test_the_number_of_tokens_reaches_only_families_that_name_it(token_family: str) -> None:
-    named = model(token_family, MODELS[token_family], {}, (6,), 3, 9)
+    named = build_model(token_family, MODELS[token_family], {}, (6,), 3, 9)
     assert dict(named.settings) == {"input_shape": (6,), "classes": 3, "tokens": 9}
     assert named.with_settings(width=0.5).tokens == 9
-    other = model("convnet", MODELS["convnet"], {}, (1, 6, 6), 3, 9)
+    other = build_model("convnet", MODELS["convnet"], {}, (1, 6, 6), 3, 9)
     assert dict(other.settings) == {"input_shape": (1, 6, 6), "classes": 3}
 
 
 @pytest.mark.parametrize(("shape", "tokens"), [((6,), None), ((1, 6, 6), 9), ((3, 8, 8), None)])
 def test_other_examples_are_refused(token_family: str, shape: tuple[int, ...], tokens: int | None) -> None:
     with pytest.raises(ValueError, match=r"sequences of tokens"):
-        model(token_family, MODELS[token_family], {}, shape, 3, tokens).check_output_size()
+        build_model(token_family, MODELS[token_family], {}, shape, 3, tokens).check_output_size()
 
 
 def test_what_can_be_found_out_is_found_out(token_family: str, tiny_model: Callable[..., Model]) -> None:
@@ -70,7 +70,7 @@ def test_what_can_be_found_out_is_found_out(token_family: str, tiny_model: Calla
     assert not net.is_batch_dependent()
     assert net.statistics() == {} and net.unsliceable() == ()
     assert set(net.last_exit_weights()) == {name for name in net.shapes() if not name.startswith("exit.")}
-    assert cost(net).macs > 0
+    assert compute_cost(net).macs > 0
     assert (
         net.feature_width()
         == net.features({k: v[None] for k, v in net.initial_weights(0).items()}, rows_of(net, 1)).shape[-1]
@@ -116,7 +116,7 @@ def test_a_broken_device_leaves_its_neighbours_clean(
 
 
 def test_slopes_are_finite_from_the_start(token_family: str) -> None:
-    net = model(token_family, MODELS[token_family], {"dropout": 0.0, "layers": 2}, (8,), 12, 13)
+    net = build_model(token_family, MODELS[token_family], {"dropout": 0.0, "layers": 2}, (8,), 12, 13)
     block = {name: tensor.expand(2, *tensor.shape) for name, tensor in net.initial_weights(0).items()}
     _, slopes = outputs_and_slopes(net, block, rows_of(net, 2, 2), StepSeeds((0, 0)))
     assert all(bool(slope.isfinite().all()) for slope in slopes.values())
@@ -136,7 +136,7 @@ def test_all_levels_nest(token_family: str) -> None:
     """Carving level by level is carving at once, and nothing of a smaller level lies outside a larger."""
     sizes = {"widest": 1.0, "layers": 2}
     levels = [
-        model(token_family, MODELS[token_family], {**sizes, "width": width}, (6,), 4, 5)
+        build_model(token_family, MODELS[token_family], {**sizes, "width": width}, (6,), 4, 5)
         for width in (1.0, 0.5, 0.25, 0.125, 0.0625)
     ]
     weights = stepwise = levels[0].initial_weights(0)
@@ -166,10 +166,10 @@ def twice(tokens: int | None) -> nn.Module:
 
 
 def test_parts_and_chains_know_who_gets_the_tokens(block_weights: Weights) -> None:
-    net = model("twice", twice, {}, (6,), 2, 9)
+    net = build_model("twice", twice, {}, (6,), 2, 9)
     lookup, head = net.submodel("lookup"), net.submodel("classifier")
     assert (lookup.inputs, head.inputs) == (InputSpec((6,), 9), InputSpec((3,)))
-    lengthened = chain_models(net, model("last", last, {}, (2,), 4))
+    lengthened = chain_models(net, build_model("last", last, {}, (2,), 4))
     assert lengthened.inputs == net.inputs
     made = lengthened(block_weights(lengthened, DEVICES), rows_of(net), StepSeeds((1, 2, 3)))
     assert made.logits.shape == (DEVICES, 4, 4)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.footprints import find_footprint, rolling
-from fedloom.models import MODELS, Model, StepSeeds, model
+from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.models.layers import Scaler
 from fedloom.tensors import Tensors
 
@@ -19,7 +19,7 @@ Weights = Callable[..., dict[str, Tensor]]
 
 
 def net_of(length: int = LENGTH, classes: int = CLASSES, **settings: Any) -> Model:
-    return model("transformer", MODELS["transformer"], {**SIZES, **settings}, (length,), classes, classes + 1)
+    return build_model("transformer", MODELS["transformer"], {**SIZES, **settings}, (length,), classes, classes + 1)
 
 
 def rows(net: Model, batch: int = 3) -> Tensor:

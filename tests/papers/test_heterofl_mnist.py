@@ -23,13 +23,13 @@ def last(run: object, test: str) -> dict[str, float]:
     return {one.tier: one.value for one in run.final if one.test == test and one.metric == "accuracy"}  # type: ignore[attr-defined]
 
 
-def test_levels_c_d_e_learn_on_iid_data(tmp_path: Path) -> None:
+def test_heterofl_levels_c_d_e_reach_accuracy_on_iid_data(tmp_path: Path) -> None:
     found = last(fedloom.run(RECIPES / "heterofl_mnist_cde.toml", sets=SHORT, out=tmp_path / "run"), "global")
     assert set(found) == {"c", "d", "e"}
     assert found["c"] > 60  # a tenth would be guessing
 
 
-def test_masked_cross_entropy_raises_local_accuracy_on_two_label_devices(tmp_path: Path) -> None:
+def test_heterofl_masked_loss_raises_local_accuracy(tmp_path: Path) -> None:
     recipe = RECIPES / "heterofl_mnist_cde_noniid.toml"
     masked = last(fedloom.run(recipe, sets=SHORT, out=tmp_path / "masked"), "local")
     off = [*SHORT, "method.mask_unseen_labels=false"]

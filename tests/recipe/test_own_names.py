@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedloom.fleet import slices
+from fedloom.fleet import tier_slices
 from fedloom.footprints import ClientUpdate
 from fedloom.methods import Method, MethodInfo
 from fedloom.client import ClientResult, fit, label_loss, like, on_device
@@ -45,7 +45,7 @@ class Mine(Method):
         return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
 
     def eval_targets(self, server):
-        return {"server": slices(server["weights"])}
+        return {"server": tier_slices(server["weights"])}
 """
 
 MODEL = """

@@ -14,7 +14,7 @@ from fedloom.cli.app import main
 from fedloom.data import Dataset, Examples, Preparation
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.reporting.page import Page, page
+from fedloom.reporting.page import Page, build_page
 from fedloom.reporting.report_data import ReportData, read_report_data
 from fedloom.studies.compare import plan_comparison
 
@@ -105,7 +105,7 @@ def several(compared: Path) -> ReportData:
 
 @pytest.fixture(scope="package")
 def pages(report: ReportData, several: ReportData, text: Path) -> dict[str, Page]:
-    return {"run": page(report), "comparison": page(several), "text": page(read_report_data([text]))}
+    return {"run": build_page(report), "comparison": build_page(several), "text": build_page(read_report_data([text]))}
 
 
 @pytest.fixture(scope="session")

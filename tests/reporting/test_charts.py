@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting.charts import COMPARED, SINGLE, MissingChart, Chart
+from fedloom.reporting.charts import COMPARED, SINGLE, Chart, MissingChart
 from fedloom.reporting.charts.devices import build_partition_chart, worst_tenth
 from fedloom.reporting.charts.participation import build_coverage_chart
 from fedloom.reporting.report_data import ReportData, RunReader, read_report_data
@@ -24,17 +24,17 @@ ONE_RUN = {
     "time": ["arm", "seed", "round", *TIME],
     "personalized": ["tier", "device", "initial", "personalized"],
     "participation": ["round", "device", "tier", "outcome"],
-    "regions": ["round", "ring", "votes", "age"],
+    "coverage": ["round", "region", "updates", "age"],
     "partition": ["device", "tier", "class", "examples"],
     "cka": ["tier", "layer", "against_tier", "against_layer", "cka"],
     "refusals": ["round", "code", "replies"],
     "norms": ["round", "tier", "least", "median", "most"],
-    "left": ["round", "tier", "bundle", "bytes"],
+    "uploads": ["round", "tier", "bundle", "bytes"],
 }
 SAYS = {  # the column whose values must differ, or the figure would show nothing
     "learning_rounds": "accuracy_mean", "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
     "devices": "accuracy", "time": "training_seconds", "personalized": "personalized", "participation": "outcome",
-    "regions": "votes", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median", "left": "bytes",
+    "coverage": "updates", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median", "uploads": "bytes",
     "differences": "difference", "arms": "accuracy_mean",
 }  # fmt: skip
 SEVERAL = {
@@ -119,21 +119,23 @@ def test_votes_are_those_that_were_admitted(report: ReportData) -> None:
     heard = sum(
         len(one["devices"]) for one in reader.participation if one["outcome"] == "admitted" and one["round"] == 1
     )
-    assert [one["votes"] for one in lines(chart) if (one["round"], one["ring"]) == ("1", "large+small")] == [str(heard)]
+    assert [one["updates"] for one in lines(chart) if (one["round"], one["region"]) == ("1", "large+small")] == [
+        str(heard)
+    ]
 
 
 def test_perplexity_where_words_are_guessed(text: Path) -> None:
     charts = charts_of(read_report_data([text]))
     assert list(lines(charts["learning_rounds"])[0])[3] == "perplexity_mean"
-    assert {"norms", "regions", "partition", "left", "time"} <= charts.keys()
+    assert {"norms", "coverage", "partition", "uploads", "time"} <= charts.keys()
     assert list(lines(charts["pareto"])[0])[4] == "perplexity"
 
 
 def test_what_does_not_apply_says_why(text: Path) -> None:
     made = [make(read_report_data([text])) for make in (*COMPARED, *SINGLE)]
-    why = {one.title: one.why for one in made if isinstance(one, MissingChart)}
+    why = {one.title: one.reason for one in made if isinstance(one, MissingChart)}
     assert why["Initial against personalized accuracy"] == "the recipe has no evaluation.fine_tune"
-    assert why["Refusals"] == "every reply was admitted"
+    assert why["Lost and refused replies"] == "every reply was admitted"
 
 
 def test_a_run_that_has_just_begun_has_next_to_nothing_to_show(run: Path, tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_what_devices_hold_may_be_known_to_them_alone(run: Path, tmp_path: Path)
     said["holdings"]["counts"] = [[0] * len(line) for line in said["holdings"]["counts"]]
     (tmp_path / "fleet.json").write_text(json.dumps(said))
     found = build_partition_chart(read_report_data([tmp_path]))
-    assert isinstance(found, MissingChart) and "only they know it" in found.why
+    assert isinstance(found, MissingChart) and "known only to them" in found.reason
 
 
 def test_a_line_that_is_just_being_written_is_left_for_later(run: Path, tmp_path: Path) -> None:
@@ -174,5 +176,5 @@ def test_nobody_votes_in_a_round_that_does_not_count(report: ReportData, tmp_pat
     reader = RunReader(tmp_path)
     chart = build_coverage_chart(replace(report, groups=[replace(report.groups[0], readers=[reader])]))
     assert isinstance(chart, Chart)
-    assert {one["votes"] for one in lines(chart) if one["round"] == "2"} == {"0"}
+    assert {one["updates"] for one in lines(chart) if one["round"] == "2"} == {"0"}
     assert {one["age"] for one in lines(chart) if one["round"] == "2"} == {"1"}

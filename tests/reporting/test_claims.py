@@ -7,16 +7,16 @@ import pytest
 
 from fedloom.evaluation import Row
 from fedloom.reporting.ledger import (
-    Evidence,
-    NotMeasuredError,
     ClaimSide,
     ClaimTerms,
-    side_amounts,
+    Evidence,
+    NotMeasuredError,
+    amount_ratio,
+    baseline_target,
+    claim_record,
     decide,
     evaluate_claim,
-    claim_record,
-    baseline_target,
-    amount_ratio,
+    side_amounts,
 )
 from fedloom.reporting.targets import Amount, amount_difference
 
@@ -102,7 +102,9 @@ def test_leads_and_gains_over_another_arm() -> None:
     runs = {"x": [rows(60, 80)], "y": [rows(50, 70)]}
     seen = Evidence(runs, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     assert side_amounts(ClaimSide("x", "a", minus="y"), MORE, seen) == [Amount(10)]
-    assert side_amounts(ClaimSide("x", "a", minus="y"), ClaimTerms("gain", "more", targets={"a": 60}), seen) == [Amount(2.0)]
+    assert side_amounts(ClaimSide("x", "a", minus="y"), ClaimTerms("gain", "more", targets={"a": 60}), seen) == [
+        Amount(2.0)
+    ]
 
 
 def test_a_lead_over_the_best_of_several_arms() -> None:
@@ -132,7 +134,7 @@ def test_simulated_seconds_are_those_of_a_round() -> None:
     ticks = [Row(number, "", "", "", "", "simulated_seconds", seconds) for number, seconds in ((1, 1.5), (2, 2.5))]
     seen = Evidence({"x": [ticks], "y": [[]]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     assert side_amounts(ClaimSide("x"), ClaimTerms("seconds", "less"), seen) == [Amount(2.0)]
-    with pytest.raises(NotMeasuredError, match="y has no clock"):
+    with pytest.raises(NotMeasuredError, match="y has no simulated seconds"):
         side_amounts(ClaimSide("y"), ClaimTerms("seconds", "less"), seen)
 
 
@@ -147,5 +149,7 @@ def test_less_perplexity_is_better() -> None:
 
 def test_a_record_has_no_number_that_json_lacks() -> None:
     seen = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    found = evaluate_claim(ClaimSide("x", "a"), ClaimSide("y", "a"), ClaimTerms("rounds", "less", targets={"a": 70}), seen)
+    found = evaluate_claim(
+        ClaimSide("x", "a"), ClaimSide("y", "a"), ClaimTerms("rounds", "less", targets={"a": 70}), seen
+    )
     assert claim_record(found) == {"this": [2], "other": [None], "difference": [None], "agreeing_seeds": 1}

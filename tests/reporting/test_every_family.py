@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.reporting.page import page
+from fedloom.reporting.page import build_page
 from fedloom.reporting.report_data import read_report_data
 from tests.chaos import FAMILIES, recipe
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_a_page_of_every_family(family: str, tests: list[str], tmp_path: Path) -> None:
     said = recipe(family, rounds=3)
     fedloom.run({**said, "evaluation": {**said["evaluation"], "every": 1, "tests": tests}}, out=tmp_path / "run")
-    made = page(read_report_data([tmp_path / "run"]))
+    made = build_page(read_report_data([tmp_path / "run"]))
     assert {"learning_rounds.csv", "participation.csv", "partition.csv", "devices.csv", "time.csv"} <= made.csvs.keys()
 
 
@@ -27,4 +27,4 @@ def test_a_page_of_every_family(family: str, tests: list[str], tmp_path: Path) -
 def test_a_page_of_every_kind_of_fleet(changes: dict[str, object], tmp_path: Path) -> None:
     said = recipe("heterofl", rounds=3)
     fedloom.run({**said, "fleet": {**said["fleet"], **changes}}, out=tmp_path / "run")
-    assert "devices.csv" in page(read_report_data([tmp_path / "run"])).csvs
+    assert "devices.csv" in build_page(read_report_data([tmp_path / "run"])).csvs

@@ -5,7 +5,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedloom.reporting.ledger import SECTION_END, SECTION_START, ClaimResult, measured_text, update_ledger, read_ledger, update_claim_texts, write_claims_section
+from fedloom.reporting.ledger import (
+    SECTION_END,
+    SECTION_START,
+    ClaimResult,
+    measured_text,
+    read_ledger,
+    update_claim_texts,
+    update_ledger,
+    write_claims_section,
+)
 from fedloom.reporting.targets import Amount
 
 
@@ -48,7 +57,7 @@ def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
     assert text.startswith(f"# Results\n\nby hand\n\n{SECTION_START}\n")
     assert text.endswith(f"{SECTION_END}\n\n## Later\n")
     assert "stale" not in text
-    assert "2 claims judged (1 holds, 1 does not hold, 0 within noise), 3 not yet" in text
+    assert "2 claims evaluated (1 holds, 1 does not hold, 0 within noise), 3 not yet" in text
     row = (
         "| `a`: a \\| said. | P | 2 against 1 | `reduced/one.toml` | x 1.00 [0.50–2.00]; y 0.00 | 5 of 5 | **holds** |"
     )

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting.overview import verdict
-from fedloom.reporting.page import Page, page
+from fedloom.reporting.page import Page, build_page, write_sentences
 from fedloom.reporting.report_data import ReportError, read_report_data
 
 VOID = {"meta", "input", "br", "link", "img"}
@@ -126,7 +125,7 @@ def test_two_pages_in_one_folder_do_not_mix(pages: dict[str, Page], tmp_path: Pa
 
 
 def test_the_same_run_gives_the_same_page(text: Path, pages: dict[str, Page]) -> None:
-    assert page(read_report_data([text])).html == pages["text"].html
+    assert build_page(read_report_data([text])).html == pages["text"].html
 
 
 def test_the_command_that_repeats_it(run: Path, pages: dict[str, Page]) -> None:
@@ -142,8 +141,8 @@ def test_a_run_in_progress_says_so(run: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({**said, "status": "running"}))
     rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(line for line in rows if '"round": 4' not in line))
-    html = page(read_report_data([tmp_path])).html
-    assert "In progress: 3 of 4 rounds" in html and 'http-equiv="refresh"' in html
+    html = build_page(read_report_data([tmp_path])).html
+    assert "In progress: 3 of 4 rounds finished" in html and 'http-equiv="refresh"' in html
     assert "So far, after 3 of 4 rounds" in html
 
 
@@ -169,7 +168,7 @@ def test_a_large_fleet_fits_too(run: Path, tmp_path: Path) -> None:
     lines = [{**row, "round": one, "device": "", "test": "global", "value": one / 2} for one in rounds]
     lines += [{**row, "round": 100, "device": name, "value": 50.0} for name in devices[::2]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert len(page(read_report_data([tmp_path])).html.encode()) < LIMIT
+    assert len(build_page(read_report_data([tmp_path])).html.encode()) < LIMIT
 
 
 def test_runs_side_by_side(compared: Path) -> None:
@@ -184,15 +183,15 @@ def test_runs_side_by_side(compared: Path) -> None:
 def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
     report = read_report_data([compared / "heterofl" / f"seed-{seed}" for seed in (1, 0)])
     assert [reader.seed for reader in report.groups[0].readers] == [0, 1]
-    assert "mean over 2 seeds" in verdict(report)[0]
+    assert "mean over 2 seeds" in write_sentences(report)[0]
 
 
 @pytest.mark.parametrize(
     ("folders", "said"),
     [
         (["heterofl/seed-0", "heterofl/seed-0"], "named twice"),
-        (["heterofl/seed-0", "fjord/seed-1"], "not the same seeds"),
-        (["heterofl/seed-0", "."], "stands alone"),
+        (["heterofl/seed-0", "fjord/seed-1"], "different seeds"),
+        (["heterofl/seed-0", "."], "cannot be combined"),
         (["heterofl"], "not the folder of a run"),
     ],
 )

@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from fedloom.evaluation import Row
-from fedloom.reporting import Arm, ServedModel, compute_difference, compare_overall, table, verdict
+from fedloom.reporting import Arm, ServedModel, compare_overall, compute_difference, summarize_arms, write_verdict
 
 TIERS = ["large", "small"]
 SHARES = {"large": 0.25, "small": 0.75}
@@ -120,7 +120,7 @@ def test_a_device_gets_the_model_it_is_served_and_the_last_value():
 
 
 def test_the_table():
-    ours, dropped = table(
+    ours, dropped = summarize_arms(
         [arm("ours", 80.0, 84.0), arm("dropped", 90.0, 90.0, serving=LARGE_ONLY, moved=400.0)], TIERS, SHARES, "global"
     )
     assert ours == {
@@ -143,17 +143,21 @@ def test_the_table():
 
 def test_devices_own_tests_stand_beside_the_whole_test():
     runs = [run_of({"large": 80.0, "small": 70.0}) + run_of({"large": 90.0, "small": 50.0}, 0, "local")]
-    (both,) = table([Arm("both", OWN, runs)], TIERS, SHARES, "global")
+    (both,) = summarize_arms([Arm("both", OWN, runs)], TIERS, SHARES, "global")
     assert both["accuracy"]["large"]["mean"] == 80.0
-    assert {tier: one["mean"] for tier, one in both["local_test"].items()} == {"large": 90.0, "small": 50.0, "all": 60.0}
-    (dropped,) = table([Arm("dropped", LARGE_ONLY, runs)], TIERS, SHARES, "global")
+    assert {tier: one["mean"] for tier, one in both["local_test"].items()} == {
+        "large": 90.0,
+        "small": 50.0,
+        "all": 60.0,
+    }
+    (dropped,) = summarize_arms([Arm("dropped", LARGE_ONLY, runs)], TIERS, SHARES, "global")
     assert math.isnan(dropped["local_test"]["all"]["mean"])
-    (local,) = table([Arm("both", OWN, runs)], TIERS, SHARES, "local")
+    (local,) = summarize_arms([Arm("both", OWN, runs)], TIERS, SHARES, "local")
     assert local["accuracy"]["large"]["mean"] == 90.0 and local["local_test"] is None
 
 
 def test_one_seed_has_no_spread():
-    (record,) = table([arm("ours", 80.0)], TIERS, SHARES, "global")
+    (record,) = summarize_arms([arm("ours", 80.0)], TIERS, SHARES, "global")
     assert record["accuracy"]["large"] == {"mean": 80.0, "std": 0.0}
 
 
@@ -177,38 +181,40 @@ def full(*values):
 
 
 def test_the_verdict_says_who_gains_what_who_is_served_and_what_it_moves():
-    lines = verdict(full(80.0, 80.0, 80.0), TIERS, SHARES, "global", 10_000)
+    lines = write_verdict(full(80.0, 80.0, 80.0), TIERS, SHARES, "global", 10_000)
     for line in (
         "large devices: heterofl 80.0 %, drop-the-small 75.0 %: +5.0 points, beyond noise",
         "small devices: heterofl 70.0 %, small-for-all 70.0 %: +0.0 points, within noise (± 1.3)",
         "large devices: heterofl 80.0 %, standalone 60.0 %: +20.0 points, beyond noise",
         "small devices: heterofl 70.0 %, standalone 50.0 %: +20.0 points, beyond noise",
-        "heterofl gives 100 % of the devices a model they can carry",
-        "drop-the-small gives 25 % of the devices a model they can carry",
-        "a round of heterofl moves 2.5 times less than if every device had the largest model",
+        "heterofl gives 100 % of the devices a model they can run",
+        "drop-the-small gives 25 % of the devices a model they can run",
+        "a round of heterofl transfers 2.5 times fewer bytes than if every device had the largest model",
     ):
         assert lines.count(line) == 1, line
 
 
 def test_the_verdict_speaks_only_of_arms_there_are():
     first, standalone, *_ = full(80.0)
-    assert verdict([first], TIERS, SHARES, "global", 100) == [
-        "heterofl gives 100 % of the devices a model they can carry"
+    assert write_verdict([first], TIERS, SHARES, "global", 100) == [
+        "heterofl gives 100 % of the devices a model they can run"
     ]
     assert not any(
-        "all-large" in line or "drop" in line for line in verdict([first, standalone], TIERS, SHARES, "global", 9)
+        "all-large" in line or "drop" in line for line in write_verdict([first, standalone], TIERS, SHARES, "global", 9)
     )
 
 
 def test_an_arm_is_not_compared_with_itself():
     _, standalone, *_ = full(80.0)
-    lines = verdict([standalone], TIERS, SHARES, "global", 100)
-    assert lines == ["standalone gives 100 % of the devices a model they can carry"]
+    lines = write_verdict([standalone], TIERS, SHARES, "global", 100)
+    assert lines == ["standalone gives 100 % of the devices a model they can run"]
 
 
 def test_an_arm_that_moves_nothing_has_no_ratio():
     _, standalone, *_, all_large = full(80.0)
-    assert not any("times less" in line for line in verdict([standalone, all_large], TIERS, SHARES, "global", 100))
+    assert not any(
+        "times fewer" in line for line in write_verdict([standalone, all_large], TIERS, SHARES, "global", 100)
+    )
 
 
 def test_the_other_test_set_can_be_judged_on():

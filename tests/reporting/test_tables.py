@@ -9,9 +9,19 @@ import pytest
 from fedloom.evaluation import Row
 from fedloom.reporting import Arm, ServedModel, compute_difference
 from fedloom.reporting.paired_stats import PERPLEXITY
-from fedloom.reporting.tables import CSV_COLUMNS, ComparisonResult, ComparisonTerms, conclude, to_csv, to_latex, to_markdown
+from fedloom.reporting.tables import (
+    CSV_COLUMNS,
+    ComparisonResult,
+    ComparisonTerms,
+    conclude,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 
-TERMS = ComparisonTerms(["large", "small"], {"large": 0.5, "small": 0.5}, "global", 10_000, baseline="other", margin=0.5)
+TERMS = ComparisonTerms(
+    ["large", "small"], {"large": 0.5, "small": 0.5}, "global", 10_000, baseline="other", margin=0.5
+)
 
 
 def rows(large: float, small: float) -> list[Row]:
@@ -54,7 +64,7 @@ def test_one_arm_wins_nothing() -> None:
 def test_markdown(clear: ComparisonResult) -> None:
     said = to_markdown(clear)
     head, rule, *lines = said.splitlines()
-    assert head == "| arm | large | small | worst | served | MB a round |"
+    assert head == "| arm | large | small | worst | served | MB per round |"
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: |"
     assert lines[0] == "| this | **80.0 ± 0.1** | 60.0 ± 0.1 | 60.0 ± 0.1 | 100 % | 1.00 |"
     assert lines[2].startswith("| a\\|b_c | 60.0 ± 0.1 | (60.0 ± 0.1) | – | 50 %")
@@ -98,7 +108,7 @@ def test_what_models_and_rounds_cost_where_it_is_known() -> None:
     known = replace(ticking, runs=runs, macs={"large": 3_282_688, "small": 1_659_300})
     found = result(known, arm("other", 70, 50))
     head, _, this, other = to_markdown(found).splitlines()[:4]
-    assert head.endswith("| served | million MACs | MB a round | simulated s |")
+    assert head.endswith("| served | million MACs | MB per round | simulated s |")
     assert this.endswith("| 100 % | 3.28 / 1.66 | 1.00 | 3.0 |") and other.endswith("| 100 % | – | 1.00 | – |")
     read = list(csv.DictReader(io.StringIO(to_csv(found))))
     assert [(one["macs"], one["seconds"]) for one in read[:2]] == [("3282688", "3.0"), ("1659300", "3.0")]
@@ -120,11 +130,11 @@ def test_less_perplexity_is_better() -> None:
     found = result(worse("this", 20, 30), worse("other", 40, 30))
     assert found.winners == {"large": "this", "small": None}
     assert [one.verdict for one in found.overall] == ["holds"]
-    assert "large devices: this reaches 40.5 sooner than other: holds (in 2 of 2 seeds)" in found.verdict
+    assert "large devices: this reaches 40.5 sooner than other in 2 of 2 seeds: holds" in found.verdict
     assert found.records[0]["perplexity"]["large"]["mean"] == 20 and found.records[0]["worst_tier"]["mean"] == 30
     said = to_markdown(found)
     assert "| this | **20.0** | 30.0 | 30.0 |" in said and "Perplexity, of the model" in said
-    assert "all devices: this 25.0, other 35.0: -10.0; that this is better holds (2 of 2 seeds)" in said
+    assert "all devices: this 25.0, other 35.0: -10.0, better in 2 of 2 seeds: holds" in said
 
 
 def test_one_seed_says_nothing_of_perplexities() -> None:

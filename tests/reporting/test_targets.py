@@ -12,12 +12,12 @@ from fedloom.reporting.targets import (
     Amount,
     CostToTarget,
     bytes_to,
-    evaluate_sooner,
-    conclude_sooner,
     compute_gain,
-    median_amount,
+    conclude_sooner,
     cost_to_target,
     costs_to_targets,
+    evaluate_sooner,
+    median_amount,
     rounds_to,
     tier_targets,
 )
@@ -138,8 +138,8 @@ def test_conclusions_in_words():
     claims, lines = conclude_sooner([took(10, 12), took(20, None, arm="other")])
     assert [one.record() for one in claims] == [{"tier": "small", "other": "other", "verdict": "holds"}]
     assert lines == [
-        "small devices: this reaches 84.0 % sooner than other: holds (in 2 of 2 seeds)",
-        "small devices: the soonest other arm takes >3.6 times the rounds of this",
+        "small devices: this reaches 84.0 % sooner than other in 2 of 2 seeds: holds",
+        "small devices: the fastest other arm takes >3.6 times the rounds of this",
     ]
 
 

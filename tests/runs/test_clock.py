@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.models import MODELS, cost, model
+from fedloom.models import MODELS, compute_cost, build_model
 
 TIERS = [
     {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},
@@ -19,7 +19,7 @@ def clock_of(run: Any) -> list[float]:
 
 def size(width: float) -> Any:
     settings = {"hidden": (2, 4), "width": width, "widest": 1.0}
-    return model("convnet", MODELS["convnet"], settings, (1, 8, 8), 10)
+    return build_model("convnet", MODELS["convnet"], settings, (1, 8, 8), 10)
 
 
 def test_the_slowest_device_decides(run: Callable[..., Any]) -> None:
@@ -27,7 +27,7 @@ def test_the_slowest_device_decides(run: Callable[..., Any]) -> None:
     done = run(tiers=TIERS, training={"epochs": 2, "batch_size": 100}, rounds=1)
     expected = []
     for tier in TIERS:
-        net = cost(size(float(str(tier["width"]))))
+        net = compute_cost(size(float(str(tier["width"]))))
         moved = 2 * 4 * net.parameters + 2
         expected.append(moved / float(str(tier["bandwidth"])) + 3 * net.macs * 2 * 359 / float(str(tier["speed"])))
     assert clock_of(done) == [pytest.approx(max(expected))]
@@ -61,4 +61,4 @@ def test_a_pull_costs_a_pass_over_the_probe_every_step(run: Callable[..., Any]) 
         for name, more in (("some", {"probe_batch": 1}), ("all", {}))
     )  # fmt: skip
     steps = 4  # 344 examples in batches of 100
-    assert drawn - alone == pytest.approx(3 * cost(size(1.0)).macs * steps * 49)
+    assert drawn - alone == pytest.approx(3 * compute_cost(size(1.0)).macs * steps * 49)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from fedloom.analysis.costs import tier_costs
-from fedloom.engines import Codec, Coded
-from fedloom.engines.compression import Half, Int8, TopK
+from fedloom.engines import Compression, Coded
+from fedloom.engines.compression import HalfPrecision, Int8, TopK
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.runs.build import Experiment, assemble
-from fedloom.runs.compression import build_codec
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.build import assemble
+from fedloom.runs.compression import build_compression
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.loop import rounds
 from fedloom.runs.recorder import recorded
@@ -49,12 +50,12 @@ def values(run: Any, metric: str) -> list[float]:
 
 
 def test_a_recipe_says_how_parcels_travel(document: Callable[..., dict[str, Any]]) -> None:
-    def codec(**said: Any) -> Codec | None:
-        return build_codec(load(document(codec=said), Registry()).recipe)
+    def codec(**said: Any) -> Compression | None:
+        return build_compression(load(document(codec=said), Registry()).recipe)
 
     assert codec() is None
-    assert codec(uplink={"kind": "int8", "scale": "tensor"}) == Codec(Int8("tensor"))
-    assert codec(uplink={"kind": "top_k", "share": 0.5, "error_feedback": False}) == Codec(TopK(0.5, False))
+    assert codec(uplink={"kind": "int8", "scale": "tensor"}) == Compression(Int8("tensor"))
+    assert codec(uplink={"kind": "top_k", "share": 0.5, "error_feedback": False}) == Compression(TopK(0.5, False))
     found = codec(downlink={"kind": "float16"})
     assert found is not None
     assert isinstance(found.down, Half)
@@ -220,7 +221,7 @@ def test_a_round_that_fails_leaves_nothing_out(made: Callable[..., Experiment]) 
     engine = experiment.faults.engine
     kept = []
     for _ in rounds(experiment):
-        kept.append({name: fingerprint(parcel) for name, parcel in engine.memory.committed.items()})
+        kept.append({name: fingerprint(parcel) for name, parcel in engine.client_states.committed.items()})
     assert kept[0]
     assert kept[0] == kept[1] == kept[2]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom import run as run_recipe
 from fedloom.fleet import RoundContext
-from fedloom.models import cost
+from fedloom.models import compute_cost
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
@@ -50,7 +50,7 @@ def made(document, tmp_path, faults, **changes):
 
 def played(experiment):
     """The server's state before any round and after each; what devices remember, likewise; and the rounds."""
-    memory, steps = experiment.faults.engine.memory, []
+    memory, steps = experiment.faults.engine.client_states, []
     first = experiment.method.start(experiment.fleet, experiment.fleet.seed)
     states, kept = [first], [{}]
     for done in rounds(experiment):
@@ -149,7 +149,7 @@ def test_a_ring_that_nobody_speaks_for_is_told_of_once(document, tmp_path):
     for _ in rounds(experiment):
         pass
     assert lost(experiment, "REGION_AGE") == {(20, "")}
-    assert experiment.standing.ages == {"large": 22, "large+small": 0}
+    assert experiment.state.ages == {"large": 22, "large+small": 0}
 
 
 @pytest.mark.parametrize("method", ["heterofl", "ditto", "mixed", "fedhenn"])
@@ -190,7 +190,7 @@ def test_one_good_round_is_a_new_beginning(document, tmp_path):
     ]
     experiment = made(document, tmp_path, {"outages": windows}, rounds=9, data__devices=4)
     assert len(list(rounds(experiment))) == 9
-    assert experiment.standing.failed_in_a_row == 4
+    assert experiment.state.failed_in_a_row == 4
 
 
 @pytest.mark.parametrize("form", ["json", "npz"])
@@ -225,7 +225,7 @@ def times_of(experiment):
         pace, tier = experiment.faults.clock.paces[device.name], FAST[0]
         size = sum(shape.numel() for shape in device.model.shapes().values())
         carried = (2 * 4 * size + 2) / (tier["bandwidth"] * pace.bandwidth)
-        found[device.name] = carried + 3 * cost(device.model).macs * held.count(device) / (tier["speed"] * pace.speed)
+        found[device.name] = carried + 3 * compute_cost(device.model).macs * held.count(device) / (tier["speed"] * pace.speed)
     return found
 
 
@@ -349,9 +349,9 @@ def test_the_standing_survives_json(document, tmp_path):
         document, tmp_path, {"outages": [{"tier": "large", "from": 1, "to": 9}]}, rounds=3, data__devices=4
     )
     list(rounds(experiment))
-    experiment.standing.others["strikes"] = {"3": 2}
-    again = RunState.from_json(json.loads(json.dumps(experiment.standing.as_json())))
-    assert again == experiment.standing
+    experiment.state.others["strikes"] = {"3": 2}
+    again = RunState.from_json(json.loads(json.dumps(experiment.state.as_json())))
+    assert again == experiment.state
     assert again.ages["large"] == 3
     assert RunState.from_json({}) == RunState()
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from fedloom.analysis.run import Run
-from fedloom.analysis.select_model import ModelSelector, open_finished_run, select_model
+from fedloom.analysis.trained import ModelSelector, select_model
 from fedloom.evaluation.cka import cka_map, features
 from fedloom.recipe.registry import Registry
+from fedloom.runs.resume import open_finished_run
 
 Go = Callable[..., Run]
 

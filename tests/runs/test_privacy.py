@@ -21,7 +21,8 @@ from fedloom.methods.standalone import Standalone
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.runs.build import Experiment, assemble, merge_for, refuse_deployment
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.build import assemble, refuse_deployment
 from fedloom.runs.privacy import AccountantMissing, Mechanism, spent, told
 from fedloom.runs.resume import verify
 from fedloom.studies.compare import plan_comparison

@@ -9,7 +9,7 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.resume import newest_run, verify
-from fedloom.studies.compare import Comparison, plan_comparison, is_comparison, reopen_comparison
+from fedloom.studies.compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from tests.chaos import recipe
 
 CONTROLS = ["standalone", "drop-the-small"]

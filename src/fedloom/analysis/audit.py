@@ -11,7 +11,7 @@ from ..evaluation.inversion import Inversion, invert, pixel_range
 from ..fleet import Tier
 from ..models import Model
 from ..recipe.registry import Registry
-from ..runs.build import Experiment
+from ..runs.experiment import Experiment
 from ..runs.final_models import SHARED
 from ..runs.loop import one_thread
 from ..runs.resume import open_finished_run

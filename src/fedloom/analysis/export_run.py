@@ -1,10 +1,5 @@
-"""A finished run's model as a file that runs elsewhere: written, opened again in its own runtime, compared with the
-model that the run judged, measured anew, and told of in a card.
-
-What a run knows of one of its models, as the words of a model card.
-
-An exported file of weights as a module again: the card beside it says which.
-"""
+"""Export a finished run's model: write the file, open it in its own runtime, compare it with the run's model, and
+describe it in a model card."""
 
 import hashlib
 import math
@@ -19,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Preparation
-from ..data.catalog import LABELS, LICENSES
+from ..data.catalog import LABEL_NAMES, LICENSES
 from ..export import (
     FORMATS,
     ExportModule,
@@ -37,143 +32,25 @@ from ..export import (
     write_card,
 )
 from ..export.parity import COMPARED, TIMED
-from ..models import cost, model
+from ..models import compute_cost, build_model
 from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
-from ..runs.build import Experiment
+from ..recipe.validation import as_tuples
+from ..runs.experiment import Experiment
 from ..runs.folder import read_manifest
 from ..runs.loop import one_thread
-from .select_model import InputKind, ModelSelector, TrainedModel, open_finished_run, select_model, wrong
+from ..runs.resume import open_finished_run
+from .trained import InputKind, ModelSelector, TrainedModel, select_model
 
-LASTING = ("mean", "std", "size", "channels")  # what of a preparation is there outside of training too
-
-
-def input_transform(experiment: Experiment, input_kind: InputKind) -> Callable[[Tensor], Tensor]:
-    """What a file takes, of stored examples."""
-    return (lambda x: x) if input_kind == "stored" else experiment.dataset.preparation
+INFERENCE_STEPS = ("mean", "std", "size", "channels")  # the steps of a preparation that also apply after training
 
 
-def build_card(run: Path, experiment: Experiment, chosen: TrainedModel, to: str, file: Path, input_kind: InputKind) -> dict[str, Any]:
-    recipe, spent, shape = experiment.loaded.recipe, cost(chosen.model), _output_shape(chosen)
-    labels = LABELS.get(recipe.data.dataset, ())
-    who = f"device {chosen.device}" if chosen.device else f"tier {chosen.tier}" if chosen.tier else chosen.name
-    return {
-        "name": f"{chosen.model.family} of {who}, {recipe.method.name} on {recipe.data.dataset}",
-        "file": file.name, "format": to, "bytes": file.stat().st_size,
-        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        "tier": chosen.tier, "device": chosen.device, "candidate": chosen.candidate,
-        "family": chosen.model.family, "settings": _to_json(dict(chosen.model.settings)),
-        "parameters": spent.parameters, "macs": spent.macs,
-        "input": _input(experiment, input_kind),
-        "output": {"name": "logits", "shape": shape, "labels": list(labels) if len(labels) == shape[-1] else []},
-        "evaluated": {
-            "round": chosen.round,
-            "tests": {test: {k: finite_or_none(v) for k, v in one.items()} for test, one in chosen.judged.items()},
-        },
-        "training": _training(run, experiment),
-        "license": _licence(recipe.data.dataset),
-        "warnings": _warnings(chosen),
-    }  # fmt: skip
+class ParityError(Exception):
+    """An exported file whose output differs from the run's model."""
 
-
-def _input(experiment: Experiment, input_kind: InputKind) -> dict[str, Any]:
-    dataset = experiment.dataset
-    example = input_transform(experiment, input_kind)(dataset.test.x[:1])
-    steps = {name: value for name, value in asdict(dataset.preparation).items() if name in LASTING and value}
-    if dataset.tokens is not None:
-        said = f"Ids of {dataset.tokens} tokens" + (", which vocabulary.txt lists." if dataset.vocabulary else ".")
-    elif input_kind == "stored":
-        said = "Examples as the data set stores them; scaling, resizing and normalization are inside the file."
-    else:
-        said = f"Examples divided by 255 and then prepared by whoever calls: {_to_json(steps) or 'nothing else'}."
-    return {
-        "name": "input", "kind": input_kind, "dtype": str(example.dtype).removeprefix("torch."),
-        "shape": list(example.shape[1:]), "meaning": said, "preparation": _to_json(steps),
-        "stored_dtype": str(dataset.test.x.dtype).removeprefix("torch."),
-        "stored_shape": list(dataset.test.x.shape[1:]),
-        "model_shape": list(dataset.input_shape), "tokens": dataset.tokens,
-    }  # fmt: skip
-
-
-def _output_shape(chosen: TrainedModel) -> list[int]:
-    with torch.no_grad():
-        return list(as_predictor(chosen.model, chosen.weights)(chosen.model.zero_inputs(2)).shape[1:])
-
-
-def _training(run: Path, experiment: Experiment) -> dict[str, Any]:
-    recipe, said = experiment.loaded.recipe, read_manifest(run)
-    return {
-        "method": recipe.method.name, "paper": experiment.method.info.paper, "uploads": experiment.method.info.uploads,
-        "dataset": recipe.data.dataset, "data_sha256": said["data"], "devices": recipe.data.devices,
-        "rounds": recipe.rounds, "seed": recipe.seed, "recipe": "recipe.toml", "run_sha256": said.get("sha256"),
-        "fedloom": said.get("fedloom"), "torch": said.get("torch"),
-    }  # fmt: skip
-
-
-def _licence(dataset: str) -> dict[str, str]:
-    return {
-        "data": LICENSES.get(dataset, "not known to fedloom; ask where it came from"),
-        "code": "Apache-2.0",
-        "weights": "for whoever trained them to say",
-    }
-
-
-def _warnings(chosen: TrainedModel) -> list[str]:
-    found = []
-    if chosen.model.is_batch_dependent():
-        found.append("Its norms look at the whole batch: an example alone gets another answer than among others.")
-    if chosen.device:
-        found.append(f"Trained to suit device {chosen.device}; others' examples may be unlike its own.")
-    return found
-
-
-def finite_or_none(value: float) -> float | None:
-    """JSON has no word for other numbers."""
-    return value if math.isfinite(value) else None
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _to_json(one) for key, one in value.items()}
-    return [_to_json(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def load_exported(folder: Path, registry: Registry) -> nn.Module:
-    """A module from a folder that was exported to safetensors."""
-    if not (folder / "card.json").is_file():
-        raise wrong(folder, "EXPORT_FOLDER", "this is no exported model", "fedloom export RUN --to safetensors")
-    card = read_card(folder)
-    if card["format"] != "safetensors":
-        raise wrong(folder, "EXPORT_FORMAT", f"this is {card['format']}, which needs no fedloom", "see its card.md")
-    answer = FORMATS["safetensors"].open(folder / card["file"], lambda: rebuild_module(card, registry))
-    assert isinstance(answer, nn.Module)
-    return answer
-
-
-def rebuild_module(card: Mapping[str, Any], registry: Registry) -> ExportModule:
-    """The module of a card, without weights."""
-    said, family = card["input"], card["family"]
-    if family not in registry.models:
-        raise wrong(Path(card["file"]), "MODEL_NAME", f"there is no model family {family!r}", "name it in models={…}")
-    settings = {name: _tuples(value) for name, value in card["settings"].items()}
-    net = model(
-        family, registry.models[family], settings, tuple(said["model_shape"]), card["output"]["shape"][-1], said["tokens"]
-    )
-    steps = {name: _tuples(value) for name, value in said["preparation"].items()}
-    stored = torch.zeros(1, *said["stored_shape"], dtype=getattr(torch, said["stored_dtype"]))
-    return build_empty_module(net, build_preparation(Preparation(**steps), stored) if said["kind"] == "stored" else None)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
-
-
-class ParityError(Exception):  # noqa: N818 - named for what is wrong
-    """An exported file that does not make what the run's model makes."""
-
-    def __init__(self, found: Parity, folder: Path):
+    def __init__(self, parity: Parity, folder: Path):
         super().__init__(
-            f"the exported file differs from the run's model by {found.difference:.1e}, more than {found.bound:.1e}"
+            f"the exported file differs from the run's model by {parity.difference:.1e}, more than {parity.bound:.1e}"
         )
         self.hint = f"it was removed from {folder}; try another format"
 
@@ -191,48 +68,82 @@ class ExportResult:
 def export(
     run: Path, selector: ModelSelector, to: str, out: Path | None, input_kind: InputKind, registry: Registry, data: Path
 ) -> ExportResult:
+    """Export a model of a run to the format `to`; nothing is left behind if that fails."""
     if to not in FORMATS:
         raise recipe_error("--to", "FORMAT_NAME", f"there is no format {to!r}", suggest(to, FORMATS))
     FORMATS[to].require(to)
     experiment = open_finished_run(run, registry, data)
     with one_thread():
-        chosen = select_model(run, experiment, selector, registry, data)
-        folder = run / "exports" / f"{chosen.name}-{to}" if out is None else out
+        trained = select_model(run, experiment, selector, registry, data)
+        folder = run / "exports" / f"{trained.name}-{to}" if out is None else out
         if folder.exists():
-            raise wrong(folder, "OUT_EXISTS", f"{folder} is there already", "say another --out")
+            raise recipe_error(folder, "OUT_EXISTS", f"{folder} already exists", "choose another --out")
         folder.mkdir(parents=True)
         try:
-            return _exported(run, experiment, chosen, to, folder, input_kind, registry)
+            return _export(run, experiment, trained, to, folder, input_kind, registry)
         except BaseException:
             shutil.rmtree(folder)
             raise
 
 
-def load_model(run: Path, selector: ModelSelector, registry: Registry, data: Path, input_kind: InputKind = "stored") -> ExportModule:
-    """The same without a file."""
+def load_model(
+    run: Path, selector: ModelSelector, registry: Registry, data: Path, input_kind: InputKind = "stored"
+) -> ExportModule:
+    """The module that `export` would write."""
     experiment = open_finished_run(run, registry, data)
-    return _module(experiment, select_model(run, experiment, selector, registry, data), input_kind)
+    return _build_module(experiment, select_model(run, experiment, selector, registry, data), input_kind)
 
 
-def _exported(
-    run: Path, experiment: Experiment, chosen: TrainedModel, to: str, folder: Path, input_kind: InputKind, registry: Registry
-) -> ExportResult:
-    kind, dataset, shown = FORMATS[to], experiment.dataset, input_transform(experiment, input_kind)
-    file, example = folder / f"model{kind.suffix}", shown(dataset.test.x[:1])
-    kind.write(_module(experiment, chosen, input_kind), example.repeat(2, *[1] * (example.dim() - 1)), file)
-    card = build_card(run, experiment, chosen, to, file, input_kind)
-    answer = kind.open(file, lambda: rebuild_module(card, registry))
-    few = dataset.test.x[:COMPARED]
-    right, inputs = as_predictor(chosen.model, chosen.weights), dataset.preparation(few)
-    same = check_parity(answer, shown(few), right, inputs, kind.one_at_a_time)
-    if not same.is_within_bound:
-        raise ParityError(same, folder)
+def load_exported(folder: Path, registry: Registry) -> nn.Module:
+    """Load a module from a folder that was exported to safetensors."""
+    if not (folder / "card.json").is_file():
+        hint = "fedloom export RUN --to safetensors"
+        raise recipe_error(folder, "EXPORT_FOLDER", "this is not an exported model", hint)
+    card = read_card(folder)
+    if card["format"] != "safetensors":
+        message = f"this is {card['format']}, which needs no fedloom"
+        raise recipe_error(folder, "EXPORT_FORMAT", message, "see its card.md")
+    module = FORMATS["safetensors"].open(folder / card["file"], lambda: rebuild_module(card, registry))
+    assert isinstance(module, nn.Module)
+    return module
+
+
+def rebuild_module(card: Mapping[str, Any], registry: Registry) -> ExportModule:
+    """The module that a card describes, without weights."""
+    described, family = card["input"], card["family"]
+    if family not in registry.models:
+        message = f"there is no model family {family!r}"
+        raise recipe_error(card["file"], "MODEL_NAME", message, "name it in models={…}")
+    net = build_model(
+        family, registry.models[family], as_tuples(card["settings"]), tuple(described["model_shape"]),
+        card["output"]["shape"][-1], described["tokens"],
+    )  # fmt: skip
+    if described["kind"] != "stored":
+        return build_empty_module(net, None)
+    stored = torch.zeros(1, *described["stored_shape"], dtype=getattr(torch, described["stored_dtype"]))
+    return build_empty_module(net, build_preparation(Preparation(**as_tuples(described["preparation"])), stored))
+
+
+def _export(
+    run: Path, experiment: Experiment, trained: TrainedModel, to: str, folder: Path, input_kind: InputKind,
+    registry: Registry,
+) -> ExportResult:  # fmt: skip
+    format, dataset, transform = FORMATS[to], experiment.dataset, _input_transform(experiment, input_kind)
+    file, example = folder / f"model{format.suffix}", transform(dataset.test.x[:1])
+    format.write(_build_module(experiment, trained, input_kind), example.repeat(2, *[1] * (example.dim() - 1)), file)
+    card = _build_card(run, experiment, trained, to, file, input_kind)
+    predictor = format.open(file, lambda: rebuild_module(card, registry))
+    stored = dataset.test.x[:COMPARED]
+    reference, prepared = as_predictor(trained.model, trained.weights), dataset.preparation(stored)
+    parity = check_parity(predictor, transform(stored), reference, prepared, format.one_at_a_time)
+    if not parity.is_within_bound:
+        raise ParityError(parity, folder)
     card |= {
-        "parity": {**asdict(same), "bound": same.bound},
-        "measured": _measured(experiment, chosen, answer, shown, kind.one_at_a_time),
+        "parity": {**asdict(parity), "bound": parity.bound},
+        "measured": _evaluate(experiment, trained, predictor, transform, format.one_at_a_time),
         "latency": {
-            "median_ms": measure_latency_ms(answer, example), "runs": TIMED, "batch": 1, "threads": 1,
-            "runtime": kind.runtime_version, "machine": platform.machine(),
+            "median_ms": measure_latency_ms(predictor, example), "runs": TIMED, "batch": 1, "threads": 1,
+            "runtime": format.runtime_version, "machine": platform.machine(),
         },
     }  # fmt: skip
     shutil.copyfile(run / "recipe.toml", folder / "recipe.toml")
@@ -242,22 +153,105 @@ def _exported(
     return ExportResult(folder, card)
 
 
-def _module(experiment: Experiment, chosen: TrainedModel, input_kind: InputKind) -> ExportModule:
+def _input_transform(experiment: Experiment, input_kind: InputKind) -> Callable[[Tensor], Tensor]:
+    """From stored examples to the input of the file."""
+    return (lambda x: x) if input_kind == "stored" else experiment.dataset.preparation
+
+
+def _build_module(experiment: Experiment, trained: TrainedModel, input_kind: InputKind) -> ExportModule:
     dataset = experiment.dataset
-    prepare = build_preparation(dataset.preparation, dataset.test.x[:1]) if input_kind == "stored" else None
-    return build_export_module(chosen.model, chosen.weights, prepare)
+    preparation = build_preparation(dataset.preparation, dataset.test.x[:1]) if input_kind == "stored" else None
+    return build_export_module(trained.model, trained.weights, preparation)
 
 
-def _measured(
-    experiment: Experiment, chosen: TrainedModel, answer: Predictor, shown: Callable[[Tensor], Tensor], alone: bool
-) -> dict[str, dict[str, float | None]]:
-    """In batches as large as the judge's, for who looks at the whole batch; and of such, also one by one."""
-    dataset, size = experiment.dataset, 1 if alone else experiment.evaluator.batch_size
-    found = {"global": evaluate_predictor(answer, dataset, shown, size)}
-    if chosen.model.is_batch_dependent() and not alone:
-        found["global, one example at a time,"] = evaluate_predictor(answer, dataset, shown, 1)
-    if chosen.own_tests is not None and len(chosen.own_tests):
-        x, y = dataset.test.x[chosen.own_tests], dataset.test.y[chosen.own_tests]
-        size = 1 if alone else experiment.evaluator.device_batch_size(chosen.model)
-        found["local"] = {"accuracy": measure_accuracy(answer, shown(x), y, size)}
-    return {test: {name: finite_or_none(value) for name, value in metrics.items()} for test, metrics in found.items()}
+def _evaluate(
+    experiment: Experiment, trained: TrainedModel, predictor: Predictor, transform: Callable[[Tensor], Tensor],
+    one_at_a_time: bool,
+) -> dict[str, dict[str, float | None]]:  # fmt: skip
+    """With the batch size of the run's evaluator, since some models depend on the batch; those also one by one."""
+    dataset, batch_size = experiment.dataset, 1 if one_at_a_time else experiment.evaluator.batch_size
+    results = {"global": evaluate_predictor(predictor, dataset, transform, batch_size)}
+    if trained.model.is_batch_dependent() and not one_at_a_time:
+        results["global, one example at a time,"] = evaluate_predictor(predictor, dataset, transform, 1)
+    if trained.local_tests is not None and len(trained.local_tests):
+        x, y = dataset.test.x[trained.local_tests], dataset.test.y[trained.local_tests]
+        batch_size = 1 if one_at_a_time else experiment.evaluator.device_batch_size(trained.model)
+        results["local"] = {"accuracy": measure_accuracy(predictor, transform(x), y, batch_size)}
+    return {test: _finite(metrics) for test, metrics in results.items()}
+
+
+def _build_card(
+    run: Path, experiment: Experiment, trained: TrainedModel, to: str, file: Path, input_kind: InputKind
+) -> dict[str, Any]:
+    recipe, costs, shape = experiment.loaded.recipe, compute_cost(trained.model), _output_shape(trained)
+    labels, manifest = LABEL_NAMES.get(recipe.data.dataset, ()), read_manifest(run)
+    owner = f"device {trained.device}" if trained.device else f"tier {trained.tier}" if trained.tier else trained.name
+    return {
+        "name": f"{trained.model.family} of {owner}, {recipe.method.name} on {recipe.data.dataset}",
+        "file": file.name, "format": to, "bytes": file.stat().st_size,
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "tier": trained.tier, "device": trained.device, "candidate": trained.candidate,
+        "family": trained.model.family, "settings": _as_lists(dict(trained.model.settings)),
+        "parameters": costs.parameters, "macs": costs.macs,
+        "input": _describe_input(experiment, input_kind),
+        "output": {"name": "logits", "shape": shape, "labels": list(labels) if len(labels) == shape[-1] else []},
+        "evaluated": {
+            "round": trained.round, "tests": {test: _finite(metrics) for test, metrics in trained.metrics.items()},
+        },
+        "training": {
+            "method": recipe.method.name, "paper": experiment.method.info.paper,
+            "uploads": experiment.method.info.uploads, "dataset": recipe.data.dataset, "data_sha256": manifest["data"],
+            "devices": recipe.data.devices, "rounds": recipe.rounds, "seed": recipe.seed, "recipe": "recipe.toml",
+            "run_sha256": manifest.get("sha256"), "fedloom": manifest.get("fedloom"), "torch": manifest.get("torch"),
+        },
+        "license": {
+            "data": LICENSES.get(recipe.data.dataset, "unknown; see where the data came from"),
+            "code": "Apache-2.0",
+            "weights": "to be chosen by those who trained them",
+        },
+        "warnings": _warnings(trained),
+    }  # fmt: skip
+
+
+def _describe_input(experiment: Experiment, input_kind: InputKind) -> dict[str, Any]:
+    dataset = experiment.dataset
+    example = _input_transform(experiment, input_kind)(dataset.test.x[:1])
+    steps = {name: value for name, value in asdict(dataset.preparation).items() if name in INFERENCE_STEPS and value}
+    if dataset.tokens is not None:
+        meaning = f"Ids of {dataset.tokens} tokens" + (", which vocabulary.txt lists." if dataset.vocabulary else ".")
+    elif input_kind == "stored":
+        meaning = "Examples as the data set stores them; scaling, resizing and normalization are inside the file."
+    else:
+        meaning = f"Examples divided by 255, then prepared by the caller: {_as_lists(steps) or 'nothing else'}."
+    return {
+        "name": "input", "kind": input_kind, "dtype": str(example.dtype).removeprefix("torch."),
+        "shape": list(example.shape[1:]), "meaning": meaning, "preparation": _as_lists(steps),
+        "stored_dtype": str(dataset.test.x.dtype).removeprefix("torch."),
+        "stored_shape": list(dataset.test.x.shape[1:]),
+        "model_shape": list(dataset.input_shape), "tokens": dataset.tokens,
+    }  # fmt: skip
+
+
+def _output_shape(trained: TrainedModel) -> list[int]:
+    with torch.no_grad():
+        return list(as_predictor(trained.model, trained.weights)(trained.model.zero_inputs(2)).shape[1:])
+
+
+def _warnings(trained: TrainedModel) -> list[str]:
+    warnings = []
+    if trained.model.is_batch_dependent():
+        warnings.append("Its normalization uses the statistics of the batch: predictions depend on the other examples.")
+    if trained.device:
+        warnings.append(f"Personalized for device {trained.device}; it may not suit the data of other devices.")
+    return warnings
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """NaN and infinity become None: JSON cannot express them."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _as_lists(item) for key, item in value.items()}
+    return [_as_lists(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""A finished run, opened from its folder."""
+"""The public handle of a finished run."""
 
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -17,8 +17,10 @@ from .trained import InputKind, ModelSelector
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read from its folder. `registry` and `data` are the names and the data it was made with, where
-    those are not the usual ones: its models need them."""
+    """A finished run, read from its folder.
+
+    `registry` and `data` are needed for its models if the run used names of the user's or another data folder.
+    """
 
     folder: Path
     registry: Registry = field(default_factory=Registry)
@@ -28,18 +30,20 @@ class Run:
         return list(read_rows(self.folder))
 
     def columns(self) -> dict[str, list[Any]]:
-        """The rows, column by column: what every library for tables takes."""
+        """The rows as columns, as most table libraries take them."""
         rows = self.rows()
-        return {one.name: [getattr(row, one.name) for row in rows] for one in fields(Row)}
+        return {column.name: [getattr(row, column.name) for row in rows] for column in fields(Row)}
 
     def frame(self) -> Any:
-        """The rows as a data frame of pandas, which must be installed."""
+        """The rows as a pandas data frame; pandas must be installed."""
         return import_module("pandas").DataFrame(self.columns())
 
     def model(self, tier: str | None = None, *, device: str | None = None, macs: int | None = None) -> nn.Module:
-        """A tier's model, that of the largest if nothing is said; the one a device keeps; or the largest sub-net of at
-        most so many multiply-adds. It takes examples as they are stored, and is ready to be used, not to be trained."""
+        """A model for inference, which takes examples as they are stored.
 
+        By default the largest tier's; or that of a tier, of a device, or the largest sub-net of at most `macs`
+        multiply-adds.
+        """
         return load_model(self.folder, ModelSelector(tier, device, macs), self.registry, self.data)
 
     def export(
@@ -52,11 +56,10 @@ class Run:
         out: str | Path | None = None,
         input_kind: InputKind = "stored",
     ) -> ExportResult:
-        """The same as a file in a format, with a card, proved to make what the run's model makes."""
-
-        place = None if out is None else Path(out)
-        return export(self.folder, ModelSelector(tier, device, macs), to, place, input_kind, self.registry, self.data)
+        """Write a model, selected as in `model`, to a file with a model card; its output is checked."""
+        folder = None if out is None else Path(out)
+        return export(self.folder, ModelSelector(tier, device, macs), to, folder, input_kind, self.registry, self.data)
 
     @property
     def final(self) -> list[Final]:
-        return [one for one in summarize(self.rows()) if one.candidate]
+        return [final for final in summarize(self.rows()) if final.candidate]

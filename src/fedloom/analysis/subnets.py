@@ -1,12 +1,7 @@
-"""How good the sub-nets of a finished run are, and the best one within a budget.
+"""The sub-nets of a finished run: their accuracy, and the best one within a budget.
 
-Every sub-net is judged as the run's own models were, with normalization statistics of its own. What was measured once
-is kept in the run's folder and not measured again.
-
-A finished run's global model, opened again, and the sub-nets that can be cut out of it.
-
-FedSup promises a net for whatever device without training again (Kim & Yun, 2022, section 3). What is drawn depends on
-the seed alone.
+FedSup trains one supernet for every budget (Kim & Yun, 2022, section 3). Sub-nets are evaluated like the run's models,
+with their own batch-norm statistics; results are stored in the run's folder and not measured again.
 """
 
 import json
@@ -23,27 +18,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engines import ProcessPool
+from ..engines import WorkerPool
 from ..evaluation.metrics import is_correct, percent
 from ..evaluation.pareto import hypervolume, pareto_front
 from ..files import read_json_lines, write_atomic
 from ..fleet import Ask, Engine, Fleet, Tier
 from ..footprints import subnet_footprint
 from ..methods._supernet import SpaceChoice, build_space
-from ..models import SPACES, Model, SearchSpace, cost
-from ..recipe.errors import RecipeError, RecipeIssue, recipe_error, suggest
-from ..recipe.load import LoadedRecipe, load
+from ..models import SPACES, Model, SearchSpace, compute_cost
+from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
-from ..runs.build import Experiment, assemble, finder, simulation
-from ..runs.folder import read_manifest
-from ..runs.loop import asker, one_thread
+from ..runs.build import simulation_of
+from ..runs.experiment import Experiment
+from ..runs.loop import one_thread
+from ..runs.resume import open_finished_run
 from ..seeds import SUBNET_EXAMPLES, SUBNET_SEARCH, SUBNET_SEARCH_IN_BUDGET, generator
 from ..tensors import Tensors, to_safetensors
 from .profiling import latency_ms
 
-ENOUGH = 0.1  # such a share of the nets asked for must fit a budget, or more are drawn
-PATIENCE = 4  # draws for each net that is still wanted
-
+RESULTS_FILE = "subnets.jsonl"
+NETS_PER_WORKER = 4  # evaluated between two lines of progress
+UNITS = {"macs": "MACs", "parameters": "parameters", "latency_ms": "ms on this machine"}
+OPTIONS = {"macs": "--macs", "parameters": "--params", "latency_ms": "--latency-ms"}
+MIN_FITTING_SHARE = 0.1  # if fewer of the sampled nets fit the budget, more are sampled
+DRAWS_PER_NET = 4  # that is still missing
 
 BudgetKind = Literal["macs", "parameters", "latency_ms"]
 
@@ -51,141 +49,116 @@ BudgetKind = Literal["macs", "parameters", "latency_ms"]
 @dataclass(frozen=True)
 class Budget:
     kind: BudgetKind
-    most: float
+    limit: float
 
-    def spends(self, net: Model) -> float:
-        return latency_ms(net) if self.kind == "latency_ms" else float(getattr(cost(net), self.kind))
+    def spend(self, net: Model) -> float:
+        return latency_ms(net) if self.kind == "latency_ms" else float(getattr(compute_cost(net), self.kind))
 
     def fits(self, net: Model) -> bool:
-        return self.spends(net) <= self.most
+        return self.spend(net) <= self.limit
 
 
 @dataclass(frozen=True)
 class Supernet:
-    """A finished run's global model and the sizes it may be cut to."""
+    """A finished run's global model and the search space of its sub-nets."""
 
     folder: Path
     experiment: Experiment
     weights: Tensors
-    whole: Model
+    global_model: Model
     tiers: tuple[Model, ...]
     space: SearchSpace
 
-    def part(self, net: Model) -> Model:
-        """The same net, if it lies in the global model."""
+    def check(self, net: Model) -> Model:
+        """The same net; an error if it is not a sub-net of the global model."""
         try:
-            subnet_footprint(net, self.whole)
-        except Exception as error:  # whatever a family says of sizes it cannot be built in
-            said = f"a sub-net of this space cannot be cut out of the largest tier's model: {error}"
-            raise recipe_error(self.folder, "SPACE_SHAPE", said, "say another --space") from error
+            subnet_footprint(net, self.global_model)
+        except Exception as error:  # families raise anything for sizes they cannot build
+            message = f"a sub-net of this space cannot be cut out of the largest tier's model: {error}"
+            raise recipe_error(self.folder, "SPACE_SHAPE", message, "choose another --space") from error
         return net
 
     def sample(self, count: int, seed: int) -> list[Model]:
-        """The smallest, the largest, the tiers' own and random others, none twice. More begin with the same."""
-        space, whole, draw = self.space, self.whole, generator(seed, SUBNET_SEARCH)
-        found = dict.fromkeys([space.smallest(whole), space.largest(whole), *self.tiers])
+        """The smallest, the largest, the tiers' and random nets, all distinct. A larger sample extends a smaller one."""
+        space, global_model, draw = self.space, self.global_model, generator(seed, SUBNET_SEARCH)
+        found = dict.fromkeys([space.smallest(global_model), space.largest(global_model), *self.tiers])
         if space.count() <= count:
-            found |= dict.fromkeys(self._of(picks) for picks in product(*self._places))
+            found |= dict.fromkeys(self._of(picks) for picks in product(*self._choices))
         while len(found) < count < space.count():
-            found[space.sample(whole, draw)] = None
-        return [self.part(net) for net in found]
+            found[space.sample(global_model, draw)] = None
+        return [self.check(net) for net in found]
 
     def sample_within(self, budget: Budget, count: int, seed: int) -> list[Model]:
-        """A sample in which enough nets fit a budget, as far as there are so many."""
+        """A sample in which at least MIN_FITTING_SHARE of the nets fit the budget, as far as possible."""
         nets = dict.fromkeys(self.sample(count, seed))
-        lacking = round(ENOUGH * count) - sum(map(budget.fits, nets))
-        if self.space.count() <= count or not budget.fits(self.space.smallest(self.whole)):
+        missing = round(MIN_FITTING_SHARE * count) - sum(map(budget.fits, nets))
+        if self.space.count() <= count or not budget.fits(self.space.smallest(self.global_model)):
             return list(nets)
-        draw, most = generator(seed, SUBNET_SEARCH_IN_BUDGET), len(nets) + max(0, lacking)
-        for _ in range(PATIENCE * lacking):
-            if len(nets) < most:
-                nets[self._drawn_within(budget, draw)] = None
+        draw, limit = generator(seed, SUBNET_SEARCH_IN_BUDGET), len(nets) + max(0, missing)
+        for _ in range(DRAWS_PER_NET * missing):
+            if len(nets) < limit:
+                nets[self._sample_within(budget, draw)] = None
         return list(nets)
 
-    def _drawn_within(self, budget: Budget, draw: np.random.Generator) -> Model:
-        """A random net of which, in random order, as few choices are made small as it takes to fit.
+    def _sample_within(self, budget: Budget, draw: np.random.Generator) -> Model:
+        """A random net with as few choices as possible, in random order, set to their smallest value so that it fits.
 
-        Drawing until one fits, as a device does, takes thousands of draws where a budget is small.
+        Rejection sampling would take thousands of draws for a small budget.
         """
-        places = self._places
-        picks = [values[int(draw.integers(len(values)))] for values in places]
-        order = [int(place) for place in draw.permutation(len(places))]
+        choices = self._choices
+        picks = [values[int(draw.integers(len(values)))] for values in choices]
+        order = [int(index) for index in draw.permutation(len(choices))]
 
         def shrunk(number: int) -> Model:
             small = set(order[:number])
-            pairs = enumerate(zip(places, picks, strict=True))
-            return self.part(self._of([values[0] if at in small else pick for at, (values, pick) in pairs]))
+            pairs = enumerate(zip(choices, picks, strict=True))
+            return self.check(self._of([values[0] if index in small else pick for index, (values, pick) in pairs]))
 
-        return shrunk(bisect_left(range(len(places)), True, key=lambda number: budget.fits(shrunk(number))))
+        return shrunk(bisect_left(range(len(choices)), True, key=lambda number: budget.fits(shrunk(number))))
 
     @cached_property
-    def _places(self) -> list[tuple[Any, ...]]:
-        """All choices one after the other, those of a list place by place."""
-        return [values for _, choices in self.space.choices for values in (choices if _listed(choices) else (choices,))]
+    def _choices(self) -> list[tuple[Any, ...]]:
+        """All choices in sequence, those of a list setting element by element."""
+        return [
+            values for _, choices in self.space.choices for values in (choices if _is_list(choices) else (choices,))
+        ]
 
     def _of(self, picks: Sequence[Any]) -> Model:
-        """The net of one pick for each place."""
-        left = iter(picks)
+        """The net with one value per choice."""
+        values = iter(picks)
         sizes = {
-            name: tuple(islice(left, len(choices))) if _listed(choices) else next(left)
+            name: tuple(islice(values, len(choices))) if _is_list(choices) else next(values)
             for name, choices in self.space.choices
         }
-        return self.whole.with_settings(**sizes)
+        return self.global_model.with_settings(**sizes)
 
 
-def _listed(choices: tuple[Any, ...]) -> bool:
+def _is_list(choices: tuple[Any, ...]) -> bool:
     return isinstance(choices[0], tuple)
 
 
 def open_supernet(folder: Path, registry: Registry, data: Path, space: str | None = None) -> Supernet:
-    """Of a run's folder. The space is the one said, else the method's own, else what the tiers differ in."""
-    experiment = assemble(finished_recipe(folder, registry), registry, data)
-    if experiment.dataset.fingerprint() != read_manifest(folder).get("data"):
-        said = "the data is not what the run was made with, so what was measured would mean nothing"
-        raise recipe_error(folder, "RUN_DATA", said, "say its --data-dir")
-    assert experiment.warm is not None  # the recipe starts from the run's own model
+    """Open a run as a supernet. The default space is the method's own, or else what the tiers differ in."""
+    experiment = open_finished_run(folder, registry, data, from_result=True)
+    assert experiment.warm is not None
     choice: SpaceChoice = getattr(experiment.method, "space", "tiers") if space is None else space
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
-        problem = RecipeIssue((), "SPACE_NAME", f"there is no space {choice!r}", suggest(choice, known))
-        raise RecipeError([problem], "--space")
-    # every setting said, so that equal nets are equal however they were come by
+        raise recipe_error("--space", "SPACE_NAME", f"there is no space {choice!r}", suggest(choice, known))
+    # with all settings explicit, equal nets compare equal
     sizes = tuple(tier.model.with_settings(**tier.model.full_settings()) for tier in experiment.fleet.active_tiers)
-    whole = sizes[experiment.fleet.active_tiers.index(experiment.fleet.largest)]
-    return Supernet(folder, experiment, experiment.warm, whole, sizes, build_space(choice, sizes))
-
-
-def finished_recipe(folder: Path, registry: Registry) -> LoadedRecipe:
-    """The recipe of a finished run, with the run's own global model to start from."""
-
-    def wrong(said: str, hint: str = "") -> RecipeError:
-        return recipe_error(folder, "RUN_FOLDER", said, hint)
-
-    if not (folder / "manifest.json").is_file():
-        raise wrong("this is not the folder of a run", "fedloom run my.toml --out my-run makes one")
-    status = read_manifest(folder).get("status")
-    if status != "finished":
-        raise wrong(f"a sub-net is cut out of a finished run; this one is {status}")
-    if not (folder / "models").is_dir():
-        raise wrong("the run's method keeps no model on the server, so there is nothing to cut a sub-net out of")
-    loaded = load(folder / "recipe.toml", registry)
-    return loaded.with_document({**loaded.recipe.document(), "start": {"from": str(folder)}})
-
-
-KEPT = "subnets.jsonl"
-AT_ONCE = 4  # nets a worker, between two lines of progress
-UNITS = {"macs": "MACs", "parameters": "parameters", "latency_ms": "ms on this machine"}
-OPTIONS = {"macs": "--macs", "parameters": "--params", "latency_ms": "--latency-ms"}
+    global_model = sizes[experiment.fleet.active_tiers.index(experiment.fleet.largest)]
+    return Supernet(folder, experiment, experiment.warm, global_model, sizes, build_space(choice, sizes))
 
 
 @dataclass(frozen=True)
 class Subnet:
-    """What is known of a sub-net; `settings` are all that its family needs to build it."""
+    """A measured sub-net; `settings` are all that its family needs to build it."""
 
     settings: dict[str, Any]
     parameters: int
     macs: int
     accuracy: float
-    examples: int  # of the test set, that it was judged on
+    examples: int  # of the test set
 
     @property
     def point(self) -> tuple[float, float]:
@@ -194,7 +167,7 @@ class Subnet:
 
 @dataclass(frozen=True)
 class SubnetSearch:
-    """Some sub-nets of a supernet, to be judged on so many test examples."""
+    """Sub-nets of a supernet, to be evaluated on a number of test examples."""
 
     supernet: Supernet
     nets: tuple[Model, ...]
@@ -203,106 +176,110 @@ class SubnetSearch:
 
     @property
     def file(self) -> Path:
-        return self.supernet.folder / KEPT
+        return self.supernet.folder / RESULTS_FILE
 
     def rows(self) -> dict[Model, Subnet]:
-        """What is known by now of the search's nets."""
+        """The nets that have been measured so far."""
         known = {_key(row.settings): row for row in _read(self.file) if row.examples == self.examples}
         keyed = {net: _key(dict(net.settings)) for net in self.nets}
         return {net: known[key] for net, key in keyed.items() if key in known}
 
     def measure(self, workers: int = 1) -> Iterator[list[Subnet]]:
-        """Judge what is not known yet; some at a time, each kept before it is handed on."""
+        """Evaluate the nets that have not been measured; yields a few at a time, after storing them."""
         known = self.rows()
         tiers = [self._tier(number, net) for number, net in enumerate(self.nets) if net not in known]
         with one_thread(), closing(self._engine(tiers, workers)) as engine:
-            for start in range(0, len(tiers), AT_ONCE * workers):
-                rows = self._judged(tiers[start : start + AT_ONCE * workers], engine)
+            for start in range(0, len(tiers), NETS_PER_WORKER * workers):
+                rows = self._evaluate(tiers[start : start + NETS_PER_WORKER * workers], engine)
                 with self.file.open("a", encoding="utf-8") as file:
                     file.writelines(json.dumps(asdict(row), default=repr) + "\n" for row in rows)
                 yield rows
 
     def best(self) -> tuple[Model, Subnet]:
-        """The most accurate of those that fit the budget; of equals the one that costs less."""
+        """The most accurate net that fits the budget; among equals the cheapest."""
         rows = self.rows().items()
-        able = [(net, row) for net, row in rows if self.budget is None or self.budget.fits(net)]
-        return max(able, key=lambda one: (one[1].accuracy, -one[1].macs, -one[1].parameters))
+        fitting = [(net, row) for net, row in rows if self.budget is None or self.budget.fits(net)]
+        return max(fitting, key=lambda item: (item[1].accuracy, -item[1].macs, -item[1].parameters))
 
     def front(self) -> list[Subnet]:
-        """Those that none betters in multiply-adds and accuracy, from cheap to dear."""
+        """The Pareto front of multiply-adds and accuracy, by multiply-adds."""
         rows = list(self.rows().values())
-        kept = set(pareto_front(row.point for row in rows))
-        return sorted((row for row in rows if row.point in kept), key=lambda row: row.macs)
+        points = set(pareto_front(row.point for row in rows))
+        return sorted((row for row in rows if row.point in points), key=lambda row: row.macs)
 
     def hypervolume(self) -> float:
-        """Of the front, in multiply-adds times percent; the reference is the dearest net and no accuracy."""
+        """Of the front, in multiply-adds times percent, relative to the most multiply-adds and zero accuracy."""
         points = [row.point for row in self.rows().values()]
         return hypervolume(points, (max(macs for macs, _ in points), 0.0))
 
     def save(self, net: Model, path: Path) -> None:
-        """A net's weights with its normalization statistics, ready to be used."""
+        """Write a net's weights with its batch-norm statistics."""
         weights, number = self.weights(net), self.nets.index(net)
-        about = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
-        write_atomic(path, to_safetensors(weights, about))
+        metadata = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
+        write_atomic(path, to_safetensors(weights, metadata))
 
     def weights(self, net: Model) -> Tensors:
-        """With the normalization statistics that it is judged with."""
+        """The net's weights with the batch-norm statistics it is evaluated with."""
         tier = self._tier(self.nets.index(net), net)
         with one_thread(), closing(self._engine([tier], 1)) as engine:
-            return self._filled([tier], self._ask(engine))[tier]
+            return self._with_statistics([tier], self._ask(engine))[tier]
 
     def _tier(self, number: int, net: Model) -> Tier:
-        return Tier(f"subnet-{number}", net, subnet_footprint(net, self.supernet.whole))
+        return Tier(f"subnet-{number}", net, subnet_footprint(net, self.supernet.global_model))
 
     @cached_property
-    def _questions(self) -> Tensor:
-        """Rows of the test set: always the same for one number of them, or what was kept would not compare."""
+    def _test_rows(self) -> Tensor:
+        """Rows of the test set; the same for each number of examples, so that stored results are comparable."""
         experiment = self.supernet.experiment
         draw = generator(experiment.loaded.recipe.seed, SUBNET_EXAMPLES)
         return torch.from_numpy(draw.permutation(len(experiment.dataset.test))[: self.examples]).sort().values
 
     def _engine(self, tiers: list[Tier], workers: int) -> Engine:
-        """The run's own, whose workers know the sub-nets as if they were tiers."""
+        """The run's engine; its workers know the sub-nets as tiers."""
         experiment = self.supernet.experiment
-        alone, fleet = simulation(experiment), experiment.fleet
+        alone, fleet = experiment.simulator, experiment.fleet
         if workers == 1:
             return alone
         known = Fleet(tuple(tiers), (), fleet.size, fleet.seed)
-        return ProcessPool(replace(alone), known, finder(experiment.method, experiment.evaluator), workers)
+        pool = WorkerPool(workers)
+        engine = replace(alone, executor=pool)
+        pool.register(replace(simulation_of(experiment), engine=engine, fleet=known))
+        return engine
 
     def _ask(self, engine: Engine) -> Ask:
-        """As after the run's last round, so that statistics are the run's own."""
+        """Ask as after the last round, so that statistics are those of the run."""
         experiment = self.supernet.experiment
-        return asker(replace(experiment, engine=engine), experiment.loaded.recipe.rounds)
+        return replace(experiment, engine=engine).ask(experiment.loaded.recipe.rounds)
 
-    def _filled(self, tiers: list[Tier], ask: Ask) -> dict[Tier, Tensors]:
-        """Weights with statistics."""
+    def _with_statistics(self, tiers: list[Tier], ask: Ask) -> dict[Tier, Tensors]:
         experiment = self.supernet.experiment
         weights = {tier: tier.footprint.read(self.supernet.weights) for tier in tiers}
         fill, rounds = experiment.evaluator.statistics.fill, experiment.loaded.recipe.rounds
         return dict(fill(weights, experiment.fleet, ask, rounds))
 
-    def _judged(self, tiers: list[Tier], engine: Engine) -> list[Subnet]:
-        """By the run's own judge: a net that is a tier of the run gets the accuracy the run reported."""
+    def _evaluate(self, tiers: list[Tier], engine: Engine) -> list[Subnet]:
+        """With the run's evaluator: a net that is a tier of the run gets the accuracy that the run reported."""
         experiment, ask = self.supernet.experiment, self._ask(engine)
-        labels = experiment.dataset.test.y[self._questions]
-        answers = experiment.evaluator.logits(self._filled(tiers, ask), experiment.fleet, ask, self._questions)
-        return [_row(tier.model, float(is_correct(answers[tier], labels).sum()), self.examples) for tier in tiers]
+        labels = experiment.dataset.test.y[self._test_rows]
+        logits = experiment.evaluator.logits(self._with_statistics(tiers, ask), experiment.fleet, ask, self._test_rows)
+        return [_row(tier.model, float(is_correct(logits[tier], labels).sum()), self.examples) for tier in tiers]
 
 
-def start_search(supernet: Supernet, count: int, seed: int, budget: Budget | None = None, cap: int | None = None) -> SubnetSearch:
-    """What to judge: so many sub-nets, drawn by the seed, and enough of them within the budget."""
+def start_search(
+    supernet: Supernet, count: int, seed: int, budget: Budget | None = None, max_examples: int | None = None
+) -> SubnetSearch:
+    """Sample `count` sub-nets to evaluate, with enough of them within the budget."""
     nets = supernet.sample_within(budget, count, seed) if budget else supernet.sample(count, seed)
     if budget and not any(map(budget.fits, nets)):
-        form, least = ".3g" if budget.kind == "latency_ms" else ",.0f", min(map(budget.spends, nets))
-        said = f"no sub-net fits in {budget.most:{form}} {UNITS[budget.kind]}; the smallest takes {least:{form}}"
-        raise recipe_error(OPTIONS[budget.kind], "BUDGET_SMALL", said)
-    whole_test = len(supernet.experiment.dataset.test)
-    return SubnetSearch(supernet, tuple(nets), min(cap or whole_test, whole_test), budget)
+        form, least = ".3g" if budget.kind == "latency_ms" else ",.0f", min(map(budget.spend, nets))
+        message = f"no sub-net fits in {budget.limit:{form}} {UNITS[budget.kind]}; the smallest takes {least:{form}}"
+        raise recipe_error(OPTIONS[budget.kind], "BUDGET_SMALL", message)
+    test_size = len(supernet.experiment.dataset.test)
+    return SubnetSearch(supernet, tuple(nets), min(max_examples or test_size, test_size), budget)
 
 
 def _row(net: Model, right: float, examples: int) -> Subnet:
-    spent = cost(net)
+    spent = compute_cost(net)
     return Subnet(dict(net.settings), spent.parameters, spent.macs, percent(right, examples), examples)
 
 
@@ -311,7 +288,7 @@ def _key(settings: dict[str, Any]) -> str:
 
 
 def _read(file: Path) -> Iterator[Subnet]:
-    """Kept rows; a line that was cut off when the machine went down is measured again."""
+    """Stored results, without a last line that was cut off by a crash."""
     for record in read_json_lines(file):
         with suppress(TypeError):
             yield Subnet(**record)

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..fleet import Device, DeviceModel
-from ..models import Model, cost
+from ..models import Model, compute_cost
 from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
-from ..runs.build import Experiment, simulation
 from ..runs.checkpoint import FOLDER, Checkpoints
+from ..runs.experiment import Experiment
 from ..runs.final_models import carried
 from ..runs.folder import read_rows
 from ..runs.loop import one_thread
@@ -94,7 +94,7 @@ def _device_model(folder: Path, experiment: Experiment, name: str) -> TrainedMod
     with one_thread():
         model, weights = carried(experiment, device, target, checkpoint.number)
     last, metrics = _read_metrics(folder, candidate, device.tier, device.name)
-    rows = simulation(experiment).client_data.tests(device)
+    rows = experiment.simulator.client_data.tests(device)
     return TrainedModel(
         f"device-{device.name}", candidate, device.tier, device.name, model, weights, last, metrics, rows
     )
@@ -113,12 +113,12 @@ def _subnet_model(folder: Path, experiment: Experiment, macs: int, registry: Reg
     budget = Budget("macs", macs)
     search = start_search(open_supernet(folder, registry, data), SUBNETS, 0, budget)
     fitting = [net for net in search.nets if budget.fits(net)]
-    net = max(fitting, key=lambda net: (cost(net).macs, cost(net).parameters))
+    net = max(fitting, key=lambda net: (compute_cost(net).macs, compute_cost(net).parameters))
     equal = [tier.name for tier in experiment.fleet.active_tiers if tier.model.is_equivalent(net)]
     if equal:
         return _tier_model(folder, experiment, equal[0])
     weights, last = search.weights(net), experiment.loaded.recipe.rounds
-    return TrainedModel(f"macs-{cost(net).macs}", "server", "", "", net, weights, last, {})
+    return TrainedModel(f"macs-{compute_cost(net).macs}", "server", "", "", net, weights, last, {})
 
 
 def _read_metrics(folder: Path, candidate: str, tier: str, device: str) -> tuple[int, dict[str, dict[str, float]]]:

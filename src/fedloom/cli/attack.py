@@ -23,10 +23,10 @@ def attack(
     rules: Annotated[str, typer.Option("--rules", help="Rules next to the plain mean, by commas.")] = "default",
 ) -> None:
     """Run a recipe with a share of its devices malicious, under every attack and with every rule, and compare them."""
-    from ..engines import ATTACKS, keep_the_heap
+    from ..engines import ATTACKS, keep_freed_memory
     from ..studies.attack_bench import build_attack_bench
 
-    keep_the_heap()
+    keep_freed_memory()
     loaded = options.load_with_test(recipe)
     names = list(ATTACKS) if attacks is None else split_names(attacks)
     planned = build_attack_bench(

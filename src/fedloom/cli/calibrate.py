@@ -16,21 +16,21 @@ def calibrate(
     write: Annotated[bool, typer.Option("--write", help="Write the numbers into the recipe.")] = False,
 ) -> None:
     """Measure how many devices of each tier run best as one network. Without it a fixed rule decides."""
-    from ..analysis.profiling import SIZES, calibrate_blocks, set_devices_per_block
-    from ..engines import keep_the_heap
+    from ..analysis.profiling import BLOCK_SIZES, calibrate_blocks, set_devices_per_block
+    from ..engines import keep_freed_memory
     from ..runs.build import build
     from ..runs.data import outline
     from ..runs.loop import one_thread
 
-    keep_the_heap()
+    keep_freed_memory()
     loaded = options.load(recipe)
     fleet, _ = build(loaded, options.registry, outline(loaded, options.registry, options.data))
     with one_thread():
         measured = calibrate_blocks(fleet, loaded.recipe.training.batch_size)
     if write:
         recipe.write_text(set_devices_per_block(recipe.read_text(encoding="utf-8"), measured), encoding="utf-8")
-    rows = [(tier.tier, *(f"{tier.milliseconds[size]:.2f}" for size in SIZES), str(tier.best)) for tier in measured]
-    text = columns(("ms per device", *(f"{size} at once" for size in SIZES), "best"), rows)
+    rows = [(tier.tier, *(f"{tier.milliseconds[size]:.2f}" for size in BLOCK_SIZES), str(tier.best)) for tier in measured]
+    text = columns(("ms per device", *(f"{size} at once" for size in BLOCK_SIZES), "best"), rows)
     options.show(
         [{"tier": tier.tier, "best": tier.best, "milliseconds": tier.milliseconds} for tier in measured],
         text + (f"\nwritten: {recipe}" if write else ""),

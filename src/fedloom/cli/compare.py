@@ -54,13 +54,13 @@ def compare(
     ] = TableFormat.text,
 ) -> None:
     """Run a recipe next to the arms it names, or else standalone, small-for-all, drop-the-small and all-large."""
-    from ..engines import keep_the_heap
+    from ..engines import keep_freed_memory
     from ..recipe.load import load
     from ..recipe.paths import choose_output_folder
     from ..studies.compare import plan_comparison
     from ..studies.controls import CONTROLS, arms_with_methods
 
-    keep_the_heap()
+    keep_freed_memory()
     trackers, registry = options.trackers(), options.registry
     loaded = options.load_with_test(recipe)
     changes = [*options.sets, f"seed={loaded.recipe.seed}"]
@@ -71,7 +71,7 @@ def compare(
     home = choose_output_folder(options.out, "compare")
     planned = plan_comparison(loaded, registry, options.seeds, names, home, options.data, options.processes, arms)
     if options.equal is EqualBudget.seconds:
-        planned.refuse_without_clock()
+        planned.check_simulated_seconds()
     command = _command(options, [recipe, *(others or [])], methods, controls)
     run_comparison(options, replace(planned, command=command, track=trackers), format)
 

@@ -79,7 +79,7 @@ def server(
     log.info("run: %s", folder)
     try:
         with hold_pidfile(fleet, run=str(folder.resolve())):
-            ServerSupervisor(registry, folder, config, log.info).run()
+            ServerSupervisor(registry, folder, config).run()
     except SupervisionError as error:
         report_failure("GIVEN_UP", str(error), f"logs are in {fleet / 'flower'}", as_json=False)
         raise Exit(NO_QUORUM if error.too_few_devices else RUN_FAILED) from None
@@ -128,7 +128,7 @@ def device(
         "with": ",".join(str(file.resolve()) for file in options.files),
     }
     with hold_pidfile(folder, device=bundle.name):
-        DeviceSupervisor(bundle, settings, log.info).run()
+        DeviceSupervisor(bundle, settings).run()
 
 
 @deploy.command("status")

@@ -36,7 +36,7 @@ def list_names(options: Options, kind: Annotated[NameKind, typer.Argument(help="
 def _records(kind: NameKind, registry: "Registry") -> list[dict[str, Any]]:
     from ..client import LR_SCHEDULES, OPTIMIZERS
     from ..data import DATASET_INFO, PARTITIONS, PREPARATIONS
-    from ..engines.compression import DOWN, UP
+    from ..engines.compression import DOWNLINK, UPLINK
     from ..recipe.validation import FAMILY_ARGUMENTS, PARTITION_ARGUMENTS
     from ..studies.controls import CONTROLS
 
@@ -66,8 +66,8 @@ def _records(kind: NameKind, registry: "Registry") -> list[dict[str, Any]]:
             return [{"name": n, "settings": _settings(f)} for n, f in LR_SCHEDULES.items()]
         case NameKind.compressors:
             return [
-                {"name": n, "ways": "up and down" if n in DOWN else "up", "settings": _settings(f)}
-                for n, f in UP.items()
+                {"name": n, "ways": "up and down" if n in DOWNLINK else "up", "settings": _settings(f)}
+                for n, f in UPLINK.items()
             ]
         case NameKind.controls:
             return [{"name": n, "is": (control.__doc__ or "").strip()} for n, control in CONTROLS.items()]

@@ -49,8 +49,7 @@ def plan(
 ) -> None:
     """Costs of each tier: size, compute, bytes, memory; with --fleet, which tier devices can run. Needs no data."""
     from ..analysis.costs import tier_costs
-    from ..analysis.hardware import read_device_specs
-    from ..analysis.planning import plan_fleet
+    from ..analysis.planning import plan_fleet, read_device_specs
     from ..analysis.profiling import estimate_round_time
 
     loaded, registry, data = options.load(recipe), options.registry, options.data
@@ -77,7 +76,7 @@ def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetP
     if timed:
         noise = "; on random data: the data set is not here" if timed.synthetic_data else ""
         parts.append(
-            f"a round here: {timed.training:.2f} s of training, {timed.judging:.2f} s of evaluation, "
+            f"a round here: {timed.training:.2f} s of training, {timed.evaluation:.2f} s of evaluation, "
             f"{timed.workers} worker{'s' if timed.workers > 1 else ''} (measured in {timed.spent:.1f} s{noise})"
         )
     return [*parts, *(_fleet_tables(planned) if planned else ())]

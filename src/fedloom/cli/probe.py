@@ -12,7 +12,7 @@ from .options import Options, verb
 from .output import columns
 
 if TYPE_CHECKING:
-    from ..analysis.hardware import DeviceSpec
+    from ..analysis.planning import DeviceSpec
 
 
 BYTES = {"memory": "memory free", "memory_total": "memory", "disk_free": "disk free"}
@@ -27,7 +27,7 @@ def probe(
     deadline: Annotated[float | None, typer.Option("--deadline", help="Seconds a round may take.")] = None,
 ) -> None:
     """Measure this machine: free memory, disk, training speed. `plan --fleet` reads what --format json prints."""
-    from ..analysis.hardware import system_info
+    from ..analysis.planning import system_info
 
     measured = asdict(_measure(options, recipe, name or platform.node() or "this"))
     values = {key: value for key, value in measured.items() if value not in (None, {}) and value != math.inf}
@@ -38,7 +38,7 @@ def probe(
 
 
 def _measure(options: Options, recipe: Path | None, name: str) -> "DeviceSpec":
-    from ..analysis.hardware import probe
+    from ..analysis.planning import probe
 
     if recipe is None:
         return probe(name, {})

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from ..runs.build import Experiment
     from ..runs.checkpoint import Checkpoint
+    from ..runs.experiment import Experiment
     from ..runs.loop import RoundResult
     from ..runs.trackers import Trackers
 

@@ -47,11 +47,11 @@ def reproduce(
 ) -> None:
     """Run one row of a paper's table and print published next to measured; or decide claims over five seeds."""
     from ..deploy.remote import attach_engine
-    from ..engines import keep_the_heap
+    from ..engines import keep_freed_memory
     from ..recipe.errors import RecipeError, RecipeIssue
     from ..studies.reproduce import ReproduceContext
 
-    keep_the_heap()
+    keep_freed_memory()
     context = ReproduceContext(options.registry, options.data, options.processes, attach_engine)
     if sum((listing, claim is not None, everything, name is not None and not listing)) != 1:
         raise RecipeError([RecipeIssue((), "ARGUMENTS", "name a row, --claim, --all or --list")], "reproduce")

@@ -24,12 +24,12 @@ def resume(options: Options, run: RunFolder = None) -> None:
     """Finish a run, or a whole comparison, from its last checkpoint: the same bits as if it had never stopped."""
     from ..analysis.run import Run
     from ..deploy.remote import attach_engine
-    from ..engines import keep_the_heap
+    from ..engines import keep_freed_memory
     from ..runs.resume import newest_run, reopened
     from ..runs.trackers import followed_by
     from ..studies.compare import is_comparison, reopen_comparison
 
-    keep_the_heap()
+    keep_freed_memory()
     trackers, folder = options.trackers(), run or newest_run()
     if is_comparison(folder):
         planned = reopen_comparison(folder, options.registry, options.data, options.processes)

@@ -34,14 +34,14 @@ def run(
     """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
     from ..analysis.run import Run
     from ..deploy.remote import attach_engine
-    from ..engines import keep_the_heap
+    from ..engines import keep_freed_memory
     from ..recipe.errors import RecipeIssue
     from ..recipe.paths import choose_output_folder
     from ..runs.build import assemble
     from ..runs.trackers import followed_by
     from ..studies.compare import plan_comparison
 
-    keep_the_heap()
+    keep_freed_memory()
     trackers = options.trackers()
     loaded = options.load(recipe or demo_recipe(), *([] if engine is None else [f"engine.kind={engine}"]))
     if recipe is None and engine is not None:

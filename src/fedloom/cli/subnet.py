@@ -40,11 +40,11 @@ def subnet(
 ) -> None:
     """Cut the best subnet within a budget out of a finished run, and show the trade-off of accuracy and cost."""
     from ..analysis.subnets import open_supernet, start_search
-    from ..engines import keep_the_heap
+    from ..engines import keep_freed_memory
 
     if sum(value is not None for value in (macs, params, latency)) > 1:
         raise typer.BadParameter("use one of --macs, --params and --latency-ms")
-    keep_the_heap()
+    keep_freed_memory()
     if out is not None:
         require_new_file(out)
     supernet = open_supernet(run, options.registry, options.data, space)

@@ -39,7 +39,9 @@ def build_dataset(name: str, arrays: Arrays, classes: int | None, preparation: P
     test = _examples(arrays.test_images, arrays.test_labels, arrays.origin)
     if train.x.shape[1:] != test.x.shape[1:]:
         shapes = f"{tuple(train.x.shape[1:])} and {tuple(test.x.shape[1:])}"
-        raise DataBroken(f"{arrays.origin}: training and test examples differ in shape, {shapes}", "Give both the same shape.")
+        raise DataBroken(
+            f"{arrays.origin}: training and test examples differ in shape, {shapes}", "Give both the same shape."
+        )
     if classes is None:
         classes = 1 + max((int(part.y.max()) for part in (train, test) if len(part)), default=0)
     return Dataset(name, train, test, classes, preparation)

@@ -73,7 +73,9 @@ def _read_set(name: str, folder: Path, subfolders: tuple[str, ...]) -> Arrays:
 def _check_not_swapped(name: str, arrays: Arrays) -> None:
     actual = _OFFICIAL_LABELS.get(hashlib.sha256(arrays.train_labels.tobytes()).hexdigest(), name)
     if actual != name:
-        raise DataBroken(f"{arrays.origin} holds {actual}, not {name}", f"Put the files of {name} into a folder {name}.")
+        raise DataBroken(
+            f"{arrays.origin} holds {actual}, not {name}", f"Put the files of {name} into a folder {name}."
+        )
 
 
 def _find_file(folder: Path, name: str) -> Path | None:

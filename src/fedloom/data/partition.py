@@ -144,9 +144,9 @@ def assign_test_rows(labels: Labels, train: Sequence[Rows], generator: np.random
 
 def _demand(labels: Labels, train: Sequence[Rows], supply: Rows) -> Numbers:
     """The ideal number of test rows, [devices, labels]; labels without test examples are left out."""
-    train_counts = np.stack([np.bincount(labels.train[rows], minlength=labels.classes) for rows in train]).astype(np.float64)
-    train_counts[:, supply == 0] = 0
-    shares = train_counts / np.maximum(train_counts.sum(axis=1, keepdims=True), 1)
+    counts = np.stack([np.bincount(labels.train[rows], minlength=labels.classes) for rows in train]).astype(np.float64)
+    counts[:, supply == 0] = 0
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     demand: Numbers = shares * (len(labels.test) / len(train))
     return demand
 

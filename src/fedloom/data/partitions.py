@@ -20,14 +20,14 @@ from .partition import (
     assign_test_rows,
     check_devices,
     check_one_label_each,
+    rows_by_label,
     split_by_counts,
     split_equally,
-    rows_by_label,
 )
 
 
 def iid(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
-    """Shuffle and cut into equal parts, training and test alike; a remainder stays unused."""
+    """Shuffle and split into equal parts, training and test alike; the remainder is unused."""
     check_devices(labels, devices)
     train = split_equally(generator.permutation(len(labels.train)), devices)
     return Partition(train, split_equally(generator.permutation(len(labels.test)), devices))
@@ -36,10 +36,10 @@ def iid(labels: Labels, devices: int, generator: np.random.Generator) -> Partiti
 def label_shards(
     labels: Labels, devices: int, generator: np.random.Generator, *, labels_per_device: int, dedupe: bool = True
 ) -> Partition:
-    """Every label cut into equal shards, `labels_per_device` shards per device, the same labels in training and test.
+    """Split every label into equal shards, `labels_per_device` shards per device, with the same labels in the test set.
 
-    A device may draw one label twice: with `dedupe` it then holds one shard of it and the other stays unused
-    (HeteroFL), without it holds both (FedBABU, FedHeNN).
+    A device may draw a label twice: with `dedupe` it then holds one of the shards and the other is unused (HeteroFL),
+    without it holds both (FedBABU, FedHeNN).
     """
     check_one_label_each(labels)
     shards = _shards_per_label(labels, devices, labels_per_device)
@@ -51,14 +51,14 @@ def label_shards(
         [np.array_split(rows, shards) for rows in rows_by_label(part, labels.classes)]
         for part in (labels.train, labels.test)
     )
-    held = [_drop_repeated_labels(*both, dedupe) for both in zip(drawn.tolist(), numbers.tolist(), strict=True)]
-    return Partition(tuple(_concatenate_shards(train, pairs) for pairs in held), tuple(_concatenate_shards(test, pairs) for pairs in held))
+    held = [_shards_of_device(*drawn_pair, dedupe) for drawn_pair in zip(drawn.tolist(), numbers.tolist(), strict=True)]
+    return Partition(*(tuple(_concatenate_shards(part, shards) for shards in held) for part in (train, test)))
 
 
 def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, *, shards_per_device: int) -> Partition:
-    """Sort by label, cut into equal shards, deal them at random; a shard may span two labels.
+    """Sort by label, split into equal shards, and assign them at random (McMahan et al., 2017).
 
-    A remainder of the sorted rows stays unused. Test rows follow the proportions of a device's training labels.
+    A shard may span two labels. The remainder of the sorted rows is unused.
     """
     check_devices(labels, devices)
     check_one_label_each(labels)
@@ -68,8 +68,8 @@ def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, 
             f"{len(labels.train) // devices} examples a device gets; set fewer shards or fewer devices"
         )
     shards = split_equally(np.argsort(labels.train, kind="stable"), devices * shards_per_device)
-    dealt = generator.permutation(len(shards)).reshape(devices, shards_per_device)
-    train = tuple(np.concatenate([shards[number] for number in numbers]) for numbers in dealt)
+    assigned = generator.permutation(len(shards)).reshape(devices, shards_per_device)
+    train = tuple(np.concatenate([shards[number] for number in numbers]) for numbers in assigned)
     return Partition(train, assign_test_rows(labels, train, generator))
 
 
@@ -94,11 +94,12 @@ def _shards_per_label(labels: Labels, devices: int, labels_per_device: int) -> i
     return shards
 
 
-def _drop_repeated_labels(drawn: list[int], numbers: list[int], dedupe: bool) -> list[tuple[int, int]]:
+def _shards_of_device(drawn: list[int], numbers: list[int], dedupe: bool) -> list[tuple[int, int]]:
+    """(label, shard number) pairs; with `dedupe` only the first of each label."""
     pairs = list(zip(drawn, numbers, strict=True))
     if not dedupe:
         return pairs
-    return [pair for place, pair in enumerate(pairs) if pair[0] not in drawn[:place]]
+    return [pair for index, pair in enumerate(pairs) if pair[0] not in drawn[:index]]
 
 
 def _concatenate_shards(shards: list[list[Rows]], pairs: list[tuple[int, int]]) -> Rows:
@@ -117,10 +118,10 @@ def dirichlet_per_label(
     min_examples: int = 10,
     balanced: bool = True,
 ) -> Partition:
-    """Each label's rows cut at proportions over the devices drawn from Dirichlet(alpha).
+    """Divide the rows of each label over the devices in proportions from Dirichlet(alpha) (Yurochkin et al., 2019).
 
-    With `balanced` a device that already holds its n / devices rows gets none of the labels that follow (FedML). Drawn
-    anew up to 50 times until everybody has `min_examples`; then the largest devices give the missing rows.
+    With `balanced` a device that already has n / devices rows gets none of the following labels (FedML). Drawn up to 50
+    times until every device has `min_examples`; after that, rows are moved from the largest devices.
     """
     _check_settings(labels, devices, alpha, min_examples)
     piles = rows_by_label(labels.train, labels.classes)
@@ -132,7 +133,7 @@ def dirichlet_per_label(
 def quantity(
     labels: Labels, devices: int, generator: np.random.Generator, *, alpha: float, min_examples: int = 10
 ) -> Partition:
-    """Labels as in the whole, sizes drawn from Dirichlet(alpha); `min_examples` as in `dirichlet_per_label`."""
+    """The same label distribution on all devices, sizes from Dirichlet(alpha); `min_examples` as above."""
     _check_settings(labels, devices, alpha, min_examples)
     count = len(labels.train)
 
@@ -144,21 +145,22 @@ def quantity(
 
 
 def dirichlet_per_device(labels: Labels, devices: int, generator: np.random.Generator, *, alpha: float) -> Partition:
-    """Devices of equal size, each with its own label proportions drawn from Dirichlet(alpha).
+    """Devices of equal size, each with its own label proportions from Dirichlet(alpha) (FedDyn).
 
-    One slot at a time: a random device with room draws a label by its proportions among the labels not yet used up;
-    if those it favours are all used up, any remaining label is as likely.
+    Slot by slot, a random device with room draws a label by its proportions among the labels with rows left; if none of
+    its labels has any left, all remaining labels are equally likely.
     """
     _check_settings(labels, devices, alpha, 1)
     preferences = np.stack([draw_proportions(generator, alpha, labels.classes) for _ in range(devices)])
     supply = np.bincount(labels.train, minlength=labels.classes)
     counts = fill_slots(preferences, supply, len(labels.train) // devices, generator)
-    train = split_by_counts([generator.permutation(rows) for rows in rows_by_label(labels.train, labels.classes)], counts)
+    piles = [generator.permutation(rows) for rows in rows_by_label(labels.train, labels.classes)]
+    train = split_by_counts(piles, counts)
     return Partition(train, assign_test_rows(labels, train, generator))
 
 
 def draw_proportions(generator: np.random.Generator, alpha: float, count: int) -> Numbers:
-    """A draw from Dirichlet(alpha); where the arithmetic over- or underflows, from its limit."""
+    """A draw from Dirichlet(alpha), or from its limit if the arithmetic over- or underflows."""
     with np.errstate(all="ignore"):
         drawn = generator.dirichlet(np.full(count, float(alpha)))
     if np.isfinite(drawn).all() and drawn.sum() > 0.5:
@@ -167,10 +169,10 @@ def draw_proportions(generator: np.random.Generator, alpha: float, count: int) -
 
 
 def draw_open_proportions(generator: np.random.Generator, alpha: float, held: Rows, limit: float) -> Numbers:
-    """Proportions over all devices with nothing for those that hold `limit` rows already.
+    """Proportions over all devices, zero for those that already hold `limit` rows.
 
-    Striking entries out of a Dirichlet draw and rescaling the others is the same as drawing for the others alone,
-    and that cannot be left with nothing to rescale.
+    Dropping entries of a Dirichlet draw and rescaling is the same as drawing for the other devices only, which cannot
+    end with a sum of zero.
     """
     has_room = held < limit
     if not has_room.any():
@@ -181,15 +183,15 @@ def draw_open_proportions(generator: np.random.Generator, alpha: float, held: Ro
 
 
 def cut_points(shares: Numbers, count: int) -> Rows:
-    """Where to cut a list of `count` rows so that its parts have these shares, rounded down cumulatively."""
+    """Where to split `count` rows so that the parts have these shares, rounded down cumulatively."""
     cumulative = np.cumsum(shares)
-    # Rounding in the sum must not leave a row for devices without a share.
+    # Rounding errors of the sum must not leave a row for devices without a share.
     cumulative[np.flatnonzero(shares)[-1] :] = 1.0
     return (cumulative * count).astype(np.int64)[:-1]
 
 
 def retry_until_minimum(attempt: Callable[[], list[Rows]], minimum: int) -> tuple[Rows, ...]:
-    """The first of 50 attempts in which everybody has `minimum` rows; failing that, the last one topped up."""
+    """The first of 50 attempts in which every device has `minimum` rows; if there is none, the last one topped up."""
     parts: list[Rows] = []
     for _ in range(ATTEMPTS):
         parts = attempt()
@@ -199,7 +201,7 @@ def retry_until_minimum(attempt: Callable[[], list[Rows]], minimum: int) -> tupl
 
 
 def top_up(parts: Sequence[Rows], minimum: int) -> tuple[Rows, ...]:
-    """Move rows, last ones first, from whoever holds most to those below the minimum."""
+    """Move rows, last ones first, from the largest device to those below the minimum."""
     lists = [part.tolist() for part in parts]
     sizes = np.array([len(part) for part in parts])
     for device in np.flatnonzero(sizes < minimum):
@@ -212,33 +214,33 @@ def top_up(parts: Sequence[Rows], minimum: int) -> tuple[Rows, ...]:
 
 
 def fill_slots(preferences: Numbers, supply: Rows, size: int, generator: np.random.Generator) -> Rows:
-    """How many rows of each label every device gets, [devices, labels], when each fills `size` slots by its preferences."""
+    """The rows of each label per device, [devices, labels], if each device fills `size` slots by its preferences."""
     devices, classes = preferences.shape
     left, counts, room = supply.tolist(), [[0] * classes for _ in range(devices)], [size] * devices
-    waiting, chances_by_device = list(range(devices)), _cumulative_chances(preferences, supply)
-    for who, what in generator.random((devices * size, 2)).tolist():
-        place = int(who * len(waiting))
-        device = waiting[place]
-        label = bisect_right(chances_by_device[device], what)
+    waiting, cumulative = list(range(devices)), _cumulative_chances(preferences, supply)
+    for device_draw, label_draw in generator.random((devices * size, 2)).tolist():
+        position = int(device_draw * len(waiting))
+        device = waiting[position]
+        label = bisect_right(cumulative[device], label_draw)
         counts[device][label] += 1
         left[label] -= 1
         room[device] -= 1
         if left[label] == 0:
-            chances_by_device = _cumulative_chances(preferences, np.array(left))
+            cumulative = _cumulative_chances(preferences, np.array(left))
         if room[device] == 0:
-            waiting[place] = waiting[-1]
+            waiting[position] = waiting[-1]
             waiting.pop()
     return np.array(counts, dtype=np.int64)
 
 
 def _cumulative_chances(preferences: Numbers, left: Rows) -> list[list[float]]:
-    """Per device the cumulative chance of each label among those left; the last possible step is out of reach."""
+    """Per device the cumulative chance of each label with rows left; infinite from the last possible label on."""
     chances = preferences * (left > 0)
     chances[chances.sum(axis=1) == 0] = left > 0
     last = chances.shape[1] - 1 - np.argmax(chances[:, ::-1] > 0, axis=1)
-    chances_by_device = np.cumsum(chances, axis=1) / np.maximum(chances.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-    chances_by_device[np.arange(chances.shape[1]) >= last[:, None]] = np.inf
-    return [ladder.tolist() for ladder in chances_by_device]
+    cumulative = np.cumsum(chances, axis=1) / np.maximum(chances.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    cumulative[np.arange(chances.shape[1]) >= last[:, None]] = np.inf
+    return [row.tolist() for row in cumulative]
 
 
 def _label_by_label(
@@ -250,7 +252,7 @@ def _label_by_label(
         shares = draw_open_proportions(generator, alpha, held, limit)
         pieces.append(np.split(generator.permutation(pile), cut_points(shares, len(pile))))
         held += [len(piece) for piece in pieces[-1]]
-    return [np.concatenate(own) for own in zip(*pieces, strict=True)]
+    return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 def _check_settings(labels: Labels, devices: int, alpha: float, min_examples: int) -> None:
@@ -267,31 +269,31 @@ def _check_settings(labels: Labels, devices: int, alpha: float, min_examples: in
         )
 
 
-def whole_rows(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
-    """Whole rows of text dealt at random, as many to every device; a remainder stays unused.
+def text_rows(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
+    """Whole rows of text assigned at random, the same number to every device; the remainder is unused.
 
-    Test examples follow their row; where the test set has other rows than the training set, every device gets an equal
-    stretch of it, so that nobody is left without because there are fewer test rows than devices.
+    Test examples follow their row. If the test set has other rows than the training set, every device gets an equal
+    part of it, because there may be fewer test rows than devices.
     """
     check_devices(labels, devices)
-    train, test = _groups(labels)
+    train, test = _require_groups(labels)
     names = np.unique(train)
     if len(names) < devices:
-        raise ValueError(f"devices = {devices}, but there are only {len(names)} rows to deal; set fewer devices")
-    dealt = split_equally(generator.permutation(names), devices)
+        raise ValueError(f"devices = {devices}, but there are only {len(names)} rows to assign; set fewer devices")
+    assigned = split_equally(generator.permutation(names), devices)
     if np.isin(test, names).any():
-        return Partition(_members(train, dealt), _members(test, dealt))
-    return Partition(_members(train, dealt), split_equally(np.arange(len(test)), devices))
+        return Partition(_rows_of_groups(train, assigned), _rows_of_groups(test, assigned))
+    return Partition(_rows_of_groups(train, assigned), split_equally(np.arange(len(test)), devices))
 
 
 def natural(labels: Labels, devices: int, generator: np.random.Generator, *, least: Count = 1) -> Partition:
-    """A device for each of the groups with most training examples, the first to appear among equals.
+    """One device for each of the groups with most training examples; the first to appear among equals.
 
-    Which device is whose is random: else tiers, given by index, would go by the number of examples. A device tests on
-    its own group's test examples, and has none if there are none.
+    Groups are assigned to devices at random: otherwise tiers, which go by index, would depend on the number of
+    examples. A device's test set is that of its group, and may be empty.
     """
     check_devices(labels, devices)
-    train, test = _groups(labels)
+    train, test = _require_groups(labels)
     names, first, counts = np.unique(train, return_index=True, return_counts=True)
     enough = int((counts >= least).sum())
     if enough < devices:
@@ -300,52 +302,50 @@ def natural(labels: Labels, devices: int, generator: np.random.Generator, *, lea
             "set fewer devices or a smaller least"
         )
     largest = np.lexsort([first, -counts])[:devices]
-    own = generator.permutation(names[largest])[:, None]
-    return Partition(_members(train, own), _members(test, own))
+    chosen = generator.permutation(names[largest])[:, None]
+    return Partition(_rows_of_groups(train, chosen), _rows_of_groups(test, chosen))
 
 
-def _groups(labels: Labels) -> tuple[Rows, Rows]:
+def _require_groups(labels: Labels) -> tuple[Rows, Rows]:
     if labels.groups is None:
-        raise ValueError('this data set does not say which examples belong together; take "iid" or another partition')
+        raise ValueError('this data set has no groups of examples; use "iid" or another partition')
     return labels.groups
 
 
-def _members(groups: Rows, wanted: Iterable[Rows]) -> tuple[Rows, ...]:
+def _rows_of_groups(groups: Rows, group_lists: Iterable[Rows]) -> tuple[Rows, ...]:
     """For every list of groups the rows of their examples, group by group and in order."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
 
-    def of(own: Rows) -> Rows:
-        starts, ends = (np.searchsorted(ordered, own, side) for side in ("left", "right"))
+    def find_rows(names: Rows) -> Rows:
+        starts, ends = (np.searchsorted(ordered, names, side) for side in ("left", "right"))
         return np.concatenate([order[start:end] for start, end in zip(starts, ends, strict=True)])
 
-    return tuple(of(own) for own in wanted)
+    return tuple(find_rows(names) for names in group_lists)
 
 
 def from_file(labels: Labels, devices: int, generator: np.random.Generator, *, path: str) -> Partition:
-    """A map made elsewhere and saved with `Partition.save`; devices may share rows in it."""
+    """A partition saved with `Partition.save`; its devices may share rows."""
     partition = Partition.load(Path(path))
     if len(partition.train) != devices:
         raise ValueError(f"devices = {devices}, but the partition in {path} is for {len(partition.train)} devices")
-    for part, maps, count in (
+    for part, rows_by_device, count in (
         ("training", partition.train, len(labels.train)),
         ("test", partition.test, len(labels.test)),
     ):
-        if any(len(rows) and not 0 <= rows.min() <= rows.max() < count for rows in maps):
-            raise ValueError(
-                f"path = {path} names rows beyond the {count} {part} examples: is it for another data set?"
-            )
+        if any(len(rows) and not 0 <= rows.min() <= rows.max() < count for rows in rows_by_device):
+            raise ValueError(f"path = {path} has rows beyond the {count} {part} examples; is it for another data set?")
     return partition
 
 
 def correlate_tiers_with_labels(
     partition: Partition, labels: Labels, correlation: float, generator: np.random.Generator
 ) -> Partition:
-    """Which device holds which share, from unchanged (0) to sorted by label (1): ties tiers, given by index, to labels.
+    """Reorder the devices' parts from unchanged (0) to sorted by label (1), since tiers go by device index.
 
-    Shares are ranked by their most frequent training label (the lowest of equals), then by their mean label, then by
-    index: the label rank. They are also ranked at random. Devices get the shares in the order of
-    correlation · label rank + (1 - correlation) · random rank, equal ones by label rank. Dial 0 draws nothing and changes nothing.
+    The label rank of a part is by its most frequent training label (the lowest of equals), then by its mean label, then
+    by index. The new order is by correlation · label rank + (1 - correlation) · random rank, then by label rank. A
+    correlation of 0 draws no random numbers.
     """
     if not 0 <= correlation <= 1:
         raise ValueError(f"the correlation must lie between 0 (unchanged) and 1 (sorted by label), not {correlation}")
@@ -355,31 +355,31 @@ def correlate_tiers_with_labels(
     by_label = _ranks(np.lexsort([_mean_labels(partition, labels), _main_labels(partition, labels)]))
     at_random = generator.permutation(len(by_label))
     order = np.lexsort([by_label, correlation * by_label + (1 - correlation) * at_random])
-    return Partition(tuple(partition.train[share] for share in order), tuple(partition.test[share] for share in order))
+    return Partition(tuple(partition.train[part] for part in order), tuple(partition.test[part] for part in order))
 
 
 def limit_examples(partition: Partition, examples: int | None, generator: np.random.Generator) -> Partition:
-    """No device with more training examples than this: the others are drawn away at random, the test stays."""
+    """Keep at most this many random training examples per device; test rows are unchanged."""
     if examples is None:
         return partition
     return Partition(tuple(generator.permutation(rows)[:examples] for rows in partition.train), partition.test)
 
 
 def hold_out(examples: int, count: int, generator: np.random.Generator) -> Rows:
-    """So many rows, drawn at random, that no device is to get."""
+    """`count` random rows to keep away from all devices."""
     return np.sort(generator.permutation(examples)[:count])
 
 
 def subsample(partition: Partition, devices: float, keep: float, generator: np.random.Generator) -> Partition:
-    """A random share of the devices keeps only a share of its training examples, and at least one."""
+    """A random fraction of the devices keeps only a fraction of its training examples, at least one."""
     count = len(partition.train)
-    poorer = set(generator.permutation(count)[: round(devices * count)].tolist())
+    reduced = set(generator.permutation(count)[: round(devices * count)].tolist())
 
-    def kept(index: int, rows: Rows) -> Rows:
-        order = generator.permutation(rows)  # drawn for everybody, so that one device more or less changes no other
-        return order[: max(1, round(keep * len(rows)))] if index in poorer else rows
+    def reduce(index: int, rows: Rows) -> Rows:
+        order = generator.permutation(rows)  # drawn for every device, so that the choice of devices changes no other
+        return order[: max(1, round(keep * len(rows)))] if index in reduced else rows
 
-    return Partition(tuple(kept(index, rows) for index, rows in enumerate(partition.train)), partition.test)
+    return Partition(tuple(reduce(index, rows) for index, rows in enumerate(partition.train)), partition.test)
 
 
 def _main_labels(partition: Partition, labels: Labels) -> Rows:
@@ -396,10 +396,10 @@ def _ranks(order: Rows) -> Rows:
     return ranks
 
 
-def own(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
-    """Real devices hold what they hold, and nobody here knows it."""
-    nothing = tuple(np.zeros(0, dtype=np.int64) for _ in range(devices))
-    return Partition(nothing, nothing)
+def device_data(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
+    """For real devices, which bring their own data: the server knows no rows."""
+    empty = tuple(np.zeros(0, dtype=np.int64) for _ in range(devices))
+    return Partition(empty, empty)
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
@@ -409,8 +409,8 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dirichlet_per_label": dirichlet_per_label,
     "dirichlet_per_device": dirichlet_per_device,
     "quantity": quantity,
-    "rows": whole_rows,
+    "rows": text_rows,
     "natural": natural,
     "file": from_file,
-    "own": own,
+    "own": device_data,
 }

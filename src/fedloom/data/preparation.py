@@ -1,7 +1,7 @@
 """How stored examples become a model's input, as plain data.
 
-What is random in training is drawn beforehand, so the step itself is a pure function of tensors and gives the
-same input on every engine. The named values are those of the papers whose results are repeated.
+Random augmentation is drawn beforehand, so preparation is a pure function of tensors and gives the same input on every
+engine. The named preparations are those of the reproduced papers.
 """
 
 import math
@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Preparation:
-    """Stored examples -> a model's input; in training with random crops, flips and cut-outs drawn beforehand.
+    """Stored examples -> a model's input; in training with random crops, flips and cutouts.
 
-    Order: scale to 0..1, resize, repeat grey, crop, flip, normalize, cut out. Crops reach into a black border, or,
-    with `pad_normalized`, into a border that is zero after normalization. Integer tokens pass through unchanged, but
-    for those that become `mask_token` in training, each with `mask_chance`.
+    Order: scale to 0..1, resize, repeat gray, crop, flip, normalize, cutout. Crops pad with black, or with
+    `pad_normalized` with zeros after normalization. Integer tokens are unchanged, except that in training each becomes
+    `mask_token` with probability `mask_chance`.
     """
 
     mean: tuple[float, ...] = ()
@@ -42,106 +42,106 @@ class Preparation:
             if not 0 <= chance <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {chance}")
         if self.mask_chance and self.mask_token is None:
-            raise ValueError("mask_chance needs a mask_token, the number that stands for a hidden word")
+            raise ValueError("mask_chance needs a mask_token, the id of the mask")
         if min(self.crop_padding, self.cutout) < 0:
             raise ValueError("crop_padding and cutout count pixels and cannot be negative")
 
     def draw_augmentation(self, generator: np.random.Generator, count: int, *shape: int) -> dict[str, Tensor]:
-        """The random numbers for `count` stored examples of this shape: name -> [count, k]; {} if none.
+        """Draw the augmentation of `count` stored examples of this shape: name -> [count, k]; {} if there is none.
 
-        The last two axes are an image's height and width; of text every token gets its own number.
+        The last two axes of an image are height and width; in text every token gets its own draw.
         """
         height, width = self.size or (shape[-2:] if len(shape) > 1 else (1, 1))
-        step_seeds: dict[str, Tensor] = {}
+        augmentation: dict[str, Tensor] = {}
         if self.crop_padding:
             offsets = generator.integers(0, 2 * self.crop_padding + 1, (count, 2))
-            moved = generator.random((count, 1)) < self.crop_chance
-            step_seeds["crop"] = torch.from_numpy(np.where(moved, offsets, self.crop_padding))
+            is_moved = generator.random((count, 1)) < self.crop_chance
+            augmentation["crop"] = torch.from_numpy(np.where(is_moved, offsets, self.crop_padding))
         if self.flip:
-            step_seeds["flip"] = torch.from_numpy(generator.random((count, 1)) < 0.5)
+            augmentation["flip"] = torch.from_numpy(generator.random((count, 1)) < 0.5)
         if self.cutout:
-            step_seeds["cutout"] = torch.from_numpy(generator.integers(0, (height, width), (count, 2)))
+            augmentation["cutout"] = torch.from_numpy(generator.integers(0, (height, width), (count, 2)))
         if self.mask_chance:
-            step_seeds["mask"] = torch.from_numpy(generator.random((count, *shape)) < self.mask_chance)
-        return step_seeds
+            augmentation["mask"] = torch.from_numpy(generator.random((count, *shape)) < self.mask_chance)
+        return augmentation
 
     def __call__(
-        self, x: Tensor, step_seeds: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
+        self, x: Tensor, augmentation: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Prepare x [..., channels, height, width] or tokens [..., length]; without `step_seeds` nothing is random.
+        """Prepare x [..., channels, height, width] or tokens [..., length]; without `augmentation` nothing is random.
 
-        `step_seeds` [..., k] share the leading axes of x.
+        The tensors of `augmentation` [..., k] have the leading axes of x.
         """
         if x.dtype != torch.uint8 and not x.is_floating_point():
-            return self._masked(x, step_seeds or {})
+            return self._mask(x, augmentation or {})
         values = x.to(dtype or torch.get_default_dtype())
         if x.dtype == torch.uint8:
             values = values / 255
-        if x.dim() < 3 or self == _NOTHING:
+        if x.dim() < 3 or self == _NO_PREPARATION:
             return values
         leading = x.shape[:-3]
         count = math.prod(leading)
-        flat = {name: numbers.reshape(count, -1) for name, numbers in (step_seeds or {}).items()}
+        flat = {name: numbers.reshape(count, -1) for name, numbers in (augmentation or {}).items()}
         images = self._prepare(values.reshape(count, *x.shape[-3:]), flat)
         return images.reshape(*leading, *images.shape[1:])
 
-    def _masked(self, tokens: Tensor, step_seeds: Mapping[str, Tensor]) -> Tensor:
-        if "mask" not in step_seeds or self.mask_token is None:
+    def _mask(self, tokens: Tensor, augmentation: Mapping[str, Tensor]) -> Tensor:
+        if "mask" not in augmentation or self.mask_token is None:
             return tokens
-        return tokens.masked_fill(step_seeds["mask"].to(tokens.device), self.mask_token)
+        return tokens.masked_fill(augmentation["mask"].to(tokens.device), self.mask_token)
 
-    def _prepare(self, images: Tensor, step_seeds: Mapping[str, Tensor]) -> Tensor:
+    def _prepare(self, images: Tensor, augmentation: Mapping[str, Tensor]) -> Tensor:
         if self.size and tuple(images.shape[-2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
         if self.channels and images.shape[1] == 1:
             images = images.expand(-1, self.channels, -1, -1)
         if self.pad_normalized:
-            images = self._moved(self._normalised(images), step_seeds)
+            images = self._crop_and_flip(self._normalize(images), augmentation)
         else:
-            images = self._normalised(self._moved(images, step_seeds))
-        return _cut_out(images, step_seeds["cutout"], self.cutout) if "cutout" in step_seeds else images
+            images = self._normalize(self._crop_and_flip(images, augmentation))
+        return _cutout(images, augmentation["cutout"], self.cutout) if "cutout" in augmentation else images
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         if not self.mean:
             return images
         mean, std = (images.new_tensor(numbers).view(-1, 1, 1) for numbers in (self.mean, self.std))
         return (images - mean) / std
 
-    def _moved(self, images: Tensor, step_seeds: Mapping[str, Tensor]) -> Tensor:
-        if "crop" not in step_seeds and "flip" not in step_seeds:
+    def _crop_and_flip(self, images: Tensor, augmentation: Mapping[str, Tensor]) -> Tensor:
+        if "crop" not in augmentation and "flip" not in augmentation:
             return images
-        count, padding = len(images), self.crop_padding if "crop" in step_seeds else 0
-        crop = step_seeds.get("crop", torch.zeros(count, 2, dtype=torch.int64))
-        flip = step_seeds.get("flip", torch.zeros(count, 1, dtype=torch.bool))
-        return _crop_and_flip(images, crop.to(images.device), flip.to(images.device), padding)
+        count, padding = len(images), self.crop_padding if "crop" in augmentation else 0
+        crop = augmentation.get("crop", torch.zeros(count, 2, dtype=torch.int64))
+        flip = augmentation.get("flip", torch.zeros(count, 1, dtype=torch.bool))
+        return crop_and_flip(images, crop.to(images.device), flip.to(images.device), padding)
 
 
-def _crop_and_flip(images: Tensor, crop: Tensor, flip: Tensor, padding: int) -> Tensor:
-    """Every image cut out of its padded self at its own offset [count, 2], then mirrored where flip [count, 1]."""
+def crop_and_flip(images: Tensor, crop: Tensor, flip: Tensor, padding: int) -> Tensor:
+    """Crop every padded image at its offset [count, 2], then mirror it where `flip` [count, 1]."""
     height, width = images.shape[-2:]
     columns = torch.arange(width, device=images.device)
     columns = torch.where(flip, width - 1 - columns, columns) + crop[:, 1:]
     rows = torch.arange(height, device=images.device) + crop[:, :1]
     padded = F.pad(images, [padding] * 4)
-    places = (rows[:, :, None] * padded.shape[-1] + columns[:, None, :]).flatten(1)
-    picked = padded.flatten(2).gather(2, places[:, None].expand(-1, images.shape[1], -1))
-    return picked.view(images.shape)
+    positions = (rows[:, :, None] * padded.shape[-1] + columns[:, None, :]).flatten(1)
+    cropped = padded.flatten(2).gather(2, positions[:, None].expand(-1, images.shape[1], -1))
+    return cropped.view(images.shape)
 
 
-def _cut_out(images: Tensor, centre: Tensor, length: int) -> Tensor:
-    """A square of zeros around each centre [count, 2], clipped at the image's edge."""
+def _cutout(images: Tensor, center: Tensor, length: int) -> Tensor:
+    """A square of zeros around each center [count, 2], clipped at the image's edge (DeVries & Taylor, 2017)."""
     height, width = images.shape[-2:]
-    centre, half = centre.to(images.device), length // 2
-    rows = torch.arange(height, device=images.device) - centre[:, :1]
-    columns = torch.arange(width, device=images.device) - centre[:, 1:]
+    center, half = center.to(images.device), length // 2
+    rows = torch.arange(height, device=images.device) - center[:, :1]
+    columns = torch.arange(width, device=images.device) - center[:, 1:]
     in_rows, in_columns = ((-half <= steps) & (steps < half) for steps in (rows, columns))
     return images.masked_fill((in_rows[:, :, None] & in_columns[:, None, :])[:, None], 0)
 
 
-_NOTHING = Preparation()
+_NO_PREPARATION = Preparation()
 
 PREPARATIONS: dict[str, Preparation] = {
-    "plain": _NOTHING,
+    "plain": _NO_PREPARATION,
     "crop_flip": Preparation(crop_padding=4, flip=True),
     "heterofl_mnist": Preparation((0.1307,), (0.3081,)),
     "fashion": Preparation((0.2860,), (0.3530,)),

@@ -1,6 +1,6 @@
-"""Sentiment140: tweets that are glad or sad, with the user who wrote them where the file says so.
+"""Sentiment140: positive and negative tweets from csv files, with their users if the file has them.
 
-Tweets out of csv files: columns found, words cut apart, and words and users turned into numbers.
+Tweets are split into words, and words and users become ids.
 """
 
 import csv
@@ -39,45 +39,45 @@ class Tweets:
     labels: Rows
     users: Rows
 
-    def only(self, which: npt.NDArray[np.bool_]) -> "Tweets":
-        return Tweets(self.words[which], self.labels[which], self.users[which])
+    def select(self, mask: npt.NDArray[np.bool_]) -> "Tweets":
+        return Tweets(self.words[mask], self.labels[mask], self.users[mask])
 
-    def and_then(self, other: "Tweets") -> "Tweets":
+    def concatenate(self, other: "Tweets") -> "Tweets":
         pairs = (self.words, other.words), (self.labels, other.labels), (self.users, other.users)
         return Tweets(*(np.concatenate(pair) for pair in pairs))
 
 
-def words_of(text: str) -> Iterator[str]:
-    """A tweet's words in small letters, with ! and ?; other signs are left out.
+def split_words(text: str) -> Iterator[str]:
+    """The words of a tweet in lower case, with ! and ? but no other punctuation.
 
-    Links become <url>, @names <user> and numbers <number>; of #topics the word stays.
+    Links become <url>, @names <user> and numbers <number>; hashtags lose the #.
     """
-    for found in _WORD.finditer(html.unescape(text).lower()):
-        yield f"<{found.lastgroup}>" if found.lastgroup else found.group()
+    for match in _WORD.finditer(html.unescape(text).lower()):
+        yield f"<{match.lastgroup}>" if match.lastgroup else match.group()
 
 
-def read_tweets(path: Path, length: int, numbers: dict[str, int], users: dict[str | None, int]) -> Tweets:
-    """The first `length` words of every tweet that is not neutral, filled up with 0.
+def read_tweets(path: Path, length: int, word_ids: dict[str, int], users: dict[str | None, int]) -> Tweets:
+    """The first `length` words of every tweet that is not neutral, padded with 0.
 
-    A new word and a new user get the next number. Where the file names no users, all tweets are of the user None.
+    New words and users get the next id. If the file has no users, all tweets belong to the user None.
     """
     words, labels, owners = array("q"), array("q"), array("q")  # a list of numbers would take four times the memory
-    for label, user, text in _records(path):
-        known = [numbers.setdefault(word, len(numbers)) for word in itertools.islice(words_of(text), length)]
-        words.extend(known + [0] * (length - len(known)))
+    for label, user, text in _read_records(path):
+        ids = [word_ids.setdefault(word, len(word_ids)) for word in itertools.islice(split_words(text), length)]
+        words.extend(ids + [0] * (length - len(ids)))
         labels.append(label)
         owners.append(users.setdefault(user, len(users)))
     columns = [np.array(column, dtype=np.int64) for column in (words, labels, owners)]
     return Tweets(columns[0].reshape(-1, length), columns[1], columns[2])
 
 
-def _records(path: Path) -> Iterator[tuple[int, str | None, str]]:
-    """Label, user if the file names users, and text; the official files are in latin-1."""
+def _read_records(path: Path) -> Iterator[tuple[int, str | None, str]]:
+    """Label, user (or None) and text of each tweet; the official files are in latin-1."""
     with path.open(encoding="latin-1", newline="") as file:
         lines = csv.reader(file)
         try:
             first = next(lines, [])
-            label, user, text = _columns(first, path)
+            label, user, text = _find_columns(first, path)
             for line in itertools.chain([] if _is_header(first) else [first], lines):
                 if line and line[label] != _NEUTRAL:
                     yield _LABELS[line[label]], None if user is None else line[user], line[text]
@@ -89,20 +89,20 @@ def _is_header(line: Sequence[str]) -> bool:
     return not line[0].isdigit()
 
 
-def _columns(line: Sequence[str], path: Path) -> tuple[int, int | None, int]:
-    """Where label, user and text stand, by the header's names or, without a header, as in the official files."""
+def _find_columns(line: Sequence[str], path: Path) -> tuple[int, int | None, int]:
+    """The columns of label, user and text by the header, or, without a header, as in the official files."""
     if not line or not _is_header(line):
         if len(line) == 6:
             return 0, 4, 5
         raise DataBroken(f"{path} has {len(line)} columns and no header", _HINT)
     names = [name.strip().lower() for name in line]
-    found = {
-        what: next((names.index(name) for name in spelled if name in names), None) for what, spelled in _NAMES.items()
+    columns = {
+        field: next((names.index(name) for name in known if name in names), None) for field, known in _NAMES.items()
     }
-    label, text = found["label"], found["text"]
+    label, text = columns["label"], columns["text"]
     if label is None or text is None:
         raise DataBroken(f"{path} has the columns {', '.join(names)}", _HINT)
-    return label, found["user"], text
+    return label, columns["user"], text
 
 
 PADDING = "<pad>"
@@ -110,61 +110,61 @@ FILES = "training.1600000.processed.noemoticon.csv and testdata.manual.2009.06.1
 
 
 def sentiment140(*, folder: Path, length: Count = 25, words: Count = 10_000, test_share: Fraction = 0.1) -> Dataset:
-    """Tweets as the numbers of their first `length` words, sad (0) or glad (1); neutral ones are left out.
+    """Tweets as the ids of their first `length` words, negative (0) or positive (1); neutral ones are left out.
 
-    The number 0 fills up, 1 stands for unknown words, and then come the `words` most frequent words of training. Tested
-    are the tweets labelled by hand; where the training file names users, also `test_share` of every user's tweets,
-    rounded down, and users are the groups.
+    Id 0 is padding, 1 an unknown word, and then follow the `words` most frequent words of the training set. The test
+    set is the hand-labeled tweets. If the training file has users, they are the groups, and the fraction `test_share`
+    of every user's tweets, rounded down, is added to the test set.
     """
-    numbers = {PADDING: 0, UNKNOWN: 1}
-    train, test, by_user = _read(folder, length, numbers)
-    if by_user:
-        held = _held_back(train.users, test_share)
-        train, test = train.only(~held), train.only(held).and_then(test)
-    kept, new = _fewer(train.words, len(numbers), words)
-    parts = [Examples(torch.from_numpy(new[part.words]), torch.from_numpy(part.labels)) for part in (train, test)]
-    groups = (torch.from_numpy(train.users), torch.from_numpy(test.users)) if by_user else None
-    spelled = list(numbers)
-    vocabulary = tuple(spelled[number] for number in kept)
+    word_ids = {PADDING: 0, UNKNOWN: 1}
+    train, test, has_users = _read(folder, length, word_ids)
+    if has_users:
+        is_test = _draw_test_tweets(train.users, test_share)
+        train, test = train.select(~is_test), train.select(is_test).concatenate(test)
+    kept, new_ids = _limit_vocabulary(train.words, len(word_ids), words)
+    parts = [Examples(torch.from_numpy(new_ids[part.words]), torch.from_numpy(part.labels)) for part in (train, test)]
+    groups = (torch.from_numpy(train.users), torch.from_numpy(test.users)) if has_users else None
+    all_words = list(word_ids)
+    vocabulary = tuple(all_words[word_id] for word_id in kept)
     return Dataset("sentiment140", parts[0], parts[1], 2, PREPARATIONS["plain"], len(kept), groups, vocabulary)
 
 
-def _read(folder: Path, length: int, numbers: dict[str, int]) -> tuple[Tweets, Tweets, bool]:
-    """The training tweets, those labelled by hand, and whether it is known who wrote the first."""
+def _read(folder: Path, length: int, word_ids: dict[str, int]) -> tuple[Tweets, Tweets, bool]:
+    """The training tweets, the hand-labeled ones, and whether the former have users."""
     users: dict[str | None, int] = {}
-    train = read_tweets(_file(folder, "train"), length, numbers, users)
-    by_user = None not in users
-    return train, read_tweets(_file(folder, "test"), length, numbers, users), by_user
+    train = read_tweets(_find_file(folder, "train"), length, word_ids, users)
+    has_users = None not in users
+    return train, read_tweets(_find_file(folder, "test"), length, word_ids, users), has_users
 
 
-def _file(folder: Path, part: str) -> Path:
-    place = folder / "sentiment140"
-    found = sorted(place.glob(f"{part}*.csv"))
-    if not found:
-        raise adapters.missing_data("sentiment140", folder, f"{FILES} into {place}")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise DataBroken(f"{place} has {names}, and one is needed", "Leave only the one to read there.")
-    return found[0]
+def _find_file(folder: Path, part: str) -> Path:
+    subfolder = folder / "sentiment140"
+    files = sorted(subfolder.glob(f"{part}*.csv"))
+    if not files:
+        raise adapters.missing_data("sentiment140", folder, f"{FILES} into {subfolder}")
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise DataBroken(f"{subfolder} has {names}, but one is needed", "Keep only the one to read there.")
+    return files[0]
 
 
-def _held_back(users: Rows, share: float) -> npt.NDArray[np.bool_]:
-    """Which tweets are for testing: of every user as large a share, drawn at random but always the same."""
+def _draw_test_tweets(users: Rows, share: float) -> npt.NDArray[np.bool_]:
+    """A mask with the same random fraction of every user's tweets, always with the same seed."""
     shuffled = generator(0, SENTIMENT140_TEST).permutation(len(users))
     order = shuffled[np.argsort(users[shuffled], kind="stable")]
     counts = np.bincount(users)
-    places = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = np.zeros(len(users), dtype=np.bool_)
-    held[order] = places < np.repeat(np.floor(counts * share + 1e-9), counts)  # 0.29 * 100 is a little below 29
-    return held
+    positions = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_test = np.zeros(len(users), dtype=np.bool_)
+    is_test[order] = positions < np.repeat(np.floor(counts * share + 1e-9), counts)  # 0.29 * 100 is a little below 29
+    return is_test
 
 
-def _fewer(text: Rows, known: int, most: int) -> tuple[Rows, Rows]:
-    """Which words are kept, the two signs first, and the new number of every known word."""
+def _limit_vocabulary(text: Rows, known: int, size: int) -> tuple[Rows, Rows]:
+    """The ids of the words to keep, after padding and unknown, and the new id of every known word."""
     counts = np.bincount(text.reshape(-1), minlength=known)
     frequent = sort_by_frequency(counts)
-    words = frequent[(frequent > 1) & (counts[frequent] > 0)][:most]
+    words = frequent[(frequent > 1) & (counts[frequent] > 0)][:size]
     kept = np.concatenate([[0, 1], words])
-    new = np.ones(known, dtype=np.int64)
-    new[kept] = np.arange(len(kept))
-    return kept, new
+    new_ids = np.ones(known, dtype=np.int64)
+    new_ids[kept] = np.arange(len(kept))
+    return kept, new_ids

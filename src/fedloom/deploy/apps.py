@@ -58,7 +58,7 @@ def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
             loaded = assign_tiers(loaded, registry, data, fleet, enrolled, nodes.meet())
     experiment = assemble(loaded, registry, data, dataset)
     if fleet_folder is not None:
-        rejected = partial(read_rejected_connections, fleet_folder / PROXY_LOG, experiment.standing)
+        rejected = partial(read_rejected_connections, fleet_folder / PROXY_LOG, experiment.state)
         nodes = replace(nodes, read_rejected=rejected)
     experiment = replace(over_flower(experiment, nodes), deployed=True)
     since = standing_of(out, experiment) if exists else None

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import math
 import os
 import ssl
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..analysis.hardware import probe
+from ..analysis.planning import probe
 from ..files import write_atomic
 from .processes import SupervisedProcess, find_free_port, flower_environment
 from .proxy import ECHO
@@ -25,7 +26,6 @@ POLL_INTERVAL = 0.5  # seconds
 class DeviceSupervisor:
     bundle: DeviceBundle
     settings: Mapping[str, str]  # data-dir, with, load
-    log: Callable[[str], None]
 
     def run(self) -> None:
         """Run until interrupted."""
@@ -35,7 +35,7 @@ class DeviceSupervisor:
         command = [*self._supernode_command(folder), "--port", str(find_free_port())]
         command += ["--node-config", self._node_config(folder)]
         node = SupervisedProcess(command, home / "flower-supernode.log", flower_environment(home), self._on_exit)
-        self.log(f"{self.bundle.name} connects to {self.bundle.server}")
+        logger.info("%s connects to %s", self.bundle.name, self.bundle.server)
         try:
             while True:
                 node.restart_if_ended()
@@ -50,7 +50,7 @@ class DeviceSupervisor:
         measured["bandwidth"] = measure_bandwidth(self.bundle)
         finite = {key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)}
         write_atomic(folder / MACHINE_FILE, json.dumps(finite).encode())
-        self.log(f"measured: {json.dumps(finite)}")
+        logger.info("measured: %s", json.dumps(finite))
 
     def _supernode_command(self, folder: Path) -> list[str]:
         command = ["flower-supernode", "--superlink", self.bundle.server]
@@ -65,7 +65,7 @@ class DeviceSupervisor:
         return " ".join([f"device={self.bundle.index}", *pairs])
 
     def _on_exit(self, code: int) -> None:
-        self.log(f"the SuperNode ended with exit code {code}; restarting it")
+        logger.warning("the SuperNode ended with exit code %d; restarting it", code)
 
 
 def measure_bandwidth(bundle: DeviceBundle) -> float:

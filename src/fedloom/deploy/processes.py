@@ -94,7 +94,6 @@ class SuperLinkProcess:
 
     folder: Path
     certificates: Certificates | None  # None: no TLS and no keys
-    log: Callable[[str], None] = lambda message: None
     port: int = field(default_factory=lambda: find_free_port())
     processes: list[SupervisedProcess] = field(default_factory=list)
 
@@ -176,7 +175,7 @@ class SuperLinkProcess:
 
     def _on_exit(self, name: str) -> Callable[[int], None]:
         def on_exit(code: int) -> None:
-            self.log(f"{name} ended with exit code {code}; restarting it")
+            logger.warning("%s ended with exit code %d; restarting it", name, code)
             if name == SUPERLINK:
                 with (self.folder / RESTARTS).open("ab") as file:
                     file.write(b".")

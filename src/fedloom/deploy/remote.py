@@ -11,13 +11,12 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from ..engines.in_process import one_after_the_other
+from ..engines import InlineExecutor
 from ..fleet import Fleet
 from ..recipe.errors import RecipeIssue
 from ..recipe.registry import Registry
-from ..runs.build import Experiment, simulation
+from ..runs.experiment import Experiment
 from .runtime import NodeConfig, build_runtime, describe_device, load_extensions
 
 if TYPE_CHECKING:
@@ -70,17 +69,18 @@ def over_flower(
     """The same experiment with the devices of a node registry."""
     from ..flower.engine import Flower
 
-    loaded, standing = experiment.loaded, experiment.standing
+    loaded = experiment.loaded
     _refuse_simulated_faults(experiment)
     engine = Flower(
-        inner=replace(simulation(experiment), carry=one_after_the_other),  # forking is not safe with Flower's threads
+        inner=replace(experiment.simulator, executor=InlineExecutor()),  # forking is not safe with Flower's threads
         nodes=nodes,
         recipe=json.loads(json.dumps(loaded.recipe.document())),
-        run=lambda: str(standing.others.setdefault("run", uuid4().hex)),
+        run=lambda: experiment.state.run_id,
         default_timeout=loaded.recipe.faults.deadline or math.inf,
         on_close=on_close,
     )
-    return replace(experiment, engine=engine, faults=replace(experiment.faults, engine=engine))
+    faults = replace(experiment.faults, simulated=False)
+    return replace(experiment, engine=engine, client_states=engine.client_states, faults=faults)
 
 
 def _on_ray(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:

@@ -15,9 +15,10 @@ from ..recipe.errors import recipe_error
 from ..recipe.load import load
 from ..recipe.paths import resolve_data_folder
 from ..recipe.registry import Registry, import_file
-from ..runs.build import Experiment, assemble, finder, simulation
-from ..runs.compression import build_codec
+from ..runs.build import assemble, build_task_registry
+from ..runs.compression import build_compression
 from ..runs.data import holds_its_own
+from ..runs.experiment import Experiment
 
 if TYPE_CHECKING:
     from ..flower.apps import ClientRuntime
@@ -38,17 +39,19 @@ def build_runtime(recipe: Mapping[str, Any], config: NodeConfig) -> "ClientRunti
 
     data, own_load = str(config.get("data-dir", "")), str(config.get("load", ""))
     experiment = _assemble(json.dumps(recipe), data, extension_files(config), own_load, torch.get_default_dtype())
-    name, engine, evaluator = experiment.fleet.name(device_index(config)), simulation(experiment), experiment.evaluator
+    name, engine, evaluator = experiment.fleet.name(device_index(config)), experiment.simulator, experiment.evaluator
     if holds_its_own(experiment.loaded):
         engine = replace(engine, client_data=_whole_dataset(experiment, name))
         evaluator = replace(evaluator, tests=("local",))  # no other device shares its test set
-    codec = build_codec(experiment.loaded.recipe)
+    codec = build_compression(experiment.loaded.recipe)
     folder = Path(str(config.get("folder", "devices"))).expanduser()
-    return ClientRuntime(name, engine, experiment.fleet, finder(experiment.method, evaluator), folder, codec)
+    return ClientRuntime(
+        name, engine, experiment.fleet, build_task_registry(experiment.method, evaluator), folder, codec
+    )
 
 
 def _whole_dataset(experiment: Experiment, name: str) -> ClientData:
-    data, sizes = experiment.dataset, simulation(experiment).client_data.sizes
+    data, sizes = experiment.dataset, experiment.simulator.client_data.sizes
     return ClientData(data, {name: torch.arange(len(data.train))}, {name: torch.arange(len(data.test))}, sizes)
 
 
@@ -102,6 +105,6 @@ def override_dataset(
     """A data set with the settings of the original, all ignored, that returns the device's own data."""
 
     def read(**settings: Any) -> Dataset:
-        return load()
+        return load_own()
 
     return wraps(original)(read) if original else read

@@ -2,6 +2,7 @@
 whenever it ends."""
 
 import json
+import logging
 import os
 import ssl
 import time
@@ -84,7 +85,6 @@ class ServerSupervisor:
     registry: FleetRegistry
     out: Path
     config: Mapping[str, str]  # of the server app: recipe, data-dir, with
-    log: Callable[[str], None]
     _launch: str = ""  # identifies the last start of the server app
     _run: str = ""  # Flower's run id
     _launched: float = 0.0
@@ -95,18 +95,18 @@ class ServerSupervisor:
     def run(self) -> None:
         """Run until the experiment has finished."""
         if self.is_finished():
-            self.log(f"{self.out} has already finished")
+            logger.info("%s has already finished", self.out)
             return
         home, log = self.registry.folder / "flower", self.registry.folder / PROXY_LOG
         if not self.out.exists():
             log.unlink(missing_ok=True)  # its rejections belong to an earlier run
         self._stop_leftover_app()
-        superlink = SuperLinkProcess(home, _certificates(self.registry), self.log)
+        superlink = SuperLinkProcess(home, _certificates(self.registry))
         proxy = None
         try:
             superlink.start()
             proxy = start_fleet_proxy(self.registry, superlink.port)
-            self.log(f"waiting for devices at {self.registry.server}")
+            logger.info("waiting for devices at %s", self.registry.server)
             self._register(superlink)
             app = write_app(home / "app")
             while not self.is_finished():
@@ -163,7 +163,7 @@ class ServerSupervisor:
             if failure:
                 raise SupervisionError(failure["message"], failure["kind"] == NoQuorum.__name__)
             self._futile_starts = self._futile_starts + 1 if saved == self._saved_round else 0
-            self.log(f"the server app ended; resuming after round {saved}")
+            logger.warning("the server app ended; resuming after round %d", saved)
         if self._futile_starts >= MAX_FUTILE_STARTS:
             log = superlink.folder / "flower-superexec.log"
             raise SupervisionError(f"it ended {MAX_FUTILE_STARTS} times without completing a round: see {log}")
@@ -176,13 +176,13 @@ class ServerSupervisor:
             self._run = superlink.launch(app, {**config, "launch": self._launch})
             self._launched = time.monotonic()
         except FlowerCommandError as error:  # the SuperLink may just be restarting
-            self.log(str(error))
+            logger.warning("%s", error)
             self._launch = ""
 
     def _log_rounds(self) -> None:
         for line in list(read_json_lines(self.out / "timings.jsonl"))[self._logged_rounds :]:
             self._logged_rounds += 1
-            self.log(f"round {line['round']}  {line['seconds']:.1f} s")
+            logger.info("round %d  %.1f s", line["round"], line["seconds"])
 
 
 @contextmanager

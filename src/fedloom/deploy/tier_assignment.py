@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.costs import tier_costs
-from ..analysis.hardware import DeviceSpec
-from ..analysis.planning import plan_fleet
+from ..analysis.planning import DeviceSpec, plan_fleet
 from ..engines import Refusal
 from ..fleet import Fleet, count_parameters
 from ..recipe.errors import RecipeIssue
@@ -73,8 +72,8 @@ def assign_tiers(
         parse_machine(device.name, reports.get(fleet.name(index), {}), deadline)
         for index, device in enumerate(enrolled.devices)
     ]
-    plans = plan_fleet(loaded, registry, data, machines, tier_costs(loaded, registry, data, memory=True)).planned
-    fitting = [None if plan.fit is None else plan.fit.tier for plan in plans]
+    plans = plan_fleet(loaded, registry, data, machines, tier_costs(loaded, registry, data, memory=True)).devices
+    fitting = [None if plan.demand is None else plan.demand.tier for plan in plans]
     document = loaded.recipe.document()
     limits = [device.max_tier for device in enrolled.devices]
     document["fleet"]["device_tiers"] = list(choose_tiers(limits, fitting, names))
@@ -109,11 +108,11 @@ def read_rejected_connections(log: Path, state: RunState) -> Iterator[Refusal]:
     if not log.exists():
         return
     with log.open("rb") as file:
-        file.seek(int(state.others.get(LOG_POSITION, 0)))
+        file.seek(state.proxy_log_offset)
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            state.others[LOG_POSITION] = int(state.others.get(LOG_POSITION, 0)) + len(line)
+            state.proxy_log_offset += len(line)
             rejection: dict[str, Any] = json.loads(line)
             yield Refusal("", rejection["code"], rejection["reason"])
 

@@ -1,41 +1,52 @@
-"""Implementations of `ask`: whatever carries a task to devices and brings their replies back through admission."""
+"""Engines: implementations of `ask`, the gate that every reply passes, and the transports between."""
 
-from .attacks import ATTACKS, Attacked, malicious, poisoned
+from .attacks import ATTACKS, AttackTransport, malicious, poisoned
+from .channel import Channel
 from .client_data import ClientData, build_client_data, devices_at_once
-from .client_state import ClientStateStore
-from .compression import Codec, Coded
+from .client_state import ClientStates, ClientStateStore
+from .compression import Compression, DeviceEnd, ServerEnd
 from .dry_run import DryRun
-from .gate import Refusal, refuse
-from .in_process import InProcess
-from .lockstep import lockstep
-from .norm_screening import Norms
-from .protocol import ByMail, Header, Question, encode_reply, opened
-from .worker_pool import PoolClient, ProcessPool, WorkerPool, keep_the_heap
+from .faults import FaultInjector, FaultPlan
+from .gate import Gate, Refusal, refuse
+from .in_process import Executor, InlineExecutor, InProcess, Simulation
+from .lockstep import Lockstep
+from .norm_screening import NormScreening
+from .protocol import BytesTransport, Expected, Header, decode_reply, encode_reply
+from .task_ref import TaskRegistry
+from .worker_pool import WorkerPool, keep_freed_memory
 
 __all__ = [
     "ATTACKS",
-    "Attacked",
-    "ByMail",
+    "AttackTransport",
+    "BytesTransport",
+    "Channel",
     "ClientData",
     "ClientStateStore",
-    "Codec",
-    "Coded",
+    "ClientStates",
+    "Compression",
+    "DeviceEnd",
     "DryRun",
+    "Executor",
+    "Expected",
+    "FaultInjector",
+    "FaultPlan",
+    "Gate",
     "Header",
     "InProcess",
-    "Norms",
-    "PoolClient",
-    "ProcessPool",
-    "Question",
+    "InlineExecutor",
+    "Lockstep",
+    "NormScreening",
     "Refusal",
+    "ServerEnd",
+    "Simulation",
+    "TaskRegistry",
     "WorkerPool",
     "build_client_data",
+    "decode_reply",
     "devices_at_once",
     "encode_reply",
-    "keep_the_heap",
-    "lockstep",
+    "keep_freed_memory",
     "malicious",
-    "opened",
     "poisoned",
     "refuse",
 ]

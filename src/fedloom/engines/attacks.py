@@ -6,23 +6,20 @@ replies to other questions, such as those of a evaluation, stay honest.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..client import Task
 from ..data import Examples
-from ..fleet import Device, Fleet, Reply, count_parameters
+from ..fleet import Exchange, Fleet, Inboxes, Reply, Request, count_parameters
 from ..footprints import Footprint, take_block
 from ..seeds import ATTACK, MALICIOUS, generator
-from ..tensors import Parcel, Tensors, combine
+from ..tensors import Tensors, combine
 from .client_data import ClientData
-from .client_state import ClientStateStore
-from .gate import refuse
-from .in_process import InProcess
 
 WEIGHTS = "weights"
 
@@ -33,7 +30,7 @@ class AttackContext:
 
     bad: list[Reply]
     good: list[Reply]
-    inboxes: Mapping[Device, Parcel]
+    inboxes: Inboxes
     fleet: Fleet
     draw: np.random.Generator
 
@@ -181,48 +178,46 @@ def poisoned(attack: Attack, client_data: ClientData, names: Collection[str]) ->
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """`inner`, some of whose devices, by name, carry out an attack."""
+class AttackTransport:
+    """Some devices, by name, carry out an attack: together, and knowing what all others send."""
 
-    inner: InProcess
     attack: Attack
     names: frozenset[str]
     fleet: Fleet
+    end: Literal["network"] = "network"
 
-    @property
-    def memory(self) -> ClientStateStore:
-        return self.inner.memory
+    def open(self, request: Request) -> Exchange:
+        return _AttackedExchange(self, request)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        replies = self.inner.ask(task, inboxes, round_number, repeat)
-        if self.attack.craft is None or WEIGHTS not in task.sends:
-            yield from replies
-            return
-        told = sorted(replies, key=lambda reply: reply.device.name)  # who answered first must not matter
-        worth = {reply.device: self._speaks(reply, inboxes[reply.device]) for reply in told}
-        bad = [one for one in told if worth[one.device] and one.device.name in self.names]
-        good = [one for one in told if worth[one.device] and one.device.name not in self.names]
-        draw = generator(self.fleet.seed, ATTACK, round_number, task.stream, repeat)
-        forged = self.attack.craft(AttackContext(bad, good, inboxes, self.fleet, draw))
-        yield from (one for one in told if not worth[one.device] or one.device.name not in self.names)
-        for one, weights in zip(bad, forged, strict=True):
-            reply = replace(one, upload={**one.upload, WEIGHTS: weights})
-            refusal = refuse(reply, task, inboxes[one.device])
-            if refusal:
-                self.inner.on_refusal(round_number, refusal)
-            else:
-                yield reply
 
-    def commit(self, round_number: int) -> None:
-        self.inner.commit(round_number)
+@dataclass
+class _AttackedExchange(Exchange):
+    transport: AttackTransport
+    request: Request
 
-    def close(self) -> None:
-        self.inner.close()
+    def gather(self, replies: Iterable[Reply]) -> Iterable[Reply]:
+        craft, request = self.transport.attack.craft, self.request
+        if craft is None or WEIGHTS not in request.task.sends:
+            return replies
+        names, fleet = self.transport.names, self.transport.fleet
+        ordered = sorted(replies, key=lambda reply: reply.device.name)  # the order of arrival must not matter
+        updates = [reply for reply in ordered if self._is_update(reply)]
+        malicious = [reply for reply in updates if reply.device.name in names]
+        honest = [reply for reply in updates if reply.device.name not in names]
+        draw = generator(fleet.seed, ATTACK, request.round_number, request.task.stream, request.repeat)
+        crafted = craft(AttackContext(malicious, honest, request.inboxes, fleet, draw))
+        forged = {
+            reply.device: replace(reply, upload={**reply.upload, WEIGHTS: weights})
+            for reply, weights in zip(malicious, crafted, strict=True)
+        }
+        return [forged.get(reply.device, reply) for reply in ordered]
 
-    def _speaks(self, reply: Reply, inbox: Parcel) -> bool:
-        """Whether a reply's weights are those it was given, changed; what the server computes itself is its own."""
-        given = inbox.get(WEIGHTS)
-        return given is not None and not reply.device.is_server and _shapes(given) == _shapes(reply.upload[WEIGHTS])
+    def _is_update(self, reply: Reply) -> bool:
+        """Whether a reply's weights are those of its inbox, changed."""
+        received = self.request.inboxes[reply.device].get(WEIGHTS)
+        return (
+            received is not None and not reply.device.is_server and _shapes(received) == _shapes(reply.upload[WEIGHTS])
+        )
 
 
 def _shapes(tensors: Tensors) -> dict[str, torch.Size]:

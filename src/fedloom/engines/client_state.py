@@ -1,6 +1,6 @@
 """What devices keep from round to round: in this process up to a budget, beyond it in files.
 
-Two generations: what was remembered in a round counts from its commit on, so a round that is abandoned leaves no trace.
+Two generations: a state that is staged in a round counts from its commit on, so a failed round leaves no trace.
 """
 
 import os
@@ -16,149 +16,163 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..fleet import Device
+from ..fleet import Device, Reply
 from ..tensors import Parcel, combine
 from .serialization import pack, unpack
 
 BUDGET = 2 * 1024**3
-LEFT_OUT = " left out"  # behind the name of a device; no device has a name with a space
+RESIDUAL = " left out"  # behind the name of a device, which has no blank; enters fingerprints, so it never changes
 
 
 class ClientStates(Protocol):
-    """What devices remember, or where they do: as much of it as a run's record and its faults must know."""
+    """The states of devices, or where they are: what recording and faults need to know."""
 
     commits: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the states are in this process; else devices keep them themselves."""
 
     @property
     def committed(self) -> Mapping[str, Parcel]: ...
 
     @committed.setter
-    def committed(self, parcels: Mapping[str, Parcel]) -> None: ...
+    def committed(self, states: Mapping[str, Parcel]) -> None: ...
 
     @property
-    def stamps(self) -> dict[str, int]: ...
+    def versions(self) -> dict[str, int]: ...
 
     def commit(self) -> None: ...
 
-    def abandon(self) -> None: ...
+    def rollback(self) -> None: ...
 
 
 class ClientStateStore:
-    """`budget` is in bytes; `folder` is where files may go, by default where the system puts temporary ones.
+    """The states of simulated devices.
 
-    A device that has never remembered anything costs nothing. Forked processes must not remember.
+    Parameters
+    ----------
+    initial: the first state of a device that has none yet; such a device costs nothing.
+    budget: bytes that are held in memory; beyond it states go to files.
+    folder: where those files go, by default the system's temporary folder.
+
+    Forked processes must not write to it.
     """
 
-    def __init__(self, prepare: Callable[[Device], Parcel], budget: int = BUDGET, folder: Path | None = None):
-        self.prepare = prepare
+    is_local = True
+
+    def __init__(self, initial: Callable[[Device], Parcel], budget: int = BUDGET, folder: Path | None = None):
+        self.initial = initial
         self.budget = budget
         self.resident = 0  # bytes held in this process
-        self._committed: dict[str, _Kept] = {}
-        self._staged: dict[str, _Kept] = {}
-        self._held: dict[_Kept, Parcel] = {}  # the least recently used first
-        self._files = _Files(folder)
-        self._stamps = count()
         self.commits = 0
+        self._committed: dict[str, _Stored] = {}
+        self._staged: dict[str, _Stored] = {}
+        self._held: dict[_Stored, Parcel] = {}  # the least recently used first
+        self._files = _Files(folder)
+        self._versions = count()
 
-    def recall(self, device: Device) -> Parcel:
-        """The newest memory; a device that has none yet prepares its first, and the server has none."""
+    def read(self, device: Device) -> Parcel:
+        """The newest state of a device. The server has none."""
         if device.is_server:
             return {}
-        kept = self._staged.get(device.name) or self._committed.get(device.name)
-        return self._read(kept) if kept else self.prepare(device)
+        stored = self._staged.get(device.name) or self._committed.get(device.name)
+        return self._load(stored) if stored else self.initial(device)
 
-    def remember(self, device: Device, parcel: Parcel) -> None:
-        self._put(self._staged, device.name, parcel)
+    def residual(self, device: Device) -> Parcel:
+        """What compression has left out of the device's uploads so far. No task sees it."""
+        stored = self._staged.get(device.name + RESIDUAL) or self._committed.get(device.name + RESIDUAL)
+        return self._load(stored) if stored else {}
 
-    def left_out(self, device: Device) -> Parcel:
-        """What a codec has left out of what the device sent: no task sees it, and it shares the memory's fate."""
-        kept = self._staged.get(device.name + LEFT_OUT) or self._committed.get(device.name + LEFT_OUT)
-        return self._read(kept) if kept else {}
-
-    def leave_out(self, device: Device, parcel: Parcel) -> None:
-        self._put(self._staged, device.name + LEFT_OUT, parcel)
+    def stage(self, reply: Reply) -> None:
+        """Take over what the device of an admitted reply keeps; it counts from the next commit on."""
+        if reply.state is not None:
+            self._put(self._staged, reply.device.name, reply.state)
+        if reply.residual is not None:
+            self._put(self._staged, reply.device.name + RESIDUAL, reply.residual)
 
     def commit(self) -> None:
-        for name, kept in self._staged.items():
+        for name, stored in self._staged.items():
             self._drop(self._committed.get(name))
-            self._committed[name] = kept
+            self._committed[name] = stored
         self._staged.clear()
         self.commits += 1
 
-    def abandon(self) -> None:
-        for kept in self._staged.values():
-            self._drop(kept)
+    def rollback(self) -> None:
+        """Forget what was staged since the last commit."""
+        for stored in self._staged.values():
+            self._drop(stored)
         self._staged.clear()
 
     def close(self) -> None:
         """Remove all files, and with them what did not fit in memory."""
         self._files.remove()
-        for kept in self._held:
-            kept.file = None
+        for stored in self._held:
+            stored.file = None
 
     @property
     def committed(self) -> Mapping[str, Parcel]:
         """By name of the device."""
-        return _Reading(self._committed, self._read)
+        return _Reading(self._committed, self._load)
 
     @committed.setter
-    def committed(self, parcels: Mapping[str, Parcel]) -> None:
+    def committed(self, states: Mapping[str, Parcel]) -> None:
         before, self._committed = self._committed, {}
-        for name, parcel in parcels.items():
+        for name, parcel in states.items():
             self._put(self._committed, name, parcel)
-        for kept in before.values():
-            self._drop(kept)
+        for stored in before.values():
+            self._drop(stored)
 
     @property
-    def stamps(self) -> dict[str, int]:
-        """A number for every memory, which no other memory has had or will have."""
-        return {name: kept.stamp for name, kept in self._committed.items()}
+    def versions(self) -> dict[str, int]:
+        """A number for every state, which no other state has had or will have."""
+        return {name: stored.version for name, stored in self._committed.items()}
 
-    def _put(self, generation: "dict[str, _Kept]", name: str, parcel: Parcel) -> None:
+    def _put(self, generation: "dict[str, _Stored]", name: str, parcel: Parcel) -> None:
         own = {bundle: combine(_owned, tensors) for bundle, tensors in parcel.items()}
         self._drop(generation.get(name))
-        generation[name] = _Kept(
+        generation[name] = _Stored(
             names={bundle: tuple(tensors) for bundle, tensors in own.items()},
             size=sum(tensor.nbytes for tensors in own.values() for tensor in tensors.values()),
-            stamp=next(self._stamps),
+            version=next(self._versions),
         )
         self._hold(generation[name], own)
 
-    def _read(self, kept: "_Kept") -> Parcel:
-        if kept in self._held:
-            parcel = self._held.pop(kept)
-            self.resident -= kept.size
+    def _load(self, stored: "_Stored") -> Parcel:
+        if stored in self._held:
+            parcel = self._held.pop(stored)
+            self.resident -= stored.size
         else:
-            parcel = kept.load()
-        self._hold(kept, parcel)
+            parcel = stored.load()
+        self._hold(stored, parcel)
         return parcel
 
-    def _hold(self, kept: "_Kept", parcel: Parcel) -> None:
-        """As the most recently used; others make room for it, and if that is not enough, so does it."""
-        self._held[kept] = parcel
-        self.resident += kept.size
+    def _hold(self, stored: "_Stored", parcel: Parcel) -> None:
+        """As the most recently used. Others are written to files to make room; if that is not enough, so is it."""
+        self._held[stored] = parcel
+        self.resident += stored.size
         while self.resident > self.budget:
-            oldest, out = next(iter(self._held.items()))
-            oldest.file = oldest.file or self._files.write(pack(out))
+            oldest, evicted = next(iter(self._held.items()))
+            oldest.file = oldest.file or self._files.write(pack(evicted))
             del self._held[oldest]
             self.resident -= oldest.size
 
-    def _drop(self, kept: "_Kept | None") -> None:
-        if kept is None:
+    def _drop(self, stored: "_Stored | None") -> None:
+        if stored is None:
             return
-        if self._held.pop(kept, None) is not None:
-            self.resident -= kept.size
-        if kept.file:
-            kept.file.unlink(missing_ok=True)
+        if self._held.pop(stored, None) is not None:
+            self.resident -= stored.size
+        if stored.file:
+            stored.file.unlink(missing_ok=True)
 
 
 @dataclass(eq=False, slots=True)
-class _Kept:
-    """One parcel, in memory or in a file. It never changes, so its file is written once and never written over."""
+class _Stored:
+    """One parcel, in memory or in a file. It never changes, so its file is written once."""
 
     names: Mapping[str, tuple[str, ...]]  # bundle -> its tensors: a file keeps neither their order nor empty bundles
     size: int
-    stamp: int
+    version: int
     file: Path | None = None
 
     def load(self) -> Parcel:
@@ -170,7 +184,7 @@ class _Kept:
 class _Reading(Mapping[str, Parcel]):
     """Parcels, each read when it is looked at."""
 
-    def __init__(self, generation: Mapping[str, _Kept], read: Callable[[_Kept], Parcel]):
+    def __init__(self, generation: Mapping[str, _Stored], read: Callable[[_Stored], Parcel]):
         self._generation, self._read = generation, read
 
     def __getitem__(self, name: str) -> Parcel:
@@ -211,6 +225,6 @@ def _remove(folder: Path, maker: int) -> None:
 
 
 def _owned(tensor: Tensor) -> Tensor:
-    """As plain memory of its own: a view would keep alive, uncounted, all that it is a view of."""
+    """With memory of its own: a view would keep alive, uncounted, all that it is a view of."""
     plain = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if plain else tensor.clone(memory_format=torch.contiguous_format)

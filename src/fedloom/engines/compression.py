@@ -1,21 +1,12 @@
-"""Parcels in fewer bytes, on their way to devices and back. What travels is a parcel again, so it is counted, sealed
-and admitted like any other.
+"""Parcels in fewer bytes: half precision, 8-bit integers, or the largest entries alone.
 
-From a device comes what it changed: the server adds that to what it has, not to what rounding made of it on the way
-down, so rounding does not add up from round to round. All of it are pure functions, the same for every engine.
-
-One tensor in fewer bytes, as tensors again: shorter numbers, whole ones with a scale, or the largest entries alone.
-
-How much a code takes follows from shape and dtype, never from the numbers, so whoever reads it knows the layout before
-it comes. Reading checks all that a layout does not say and allocates no more than the tensor that was declared.
-
-A simulation whose parcels go through a codec. An engine for the turns of a method; whoever judges asks another.
-
-What a device leaves out it remembers only if its reply is admitted, and from the round's commit on, as all its memory.
+What travels is a parcel again, so it is counted, serialized and admitted like any other; its layout follows from shapes
+and dtypes alone. Devices upload what they changed, and the server adds that to its own weights, so that rounding on
+the way down does not add up over rounds.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -23,44 +14,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..client import Bounded, Layout, Like, BundleSpec, Task
-from ..fleet import Device, Reply
+from ..client import Bounded, BundleSpec, Layout, Like, Task
+from ..fleet import Device, Exchange, Reply, Request
 from ..models import Model
 from ..settings import Share
-from ..tensors import Parcel, Tensors, combine, tensor_bytes
-from .blocks import Parcels
-from .client_data import ClientData
-from .gate import MAX_EXAMPLES, Refusal, declared, refuse
-from .in_process import InProcess, Way, straight
+from ..tensors import Parcel, Tensors, tensor_bytes
+from .gate import MAX_EXAMPLES, Refusal, Report, declared, ignore, refuse
 
 Shape = tuple[int, ...]
 STEPS = 127  # to either side of zero
 
 
 class Malformed(Exception):  # noqa: N818 - named for what is wrong
-    """A tensor coded as no honest device would."""
+    """A compressed tensor that no honest device would send."""
 
 
-class Code(Protocol):
+class Compressor(Protocol):
+    """One tensor in fewer bytes, as named tensors again."""
+
     @property
     def of_updates(self) -> bool:
-        """Whether it is for updates alone, and would spoil anything else."""
+        """Whether it is meant for updates alone."""
 
     @property
     def error_feedback(self) -> bool:
-        """Whether what is lost is kept, and added to the next update."""
+        """Whether what is lost is kept by the device and added to its next update."""
 
     def parts(self, shape: Shape, dtype: torch.dtype) -> Layout:
-        """What takes the place of such a tensor, each part under its name."""
+        """The layout of what replaces such a tensor."""
 
     def encode(self, tensor: Tensor) -> dict[str, Tensor]: ...
 
     def decode(self, parts: Tensors, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Of parts that have the layout they should; raises `Malformed`."""
+        """Restore a tensor from parts of the right layout; raises `Malformed` for impossible values."""
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullUpdate:
     """An update as it is."""
 
     of_updates, error_feedback = True, False
@@ -76,8 +66,8 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Half:
-    """Shorter floating numbers; what they cannot reach becomes the largest they have, what is not finite stays so."""
+class HalfPrecision:
+    """16-bit floats. Values out of range become the largest there are, values that are not finite stay so."""
 
     to: torch.dtype
     of_updates, error_feedback = False, False
@@ -95,7 +85,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Int8:
-    """Multiples of a scale, -127 to 127: a scale for every row (of the first axis), or one for the tensor."""
+    """Multiples of a scale, -127 to 127: a scale per row of the first axis, or one for the tensor."""
 
     scale: Literal["row", "tensor"] = "row"
     of_updates, error_feedback = False, False
@@ -118,8 +108,8 @@ class Int8:
 
 @dataclass(frozen=True)
 class TopK:
-    """The entries farthest from zero, so large a share of them; of equal ones the first. Where they are is told by a
-    bit for every entry, or by their numbers where that is shorter."""
+    """A share of the entries, those of largest magnitude; of equal ones the first. Positions are sent as a bit mask, or
+    as indices where that is shorter."""
 
     share: Share
     error_feedback: bool = True
@@ -147,26 +137,26 @@ class TopK:
         found = places.long() if places.dtype == torch.int32 else _unpacked(places, count)
         rising = len(found) == count and bool((found[1:] > found[:-1]).all())
         if not rising or int(found[0]) < 0 or int(found[-1]) >= entries:
-            raise Malformed(f"the places are not {count} different ones in order, of {entries}")
+            raise Malformed(f"the positions are not {count} different ones in order, of {entries}")
         made = torch.zeros(entries, dtype=dtype)
         made[found] = parts["values"]
         return made.view(shape)
 
 
-def float16() -> Code:
-    return Half(torch.float16)
+def float16() -> Compressor:
+    return HalfPrecision(torch.float16)
 
 
-def bfloat16() -> Code:
-    return Half(torch.bfloat16)
+def bfloat16() -> Compressor:
+    return HalfPrecision(torch.bfloat16)
 
 
-DOWN: Mapping[str, Callable[..., Code]] = {"float16": float16, "bfloat16": bfloat16, "int8": Int8}
-UP: Mapping[str, Callable[..., Code]] = {**DOWN, "top_k": TopK}
+DOWNLINK: Mapping[str, Callable[..., Compressor]] = {"float16": float16, "bfloat16": bfloat16, "int8": Int8}
+UPLINK: Mapping[str, Callable[..., Compressor]] = {**DOWNLINK, "top_k": TopK}
 
 
 def _largest(flat: Tensor, count: int) -> Tensor:
-    """Truth values; what is no number counts as large, so that it is sent and not hidden."""
+    """A mask; NaN counts as large, so that it is sent and not hidden."""
     sizes = flat.abs().nan_to_num(nan=math.inf, posinf=math.inf)
     least = sizes.topk(count).values[-1]
     taken = sizes > least
@@ -179,176 +169,241 @@ def _packed(bits: Tensor) -> Tensor:
 
 
 def _unpacked(octets: Tensor, count: int) -> Tensor:
-    """The places of all set bits, those behind the last entry too; none if there are not so many."""
+    """The positions of all set bits, padding included; none if their number is wrong."""
     bits = np.unpackbits(octets.numpy())
     return torch.from_numpy(np.flatnonzero(bits) if np.count_nonzero(bits) == count else np.zeros(0, dtype=np.int64))
 
 
-def is_coded(shape: Sequence[int], dtype: torch.dtype) -> bool:
-    """Vectors and single numbers travel as they are: there are few of them, and among them are biases, counts and
-    statistics, which do not bear rounding."""
+def is_compressible(shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Vectors and scalars travel as they are: they are small, and among them are biases, counts and statistics, which
+    must not be rounded."""
     return dtype.is_floating_point and len(shape) > 1 and math.prod(shape) > 0
 
 
-MARK = "@"  # between a tensor's name and what is made of it
+MARK = "@"  # between a tensor's name and the name of a part
 Bundles = dict[str, dict[str, Tensor]]
+Cache = dict[int, tuple[object, Mapping[str, Tensor]]]
+"""By identity of a tensor: what several devices share is compressed once, and still shared afterwards."""
 
 
 @dataclass(frozen=True)
-class Codec:
-    """How a run's parcels travel; None: as they are, but for updates, which are then sent whole."""
+class Compression:
+    """How the parcels of a run travel. Without `uplink`, updates are sent in full; without `downlink`, as they are."""
 
-    up: Code | None = None
-    down: Code | None = None
+    uplink: Compressor | None = None
+    downlink: Compressor | None = None
 
-    def encode_down(self, inbox: Parcel) -> Bundles:
-        """What the server sends. It says itself what it is, for a device knows no layout of what it is to get."""
-        return {bundle: self._written_down(tensors) for bundle, tensors in inbox.items()}
+    def encode_down(self, inbox: Parcel, cache: Cache | None = None) -> Bundles:
+        """What the server sends. Names say how to decode, because a device does not know the layout beforehand."""
+        return {bundle: self._encode_down(tensors, {} if cache is None else cache) for bundle, tensors in inbox.items()}
 
-    def decode_down(self, coded: Parcel) -> Bundles:
-        """What a device has of it."""
-        return {bundle: self._read_down(tensors) for bundle, tensors in coded.items()}
+    def decode_down(self, encoded: Parcel, cache: Cache | None = None) -> Bundles:
+        """What a device makes of it."""
+        return {b: self._decode_down(tensors, {} if cache is None else cache) for b, tensors in encoded.items()}
 
-    def rounded(self, tensor: Tensor) -> Tensor:
-        """What a device has of one tensor, without the detour."""
-        code = self._code_down(tuple(tensor.shape), tensor.dtype)
-        return tensor if code is None else code.decode(code.encode(tensor), tuple(tensor.shape), tensor.dtype)
-
-    def encode_up(self, task: Task, inbox: Parcel, sent: Parcel, left: Parcel) -> tuple[Bundles, Parcel]:
-        """What a device sends, and what it leaves out of it. `inbox` is what it has got, `left` what it left out
-        before."""
-        coded: Bundles = {}
-        for bundle, tensors in sent.items():
-            before = left.get(_drawer(task, bundle), {})
-            coded[bundle], after = self._written_up(tensors, _base(task, bundle, inbox), before)
-            if after:
-                left = {**left, _drawer(task, bundle): after}
-        return coded, left
+    def encode_up(self, task: Task, inbox: Parcel, upload: Parcel, residual: Parcel) -> tuple[Bundles, Parcel]:
+        """What a device sends, and its new residual: what was left out. `inbox` is what the device received."""
+        encoded: Bundles = {}
+        for bundle, tensors in upload.items():
+            key = _residual_key(task, bundle)
+            encoded[bundle], left_out = self._encode_up(tensors, _base(task, bundle, inbox), residual.get(key, {}))
+            if left_out:
+                residual = {**residual, key: left_out}
+        return encoded, residual
 
     def decode_up(self, reply: Reply, task: Task, inbox: Parcel, max_examples: int = MAX_EXAMPLES) -> Reply | Refusal:
-        """What the server has of it. `inbox` is what it wanted to send. The gate is still to come: here only what
-        travelled is checked, so that it can be read."""
-        refusal = refuse(reply, self.asked(task), inbox, max_examples=max_examples)
+        """What the server makes of it. `inbox` is the server's own, before compression. Only what travelled is checked
+        here, so that it can be decoded; the gate follows."""
+        refusal = refuse(reply, self.encoded_task(task), inbox, max_examples)
         if refusal:
             return refusal
         layouts = declared(task, reply.device, inbox, reply.examples)
         try:
-            made = {b: self._read_up(reply.upload[b], one, _base(task, b, inbox)) for b, one in layouts.items()}
+            upload = {b: self._decode_up(reply.upload[b], one, _base(task, b, inbox)) for b, one in layouts.items()}
         except Malformed as error:
             return Refusal(reply.device.name, "BAD_FORMAT", str(error))
-        return replace(reply, upload=made)
+        return replace(reply, upload=upload)
 
-    def asked(self, task: Task) -> Task:
-        """The same task, as it declares what travels."""
-        return replace(task, sends={bundle: _Coded(self, sent) for bundle, sent in task.sends.items()})
+    def encoded_task(self, task: Task) -> Task:
+        """The same task, declaring what travels."""
+        return replace(task, sends={bundle: _EncodedSpec(self, spec) for bundle, spec in task.sends.items()})
 
-    def down_bytes(self, inbox: Parcel) -> int:
+    def bytes_down(self, inbox: Parcel) -> int:
         outlines = [(tuple(one.shape), one.dtype) for tensors in inbox.values() for one in tensors.values()]
-        return sum(_size(self._code_down(*outline), *outline) for outline in outlines)
+        return sum(_size(self._downlink_for(*outline), *outline) for outline in outlines)
 
-    def up_bytes(self, task: Task, sent: Parcel) -> int:
-        """Follows from shapes and dtypes alone."""
+    def bytes_up(self, task: Task, upload: Parcel) -> int:
         return sum(
-            _size(self.code_up(one, isinstance(task.sends[bundle], Like)), *one)
-            for bundle, tensors in sent.items()
+            _size(self.uplink_for(one, isinstance(task.sends[bundle], Like)), *one)
+            for bundle, tensors in upload.items()
             for one in ((tuple(tensor.shape), tensor.dtype) for tensor in tensors.values())
         )
 
-    def code_up(self, outline: tuple[Shape, torch.dtype], update: bool) -> Code | None:
-        if not is_coded(*outline) or (not update and (self.up is None or self.up.of_updates)):
+    def uplink_for(self, outline: tuple[Shape, torch.dtype], is_update: bool) -> Compressor | None:
+        """The compressor of a tensor; None: it travels as it is."""
+        if not is_compressible(*outline) or (not is_update and (self.uplink is None or self.uplink.of_updates)):
             return None
-        worth = self.up is not None and _size(self.up, *outline) <= tensor_bytes(*outline)
-        return self.up if worth else Whole() if update else None
+        saves = self.uplink is not None and _size(self.uplink, *outline) <= tensor_bytes(*outline)
+        return self.uplink if saves else FullUpdate() if is_update else None
 
-    def _code_down(self, shape: Shape, dtype: torch.dtype) -> Code | None:
-        if self.down is None or not is_coded(shape, dtype):
+    def _downlink_for(self, shape: Shape, dtype: torch.dtype) -> Compressor | None:
+        if self.downlink is None or not is_compressible(shape, dtype):
             return None
-        return self.down if _size(self.down, shape, dtype) <= tensor_bytes(shape, dtype) else None
+        return self.downlink if _size(self.downlink, shape, dtype) <= tensor_bytes(shape, dtype) else None
 
-    def _written_down(self, tensors: Tensors) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = {}
+    def _encode_down(self, tensors: Tensors, cache: Cache) -> dict[str, Tensor]:
+        encoded: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            code = self._code_down(tuple(tensor.shape), tensor.dtype)
-            made |= _marked(name, tensor.dtype, code.encode(tensor) if code else {"": tensor})
-        return made
+            if id(tensor) not in cache:
+                compressor = self._downlink_for(tuple(tensor.shape), tensor.dtype)
+                cache[id(tensor)] = tensor, compressor.encode(tensor) if compressor else {"": tensor}
+            encoded |= _marked(name, tensor.dtype, cache[id(tensor)][1])
+        return encoded
 
-    def _read_down(self, tensors: Tensors) -> dict[str, Tensor]:
+    def _decode_down(self, encoded: Tensors, cache: Cache) -> dict[str, Tensor]:
         parts: dict[tuple[str, str], dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
+        for key, tensor in encoded.items():
             name, _, mark = key.partition(MARK)
             part, _, dtype = mark.partition(":")
             parts.setdefault((name, dtype), {})[part] = tensor
-        return {name: self._read_one_down(own, dtype) for (name, dtype), own in parts.items()}
+        return {name: self._decode_one_down(own, dtype, cache) for (name, dtype), own in parts.items()}
 
-    def _read_one_down(self, parts: Tensors, dtype: str) -> Tensor:
+    def _decode_one_down(self, parts: Tensors, dtype: str, cache: Cache) -> Tensor:
         first = next(iter(parts.values()))
-        return first if self.down is None or not dtype else self.down.decode(parts, tuple(first.shape), _dtype(dtype))
+        if self.downlink is None or not dtype:
+            return first
+        if id(first) not in cache:
+            cache[id(first)] = first, {"": self.downlink.decode(parts, tuple(first.shape), _dtype(dtype))}
+        return cache[id(first)][1][""]
 
-    def _written_up(
-        self, tensors: Tensors, base: Tensors | None, left: Tensors
+    def _encode_up(
+        self, tensors: Tensors, base: Tensors | None, residual: Tensors
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        made: dict[str, Tensor] = {}
-        after: dict[str, Tensor] = {}
+        encoded: dict[str, Tensor] = {}
+        left_out: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            outline, old = (tuple(tensor.shape), tensor.dtype), _like(tensor, base, name)
-            code = self.code_up(outline, old is not None)
-            whole = tensor if code is None or old is None else tensor - old
-            more = _like(whole, left, name) if code and code.error_feedback else None
-            whole = whole if more is None else whole + more
-            parts = code.encode(whole) if code else {"": whole}
-            made |= _marked(name, tensor.dtype, parts)
-            if code and code.error_feedback:
-                after[name] = whole - code.decode(parts, *outline)
-        return made, after
+            outline, old = (tuple(tensor.shape), tensor.dtype), _same_kind(tensor, base, name)
+            compressor = self.uplink_for(outline, old is not None)
+            change = tensor if compressor is None or old is None else tensor - old
+            more = _same_kind(change, residual, name) if compressor and compressor.error_feedback else None
+            change = change if more is None else change + more
+            parts = compressor.encode(change) if compressor else {"": change}
+            encoded |= _marked(name, tensor.dtype, parts)
+            if compressor and compressor.error_feedback:
+                left_out[name] = change - compressor.decode(parts, *outline)
+        return encoded, left_out
 
-    def _read_up(self, coded: Tensors, layout: Layout, base: Tensors | None) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = {}
+    def _decode_up(self, encoded: Tensors, layout: Layout, base: Tensors | None) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
         for name, (shape, dtype) in layout.items():
-            code = self.code_up((shape, dtype), base is not None)
-            if code is None:
-                made[name] = coded[name]
+            compressor = self.uplink_for((shape, dtype), base is not None)
+            if compressor is None:
+                tensors[name] = encoded[name]
                 continue
-            parts = {part: coded[_key(name, dtype, part)] for part in code.parts(shape, dtype)}
-            read = code.decode(parts, shape, dtype)
-            made[name] = read if base is None else base[name] + read
-        return made
+            parts = {part: encoded[_key(name, dtype, part)] for part in compressor.parts(shape, dtype)}
+            change = compressor.decode(parts, shape, dtype)
+            tensors[name] = change if base is None else base[name] + change
+        return tensors
 
 
 @dataclass(frozen=True)
-class _Coded:
-    """What is declared of a bundle, as it travels."""
+class ServerEnd:
+    """The server's half of compression, as a transport."""
 
-    codec: Codec
-    sent: BundleSpec
+    compression: Compression
+    report: Report = ignore
+    max_examples: int = MAX_EXAMPLES
+    end: Literal["server"] = "server"
+
+    def open(self, request: Request) -> Exchange:
+        return _ServerExchange(self, request)
+
+
+@dataclass
+class _ServerExchange(Exchange):
+    server: ServerEnd
+    request: Request
+    cache: Cache = field(default_factory=dict)
+
+    def encoded_task(self, task: Task) -> Task:
+        return self.server.compression.encoded_task(task)
+
+    def deliver(self, device: Device, inbox: Parcel) -> Parcel | None:
+        return self.server.compression.encode_down(inbox, self.cache)
+
+    def upload(self, reply: Reply) -> Reply | None:
+        task, inbox = self.request.task, self.request.inboxes[reply.device]
+        decoded = self.server.compression.decode_up(reply, task, inbox, self.server.max_examples)
+        if isinstance(decoded, Refusal):
+            self.server.report(self.request.round_number, decoded)
+            return None
+        return decoded
+
+
+@dataclass(frozen=True)
+class DeviceEnd:
+    """The devices' half of compression, as a transport. `residual` reads what a device has left out so far."""
+
+    compression: Compression
+    residual: Callable[[Device], Parcel]
+    end: Literal["device"] = "device"
+
+    def open(self, request: Request) -> Exchange:
+        return _DeviceExchange(self, request)
+
+
+@dataclass
+class _DeviceExchange(Exchange):
+    device_end: DeviceEnd
+    request: Request
+    received: dict[Device, Parcel] = field(default_factory=dict)
+    cache: Cache = field(default_factory=dict)
+
+    def deliver(self, device: Device, inbox: Parcel) -> Parcel | None:
+        self.received[device] = self.device_end.compression.decode_down(inbox, self.cache)
+        return self.received[device]
+
+    def upload(self, reply: Reply) -> Reply | None:
+        before, received = self.device_end.residual(reply.device), self.received[reply.device]
+        encoded, after = self.device_end.compression.encode_up(self.request.task, received, reply.upload, before)
+        return replace(reply, upload=encoded, residual=None if after is before else after)
+
+
+@dataclass(frozen=True)
+class _EncodedSpec:
+    """What a bundle declares, as it travels."""
+
+    compression: Compression
+    spec: BundleSpec
 
     def __call__(self, model: Model, inbox: Parcel, examples: int) -> Layout:
-        made: dict[str, tuple[Shape, torch.dtype]] = {}
-        for name, outline in self.sent(model, inbox, examples).items():
-            code = self.codec.code_up((outline[0], outline[1]), isinstance(self.sent, Like))
-            parts = code.parts(*outline) if code else {"": outline}
-            made |= {_key(name, outline[1], part): one for part, one in parts.items()}
-        return made
+        layout: dict[str, tuple[Shape, torch.dtype]] = {}
+        for name, outline in self.spec(model, inbox, examples).items():
+            compressor = self.compression.uplink_for((outline[0], outline[1]), isinstance(self.spec, Like))
+            parts = compressor.parts(*outline) if compressor else {"": outline}
+            layout |= {_key(name, outline[1], part): one for part, one in parts.items()}
+        return layout
 
 
 def _base(task: Task, bundle: str, inbox: Parcel) -> Tensors | None:
-    """What a bundle is an update of; None where it is none."""
-    sent = task.sends.get(bundle)
-    return inbox[sent.bundle] if isinstance(sent, Like) else None
+    """The tensors that a bundle is an update of; None where it is no update."""
+    spec = task.sends.get(bundle)
+    return inbox[spec.bundle] if isinstance(spec, Like) else None
 
 
-def _like(tensor: Tensor, tensors: Tensors | None, name: str) -> Tensor | None:
-    """The one of that name, if it is of the same shape and dtype; a device that sends anything else is refused later,
-    and one whose model has another size than before begins anew."""
-    found = tensors.get(name) if tensors else None
-    return found if found is not None and (found.shape, found.dtype) == (tensor.shape, tensor.dtype) else None
+def _same_kind(tensor: Tensor, tensors: Tensors | None, name: str) -> Tensor | None:
+    """The tensor of that name if shape and dtype agree. A wrong upload is refused later; a device whose model has
+    another size than before starts with an empty residual."""
+    other = tensors.get(name) if tensors else None
+    return other if other is not None and (other.shape, other.dtype) == (tensor.shape, tensor.dtype) else None
 
 
-def _drawer(task: Task, bundle: str) -> str:
+def _residual_key(task: Task, bundle: str) -> str:
     return f"{task.stream} {bundle}"
 
 
-def _size(code: Code | None, shape: Shape, dtype: torch.dtype) -> int:
-    parts = code.parts(shape, dtype) if code else {"": (shape, dtype)}
+def _size(compressor: Compressor | None, shape: Shape, dtype: torch.dtype) -> int:
+    parts = compressor.parts(shape, dtype) if compressor else {"": (shape, dtype)}
     return sum(tensor_bytes(*one) for one in parts.values())
 
 
@@ -358,83 +413,10 @@ def _marked(name: str, dtype: torch.dtype, parts: Tensors) -> dict[str, Tensor]:
 
 def _key(name: str, dtype: torch.dtype, part: str) -> str:
     if MARK in name:
-        raise ValueError(f"where a codec is on, no tensor can have a name with {MARK}, as {name} has")
+        raise ValueError(f"with compression, no tensor can have a name with {MARK}, as {name} has")
     return f"{name}{MARK}{part}:{str(dtype).removeprefix('torch.')}" if part else name
 
 
-def _dtype(said: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, said)
-    return found
-
-
-@dataclass(frozen=True)
-class Coded:
-    inner: InProcess
-    codec: Codec
-
-    @property
-    def client_data(self) -> ClientData:
-        return self.inner.client_data
-
-    def ask(
-        self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0, way: Way = straight
-    ) -> Iterator[Reply]:
-        """`way` is what becomes of a reply as it travels: coded."""
-        post = _Post(self, task, inboxes, self._told(inboxes), round_number, way)
-        for reply in self.inner.ask(task, inboxes, round_number, repeat, post, post.told):
-            if reply.device in post.left:
-                self.inner.memory.leave_out(reply.device, post.left.pop(reply.device))
-            yield reply
-
-    def commit(self, round_number: int) -> None:
-        self.inner.commit(round_number)
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def _told(self, inboxes: Parcels) -> Parcels:
-        """What several devices share they still share, so that a block has it once."""
-        if self.codec.down is None:
-            return inboxes
-        known: dict[int, Tensor] = {}
-
-        def rounded(tensor: Tensor) -> Tensor:
-            if id(tensor) not in known:
-                known[id(tensor)] = self.codec.rounded(tensor)
-            return known[id(tensor)]
-
-        return {device: inbox if device.is_server else _each(rounded, inbox) for device, inbox in inboxes.items()}
-
-
-@dataclass(frozen=True)
-class _Post:
-    """The way of the replies to one question."""
-
-    engine: Coded
-    task: Task
-    inboxes: Parcels  # as the server has them
-    told: Parcels  # as the devices do
-    round_number: int
-    way: Way
-    left: dict[Device, Parcel] = field(default_factory=dict)  # out, by those who are heard
-
-    def __call__(self, reply: Reply) -> Reply | None:
-        device, codec, simulation = reply.device, self.engine.codec, self.engine.inner
-        if device.is_server:  # nothing travels
-            return self.way(reply)
-        before = simulation.memory.left_out(device)
-        coded, after = codec.encode_up(self.task, self.told[device], reply.upload, before)
-        arrived = self.way(replace(reply, upload=coded))
-        if arrived is None:
-            return None
-        heard = codec.decode_up(arrived, self.task, self.inboxes[device], simulation.max_examples)
-        if isinstance(heard, Refusal):
-            simulation.on_refusal(self.round_number, heard)
-            return None
-        if after is not before:
-            self.left[device] = after
-        return heard
-
-
-def _each(function: Callable[[Tensor], Tensor], parcel: Parcel) -> Parcel:
-    return {bundle: combine(function, tensors) for bundle, tensors in parcel.items()}
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -1,38 +1,43 @@
-"""An engine without devices: it answers with what tasks declare to send, so a round can be costed before it is run."""
+"""An engine without devices: it answers with what tasks declare to send, so a round can be costed before it runs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from ..client import Task
-from ..fleet import PLAIN, Coding, Device, Reply
+from ..client import Layout
+from ..fleet import UNCOMPRESSED, Device, Reply, Request
+from ..fleet.engine import ByteCounter
 from ..tensors import Parcel, payload_bytes
+from .gate import declared
 
 
 @dataclass
 class DryRun:
-    """`down` and `up` hold, per tier, what all its devices together received and sent."""
+    """Counts, per tier, the bytes that all its devices together receive and send."""
 
-    examples: Callable[[Device], int] = lambda device: 1  # that a device holds
-    down: dict[str, int] = field(default_factory=dict)
-    up: dict[str, int] = field(default_factory=dict)
-    coding: Coding = PLAIN
-    coded_down: Counter[str] = field(default_factory=Counter)  # the same as it travels
-    coded_up: Counter[str] = field(default_factory=Counter)
+    count_examples: Callable[[Device], int] = lambda device: 1
+    wire: ByteCounter = UNCOMPRESSED
+    bytes_down: Counter[str] = field(default_factory=Counter)
+    bytes_up: Counter[str] = field(default_factory=Counter)
+    bytes_down_compressed: Counter[str] = field(default_factory=Counter)
+    bytes_up_compressed: Counter[str] = field(default_factory=Counter)
 
-    def ask(self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        for device, inbox in inboxes.items():
-            held = 0 if device.is_server else self.examples(device)
-            sent = {bundle: _zeros(declared(device.model, inbox, held)) for bundle, declared in task.sends.items()}
+    def ask(self, request: Request) -> Iterator[Reply]:
+        for device, inbox in request.inboxes.items():
+            examples = 0 if device.is_server else self.count_examples(device)
+            layouts = declared(request.task, device, inbox, examples)
+            upload = {bundle: _zeros(layout) for bundle, layout in layouts.items()}
             if not device.is_server:
-                self.down[device.tier] = self.down.get(device.tier, 0) + payload_bytes(inbox)
-                self.up[device.tier] = self.up.get(device.tier, 0) + payload_bytes(sent)
-                self.coded_down[device.tier] += self.coding.down_bytes(inbox)
-                self.coded_up[device.tier] += self.coding.up_bytes(task, sent)
-            yield Reply(device, held, sent)
+                self._count(request, device, inbox, upload)
+            yield Reply(device, examples, upload)
+
+    def _count(self, request: Request, device: Device, inbox: Parcel, upload: Parcel) -> None:
+        self.bytes_down[device.tier] += payload_bytes(inbox)
+        self.bytes_up[device.tier] += payload_bytes(upload)
+        self.bytes_down_compressed[device.tier] += self.wire.bytes_down(inbox)
+        self.bytes_up_compressed[device.tier] += self.wire.bytes_up(request.task, upload)
 
     def commit(self, round_number: int) -> None:
         pass
@@ -41,5 +46,5 @@ class DryRun:
         pass
 
 
-def _zeros(layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Tensor]:
+def _zeros(layout: Layout) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}

@@ -1,27 +1,28 @@
 """The one gate between what devices send and what a method sees. Every engine passes every reply through it.
 
-Cheapest check first; a refusal has a code and a reason, and is never an exception. How many examples a device says it
-holds comes before all else, for what it is to send depends on that.
+The cheapest check comes first. A refusal has a code and a reason and is never an exception. The number of examples is
+checked before everything else, because the expected layout may depend on it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..client import Layout, Task
-from ..fleet import Device, Reply
+from ..fleet import Device, Reply, Request
 from ..tensors import Parcel, all_finite
+from .channel import Channel
 
-LARGEST = 1e18  # beyond it, sums of squares are no numbers any more in single precision
-MAX_EXAMPLES = 10**9  # that a device may say it holds, unless a recipe says otherwise
+LARGEST = 1e18  # beyond it, sums of squares overflow in single precision
+MAX_EXAMPLES = 10**9  # that a device may claim to hold, unless a recipe sets a limit
 
 CODES = frozenset({
     "STALE", "TIER_MISMATCH", "DUPLICATE", "TOO_BIG", "BAD_FORMAT", "KEYS", "SHAPE", "DTYPE", "NONFINITE", "HUGE",
     "VALUE", "NORM",
 })  # fmt: skip
-"""Of all that is refused for what it is. What never came has codes of its own."""
+"""Codes of replies that were refused for their content. Replies that never came have other codes."""
 
 Fault = tuple[str, str]
 """A code and a reason."""
@@ -34,34 +35,73 @@ class Refusal:
     reason: str
 
 
-def refuse(
-    reply: Reply, task: Task, inbox: Parcel, kept: Parcel | None = None, max_examples: int = MAX_EXAMPLES
-) -> Refusal | None:
-    """Why a reply, and what its device would remember, is not admitted; None when it is."""
+Report = Callable[[int, Refusal], None]
+"""(round, refusal): called for everything that is refused or lost."""
+
+
+def ignore(round_number: int, refusal: Refusal) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    report: Report = ignore
+    max_examples: int = MAX_EXAMPLES
+
+    def admits(self, request: Request, reply: Reply) -> bool:
+        """Check a reply; a refusal is reported."""
+        refusal = refuse(reply, request.task, request.inboxes[reply.device], self.max_examples)
+        if refusal:
+            self.report(request.round_number, refusal)
+        return refusal is None
+
+    def receive(
+        self, request: Request, channel: Channel, replies: Iterable[Reply], prechecked: bool = False
+    ) -> Iterator[Reply]:
+        """Replies on their way up: through the transports, the gate, and the transports that look at all of them.
+
+        `prechecked`: whether replies have passed the same checks as messages, so that only changed ones are checked.
+        """
+        admitted: dict[int, Reply] = {}  # by identity: whatever a transport replaces is checked again
+
+        def arrivals() -> Iterator[Reply]:
+            for reply in replies:
+                arrived = channel.upload(reply)
+                if arrived is None or not ((prechecked and arrived is reply) or self.admits(request, arrived)):
+                    continue
+                admitted[id(arrived)] = arrived
+                yield arrived
+
+        for reply in channel.gather(arrivals()):
+            if admitted.pop(id(reply), None) is reply or self.admits(request, reply):
+                yield reply
+
+
+def refuse(reply: Reply, task: Task, inbox: Parcel, max_examples: int = MAX_EXAMPLES) -> Refusal | None:
+    """Why a reply, or the new state of its device, is not admitted; None when it is."""
     fault = count_fault(reply.device, reply.examples, max_examples) or _parcel_fault(reply, task, inbox)
-    if not fault and kept and not all(all_finite(tensors.values()) for tensors in kept.values()):
-        fault = "NONFINITE", "what the device would remember is not finite"
+    if not fault and reply.state and not all(all_finite(tensors.values()) for tensors in reply.state.values()):
+        fault = "NONFINITE", "the state that the device would keep is not finite"
     return Refusal(reply.device.name, *fault) if fault else None
 
 
 def count_fault(device: Device, examples: object, most: int) -> Fault | None:
-    """A count that cannot be is not mended: whoever sends one is not believed the rest either. Only the server has no
-    examples."""
+    """A device with an impossible example count is not trusted with anything else. Only the server has no examples."""
     if isinstance(examples, bool) or not isinstance(examples, int):
-        return "VALUE", f"a number of examples is a whole one, not {excerpt(examples)}"
+        return "VALUE", f"the number of examples must be an integer, not {excerpt(examples)}"
     if not (0 if device.is_server else 1) <= examples <= most:
-        return "VALUE", f"a device that trained holds from 1 to {most} examples, not {excerpt(examples)}"
+        return "VALUE", f"a device that trained holds 1 to {most} examples, not {excerpt(examples)}"
     return None
 
 
 def declared(task: Task, device: Device, inbox: Parcel, examples: int) -> dict[str, Layout]:
-    """What a device is to send, bundle by bundle."""
-    return {bundle: sent(device.model, inbox, examples) for bundle, sent in task.sends.items()}
+    """The layout that a task declares for its uploads, per bundle."""
+    return {bundle: spec(device.model, inbox, examples) for bundle, spec in task.sends.items()}
 
 
-def excerpt(said: object) -> str:
-    """What a device wrote, fit to be shown: no more than a glance, and nothing that a terminal would obey."""
-    plain = ascii(said)
+def excerpt(value: object) -> str:
+    """Something a device wrote, safe to show: short, and without control characters."""
+    plain = ascii(value)
     return plain if len(plain) <= 80 else f"{plain[:77]}..."
 
 
@@ -76,26 +116,26 @@ def _parcel_fault(reply: Reply, task: Task, inbox: Parcel) -> Fault | None:
     return next(_tensor_faults(reply.upload, layouts), None)
 
 
-def _tensor_faults(sent: Parcel, layouts: dict[str, Layout]) -> Iterator[Fault]:
-    """Outlines of all before the numbers of any."""
-    named = [(f"{b}: {name}", sent[b][name], one) for b, layout in layouts.items() for name, one in layout.items()]
+def _tensor_faults(upload: Parcel, layouts: dict[str, Layout]) -> Iterator[Fault]:
+    """Shapes and dtypes of all tensors before the values of any."""
+    named = [(f"{b}: {name}", upload[b][name], spec) for b, layout in layouts.items() for name, spec in layout.items()]
     for name, tensor, (shape, _) in named:
         if tuple(tensor.shape) != shape:
             yield "SHAPE", f"{name} has shape {tuple(tensor.shape)}, declared {shape}"
     for name, tensor, (_, dtype) in named:
         if tensor.dtype != dtype:
             yield "DTYPE", f"{name} is {tensor.dtype}, declared {dtype}"
-    for name, tensor, outline in named:
+    for name, tensor, spec in named:
         if not all_finite([tensor]):
-            yield "NONFINITE", f"{name} holds a number that is not finite"
+            yield "NONFINITE", f"{name} holds a value that is not finite"
         if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
-            yield "HUGE", f"{name} holds a number beyond {LARGEST:g}"
-        if tensor.dtype == torch.bool and _beyond(tensor.view(torch.uint8), 2):
-            yield "VALUE", f"{name} holds something that is neither true nor false"
-        below = getattr(outline, "below", None)
-        if below is not None and _beyond(tensor, below):
-            yield "VALUE", f"{name} holds a number that is not from 0 to {below - 1}"
+            yield "HUGE", f"{name} holds a value beyond {LARGEST:g}"
+        if tensor.dtype == torch.bool and _out_of_range(tensor.view(torch.uint8), 2):
+            yield "VALUE", f"{name} holds a value that is neither true nor false"
+        below = getattr(spec, "below", None)
+        if below is not None and _out_of_range(tensor, below):
+            yield "VALUE", f"{name} holds a value that is not from 0 to {below - 1}"
 
 
-def _beyond(numbers: Tensor, below: int) -> bool:
-    return bool(numbers.numel()) and bool((numbers < 0).any() or (numbers >= below).any())
+def _out_of_range(values: Tensor, below: int) -> bool:
+    return bool(values.numel()) and bool((values < 0).any() or (values >= below).any())

@@ -1,106 +1,291 @@
-"""Simulate devices in this process: a task runs for one device after the other, or for many of a tier at once."""
+"""Simulate devices in this process: a request is cut into blocks of devices that run as one network.
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+Which devices share a block depends on the recipe and the devices asked, never on time or the machine. Devices of several
+experiments may share one where gradients do not depend on it; an `Executor` runs the blocks, here or in other processes.
+"""
 
-from ..client import ClientResult, DevicePlan, LRSchedule, Optimizer, Schedule, Task, draw_plan
-from ..fleet import Device, Reply
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..client import (
+    Batch,
+    Client,
+    ClientResult,
+    DevicePlan,
+    LRSchedule,
+    Optimizer,
+    Schedule,
+    Task,
+    draw_plan,
+    dummy_loss,
+    gradient,
+    merge_plans,
+    optimizer_at,
+)
+from ..fleet import Device, Fleet, Reply, Request
+from ..models import Model, StepSeeds
 from ..seeds import PLAN, generator, number
-from ..tensors import Parcel, split
-from .blocks import Block, Parcels, Request, make_blocks, run_block
-from .client_data import ClientData, DevicesPerBlock, block_size
+from ..tensors import Parcel, join, layout, split
+from .channel import Channel
+from .client_data import ClientData, DevicesPerBlock, block_size, pad_indices
 from .client_state import ClientStateStore
-from .gate import MAX_EXAMPLES, Refusal, refuse
-from .norm_screening import Norms
-
-Listener = Callable[[int, Refusal], None]
-Carry = Callable[[Request], Iterable[tuple[Block, ClientResult]]]
-"""How the pieces of an errand are carried out, and in whose company."""
-
-Way = Callable[[Reply], Reply | None]
-"""What becomes of a reply before it is at the gate; None: it never gets there, and its device does not remember."""
-
-Passed = tuple[Reply, Parcel | None]
-"""A reply, and what its device remembers if it is admitted."""
-
-
-def straight(reply: Reply) -> Reply | None:
-    return reply
-
-
-def one_after_the_other(request: Request) -> Iterator[tuple[Block, ClientResult]]:
-    for work in make_blocks([request]):
-        yield work, run_block(work)
+from .gate import Gate
+from .task_ref import FindTask
 
 
 @dataclass
 class InProcess:
+    """The simulated devices of one experiment: their data, their state, and how they train."""
+
     client_data: ClientData
-    memory: ClientStateStore
+    client_states: ClientStateStore
     schedule: Schedule
     optimizer: Optimizer
     lr_schedule: LRSchedule
     seed: int
     label_smoothing: float = 0.0
     devices_per_block: DevicesPerBlock = None
-    on_refusal: Listener = field(default=lambda round_number, refusal: None)
-    carry: Carry = one_after_the_other
-    max_examples: int = MAX_EXAMPLES  # that a device may say it holds
-    norms: Norms | None = None  # None: nobody minds how long updates are
+    gate: Gate = field(default_factory=Gate)
+    executor: "Executor" = field(default_factory=lambda: InlineExecutor())
 
-    def ask(
-        self,
-        task: Task,
-        inboxes: Parcels,
-        round_number: int,
-        repeat: int = 0,
-        way: Way = straight,
-        told: Parcels | None = None,
-    ) -> Iterator[Reply]:
-        """`told`: the inboxes as they reach the devices, where a codec makes them other numbers of the same layout."""
-        request = Request(self, task, inboxes if told is None else told, round_number, repeat)
-        passed = (one for work, outcome in self.carry(request) for one in self._passed(request, work, outcome, way))
-        for reply, kept in self._of_usual_length(request, inboxes, list(passed)) if self.norms else passed:
-            if kept is not None:
-                self.memory.remember(reply.device, kept)
-            yield reply
+    def ask(self, request: Request) -> Iterator[Reply]:
+        channel = Channel(request)
+        job = Job(self, replace(request, inboxes=channel.deliver(request.inboxes)))
+        for reply in self.gate.receive(request, channel, self._replies(job)):
+            self.client_states.stage(reply)
+            yield replace(reply, state=None, residual=None)
 
     def commit(self, round_number: int) -> None:
-        if self.norms:
-            self.norms.commit()
-        self.memory.commit()
+        self.client_states.commit()
 
     def close(self) -> None:
-        self.memory.close()
+        self.executor.close()
+        self.client_states.close()
 
-    def plan(self, task: Task, device: Device, round_number: int, repeat: int) -> DevicePlan:
-        asked = (self.seed, PLAN, round_number, task.stream, repeat)
-        draw, data = generator(*asked, device.name), self.client_data.dataset
-        schedule = task.schedule or self.schedule
-        return draw_plan(self.client_data.rows(device), schedule, data.train, data.preparation, draw, number(*asked))
+    def plan(self, request: Request, device: Device) -> DevicePlan:
+        """The batches of a device: a pure function of seed, round, stream, repeat and device."""
+        purpose = (self.seed, PLAN, request.round_number, request.task.stream, request.repeat)
+        draw, data = generator(*purpose, device.name), self.client_data.dataset
+        schedule = request.task.schedule or self.schedule
+        return draw_plan(self.client_data.rows(device), schedule, data.train, data.preparation, draw, number(*purpose))
 
-    def at_once(self, device: Device) -> int:
-        return block_size(self.devices_per_block, device)
+    def _replies(self, job: "Job") -> Iterator[Reply]:
+        for block, result in self.executor.run(job):
+            for index, device in block.devices_of(job):
+                state = None if result.state is None else split(result.state, index)
+                yield Reply(device, self.client_data.count(device), split(result.upload, index), state)
 
-    def _passed(self, request: Request, work: Block, outcome: ClientResult, way: Way) -> Iterator[Passed]:
-        """The errand's replies, as far as they pass the gate, with what their devices would remember."""
-        for place, device in work.places(request):
-            reply = way(Reply(device, self.client_data.count(device), split(outcome.upload, place)))
-            if reply is None:
-                continue
-            kept = None if outcome.state is None else split(outcome.state, place)
-            refusal = refuse(reply, request.task, request.inboxes[device], kept, self.max_examples)
-            if refusal:
-                self.on_refusal(request.round_number, refusal)
-            else:
-                yield reply, kept
 
-    def _of_usual_length(self, request: Request, inboxes: Parcels, passed: list[Passed]) -> Iterator[Passed]:
-        """Once all are here, for at first there is nothing else to measure them by."""
-        assert self.norms is not None
-        refusals = self.norms.refusals(request.task, request.repeat, [reply for reply, _ in passed], inboxes)
-        for reply, kept in sorted(passed, key=lambda one: one[0].device.name):
-            if reply.device in refusals:
-                self.on_refusal(request.round_number, refusals[reply.device])
-            else:
-                yield reply, kept
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A request to one engine, with inboxes as they reached the devices."""
+
+    engine: InProcess
+    request: Request
+
+    @property
+    def task(self) -> Task:
+        return self.request.task
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return optimizer_at(self.engine.optimizer, self.engine.lr_schedule, self.request.round_number)
+
+    def batch_key(self) -> Hashable:
+        """Jobs of equal key can share blocks."""
+        task, engine = self.task, self.engine
+        key = task.batch_key or id(self)
+        return key, task.schedule, self.optimizer, engine.label_smoothing, id(engine.client_data.dataset)
+
+
+@dataclass(frozen=True)
+class BlockMember:
+    """A device in a block, and its batches."""
+
+    job: Job
+    device: Device
+    plan: DevicePlan
+
+    def block_size(self) -> int:
+        return block_size(self.job.engine.devices_per_block, self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A task for devices that run as one network, with their inboxes and states stacked."""
+
+    members: list[BlockMember]  # the last may be repeated, to fill the block
+    devices: int  # members without those repetitions
+    inbox: Parcel
+    state: Parcel
+
+    @property
+    def task(self) -> Task:
+        return self.members[0].job.task
+
+    @property
+    def model(self) -> Model:
+        return self.members[0].device.model
+
+    @property
+    def visits(self) -> int:
+        """Examples that all members merge_plans go through."""
+        return sum(len(member.plan.rows) for member in self.members)
+
+    def devices_of(self, job: Job) -> Iterator[tuple[int, Device]]:
+        """The devices of one job, with their index in the block."""
+        for index, member in enumerate(self.members[: self.devices]):
+            if member.job is job:
+                yield index, member.device
+
+
+class Executor(Protocol):
+    """Runs the blocks of jobs."""
+
+    def register(self, simulation: "Simulation") -> None:
+        """Make an experiment known whose jobs will be run."""
+
+    def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What another process needs to run the blocks of an experiment."""
+
+    engine: InProcess
+    fleet: Fleet
+    find_task: FindTask
+
+
+class InlineExecutor:
+    """Runs blocks one after the other in this process."""
+
+    def register(self, simulation: Simulation) -> None:
+        pass
+
+    def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+        for block in make_blocks([job]):
+            yield block, run_block(block)
+
+    def close(self) -> None:
+        pass
+
+
+def make_blocks(jobs: Sequence[Job]) -> list[Block]:
+    """Cut jobs into blocks: same task, model, layout of parcels and shape of plan; the longest plans first."""
+    alike: defaultdict[Hashable, list[tuple[BlockMember, Parcel]]] = defaultdict(list)
+    for job in jobs:
+        batch_key, engine = job.batch_key(), job.engine
+        for device, inbox in job.request.inboxes.items():
+            state = engine.client_states.read(device)
+            member = BlockMember(job, device, engine.plan(job.request, device))
+            shareable = not device.pooled_from and member.block_size() > 1 and job.task.batch_key
+            layouts = (
+                layout(inbox),
+                layout(state),
+                _upload_shapes(job.task, device.model, inbox, engine.client_data.count(device)),
+            )
+            key = batch_key if shareable else id(job), device.model, device.tier, layouts, member.plan.shape
+            alike[key].append((member, state))
+    blocks = []
+    for everything in alike.values():
+        for group in _split_by_job(everything):
+            group.sort(key=lambda one: (-len(one[0].plan.sizes), jobs.index(one[0].job), one[0].device.name))
+            size = group[0][0].block_size()
+            blocks += [_make_block(group[start : start + size]) for start in range(0, len(group), size)]
+    return blocks
+
+
+def _split_by_job(group: list[tuple[BlockMember, Parcel]]) -> Iterable[list[tuple[BlockMember, Parcel]]]:
+    """All in one group, or a group for each experiment where sharing a block would change the bits."""
+    by_job: defaultdict[Job, list[tuple[BlockMember, Parcel]]] = defaultdict(list)
+    for one in group:
+        by_job[one[0].job].append(one)
+    return [group] if len(by_job) == 1 or _is_invariant(group[0][0]) else by_job.values()
+
+
+def _upload_shapes(task: Task, model: Model, inbox: Parcel, examples: int) -> Hashable:
+    """Shapes that may depend on how many examples a device holds: members of a block must upload alike."""
+    specs = {bundle: spec(model, inbox, examples) for bundle, spec in task.sends.items()}
+    return tuple((bundle, name, shape) for bundle, one in specs.items() for name, (shape, _) in one.items())
+
+
+def _make_block(group: list[tuple[BlockMember, Parcel]]) -> Block:
+    full = group + [group[-1]] * (_padded_size(group[0][0], len(group)) - len(group))
+    members = [member for member, _ in full]
+    inbox = join([member.job.request.inboxes[member.device] for member in members])
+    return Block(members, len(group), inbox, join([state for _, state in full]))
+
+
+def _padded_size(member: BlockMember, devices: int) -> int:
+    """Pad a lone device to a block of two: a block of one selects other kernels and changes the bits."""
+    alone = member.block_size() == 1 or member.device.pooled_from
+    if alone or (member.device.is_server and not member.job.task.batch_key):  # nothing could ever share its block
+        return devices
+    return max(2, devices)
+
+
+def run_block(block: Block) -> ClientResult:
+    """Run the task of a block. The result depends on nothing but the block and the recipe."""
+    job = block.members[0].job
+    stores = [member.job.engine.client_data for member in block.members]
+    devices = [member.device for member in block.members]
+    data = job.engine.client_data.dataset
+    client = Client(
+        model=block.model,
+        optimizer=job.optimizer,
+        examples=data.train,
+        tests=data.test,
+        test_indices=pad_indices([store.tests(device) for store, device in zip(stores, devices, strict=True)]),
+        train_indices=pad_indices([store.rows(device) for store, device in zip(stores, devices, strict=True)]),
+        preparation=data.preparation,
+        plan=merge_plans([member.plan for member in block.members]),
+        seen_labels=torch.stack([store.seen_labels(device) for store, device in zip(stores, devices, strict=True)]),
+        state=block.state,
+        label_smoothing=job.engine.label_smoothing,
+        tier_models=job.engine.client_data.sizes,
+    )
+    return block.task.run(client, block.inbox)
+
+
+def _is_invariant(member: BlockMember) -> bool:
+    return all(is_block_invariant(member.device.model, size) for size in set(member.plan.sizes))
+
+
+@lru_cache(maxsize=4096)
+def is_block_invariant(model: Model, batch: int) -> bool:
+    """True if gradients are bit-identical for every block size and position.
+
+    Sums over a feature map run through whole vectors of channels, and the remainder is added in another order, so this
+    depends on layers and batch size. It is tried: the last devices of eight must get the same gradients in a smaller
+    block.
+    """
+    full = _trial_gradients(model, batch, 8)
+    return all(_equal_last(_trial_gradients(model, batch, count), full) for count in (3, 7, 2, 5))
+
+
+def _trial_gradients(model: Model, batch_size: int, count: int) -> dict[str, Tensor]:
+    """Gradients of the last `count` of eight made-up devices, each with its own weights and examples."""
+    trials: list[tuple[dict[str, Tensor], Tensor]] = []
+    devices = range(8 - count, 8)
+    for device in devices:
+        draw = torch.Generator().manual_seed(device)
+        weights = {name: torch.rand(shape, generator=draw) - 0.4 for name, shape in model.shapes().items()}
+        trials.append((weights, model.random_inputs(draw, batch_size)))
+    x, y = torch.stack([x for _, x in trials]), torch.zeros(count, batch_size, dtype=torch.int64)
+    block = {name: torch.stack([weights[name] for weights, _ in trials]) for name in model.shapes()}
+    batch = Batch(x, y, StepSeeds(tuple(devices)))
+    return dict(gradient(dummy_loss(model), block, batch))
+
+
+def _equal_last(fewer: dict[str, Tensor], full: dict[str, Tensor]) -> bool:
+    count = len(next(iter(fewer.values())))
+    return all(torch.equal(gradients, full[name][-count:]) for name, gradients in fewer.items())

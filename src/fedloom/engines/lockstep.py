@@ -1,100 +1,119 @@
-"""Several experiments side by side: what they ask at the same time is carried out together, in common blocks.
+"""Several experiments side by side: what they ask at the same time runs together, in shared blocks.
 
-Each experiment has a thread, but only one thread runs at a time: an experiment goes on to its next question, then waits
-until all have one. To the experiments nothing shows, neither in their order of events nor in their bits.
+Each experiment has a thread, but only one thread runs at a time: an experiment goes on to its next request, then waits
+until all have one. Neither the order of its events nor its bits depend on the others.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from threading import Semaphore, Thread
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from threading import Semaphore, Thread, get_ident
+from typing import Any, Generic, TypeVar
 
 from ..client import ClientResult
-from .blocks import Block, Request, make_blocks
-from .in_process import InProcess
+from .in_process import Block, Job, Simulation, make_blocks
+from .worker_pool import WorkerPool
 
 Step = TypeVar("Step")
-Outcomes = Callable[[list[Block]], Iterable[tuple[Block, ClientResult]]]
+Results = list[tuple[Block, ClientResult]]
 
 
 class Cancelled(BaseException):
-    """Another experiment has failed or somebody has had enough, so this one ends too."""
+    """Another experiment has failed or the caller has stopped, so this one ends too."""
 
 
-def lockstep(
-    journeys: Mapping[str, tuple[InProcess, Iterable[Step]]], outcomes: Outcomes
-) -> Iterator[tuple[str, Step]]:
-    """The steps of several experiments, each under its name, as they are made."""
-    strands = {name: ExperimentThread(engine, steps) for name, (engine, steps) in journeys.items()}
-    try:
-        while strands:
-            for name, strand in strands.items():
-                for step in strand.steps_to_next_question():
-                    yield name, step
-            strands = {name: strand for name, strand in strands.items() if strand.request}
-            _answer(list(strands.values()), outcomes)
-    finally:
-        for strand in strands.values():
-            strand.abandon()
+@dataclass
+class Lockstep:
+    """The executor of experiments that run side by side. It runs a job at once unless its experiment is in lockstep.
 
+    The pool belongs to whoever made it: closing an experiment does not close it.
+    """
 
-def _answer(strands: "list[ExperimentThread[Step]]", outcomes: Outcomes) -> None:
-    requests = [strand.request for strand in strands if strand.request]
-    done: list[tuple[Block, ClientResult]] = []
-    failure = None
-    try:
-        done = list(outcomes(make_blocks(requests)))
-    except Exception as error:  # raised where it was asked for, so that each experiment can tell of it
-        failure = error
-    for strand in strands:
-        strand.request, strand.answer = None, failure or done
+    pool: WorkerPool
+    _threads: "dict[int, ExperimentThread[Any]]" = field(default_factory=dict)  # by identifier of the thread
+
+    def register(self, simulation: Simulation) -> None:
+        self.pool.register(simulation)
+
+    def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]:
+        thread = self._threads.get(get_ident())
+        return thread.wait_for(job) if thread else self.pool.run(job)
+
+    def close(self) -> None:
+        pass
+
+    def steps(self, experiments: Mapping[str, Iterable[Step]]) -> Iterator[tuple[str, Step]]:
+        """The steps of several experiments, each with its name, as they are made."""
+        threads = {name: ExperimentThread(steps, self._threads) for name, steps in experiments.items()}
+        try:
+            while threads:
+                for name, thread in threads.items():
+                    for step in thread.steps_to_next_job():
+                        yield name, step
+                threads = {name: thread for name, thread in threads.items() if thread.job}
+                self._run_together(list(threads.values()))
+        finally:
+            for thread in threads.values():
+                thread.cancel()
+
+    def _run_together(self, threads: "list[ExperimentThread[Step]]") -> None:
+        results: Results = []
+        failure = None
+        try:
+            results = list(self.pool.run_blocks(make_blocks([thread.job for thread in threads if thread.job])))
+        except Exception as error:  # raised in every experiment, so that each can report it
+            failure = error
+        for thread in threads:
+            thread.job, thread.answer = None, failure or results
 
 
 class ExperimentThread(Generic[Step]):
-    def __init__(self, engine: InProcess, steps: Iterable[Step]):
-        engine.carry = self._carry
-        self.request: Request | None = None
-        self.answer: list[tuple[Block, ClientResult]] | Exception = []
+    def __init__(self, steps: Iterable[Step], registry: "dict[int, ExperimentThread[Any]]"):
+        self.job: Job | None = None
+        self.answer: Results | Exception = []
         self._steps, self._step, self._error = steps, list[Step](), list[BaseException]()
-        self._over = self._abandoned = False
+        self._over = self._cancelled = False
         self._go, self._halt = Semaphore(0), Semaphore(0)
+        self._registry = registry
         Thread(target=self._run, daemon=True).start()
 
-    def steps_to_next_question(self) -> Iterator[Step]:
-        while not self._over and self.request is None:
+    def steps_to_next_job(self) -> Iterator[Step]:
+        while not self._over and self.job is None:
             self._advance()
             if self._error:
                 raise self._error.pop()
             if self._step:
                 yield self._step.pop()
 
-    def abandon(self) -> None:
-        self._abandoned = True
-        while not self._over:
-            self._advance()
-
-    def _advance(self) -> None:
-        """Let the experiment's thread run until it has a question, a step, or no more of either."""
-        self._go.release()
-        self._halt.acquire()
-
-    def _pause(self) -> None:
-        self._halt.release()
-        self._go.acquire()
-        if self._abandoned:
-            raise Cancelled
-
-    def _carry(self, request: Request) -> list[tuple[Block, ClientResult]]:
-        self.request = request
+    def wait_for(self, job: Job) -> Results:
+        """Called in the experiment's own thread: pause until all jobs have run."""
+        self.job = job
         self._pause()
         answer, self.answer = self.answer, []
         if isinstance(answer, Exception):
             raise answer
         return answer
 
+    def cancel(self) -> None:
+        self._cancelled = True
+        while not self._over:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Let the experiment's thread run until it has a job, a step, or no more of either."""
+        self._go.release()
+        self._halt.acquire()
+
+    def _pause(self) -> None:
+        self._halt.release()
+        self._go.acquire()
+        if self._cancelled:
+            raise Cancelled
+
     def _run(self) -> None:
+        self._registry[get_ident()] = self
         self._go.acquire()
         try:
-            for step in () if self._abandoned else self._steps:
+            for step in () if self._cancelled else self._steps:
                 self._step.append(step)
                 self._pause()
         except Cancelled:
@@ -102,5 +121,6 @@ class ExperimentThread(Generic[Step]):
         except BaseException as error:
             self._error.append(error)
         finally:
+            del self._registry[get_ident()]
             self._over = True
             self._halt.release()

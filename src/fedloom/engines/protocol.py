@@ -1,12 +1,7 @@
-"""From what came, by whatever carrier, to a reply that a method may see: every letter is asked the same questions.
+"""Replies as bytes, and the checks that turn bytes from outside into a reply that a method may see.
 
-Whatever it holds, opening it ends in a reply or in a refusal, never in an exception, and nothing is allocated for what
-is larger than the question allows. What a device is to remember stays with it.
-
-A reply as bytes: safetensors with one line of JSON that says whose it is and what it answers. Nothing in it can be
-run.
-
-A simulation whose devices answer in bytes, as they would over a network: the same bits as without.
+A reply is safetensors with one line of JSON that says which request it answers; nothing in it can be run. Nothing is
+allocated for a message that is larger than the request allows. Device state never travels.
 """
 
 import hashlib
@@ -16,27 +11,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ..client import Layout, Task
-from ..fleet import Device, Reply
+from ..fleet import Device, Exchange, Reply, Request
 from ..models import Model
 from ..tensors import Parcel
-from .blocks import Parcels
-from .compression import Codec, Coded
-from .gate import MAX_EXAMPLES, Fault, Refusal, count_fault, declared, excerpt, refuse
-from .in_process import InProcess
+from .gate import MAX_EXAMPLES, Fault, Refusal, Report, count_fault, declared, excerpt, ignore, refuse
 
-ROOM = 4096  # bytes for the heading
+ROOM = 4096  # bytes for the header
 ROOM_EACH = 256  # for every tensor, beside its name
 
 
 @dataclass(frozen=True)
 class Header:
-    """What stands above a reply. `spec` tells the model that it is for."""
+    """Precedes every reply. `spec` is a hash of the model that it is for."""
 
     run: str
     round: int
@@ -49,8 +41,8 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Question:
-    """What the server asked a device, and so all that it knows of the answer before it comes."""
+class Expected:
+    """What the server knows of a reply before it comes: the request to one device."""
 
     run: str
     round_number: int
@@ -61,8 +53,8 @@ class Question:
     max_examples: int = MAX_EXAMPLES
     answered: bool = False
 
-    def heading(self, examples: int) -> Header:
-        """Above an honest answer of a device with so many examples."""
+    def header(self, examples: int) -> Header:
+        """Of an honest reply of a device with so many examples."""
         device = self.device
         return Header(
             self.run,
@@ -71,62 +63,63 @@ class Question:
             self.repeat,
             device.name,
             device.tier,
-            spec(device.model),
+            model_spec(device.model),
             examples,
         )
 
 
-class Refused(Exception):  # noqa: N818 - it does not leave whoever opens letters
+class Refused(Exception):  # noqa: N818 - it never leaves this module and its readers
     def __init__(self, code: str, reason: str):
         super().__init__(code, reason)
         self.code, self.reason = code, reason
 
 
-class Letter(Protocol):
-    """A reply as it came; each of these may refuse."""
+class Message(Protocol):
+    """A reply as it came, by whatever carrier. Every method may raise `Refused`."""
 
-    def head(self, room: int) -> Any:
-        """The heading and the list of bundles, in JSON's words, if they are no longer than that."""
+    def header(self, room: int) -> Any:
+        """Header and list of bundles as parsed JSON, if they take at most `room` bytes."""
 
     def size(self) -> int:
-        """All of it, in bytes."""
+        """Bytes of the whole message."""
 
     def tensors(self, bundles: list[str]) -> dict[str, dict[str, Tensor]]: ...
 
 
-def admitted(letter: Letter, question: Question) -> Reply | Refusal:
+def read_reply(message: Message, expected: Expected) -> Reply | Refusal:
+    """Check and decode a message. Whatever it holds, this ends in a reply or a refusal, never in an exception."""
     try:
-        heading, bundles = _read_heading(letter.head(_room(question)))
-        _raise(_misdirected(heading, question))
-        _raise(count_fault(question.device, heading.examples, question.max_examples))
-        layouts = declared(question.task, question.device, question.inbox, heading.examples)
-        _check_size(letter.size(), question, layouts)
+        header, bundles = _read_header(message.header(_room(expected)))
+        _raise(_misdirected(header, expected))
+        _raise(count_fault(expected.device, header.examples, expected.max_examples))
+        layouts = declared(expected.task, expected.device, expected.inbox, header.examples)
+        _check_size(message.size(), expected, layouts)
         if len(set(bundles)) < len(bundles):
             raise Refused("KEYS", "a bundle is listed twice")
-        sent = letter.tensors(bundles)
-    except Refused as found:
-        return Refusal(question.device.name, found.code, found.reason)
-    reply = Reply(question.device, heading.examples, sent)
-    refusal = refuse(reply, question.task, question.inbox, max_examples=question.max_examples)
-    return refusal or Reply(question.device, heading.examples, _in_order(sent, layouts))
+        sent = message.tensors(bundles)
+    except Refused as refused:
+        return Refusal(expected.device.name, refused.code, refused.reason)
+    reply = Reply(expected.device, header.examples, sent)
+    refusal = refuse(reply, expected.task, expected.inbox, expected.max_examples)
+    return refusal or Reply(expected.device, header.examples, _in_order(sent, layouts))
 
 
 @contextmanager
-def legible() -> Iterator[None]:
-    """A head that is not what it should be is refused."""
+def readable_header() -> Iterator[None]:
+    """Refuse a header that cannot be read."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Refused("BAD_FORMAT", f"the head cannot be read: {type(error).__name__}") from error
+        raise Refused("BAD_FORMAT", f"the header cannot be read: {type(error).__name__}") from error
 
 
-def check_head(size: int, room: int) -> None:
+def check_header_size(size: int, room: int) -> None:
     if size > room:
-        raise Refused("TOO_BIG", f"a head of {size} bytes, {room} are enough")
+        raise Refused("TOO_BIG", f"a header of {size} bytes, {room} are enough")
 
 
-def place_of(key: str, bundles: list[str]) -> tuple[str, str]:
-    """A tensor goes by its bundle's number, for a name may hold anything."""
+def bundle_of(key: str, bundles: list[str]) -> tuple[str, str]:
+    """Tensors are keyed by the number of their bundle, because names may hold anything."""
     number, _, name = key.partition("/")
     if number not in map(str, range(len(bundles))):
         raise Refused("KEYS", f"{excerpt(key)} belongs to no bundle")
@@ -134,11 +127,11 @@ def place_of(key: str, bundles: list[str]) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=4096)
-def spec(model: Model) -> str:
-    """The same wherever the same model is built: a hash of what it is made of and of all its shapes."""
+def model_spec(model: Model) -> str:
+    """A hash of family, settings and shapes: the same wherever the same model is built."""
     shapes = sorted((name, tuple(shape)) for name, shape in model.shapes().items())
-    said = repr((model.family, sorted(model.settings), model.input_shape, model.classes, model.tokens, shapes))
-    return hashlib.sha256(said.encode()).hexdigest()
+    facts = repr((model.family, sorted(model.settings), model.input_shape, model.classes, model.tokens, shapes))
+    return hashlib.sha256(facts.encode()).hexdigest()
 
 
 def _raise(fault: Fault | None) -> None:
@@ -146,40 +139,40 @@ def _raise(fault: Fault | None) -> None:
         raise Refused(*fault)
 
 
-def _room(question: Question) -> int:
-    """How long the head of a reply may be. Names do not depend on how many examples there are."""
-    layouts = declared(question.task, question.device, question.inbox, 1)
+def _room(expected: Expected) -> int:
+    """The longest header of an honest reply. Names do not depend on the number of examples."""
+    layouts = declared(expected.task, expected.device, expected.inbox, 1)
     names = [name for layout in layouts.values() for name in layout]
     return ROOM + sum(6 * len(bundle) for bundle in layouts) + sum(ROOM_EACH + 6 * len(name) for name in names)
 
 
-def _read_heading(head: Any) -> tuple[Header, list[str]]:
-    with legible():
-        said = dict(head)
-        bundles = said.pop("bundles")
-        heading = Header(**said)
+def _read_header(head: Any) -> tuple[Header, list[str]]:
+    with readable_header():
+        values = dict(head)
+        bundles = values.pop("bundles")
+        header = Header(**values)
     if not isinstance(bundles, list) or not all(isinstance(bundle, str) for bundle in bundles):
-        raise Refused("BAD_FORMAT", "the head does not list the bundles")
-    if any(isinstance(value, list | dict) for value in said.values()):
-        raise Refused("BAD_FORMAT", "the head holds more than words and numbers")
-    return heading, bundles
+        raise Refused("BAD_FORMAT", "the header does not list the bundles")
+    if any(isinstance(value, list | dict) for value in values.values()):
+        raise Refused("BAD_FORMAT", "the header holds more than strings and numbers")
+    return header, bundles
 
 
-def _misdirected(heading: Header, question: Question) -> Fault | None:
-    """Whether a reply answers another question, or comes from one who takes itself for another."""
-    asked = question.heading(heading.examples)
+def _misdirected(header: Header, expected: Expected) -> Fault | None:
+    """Whether a reply answers another request or comes from another device."""
+    asked = expected.header(header.examples)
     for name in (field.name for field in fields(Header)):
-        said, wanted = getattr(heading, name), getattr(asked, name)
-        if name != "examples" and (type(said) is not type(wanted) or said != wanted):
+        value, wanted = getattr(header, name), getattr(asked, name)
+        if name != "examples" and (type(value) is not type(wanted) or value != wanted):
             code = "TIER_MISMATCH" if name in ("tier", "spec") else "STALE"
-            return code, f"{name} is {excerpt(said)}, asked was {excerpt(wanted)}"
-    return ("DUPLICATE", "this was answered before") if question.answered else None
+            return code, f"{name} is {excerpt(value)}, expected {excerpt(wanted)}"
+    return ("DUPLICATE", "this request was answered before") if expected.answered else None
 
 
-def _check_size(size: int, question: Question, layouts: Mapping[str, Layout]) -> None:
+def _check_size(size: int, expected: Expected, layouts: Mapping[str, Layout]) -> None:
     most = (
         8
-        + _room(question)
+        + _room(expected)
         + sum(prod(shape) * dtype.itemsize for one in layouts.values() for shape, dtype in one.values())
     )
     if size > most:
@@ -187,36 +180,36 @@ def _check_size(size: int, question: Question, layouts: Mapping[str, Layout]) ->
 
 
 def _in_order(sent: Parcel, layouts: Mapping[str, Layout]) -> dict[str, dict[str, Tensor]]:
-    """As it was declared: bytes do not keep the order of names."""
+    """In declared order: bytes do not keep the order of names."""
     return {bundle: {name: sent[bundle][name] for name in layout} for bundle, layout in layouts.items()}
 
 
 ENTRY = "fedloom"
 
 
-def encode_reply(heading: Header, parcel: Parcel) -> bytes:
-    """Bundles are listed, for an empty one leaves no trace among tensors; tensors go by their bundle's number."""
-    said = json.dumps({**asdict(heading), "bundles": list(parcel)})
+def encode_reply(header: Header, parcel: Parcel) -> bytes:
+    """Bundles are listed, because an empty one leaves no tensor; tensors are keyed by the number of their bundle."""
+    line = json.dumps({**asdict(header), "bundles": list(parcel)})
     flat: dict[str, Tensor] = {}
     for number, tensors in enumerate(parcel.values()):
         flat |= {f"{number}/{name}": tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    return save(flat, {ENTRY: said})
+    return save(flat, {ENTRY: line})
 
 
-def opened(data: bytes, question: Question) -> Reply | Refusal:
-    return admitted(_Bytes(data), question)
+def decode_reply(data: bytes, expected: Expected) -> Reply | Refusal:
+    return read_reply(_Bytes(data), expected)
 
 
 @dataclass(frozen=True)
 class _Bytes:
     data: bytes
 
-    def head(self, room: int) -> Any:
+    def header(self, room: int) -> Any:
         size = int.from_bytes(self.data[:8], "little")
         if len(self.data) < 8 or size > len(self.data) - 8:
             raise Refused("BAD_FORMAT", f"{len(self.data)} bytes are not a whole reply")
-        check_head(size, room)
-        with legible():
+        check_header_size(size, room)
+        with readable_header():
             return json.loads(json.loads(self.data[8 : 8 + size])["__metadata__"][ENTRY])
 
     def size(self) -> int:
@@ -225,56 +218,60 @@ class _Bytes:
     def tensors(self, bundles: list[str]) -> dict[str, dict[str, Tensor]]:
         try:
             flat: Mapping[str, Tensor] = load(self.data)
-        except Exception as error:  # whatever a reader makes of bytes that somebody else wrote
+        except Exception as error:  # any error that a reader raises for bytes written elsewhere
             raise Refused("BAD_FORMAT", f"not safetensors: {excerpt(str(error))}") from error
         sent: dict[str, dict[str, Tensor]] = {bundle: {} for bundle in bundles}
         for key, tensor in flat.items():
-            bundle, name = place_of(key, bundles)
+            bundle, name = bundle_of(key, bundles)
             sent[bundle][name] = tensor
         return sent
 
 
-Transit = Callable[[bytes, Question], Iterable[bytes]]
-"""What arrives of what a device sent: as a rule just that, but it may be nothing, something else, or several things."""
+Transit = Callable[[bytes, Expected], Iterable[bytes]]
+"""What arrives of the bytes that a device sent: as a rule just those, but maybe nothing, others, or several copies."""
 
 
-def as_sent(data: bytes, question: Question) -> Iterable[bytes]:
+def unchanged(data: bytes, expected: Expected) -> Iterable[bytes]:
     return (data,)
 
 
 @dataclass(frozen=True)
-class ByMail:
-    """The first reply to a question that is admitted counts. A device of which nothing was does not remember."""
+class BytesTransport:
+    """Replies travel as bytes, as over a network, and `transit` may garble them. `encoded_task` declares what travels."""
 
-    inner: InProcess
     run: str = "run"
-    transit: Transit = as_sent
-    codec: Codec | None = None
+    transit: Transit = unchanged
+    encoded_task: Callable[[Task], Task] = lambda task: task
+    report: Report = ignore
+    max_examples: int = MAX_EXAMPLES
+    end: Literal["network"] = "network"
 
-    def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        asked = self.codec.asked(task) if self.codec else task
+    def open(self, request: Request) -> Exchange:
+        return _BytesExchange(self, request)
 
-        def way(reply: Reply) -> Reply | None:
-            if reply.device.is_server:  # the server does not write to itself
-                return reply
-            device, most = reply.device, self.inner.max_examples
-            return self._arrived(reply, Question(self.run, round_number, repeat, asked, device, inboxes[device], most))
 
-        engine = Coded(self.inner, self.codec) if self.codec else self.inner
-        return engine.ask(task, inboxes, round_number, repeat, way)
+@dataclass
+class _BytesExchange(Exchange):
+    transport: BytesTransport
+    request: Request
 
-    def commit(self, round_number: int) -> None:
-        self.inner.commit(round_number)
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def _arrived(self, reply: Reply, question: Question) -> Reply | None:
+    def upload(self, reply: Reply) -> Reply | None:
+        """The first copy that is admitted counts."""
+        transport, request, device = self.transport, self.request, reply.device
+        expected = Expected(
+            transport.run,
+            request.round_number,
+            request.repeat,
+            transport.encoded_task(request.task),
+            device,
+            request.inboxes[device],
+            transport.max_examples,
+        )
         first: Reply | None = None
-        for data in self.transit(encode_reply(question.heading(reply.examples), reply.upload), question):
-            found = opened(data, replace(question, answered=first is not None))
-            if isinstance(found, Refusal):
-                self.inner.on_refusal(question.round_number, found)
+        for data in transport.transit(encode_reply(expected.header(reply.examples), reply.upload), expected):
+            decoded = decode_reply(data, replace(expected, answered=first is not None))
+            if isinstance(decoded, Refusal):
+                transport.report(request.round_number, decoded)
             else:
-                first = found
+                first = replace(reply, examples=decoded.examples, upload=decoded.upload)
         return first

@@ -1,7 +1,7 @@
-"""Simulate devices in several processes, one torch thread each: the same bits as in one, sooner.
+"""Run blocks in several processes, one torch thread each: the same bits as in one process, sooner.
 
-Workers are forked once and see the data without a copy. Work goes out by descending cost; parcels travel as bytes of
-safetensors. A worker that dies is replaced and its work done again; an error in a task is raised where the method is.
+Workers are forked once and see the data without a copy. Blocks go out by descending cost; parcels travel as safetensors.
+A worker that dies is replaced and its block run again; an error in a task is raised where the method is.
 """
 
 import contextlib
@@ -19,86 +19,71 @@ from typing import Any
 
 import torch
 
-from ..client import ClientResult, Task
-from ..fleet import Fleet, Reply
-from ..models import cost
+from ..client import ClientResult
+from ..fleet import Request
+from ..models import compute_cost
 from ..tensors import Parcel
-from .blocks import Block, BlockMember, Parcels, Request, make_blocks, run_block
-from .client_state import ClientStateStore
-from .in_process import InProcess
-from .serialization import Find, device_from_words, device_in_words, pack, task_from_words, task_in_words, unpack
+from .in_process import Block, BlockMember, Job, Simulation, make_blocks, run_block
+from .serialization import pack, unpack
+from .task_ref import device_from_json, device_to_json, task_from_json, task_to_json
 
-TRIES = 3  # how often work may cost a worker its life before it is done by the one who asked
-
-
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Meanwhile; a child would be born with a collection under way."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+TRIES = 3  # workers that may die over a block before it is run in this process
 
 
 @dataclass
 class Worker:
     process: BaseProcess
     link: Connection
-    at: Block | None = None
-
-
-@dataclass(frozen=True)
-class PoolClient:
-    """An experiment whose work is done here: what a worker must know to do it."""
-
-    engine: InProcess
-    fleet: Fleet
-    find: Find
+    block: Block | None = None  # that it is running
 
 
 @dataclass
 class WorkerPool:
-    """The worker processes, for one experiment or for several."""
+    """An executor with worker processes, for one experiment or for several."""
 
-    members: list[PoolClient]
     workers: int
+    simulations: list[Simulation] = field(default_factory=list)
     pool: list[Worker] = field(default_factory=list)
 
-    def outcomes(self, make_blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
-        """In the order they are done. Whoever asked for them sorts."""
-        if len(make_blocks) == 1 or self.workers == 1:
-            yield from ((work, run_block(work)) for work in make_blocks)
+    def register(self, simulation: Simulation) -> None:
+        self.simulations.append(simulation)
+
+    def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+        return self.run_blocks(make_blocks([job]))
+
+    def run_blocks(self, blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
+        """Results in the order they come; the caller sorts."""
+        if len(blocks) == 1 or self.workers == 1:
+            yield from ((block, run_block(block)) for block in blocks)
             return
-        waiting, deaths = sorted(make_blocks, key=lambda work: -cost(work.model).macs * work.visits), Counter[int]()
-        for worker in [worker for worker in self.pool if worker.at]:  # an ask that nobody heard to its end
+        waiting = sorted(blocks, key=lambda block: -compute_cost(block.model).macs * block.visits)
+        deaths = Counter[int]()
+        for worker in [worker for worker in self.pool if worker.block]:  # left over from a request that was abandoned
             worker.process.kill()
             self._replace(worker)
         while len(self.pool) < self.workers:
             self.pool.append(self._spawn())
-        while waiting or any(worker.at for worker in self.pool):
+        while waiting or any(worker.block for worker in self.pool):
             for worker in self.pool:
-                if worker.at is None and waiting:
-                    self._hand(worker, waiting.pop(0))
-            busy = {worker.link: worker for worker in self.pool if worker.at}
+                if worker.block is None and waiting:
+                    self._send(worker, waiting.pop(0))
+            busy = {worker.link: worker for worker in self.pool if worker.block}
             for link in wait(list(busy)):
                 worker = busy[link]  # type: ignore[index]
-                work = worker.at
-                assert work is not None
+                block = worker.block
+                assert block is not None
                 try:
-                    outcome = _receive_outcome(worker.link)
-                    worker.at = None
-                except (EOFError, OSError):  # it was killed; its work was not
+                    result = _receive_result(worker.link)
+                    worker.block = None
+                except (EOFError, OSError):  # the worker was killed
                     self._replace(worker)
-                    deaths[id(work)] += 1
-                    if deaths[id(work)] < TRIES:
-                        waiting.insert(0, work)
+                    deaths[id(block)] += 1
+                    if deaths[id(block)] < TRIES:
+                        waiting.insert(0, block)
                         continue
-                    outcome = None
-                # a task's own error is raised here, with its own traceback, by doing the work again
-                yield work, outcome or run_block(work)
+                    result = None
+                # without a result the block runs again here, so that a task's error has its own traceback
+                yield block, result or run_block(block)
 
     def close(self) -> None:
         for worker in self.pool:
@@ -108,12 +93,12 @@ class WorkerPool:
             worker.process.kill()
         self.pool.clear()
 
-    def _hand(self, worker: Worker, work: Block) -> None:
-        worker.at = work
-        with contextlib.suppress(OSError):  # a worker that is gone is noticed when its answer is read
-            worker.link.send_bytes(json.dumps(self._header(work)).encode())
-            worker.link.send_bytes(pack(work.inbox))
-            worker.link.send_bytes(pack(work.memory))
+    def _send(self, worker: Worker, block: Block) -> None:
+        worker.block = block
+        with contextlib.suppress(OSError):  # a worker that is gone is noticed when its result is read
+            worker.link.send_bytes(json.dumps(self._describe(block)).encode())
+            worker.link.send_bytes(pack(block.inbox))
+            worker.link.send_bytes(pack(block.state))
 
     def _replace(self, worker: Worker) -> None:
         worker.link.close()
@@ -125,106 +110,89 @@ class WorkerPool:
         ours, theirs = fork.Pipe()
         others = [worker.link for worker in self.pool]
         process = fork.Process(target=self._serve, args=(theirs, [ours, *others]), daemon=True)
-        with _nothing_collected():
+        with _no_garbage_collection():
             process.start()
         theirs.close()
         return Worker(process, ours)
 
     def _serve(self, link: Connection, others: list[Connection]) -> None:
-        """A worker's life: until its pipe closes."""
-        gc.freeze()  # what is garbage by now is its parent's: some of it waits for threads that are not here
+        """The worker's loop, until its pipe closes."""
+        gc.freeze()  # garbage inherited from the parent may wait for threads that do not exist here
         gc.enable()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked decides when to stop
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for other in others:
             other.close()  # or a pipe would stay open after its owner has gone
         torch.set_num_threads(1)
-        keep_the_heap()
+        keep_freed_memory()
         with contextlib.suppress(EOFError, OSError):
             while True:
-                said = link.recv_bytes(), link.recv_bytes(), link.recv_bytes()
+                message = link.recv_bytes(), link.recv_bytes(), link.recv_bytes()
                 try:
-                    outcome: ClientResult | None = run_block(self._work(*said))
+                    result: ClientResult | None = run_block(self._read_block(*message))
                 except Exception:
-                    outcome = None
-                _send_outcome(link, outcome)
+                    result = None
+                _send_result(link, result)
 
-    def _header(self, work: Block) -> dict[str, Any]:
-        engines = [member.engine for member in self.members]
+    def _describe(self, block: Block) -> dict[str, Any]:
+        engines = [simulation.engine for simulation in self.simulations]
         return {
-            **task_in_words(work.task),
-            "seats": [
+            **task_to_json(block.task),
+            "members": [
                 {
-                    "member": next(number for number, one in enumerate(engines) if one is seat.request.engine),
-                    "round": seat.request.round_number,
-                    "repeat": seat.request.repeat,
-                    **device_in_words(seat.device),
+                    "simulation": next(i for i, engine in enumerate(engines) if engine is member.job.engine),
+                    "round": member.job.request.round_number,
+                    "repeat": member.job.request.repeat,
+                    **device_to_json(member.device),
                 }
-                for seat in work.seats
+                for member in block.members
             ],
-            "inbox": list(work.inbox),
-            "memory": list(work.memory),
+            "inbox": list(block.inbox),
+            "state": list(block.state),
         }
 
-    def _work(self, said: bytes, inbox: bytes, memory: bytes) -> Block:
-        header = json.loads(said)
-        seats = [self._seat(one, header) for one in header["seats"]]
-        return Block(seats, len(seats), unpack(inbox, header["inbox"]), unpack(memory, header["memory"]))
+    def _read_block(self, description: bytes, inbox: bytes, state: bytes) -> Block:
+        header = json.loads(description)
+        members = [self._read_member(member, header) for member in header["members"]]
+        return Block(members, len(members), unpack(inbox, header["inbox"]), unpack(state, header["state"]))
 
-    def _seat(self, one: Mapping[str, Any], header: Mapping[str, Any]) -> BlockMember:
-        member = self.members[one["member"]]
-        task, device = task_from_words(header, member.find), device_from_words(one, member.fleet)
-        request = Request(member.engine, task, {}, one["round"], one["repeat"])
-        return BlockMember(
-            request, device, member.engine.plan(task, device, one["round"], one["repeat"])
-        )  # the same draws
-
-
-@dataclass
-class ProcessPool:
-    """One experiment's engine with workers of its own."""
-
-    inner: InProcess
-    fleet: Fleet
-    find: Find
-    workers: int
-
-    def __post_init__(self) -> None:
-        self.crew = WorkerPool([PoolClient(self.inner, self.fleet, self.find)], self.workers)
-        self.inner.carry = lambda request: self.crew.outcomes(make_blocks([request]))
-
-    @property
-    def memory(self) -> ClientStateStore:
-        return self.inner.memory
-
-    def ask(self, task: Task, inboxes: Parcels, round_number: int, repeat: int = 0) -> Iterator[Reply]:
-        return self.inner.ask(task, inboxes, round_number, repeat)
-
-    def commit(self, round_number: int) -> None:
-        self.inner.commit(round_number)
-
-    def close(self) -> None:
-        self.crew.close()
-        self.inner.close()
+    def _read_member(self, member: Mapping[str, Any], header: Mapping[str, Any]) -> BlockMember:
+        simulation = self.simulations[member["simulation"]]
+        device = device_from_json(member, simulation.fleet)
+        request = Request(task_from_json(header, simulation.find_task), {}, member["round"], member["repeat"])
+        job = Job(simulation.engine, request)
+        return BlockMember(job, device, simulation.engine.plan(request, device))  # the same draws as in the parent
 
 
-def _send_outcome(link: Connection, outcome: ClientResult | None) -> None:
-    parcels: Mapping[str, Parcel | None] = {"send": outcome.upload, "remember": outcome.state} if outcome else {}
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A child must not be forked in the middle of a collection."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _send_result(link: Connection, result: ClientResult | None) -> None:
+    parcels: Mapping[str, Parcel | None] = {"upload": result.upload, "state": result.state} if result else {}
     link.send_bytes(json.dumps({key: None if p is None else list(p) for key, p in parcels.items()}).encode())
     for parcel in parcels.values():
         if parcel is not None:
             link.send_bytes(pack(parcel))
 
 
-def _receive_outcome(link: Connection) -> ClientResult | None:
+def _receive_result(link: Connection) -> ClientResult | None:
     header = json.loads(link.recv_bytes())
     if not header:
         return None
     parcels = {key: None if names is None else unpack(link.recv_bytes(), names) for key, names in header.items()}
-    return ClientResult(parcels["send"] or {}, parcels["remember"])
+    return ClientResult(parcels["upload"] or {}, parcels["state"])
 
 
-def keep_the_heap() -> None:
+def keep_freed_memory() -> None:
     """Have glibc keep freed memory instead of returning it at every step: a fifth off the time of wide nets."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")

@@ -1,4 +1,4 @@
-"""How good a model is."""
+"""Evaluation: metrics, and who evaluates which model on which examples."""
 
 from .batchnorm import StaticBatchNorm
 from .evaluator import Evaluator

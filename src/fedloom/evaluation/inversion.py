@@ -1,5 +1,7 @@
-"""How much of an input its features give away: whoever has the part of the net that made them looks for an input that
-gives the same. The better it finds the original, the less the features hide."""
+"""Feature inversion: how well inputs can be reconstructed from uploaded features, given the layers that made them.
+
+Gradient descent on an input until its features match. Mahendran & Vedaldi, CVPR 2015.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from ..data import Examples, Preparation
 from ..models import Model, StepSeeds
 from ..tensors import Tensors
 
-RATES = (0.1, 0.01, 0.001)  # of the search, one after the other
+LEARNING_RATES = (0.1, 0.01, 0.001)  # one after the other
 
 
 @dataclass(frozen=True)
@@ -23,30 +25,30 @@ class Inversion:
     steps: int
 
 
-def invert(part: Model, weights: Tensors, prepared: Tensor, span: Tensor, steps: int) -> Inversion:
-    """`prepared` inputs, as the part gets them; `span` is how far apart black and white are there."""
+def invert(extractor: Model, weights: Tensors, inputs: Tensor, span: Tensor, steps: int) -> Inversion:
+    """Reconstruct prepared inputs from their features; `span` is the difference of white and black in them."""
     block = {name: weight.unsqueeze(0) for name, weight in weights.items()}
-    x = prepared.unsqueeze(0)
+    x = inputs.unsqueeze(0)
     with torch.no_grad():
-        features = part(block, x).logits
+        features = extractor(block, x).logits
 
-    def apart(guess: Tensors, batch: Batch) -> Tensor:
-        return (part(block, guess["x"]).logits - features).square().flatten(1).sum(1)
+    def feature_distance(guess: Tensors, batch: Batch) -> Tensor:
+        return (extractor(block, guess["x"]).logits - features).square().flatten(1).sum(1)
 
-    found: Tensors = {"x": torch.zeros_like(x)}
-    for rate in RATES:
-        found = fit(_searcher(part, rate, steps // len(RATES)), found, apart)
-    return Inversion(psnr(found["x"][0], prepared, span), len(prepared), steps)
+    guess: Tensors = {"x": torch.zeros_like(x)}
+    for rate in LEARNING_RATES:
+        guess = fit(_make_client(extractor, rate, steps // len(LEARNING_RATES)), guess, feature_distance)
+    return Inversion(psnr(guess["x"][0], inputs, span), len(inputs), steps)
 
 
 def psnr(guess: Tensor, original: Tensor, span: Tensor) -> float:
-    """Peak signal to noise, the mean over examples."""
+    """Peak signal-to-noise ratio in decibels, the mean over examples."""
     errors = ((guess - original) / span).double().square().flatten(1).mean(1).clamp_min(1e-20)
     return float((-10 * torch.log10(errors)).mean())
 
 
 def pixel_range(preparation: Preparation, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """How far apart the darkest and the lightest stored pixels are for a model."""
+    """The difference of white and black pixels after preparation."""
     if dtype != torch.uint8:
         return torch.ones(())
     black, white = (torch.full((1, *shape), value, dtype=dtype) for value in (0, 255))
@@ -54,16 +56,16 @@ def pixel_range(preparation: Preparation, shape: Sequence[int], dtype: torch.dty
 
 
 def describe_psnr(decibels: float) -> str:
-    """In words."""
     if math.isnan(decibels) or decibels < 15:
         return "hardly anything can be recognized"
     return "outlines can be recognized" if decibels < 25 else "the originals can be recognized"
 
 
-def _searcher(part: Model, rate: float, steps: int) -> Client:
-    """Somebody with nothing but the features: the plan's steps have no examples of their own."""
+def _make_client(model: Model, learning_rate: float, steps: int) -> Client:
+    """A client with `steps` training steps and no data."""
     row = torch.zeros(1, 1, dtype=torch.int64)
-    nothing = Examples(part.zero_inputs(1), torch.zeros(1, dtype=torch.int64))
+    examples = Examples(model.zero_inputs(1), torch.zeros(1, dtype=torch.int64))
     plan = tuple(Step(row, torch.ones(1), {}, StepSeeds((0,))) for _ in range(steps))
-    seen, none = torch.ones(1, part.classes, dtype=torch.bool), PaddedIndices(row, torch.zeros(1, 1, dtype=torch.bool))
-    return Client(part, Adam(rate), nothing, nothing, none, Preparation(), plan, seen, {})
+    seen_labels = torch.ones(1, model.classes, dtype=torch.bool)
+    no_tests = PaddedIndices(row, torch.zeros(1, 1, dtype=torch.bool))
+    return Client(model, Adam(learning_rate), examples, examples, no_tests, Preparation(), plan, seen_labels, {})

@@ -1,4 +1,4 @@
-"""What devices judge themselves: models of their own, and the global model after they have tuned it to their data."""
+"""Evaluation on devices: of personal models, and of the global model before and after local fine-tuning."""
 
 import math
 import statistics
@@ -21,8 +21,8 @@ from ..client import (
     label_loss,
     mask_logits,
     on_device,
-    with_batchnorm_statistics,
     shaped,
+    with_batchnorm_statistics,
 )
 from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
 from ..models import Model
@@ -30,69 +30,65 @@ from ..seeds import EVALUATE, FINE_TUNE
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
 from .metrics import Row, is_correct, percent
-from .sequence import SUMS, position_metrics, sum_over_batches
+from .sequence import SEQUENCE_SUMS, sequence_metrics, sum_over_batches
 
 COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
 
-
-Answers = Iterator[tuple[Batch, Tensor, Tensor]]
-"""What a block of devices was asked, its logits [K, batch, ..., classes], and which of them are no padding."""
-
-
-def batch_where_devices_judge(size: int, positions: int, model: Model) -> int:
-    """Many devices do it at once, and memory must not grow with them, nor with the positions that one example has; but
-    where the batch changes the answers it is as large as elsewhere."""
-    return size if model.is_batch_dependent() else max(1, size // 8 // positions)
+Predictions = Iterator[tuple[Batch, Tensor, Tensor]]
+"""Batches, their logits [K, batch, ..., classes], and which examples [K, batch] are not padding."""
 
 
 @dataclass(frozen=True)
 class LocalEvaluation:
-    """Has every device judge a model of its own."""
+    """Every device evaluates a model of its own."""
 
-    candidate: DeviceModel
-    whole_test: tuple[Tensor, Tensor] | None
+    target: DeviceModel
+    test_set: tuple[Tensor, Tensor] | None
     batch_size: Callable[[Model], int]
-    perplexity_batch: int | None = None  # where every position is answered: so many rows make a batch
+    perplexity_batch: int | None = None  # for sequences: rows per batch in the definition of perplexity
 
     @on_device(sends={"local": "sums", "global": "sums"}, stream=EVALUATE, batch_across_runs=False)
     def evaluate(self, client: Client, inbox: Parcel) -> ClientResult:
-        model, carried = self.candidate.load(client, inbox)
+        model, weights = self.target.load(client, inbox)
         client = replace(client, model=model)
-        weights = with_batchnorm_statistics(client, carried)
+        weights = with_batchnorm_statistics(client, weights)
         with torch.no_grad():
-            own = self._summed(
-                client, own_answers(client, weights, self.batch_size(model), self.candidate.unseen_logit)
-            )
-            return ClientResult(
-                upload={"local": own, "global": self._summed(client, self._whole_answers(client, weights))}
-            )
+            local = predict_local(client, weights, self.batch_size(model), self.target.unseen_logit)
+            upload = {
+                "local": self._sum(client, local),
+                "global": self._sum(client, self._predict_all(client, weights)),
+            }
+            return ClientResult(upload=upload)
 
     def sums(self, model: Model, inbox: Parcel, examples: int) -> Layout:
-        return (SUMS if self.perplexity_batch else COUNTS)(model, inbox, examples)
+        return (SEQUENCE_SUMS if self.perplexity_batch else COUNTS)(model, inbox, examples)
 
-    def _summed(self, client: Client, answers: Answers) -> dict[str, Tensor]:
+    def _sum(self, client: Client, predictions: Predictions) -> dict[str, Tensor]:
         devices = len(client.seen_labels)
         if self.perplexity_batch:
-            return sum_over_batches(answers, client.preparation, devices, self.perplexity_batch)
-        return counted(answers, devices)
+            return sum_over_batches(predictions, client.preparation, devices, self.perplexity_batch)
+        return count_correct(predictions, devices)
 
-    def _whole_answers(self, client: Client, weights: Tensors) -> Answers:
+    def _predict_all(self, client: Client, weights: Tensors) -> Predictions:
         devices, size = len(client.seen_labels), self.batch_size(client.model)
-        for examples in zip(*(part.split(size) for part in self.whole_test or ()), strict=True):
-            x, y = (one.expand(devices, *one.shape) for one in (client.preparation(examples[0]), examples[1]))
+        for examples in zip(*(part.split(size) for part in self.test_set or ()), strict=True):
+            x, y = (part.expand(devices, *part.shape) for part in (client.preparation(examples[0]), examples[1]))
             yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool)
 
     def compute_metrics(self, replies: Sequence[Reply], test: str) -> dict[str, float]:
-        """Metric by metric, all answers of these devices counted alike."""
+        """Metrics over all predictions of these devices, each with the same weight."""
         if self.perplexity_batch:
-            return position_metrics([reply.upload[test] for reply in replies])
-        return {"accuracy": share_right(replies, test)}
+            return sequence_metrics([reply.upload[test] for reply in replies])
+        return {"accuracy": accuracy_of(replies, test)}
 
 
 @dataclass(frozen=True)
 class FineTune:
-    """Initial and personalized accuracy: each device judges a tier's model on its own test examples, tunes a part of it
-    to its own training examples without momentum, and judges it again. FedSup, section 4."""
+    """Initial and personalized accuracy of every tier's model on every device (FedSup, section 4).
+
+    Each device tests the model on its own test examples, trains a part of it on its own training examples without
+    momentum, and tests it again.
+    """
 
     part: Literal["head", "body", "all"] = "head"
     epochs: Count = 5
@@ -102,96 +98,106 @@ class FineTune:
     @on_device(sends={"initial": COUNTS, "personalized": COUNTS}, stream=FINE_TUNE, batch_across_runs=False)
     def tune(self, client: Client, inbox: Parcel) -> ClientResult:
         learner = replace(client, optimizer=Sgd(self.learning_rate), label_smoothing=0.0)
-        given = inbox.get("statistics", {})
-        tuned = fit(learner, inbox["weights"], label_loss(client), only=self.tuned(client.model))
+        fixed = inbox.get("statistics", {})
+        tuned = fit(learner, inbox["weights"], label_loss(client), only=self.trainable(client.model))
         with torch.no_grad():
-            before, after = (own_test(client, {**w, **given}, self.batch_size) for w in (inbox["weights"], tuned))
+            before, after = (evaluate_local(client, {**w, **fixed}, self.batch_size) for w in (inbox["weights"], tuned))
         return ClientResult(upload={"initial": before, "personalized": after})
 
-    def tuned(self, model: Model) -> list[str]:
-        """The weights that move: `head` is the last layer, `body` all else that the last exit depends on."""
-        behind, head = model.last_exit_weights(), set(model.head())
-        return [name for name in behind if self.part == "all" or (name in head) == (self.part == "head")]
+    def trainable(self, model: Model) -> list[str]:
+        """The weights that are trained: `head` is the last layer, `body` all others that the last exit depends on."""
+        names, head = model.last_exit_weights(), set(model.head())
+        return [name for name in names if self.part == "all" or (name in head) == (self.part == "head")]
 
     def rows(
         self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
     ) -> Iterator[Row]:
-        """Per tier and device, and over a tier's devices their mean and population standard deviation; every device
-        tries every tier's model, as the paper's tables have it. Devices that never trained are told apart."""
+        """Rows for every tier and device, and over a tier's devices the mean and population standard deviation.
+
+        Every device evaluates every tier's model, as in the paper's tables. Holdout devices have rows of their own.
+        """
         task = replace(self.tune, schedule=Schedule(self.batch_size, self.epochs), ref=("fine_tune", "tune"))
         inboxes = {
-            device.with_model(tier.model, fleet.global_model, tier.name): _parcel(tier.model, weights)
+            device.with_model(tier.model, fleet.global_model, tier.name): _make_inbox(tier.model, weights)
             for tier, weights in models.items()
             for device in fleet.devices(round_number)
         }
         replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name)
         for tier in models:
             of_tier = [reply for reply in replies if reply.device.tier == tier.name]
-            for test, said in by_acquaintance(fleet, of_tier).items():
+            for test, members in group_replies(fleet, of_tier).items():
                 for metric in ("initial", "personalized"):
-                    yield from _tuned_rows(said, partial(Row, round_number, name, tier.name), test, metric)
+                    yield from _fine_tune_rows(members, partial(Row, round_number, name, tier.name), test, metric)
 
 
-def _tuned_rows(said: Sequence[Reply], row: Callable[..., Row], test: str, metric: str) -> Iterator[Row]:
-    shares = {reply.device.name: share_right([reply], metric) for reply in said}
-    judged = {device: share for device, share in shares.items() if not math.isnan(share)}
-    for device, share in judged.items():
-        yield row(device, test, metric, share)
-    if judged:
-        yield row("", test, metric, statistics.fmean(judged.values()))
-        yield row("", test, f"{metric}_std", statistics.pstdev(judged.values()))
+def _fine_tune_rows(replies: Sequence[Reply], row: Callable[..., Row], test: str, metric: str) -> Iterator[Row]:
+    accuracies = {reply.device.name: accuracy_of([reply], metric) for reply in replies}
+    known = {device: accuracy for device, accuracy in accuracies.items() if not math.isnan(accuracy)}
+    for device, accuracy in known.items():
+        yield row(device, test, metric, accuracy)
+    if known:
+        yield row("", test, metric, statistics.fmean(known.values()))
+        yield row("", test, f"{metric}_std", statistics.pstdev(known.values()))
 
 
-def by_acquaintance(fleet: Fleet, replies: Sequence[Reply]) -> dict[str, list[Reply]]:
-    """Devices that may train, judged as "local", and those that never do, as "unseen"."""
-    strangers = {fleet.name(index) for index in fleet.holdout_devices}
-    known = {"local": [reply for reply in replies if reply.device.name not in strangers]}
-    return {**known, **({"unseen": [r for r in replies if r.device.name in strangers]} if strangers else {})}
+def _make_inbox(model: Model, weights: Tensors) -> Parcel:
+    """Weights and batch-norm statistics in separate bundles: only the weights are trained."""
+    fixed = {name: weights[name] for name in model.statistics()}
+    return {"weights": {name: weights[name] for name in model.shapes()}, **({"statistics": fixed} if fixed else {})}
 
 
-def _parcel(model: Model, weights: Tensors) -> Parcel:
-    """Weights and normalization statistics apart: only the former are trained."""
-    given = {name: weights[name] for name in model.statistics()}
-    return {"weights": {name: weights[name] for name in model.shapes()}, **({"statistics": given} if given else {})}
+def group_replies(fleet: Fleet, replies: Sequence[Reply]) -> dict[str, list[Reply]]:
+    """Replies of devices that may train ("local") and of holdout devices ("unseen")."""
+    holdout = {fleet.name(index) for index in fleet.holdout_devices}
+    local = {"local": [reply for reply in replies if reply.device.name not in holdout]}
+    return {**local, **({"unseen": [r for r in replies if r.device.name in holdout]} if holdout else {})}
 
 
-def own_test(client: Client, weights: Tensors, size: int) -> dict[str, Tensor]:
-    """Per device, right answers and questions on its own test examples: [K] each."""
-    return counted(own_answers(client, weights, size), len(client.seen_labels))
+def device_batch_size(size: int, positions: int, model: Model) -> int:
+    """A batch size for evaluation on many devices at once, which bounds the memory of a block.
+
+    Batch-dependent models keep the full size, since it changes their predictions.
+    """
+    return size if model.is_batch_dependent() else max(1, size // 8 // positions)
 
 
-def counted(answers: Answers, devices: int) -> dict[str, Tensor]:
+def evaluate_local(client: Client, weights: Tensors, size: int) -> dict[str, Tensor]:
+    """Correct predictions and examples of each device's own test: [K] each."""
+    return count_correct(predict_local(client, weights, size), len(client.seen_labels))
+
+
+def count_correct(predictions: Predictions, devices: int) -> dict[str, Tensor]:
     correct = total = torch.zeros(devices, dtype=torch.float64)
-    for batch, logits, real in answers:
+    for batch, logits, real in predictions:
         correct, total = correct + (is_correct(logits, batch.y) & real).sum(1), total + real.sum(1)
     return {"correct": correct, "total": total}
 
 
-def own_answers(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> Answers:
-    """To the devices' own test examples."""
+def predict_local(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> Predictions:
+    """Predictions for the devices' own test examples."""
     for batch, real in client.test_batches(size):
         if client.model.is_batch_dependent() and not bool(real.all()):
-            logits = _without_padding(client, weights, batch.x, real)
+            logits = _predict_without_padding(client, weights, batch.x, real)
         else:
             logits = client.model(weights, batch.x).logits
         yield batch, mask_logits(logits, client.seen_labels, unseen_logit), real
 
 
-def _without_padding(client: Client, weights: Tensors, x: Tensor, real: Tensor) -> Tensor:
-    """Device by device, for models that would see the padding, whose own logits are zero."""
-    made: dict[int, Tensor] = {}
+def _predict_without_padding(client: Client, weights: Tensors, x: Tensor, real: Tensor) -> Tensor:
+    """Device by device, for models that padding would influence; the logits of padding are zero."""
+    by_device: dict[int, Tensor] = {}
     for k in range(len(real)):
         if bool(real[k].any()):
             own = {name: weight[k : k + 1] for name, weight in weights.items()}
-            made[k] = client.model(own, x[k : k + 1, real[k]]).logits[0]
-    one = next(iter(made.values()))  # the longest list reaches into every batch
-    logits = one.new_zeros(*real.shape, *one.shape[1:])
-    for k, answered in made.items():
-        logits[k, real[k]] = answered
+            by_device[k] = client.model(own, x[k : k + 1, real[k]]).logits[0]
+    first = next(iter(by_device.values()))  # there is one: the longest list reaches into every batch
+    logits = first.new_zeros(*real.shape, *first.shape[1:])
+    for k, device_logits in by_device.items():
+        logits[k, real[k]] = device_logits
     return logits
 
 
-def share_right(replies: Sequence[Reply], test: str) -> float:
-    """All answers of these devices, counted alike."""
+def accuracy_of(replies: Sequence[Reply], test: str) -> float:
+    """In percent, over all predictions of these devices."""
     counts = [reply.upload[test] for reply in replies if test in reply.upload]
     return percent(sum(float(c["correct"]) for c in counts), sum(float(c["total"]) for c in counts))

@@ -1,7 +1,4 @@
-"""Exact definitions of what is measured.
-
-What a evaluation writes down: who was judged, on what, and how it did. Nothing is averaged before it is written.
-"""
+"""Definitions of the metrics, and the row that an evaluation writes. Rows are written before any averaging."""
 
 from dataclasses import dataclass
 
@@ -9,8 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
 HIGHER_IS_BETTER = ("accuracy", "initial", "personalized")  # all others, such as losses and costs: lower is better
+
+
+@dataclass(frozen=True)
+class Row:
+    round: int
+    candidate: str  # name of the evaluated target
+    tier: str
+    device: str  # empty: not of a single device
+    test: str  # "global": the test set; "local": devices' own examples; "unseen": those of holdout devices
+    metric: str
+    value: float
 
 
 def metric_sign(metric: str) -> int:
@@ -19,7 +26,7 @@ def metric_sign(metric: str) -> int:
 
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """[..., classes], [...] -> truth values; of equal logits the lowest class wins."""
+    """[..., classes], [...] -> booleans; the lowest of several classes with equal logits is predicted."""
     return logits.argmax(-1) == labels
 
 
@@ -32,28 +39,17 @@ def log_loss(logits: Tensor, labels: Tensor) -> float:
     return float(F.cross_entropy(logits.double(), labels))
 
 
-def exponential(mean_loss: float) -> float:
-    """Perplexity from a mean loss; a model that is lost beyond numbers has an infinite one."""
+def perplexity_from_loss(mean_loss: float) -> float:
+    """exp(mean_loss), infinite if that overflows."""
     return float(torch.tensor(mean_loss, dtype=torch.float64).exp())
 
 
-def unigram_perplexity(seen: Tensor, asked: Tensor, classes: int) -> float:
-    """Of a model that knows only how often each word occurs; a word that never does counts as if it did once."""
-    counts = torch.bincount(seen.flatten(), minlength=classes).clamp_min(1).double()
-    return float((-(counts / counts.sum()).log()[asked.flatten()]).mean().exp())
+def unigram_perplexity(train_tokens: Tensor, test_tokens: Tensor, classes: int) -> float:
+    """Perplexity of a model that knows only token frequencies; a token that never occurs counts as occurring once."""
+    counts = torch.bincount(train_tokens.flatten(), minlength=classes).clamp_min(1).double()
+    return float((-(counts / counts.sum()).log()[test_tokens.flatten()]).mean().exp())
 
 
 def per_group(values: Tensor, groups: Tensor, count: int) -> Tensor:
     """Sums of `values` by group number: [count]."""
     return torch.zeros(count, dtype=torch.float64).index_add_(0, groups, values.double())
-
-
-@dataclass(frozen=True)
-class Row:
-    round: int
-    candidate: str
-    tier: str
-    device: str  # empty: not one device's own
-    test: str  # "global": the whole set; "local": devices' own examples; "unseen": those of devices that never train
-    metric: str
-    value: float

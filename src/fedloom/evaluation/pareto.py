@@ -1,24 +1,24 @@
-"""The trade of cost for gain: which points are worth having, and how much a set of points is worth as one number."""
+"""Pareto fronts of cost and gain, and their hypervolume."""
 
 from collections.abc import Iterable
 from itertools import pairwise
 
-Point = tuple[float, float]
+CostGain = tuple[float, float]
 """(cost, gain)."""
 
 
-def pareto_front(points: Iterable[Point]) -> list[Point]:
-    """Those that no other point betters: costs no more and gains no less, one of the two strictly. By cost."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda one: (one[0], -one[1])):
-        if not kept or point[1] > kept[-1][1] or point == kept[-1]:
-            kept.append(point)
-    return kept
+def pareto_front(points: Iterable[CostGain]) -> list[CostGain]:
+    """The points that no other dominates, by cost: none costs no more, gains no less, and differs in one of them."""
+    front: list[CostGain] = []
+    for point in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or point[1] > front[-1][1] or point == front[-1]:
+            front.append(point)
+    return front
 
 
-def hypervolume(points: Iterable[Point], reference: Point) -> float:
-    """The area of all that is no better than one of the points, up to the largest cost and down to the least gain."""
-    most, least = reference
-    corners = pareto_front(point for point in points if point[0] <= most and point[1] >= least)
-    steps = pairwise([*corners, (most, least)])
-    return sum((after - cost) * (gain - least) for (cost, gain), (after, _) in steps)
+def hypervolume(points: Iterable[CostGain], reference: CostGain) -> float:
+    """The area dominated by the points, up to the largest cost and down to the smallest gain of `reference`."""
+    max_cost, min_gain = reference
+    corners = pareto_front(point for point in points if point[0] <= max_cost and point[1] >= min_gain)
+    steps = pairwise([*corners, (max_cost, min_gain)])
+    return sum((next_cost - cost) * (gain - min_gain) for (cost, gain), (next_cost, _) in steps)

@@ -1,5 +1,7 @@
-"""Where a model answers at every position: sums from which perplexity and accuracy follow, and which add up over
-devices, so that a device need not send what it thinks of each word."""
+"""Metrics of models that predict at every position, from sums that add up over devices.
+
+So a device uploads a few sums instead of its predictions for every token.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,13 +12,13 @@ from torch.nn import functional as F
 from ..client import Batch, shaped
 from ..data import Preparation
 from ..tensors import Tensors
-from .metrics import exponential, is_correct, percent
+from .metrics import is_correct, percent, perplexity_from_loss
 
-LARGEST_LOSS = 1e17  # a loss, of which the exponential is infinite; engines do not admit what is not finite, or absurd
+LARGEST_LOSS = 1e17  # stands for an infinite loss, since engines refuse values that are not finite
 
-SUMS = shaped(
+SEQUENCE_SUMS = shaped(
     rows=((), torch.float64),
-    log_exponentials=((), torch.float64),  # of the sum over batches, rows times the exponential of the mean loss
+    log_exponentials=((), torch.float64),  # log of the sum over batches of rows * exp(mean loss)
     total=((), torch.float64),
     loss=((), torch.float64),
     correct=((), torch.float64),
@@ -27,70 +29,72 @@ SUMS = shaped(
 
 
 def score_positions(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., classes], [...] -> the loss of every answer, and whether it is right."""
+    """[..., classes], [...] -> the loss of every prediction, and whether it is correct."""
     losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
     return losses.view(labels.shape), is_correct(logits, labels)
 
 
-def hidden_positions(preparation: Preparation, x: Tensor) -> Tensor | None:
-    """Which positions the model does not see; None where nothing is ever hidden."""
+def find_masked(preparation: Preparation, x: Tensor) -> Tensor | None:
+    """Which positions are masked; None if the preparation never masks tokens."""
     return None if preparation.mask_token is None else x == preparation.mask_token
 
 
-def row_sums(losses: Tensor, right: Tensor, hidden: Tensor | None) -> dict[str, Tensor]:
-    """Over positions: [devices, rows, ...] each -> [devices, rows]."""
-    unseen = torch.zeros_like(right) if hidden is None else hidden
-    each = {
-        "total": torch.ones_like(right),
+def row_sums(losses: Tensor, correct: Tensor, masked: Tensor | None) -> dict[str, Tensor]:
+    """Sums over positions: [devices, rows, ...] each -> [devices, rows]."""
+    masked = torch.zeros_like(correct) if masked is None else masked
+    values = {
+        "total": torch.ones_like(correct),
         "loss": losses,
-        "correct": right,
-        "hidden_total": unseen,
-        "hidden_loss": torch.where(unseen, losses, 0.0),
-        "hidden_correct": right & unseen,
+        "correct": correct,
+        "hidden_total": masked,
+        "hidden_loss": torch.where(masked, losses, 0.0),
+        "hidden_correct": correct & masked,
     }
-    return {name: one.double().flatten(2).sum(2) for name, one in each.items()}
+    return {name: value.double().flatten(2).sum(2) for name, value in values.items()}
 
 
 def device_sums(rows: Tensors, real: Tensor, batch_size: int) -> dict[str, Tensor]:
-    """Over rows: [devices, rows] each, `real` says which are no padding -> [devices]. `batch_size` rows make a batch,
-    however many were judged at a time: perplexity must not depend on how much fits into memory."""
-    held = {name: torch.where(real, one, 0.0) for name, one in rows.items()}
-    batches = (one.split(batch_size, 1) for one in (held["loss"], held["total"], real))
+    """Sums over rows that are not padding: [devices, rows] each -> [devices].
+
+    Perplexity is defined by batches of `batch_size` rows, whatever the batches of the forward passes were.
+    """
+    kept = {name: torch.where(real, sums, 0.0) for name, sums in rows.items()}
+    batches = (sums.split(batch_size, 1) for sums in (kept["loss"], kept["total"], real))
     logs = [
-        there.sum(1).double().log() + loss.sum(1) / total.sum(1).clamp_min(1)
-        for loss, total, there in zip(*batches, strict=True)
+        count.sum(1).double().log() + loss.sum(1) / total.sum(1).clamp_min(1)
+        for loss, total, count in zip(*batches, strict=True)
     ]
-    made = {"rows": real.sum(1).double(), "log_exponentials": torch.stack(logs).logsumexp(0)}
-    return {**made, **{name: one.sum(1) for name, one in held.items()}}
+    result = {"rows": real.sum(1).double(), "log_exponentials": torch.stack(logs).logsumexp(0)}
+    return {**result, **{name: sums.sum(1) for name, sums in kept.items()}}
 
 
 def sum_over_batches(
-    answers: Iterable[tuple[Batch, Tensor, Tensor]], preparation: Preparation, devices: int, batch_size: int
+    predictions: Iterable[tuple[Batch, Tensor, Tensor]], preparation: Preparation, devices: int, batch_size: int
 ) -> dict[str, Tensor]:
-    """The sums of what devices answered, batch by batch: questions, logits, and which of them are no padding."""
+    """The sums of devices' predictions: batches, logits, and which rows are not padding."""
     parts = [
-        (row_sums(*score_positions(logits, batch.y), hidden_positions(preparation, batch.x)), real)
-        for batch, logits, real in answers
+        (row_sums(*score_positions(logits, batch.y), find_masked(preparation, batch.x)), real)
+        for batch, logits, real in predictions
     ]
     if not parts:
-        nothing = torch.zeros(devices, 0, 1)
-        parts = [(row_sums(nothing, nothing > 0, None), torch.zeros(devices, 0, dtype=torch.bool))]
+        empty = torch.zeros(devices, 0, 1)
+        parts = [(row_sums(empty, empty > 0, None), torch.zeros(devices, 0, dtype=torch.bool))]
     rows = {name: torch.cat([part[name] for part, _ in parts], 1) for name in parts[0][0]}
     sums = device_sums(rows, torch.cat([real for _, real in parts], 1), batch_size)
-    return {name: one.nan_to_num(nan=LARGEST_LOSS).clamp(-LARGEST_LOSS, LARGEST_LOSS) for name, one in sums.items()}
+    return {name: value.nan_to_num(nan=LARGEST_LOSS).clamp(-LARGEST_LOSS, LARGEST_LOSS) for name, value in sums.items()}
 
 
-def position_metrics(sums: Sequence[Tensors]) -> dict[str, float]:
-    """Of all devices' answers, counted alike; nothing where nothing was asked."""
+def sequence_metrics(sums: Sequence[Tensors]) -> dict[str, float]:
+    """Metrics over all devices' predictions, each with the same weight; empty if there are none."""
     total = {name: sum(float(one[name]) for one in sums) for name in (sums[0] if sums else ())}
     if not total.get("total"):
         return {}
-    found = {
-        "perplexity": sum(exponential(float(one["log_exponentials"])) for one in sums) / total["rows"],
-        "perplexity_of_mean": exponential(total["loss"] / total["total"]),
+    metrics = {
+        "perplexity": sum(perplexity_from_loss(float(one["log_exponentials"])) for one in sums) / total["rows"],
+        "perplexity_of_mean": perplexity_from_loss(total["loss"] / total["total"]),
         "accuracy": percent(total["correct"], total["total"]),
     }
     if total["hidden_total"]:
-        found["perplexity_hidden"] = exponential(total["hidden_loss"] / total["hidden_total"])
-        found["accuracy_hidden"] = percent(total["hidden_correct"], total["hidden_total"])
-    return found
+        metrics["perplexity_hidden"] = perplexity_from_loss(total["hidden_loss"] / total["hidden_total"])
+        metrics["accuracy_hidden"] = percent(total["hidden_correct"], total["hidden_total"])
+    return metrics

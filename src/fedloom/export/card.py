@@ -1,5 +1,4 @@
-"""A model card: what the file is, how good and how dear, where it comes from, how to use it. JSON for programs and the
-same as Markdown for people."""
+"""Model cards: an exported file's metrics, cost, origin and usage, as JSON and as Markdown."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from .formats import FORMATS
 
 SCHEMA_VERSION = 1
 
-LOADING = {
+USAGE = {
     "onnx": """import numpy, onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
@@ -36,8 +35,8 @@ logits = program.load_method("forward").execute([examples])[0]""",
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    said = json.dumps({"schema_version": SCHEMA_VERSION, **card}, indent=2, allow_nan=False)
-    (folder / "card.json").write_text(said + "\n", encoding="utf-8")
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **card}, indent=2, allow_nan=False)
+    (folder / "card.json").write_text(text + "\n", encoding="utf-8")
     (folder / "card.md").write_text(as_markdown(card), encoding="utf-8")
 
 
@@ -47,31 +46,27 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def usage_snippet(card: Mapping[str, Any]) -> str:
-    """A few lines of Python that run the file, beside it."""
+    """A few lines of Python that run the file from its folder."""
     shape = (1, *card["input"]["shape"])
-    return LOADING[card["format"]].format(file=card["file"], shape=shape, dtype=card["input"]["dtype"])
+    return USAGE[card["format"]].format(file=card["file"], shape=shape, dtype=card["input"]["dtype"])
 
 
 def as_markdown(card: Mapping[str, Any]) -> str:
-    parts = [f"# {card['name']}", "", *_table(_figures(card)), "", "## Input and output", "", *_inputs(card)]
-    parts += [
-        "",
-        "## Use",
-        "",
-        "```python",
-        usage_snippet(card),
-        "```",
-        "",
-        "## Where it comes from",
-        "",
-        *_origin(card),
-    ]
-    return "\n".join([*parts, "", "## License", "", *_licence(card)]) + "\n"
+    sections = {
+        "Input and output": _inputs_and_outputs(card),
+        "Use": ["```python", usage_snippet(card), "```"],
+        "Origin": _origin(card),
+        "License": _license(card),
+    }
+    lines = [f"# {card['name']}", "", *_table(_figures(card))]
+    for title, content in sections.items():
+        lines += ["", f"## {title}", "", *content]
+    return "\n".join(lines) + "\n"
 
 
 def _figures(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     parity, speed = card["parity"], card["latency"]
-    rows = [(f"{test} {metric}, judged in round {card['judged']['round']}", _number(metric, value))
+    rows = [(f"{test} {metric}, evaluated in round {card['evaluated']['round']}", _number(metric, value))
             for test, metrics in card["evaluated"]["tests"].items() for metric, value in metrics.items()]  # fmt: skip
     rows += [(f"{test} {metric}, of this file", _number(metric, value))
              for test, metrics in card["measured"].items() for metric, value in metrics.items()]  # fmt: skip
@@ -92,33 +87,36 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
-def _inputs(card: Mapping[str, Any]) -> list[str]:
-    given, made = card["input"], card["output"]
+def _inputs_and_outputs(card: Mapping[str, Any]) -> list[str]:
+    inputs, outputs = card["input"], card["output"]
     axis = "1" if FORMATS[card["format"]].one_at_a_time else "batch"
+    input_shape, output_shape = (f"[{axis}, {', '.join(map(str, tensor['shape']))}]" for tensor in (inputs, outputs))
     lines = [
-        f"- `{given['name']}`: {given['dtype']}, [{axis}, {', '.join(map(str, given['shape']))}]. {given['meaning']}",
-        f"- `{made['name']}`: float32, [{axis}, {', '.join(map(str, made['shape']))}]. The largest names the class.",
+        f"- `{inputs['name']}`: {inputs['dtype']}, {input_shape}. {inputs['meaning']}",
+        f"- `{outputs['name']}`: float32, {output_shape}. The largest one is the predicted class.",
     ]
-    if made["labels"]:
-        lines.append(f"- classes from 0 on: {', '.join(made['labels'])}")
-    return [*lines, *(f"- {one}" for one in card["warnings"])]
+    if outputs["labels"]:
+        lines.append(f"- classes from 0 on: {', '.join(outputs['labels'])}")
+    return [*lines, *(f"- {warning}" for warning in card["warnings"])]
 
 
 def _origin(card: Mapping[str, Any]) -> list[str]:
-    said = card["training"]
-    paper = f" ({said['paper']})" if said["paper"] else ""
+    run = card["training"]
+    paper = f" ({run['paper']})" if run["paper"] else ""
     return [
         f"- {card['family']} with {json.dumps(card['settings'])}",
-        f"- trained with `{said['method']}`{paper} for {said['rounds']} rounds on {said['devices']} devices, "
-        f"seed {said['seed']}; the recipe is beside this card (`recipe.toml`)",
-        f"- data: `{said['dataset']}`, sha256 {said['data_sha256'][:16]}…; {said['leaves']} left the devices",
-        f"- made by fedloom {said['fedloom']}, torch {said['torch']}",
+        f"- trained with `{run['method']}`{paper} for {run['rounds']} rounds on {run['devices']} devices, "
+        f"seed {run['seed']}; the recipe is beside this card (`recipe.toml`)",
+        f"- data: `{run['dataset']}`, sha256 {run['data_sha256'][:16]}…; {run['uploads']} left the devices",
+        f"- made by fedloom {run['fedloom']}, torch {run['torch']}",
     ]
 
 
-def _licence(card: Mapping[str, Any]) -> list[str]:
-    said = card["license"]
-    return [f"The data: {said['data']}. The code that trained it: {said['code']}. The weights: {said['weights']}."]
+def _license(card: Mapping[str, Any]) -> list[str]:
+    license = card["license"]
+    return [
+        f"The data: {license['data']}. The code that trained it: {license['code']}. The weights: {license['weights']}."
+    ]
 
 
 def _number(metric: str, value: float | None) -> str:

@@ -1,7 +1,7 @@
-"""A trained model as a plain module: its own weights, no device axis, nothing that only training needs.
+"""A trained model as a plain module for export: no device axis, and nothing that only training needs.
 
-What a data set's preparation does to examples outside of training, as a part of the exported module: whoever uses
-the model hands over examples as they are stored, and cannot prepare them in another way than they were in training.
+The module includes the preparation of the data set, so it takes examples as they are stored and they cannot be prepared
+differently than in training.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from ..models import Model, Scaler
 from ..models.interface import as_outputs
 from ..models.normalization import NormPerWidth
 from ..tensors import Tensors
-from .folding import fold, foldable, replace_part
+from .fusion import find_fusable, fuse, replace_submodule
 
 
 class ExportModule(nn.Module):
-    """[batch, ...] inputs -> the logits of the last exit. `prepare` makes inputs of examples as they are stored."""
+    """[batch, ...] inputs -> the logits of the last exit; `prepare` turns stored examples into inputs."""
 
     def __init__(self, net: nn.Module, prepare: nn.Module | None = None):
         super().__init__()
@@ -31,39 +31,39 @@ class ExportModule(nn.Module):
 
 
 def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | None = None) -> ExportModule:
-    """A model with these weights, which include the statistics it is judged with."""
+    """The module with these weights, which include the normalization statistics."""
     module = model.module()
     missing = [name for name in (*model.shapes(), *model.statistics()) if name not in weights]
     if missing:
         raise ValueError(f"{model.family} cannot be exported without {missing[0]}")
-    given = {name: weights[name] for name in (*model.shapes(), *model.statistics())}
-    module.load_state_dict(given, strict=False)
-    return ExportModule(_simplified(module, model), prepare).eval().requires_grad_(False)
+    state = {name: weights[name] for name in (*model.shapes(), *model.statistics())}
+    module.load_state_dict(state, strict=False)
+    return ExportModule(_simplify(module, model), prepare).eval().requires_grad_(False)
 
 
 def build_empty_module(model: Model, prepare: nn.Module | None = None) -> ExportModule:
-    """The same module without its weights, to load an exported file into."""
-    return ExportModule(_simplified(model.module(), model), prepare).eval().requires_grad_(False)
+    """The same module with arbitrary weights, to load an exported file into."""
+    return ExportModule(_simplify(model.module(), model), prepare).eval().requires_grad_(False)
 
 
-def _simplified(module: nn.Module, model: Model) -> nn.Module:
-    """Without what acts in training alone, or is held for other sizes."""
-    fold(module, foldable(model))
-    _replace(module, Scaler, lambda part: nn.Identity())
-    _replace(module, NormPerWidth, lambda part: part.norms[part.active])
-    for part in module.modules():
-        part._non_persistent_buffers_set.clear()  # constants travel with the weights
+def _simplify(module: nn.Module, model: Model) -> nn.Module:
+    """Remove what is only used in training or by other sizes, and fuse batch norms."""
+    fuse(module, find_fusable(model))
+    _replace_all(module, Scaler, lambda scaler: nn.Identity())
+    _replace_all(module, NormPerWidth, lambda norm: norm.norms[norm.active])
+    for layer in module.modules():
+        layer._non_persistent_buffers_set.clear()  # constants are stored with the weights
     return module
 
 
-def _replace(module: nn.Module, kind: type[nn.Module], by: Callable[..., nn.Module]) -> None:
-    for name, part in list(module.named_modules()):
-        if isinstance(part, kind) and name:
-            replace_part(module, name, by(part))
+def _replace_all(module: nn.Module, kind: type[nn.Module], replace: Callable[..., nn.Module]) -> None:
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, kind) and name:
+            replace_submodule(module, name, replace(layer))
 
 
-class Prepared(nn.Module):
-    """[batch, channels, height, width] bytes, or numbers -> a model's input. Tokens need no preparation."""
+class PreparationModule(nn.Module):
+    """A data set's preparation outside of training: [batch, channels, height, width] bytes or floats -> inputs."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -73,16 +73,16 @@ class Prepared(nn.Module):
     def __init__(self, preparation: Preparation, stored_shape: tuple[int, ...], stored_dtype: torch.dtype):
         super().__init__()
         self.factor = 1 / 255 if stored_dtype == torch.uint8 else 1.0
-        image, build_export_module = len(stored_shape) == 3, preparation == Preparation()
-        resized = image and preparation.size is not None and stored_shape[1:] != preparation.size
-        rows, columns = (None, None) if not resized else _resizing(stored_shape[1:], preparation.size)
+        is_image, is_identity = len(stored_shape) == 3, preparation == Preparation()
+        is_resized = is_image and preparation.size is not None and stored_shape[1:] != preparation.size
+        rows, columns = (None, None) if not is_resized else _resize_matrices(stored_shape[1:], preparation.size)
         self.register_buffer("rows", rows)
         self.register_buffer("columns", columns)
-        grey = image and not build_export_module and stored_shape[0] == 1
-        self.repeats = (preparation.channels or 1) if grey else 1
-        normalizes = image and bool(preparation.mean)
-        self.register_buffer("mean", torch.tensor(preparation.mean).view(-1, 1, 1) if normalizes else None)
-        self.register_buffer("std", torch.tensor(preparation.std).view(-1, 1, 1) if normalizes else None)
+        is_gray = is_image and not is_identity and stored_shape[0] == 1
+        self.repeats = (preparation.channels or 1) if is_gray else 1
+        is_normalized = is_image and bool(preparation.mean)
+        self.register_buffer("mean", torch.tensor(preparation.mean).view(-1, 1, 1) if is_normalized else None)
+        self.register_buffer("std", torch.tensor(preparation.std).view(-1, 1, 1) if is_normalized else None)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float32)
@@ -94,20 +94,20 @@ class Prepared(nn.Module):
 
 
 def build_preparation(preparation: Preparation, stored: Tensor) -> nn.Module:
-    """For examples that are stored like these."""
+    """The preparation of examples stored like these; tokens need none."""
     if stored.dtype != torch.uint8 and not stored.is_floating_point():
         return nn.Identity()
-    return Prepared(preparation, tuple(stored.shape[1:]), stored.dtype)
+    return PreparationModule(preparation, tuple(stored.shape[1:]), stored.dtype)
 
 
-def _resizing(before: tuple[int, ...], after: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    """Resizing is linear, and along each side by itself: two matrices, which every runtime multiplies alike."""
+def _resize_matrices(before: tuple[int, ...], after: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """Resizing is linear and separable, so it is a product with two matrices, which every runtime computes alike."""
     assert after is not None
-    left, right = (_one_side(old, new) for old, new in zip(before, after, strict=True))
+    left, right = (_resize_matrix(old, new) for old, new in zip(before, after, strict=True))
     return left, right.mT.contiguous()
 
 
-def _one_side(before: int, after: int) -> Tensor:
-    """[after, before]: what becomes of an image that is one, whose width stays."""
-    each = torch.eye(before, dtype=torch.float64).view(1, 1, before, before)
-    return F.interpolate(each, (after, before), mode="bilinear", align_corners=False, antialias=True)[0, 0].float()
+def _resize_matrix(before: int, after: int) -> Tensor:
+    """[after, before]: the resized identity matrix."""
+    identity = torch.eye(before, dtype=torch.float64).view(1, 1, before, before)
+    return F.interpolate(identity, (after, before), mode="bilinear", align_corners=False, antialias=True)[0, 0].float()

@@ -1,4 +1,4 @@
-"""What an exported file is worth: does it make what the run's model makes, how good is it, how fast is it here."""
+"""Check an exported file: does it agree with the run's model, how accurate is it, and how fast on this machine."""
 
 import statistics
 import time
@@ -24,8 +24,10 @@ WARM_UPS, TIMED = 10, 100
 
 @dataclass(frozen=True)
 class Parity:
-    """`difference` is the largest of any logit; it may be TOLERANCE, times the largest logit where that is above 1,
-    for single precision has seven digits wherever the point is."""
+    """The largest difference of any logit between a file and the run's model.
+
+    It may be TOLERANCE times the largest logit if that is above 1: single precision has seven significant digits.
+    """
 
     difference: float
     largest_logit: float
@@ -37,62 +39,62 @@ class Parity:
 
     @property
     def is_within_bound(self) -> bool:
-        return self.difference <= self.bound  # not where one of them is no number
+        return self.difference <= self.bound  # False for NaN
 
 
 def as_predictor(model: Model, weights: Tensors) -> Predictor:
-    """A model as a run has it: a function of the weights of a block of devices, here of one."""
-    block = {name: one.unsqueeze(0) for name, one in weights.items()}
+    """A run's model with these weights, as a block of one device."""
+    block = {name: weight.unsqueeze(0) for name, weight in weights.items()}
     return lambda x: model(block, x.unsqueeze(0)).logits[0]
 
 
 @torch.inference_mode()
 def check_parity(
-    answer: Predictor, examples: Tensor, right: Predictor, inputs: Tensor, one_at_a_time: bool = False
+    file: Predictor, examples: Tensor, model: Predictor, inputs: Tensor, one_at_a_time: bool = False
 ) -> Parity:
-    """`examples` as the file takes them against `inputs` as the model does: one alone, three, and all others at once;
-    or each alone."""
+    """Compare a file on `examples` with the model on the corresponding `inputs`, in batches of 1, 3 and the rest."""
     count = min(COMPARED, len(examples))
-    cuts = [1] * count if one_at_a_time else [size for size in (1, 3, count - 4) if size > 0]
+    sizes = [1] * count if one_at_a_time else [size for size in (1, 3, count - 4) if size > 0]
     differences, largest = [], 0.0
-    for given, wanted in zip(examples[: sum(cuts)].split(cuts), inputs[: sum(cuts)].split(cuts), strict=True):
-        made, expected = answer(given), right(wanted)
-        differences.append(float((made.double() - expected.double()).abs().max()))
+    for batch, batch_inputs in zip(examples[: sum(sizes)].split(sizes), inputs[: sum(sizes)].split(sizes), strict=True):
+        actual, expected = file(batch), model(batch_inputs)
+        differences.append(float((actual.double() - expected.double()).abs().max()))
         largest = max(largest, float(expected.abs().max()))
-    worst = max(differences, key=lambda one: (one != one, one))  # what is no number is worst
-    return Parity(worst, largest, sum(cuts))
+    worst = max(differences, key=lambda value: (value != value, value))  # NaN is worst
+    return Parity(worst, largest, sum(sizes))
 
 
 @torch.inference_mode()
 def evaluate_predictor(
-    answer: Predictor, dataset: Dataset, given: Callable[[Tensor], Tensor], batch_size: int
+    predictor: Predictor, dataset: Dataset, to_inputs: Callable[[Tensor], Tensor], batch_size: int
 ) -> dict[str, float]:
-    """On the whole test set, by the judge's own definitions; `given` makes of stored examples what the file takes."""
+    """The metrics of a run on the whole test set; `to_inputs` turns stored examples into what the predictor takes."""
     batches = dataset.test.x.split(batch_size)
     if dataset.test.y.dim() > 1:
-        said = [score_positions(answer(given(x)), y) for x, y in zip(batches, dataset.test.y.split(batch_size), strict=True)]
+        pairs = zip(batches, dataset.test.y.split(batch_size), strict=True)
+        losses, hit_counts = zip(*(score_positions(predictor(to_inputs(x)), y) for x, y in pairs), strict=True)
         evaluator = SequenceEvaluator(dataset, GlobalEvaluation(batch_size), batch_size)
-        return evaluator.compute_metrics(torch.cat([loss for loss, _ in said]), torch.cat([right for _, right in said]))
-    logits = torch.cat([answer(given(x)) for x in batches])
-    return {"accuracy": share_right(logits, dataset.test.y), "loss": log_loss(logits, dataset.test.y)}
+        return evaluator.compute_metrics(torch.cat(losses), torch.cat(hit_counts))
+    logits = torch.cat([predictor(to_inputs(x)) for x in batches])
+    return {"accuracy": accuracy(logits, dataset.test.y), "loss": log_loss(logits, dataset.test.y)}
 
 
 @torch.inference_mode()
-def measure_accuracy(answer: Predictor, x: Tensor, y: Tensor, batch_size: int) -> float:
-    """Of some examples, as the file takes them."""
-    return share_right(torch.cat([answer(part) for part in x.split(batch_size)]), y)
+def measure_accuracy(predictor: Predictor, x: Tensor, y: Tensor, batch_size: int) -> float:
+    """On examples as the predictor takes them."""
+    return accuracy(torch.cat([predictor(batch) for batch in x.split(batch_size)]), y)
 
 
-def share_right(logits: Tensor, labels: Tensor) -> float:
+def accuracy(logits: Tensor, labels: Tensor) -> float:
     return percent(float(is_correct(logits, labels).sum()), labels.numel())
 
 
 @torch.inference_mode()
-def measure_latency_ms(answer: Predictor, example: Tensor) -> float:
-    """Of one example on this machine: the median of 100 runs after 10."""
-    spent, run = [], partial(answer, example)
+def measure_latency_ms(predictor: Predictor, example: Tensor) -> float:
+    """Of one example on this machine: the median of 100 runs after 10 warm-ups."""
+    times, run = [], partial(predictor, example)
     for _ in range(WARM_UPS + TIMED):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run()
-        spent.append(1000 * (time.perf_counter() - began))
-    return statistics.median(spent[WARM_UPS:])
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times[WARM_UPS:])

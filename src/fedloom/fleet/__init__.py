@@ -1,36 +1,51 @@
-"""The fleet as the server knows it: devices, tiers, who takes part, and one turn of a method."""
+"""The fleet as the server knows it: devices, tiers, client sampling, and the context of a round."""
 
-from .device import PLAIN, SERVER_PREFIX, Ask, Coding, Device, Engine, Reply, Tier
+from .device import SERVER_PREFIX, Device, Reply, Tier
+from .engine import UNCOMPRESSED, Ask, ByteCounter, Engine, Exchange, Inboxes, Request, Transport
 from .eval_targets import DeviceModel, EvalTarget, ModelWeights, ServerModel, tier_slices
-from .round_context import RoundContext, Traffic
+from .round_context import Responses, RoundContext, Traffic
 from .sampling import Sampling, draw_cohort, expected_participants
-from .tiers import Assignment, BadTier, Fleet, make_nested_tiers, find_nesting_problem, device_name, count_parameters, make_tiers
+from .tiers import (
+    Assignment,
+    Fleet,
+    InvalidTier,
+    count_parameters,
+    device_name,
+    find_nesting_problem,
+    make_nested_tiers,
+    make_tiers,
+)
 
 __all__ = [
-    "PLAIN",
     "SERVER_PREFIX",
+    "UNCOMPRESSED",
     "Ask",
     "Assignment",
-    "BadTier",
-    "Coding",
+    "ByteCounter",
     "Device",
     "DeviceModel",
     "Engine",
     "EvalTarget",
+    "Exchange",
     "Fleet",
+    "Inboxes",
+    "InvalidTier",
     "ModelWeights",
     "Reply",
+    "Request",
+    "Responses",
     "RoundContext",
     "Sampling",
     "ServerModel",
     "Tier",
     "Traffic",
+    "Transport",
+    "count_parameters",
+    "device_name",
     "draw_cohort",
     "expected_participants",
-    "make_nested_tiers",
     "find_nesting_problem",
-    "device_name",
-    "count_parameters",
+    "make_nested_tiers",
     "make_tiers",
     "tier_slices",
 ]

@@ -1,13 +1,10 @@
 """Tiers, devices and replies as the server sees them, and the interface of an engine."""
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from ..client import Task
 from ..footprints import Footprint, subnet_footprint
 from ..models import Model
-from ..tensors import Parcel, payload_bytes
+from ..tensors import Parcel
 
 SERVER_PREFIX = "server."  # of the name of a device that the server stands in for
 
@@ -43,45 +40,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Reply:
+    """What a device answers. `state` and `residual` are what it keeps if the reply is admitted; methods never see them."""
+
     device: Device
     examples: int
     upload: Parcel
-
-
-Ask = Callable[[Task, Mapping[Device, Parcel]], Iterable[Reply]]
-"""Have these devices carry out this task. Replies come in any order, and maybe fewer than asked."""
-
-
-class Coding(Protocol):
-    """What parcels weigh on their way."""
-
-    def down_bytes(self, inbox: Parcel) -> int: ...
-
-    def up_bytes(self, task: Task, sent: Parcel) -> int: ...
-
-
-class Plain:
-    """Of parcels that travel as they are."""
-
-    def down_bytes(self, inbox: Parcel) -> int:
-        return payload_bytes(inbox)
-
-    def up_bytes(self, task: Task, sent: Parcel) -> int:
-        return payload_bytes(sent)
-
-
-PLAIN: Coding = Plain()
-
-
-class Engine(Protocol):
-    """Whatever carries tasks to devices and replies back."""
-
-    def ask(
-        self, task: Task, inboxes: Mapping[Device, Parcel], round_number: int, repeat: int = 0
-    ) -> Iterable[Reply]: ...
-
-    def commit(self, round_number: int) -> None:
-        """The round counts: what devices chose to remember in it is theirs from now on."""
-
-    def close(self) -> None:
-        """The run is over: end whatever was started for it."""
+    state: Parcel | None = None
+    residual: Parcel | None = None  # what compression left out

@@ -1,4 +1,4 @@
-"""What is judged: models the server holds, once per tier, or models the devices hold, each where it is."""
+"""What a method lets the evaluator evaluate: models of the server, one per tier, or models on the devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,15 @@ from ..models import Model
 from ..tensors import Parcel, Tensors
 from .device import Device, Tier
 
+ModelWeights = tuple[Model, Tensors]
+"""A model and its weights for a block of devices. Usually the devices' own model, but a method may use another."""
+
 
 @dataclass(frozen=True)
 class ServerModel:
     weights: Callable[[Tier], Tensors]
-    unseen_logit: float | None = None  # where a device judges: the logit of classes it has never seen; None: as it is
-    tiers: tuple[str, ...] = ()  # those it is for; empty: all
-
-
-ModelWeights = tuple[Model, Tensors]
-"""A model of a block of devices and its weights: mostly their own, but a method may have them judge another."""
+    unseen_logit: float | None = None  # on a device: the logit of classes it has never seen; None: unchanged
+    tiers: tuple[str, ...] = ()  # evaluated tiers; empty: all
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class DeviceModel:
     inbox: Callable[[Device], Parcel] = lambda device: {}
     unseen_logit: float | None = None
     tiers: tuple[str, ...] = ()
-    ref: tuple[str, ...] = ()  # where a method's `find` finds `load`; (): under its own name
+    ref: tuple[str, ...] = ()  # with which the method's `find` returns `load`; (): its name
 
     @property
     def load_ref(self) -> tuple[str, ...]:
@@ -38,6 +37,6 @@ EvalTarget = ServerModel | DeviceModel
 
 
 def tier_slices(weights: Tensors, unseen_logit: float | None = None) -> ServerModel:
-    """One global model, judged at every tier as the part of it that the tier's model is."""
-    whole = {name: tensor.shape for name, tensor in weights.items()}
-    return ServerModel(lambda tier: find_footprint(tier.model.shapes(), whole).read(weights), unseen_logit)
+    """One global model, evaluated at every tier as the part of it that is the tier's model."""
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    return ServerModel(lambda tier: find_footprint(tier.model.shapes(), shapes).read(weights), unseen_logit)

@@ -1,8 +1,9 @@
 """What a method can use in a round: the cohort, requests to devices, aggregation, public data and randomness."""
 
 import math
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,37 +14,14 @@ from ..client import Task
 from ..footprints import Aggregate, coverage_mean
 from ..seeds import PUBLIC_BATCH, SERVER, generator
 from ..tensors import Parcel, Tensors, payload_bytes
-from .device import PLAIN, Coding, Device, Engine, Reply
+from .device import Device, Reply
+from .engine import UNCOMPRESSED, ByteCounter, Engine, Inboxes, Request, Transport
 from .tiers import Fleet
-
-
-def update_norm(reply: Reply, inbox: Parcel) -> float | None:
-    """The L2 norm of a device's change over all bundles with the layout they have in the inbox; None without any."""
-    updated = [bundle for bundle, tensors in reply.upload.items() if _is_update(tensors, inbox.get(bundle, {}))]
-    if not updated or reply.device.is_server:
-        return None
-    return math.sqrt(sum(_squared_distance(reply.upload[b][name], old) for b in updated for name, old in inbox[b].items()))
-
-
-def _is_update(new: Tensors, old: Tensors) -> bool:
-    return (
-        bool(new)
-        and new.keys() == old.keys()
-        and all(_is_updated_tensor(tensor, old[name]) for name, tensor in new.items())
-    )
-
-
-def _is_updated_tensor(new: Tensor, old: Tensor) -> bool:
-    return new.shape == old.shape and new.is_floating_point() and not new.is_meta  # a dry run has no values
-
-
-def _squared_distance(new: Tensor, old: Tensor) -> float:
-    return float((new.double() - old.double()).square().sum())
 
 
 @dataclass
 class Traffic:
-    """Messages of a round, counted from the parcels themselves. Compressed sizes equal the others without compression."""
+    """Messages of a round and their sizes, counted from the parcels themselves."""
 
     bytes_down: int = 0
     bytes_up: int = 0
@@ -59,6 +37,23 @@ class Traffic:
     compressed_by_device: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass
+class Responses:
+    """Which devices were asked in a round, and which of them answered everything they were asked."""
+
+    asked: dict[str, Device] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    waited: float = 0.0  # seconds
+
+    def note(self, inboxes: Inboxes, replies: Sequence[Reply]) -> None:
+        asked = {device.name: device for device in inboxes if not device.is_server}
+        self.asked |= asked
+        self.missing |= asked.keys() - {reply.device.name for reply in replies}
+
+    def answered(self) -> list[Device]:
+        return [device for name, device in self.asked.items() if name not in self.missing]
+
+
 @dataclass(frozen=True)
 class RoundContext:
     number: int
@@ -69,7 +64,12 @@ class RoundContext:
     public: Tensor | None = None  # unlabeled examples of the server, not prepared yet
     deployed: bool = False  # real devices, not a simulation
     traffic: Traffic = field(default_factory=Traffic)
-    coding: Coding = PLAIN
+    wire: ByteCounter = UNCOMPRESSED  # how large parcels are as they travel
+    transports: tuple[Transport, ...] = ()  # from the server to the devices
+    deadline: float = math.inf  # seconds from the start of the round
+    needed: float = 1.0  # the share of the asked devices whose replies are enough
+    responses: Responses = field(default_factory=Responses)
+    started: float = field(default_factory=time.monotonic)
     _asked: Counter[str] = field(default_factory=Counter)
 
     def ask(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
@@ -86,7 +86,7 @@ class RoundContext:
 
     def count_download(self, device: Device, parcel: Parcel) -> None:
         """Record that a parcel is sent to a device."""
-        traffic, size, compressed = self.traffic, payload_bytes(parcel), self.coding.down_bytes(parcel)
+        traffic, size, compressed = self.traffic, payload_bytes(parcel), self.wire.bytes_down(parcel)
         traffic.bytes_down += size
         traffic.bytes_by_device[device.name] += size
         traffic.compressed_bytes_down += compressed
@@ -96,7 +96,7 @@ class RoundContext:
         traffic, name = self.traffic, reply.device.name
         for bundle, tensors in reply.upload.items():
             traffic.uploaded.setdefault(name, Counter())[bundle] += payload_bytes({bundle: tensors})
-        size, compressed = payload_bytes(reply.upload), self.coding.up_bytes(task, reply.upload)
+        size, compressed = payload_bytes(reply.upload), self.wire.bytes_up(task, reply.upload)
         traffic.bytes_up += size
         traffic.bytes_by_device[name] += size
         traffic.compressed_bytes_up += compressed
@@ -111,9 +111,20 @@ class RoundContext:
         return self._replies(task, {device.on_server(): inbox for device, inbox in inboxes.items()})
 
     def _replies(self, task: Task, inboxes: Mapping[Device, Parcel]) -> list[Reply]:
-        said = self.engine.ask(task, inboxes, self.number, self._asked[task.stream])
+        request = Request(
+            task,
+            inboxes,
+            self.number,
+            self._asked[task.stream],
+            self.deadline,
+            max(1, math.floor(self.needed * len(inboxes) + 1e-9)),
+            self.transports,
+            self.started,
+        )
         self._asked[task.stream] += 1
-        return sorted(said, key=lambda reply: reply.device.name)
+        replies = sorted(self.engine.ask(request), key=lambda reply: reply.device.name)
+        self.responses.note(inboxes, replies)
+        return replies
 
     def public_batch(self, count: int) -> Tensor:
         """Up to `count` of the server's unlabeled examples, drawn anew every round."""
@@ -125,3 +136,28 @@ class RoundContext:
     def draw(self, purpose: str) -> np.random.Generator:
         """The server's random generator for one purpose in this round."""
         return generator(self.fleet.seed, SERVER, purpose, self.number)
+
+
+def update_norm(reply: Reply, inbox: Parcel) -> float | None:
+    """The L2 norm of a device's change over all bundles with the layout they have in the inbox; None without any."""
+    updated = [bundle for bundle, tensors in reply.upload.items() if _is_update(tensors, inbox.get(bundle, {}))]
+    if not updated or reply.device.is_server:
+        return None
+    squares = (_squared_distance(reply.upload[b][name], old) for b in updated for name, old in inbox[b].items())
+    return math.sqrt(sum(squares))
+
+
+def _is_update(new: Tensors, old: Tensors) -> bool:
+    return (
+        bool(new)
+        and new.keys() == old.keys()
+        and all(_is_updated_tensor(tensor, old[name]) for name, tensor in new.items())
+    )
+
+
+def _is_updated_tensor(new: Tensor, old: Tensor) -> bool:
+    return new.shape == old.shape and new.is_floating_point() and not new.is_meta  # a dry run has no values
+
+
+def _squared_distance(new: Tensor, old: Tensor) -> float:
+    return float((new.double() - old.double()).square().sum())

@@ -1,4 +1,4 @@
-"""How much faster or slower than its tier a device is."""
+"""Stragglers: how much faster or slower than its tier each device is."""
 
 import json
 import math
@@ -13,40 +13,39 @@ from .tiers import Fleet
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """Factors of the tier's own speed and bandwidth."""
+    """Factors on the tier's computing speed and bandwidth."""
 
     speed: float = 1.0
     bandwidth: float = 1.0
 
 
 DeviceSpeeds = Mapping[str, DeviceSpeed]
-"""By name of the device; whoever is not named is as fast as its tier."""
+"""By device name; a device that is missing is as fast as its tier."""
 
 
 def lognormal(fleet: Fleet, *, speed: NonNegative = 0.5, bandwidth: NonNegative = 0.5) -> DeviceSpeeds:
-    """Half of the devices slower than their tier, half faster: `speed` and `bandwidth` are the spread of the logarithm.
-    A device keeps its pace throughout a run."""
-    made = {}
+    """Draw log-normal factors with median 1, once per run; the parameters are the standard deviations of the logs."""
+    speeds = {}
     for index in range(fleet.size):
         drawn = generator(fleet.seed, SPEED, index).standard_normal(2)
-        made[fleet.name(index)] = DeviceSpeed(math.exp(speed * drawn[0]), math.exp(bandwidth * drawn[1]))
-    return made
+        speeds[fleet.name(index)] = DeviceSpeed(math.exp(speed * drawn[0]), math.exp(bandwidth * drawn[1]))
+    return speeds
 
 
 def from_file(fleet: Fleet, *, path: str) -> DeviceSpeeds:
-    """A JSON object: {"3": {"speed": 0.25, "bandwidth": 0.5}}."""
-    made = {}
+    """Read a JSON object: {"3": {"speed": 0.25, "bandwidth": 0.5}}."""
+    speeds = {}
     try:
-        for index, said in json.loads(Path(path).read_text(encoding="utf-8")).items():
-            pace = DeviceSpeed(**{key: float(factor) for key, factor in said.items()})
+        for index, factors in json.loads(Path(path).read_text(encoding="utf-8")).items():
+            speed = DeviceSpeed(**{key: float(factor) for key, factor in factors.items()})
             if not 0 <= int(index) < fleet.size:
                 raise ValueError(f"there is no device {index}")
-            if not (0 < pace.speed < math.inf and 0 < pace.bandwidth < math.inf):
+            if not (0 < speed.speed < math.inf and 0 < speed.bandwidth < math.inf):
                 raise ValueError(f"the factors of device {index} must be > 0")
-            made[fleet.name(int(index))] = pace
+            speeds[fleet.name(int(index))] = speed
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
-    return made
+    return speeds
 
 
 STRAGGLERS: Mapping[str, Callable[..., DeviceSpeeds]] = {"lognormal": lognormal, "file": from_file}

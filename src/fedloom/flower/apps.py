@@ -12,13 +12,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from ..engines.blocks import Request, make_blocks, run_block
+from ..engines.channel import Channel
 from ..engines.client_state import ClientStateStore
-from ..engines.compression import Codec
-from ..engines.in_process import InProcess
-from ..engines.protocol import Question
-from ..engines.serialization import Find, device_from_words, task_from_words
-from ..fleet import Fleet
+from ..engines.compression import Compression, DeviceEnd
+from ..engines.in_process import InProcess, Job, make_blocks, run_block
+from ..engines.protocol import Expected
+from ..engines.task_ref import FindTask, device_from_json, task_from_json
+from ..fleet import Device, Fleet, Reply, Request
 from ..tensors import Parcel, all_finite, split
 from .client_state import SavedState, Version, open_state_files
 from .messages import DTYPES, decode_request, encode_refusal, encode_reply
@@ -37,9 +37,9 @@ class ClientRuntime:
     name: str
     engine: InProcess
     fleet: Fleet
-    find: Find
+    find: FindTask
     folder: Path
-    codec: Codec | None = None  # compression of messages
+    compression: Compression | None = None
 
 
 def client_app(
@@ -84,44 +84,47 @@ def handle_request(content: RecordDict, build_runtime: Callable[[Mapping[str, An
     header, inbox = decode_request(content)
     with _precision(header["precision"]):
         runtime = build_runtime(header["recipe"])
-        task, device = task_from_words(header, runtime.find), device_from_words(header["device"], runtime.fleet)
-        codec = runtime.codec if header["coded"] else None
-        delivered = codec.decode_down(inbox) if codec else inbox
-        question = Question(header["run"], header["round"], header["repeat"], task, device, delivered)
-        return _reply(question, runtime, codec, header["memory"])
+        task, device = task_from_json(header, runtime.find), device_from_json(header["device"], runtime.fleet)
+        request = Request(task, {device: inbox}, header["round"], header["repeat"])
+        return _reply(request, device, runtime, header)
 
 
-def _reply(question: Question, runtime: ClientRuntime, codec: Codec | None, versions: Mapping[str, Any]) -> RecordDict:
-    device, files = question.device, open_state_files(runtime.folder, question.run, question.device.name)
+def _reply(request: Request, device: Device, runtime: ClientRuntime, header: Mapping[str, Any]) -> RecordDict:
+    expected = Expected(header["run"], request.round_number, request.repeat, request.task, device, {})
     if device.name != runtime.name:
-        return encode_refusal(question.heading(1), "STALE", f"this is device {runtime.name}")
-    heading = question.heading(runtime.engine.client_data.count(device))
-    use, write, since = (_version(versions[name]) for name in ("use", "write", "since"))
+        return encode_refusal(expected.header(1), "STALE", f"this is device {runtime.name}")
+    reply_header = expected.header(runtime.engine.client_data.count(device))
+    files = open_state_files(runtime.folder, header["run"], device.name)
+    use, write, since = (_version(header["state"][name]) for name in ("use", "write", "since"))
     before = files.read(use) if use else SavedState(None, {})
     if before is None:
-        return encode_refusal(heading, "MEMORY_LOST", f"its state of round {use and use[0]} is missing")
-    state = runtime.engine.memory.prepare(device) if before.task is None else before.task
-    upload, new_state = _run_alone(question, runtime.engine, state)
-    if new_state is not None and not all(all_finite(tensors.values()) for tensors in new_state.values()):
-        return encode_refusal(heading, "NONFINITE", "the new client state is not finite")
-    residual = before.residual
-    if codec:
-        upload, residual = codec.encode_up(question.task, question.inbox, upload, residual)
-    has_changed = new_state is not None or residual is not before.residual
+        return encode_refusal(reply_header, "MEMORY_LOST", f"its state of round {use and use[0]} is missing")
+    state = runtime.engine.client_states.initial(device) if before.task is None else before.task
+    compression = runtime.compression if header["compressed"] else None
+    ends = (DeviceEnd(compression, lambda device: before.residual),) if compression else ()
+    reply = _run_alone(replace(request, transports=ends), device, runtime.engine, state)
+    if reply.state is not None and not all(all_finite(tensors.values()) for tensors in reply.state.values()):
+        return encode_refusal(reply_header, "NONFINITE", "the new client state is not finite")
+    residual = before.residual if reply.residual is None else reply.residual
+    has_changed = reply.state is not None or reply.residual is not None
     if has_changed and write:
-        files.write(write, SavedState(before.task if new_state is None else new_state, residual))
+        files.write(write, SavedState(before.task if reply.state is None else reply.state, residual))
     if since:
         files.delete_before(since)
-    return encode_reply(heading, upload, has_changed)
+    return encode_reply(reply_header, reply.upload, has_changed)
 
 
-def _run_alone(question: Question, engine: InProcess, state: Parcel) -> tuple[Parcel, Parcel | None]:
-    """Upload and new state of a block with this device alone; its random draws do not depend on the block."""
-    engine = replace(engine, memory=ClientStateStore(lambda device: state))
-    request = Request(engine, question.task, {question.device: question.inbox}, question.round_number, question.repeat)
-    (block,) = make_blocks([request])
+def _run_alone(request: Request, device: Device, engine: InProcess, state: Parcel) -> Reply:
+    """The reply of a block with this device alone; its random draws do not depend on the block."""
+    channel = Channel(request, {"device"})
+    engine = replace(engine, client_states=ClientStateStore(lambda device: state))
+    job = Job(engine, replace(request, inboxes=channel.deliver(request.inboxes)))
+    (block,) = make_blocks([job])
     result = run_block(block)
-    return split(result.upload, 0), None if result.state is None else split(result.state, 0)
+    new_state = None if result.state is None else split(result.state, 0)
+    reply = channel.upload(Reply(device, engine.client_data.count(device), split(result.upload, 0), new_state))
+    assert reply is not None  # the device's own transports lose nothing
+    return reply
 
 
 def _version(numbers: list[int] | None) -> Version | None:

@@ -91,6 +91,7 @@ def _select(parcel: Parcel, prefix: str) -> Parcel:
 class StateVersions:
     """The version of every device's state, in two generations as in process: staged versions count from the commit."""
 
+    is_local = False
     commits: int = 0
     _committed: dict[str, Version] = field(default_factory=dict)
     _staged: dict[str, Version | None] = field(default_factory=dict)  # None: lost
@@ -115,7 +116,7 @@ class StateVersions:
         self._staged.clear()
         self.commits += 1
 
-    def abandon(self) -> None:
+    def rollback(self) -> None:
         self._staged.clear()
 
     @property
@@ -129,7 +130,7 @@ class StateVersions:
         self._staged.clear()
 
     @property
-    def stamps(self) -> dict[str, int]:
+    def versions(self) -> dict[str, int]:
         """The committed version of every device as one number."""
         return {device: round_number << 20 | index for device, (round_number, index) in self._committed.items()}
 

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from ..engines.gate import Refusal, excerpt
-from ..engines.protocol import Header, Question, Refused, admitted, check_head, legible, place_of
+from ..engines.protocol import Expected, Header, Refused, bundle_of, check_header_size, read_reply, readable_header
 from ..fleet import Reply
 from ..tensors import Parcel, Tensors, raw_bytes
 
@@ -131,24 +131,24 @@ class RecordEncoder:
 def decode_request(content: RecordDict) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Header and inbox of a server's request."""
     records = _Records(content)
-    header = records.header()
+    header = records.line()
     return header, records.tensors(header["bundles"])
 
 
-def encode_reply(heading: Header, upload: Parcel, has_new_state: bool) -> RecordDict:
-    return RecordEncoder().encode({"reply": asdict(heading), "has_new_state": has_new_state}, upload)
+def encode_reply(header: Header, upload: Parcel, has_new_state: bool) -> RecordDict:
+    return RecordEncoder().encode({"reply": asdict(header), "has_new_state": has_new_state}, upload)
 
 
-def encode_refusal(heading: Header, code: str, reason: str) -> RecordDict:
+def encode_refusal(header: Header, code: str, reason: str) -> RecordDict:
     """The reply of a device that does not execute a request."""
-    return RecordEncoder().encode({"reply": asdict(heading), "refusal": [code, reason]}, {})
+    return RecordEncoder().encode({"reply": asdict(header), "refusal": [code, reason]}, {})
 
 
-def decode_reply(content: RecordDict, question: Question) -> tuple[Reply | Refusal, bool]:
+def decode_reply(content: RecordDict, expected: Expected) -> tuple[Reply | Refusal, bool]:
     """A reply, or why it is refused; and whether its device has saved a new state."""
     records = _Records(content)
-    result = admitted(records, question)
-    return result, isinstance(result, Reply) and records.header().get("has_new_state") is True
+    result = read_reply(records, expected)
+    return result, isinstance(result, Reply) and records.line().get("has_new_state") is True
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ class _Records:
             raise Refused("BAD_FORMAT", "there is no header")
         return text
 
-    def header(self) -> dict[str, Any]:
-        with legible():
+    def line(self) -> dict[str, Any]:
+        with readable_header():
             return dict(json.loads(self.text()))
 
-    def head(self, room: int) -> Any:
-        check_head(len(self.text()), room)
-        header = self.header()
-        with legible():
+    def header(self, room: int) -> Any:
+        check_header_size(len(self.text()), room)
+        header = self.line()
+        with readable_header():
             return {**header["reply"], "bundles": header["bundles"]}
 
     def size(self) -> int:
@@ -183,11 +183,11 @@ class _Records:
         return [(key, record) for key, record in others if isinstance(record, ArrayRecord)]
 
     def tensors(self, bundles: list[str]) -> dict[str, dict[str, Tensor]]:
-        if "refusal" in self.header():
-            raise _device_refusal(self.header()["refusal"])
+        if "refusal" in self.line():
+            raise _device_refusal(self.line()["refusal"])
         sent: dict[str, dict[str, Tensor]] = {bundle: {} for bundle in bundles}
         for key, record in self.arrays():
-            bundle, more = place_of(f"{key}/", bundles)
+            bundle, more = bundle_of(f"{key}/", bundles)
             if more:
                 raise Refused("KEYS", f"{excerpt(key)} is no bundle's number")
             sent[bundle] = {name: _to_tensor(name, array) for name, array in record.items()}

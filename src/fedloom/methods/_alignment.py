@@ -117,7 +117,11 @@ class RepresentationAlignment:
         other = client.auxiliary_loss
         if other is None:
             return replace(client, auxiliary_loss=auxiliary_loss)
-        return replace(client, auxiliary_loss=lambda weights, batch: other(weights, batch) + auxiliary_loss(weights, batch))
+
+        def both(weights: Tensors, batch: Batch) -> Tensor:
+            return other(weights, batch) + auxiliary_loss(weights, batch)
+
+        return replace(client, auxiliary_loss=both)
 
 
 def _prepare(client: Client, inbox: Parcel) -> Tensor:

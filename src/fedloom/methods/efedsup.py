@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..fleet import Device, Fleet, Reply, RoundContext
 from ..footprints import ClientUpdate, subnet_footprint
-from ..models import Model, SearchSpace, cost
+from ..models import Model, SearchSpace, compute_cost
 from ..seeds import SUBNET_OF_DEVICE
 from ..settings import FrozenDict, Share
 from ..tensors import Parcel
@@ -52,7 +52,7 @@ class EFedSup(Method):
 
     def _budget(self, tier: str, model: Model, supernet: Model) -> float:
         """In multiply-adds."""
-        return self.budgets[tier] * cost(supernet).macs if tier in self.budgets else cost(model).macs
+        return self.budgets[tier] * compute_cost(supernet).macs if tier in self.budgets else compute_cost(model).macs
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         unknown = self.budgets.keys() - {tier.name for tier in fleet.active_tiers}
@@ -62,7 +62,7 @@ class EFedSup(Method):
         if problem:
             return problem
         supernet = fleet.global_model
-        least = cost(self._subnets(fleet).smallest(supernet)).macs
+        least = compute_cost(self._subnets(fleet).smallest(supernet)).macs
         for tier in fleet.active_tiers:
             if self._budget(tier.name, tier.model, supernet) < least:
                 return f"efedsup has no sub-net within the budget of {tier.name!r}: the smallest costs {least:,}"

@@ -1,7 +1,7 @@
 """FedGKT. He, Annavaram & Avestimehr, Group Knowledge Transfer, NeurIPS 2020, Algorithm 1.
 
-A device trains a small model and uploads features, logits and labels of its examples. The server trains a large model on
-the features and sends its logits back. Each side learns from the labels and from the other side's logits.
+A device trains a small model and uploads features, logits and labels of its examples. The server trains a large model
+on the features and sends its logits back. Each side learns from the labels and from the other side's logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from ..client import (
 )
 from ..data import Examples, Preparation
 from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
-from ..models import MODELS, Model, chain_models, cost, model
+from ..models import MODELS, Model, chain_models, compute_cost, build_model
 from ..seeds import SERVER_BATCHES, SERVER_ORDER, TEACH, generator
 from ..settings import Count, FrozenDict, NonNegative, Positive
 from ..tensors import Parcel, Tensors
@@ -118,7 +118,7 @@ class FedGKT(PersonalModels):
 
     def server_model(self, small: Model) -> Model:
         size = {"stem": None, "planes": self.server_planes, "blocks": self.server_blocks}
-        return model("bottleneck", MODELS["bottleneck"], size, feature_shape(small), small.classes)
+        return build_model("bottleneck", MODELS["bottleneck"], size, feature_shape(small), small.classes)
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         extended = DeviceModel(self.extended_model, lambda device: {"weights": server["weights"]})
@@ -141,7 +141,7 @@ class FedGKT(PersonalModels):
         return super().check_fleet(fleet)
 
     def server_macs(self, model: Model, examples: int) -> float:
-        return (3.0 * self.server_epochs + 1) * cost(self.server_model(model)).macs * examples
+        return (3.0 * self.server_epochs + 1) * compute_cost(self.server_model(model)).macs * examples
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:

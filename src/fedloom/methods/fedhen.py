@@ -1,7 +1,7 @@
 """FedHeN. Acar & Saligrama, Federated Learning in Heterogeneous Networks, 2022, Algorithm 1.
 
-Simple devices train the model up to an early exit. Complex devices train the whole model and, as a side objective on the
-same batch, that exit too, so that the shared layers serve both kinds when the server averages them.
+Simple devices train the model up to an early exit. Complex devices train the whole model and, as a side objective on
+the same batch, that exit too, so that the shared layers serve both kinds when the server averages them.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class FedHeN(Method):
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            exits = client.model(weights, batch.x, batch.step_seeds).exits  # one on a simple device, two on a complex one
+            exits = client.model(weights, batch.x, batch.step_seeds).exits  # one if simple, two if complex
             return torch.stack([cross_entropy(logits, batch) for logits in exits.values()]).sum(0)
 
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})

@@ -23,7 +23,7 @@ from .method import MethodInfo, fedavg_round, init_weights, one_model_problem
 class FedHeNN(RepresentationAlignment, PersonalModels):
     """`share`: only "kernels" of devices with their own models (the paper's heterogeneous form), or "weights" too.
     `target`: the mean kernel of all devices, or of the participants. `kernels_on`: computed by the server from uploaded
-    weights, as published; or by the participants, whose weights then stay on them, which "auto" chooses for real devices.
+    weights, as published; or by the participants, whose weights then stay on them ("auto": only for real devices).
     `last_round`: one more round at the end, with all devices."""
 
     info = MethodInfo(

@@ -25,7 +25,7 @@ from ..client import (
     with_batchnorm_statistics,
 )
 from ..fleet import Fleet, Reply, RoundContext
-from ..models import Model, cost
+from ..models import Model, compute_cost
 from ..seeds import FEATURE_PAIRS, generator
 from ..settings import Count, NonNegative
 from ..tensors import Parcel, Tensors, combine, inner, per_device
@@ -112,7 +112,7 @@ class FedIN(PartialSharing):
         return parts_problem("fedin", fleet, PARTS, ends=self.shared) or super().check_fleet(fleet)
 
     def device_macs(self, model: Model, examples: int, steps: int) -> float:
-        on_pairs = 3.0 * cost(model.submodel("intermediate")).macs * examples if self.middle != "none" else 0.0
+        on_pairs = 3.0 * compute_cost(model.submodel("intermediate")).macs * examples if self.middle != "none" else 0.0
         return super().device_macs(model, examples, steps) + on_pairs
 
 

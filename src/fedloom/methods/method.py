@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from ..client import Client, ClientResult, Task, fit, label_loss, like, on_any_device
 from ..fleet import Device, EvalTarget, Fleet, RoundContext, Tier, find_nesting_problem, tier_slices
 from ..footprints import ClientUpdate, Footprint, find_footprint, is_submodel
-from ..models import Model, cost
+from ..models import Model, compute_cost
 from ..settings import FrozenDict
 from ..tensors import Parcel, Tensors
 
@@ -61,7 +61,7 @@ class Declarations(Protocol):
 
     def device_macs(self, model: Model, examples: int, steps: int) -> float:
         """Multiply-adds of training: a forward pass, and a backward pass of twice its cost, for each example."""
-        return 3.0 * cost(model).macs * examples
+        return 3.0 * compute_cost(model).macs * examples
 
     def server_macs(self, model: Model, examples: int) -> float:
         """Multiply-adds of the server in a round whose devices hold `examples` in all. Averaging is not counted."""
@@ -100,9 +100,9 @@ class Method(Declarations, Protocol):
         """Why the method cannot train this fleet, beyond what `info.heterogeneity` says; None if it can."""
         return None
 
-    def find(self, *address: str) -> Any:
+    def find(self, *ref: str) -> Any:
         """Look up a task or an evaluation function by name, so that no code has to be sent."""
-        return getattr(self, *address)
+        return getattr(self, *ref)
 
 
 def fleet_problem(method: Method, fleet: Fleet) -> str | None:

@@ -14,8 +14,8 @@ from .method import Method, MethodInfo
 
 @dataclass(frozen=True)
 class NoSide(Method):
-    """`exit_head`: average the exit's head over all devices, as in line 18 of the paper, although complex devices return
-    it untrained; or only over those that train it. `report` as in fedhen."""
+    """`exit_head`: average the exit's head over all devices, as in line 18 of the paper, although complex devices
+    return it untrained; or only over those that train it. `report` as in fedhen."""
 
     info = MethodInfo(paper="Acar & Saligrama, 2022", uploads="weights up to the device's own depth")
 

@@ -2,14 +2,14 @@
 
 from .bottleneck import bottleneck
 from .convnet import convnet
-from .cost import Cost, cost
+from .cost import Cost, compute_cost
 from .interface import Family, InputSpec, Outputs, Shapes
 from .layers import Scaler
 from .lenet import lenet
 from .lstm import lstm
 from .mlp import mlp
 from .mobilenet import SPACES, mobilenet
-from .model import Model, StepSeeds, chain_models, model
+from .model import Model, StepSeeds, build_model, chain_models
 from .preactresnet import preactresnet
 from .preresnet import preresnet
 from .search_space import SearchSpace, make_space, space_from_models
@@ -41,9 +41,9 @@ __all__ = [
     "SearchSpace",
     "Shapes",
     "StepSeeds",
+    "build_model",
     "chain_models",
-    "cost",
+    "compute_cost",
     "make_space",
-    "model",
     "space_from_models",
 ]

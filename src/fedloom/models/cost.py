@@ -31,7 +31,7 @@ class Cost:
 
 
 @lru_cache(maxsize=4096)
-def cost(model: Model) -> Cost:
+def compute_cost(model: Model) -> Cost:
     """Of one example's forward pass, counted with a hook on every layer."""
     module, totals = model.module().eval(), [0, 0]
 

@@ -192,7 +192,7 @@ class Model:
             raise ValueError(f"{self.family} needs batch-norm statistics for evaluation; {missing[0]} is missing")
 
 
-def model(
+def build_model(
     family: str,
     build: Family,
     settings: Mapping[str, Any],

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .cost import cost
+from .cost import compute_cost
 from .model import Model
 
 Choices = tuple[Any, ...]
@@ -38,7 +38,7 @@ class SearchSpace:
         """Sample until a sub-net costs at most `macs`; the smallest one if that never happens."""
         for _ in range(TRIES):
             subnet = self.sample(model, generator)
-            if cost(subnet).macs <= macs:
+            if compute_cost(subnet).macs <= macs:
                 return subnet
         return self.smallest(model)
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..client import LR_SCHEDULES, OPTIMIZERS
 from ..data import PARTITIONS, PREPARATIONS
-from ..engines.compression import DOWN, UP
+from ..engines.compression import DOWNLINK, UPLINK
 from ..evaluation import FineTune, StaticBatchNorm
 from ..fleet.speed import STRAGGLERS
 from ..footprints import RULES
@@ -268,7 +268,7 @@ def _validate_aggregation(aggregation: Mapping[str, Any]) -> list[RecipeIssue]:
 
 def _validate_compression(compression: Mapping[str, Any]) -> list[RecipeIssue]:
     issues = []
-    for key, table in (("uplink", UP), ("downlink", DOWN)):
+    for key, table in (("uplink", UPLINK), ("downlink", DOWNLINK)):
         settings = compression.get(key)
         if not isinstance(settings, Mapping):
             continue

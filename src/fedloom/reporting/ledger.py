@@ -283,11 +283,11 @@ def _claims_table(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
     }
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [
-        f"{len(claims)} claims evaluated ({summary}), {open_claims} not yet. A claim holds if all seeds agree, does not "
-        "hold if all contradict it, and is within noise otherwise. Published figures come from the papers' own data, "
-        "models and fleets; measured ones from a comparison small enough to run in minutes, whose recipe says at its "
-        "head what was reduced, and names the arms. Measured: median [lowest–highest] over seeds; paired: the median "
-        "and range of the differences within seeds, which is not the difference of the medians.",
+        f"{len(claims)} claims evaluated ({summary}), {open_claims} not yet. A claim holds if all seeds agree, does "
+        "not hold if all contradict it, and is within noise otherwise. Published figures come from the papers' own "
+        "data, models and fleets; measured ones from a comparison small enough to run in minutes, whose recipe says at "
+        "its head what was reduced, and names the arms. Measured: median [lowest–highest] over seeds; paired: the "
+        "median and range of the differences within seeds, which is not the difference of the medians.",
         "",
         "| claim | paper | published | recipe | measured | seeds | verdict | minutes | commit |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -171,10 +171,12 @@ def _participation_sentences(reader: RunReader) -> list[str]:
     if not outcomes.total():
         return []
     share = 100 * outcomes["admitted"] / outcomes.total()
-    void = f" {pluralize(len(reader.void_rounds), 'round')} did not count: too few replies." if reader.void_rounds else ""
+    void = (
+        f" {pluralize(len(reader.void_rounds), 'round')} did not count: too few replies." if reader.void_rounds else ""
+    )
     return [
         f"{share:.0f} % of {outcomes.total():,} requests to devices were answered; {format_bytes(moved)} were "
-        f"transferred.{void}"
+        "transferred." + (f" {void} did not count: too few replies." if reader.void_rounds else "")
     ]
 
 

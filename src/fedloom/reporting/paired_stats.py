@@ -80,7 +80,9 @@ def mean_and_std(values: Sequence[float]) -> dict[str, float]:
 
 def mean_by_share(values: Mapping[str, float], shares: Mapping[str, float]) -> float:
     """Mean over the tiers in `values`, weighted by their share of the devices."""
-    return math.fsum(shares[tier] * value for tier, value in values.items()) / math.fsum(shares[tier] for tier in values)
+    return math.fsum(shares[tier] * value for tier, value in values.items()) / math.fsum(
+        shares[tier] for tier in values
+    )
 
 
 PLAIN_BYTES, COMPRESSED_BYTES = ("bytes_down", "bytes_up"), ("bytes_down_compressed", "bytes_up_compressed")
@@ -300,7 +302,6 @@ def write_verdict(
             lines.append(f"{record['arm']} gives {record['served_percent']:.0f} % of the devices a model they can run")
     if "all-large" in by_name and 0 < first.bytes_per_round() < by_name["all-large"].bytes_per_round():
         ratio = by_name["all-large"].bytes_per_round() / first.bytes_per_round()
-        lines.append(
-            f"a round of {first.name} transfers {ratio:.1f} times fewer bytes than if every device had the largest model"
-        )
+        fewer = f"{ratio:.1f} times fewer bytes"
+        lines.append(f"a round of {first.name} transfers {fewer} than if every device had the largest model")
     return lines

@@ -166,7 +166,7 @@ def evaluate_sooner(this: CostToTarget, other: CostToTarget) -> SoonerClaim:
 
 
 def compute_gain(this: Amount, others: Sequence[Amount]) -> str | None:
-    """How many times as many rounds the fastest other arm takes, to one decimal; bounds are rounded to the safe side."""
+    """How many times as many rounds the fastest other arm takes; bounds are rounded to the safe side."""
     least = min(others, key=lambda amount: (amount.value, not amount.exact))
     ratio = least.value / this.value
     if this.exact and least.exact:

@@ -1,42 +1,39 @@
-"""From a recipe to the things it names. What cannot work is refused here, before anything is written.
-
-Which aggregate a round has: the one place where a recipe's choice becomes one.
-"""
+"""From a recipe to the things it names. What cannot work is refused here, before anything is written."""
 
 import inspect
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from ..client import LR_SCHEDULES, OPTIMIZERS, Schedule, Task
 from ..data import Dataset, Partition
 from ..engines import (
-    Attacked,
     ClientData,
     ClientStateStore,
+    Executor,
+    Gate,
+    InlineExecutor,
     InProcess,
-    Norms,
-    PoolClient,
-    ProcessPool,
+    NormScreening,
     Refusal,
+    Simulation,
+    TaskRegistry,
+    WorkerPool,
     build_client_data,
 )
-from ..engines.client_state import ClientStates
-from ..engines.faults import Remote
+from ..engines.gate import Report
 from ..evaluation import Evaluator, FineTune, StaticBatchNorm
 from ..evaluation.evaluator import SERVER_MODEL_REF, load_server_model
-from ..fleet import DeviceModel, Engine, Fleet, draw_cohort, expected_participants, find_nesting_problem, make_tiers
-from ..footprints import RULES, Aggregate, DPAggregator, RobustAggregator, coverage_mean
+from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
+from ..footprints import RULES, Aggregate, RobustAggregator, coverage_mean
 from ..methods import Method, fleet_problem
-from ..models import Model, model
+from ..models import Model, build_model
 from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
@@ -45,36 +42,12 @@ from ..recipe.validation import instantiate
 from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
 from .clock import build_clock
-from .compression import refuse_uncodable
+from .compression import build_compression, refuse_incompressible
 from .data import Outline, build_partition, holds_its_own, outline_of, public_examples, read_data
-from .faults import Faults, build_faults
+from .experiment import Experiment
+from .faults import build_faults
 from .privacy import refuse_known_noise, refuse_uncovered
 from .state import RunState
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """All that a run needs."""
-
-    loaded: LoadedRecipe
-    dataset: Dataset
-    partition: Partition
-    fleet: Fleet
-    method: Method
-    engine: Engine
-    evaluator: Evaluator
-    refusals: list[tuple[int, Refusal]]
-    warm: Tensors | None
-    public: Tensor | None  # what the server has
-    aggregate: Aggregate
-    faults: Faults
-    standing: RunState = field(default_factory=RunState)  # changes as the run goes
-    deployed: bool = False  # real devices, with data of their own
-
-    @property
-    def memory(self) -> ClientStates:
-        """What the devices remember, or where they do."""
-        return cast(Remote, self.engine).memory  # so has every engine of a run
 
 
 def build_fleet(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> Fleet:
@@ -115,7 +88,7 @@ def build_models(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> lis
         family = tier.family or recipe.model.family
         try:
             size = _size(loaded, registry, number)
-            made = model(family, registry.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens)
+            made = build_model(family, registry.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens)
             made.check_output_size()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
@@ -172,9 +145,7 @@ def refuse_deployment(loaded: LoadedRecipe, method: Method) -> None:
         said = f"{loaded.recipe.method.name} uploads {method.info.uploads}"
         raise loaded.error(RecipeIssue(("method", "name"), "SIMULATION_ONLY", said))
     if method.shares_features and not loaded.recipe.privacy.acknowledge_feature_sharing:
-        said = (
-            f"{loaded.recipe.method.name} uploads features of the {method.shares_features}: inputs can be rebuilt from them"
-        )
+        said = f"{loaded.recipe.method.name} uploads features of the {method.shares_features}: inputs can be rebuilt from them"
         hint = "fedloom audit RUN measures how well; if that is acceptable, set it to true"
         raise loaded.error(RecipeIssue(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
 
@@ -191,7 +162,7 @@ def build(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> tuple[Flee
     fleet = build_fleet(loaded, registry, seen)
     method = build_method(loaded, registry, fleet)
     refuse_uncovered(loaded, fleet, method)
-    refuse_uncodable(loaded, fleet, method)
+    refuse_incompressible(loaded, fleet, method)
     refuse_unjudged(loaded, seen)
     return fleet, method
 
@@ -220,107 +191,119 @@ def warm_start(loaded: LoadedRecipe, fleet: Fleet) -> Tensors | None:
     return {name: held[name].to(torch.get_default_dtype()) for name in fleet.global_model.shapes()}
 
 
-def finder(method: Method, evaluator: Evaluator) -> Callable[[tuple[str, ...]], Task]:
-    """How a worker finds the task it is asked for: by name, so that no code has to travel."""
+def build_task_registry(method: Method, evaluator: Evaluator) -> TaskRegistry:
+    """How other processes find the tasks of a run."""
 
-    def find(address: tuple[str, ...]) -> Task:
-        match address:
-            case ("statistics", name):
-                task: Task = getattr(evaluator.statistics, name)
-            case ("test_set", name):
-                task = getattr(evaluator.test_set, name)
-            case ("fine_tune", name):
-                task = getattr(evaluator.fine_tune, name)
-            case ("personal", fill, *rest):
-                carried = load_server_model if tuple(rest) == SERVER_MODEL_REF else method.find(*rest)
-                task = evaluator.local_evaluation(DeviceModel(carried, unseen_logit=json.loads(fill))).evaluate
-            case _:
-                task = method.find(*address)
-        return task
+    def find_local(fill: str, *ref: str) -> Task:
+        load = load_server_model if ref == SERVER_MODEL_REF else method.find(*ref)
+        return evaluator.local_evaluation(DeviceModel(load, unseen_logit=json.loads(fill))).evaluate
 
-    return find
+    groups: dict[str, Callable[..., Task]] = {
+        "statistics": lambda name: getattr(evaluator.statistics, name),
+        "test_set": lambda name: getattr(evaluator.test_set, name),
+        "fine_tune": lambda name: getattr(evaluator.fine_tune, name),
+        "personal": find_local,
+    }
+    return TaskRegistry(method.find, groups)
 
 
-def build_simulation(
-    loaded: LoadedRecipe, method: Method, held: ClientData, warm: Tensors | None, notes: RunState
+def build_simulator(
+    loaded: LoadedRecipe,
+    method: Method,
+    client_data: ClientData,
+    warm: Tensors | None,
+    report: Report,
+    executor: Executor,
 ) -> InProcess:
-    """The engine that knows the devices; whoever wants to hear of refusals says so later."""
-    recipe, training, admission = loaded.recipe, loaded.recipe.training, loaded.recipe.admission
+    """The engine that holds the simulated devices."""
+    recipe, training = loaded.recipe, loaded.recipe.training
     return InProcess(
-        client_data=held,
-        memory=ClientStateStore(lambda device: method.init_client(device, recipe.seed, warm)),
+        client_data=client_data,
+        client_states=ClientStateStore(lambda device: method.init_client(device, recipe.seed, warm)),
         schedule=Schedule(training.batch_size, training.epochs, training.last_batch),
         optimizer=instantiate(OPTIMIZERS, training.optimizer)(),
         lr_schedule=instantiate(LR_SCHEDULES, training.lr_schedule)(),
         seed=recipe.seed,
         label_smoothing=training.label_smoothing,
         devices_per_block=recipe.engine.devices_per_block,
-        max_examples=admission.max_examples,
-        norms=Norms(admission.norm, lambda: notes.others.setdefault("norms", {})) if admission.norm else None,
+        gate=Gate(report, recipe.admission.max_examples),
+        executor=executor,
     )
 
 
-def build_judge(said: EvaluationConfig, dataset: Dataset, partition: Partition, held: ClientData, fleet: Fleet) -> Evaluator:
+def build_evaluator(
+    config: EvaluationConfig,
+    dataset: Dataset,
+    partition: Partition,
+    client_data: ClientData,
+    fleet: Fleet,
+    tests_on_devices: bool,
+) -> Evaluator:
     return Evaluator(
         dataset=dataset,
         local_tests=[torch.from_numpy(rows) for rows in partition.test],
-        seen_labels=torch.stack([held.seen_labels(device) for device in fleet.devices(1)]),
-        statistics=StaticBatchNorm(**said.statistics),
-        batch_size=said.batch_size,
-        tests=said.tests,
-        candidates=said.candidates,
-        fine_tune=None if said.fine_tune is None else FineTune(**said.fine_tune),
+        seen_labels=torch.stack([client_data.seen_labels(device) for device in fleet.devices(1)]),
+        statistics=StaticBatchNorm(**config.statistics),
+        batch_size=config.batch_size,
+        tests=config.tests,
+        candidates=config.candidates,
+        tests_on_devices=tests_on_devices,
+        fine_tune=None if config.fine_tune is None else FineTune(**config.fine_tune),
     )
 
 
 def assemble(
-    loaded: LoadedRecipe, registry: Registry, folder: Path, dataset: Dataset | None = None, workers: int = 1
+    loaded: LoadedRecipe,
+    registry: Registry,
+    folder: Path,
+    dataset: Dataset | None = None,
+    workers: int = 1,
+    executor: Executor | None = None,
 ) -> Experiment:
-    """`dataset` is the recipe's data where it has been read before: arms of a comparison share it. The number of
-    workers changes nothing but the time."""
+    """Build everything that a recipe names.
+
+    `dataset`: the recipe's data where it has been read before; arms of a comparison share it. `executor`: runs blocks;
+    by default one with so many `workers`, whose number changes nothing but the time.
+    """
     dataset = dataset or read_data(loaded, registry, folder)
     seen = outline_of(dataset)
     partition = build_partition(loaded, seen.labels)
     fleet, method = build(loaded, registry, seen)
-    warm, held = warm_start(loaded, fleet), build_client_data(dataset, partition, fleet)
+    warm, client_data = warm_start(loaded, fleet), build_client_data(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
-    standing = RunState()
+    state = RunState()
 
-    def tell(round_number: int, refusal: Refusal) -> None:
+    def report(round_number: int, refusal: Refusal) -> None:
         refusals.append((round_number, refusal))
 
-    alone = build_simulation(loaded, method, held, warm, standing)
-    alone.on_refusal = tell
-    evaluator = build_judge(loaded.recipe.evaluation, dataset, partition, held, fleet)
-    evaluator = replace(evaluator, tests_on_devices=holds_its_own(loaded))
-    engine = ProcessPool(alone, fleet, finder(method, evaluator), workers) if workers > 1 else alone
-    return Experiment(
-        loaded, dataset, partition, fleet, method, engine, evaluator, refusals, warm,
-        public_examples(loaded, registry, folder, dataset), build_aggregate(loaded.recipe.aggregation),
-        build_faults(loaded, fleet, alone, build_clock(loaded, method, fleet), tell), standing,
-    )  # fmt: skip
+    executor = executor or (WorkerPool(workers) if workers > 1 else InlineExecutor())
+    simulator = build_simulator(loaded, method, client_data, warm, report, executor)
+    evaluator = build_evaluator(loaded.recipe.evaluation, dataset, partition, client_data, fleet, holds_its_own(loaded))
+    limit = loaded.recipe.admission.norm
+    experiment = Experiment(
+        loaded=loaded,
+        dataset=dataset,
+        partition=partition,
+        fleet=fleet,
+        method=method,
+        engine=simulator,
+        simulator=simulator,
+        client_states=simulator.client_states,
+        evaluator=evaluator,
+        aggregate=build_aggregate(loaded.recipe.aggregation),
+        faults=build_faults(loaded, fleet, build_clock(loaded, method, fleet), client_data.count, report),
+        refusals=refusals,
+        state=state,
+        warm=warm,
+        public=public_examples(loaded, registry, folder, dataset),
+        compression=build_compression(loaded.recipe),
+        screening=NormScreening(limit, lambda: state.norm_history, report) if limit else None,
+    )
+    executor.register(simulation_of(experiment))
+    return experiment
 
 
-def simulation(experiment: Experiment) -> InProcess:
-    """The engine that knows what the experiment's devices hold, whoever carries it out."""
-    engine = experiment.engine
-    return engine if isinstance(engine, InProcess) else cast(ProcessPool | Attacked, engine).inner
-
-
-def member(experiment: Experiment) -> PoolClient:
-    """What a worker must know of an experiment."""
-    return PoolClient(simulation(experiment), experiment.fleet, finder(experiment.method, experiment.evaluator))
-
-
-def merge_for(experiment: Experiment, round_number: int) -> Aggregate:
-    """The experiment's own, as a defence may have chosen it; or one that hides devices, whose noise is the round's."""
-    said, fleet = experiment.loaded.recipe.privacy, experiment.fleet
-    if said.clip is None or said.noise is None:
-        return experiment.aggregate
-    expected = expected_participants(fleet, experiment.loaded.recipe.fleet.participation)
-    electorate = [
-        (experiment.method.aggregation_footprint(tier, fleet, round_number), expected[tier.name])
-        for tier in fleet.active_tiers
-        if expected[tier.name] > 0
-    ]
-    return DPAggregator(said.clip, said.noise, electorate, fleet.seed, round_number)
+def simulation_of(experiment: Experiment) -> Simulation:
+    """What another process needs to run the experiment's blocks."""
+    find_task = build_task_registry(experiment.method, experiment.evaluator)
+    return Simulation(experiment.simulator, experiment.fleet, find_task)

@@ -7,9 +7,7 @@ trains on over its speed; and after that the server. Where devices may fail, who
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from ..engines.faults import FaultInjector
 from ..fleet import Device, Fleet, RoundContext
 from ..fleet.speed import STRAGGLERS, DeviceSpeed, DeviceSpeeds
 from ..methods import Method
@@ -17,9 +15,6 @@ from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.schema import Recipe
 from ..recipe.validation import instantiate
-
-if TYPE_CHECKING:
-    from .build import Experiment
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,23 @@ class Clock:
         work = self.method.device_macs(device.model, part.epochs * examples, steps)
         return moved / (bandwidth * pace.bandwidth) + work / (speed * pace.speed)
 
+    def round_seconds(self, context: RoundContext, waited: float | None = None) -> float | None:
+        """Seconds of a round; None unless the recipe says how fast every tier that was asked is. `waited`: until when
+        the server waited, where devices may fail."""
+        traffic, speed = context.traffic, self.recipe.fleet.server_speed
+        if not self.knows(traffic.devices[name].tier for name in traffic.compressed_by_device):
+            return None
+        held = {name: traffic.examples.get(name, 0) for name in traffic.compressed_by_device}
+        server_macs = self.method.server_macs(context.fleet.global_model, sum(held.values()))
+        if server_macs and speed is None:
+            return None
+        seconds = (
+            self.seconds(traffic.devices[name], moved, held[name])
+            for name, moved in traffic.compressed_by_device.items()
+        )
+        slowest = max(seconds, default=0.0) if waited is None else waited
+        return slowest + server_macs / (speed or 1.0)
+
     @cached_property
     def _able(self) -> dict[str, tuple[float, float]]:
         return {one.name: (one.speed, one.bandwidth) for one in self.recipe.tiers if one.speed and one.bandwidth}
@@ -54,20 +66,3 @@ def build_clock(loaded: LoadedRecipe, method: Method, fleet: Fleet) -> Clock:
         return Clock(loaded.recipe, method, instantiate(STRAGGLERS, said)(fleet) if said else {})
     except ValueError as error:
         raise loaded.error(RecipeIssue(("faults", "stragglers"), "RECIPE_VALUE", str(error))) from error
-
-
-def round_seconds(experiment: "Experiment", context: RoundContext) -> float | None:
-    """None unless the recipe says how fast every tier that was asked is."""
-    clock, traffic, speed = experiment.faults.clock, context.traffic, experiment.loaded.recipe.fleet.server_speed
-    if not clock.knows(traffic.devices[name].tier for name in traffic.compressed_by_device):
-        return None
-    held = {name: traffic.examples.get(name, 0) for name in traffic.compressed_by_device}
-    extra = experiment.method.server_macs(experiment.fleet.global_model, sum(held.values()))
-    if extra and speed is None:
-        return None
-    if isinstance(context.engine, FaultInjector):
-        slowest = context.engine.hearing.waited
-    else:
-        took = (clock.seconds(traffic.devices[name], moved, held[name]) for name, moved in traffic.compressed_by_device.items())
-        slowest = max(took, default=0.0)
-    return slowest + extra / (speed or 1.0)

@@ -16,13 +16,13 @@ from ..data import (
     Labels,
     Partition,
     Preparation,
-    limit_examples,
     correlate_tiers_with_labels,
-    lookup_dataset_info,
-    hold_out,
     extract_labels,
-    synthetic_labels,
+    hold_out,
+    limit_examples,
+    lookup_dataset_info,
     subsample,
+    synthetic_labels,
 )
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
@@ -67,15 +67,15 @@ def outline(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Outline:
     """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
     data = loaded.recipe.data
     ours = registry.datasets[data.dataset] is DATASETS.get(data.dataset)
-    facts = lookup_dataset_info(data.dataset, data.settings) if ours else None
-    if facts is None:
+    info = lookup_dataset_info(data.dataset, data.settings) if ours else None
+    if info is None:
         return outline_of(read_data(loaded, registry, folder))
-    prepare = PREPARATIONS[data.preparation or facts.preparation]
-    made_up = prepare(torch.zeros(1, *facts.shape, dtype=torch.uint8 if facts.tokens is None else torch.int64))
-    held = len(validation_rows(loaded, facts.train))
-    facts = replace(facts, train=facts.train - held, test=held) if held else facts
-    labels = synthetic_labels(facts, data.test_examples)
-    return Outline(tuple(made_up.shape[1:]), facts.shape, labels, facts.tokens, prepare)
+    prepare = PREPARATIONS[data.preparation or info.preparation]
+    made_up = prepare(torch.zeros(1, *info.shape, dtype=torch.uint8 if info.tokens is None else torch.int64))
+    held = len(validation_rows(loaded, info.train))
+    info = replace(info, train=info.train - held, test=held) if held else info
+    labels = synthetic_labels(info, data.test_examples)
+    return Outline(tuple(made_up.shape[1:]), info.shape, labels, info.tokens, prepare)
 
 
 def outline_of(dataset: Dataset) -> Outline:
@@ -156,5 +156,5 @@ def _partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
             raise ValueError("the partition gives devices examples that data.public holds out for the server")
         return made
     left = np.delete(np.arange(len(labels.train)), kept_back)
-    made = cut(labels.only(left), data.devices, draw)
+    made = cut(labels.select_train(left), data.devices, draw)
     return Partition(tuple(left[rows] for rows in made.train), made.test)

@@ -8,14 +8,12 @@ from typing import Any
 from safetensors.torch import load_file
 
 from ..client import Client, ClientResult, Schedule, with_batchnorm_statistics
-from ..engines import ClientStateStore
-from ..engines.blocks import Request, make_blocks, run_block
+from ..engines.in_process import Job, make_blocks, run_block
 from ..evaluation.cka import cka_map, features
-from ..fleet import Device, DeviceModel, ModelWeights, ServerModel, Tier
+from ..fleet import Device, DeviceModel, ModelWeights, Request, ServerModel, Tier
 from ..tensors import Parcel
-from .build import Experiment, simulation
+from .experiment import Experiment
 from .folder import RunWriter
-from .loop import asker
 
 SHARED = "shared.safetensors"
 
@@ -24,7 +22,7 @@ def save_models(experiment: Experiment, server: Parcel, number: int, journal: Ru
     """Every tier's model with its normalization statistics, ready to be used; where the server has no whole model, the
     weights that it has."""
     fleet = experiment.fleet
-    ask = asker(experiment, number)
+    ask = experiment.ask(number)
     candidates = experiment.method.eval_targets(server)
     if "weights" in server and not any(isinstance(one, ServerModel) for one in candidates.values()):
         journal.tensors(SHARED, server["weights"])
@@ -49,10 +47,12 @@ def carried(experiment: Experiment, device: Device, candidate: DeviceModel, numb
 
     evaluator = experiment.evaluator
     schedule = Schedule(evaluator.statistics.batch_size)
-    task = replace(evaluator.local_evaluation(candidate).evaluate, run=look, sends={}, batch_key=None, schedule=schedule)
-    request = Request(simulation(experiment), task, {device: candidate.inbox(device)}, number)
-    for work in make_blocks([request]):
-        run_block(work)
+    task = replace(
+        evaluator.local_evaluation(candidate).evaluate, run=look, sends={}, batch_key=None, schedule=schedule
+    )
+    request = Request(task, {device: candidate.inbox(device)}, number)
+    for block in make_blocks([Job(experiment.simulator, request)]):
+        run_block(block)
     return found[0]
 
 
@@ -95,9 +95,9 @@ def _of_device(tier: Tier, experiment: Experiment, server: Parcel, number: int) 
         if isinstance(one, DeviceModel) and (not one.tiers or tier.name in one.tiers)
     ]
     devices = [device for device in experiment.fleet.devices(number) if device.tier == tier.name]
-    if not candidates or not devices or not isinstance(experiment.memory, ClientStateStore):
+    if not candidates or not devices or not experiment.client_states.is_local:
         return None
-    learned = experiment.memory.committed
+    learned = experiment.client_states.committed
     device = next((one for one in devices if one.name in learned), devices[0])
     return carried(experiment, device, candidates[0], number)
 

@@ -1,68 +1,26 @@
-"""The loop: draw a cohort, let the method have its round, judge when due.
-
-Who was asked in a round and what came of it, tier by tier: what a report shows, and rows do not say.
-"""
+"""The loop: draw a cohort, let the method have its round, evaluate when due."""
 
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ..engines import Refusal
+from ..engines import DeviceEnd, Refusal, ServerEnd
 from ..evaluation import Row
-from ..fleet import PLAIN, Ask, Device, RoundContext, Traffic
+from ..fleet import UNCOMPRESSED, Device, RoundContext, Traffic, Transport, expected_participants
+from ..footprints import Aggregate, DPAggregator
 from ..tensors import Parcel
-from .build import Experiment, merge_for, simulation
 from .checkpoint import Checkpoint
-from .clock import round_seconds
-from .compression import coded
+from .experiment import Experiment
 from .privacy import spent
-from .quarantine import note_refusals, trusted
-
-if TYPE_CHECKING:
-    pass
-
 
 ADMITTED, MISSING = "admitted", "missing"
 Line = dict[str, Any]
-
-
-def participation(context: RoundContext, refusals: Iterable[Refusal], with_norms: bool) -> tuple[Line, ...]:
-    """One line for each tier and outcome: the devices, what they were sent, what they sent, bundle by bundle, and how
-    far they moved what they were given (least, median, most)."""
-    lost: dict[str, str] = {}
-    for refusal in refusals:
-        lost.setdefault(refusal.device, refusal.code)
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name in sorted(context.traffic.devices):
-        heard = ADMITTED if name in context.traffic.examples else MISSING
-        groups.setdefault((context.traffic.devices[name].tier, lost.get(name, heard)), []).append(name)
-    return tuple(
-        {
-            "round": context.number, "tier": tier, "outcome": outcome, "devices": names,
-            **_moved(context.traffic, names), **(_norms(context.traffic, names) if with_norms else {}),
-        }
-        for (tier, outcome), names in sorted(groups.items())
-    )  # fmt: skip
-
-
-def _moved(traffic: Traffic, names: Sequence[str]) -> Line:
-    up: Counter[str] = Counter()
-    for name in names:
-        up.update(traffic.uploaded.get(name, {}))
-    return {"bytes_down": sum(traffic.bytes_by_device[name] for name in names) - up.total(), "bytes_up": dict(sorted(up.items()))}
-
-
-def _norms(traffic: Traffic, names: Sequence[str]) -> Line:
-    found = [traffic.norms[name] for name in names if name in traffic.norms]
-    if not found:
-        return {}
-    return {"norms": [float(f"{one:.6g}") for one in (min(found), statistics.median(found), max(found))]}
 
 
 @dataclass(frozen=True)
@@ -77,92 +35,176 @@ class RoundResult:
     seconds: float
     server: Parcel
     participation: tuple[Line, ...] = ()
-    judging: float = 0.0  # seconds of those
+    evaluation_seconds: float = 0.0  # of those
 
 
 def rounds(experiment: Experiment, since: Checkpoint | None = None) -> Iterator[RoundResult]:
-    """All rounds of an experiment, one after the other, or those that are left."""
-    recipe, method, fleet, faults = experiment.loaded.recipe, experiment.method, experiment.fleet, experiment.faults
-    gone = since.number if since else 0
-    server = since.server if since and gone else method.start(fleet, recipe.seed, experiment.warm)
-    for number in range(gone + 1, recipe.rounds + 1):
-        began, before = time.perf_counter(), len(experiment.refusals)
-        context = _turn(experiment, number, trusted(experiment, faults.cohort(number)))
-        server = faults.settled(experiment.standing, context, server, method.round(server, context))
-        note_refusals(experiment, context, [one for _, one in experiment.refusals[before:]])
-        yield _done(experiment, context, server, began, before)
-        faults.give_up(experiment.standing)
-    if gone > recipe.rounds:  # the last exchange is over too
+    """All rounds of an experiment, one after the other, or those after a checkpoint."""
+    recipe, method, faults = experiment.loaded.recipe, experiment.method, experiment.faults
+    done = since.number if since else 0
+    server = since.server if since and done else method.start(experiment.fleet, recipe.seed, experiment.warm)
+    for number in range(done + 1, recipe.rounds + 1):
+        running = _Round(experiment, number, faults.cohort(number))
+        server = running.settle(server, method.round(server, running.context))
+        yield running.finish(server)
+        faults.check_failures(experiment.state)
+    if done > recipe.rounds:  # the last exchange is over too
         return
-    began, before = time.perf_counter(), len(experiment.refusals)
-    context = _turn(experiment, recipe.rounds + 1, trusted(experiment, faults.members(recipe.rounds + 1)))
-    ended = method.finish(server, context)
-    if ended is not None:  # a last exchange is one more round, in which everybody may take part
-        ended = faults.settled(experiment.standing, context, server, ended)
-        yield _done(experiment, context, ended, began, before)
+    running = _Round(experiment, recipe.rounds + 1, faults.members(recipe.rounds + 1))
+    finished = method.finish(server, running.context)
+    if finished is not None:  # a last exchange is one more round, in which all devices may take part
+        yield running.finish(running.settle(server, finished, last_exchange=True))
 
 
-def _turn(experiment: Experiment, number: int, cohort: list[Device]) -> RoundContext:
-    aggregate = merge_for(experiment, number)
+class _Round:
+    """One round while it runs."""
+
+    def __init__(self, experiment: Experiment, number: int, cohort: list[Device]):
+        self.experiment, self.started, self.refusals_before = experiment, time.perf_counter(), len(experiment.refusals)
+        limit = experiment.loaded.recipe.admission.quarantine
+        asked = [device for device in cohort if not experiment.state.is_quarantined(device, limit)]
+        self.context = round_context(experiment, number, asked)
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        return [refusal for _, refusal in self.experiment.refusals[self.refusals_before :]]
+
+    def settle(self, before: Parcel, after: Parcel, last_exchange: bool = False) -> Parcel:
+        """The server state that the round ends with; devices that were refused too often are quarantined."""
+        experiment, context = self.experiment, self.context
+        server = experiment.faults.settle(experiment.state, experiment.client_states, context, before, after)
+        limit = experiment.loaded.recipe.admission.quarantine
+        if limit is not None and not last_exchange:
+            quarantined = experiment.state.note_refusals(context, self.refusals, limit)
+            experiment.refusals.extend((context.number, refusal) for refusal in quarantined)
+        return server
+
+    def finish(self, server: Parcel) -> RoundResult:
+        """Evaluate what the round has made, if it is time to, and commit the states of its devices."""
+        experiment, context, recipe = self.experiment, self.context, self.experiment.loaded.recipe
+        trained, number = time.perf_counter(), context.number
+        # before evaluation, which asks devices too; with differential privacy a norm would reveal what noise hides
+        lines = participation(context, self.refusals, with_norms=recipe.privacy.clip is None)
+        last = number >= recipe.rounds
+        due = last or number % recipe.evaluation.every == 0
+        rows = evaluate(experiment, server, number, last) if due else []
+        evaluated = time.perf_counter() - trained
+        if experiment.screening:
+            experiment.screening.commit()
+        experiment.engine.commit(number)
+        return RoundResult(
+            number, max(number, recipe.rounds), context.traffic, tuple(self.refusals),
+            (*rows, *_figures(experiment, context)), time.perf_counter() - self.started, server, lines, evaluated,
+        )  # fmt: skip
+
+
+def round_context(experiment: Experiment, number: int, cohort: list[Device]) -> RoundContext:
+    """What a method gets for a round: cohort, engine, aggregation, and the transports between."""
     context = RoundContext(
-        number, cohort, experiment.fleet, experiment.engine, aggregate, experiment.public, experiment.deployed
+        number,
+        cohort,
+        experiment.fleet,
+        experiment.engine,
+        aggregate_for(experiment, number),
+        experiment.public,
+        experiment.deployed,
+        wire=experiment.compression or UNCOMPRESSED,
     )
-    return experiment.faults.around(coded(context, experiment.loaded.recipe, simulation(experiment)))
+    context = experiment.faults.apply(context)
+    return replace(context, transports=tuple(_transports(experiment, context)))
 
 
-def _done(experiment: Experiment, context: RoundContext, server: Parcel, began: float, before: int) -> RoundResult:
-    """Judge what a round has made, if it is time to, and let the round count."""
-    recipe, number, trained = experiment.loaded.recipe, context.number, time.perf_counter()
-    met = _met(experiment, context, before)
-    last = number >= recipe.rounds
-    due = last or number % recipe.evaluation.every == 0
-    rows = judged(experiment, server, number, last) if due else []
-    judging = time.perf_counter() - trained
-    experiment.engine.commit(number)
-    return RoundResult(
-        number, max(number, recipe.rounds), context.traffic, tuple(one for _, one in experiment.refusals[before:]),
-        (*rows, *_figures(experiment, context)), time.perf_counter() - began, server, met, judging,
-    )  # fmt: skip
+def _transports(experiment: Experiment, context: RoundContext) -> Iterator[Transport]:
+    """From the server to the devices."""
+    simulator, compression = experiment.simulator, experiment.compression
+    if experiment.screening:
+        yield experiment.screening
+    if experiment.attack:
+        yield experiment.attack
+    if compression:
+        yield ServerEnd(compression, simulator.gate.report, simulator.gate.max_examples)
+    injector = experiment.faults.injector(context)
+    if injector:
+        yield injector
+    if compression:
+        yield DeviceEnd(compression, simulator.client_states.residual)
 
 
-def _met(experiment: Experiment, context: RoundContext, before: int) -> tuple[Line, ...]:
-    """Before anything is judged, for who judges is asked too. With differential privacy a norm would give away what the
-    noise hides."""
-    refused = [one for _, one in experiment.refusals[before:]]
-    return participation(context, refused, with_norms=experiment.loaded.recipe.privacy.clip is None)
+def aggregate_for(experiment: Experiment, round_number: int) -> Aggregate:
+    """The recipe's aggregation; with differential privacy, one whose noise is the round's own."""
+    privacy, fleet = experiment.loaded.recipe.privacy, experiment.fleet
+    if privacy.clip is None or privacy.noise is None:
+        return experiment.aggregate
+    expected = expected_participants(fleet, experiment.loaded.recipe.fleet.participation)
+    participants = [
+        (experiment.method.aggregation_footprint(tier, fleet, round_number), expected[tier.name])
+        for tier in fleet.active_tiers
+        if expected[tier.name] > 0
+    ]
+    return DPAggregator(privacy.clip, privacy.noise, participants, fleet.seed, round_number)
+
+
+def evaluate(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:
+    """Evaluation asks devices too, but is no part of the round: it changes no state and its traffic is not counted."""
+    when = experiment.loaded.recipe.evaluation.per_device
+    per_device = when == "always" or (when == "last" and last)
+    targets = experiment.method.eval_targets(server)
+    return experiment.evaluator.rows(targets, experiment.fleet, experiment.ask(number), number, per_device, last)
 
 
 def _figures(experiment: Experiment, context: RoundContext) -> list[Row]:
-    """Of the round as a whole."""
-    found = {
-        "bytes_down": context.traffic.bytes_down,
-        "bytes_up": context.traffic.bytes_up,
-        **_coded(context),
-        "simulated_seconds": round_seconds(experiment, context),
+    """Rows about the round as a whole."""
+    traffic, compressed = context.traffic, {}
+    if experiment.compression:
+        compressed = {
+            "bytes_down_compressed": traffic.compressed_bytes_down,
+            "bytes_up_compressed": traffic.compressed_bytes_up,
+        }
+    figures = {
+        "bytes_down": traffic.bytes_down,
+        "bytes_up": traffic.bytes_up,
+        **compressed,
+        "simulated_seconds": experiment.faults.round_seconds(context),
         "epsilon": spent(experiment.loaded.recipe, context.number),
     }
-    moved = [Row(context.number, "", "", "", "", name, one) for name, one in found.items() if one is not None]
-    return moved + experiment.faults.rows(experiment.standing, context)
+    rows = [Row(context.number, "", "", "", "", name, value) for name, value in figures.items() if value is not None]
+    return rows + experiment.faults.rows(experiment.state, context)
 
 
-def _coded(context: RoundContext) -> dict[str, int]:
-    """The same bytes as they travel, where that is not as they are."""
-    if context.coding is PLAIN:
+def participation(context: RoundContext, refusals: Iterable[Refusal], with_norms: bool) -> tuple[Line, ...]:
+    """A line per tier and outcome: the devices, bytes down, bytes up per bundle, and the least, median and largest norm
+    of their updates."""
+    lost: dict[str, str] = {}
+    for refusal in refusals:
+        lost.setdefault(refusal.device, refusal.code)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(context.traffic.devices):
+        outcome = ADMITTED if name in context.traffic.examples else MISSING
+        groups.setdefault((context.traffic.devices[name].tier, lost.get(name, outcome)), []).append(name)
+    return tuple(
+        {
+            "round": context.number, "tier": tier, "outcome": outcome, "devices": names,
+            **_bytes(context.traffic, names), **(_norms(context.traffic, names) if with_norms else {}),
+        }
+        for (tier, outcome), names in sorted(groups.items())
+    )  # fmt: skip
+
+
+def _bytes(traffic: Traffic, names: Sequence[str]) -> Line:
+    up: Counter[str] = Counter()
+    for name in names:
+        up.update(traffic.uploaded.get(name, {}))
+    return {
+        "bytes_down": sum(traffic.bytes_by_device[name] for name in names) - up.total(),
+        "bytes_up": dict(sorted(up.items())),
+    }
+
+
+def _norms(traffic: Traffic, names: Sequence[str]) -> Line:
+    norms = [traffic.norms[name] for name in names if name in traffic.norms]
+    if not norms:
         return {}
-    return {"bytes_down_compressed": context.traffic.compressed_bytes_down, "bytes_up_compressed": context.traffic.compressed_bytes_up}
-
-
-def judged(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:
-    """Judging asks devices too, but is no part of the round: it moves no state and its traffic is not counted."""
-    when = experiment.loaded.recipe.evaluation.per_device
-    per_device = when == "always" or (when == "last" and last)
-    candidates = experiment.method.eval_targets(server)
-    return experiment.evaluator.rows(candidates, experiment.fleet, asker(experiment, number), number, per_device, last)
-
-
-def asker(experiment: Experiment, number: int) -> Ask:
-    """How a evaluation asks devices, outside of a method's turn."""
-    return lambda task, inboxes: experiment.engine.ask(task, inboxes, number)
+    return {"norms": [float(f"{one:.6g}") for one in (min(norms), statistics.median(norms), max(norms))]}
 
 
 @contextmanager

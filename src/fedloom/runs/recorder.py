@@ -16,17 +16,17 @@ from typing import Any, Literal
 import numpy as np
 
 from ..data import DATASETS
-from ..engines import ClientStateStore, Refusal
+from ..engines import Refusal
 from ..evaluation import Row
 from ..evaluation.metrics import unigram_perplexity
 from ..fleet.tiers import tier_regions
 from ..methods import METHODS
-from ..models import MODELS, cost
+from ..models import MODELS, compute_cost
 from ..recipe.toml import dumps
 from ..tensors import Parcel, fingerprint
 from . import final_models
-from .build import Experiment
 from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
+from .experiment import Experiment
 from .final_models import save_models
 from .folder import RunWriter, peak_memory
 from .loop import RoundResult, one_thread, rounds
@@ -62,7 +62,7 @@ def _tiers(experiment: Experiment) -> list[dict[str, Any]]:
     served = {tier.name for tier in fleet.active_tiers}
     found = []
     for tier, share in zip(fleet.tiers, fleet.shares, strict=True):
-        spent = cost(tier.model)
+        spent = compute_cost(tier.model)
         trained = tier.name in served
         size = {"parameters": spent.parameters, "macs": spent.macs}
         found.append({"name": tier.name, "share": share, **size, "trained": trained})
@@ -125,7 +125,7 @@ def recorded(
 
 def saved_every(experiment: Experiment) -> int | Literal["auto"]:
     """Devices that keep their memories themselves forget what is older than the last round that counts."""
-    return experiment.loaded.recipe.checkpoints.every if isinstance(experiment.memory, ClientStateStore) else 1
+    return experiment.loaded.recipe.checkpoints.every if experiment.client_states.is_local else 1
 
 
 @dataclass
@@ -164,20 +164,20 @@ class Recorder:
         self.replied += done.traffic.replied
         self.server, self.last = done.server, done.number
         self.keeper.after(self._point(done.number), score(done.rows))
-        self.commits = self.experiment.memory.commits  # last: an interruption must not find it half done
+        self.commits = self.experiment.client_states.commits  # last: an interruption must not find it half done
 
     def _point(self, number: int) -> Checkpoint:
-        memory = self.experiment.memory
+        states = self.experiment.client_states
         about = {
             "replied": self.replied, "seconds": self._seconds(), "sizes": self.journal.sizes(),
-            "standing": self.experiment.standing.as_json(), **self._made_of,
+            "state": self.experiment.state.as_json(), **self._made_of,
         }  # fmt: skip
-        return Checkpoint(number, self.server, memory.committed, about, memory.stamps)
+        return Checkpoint(number, self.server, states.committed, about, states.versions)
 
     def _timing(self, done: RoundResult) -> dict[str, Any]:
         """What depends on the machine, and so is no row; saving is what was spent on it since the round before."""
         saving, self.saving = self.keeper.spent - self.saving, self.keeper.spent
-        took = {"seconds": done.seconds, "evaluation_seconds": done.judging, "saving_seconds": saving}
+        took = {"seconds": done.seconds, "evaluation_seconds": done.evaluation_seconds, "saving_seconds": saving}
         rounded = {name: round(one, 4) for name, one in took.items()}
         return {"round": done.number, **rounded, "peak_memory": peak_memory()}
 
@@ -195,7 +195,7 @@ class Recorder:
         try:
             yield
         except BaseException:
-            if self.experiment.memory.commits == self.commits:  # else memories are ahead of the server
+            if self.experiment.client_states.commits == self.commits:  # else memories are ahead of the server
                 self.keeper.save()
             raise
 
@@ -213,13 +213,13 @@ class Recorder:
 
 def put_back(experiment: Experiment, since: Checkpoint) -> None:
     """Everything but the server's state, as it was after a round."""
-    experiment.memory.committed = since.memories
-    experiment.standing.restore(since.about.get("standing", {}))
+    experiment.client_states.committed = since.memories
+    experiment.state.restore(since.about.get("state", {}))
 
 
 def fingerprints(experiment: Experiment, server: Parcel) -> dict[str, str]:
     """One of the server's state, one of all that devices remember; of when they did, where they keep it themselves."""
-    held = experiment.memory.committed
+    held = experiment.client_states.committed
     kept = {f"{who} {name}": tensors for who in sorted(held) for name, tensors in held[who].items()}
     return {"sha256": fingerprint(server), "devices_sha256": fingerprint(kept)}
 
@@ -257,7 +257,7 @@ def now() -> str:
 
 def unigram(experiment: Experiment) -> Mapping[str, float]:
     """For text with hidden words, how well they are guessed by one who knows only how often each word occurs."""
-    dataset, hidden = experiment.dataset, experiment.evaluator.text.hidden()
+    dataset, hidden = experiment.dataset, experiment.evaluator.sequence.masked()
     if hidden is None or dataset.test.y.dim() < 2 or not bool(hidden.any()):
         return {}
     asked = dataset.test.y[hidden]

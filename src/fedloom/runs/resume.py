@@ -11,8 +11,9 @@ from ..evaluation import Row
 from ..recipe.errors import recipe_error
 from ..recipe.load import load
 from ..recipe.registry import Registry
-from .build import Experiment, assemble
+from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
+from .experiment import Experiment
 from .folder import read_manifest, read_rows
 from .loop import one_thread, rounds
 from .recorder import fingerprints, made_of, put_back
@@ -43,7 +44,9 @@ def reopened(
 ) -> tuple[Experiment, Checkpoint]:
     """An unfinished run as it stood when it was last saved; refused if its recipe or data have changed since."""
     if _status(folder) == "finished":
-        raise recipe_error(folder, "RUN_FINISHED", "this run has finished", "fedloom verify plays its last rounds again")
+        raise recipe_error(
+            folder, "RUN_FINISHED", "this run has finished", "fedloom verify plays its last rounds again"
+        )
     experiment = assemble(load(folder / "recipe.toml", registry), registry, data, workers=workers)
     experiment = engage(experiment, registry, data, folder)
     return experiment, standing_of(folder, experiment)
@@ -58,7 +61,9 @@ def open_finished_run(
     """
     status = _status(folder)
     if status != "finished":
-        raise recipe_error(folder, "RUN_FOLDER", f"this run is not finished, it is {status}", "fedloom resume finishes it")
+        raise recipe_error(
+            folder, "RUN_FOLDER", f"this run is not finished, it is {status}", "fedloom resume finishes it"
+        )
     loaded = load(folder / "recipe.toml", registry)
     if from_result:
         if not (folder / "models").is_dir():
@@ -113,7 +118,9 @@ def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int
     """Play the last rounds of a finished run again, from the last checkpoint that is at least so many rounds old, and
     compare all that can be compared. Nothing is written."""
     if _status(folder) != "finished":
-        raise recipe_error(folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it")
+        raise recipe_error(
+            folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it"
+        )
     experiment = assemble(load(folder / "recipe.toml", registry), registry, data, workers=workers)
     if experiment.loaded.recipe.engine.kind != "in_process":
         said_why = "its devices have kept to themselves what they remember, and so cannot be played again"
@@ -152,7 +159,9 @@ def _status(folder: Path) -> str:
         )
     said = read_manifest(folder)
     if "arms" in said:
-        raise recipe_error(folder, "RUN_FOLDER", "this is a whole comparison", "say one of its runs, such as ARM/seed-0")
+        raise recipe_error(
+            folder, "RUN_FOLDER", "this is a whole comparison", "say one of its runs, such as ARM/seed-0"
+        )
     return str(said["status"])
 
 

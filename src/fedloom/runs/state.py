@@ -1,27 +1,51 @@
-"""What a run must know of its past beside the server's state and the devices' memories. Small, and all JSON."""
+"""What a run must know of its past beside server state and device states. Small, and all JSON."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+from uuid import uuid4
+
+from ..engines import Refusal
+from ..engines.gate import CODES
+from ..fleet import Device, RoundContext
 
 
 @dataclass
 class RunState:
-    ages: dict[str, int] = field(default_factory=dict)  # for how many rounds nobody was heard on a ring of tiers
+    region_ages: dict[str, int] = field(default_factory=dict)  # rounds since a coverage region was last updated
     failed_in_a_row: int = 0  # rounds
-    others: dict[str, Any] = field(default_factory=dict)  # whatever else has to be known, each under its own name
+    refused_in_a_row: dict[str, int] = field(default_factory=dict)  # rounds, by device
+    norm_history: dict[str, list[float]] = field(default_factory=dict)  # of admitted updates, by tier and task
+    proxy_log_offset: int = 0  # bytes of the log of rejected connections that are reported
+    run_id: str = field(default_factory=lambda: uuid4().hex)  # by which real devices know the run
+
+    def is_quarantined(self, device: Device, limit: int | None) -> bool:
+        """Whether a device was refused so many rounds in a row that it is not asked any more."""
+        return limit is not None and self.refused_in_a_row.get(device.name, 0) >= limit
+
+    def note_refusals(self, context: RoundContext, refusals: Sequence[Refusal], limit: int) -> list[Refusal]:
+        """Count refused rounds per device and return those that are quarantined from now on.
+
+        An admitted reply resets the count; a reply that never came changes nothing.
+        """
+        refused = {one.device for one in refusals if one.code in CODES}
+        named = {one.device for one in refusals}
+        quarantined = []
+        for name in sorted(device.name for device in context.cohort if device.name in context.traffic.devices):
+            if name not in named:
+                self.refused_in_a_row.pop(name, None)
+            elif name in refused:
+                self.refused_in_a_row[name] = self.refused_in_a_row.get(name, 0) + 1
+                if self.refused_in_a_row[name] == limit:
+                    reason = f"refused {limit} rounds in a row: it is not asked any more"
+                    quarantined.append(Refusal(name, "QUARANTINE", reason))
+        return quarantined
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "RunState":
-        made = cls()
-        made.restore(said)
-        return made
-
-    def restore(self, said: Mapping[str, Any]) -> None:
-        """As it was when this was written; what was not written is as at the start."""
-        self.ages = dict(said.get("ages", {}))
-        self.failed_in_a_row = int(said.get("failed_in_a_row", 0))
-        self.others = dict(said.get("others", {}))
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """Become what was saved; fields that were not saved are as at the start."""
+        fresh = RunState()
+        for one in fields(self):
+            setattr(self, one.name, document.get(one.name, getattr(fresh, one.name)))

@@ -1,6 +1,5 @@
-"""A recipe under attack: every attack against every rule, with the same devices bad in all of them."""
+"""Attack benchmark: a recipe under every attack with every aggregation rule, with the same malicious devices."""
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -8,108 +7,109 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..data import Dataset
-from ..engines import ATTACKS, Attacked, ClientData, InProcess, WorkerPool, lockstep, malicious, poisoned
+from ..engines import ATTACKS, AttackTransport, ClientData, InProcess, Lockstep, WorkerPool, malicious, poisoned
 from ..evaluation import Row
-from ..fleet import Fleet
 from ..footprints import RULES
 from ..recipe.errors import RecipeIssue, suggest
 from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..recipe.schema import CompressionConfig, FaultsConfig
-from ..runs.build import Experiment, assemble, member, simulation
+from ..reporting.paired_stats import mean_by_share
+from ..runs.build import assemble, simulation_of
+from ..runs.experiment import Experiment
 from ..runs.loop import RoundResult, one_thread, rounds
 from .compare import MEMORY_LIMIT, estimate_memory
 
-NONE = "none"  # of the attacks: everybody is honest; of the rules: the plain mean
+NONE = "none"  # no attack; as a rule: the plain mean
 
 
 @dataclass(frozen=True)
 class AttackCell:
-    """What became of the recipe under one attack with one rule: accuracies in %, seed by seed."""
+    """Accuracies in % under one attack with one rule, by seed."""
 
     attack: str
     rule: str
     tiers: dict[str, list[float]]
-    mean: list[float]  # over tiers, by their shares
-    worst: list[float]  # tier
-    refused: int  # replies, all seeds together
+    mean: list[float]  # over tiers, weighted by share
+    worst: list[float]  # of the tiers
+    refused: int  # replies, over all seeds
 
 
 @dataclass(frozen=True)
 class AttackBench:
-    """Nothing of it is written down but its result: a run under attack is no run to go on from."""
+    """The runs of an attack benchmark; they write no run folder and cannot be resumed."""
 
-    experiments: dict[tuple[str, str], list[Experiment]]  # (attack, rule) -> seed by seed
-    bad: dict[int, list[str]]  # seed -> the devices that misbehave
+    experiments: dict[tuple[str, str], list[Experiment]]  # by (attack, rule), then seed
+    bad: dict[int, list[str]]  # malicious devices by seed
     test: str
-    candidate: str = ""  # the one that counts; empty: the first there is
-    workers: int = 1
-    _judged: dict[str, list[Row]] = field(default_factory=dict)
+    candidate: str = ""  # empty: the first
+    lockstep: Lockstep = field(default_factory=lambda: Lockstep(WorkerPool(1)))
+    _evaluated: dict[str, list[Row]] = field(default_factory=dict)
 
     def round_counts(self) -> dict[str, int]:
-        """How many rounds each run has."""
-        named = ((place, one) for place, seeds in self.experiments.items() for one in seeds)
-        return {_name(*place, one): one.loaded.recipe.rounds for place, one in named}
+        """The number of rounds of each run."""
+        return {
+            _run_name(attack, rule, experiment): experiment.loaded.recipe.rounds
+            for (attack, rule), experiments in self.experiments.items()
+            for experiment in experiments
+        }
 
     def rounds(self) -> Iterator[tuple[str, RoundResult]]:
-        """Run everything, as much side by side as memory allows, round by round under a name for each."""
+        """Run everything, as many runs side by side as memory allows; yields (name, round)."""
         everything = [one for seeds in self.experiments.values() for one in seeds]
         with one_thread(), ExitStack() as ending:
-            crew = ending.enter_context(closing(WorkerPool([member(one) for one in everything], self.workers)))
+            ending.enter_context(closing(self.lockstep.pool))
             for one in everything:
                 ending.enter_context(closing(one.engine))
-            for some in self._side_by_side():
-                for engine, _ in some.values():
-                    engine.memory.budget //= len(some)
-                for name, done in lockstep(some, crew.outcomes):
-                    found = [row for row in done.rows if self._counts(row)]
-                    if found:
-                        self._judged[name] = found
+            for group in self._side_by_side():
+                for simulator, _ in group.values():
+                    simulator.client_states.budget //= len(group)
+                for name, done in self.lockstep.steps({run: steps for run, (_, steps) in group.items()}):
+                    rows = [row for row in done.rows if self._counts(row)]
+                    if rows:
+                        self._evaluated[name] = rows
                     yield name, done
 
     def cells(self) -> list[AttackCell]:
-        """What came of it, once all has run."""
+        """The results, once everything has run."""
         return [self._cell(attack, rule, seeds) for (attack, rule), seeds in self.experiments.items()]
 
     def _cell(self, attack: str, rule: str, seeds: Sequence[Experiment]) -> AttackCell:
-        by_seed = [self._accuracies(_name(attack, rule, one)) for one in seeds]
+        by_seed = [self._accuracies(_run_name(attack, rule, one)) for one in seeds]
         shares = {tier.name: share for tier, share in zip(seeds[0].fleet.tiers, seeds[0].fleet.shares, strict=True)}
-        mean = [
-            math.fsum(shares[tier] * value for tier, value in one.items()) / math.fsum(shares[tier] for tier in one)
-            for one in by_seed
-        ]
         return AttackCell(
             attack,
             rule,
-            {tier: [one[tier] for one in by_seed] for tier in by_seed[0]},
-            mean,
-            [min(one.values()) for one in by_seed],
+            {tier: [values[tier] for values in by_seed] for tier in by_seed[0]},
+            [mean_by_share(values, shares) for values in by_seed],
+            [min(values.values()) for values in by_seed],
             sum(len(one.refusals) for one in seeds),
         )
 
     def _accuracies(self, name: str) -> Mapping[str, float]:
-        rows = self._judged[name]
-        wanted = self.candidate or rows[0].candidate
-        return {row.tier: row.value for row in rows if row.candidate == wanted}
+        rows = self._evaluated[name]
+        candidate = self.candidate or rows[0].candidate
+        return {row.tier: row.value for row in rows if row.candidate == candidate}
 
     def _counts(self, row: Row) -> bool:
         return (row.device, row.test, row.metric) == ("", self.test, "accuracy")
 
     def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[RoundResult]]]]:
-        some: dict[str, tuple[InProcess, Iterator[RoundResult]]] = {}
-        room, size = MEMORY_LIMIT, 0
+        """Groups of runs that fit into memory together."""
+        group: dict[str, tuple[InProcess, Iterator[RoundResult]]] = {}
+        free, size = MEMORY_LIMIT, 0
         for (attack, rule), seeds in self.experiments.items():
             for one in seeds:
-                size = size or estimate_memory(one)  # all are of the same recipe but for their rule
-                if some and size > room:
-                    yield some
-                    some, room = {}, MEMORY_LIMIT
-                some[_name(attack, rule, one)] = simulation(one), rounds(one)
-                room -= size
-        yield some
+                size = size or estimate_memory(one)  # the same for all rules
+                if group and size > free:
+                    yield group
+                    group, free = {}, MEMORY_LIMIT
+                group[_run_name(attack, rule, one)] = one.simulator, rounds(one)
+                free -= size
+        yield group
 
 
-def _name(attack: str, rule: str, experiment: Experiment) -> str:
+def _run_name(attack: str, rule: str, experiment: Experiment) -> str:
     return f"{attack} against {rule}, seed {experiment.fleet.seed}"
 
 
@@ -124,56 +124,68 @@ def build_attack_bench(
     test: str,
     workers: int = 1,
 ) -> AttackBench:
-    """The recipe with so many seeds from its own on. The honest fleet and the plain mean are always beside the rest."""
-    _known(loaded, attacks, {NONE: None, **ATTACKS}, "attack")
-    _known(loaded, rules, RULES, "rule")
+    """Plan the runs for `seeds` seeds from the recipe's on; runs without attack and with the plain mean are added."""
+    _check_names(loaded, attacks, {NONE: None, **ATTACKS}, "attack")
+    _check_names(loaded, rules, RULES, "rule")
     if loaded.recipe.faults != FaultsConfig():
-        said = "a bench of attacks has no other faults, so that what is lost is lost to the attack"
-        raise loaded.error(RecipeIssue(("faults",), "FAULTS_TOO", said, "leave [faults] out"))
+        message = "faults would mix with the effect of the attacks"
+        raise loaded.error(RecipeIssue(("faults",), "FAULTS_TOO", message, "leave [faults] out"))
     if loaded.recipe.compression != CompressionConfig():
-        said = "what attackers forge here is not what they could send through a codec"
-        raise loaded.error(RecipeIssue(("compression",), "CODEC_TOO", said, "leave [compression] out"))
-    found: dict[tuple[str, str], list[Experiment]] = {}
-    bad, dataset = dict[int, list[str]](), None
+        message = "attacks are not simulated through compression"
+        raise loaded.error(RecipeIssue(("compression",), "CODEC_TOO", message, "leave [compression] out"))
+    experiments: dict[tuple[str, str], list[Experiment]] = {}
+    bad, dataset, lockstep = dict[int, list[str]](), None, Lockstep(WorkerPool(workers))
     for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds):
         for attack in dict.fromkeys([NONE, *attacks]):
-            client_data: ClientData | None = None  # the same for all rules, so that they can train side by side
+            client_data: ClientData | None = None  # shared by all rules, so that they train in one block
             for rule in dict.fromkeys([NONE, *rules]):
-                honest = _honest(loaded, registry, data, rule, seed, dataset)
+                honest = _honest(loaded, registry, data, rule, seed, dataset, lockstep)
                 dataset, names = honest.dataset, malicious(honest.fleet, share)
                 bad[seed] = sorted(names)
                 if attack != NONE:
-                    client_data = client_data or poisoned(ATTACKS[attack], simulation(honest).client_data, names)
-                made = honest if client_data is None else _attacked(honest, attack, client_data, names, honest.fleet)
-                found.setdefault((attack, rule), []).append(made)
-    return AttackBench(found, bad, test, loaded.recipe.compare.candidate or "", workers)
+                    client_data = client_data or poisoned(ATTACKS[attack], honest.simulator.client_data, names)
+                experiment = honest if client_data is None else _attacked(honest, attack, client_data, names)
+                experiments.setdefault((attack, rule), []).append(experiment)
+    return AttackBench(experiments, bad, test, loaded.recipe.compare.candidate or "", lockstep)
 
 
-def _known(loaded: LoadedRecipe, names: Sequence[str], table: Mapping[str, object], what: str) -> None:
+def _check_names(loaded: LoadedRecipe, names: Sequence[str], table: Mapping[str, object], what: str) -> None:
     for name in names:
         if name not in table:
-            said = f"there is no {what} {name!r}"
-            raise loaded.error(RecipeIssue((), f"{what.upper()}_NAME", said, suggest(name, table)))
+            message = f"there is no {what} {name!r}"
+            raise loaded.error(RecipeIssue((), f"{what.upper()}_NAME", message, suggest(name, table)))
 
 
-def _honest(loaded: LoadedRecipe, registry: Registry, data: Path, rule: str, seed: int, dataset: Dataset | None) -> Experiment:
-    """The recipe with a rule: its own settings of it, where it names the same one."""
-    document = loaded.recipe.document()
-    own = document["defence"]
-    kept = own if own["rule"] == rule else {key: own[key] for key in ("thin", "min_contributors")}
-    changed = {**document, "seed": seed, "aggregation": {**kept, "rule": rule}}
-    return assemble(loaded.with_document(changed), registry, data, dataset)
-
-
-def _attacked(
-    honest: Experiment, attack: str, client_data: ClientData, names: frozenset[str], fleet: Fleet
+def _honest(
+    loaded: LoadedRecipe,
+    registry: Registry,
+    data: Path,
+    rule: str,
+    seed: int,
+    dataset: Dataset | None,
+    lockstep: Lockstep,
 ) -> Experiment:
-    engine = replace(simulation(honest), client_data=client_data)
-    return replace(honest, engine=Attacked(engine, ATTACKS[attack], names, fleet))
+    """The recipe with a rule; with its own settings of the rule if it names the same one."""
+    document = loaded.recipe.document()
+    settings = document["aggregation"]
+    if settings["rule"] != rule:
+        settings = {key: settings[key] for key in ("low_coverage", "min_contributors")}
+    changed = {**document, "seed": seed, "aggregation": {**settings, "rule": rule}}
+    return assemble(loaded.with_document(changed), registry, data, dataset, executor=lockstep)
+
+
+def _attacked(honest: Experiment, name: str, client_data: ClientData, names: frozenset[str]) -> Experiment:
+    simulator = replace(honest.simulator, client_data=client_data)
+    attack = AttackTransport(ATTACKS[name], names, honest.fleet)
+    attacked = replace(honest, engine=simulator, simulator=simulator, attack=attack)
+    simulator.executor.register(simulation_of(attacked))
+    return attacked
 
 
 def accuracy_losses(cells: Sequence[AttackCell]) -> dict[tuple[str, str], float]:
-    """In points of the mean over tiers and seeds, what an attack costs with each rule: measured from the plain mean
-    without an attack, so that a rule's own price is in it."""
-    base = next(statistics.fmean(one.mean) for one in cells if (one.attack, one.rule) == (NONE, NONE))
-    return {(one.attack, one.rule): base - statistics.fmean(one.mean) for one in cells}
+    """Points of mean accuracy lost under each attack and rule, relative to the plain mean without attack.
+
+    A loss includes what the rule itself costs.
+    """
+    base = next(statistics.fmean(cell.mean) for cell in cells if (cell.attack, cell.rule) == (NONE, NONE))
+    return {(cell.attack, cell.rule): base - statistics.fmean(cell.mean) for cell in cells}

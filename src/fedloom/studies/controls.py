@@ -1,4 +1,4 @@
-"""The arms of a comparison: the recipe, those it names, and controls that treat the fleet in the ordinary ways."""
+"""The arms of a comparison: the recipe, the arms it names, and controls (the usual ways to handle unequal devices)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ from ..runs.data import outline_of, read_data
 
 Document = dict[str, Any]
 NO_ARMS: Mapping[str, LoadedRecipe] = MappingProxyType({})
-LENGTH = ("rounds", "evaluation.every")  # an arm that says so may have its own, as for equal bytes; a file by mistake
+LENGTH_KEYS = ("rounds", "evaluation.every")  # an arm may change these, for comparisons at equal bytes
 
 
 def standalone(document: Document, fleet: Fleet) -> Document:
-    """Every device alone with the model it can carry."""
+    """Every device trains alone, with the model of its tier."""
     return {**document, "method": {"name": "standalone"}, "fleet": {**document["fleet"], "assignment": "fixed"}}
 
 
@@ -31,12 +31,12 @@ def small_for_all(document: Document, fleet: Fleet) -> Document:
 
 
 def drop_the_small(document: Document, fleet: Fleet) -> Document:
-    """The largest model, trained by the devices that can carry it; the others are left out."""
+    """The largest model, trained only by the devices that can run it."""
     return {**document, "fleet": {**document["fleet"], "eligible": [_extremes(fleet)[1]]}}
 
 
 def all_large(document: Document, fleet: Fleet) -> Document:
-    """The largest model on every device, as if all could carry it: a ceiling."""
+    """The largest model on every device, as if all could run it: an upper bound."""
     return _one_tier(document, _extremes(fleet)[1])
 
 
@@ -49,85 +49,95 @@ CONTROLS: dict[str, Callable[[Document, Fleet], Document]] = {
 
 
 def build_arms(
-    loaded: LoadedRecipe, registry: Registry, fleet: Fleet, controls: Sequence[str] = (), beside: Mapping[str, LoadedRecipe] = NO_ARMS
+    loaded: LoadedRecipe,
+    registry: Registry,
+    fleet: Fleet,
+    controls: Sequence[str] = (),
+    beside: Mapping[str, LoadedRecipe] = NO_ARMS,
 ) -> dict[str, LoadedRecipe]:
-    """The recipe itself, under its method's name, its own arms, other recipes, and the controls that differ from it."""
-    found = {loaded.recipe.method.name: loaded}
+    """The recipe under its method's name, the arms it names, other recipes, and controls."""
+    arms = {loaded.recipe.method.name: loaded}
     for name, changes in loaded.recipe.compare.arms.items():
         with errors_at_arm(loaded, name):
-            found[name] = _paired(loaded, name, load(loaded.recipe.document(), registry, changes), but=LENGTH)
+            arms[name] = _check_pairing(
+                loaded, name, load(loaded.recipe.document(), registry, changes), except_keys=LENGTH_KEYS
+            )
     for name, other in beside.items():
-        if name in found:
+        if name in arms:
             raise loaded.error(
                 RecipeIssue((), "ARM_NAME", f"there is an arm {name!r} already", "give the file another name")
             )
-        found[name] = _paired(loaded, name, other)
+        arms[name] = _check_pairing(loaded, name, other)
     for name in controls:
         if name not in CONTROLS:
             raise loaded.error(
                 RecipeIssue((), "CONTROL_NAME", f"there is no control {name!r}", suggest(name, CONTROLS))
             )
-        if name not in found and (name == "standalone" or len(fleet.tiers) > 1):
-            found[name] = loaded.with_document(CONTROLS[name](loaded.recipe.document(), fleet))
-    return found
+        if name not in arms and (name == "standalone" or len(fleet.tiers) > 1):
+            arms[name] = loaded.with_document(CONTROLS[name](loaded.recipe.document(), fleet))
+    return arms
 
 
 def arms_with_methods(loaded: LoadedRecipe, registry: Registry, names: Sequence[str]) -> dict[str, LoadedRecipe]:
-    """The same recipe with other methods, as they are by default."""
+    """The same recipe with other methods, at their default settings."""
     others = [name for name in names if name != loaded.recipe.method.name]
     return {name: load({**loaded.recipe.document(), "method": {"name": name}}, registry) for name in others}
 
 
 def supported_methods(loaded: LoadedRecipe, registry: Registry, data: Path) -> tuple[list[str], dict[str, str]]:
-    """The methods that this recipe can be run with, as they are by default, and why not the others."""
-    found, refused = [], {}
-    seen = outline_of(read_data(loaded, registry, data))
+    """The methods that support this recipe at their default settings, and why the others do not."""
+    supported, refused = [], {}
+    outline = outline_of(read_data(loaded, registry, data))
     for name in registry.methods:
         try:
-            build(loaded.with_document({**loaded.recipe.document(), "method": {"name": name}}), registry, seen)
-            found.append(name)
+            build(loaded.with_document({**loaded.recipe.document(), "method": {"name": name}}), registry, outline)
+            supported.append(name)
         except (RecipeError, TypeError) as error:
             refused[name] = error.issues[0].message if isinstance(error, RecipeError) else str(error)
-    return found, refused
+    return supported, refused
 
 
-def _paired(loaded: LoadedRecipe, name: str, other: LoadedRecipe, but: Sequence[str] = ()) -> LoadedRecipe:
+def _check_pairing(
+    loaded: LoadedRecipe, name: str, other: LoadedRecipe, except_keys: Sequence[str] = ()
+) -> LoadedRecipe:
     before, after = loaded.recipe.document(), other.recipe.document()
-    tiers, known = ([tier.name for tier in one.recipe.tiers] for one in (other, loaded))
+    tiers, expected = ([tier.name for tier in one.recipe.tiers] for one in (other, loaded))
     if name in CONTROLS and name != other.recipe.method.name:
-        raise loaded.error(RecipeIssue((), "ARM_NAME", "a control has that name"))
-    if _pairing(before, but) != _pairing(after, but) or sorted(tiers) != sorted(known):
-        kept = ", ".join(["seed", "data", "evaluation", *(() if but else ["rounds"])])
-        said = f"an arm has the recipe's {kept} and names of tiers, so that it can be compared seed by seed"
-        raise loaded.error(RecipeIssue((), "ARM_DIFFERS", said))
+        raise loaded.error(RecipeIssue((), "ARM_NAME", "the name belongs to a control"))
+    if _paired_settings(before, except_keys) != _paired_settings(after, except_keys) or sorted(tiers) != sorted(
+        expected
+    ):
+        same = ", ".join(["seed", "data", "evaluation", *(() if except_keys else ["rounds"])])
+        message = f"an arm must have the recipe's {same} and tier names, or seeds could not be paired"
+        raise loaded.error(RecipeIssue((), "ARM_DIFFERS", message))
     return loaded.with_document(after)
 
 
-def _pairing(document: Document, but: Sequence[str]) -> Document:
-    """What arms must have in common: else they would not be paired, or not judged alike."""
-    judged = {f"evaluation.{key}": value for key, value in document["evaluation"].items()}
-    whole = {**{key: document[key] for key in ("seed", "rounds", "data")}, **judged}
-    return {key: value for key, value in whole.items() if key not in but}
+def _paired_settings(document: Document, except_keys: Sequence[str]) -> Document:
+    """Settings that all arms must share to be paired by seed and evaluated alike."""
+    evaluation = {f"evaluation.{key}": value for key, value in document["evaluation"].items()}
+    settings = {**{key: document[key] for key in ("seed", "rounds", "data")}, **evaluation}
+    return {key: value for key, value in settings.items() if key not in except_keys}
 
 
 @contextmanager
 def errors_at_arm(loaded: LoadedRecipe, arm: str) -> Iterator[None]:
-    """What is wrong with an arm that the recipe names is said where it is named."""
+    """Report errors in an arm at the line of the recipe that names it."""
     try:
         yield
     except RecipeError as error:
         if arm not in loaded.recipe.compare.arms:
             raise
-        raise loaded.error(*(_at_arm(arm, one) for one in error.issues)) from error
+        raise loaded.error(*(_move_to_arm(arm, issue) for issue in error.issues)) from error
 
 
-def _at_arm(arm: str, problem: RecipeIssue) -> RecipeIssue:
-    where = f"{dotted(problem.key_path)}: " if problem.key_path else ""
-    return replace(problem, key_path=("compare", "arms", arm), message=where + problem.message)
+def _move_to_arm(arm: str, issue: RecipeIssue) -> RecipeIssue:
+    where = f"{dotted(issue.key_path)}: " if issue.key_path else ""
+    return replace(issue, key_path=("compare", "arms", arm), message=where + issue.message)
 
 
-def served_models(name: str, fleet: Fleet, own: Fleet) -> dict[str, ServedModel]:
-    """Which model of an arm, whose own fleet it is, a device of each tier ends up with, and whether it can carry it."""
+def served_models(name: str, fleet: Fleet, arm_fleet: Fleet) -> dict[str, ServedModel]:
+    """The model that a device of each tier of `fleet` ends up with in an arm, whose own fleet may have other tiers."""
     small, large = _extremes(fleet)
     match name:
         case "small-for-all":
@@ -135,18 +145,18 @@ def served_models(name: str, fleet: Fleet, own: Fleet) -> dict[str, ServedModel]
         case "drop-the-small" | "all-large":
             return {tier.name: ServedModel(large, tier.name == large) for tier in fleet.tiers}
         case _:
-            trained, instead = {tier.name for tier in own.active_tiers}, own.largest
-            smaller = count_parameters(instead.model.shapes())
+            trained, fallback = {tier.name for tier in arm_fleet.active_tiers}, arm_fleet.largest
+            size = count_parameters(fallback.model.shapes())
             return {
                 tier.name: ServedModel(tier.name, True)
                 if tier.name in trained
-                else ServedModel(instead.name, smaller < count_parameters(tier.model.shapes()))
+                else ServedModel(fallback.name, size < count_parameters(tier.model.shapes()))
                 for tier in fleet.tiers
             }
 
 
 def _extremes(fleet: Fleet) -> tuple[str, str]:
-    """The tiers with the smallest and the largest model, of all there are."""
+    """The names of the tiers with the smallest and the largest model."""
     by_size = sorted(fleet.tiers, key=lambda tier: count_parameters(tier.model.shapes()))
     return by_size[0].name, by_size[-1].name
 

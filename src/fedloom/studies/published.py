@@ -29,7 +29,15 @@ from ..settings import Share
 
 FOLDER, CLAIMS = "ledger", "claims"
 Selection = Literal[
-    "last", "best", "at best global", "mean of last 10", "rounds to", "bytes to", "within seconds", "seconds per round", "cost"
+    "last",
+    "best",
+    "at best global",
+    "mean of last 10",
+    "rounds to",
+    "bytes to",
+    "within seconds",
+    "seconds per round",
+    "cost",
 ]
 Changes = tuple[str, ...]
 MODE = re.compile(r"([a-z]\d*)(-[a-z]\d*)*")  # levels and how many of so many devices have them, such as a3-e7

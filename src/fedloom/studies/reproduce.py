@@ -26,8 +26,9 @@ from ..reporting.ledger import (
     evaluate_claim,
     measured_text,
 )
-from ..runs.build import Experiment, assemble
+from ..runs.build import assemble
 from ..runs.checkpoint import Checkpoint
+from ..runs.experiment import Experiment
 from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.recorder import now
 from ..runs.resume import Engage, changes, reopened
@@ -75,9 +76,7 @@ def start_row(row: PublishedRow, sets: Sequence[str], folder: Path, place: Repro
     check_same_recipe(folder, before.recipe.document(), loaded.recipe.document())
     if read_manifest(folder)["status"] == "finished":
         return StartedRow(folder, loaded)
-    return StartedRow(
-        folder, loaded, *reopened(folder, place.registry, place.data, place.workers, place.engage)
-    )
+    return StartedRow(folder, loaded, *reopened(folder, place.registry, place.data, place.workers, place.engage))
 
 
 def check_same_recipe(folder: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -99,7 +98,9 @@ def row_numbers(row: PublishedRow, loaded: LoadedRecipe, folder: Path, place: Re
     """Every number of a row: as printed, and as it came out."""
     rows = [] if row.costs_only else list(read_rows(folder))
     timed = any(number.metric == "latency_ms" for number, _ in row.numbers)
-    costs = {one.name: one.record() for one in tier_costs(loaded, place.registry, place.data, timed)} if not rows else {}
+    costs = (
+        {one.name: one.record() for one in tier_costs(loaded, place.registry, place.data, timed)} if not rows else {}
+    )
 
     def found(number: PublishedNumber) -> float | None:
         if number.selection == "cost" and number.tier == ALL:
@@ -191,7 +192,10 @@ def ledger_entry(claim: Claim, planned: Comparison, seen: Evidence, command: str
         found = evaluate_claim(claim.this, claim.other, terms, seen)
     except NotMeasuredError as error:
         raise recipe_error(claim.recipe, "NOT_MEASURED", f"{claim.name}: {error}") from error
-    said = {"text": measured_text(found, claim.measure, (side_name(claim, 0), side_name(claim, 1))), **claim_record(found)}
+    said = {
+        "text": measured_text(found, claim.measure, (side_name(claim, 0), side_name(claim, 1))),
+        **claim_record(found),
+    }
     return {
         "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,
         "measured": {**said, **({"targets": dict(terms.targets)} if terms.targets else {})},
@@ -225,7 +229,7 @@ def collect_manifests(planned: Comparison) -> dict[str, Any]:
         for arm, said in by_arm.items()
     }
     shared = {key: first[key] for key in (*MACHINE, "data") if key in first}
-    return {**shared, "processors": os.cpu_count(), "workers": planned.workers, "arms": runs}
+    return {**shared, "processors": os.cpu_count(), "workers": planned.lockstep.pool.workers, "arms": runs}
 
 
 def current_commit(folder: Path, written: Sequence[Path] = ()) -> str | None:

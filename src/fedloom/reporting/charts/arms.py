@@ -1,7 +1,4 @@
-"""What each arm gives the devices of each tier, all arms in one picture.
-
-The first arm against every other, paired by seed, with the uncertainty of each difference.
-"""
+"""All arms of a comparison: final values by arm and tier, and paired differences of the first arm to the others."""
 
 import math
 from collections.abc import Sequence
@@ -12,145 +9,148 @@ from matplotlib.axes import Axes
 from ..paired_stats import LOCAL_TEST, Difference, Metric, compute_difference
 from ..report_data import ReportData
 from . import drawing
-from .drawing import MissingChart, Chart, Mark, Panel, ChartRow, label_width, pluralize
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width, pluralize
 
-TITLE = "What every arm gives whom"
-SPREAD = 0.5  # of a row, so that tiers with the same model can be told apart
+ARMS_TITLE, DIFFERENCES_TITLE = "Final values by arm and tier", "Paired differences"
+ROW_SPREAD = 0.5  # of a row, so that tiers with the same model stay visible
+DIFFERENCE_COLUMNS = ("tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds")
 
 
 def build_arms_chart(report: ReportData) -> Chart | MissingChart:
     if report.result is None:
-        return MissingChart(TITLE, report.missing_result_reason)
-    metric, found, tiers = report.metric, report.result.records, list(report.tiers)
-    tests = {"": metric.name, **({LOCAL_TEST: "local_test"} if any(one["local_test"] for one in found) else {})}
+        return MissingChart(ARMS_TITLE, report.missing_result_reason)
+    metric, arms, tiers = report.metric, report.result.records, list(report.tiers)
+    tests = {"": metric.name, **({LOCAL_TEST: "local_test"} if any(arm["local_test"] for arm in arms) else {})}
     records: list[ChartRow] = [
-        (one["arm"], tier, test or report.test, *_value(one, key, tier).values(), int(one["can_run"][tier]))
+        (arm["arm"], tier, test or report.test, *_value(arm, key, tier).values(), int(arm["can_run"][tier]))
         for test, key in tests.items()
-        for one in found
+        for arm in arms
         for tier in tiers
     ]
     columns = ("arm", "tier", "test", f"{metric.name}_mean", f"{metric.name}_std", "can_run")
     legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
-    titles = ("on the whole test", "on devices' own tests") if len(tests) > 1 else ("",)
-    panels = [_panel(found, tiers, metric, *one) for one in zip(tests.values(), titles, strict=True)]
-    return Chart("arms", TITLE, _read(found, metric), columns, records, panels, legend, "points")
+    titles = (f"{report.test} test", "local test") if len(tests) > 1 else ("",)
+    panels = [_arms_panel(arms, tiers, metric, *panel) for panel in zip(tests.values(), titles, strict=True)]
+    return Chart("arms", ARMS_TITLE, _arms_sentence(arms, metric), columns, records, panels, legend, "points")
 
 
-def _value(one: dict[str, Any], key: str, tier: str) -> dict[str, float]:
+def _value(arm: dict[str, Any], key: str, tier: str) -> dict[str, float]:
     """Mean and standard deviation over seeds."""
-    value: dict[str, float] = (one[key] or {}).get(tier, {"mean": math.nan, "std": math.nan})
+    value: dict[str, float] = (arm[key] or {}).get(tier, {"mean": math.nan, "std": math.nan})
     return value
 
 
-def _panel(found: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric, key: str, title: str) -> Panel:
-    names = [one["arm"] for one in found]
+def _arms_panel(arms: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric, key: str, title: str) -> Panel:
+    names = [arm["arm"] for arm in arms]
 
     def draw(axes: Axes) -> None:
-        for row, one in enumerate(found):
+        for row, arm in enumerate(arms):
             for index, tier in enumerate(tiers):
-                value, able = _value(one, key, tier), one["can_run"][tier]
-                beside_others = row + SPREAD * (index - (len(tiers) - 1) / 2) / len(tiers)
+                value = _value(arm, key, tier)
+                y = row + ROW_SPREAD * (index - (len(tiers) - 1) / 2) / len(tiers)
                 artists = axes.errorbar(
-                    value["mean"], beside_others, xerr=value["std"] or None, color=drawing.color(index), capsize=2,
-                    marker=drawing.marker(index), markersize=6, markerfacecolor=None if able else "none",
+                    value["mean"], y, xerr=value["std"] or None, color=drawing.color(index), capsize=2,
+                    marker=drawing.marker(index), markersize=6,
+                    markerfacecolor=None if arm["can_run"][tier] else "none",
                 )  # fmt: skip
                 drawing.tag_tier(list(artists.get_children()), tier)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         drawing.set_labels(axes, metric.axis_label, "")
 
-    said = [f"{one['arm']} " + ", ".join(f"{tier} {_end(one, tier, metric, key)}" for tier in tiers) for one in found]
-    alt = f"{metric.name.capitalize()} by arm and tier{', ' + title if title else ''}: {'; '.join(said)}"
-    return Panel(alt, draw, title, "", (6.4, 0.7 + 0.3 * len(found)), label_width(names))
+    parts = [
+        f"{arm['arm']} " + ", ".join(f"{tier} {_format_final(arm, tier, metric, key)}" for tier in tiers)
+        for arm in arms
+    ]
+    alt = f"{metric.name.capitalize()} by arm and tier{', ' + title if title else ''}: {'; '.join(parts)}"
+    return Panel(alt, draw, title, "", (6.4, 0.7 + 0.3 * len(arms)), label_width(names))
 
 
-def _end(one: dict[str, Any], tier: str, metric: Metric, key: str) -> str:
-    mean = _value(one, key, tier)["mean"]
-    return "nothing" if math.isnan(mean) else metric.format(mean) + ("" if one["can_run"][tier] else " (too large)")
+def _format_final(arm: dict[str, Any], tier: str, metric: Metric, key: str) -> str:
+    mean = _value(arm, key, tier)["mean"]
+    return "nothing" if math.isnan(mean) else metric.format(mean) + ("" if arm["can_run"][tier] else " (too large)")
 
 
-def _read(found: Sequence[dict[str, Any]], metric: Metric) -> str:
-    hollow = any(not able for one in found for able in one["can_run"].values())
-    more = " Hollow: a model that these devices cannot carry." if hollow else ""
-    whole = [one for one in found if not math.isnan(one["worst_tier"]["mean"])]
-    if not whole:
-        return f"None of {len(found)} arms gives every device a model it can carry.{more}"
-    best = max(whole, key=lambda one: metric.sign * one["worst_tier"]["mean"])
+def _arms_sentence(arms: Sequence[dict[str, Any]], metric: Metric) -> str:
+    has_hollow = any(not can_run for arm in arms for can_run in arm["can_run"].values())
+    hollow = " Hollow: a model that these devices cannot run." if has_hollow else ""
+    complete = [arm for arm in arms if not math.isnan(arm["worst_tier"]["mean"])]
+    if not complete:
+        return f"None of {len(arms)} arms gives every device a model it can run.{hollow}"
+    best = max(complete, key=lambda arm: metric.sign * arm["worst_tier"]["mean"])
     return (
-        f"Of {len(found)} arms {best['arm']} leaves the worst-off tier best, with "
-        f"{metric.format(best['worst_tier']['mean'])}; whiskers are one standard deviation over seeds.{more}"
+        f"Of {len(arms)} arms, {best['arm']} is best for the worst-off tier, with "
+        f"{metric.format(best['worst_tier']['mean'])}; whiskers are one standard deviation over seeds.{hollow}"
     )
-
-
-DIFFERENCES_TITLE = "Paired differences"
-COLUMNS = ("tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds")
 
 
 def build_differences_chart(report: ReportData) -> Chart | MissingChart:
     if report.result is None:
         return MissingChart(DIFFERENCES_TITLE, report.missing_result_reason)
-    found = _differences(report)
-    if not found:
-        return MissingChart(DIFFERENCES_TITLE, "no other arm gives these devices a model they can carry")
+    differences = _differences(report)
+    if not differences:
+        return MissingChart(DIFFERENCES_TITLE, "no other arm gives these devices a model they can run")
     seeds = len(report.groups[0].readers)
     records: list[ChartRow] = [
         (
-            one.tier,
-            one.this,
-            one.other,
-            one.this_mean,
-            one.other_mean,
-            one.mean,
-            one.noise,
-            int(one.beyond_noise),
+            gap.tier,
+            gap.this,
+            gap.other,
+            gap.this_mean,
+            gap.other_mean,
+            gap.mean,
+            gap.noise,
+            int(gap.beyond_noise),
             seeds,
         )
-        for one in found
+        for gap in differences
     ]
-    tiers = [tier for tier in report.tiers if any(one.tier == tier for one in found)]
-    panels = [_differences_panel(tier, [one for one in found if one.tier == tier]) for tier in tiers]
-    return Chart("differences", DIFFERENCES_TITLE, _differences_read(report, found, seeds), COLUMNS, records, panels)
+    tiers = [tier for tier in report.tiers if any(gap.tier == tier for gap in differences)]
+    panels = [_differences_panel(tier, [gap for gap in differences if gap.tier == tier]) for tier in tiers]
+    sentence = _differences_sentence(report, differences, seeds)
+    return Chart("differences", DIFFERENCES_TITLE, sentence, DIFFERENCE_COLUMNS, records, panels)
 
 
 def _differences(report: ReportData) -> list[Difference]:
     first, *others = report.groups
     terms = report.terms
-    found = [
+    differences = [
         compute_difference(first.arm, other.arm, tier, terms.test, terms.examples)
         for tier in report.tiers
         for other in others
         if other.arm.serving[tier].can_run and first.arm.serving[tier].can_run
     ]
-    return [one for one in found if not math.isnan(one.mean)]
+    return [gap for gap in differences if not math.isnan(gap.mean)]
 
 
-def _differences_panel(tier: str, found: list[Difference]) -> Panel:
-    unit = found[0].metric.difference_unit.strip() or found[0].metric.name
+def _differences_panel(tier: str, differences: list[Difference]) -> Panel:
+    this, metric = differences[0].this, differences[0].metric
+    unit, others = metric.difference_unit.strip() or metric.name, [gap.other for gap in differences]
 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=drawing.INK, linewidth=0.8)
-        for row, one in enumerate(found):
-            strong, noise = one.beyond_noise, one.noise if math.isfinite(one.noise) else None
-            color = drawing.PALETTE[(0 if one.advantage > 0 else 1) if strong else 6]
+        for row, gap in enumerate(differences):
+            strong, noise = gap.beyond_noise, gap.noise if math.isfinite(gap.noise) else None
+            color = drawing.PALETTE[(0 if gap.advantage > 0 else 1) if strong else 6]
             axes.errorbar(
-                one.advantage, row, xerr=noise, fmt="o" if strong else "s", color=color, capsize=3, markersize=6,
+                gap.advantage, row, xerr=noise, fmt="o" if strong else "s", color=color, capsize=3, markersize=6,
                 markerfacecolor=color if strong else "none",
             )  # fmt: skip
-        axes.set_yticks(range(len(found)), [one.other for one in found])
-        axes.set_ylim(len(found) - 0.5, -0.5)
-        drawing.set_labels(axes, f"{unit} that {found[0].this} is ahead", "")
+        axes.set_yticks(range(len(others)), others)
+        axes.set_ylim(len(others) - 0.5, -0.5)
+        drawing.set_labels(axes, f"advantage of {this}, {unit}", "")
 
-    parts = [f"{one.other} {one.mean:+.1f} ± {one.noise:.1f}" for one in found]
-    alt = f"{found[0].this} minus others for tier {tier}, in {unit}: {'; '.join(parts)}"
-    return Panel(alt, draw, f"tier {tier}", tier, (5.0, 0.7 + 0.42 * len(found)), label_width([one.other for one in found]))
+    parts = [f"{gap.other} {gap.mean:+.1f} ± {gap.noise:.1f}" for gap in differences]
+    alt = f"{this} minus others for tier {tier}, in {unit}: {'; '.join(parts)}"
+    return Panel(alt, draw, f"tier {tier}", tier, (5.0, 0.7 + 0.42 * len(others)), label_width(others))
 
 
-def _differences_read(report: ReportData, found: list[Difference], seeds: int) -> str:
-    ahead = sum(one.beyond_noise and one.advantage > 0 for one in found)
-    behind = sum(one.beyond_noise and one.advantage < 0 for one in found)
+def _differences_sentence(report: ReportData, differences: list[Difference], seeds: int) -> str:
+    better = sum(gap.beyond_noise and gap.advantage > 0 for gap in differences)
+    worse = sum(gap.beyond_noise and gap.advantage < 0 for gap in differences)
     return (
-        f"Of {pluralize(len(found), 'compute_difference')}, {found[0].this} is ahead beyond noise in {ahead} and behind in "
-        f"{behind}; the others (hollow) are within noise. "
+        f"Of {pluralize(len(differences), 'difference')}, {differences[0].this} is better beyond noise in {better} and "
+        f"worse in {worse}; the others (hollow) are within noise. "
         f"Whiskers are two standard errors, of {'the test set and of ' if report.metric.unit else ''}"
         f"{pluralize(seeds, 'seed')}."
     )

@@ -1,4 +1,4 @@
-"""Device by device: how well it is served, what tuning to its own data adds, and what data it holds."""
+"""Charts by device: final accuracy, the effect of fine-tuning on its own data, and the classes it holds."""
 
 import math
 import statistics
@@ -11,14 +11,15 @@ from matplotlib.axes import Axes
 from ...evaluation import Row
 from ..report_data import ReportData, RunReader
 from . import drawing
-from .drawing import MissingChart, Chart, Mark, Panel, ChartRow, pluralize, join_words
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, join_words, pluralize
 
-ACCURACY, TUNED, HOLDINGS = "Accuracy per device", "Initial against personalized accuracy", "Who holds what data"
-MOST_LINES = 240  # devices in a map; of more, every so many are shown
+DEVICES_TITLE, PERSONALIZED_TITLE = "Accuracy per device", "Initial against personalized accuracy"
+PARTITION_TITLE = "Data by device"
+MAX_DEVICES = 240  # rows of a heat map; of more devices, every n-th is shown
 
 
 @dataclass(frozen=True)
-class Served:
+class DeviceAccuracy:
     arm: str
     seed: int
     device: str
@@ -27,51 +28,52 @@ class Served:
 
 
 def build_devices_chart(report: ReportData) -> Chart | MissingChart:
-    """Of the model a device ends up with, on its own test examples, after the last round."""
-    found = [
-        one
+    """Accuracy of the model that a device ends up with, on its own test examples."""
+    devices = [
+        device
         for group in report.groups
         for reader in group.readers
-        for one in _served(group.name, reader, group.arm.candidate)
+        for device in _device_accuracies(group.name, reader, group.arm.candidate)
     ]
-    if not found:
-        return MissingChart(ACCURACY, "single devices were not judged: evaluation.per_device, or no local test")
-    records: list[ChartRow] = [(one.arm, one.seed, one.device, one.tier, one.accuracy) for one in found]
+    if not devices:
+        reason = "devices were not evaluated one by one (evaluation.per_device), or there is no local test"
+        return MissingChart(DEVICES_TITLE, reason)
+    records: list[ChartRow] = [(one.arm, one.seed, one.device, one.tier, one.accuracy) for one in devices]
     columns = ("arm", "seed", "device", "tier", "accuracy")
-    tiers = [tier for tier in report.tiers if any(one.tier == tier for one in found)]
-    by_arm = {arm: [one for one in found if one.arm == arm] for arm in dict.fromkeys(one.arm for one in found)}
-    panels = [_histogram(some, tiers, arm if report.has_several_arms else "") for arm, some in by_arm.items()]
+    tiers = [tier for tier in report.tiers if any(device.tier == tier for device in devices)]
+    by_arm: dict[str, list[DeviceAccuracy]] = {}
+    for device in devices:
+        by_arm.setdefault(device.arm, []).append(device)
+    several = report.has_several_arms
+    panels = [_histogram(of_arm, tiers, arm if several else "") for arm, of_arm in by_arm.items()]
     legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
-    return Chart("devices", ACCURACY, _read_served(by_arm), columns, records, panels, legend, marks="areas")
+    return Chart("devices", DEVICES_TITLE, _devices_sentence(by_arm), columns, records, panels, legend, marks="areas")
 
 
-def _served(arm: str, reader: RunReader, candidate: str) -> list[Served]:
+def _device_accuracies(arm: str, reader: RunReader, candidate: str) -> list[DeviceAccuracy]:
     rows = [row for row in reader.rows if row.device and row.metric == "accuracy" and row.test in ("local", "unseen")]
     last = max((row.round for row in rows), default=0)
     chosen = candidate or next((row.candidate for row in rows), "")
     return [
-        Served(arm, reader.seed, row.device, row.tier, row.value)
+        DeviceAccuracy(arm, reader.seed, row.device, row.tier, row.value)
         for row in rows
-        if row.round == last and row.candidate == chosen and _own(row, reader) and not math.isnan(row.value)
+        if row.round == last and row.candidate == chosen and _is_own_tier(row, reader) and not math.isnan(row.value)
     ]
 
 
-def _own(row: Row, reader: RunReader) -> bool:
-    """A server's model is judged by every device at every tier; a device has only its own tier's."""
-    return not reader.tier_of or reader.tier_of.get(row.device) == row.tier or _one_tier(reader)
+def _is_own_tier(row: Row, reader: RunReader) -> bool:
+    """A server model is evaluated on every device at every tier; only the device's own tier counts."""
+    trained = [tier for tier in reader.fleet["tiers"] if tier.get("trained", True)]
+    return not reader.tier_of or reader.tier_of.get(row.device) == row.tier or len(trained) == 1
 
 
-def _one_tier(reader: RunReader) -> bool:
-    return len([tier for tier in reader.fleet["tiers"] if tier.get("trained", True)]) == 1
-
-
-def _histogram(some: Sequence[Served], tiers: Sequence[str], title: str) -> Panel:
-    """With a line where the worst tenth is."""
+def _histogram(devices: Sequence[DeviceAccuracy], tiers: Sequence[str], title: str) -> Panel:
+    """Accuracies by tier, with a dotted line at the mean of the worst tenth."""
 
     def draw(axes: Axes) -> None:
         edges = [5.0 * step for step in range(21)]
         for index, tier in enumerate(tiers):
-            values = [one.accuracy for one in some if one.tier == tier]
+            values = [device.accuracy for device in devices if device.tier == tier]
             if not values:
                 continue
             _, _, artists = axes.hist(
@@ -79,86 +81,82 @@ def _histogram(some: Sequence[Served], tiers: Sequence[str], title: str) -> Pane
                 linestyle=drawing.dash(index), edgecolor=drawing.color(index),
             )  # fmt: skip
             drawing.tag_tier(artists, tier)
-        axes.axvline(worst_tenth([one.accuracy for one in some]), color=drawing.INK, linewidth=1, linestyle=":")
+        axes.axvline(_worst_mean(devices), color=drawing.INK, linewidth=1, linestyle=":")
         drawing.set_labels(axes, "accuracy on a device's own test examples, %", "devices")
         drawing.use_integer_ticks(axes.yaxis)
 
-    parts = [f"{tier} {_range(of_tier)}" for tier in tiers if (of_tier := [one for one in some if one.tier == tier])]
-    size = (5.0, 2.6) if title else (6.4, 3.4)
-    return Panel(
-        f"Histogram of accuracy per device{f', {title}' if title else ''}: {'; '.join(parts)}", draw, title, "", size
-    )
+    by_tier = {tier: [device for device in devices if device.tier == tier] for tier in tiers}
+    parts = [f"{tier} {_range(of_tier)}" for tier, of_tier in by_tier.items() if of_tier]
+    alt = f"Histogram of accuracy per device{f', {title}' if title else ''}: {'; '.join(parts)}"
+    return Panel(alt, draw, title, "", (5.0, 2.6) if title else (6.4, 3.4))
 
 
-def _range(some: Sequence[Served]) -> str:
-    values = [one.accuracy for one in some]
+def _range(devices: Sequence[DeviceAccuracy]) -> str:
+    values = [device.accuracy for device in devices]
     return f"{pluralize(len(values), 'device')} from {min(values):.0f} to {max(values):.0f} %"
 
 
 def worst_tenth(values: Sequence[float]) -> float:
-    """The mean of the worst tenth, which is never empty."""
+    """The mean of the worst tenth, at least one value."""
     return statistics.fmean(sorted(values)[: max(1, round(len(values) / 10))])
 
 
-def _read_served(by_arm: dict[str, list[Served]]) -> str:
+def _devices_sentence(by_arm: dict[str, list[DeviceAccuracy]]) -> str:
     if len(by_arm) > 1:
-        parts = [f"{arm} {_worst(some):.1f} % (all devices {_mean(some):.1f} %)" for arm, some in by_arm.items()]
-        return f"The worst tenth of devices, the dotted line, get on average {join_words(parts)}."
-    (some,) = by_arm.values()
+        parts = [f"{arm} {_worst_mean(some):.1f} % (all devices {_mean(some):.1f} %)" for arm, some in by_arm.items()]
+        return f"Mean accuracy of the worst tenth of devices (dotted): {join_words(parts)}."
+    (devices,) = by_arm.values()
     return (
-        f"Devices get {_mean(some):.1f} % on average, the worst tenth of them {_worst(some):.1f} % (dotted); "
-        f"{_range(some)}."
+        f"Mean accuracy is {_mean(devices):.1f} %, of the worst tenth of devices {_worst_mean(devices):.1f} % "
+        f"(dotted); {_range(devices)}."
     )
 
 
-def _worst(some: Sequence[Served]) -> float:
-    return worst_tenth([one.accuracy for one in some])
+def _worst_mean(devices: Sequence[DeviceAccuracy]) -> float:
+    return worst_tenth([device.accuracy for device in devices])
 
 
-def _mean(some: Sequence[Served]) -> float:
-    return statistics.fmean(one.accuracy for one in some)
+def _mean(devices: Sequence[DeviceAccuracy]) -> float:
+    return statistics.fmean(device.accuracy for device in devices)
 
 
 def build_personalized_chart(report: ReportData) -> Chart | MissingChart:
-    """FedSup's two figures: before and after a device tunes a tier's model to its own data."""
+    """Accuracy before and after a device fine-tunes a tier's model on its own data, as in FedSup."""
     reader, tiers = report.first, list(report.tiers)
-    pairs: dict[tuple[str, str], dict[str, float]] = {}
+    values: dict[tuple[str, str], dict[str, float]] = {}
     for row in reader.rows:
         if row.device and row.metric in ("initial", "personalized"):
-            pairs.setdefault((row.tier, row.device), {})[row.metric] = row.value
-    whole = {index: one for index, one in pairs.items() if len(one) == 2}
-    if not whole:
-        return MissingChart(TUNED, "the recipe has no evaluation.fine_tune")
+            values.setdefault((row.tier, row.device), {})[row.metric] = row.value
+    pairs = {key: pair for key, pair in values.items() if len(pair) == 2}
+    if not pairs:
+        return MissingChart(PERSONALIZED_TITLE, "the recipe has no evaluation.fine_tune")
+    by_tier = {tier: [pair for (name, _), pair in pairs.items() if name == tier] for tier in tiers}
     records: list[ChartRow] = [
-        (tier, device, one["initial"], one["personalized"]) for (tier, device), one in whole.items()
+        (tier, device, pair["initial"], pair["personalized"]) for (tier, device), pair in pairs.items()
     ]
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 100], [0, 100], color=drawing.INK, linewidth=0.7, alpha=0.6)
-        for index, tier in enumerate(tiers):
-            of_tier = [one for (name, _), one in whole.items() if name == tier]
+        for index, (tier, of_tier) in enumerate(by_tier.items()):
             artists = axes.plot(
-                [one["initial"] for one in of_tier], [one["personalized"] for one in of_tier], linestyle="",
+                [pair["initial"] for pair in of_tier], [pair["personalized"] for pair in of_tier], linestyle="",
                 marker=drawing.marker(index), markersize=4, alpha=0.7, color=drawing.color(index),
             )  # fmt: skip
             drawing.tag_tier(list(artists), tier)
         drawing.set_labels(axes, "initial accuracy, %", "personalized accuracy, %")
 
-    said = [_tuned(tier, [one for (name, _), one in whole.items() if name == tier]) for tier in tiers]
-    alt = "Personalized against initial accuracy, a point a device and tier; " + "; ".join(filter(None, said))
+    parts = [_describe_tuning(tier, of_tier) for tier, of_tier in by_tier.items() if of_tier]
+    alt = "Personalized against initial accuracy, a point per device and tier; " + "; ".join(parts)
     legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
     columns = ("tier", "device", "initial", "personalized")
-    sentence = f"Tuning to a device's own data takes {join_words([one for one in said if one])}; above the line it helps."
-    return Chart(
-        "personalized", TUNED, sentence, columns, records, [Panel(alt, draw, size=(6.4, 4.2))], legend, "points"
-    )
+    sentence = f"Fine-tuning on a device's own data takes {join_words(parts)}; above the line it helps."
+    panel = Panel(alt, draw, size=(6.4, 4.2))
+    return Chart("personalized", PERSONALIZED_TITLE, sentence, columns, records, [panel], legend, "points")
 
 
-def _tuned(tier: str, pairs: Sequence[dict[str, float]]) -> str:
-    if not pairs:
-        return ""
-    before, after = (statistics.fmean(one[name] for one in pairs) for name in ("initial", "personalized"))
-    better = sum(one["personalized"] > one["initial"] for one in pairs)
+def _describe_tuning(tier: str, pairs: Sequence[dict[str, float]]) -> str:
+    before, after = (statistics.fmean(pair[name] for pair in pairs) for name in ("initial", "personalized"))
+    better = sum(pair["personalized"] > pair["initial"] for pair in pairs)
     return f"tier {tier} from {before:.1f} % to {after:.1f} % ({better} of {len(pairs)} devices gain)"
 
 
@@ -166,36 +164,33 @@ def build_partition_chart(report: ReportData) -> Chart | MissingChart:
     reader = report.first
     held = reader.fleet.get("holdings")
     if not held or not reader.fleet["devices"]:
-        return MissingChart(HOLDINGS, "the run does not say what its devices hold")
+        return MissingChart(PARTITION_TITLE, "the run does not record which data its devices hold")
     if not any(map(any, held["counts"])):
-        return MissingChart(HOLDINGS, "devices have data of their own, and only they know it")
+        return MissingChart(PARTITION_TITLE, "the data of real devices is known only to them")
     devices, classes, counts = reader.fleet["devices"], held["classes"], held["counts"]
     records: list[ChartRow] = [
         (device, reader.tier_of.get(device, ""), name, count)
         for device, line in zip(devices, counts, strict=True)
         for name, count in zip(classes, line, strict=True)
     ]
-    step = -(-len(devices) // MOST_LINES)
-    some, lines = devices[::step], np.array(counts[::step], dtype=float)
+    step = -(-len(devices) // MAX_DEVICES)
+    shown, values = devices[::step], np.array(counts[::step], dtype=float)
 
     def draw(axes: Axes) -> None:
-        most = lines.max() or 1.0
-        drawing.draw_heatmap(axes, lines / most, np.zeros(lines.shape), classes, some)
+        drawing.draw_heatmap(axes, values / (values.max() or 1.0), np.zeros(values.shape), classes, shown)
         drawing.set_labels(axes, "class", "device")
 
-    alt = f"Map of {len(some)} devices by {len(classes)} classes, darker where a device holds more examples"
-    height = min(6.0, 1.2 + 0.14 * len(some))
+    alt = f"Map of {len(shown)} devices by {len(classes)} classes, darker where a device holds more examples"
     columns = ("device", "tier", "class", "examples")
-    return Chart(
-        "partition", HOLDINGS, _read_held(counts, step), columns, records, [Panel(alt, draw, size=(6.0, height))]
-    )
+    panel = Panel(alt, draw, size=(6.0, min(6.0, 1.2 + 0.14 * len(shown))))
+    return Chart("partition", PARTITION_TITLE, _partition_sentence(counts, step), columns, records, [panel])
 
 
-def _read_held(counts: Sequence[Sequence[int]], step: int) -> str:
-    totals, kinds = [sum(line) for line in counts], [sum(count > 0 for count in line) for line in counts]
+def _partition_sentence(counts: Sequence[Sequence[int]], step: int) -> str:
+    totals, classes = [sum(line) for line in counts], [sum(count > 0 for count in line) for line in counts]
     share = statistics.fmean(max(line) / sum(line) for line in counts if sum(line))
     shown = f" One device in {step} is shown." if step > 1 else ""
     return (
-        f"A device holds {min(totals):,} to {max(totals):,} examples of {min(kinds)} to {max(kinds)} classes; its most "
-        f"frequent class is on average {100 * share:.0f} % of them.{shown}"
+        f"A device holds {min(totals):,} to {max(totals):,} examples of {min(classes)} to {max(classes)} classes; its "
+        f"most frequent class makes up {100 * share:.0f} % of them on average.{shown}"
     )

@@ -116,14 +116,12 @@ STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.6,
 }  # fmt: skip
-NAMES = {INK: "--ink", GRID: "--grid"} | {color: f"--c{index}" for index, color in enumerate(PALETTE)}
-
-
+CSS_VARIABLES = {INK: "--ink", GRID: "--grid"} | {color: f"--c{index}" for index, color in enumerate(PALETTE)}
 BELOW, RIGHT, ABOVE = 0.5, 0.14, 0.1  # inches around the axes
 
 
 def render_svg(panel: Panel, prefix: str) -> str:
-    """Render a panel; `prefix` makes its ids unique on the page. Margins are fixed: measuring them would double the time."""
+    """Render a panel; `prefix` makes its ids unique on the page. Margins are fixed, as measuring them is slow."""
     wide, high = panel.size
     figure = Figure(figsize=panel.size)
     FigureCanvasSVG(figure)
@@ -147,14 +145,14 @@ def _inline_svg(svg: str, panel: Panel, prefix: str) -> str:
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
     svg = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', svg)
     svg = svg.replace("xlink:href", "href")
-    for color, name in NAMES.items():
+    for color, name in CSS_VARIABLES.items():
         svg = svg.replace(color, f"var({name})")
     svg = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font: \1 var(--font)", svg)
     svg = re.sub(r">\s+<", "><", svg)
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
     most = f'style="max-width:{1.35 * float(width):.0f}pt"'  # keeps small panels small
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}-alt" {most}>'
-    return re.sub(r"<svg[^>]*>", f'{head}<title id="{prefix}-alt">{_escaped(panel.alt)}</title>', svg, count=1).strip()
+    return re.sub(r"<svg[^>]*>", f'{head}<title id="{prefix}-alt">{_escape(panel.alt)}</title>', svg, count=1).strip()
 
 
 def swatch(index: int, kind: str) -> str:
@@ -170,7 +168,7 @@ def swatch(index: int, kind: str) -> str:
     return f'<svg class="swatch" viewBox="0 0 28 10" aria-hidden="true" focusable="false">{shown}</svg>'
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -194,10 +192,9 @@ def marker(index: int) -> str:
 
 
 def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], index: int, tier: str = "") -> None:
-    few = len(x) <= 30
     (drawn,) = axes.plot(
         x, y, color=color(index), linestyle=dash(index), linewidth=1.6,
-        marker=marker(index) if few else None, markersize=4,
+        marker=marker(index) if len(x) <= 30 else None, markersize=4,
     )  # fmt: skip
     tag_tier(drawn, tier)
 
@@ -209,24 +206,24 @@ def draw_band(
 
 
 def draw_heatmap(axes: Axes, opacities: Any, indices: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Cells in the palette's color of their index, with an opacity from 0 to 1."""
+    """Draw cells in the palette's color of their index, with an opacity from 0 to 1."""
     hues = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in PALETTE], dtype=np.uint8)
     opacity, index = np.asarray(opacities, dtype=float), np.asarray(indices, dtype=int)
     image = np.dstack([hues[index % len(PALETTE)], (255 * np.nan_to_num(opacity).clip(0, 1)).astype(np.uint8)])
     axes.imshow(image, aspect="auto", interpolation="none", origin="upper")
     axes.grid(False)
-    _some_ticks(axes, columns, "x")
-    _some_ticks(axes, rows, "y")
+    _set_sparse_ticks(axes, columns, "x")
+    _set_sparse_ticks(axes, rows, "y")
 
 
-def _some_ticks(axes: Axes, names: Sequence[str], which: str) -> None:
+def _set_sparse_ticks(axes: Axes, names: Sequence[str], which: str) -> None:
     step = max(1, -(-len(names) // (16 if which == "x" else 20)))
     shown = list(range(0, len(names), step))
     (axes.set_xticks if which == "x" else axes.set_yticks)(shown, [names[at] for at in shown])
 
 
 def use_integer_ticks(axis: Axis) -> None:
-        axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
 def start_at_zero(axes: Axes) -> None:
@@ -237,11 +234,11 @@ def use_log_ticks(axis: Axis) -> None:
     """Label a logarithmic axis 2k, 5k, 10k; over many magnitudes only the powers of ten."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _format_magnitude(value)))
     axis.set_minor_locator(NullLocator())
 
 
-def _short(value: float) -> str:
+def _format_magnitude(value: float) -> str:
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:g}{unit}"

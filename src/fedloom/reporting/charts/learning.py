@@ -1,5 +1,6 @@
-"""How good the models are against what was spent on them: rounds, or bytes."""
+"""Learning curves against rounds and against transferred bytes, and rounds until targets are reached."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,118 +9,114 @@ from matplotlib.axes import Axes
 
 from ...evaluation import Row
 from ..report_data import Group, ReportData
-from ..targets import bytes_to
+from ..targets import Amount, CostToTarget, bytes_to, cost_to_target, gain_of, median_amount, tier_targets
 from . import drawing
-from .drawing import MissingChart, Chart, Mark, Panel, ChartRow, join_words, format_bytes
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, format_bytes, join_words, label_width
+
+TARGETS_TITLE = "Rounds to target"
+TARGET_COLUMNS = ("arm", "tier", "target", "reached", "rounds", "megabytes", "simulated_seconds", "gain")
+MAX_TARGETS = 8  # of a single run
 
 
 @dataclass(frozen=True)
 class Series:
-    """What the devices of a tier got from an arm, evaluation by evaluation."""
+    """Values of one arm on one tier, by evaluation."""
 
     arm: str
     tier: str
-    index: int
+    index: int  # of its color
     x: list[float]
-    by_seed: list[list[float]]  # evaluation by evaluation, seed by seed
+    by_seed: list[list[float]]  # by evaluation, then seed
 
     @property
     def mean(self) -> list[float]:
         return [statistics.fmean(values) for values in self.by_seed]
 
     @property
-    def spread(self) -> list[float]:
+    def std(self) -> list[float]:
         return [statistics.stdev(values) if len(values) > 1 else 0.0 for values in self.by_seed]
 
 
-Spent = Callable[[Sequence[Row], int], float]
-"""What a run had spent at the end of a round."""
+RoundCost = Callable[[Sequence[Row], int], float]
+"""What a run had spent by the end of a round."""
 
 
-def series(report: ReportData, spent: Spent) -> list[Series]:
-    """Arms that give a tier's devices a model they can carry; of a run alone, its tiers."""
-    found = []
+def _build_series(report: ReportData, cost: RoundCost) -> list[Series]:
+    """A series for each arm and tier whose devices can run the model."""
+    series = []
     for number, group in enumerate(report.groups):
         for index, tier in enumerate(report.tiers):
             if group.arm.serving[tier].can_run:
-                found.append(_series(report, group, tier, number if report.has_several_arms else index, spent))
-    return [one for one in found if one.x]
+                color = number if report.has_several_arms else index
+                series.append(_group_series(report, group, tier, color, cost))
+    return [one for one in series if one.x]
 
 
-def _series(report: ReportData, group: Group, tier: str, index: int, spent: Spent) -> Series:
+def _group_series(report: ReportData, group: Group, tier: str, index: int, cost: RoundCost) -> Series:
     curves = group.arm.curves(tier, report.test)
     common = sorted(set.intersection(*({row.round for row in curve} for curve in curves))) if curves else []
     values = [{row.round: row.value for row in curve} for curve in curves]
-    x = [statistics.fmean(spent(rows, number) for rows in group.arm.runs) for number in common]
-    return Series(group.name, tier, index, x, [[one[number] for one in values] for number in common])
-
-
-def rounds_spent(rows: Sequence[Row], number: int) -> float:
-    return number
-
-
-def bytes_spent(rows: Sequence[Row], number: int) -> float:
-    return bytes_to(number, rows) / 1e6
+    x = [statistics.fmean(cost(rows, number) for rows in group.arm.runs) for number in common]
+    return Series(group.name, tier, index, x, [[by_round[number] for by_round in values] for number in common])
 
 
 def build_rounds_chart(report: ReportData) -> Chart | MissingChart:
     title = f"{report.metric.name.capitalize()} against rounds"
-    found = series(report, rounds_spent)
-    if not found:
-        return MissingChart(title, "nothing was judged yet")
-    return _chart(report, found, "learning_rounds", title, "round", _read_rounds(report, found))
+    series = _build_series(report, lambda rows, number: number)
+    if not series:
+        return MissingChart(title, "nothing has been evaluated yet")
+    return _learning_chart(report, series, "learning_rounds", title, "round", _rounds_sentence(report, series))
 
 
 def build_bytes_chart(report: ReportData) -> Chart | MissingChart:
-    title = f"{report.metric.name.capitalize()} against bytes moved"
-    found = series(report, bytes_spent)
-    if not any(one.x[-1] for one in found):
-        return MissingChart(title, "no device moved a byte")
-    return _chart(report, found, "learning_bytes", title, "megabytes", _read_bytes(report, found))
+    title = f"{report.metric.name.capitalize()} against transferred bytes"
+    series = _build_series(report, lambda rows, number: bytes_to(number, rows) / 1e6)
+    if not any(one.x[-1] for one in series):
+        return MissingChart(title, "no bytes were transferred")
+    return _learning_chart(report, series, "learning_bytes", title, "megabytes", _bytes_sentence(report, series))
 
 
-def _chart(report: ReportData, found: Sequence[Series], key: str, title: str, unit: str, sentence: str) -> Chart:
+def _learning_chart(
+    report: ReportData, series: Sequence[Series], key: str, title: str, unit: str, sentence: str
+) -> Chart:
     columns = ("arm", "tier", unit, f"{report.metric.name}_mean", f"{report.metric.name}_std", "seeds")
     records: list[ChartRow] = [
         (one.arm, one.tier, x, mean, std, len(values))
-        for one in found
-        for x, mean, std, values in zip(one.x, one.mean, one.spread, one.by_seed, strict=True)
+        for one in series
+        for x, mean, std, values in zip(one.x, one.mean, one.std, one.by_seed, strict=True)
     ]
-    label = "round" if unit == "round" else "MB moved by all devices, down and up"
-    panels = _panels(report, found, title, label)
-    marks = dict.fromkeys(Mark(one.arm if report.has_several_arms else one.tier, one.index) for one in found)
-    tiers = {one.tier: one.index for one in found}
-    legend = list(marks) if report.has_several_arms else [Mark(tier, index, tier) for tier, index in tiers.items()]
-    return Chart(key, title, sentence, columns, records, panels, legend)
+    label = "round" if unit == "round" else "MB transferred by all devices, down and up"
+    arms = list(dict.fromkeys(Mark(one.arm, one.index) for one in series))
+    tiers = [Mark(tier, index, tier) for tier, index in {one.tier: one.index for one in series}.items()]
+    legend = arms if report.has_several_arms else tiers
+    return Chart(key, title, sentence, columns, records, _learning_panels(report, series, title, label), legend)
 
 
-def _panels(report: ReportData, found: Sequence[Series], title: str, label: str) -> list[Panel]:
-    """A panel for each tier with all arms; of a run alone, one with all tiers."""
-    y = report.metric.axis_label
-    tiers = [tier for tier in report.tiers if any(one.tier == tier for one in found)] if report.has_several_arms else [""]
-    artists = []
-    for tier in tiers:
-        shown = [one for one in found if not tier or one.tier == tier]
-        alt = f"{title}{f', tier {tier}' if tier else ''}: " + "; ".join(_ends(report, one) for one in shown)
-        wide = (5.0, 3.0) if tier else (6.4, 3.4)
-        artists.append(Panel(alt, _drawing(shown, label, y, bool(tier)), f"tier {tier}" if tier else "", tier, wide))
-    return artists
+def _learning_panels(report: ReportData, series: Sequence[Series], title: str, label: str) -> list[Panel]:
+    """A panel per tier with all arms; for a single run, one panel with all tiers."""
+    evaluated = [tier for tier in report.tiers if any(one.tier == tier for one in series)]
+    panels = []
+    for tier in evaluated if report.has_several_arms else [""]:
+        shown = [one for one in series if not tier or one.tier == tier]
+        alt = f"{title}{f', tier {tier}' if tier else ''}: " + "; ".join(_first_and_last(report, one) for one in shown)
+        draw = _draw_series(shown, label, report.metric.axis_label, bool(tier))
+        panels.append(Panel(alt, draw, f"tier {tier}" if tier else "", tier, (5.0, 3.0) if tier else (6.4, 3.4)))
+    return panels
 
 
-def _ends(report: ReportData, one: Series) -> str:
-    said = report.metric.format
-    name = one.arm if report.has_several_arms else one.tier
-    return f"{name} from {said(one.mean[0])} to {said(one.mean[-1])}"
+def _first_and_last(report: ReportData, series: Series) -> str:
+    value, name = report.metric.format, series.arm if report.has_several_arms else series.tier
+    return f"{name} from {value(series.mean[0])} to {value(series.mean[-1])}"
 
 
-def _drawing(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Callable[[Axes], None]:
+def _draw_series(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         for one in shown:
             tier = "" if of_arms else one.tier
             drawing.draw_line(axes, one.x, one.mean, one.index, tier)
-            if any(one.spread):
-                low = [mean - std for mean, std in zip(one.mean, one.spread, strict=True)]
-                high = [mean + std for mean, std in zip(one.mean, one.spread, strict=True)]
+            if any(one.std):
+                low = [mean - std for mean, std in zip(one.mean, one.std, strict=True)]
+                high = [mean + std for mean, std in zip(one.mean, one.std, strict=True)]
                 drawing.draw_band(axes, one.x, low, high, one.index, tier)
         drawing.set_labels(axes, label, y)
         if label == "round":
@@ -128,31 +125,150 @@ def _drawing(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Call
     return draw
 
 
-def _read_rounds(report: ReportData, found: Sequence[Series]) -> str:
-    said, sign = report.metric.format, report.metric.sign
-    last = max(one.x[-1] for one in found)
-    best = max(found, key=lambda one: sign * one.mean[-1])
-    worst = min(found, key=lambda one: sign * one.mean[-1])
+def _rounds_sentence(report: ReportData, series: Sequence[Series]) -> str:
+    value, sign = report.metric.format, report.metric.sign
+    last = max(one.x[-1] for one in series)
+    best = max(series, key=lambda one: sign * one.mean[-1])
+    worst = min(series, key=lambda one: sign * one.mean[-1])
     if best is worst:
-        return f"After round {last:.0f} {_named(report, best)} is at {said(best.mean[-1])}."
-    bands = " Bands are one standard deviation over seeds." if any(any(one.spread) for one in found) else ""
+        return f"After round {last:.0f}, {_series_name(report, best)} is at {value(best.mean[-1])}."
+    bands = " Bands are one standard deviation over seeds." if any(any(one.std) for one in series) else ""
     return (
-        f"After round {last:.0f} {_named(report, best)} is best with {said(best.mean[-1])} and "
-        f"{_named(report, worst)} last with {said(worst.mean[-1])}.{bands}"
+        f"After round {last:.0f}, {_series_name(report, best)} is best with {value(best.mean[-1])} and "
+        f"{_series_name(report, worst)} worst with {value(worst.mean[-1])}.{bands}"
     )
 
 
-def _read_bytes(report: ReportData, found: Sequence[Series]) -> str:
-    totals = {one.arm: one.x[-1] for one in found}
+def _bytes_sentence(report: ReportData, series: Sequence[Series]) -> str:
+    totals = {one.arm: one.x[-1] for one in series}
     if len(totals) == 1:
-        ends = join_words([f"{one.tier} to {report.metric.format(one.mean[-1])}" for one in found])
-        return f"Moving {format_bytes(1e6 * found[0].x[-1])} in all brought {ends}."
+        values = join_words([f"{one.tier} to {report.metric.format(one.mean[-1])}" for one in series])
+        return f"Transferring {format_bytes(1e6 * series[0].x[-1])} brought {values}."
     least, most = min(totals, key=totals.__getitem__), max(totals, key=totals.__getitem__)
     return (
-        f"{least} moved least, {format_bytes(1e6 * totals[least])}; {most} most, {format_bytes(1e6 * totals[most])}. "
-        "Where one curve lies left of another it gets as far with fewer bytes."
+        f"{least} transferred least, {format_bytes(1e6 * totals[least])}; {most} most, "
+        f"{format_bytes(1e6 * totals[most])}. A curve further left reaches the same value with fewer bytes."
     )
 
 
-def _named(report: ReportData, one: Series) -> str:
-    return f"{one.arm} on tier {one.tier}" if report.has_several_arms else f"tier {one.tier}"
+def _series_name(report: ReportData, series: Series) -> str:
+    return f"{series.arm} on tier {series.tier}" if report.has_several_arms else f"tier {series.tier}"
+
+
+def build_targets_chart(report: ReportData) -> Chart | MissingChart:
+    if not report.is_evaluated:
+        return MissingChart(TARGETS_TITLE, "nothing has been evaluated yet")
+    return _arm_targets_chart(report) if report.has_several_arms else _tier_targets_chart(report)
+
+
+def _arm_targets_chart(report: ReportData) -> Chart | MissingChart:
+    """Rounds of every arm until it reaches the baseline's final value, less the margin."""
+    arms, baseline = [group.arm for group in report.groups], report.baseline
+    assert baseline is not None
+    targets = tier_targets(arms, report.tiers, report.test, baseline, report.terms.margin)
+    by_tier = {
+        tier: [cost_to_target(arm, tier, report.test, target) for arm in arms if arm.serving[tier].can_run]
+        for tier, target in targets.items()
+    }
+    records = [(*_target_row(cost), gain_of(cost, costs)) for costs in by_tier.values() for cost in costs]
+    panels = [_target_bars(costs) for costs in by_tier.values() if costs]
+    sentence = _arm_targets_sentence(report, by_tier, baseline)
+    return Chart("targets", TARGETS_TITLE, sentence, TARGET_COLUMNS, records, panels)
+
+
+def _target_row(cost: CostToTarget) -> ChartRow:
+    rounds, moved = median_amount(cost.rounds), median_amount(cost.bytes)
+    seconds = median_amount(cost.seconds).value if cost.seconds else None
+    return (cost.arm, cost.tier, cost.target, int(rounds.exact), rounds.value, moved.value / 1e6, seconds)
+
+
+def _target_bars(costs: Sequence[CostToTarget]) -> Panel:
+    tier, target = costs[0].tier, costs[0].metric.format(costs[0].target)
+    names, rounds = [cost.arm for cost in costs], [median_amount(cost.rounds) for cost in costs]
+
+    def draw(axes: Axes) -> None:
+        for row, amount in enumerate(rounds):
+            axes.barh(row, amount.value, color=drawing.color(row), alpha=1.0 if amount.exact else 0.35)
+            axes.annotate(amount.format(), (amount.value, row), xytext=(4, -3), textcoords="offset points")
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        drawing.set_labels(axes, f"rounds to {target}", "")
+        drawing.use_integer_ticks(axes.xaxis)
+
+    parts = [f"{name} {amount.format()}" for name, amount in zip(names, rounds, strict=True)]
+    alt = f"Rounds to {target} for tier {tier}: {'; '.join(parts)}"
+    return Panel(alt, draw, f"tier {tier}: {target}", tier, (5.0, 0.7 + 0.4 * len(names)), label_width(names))
+
+
+def _arm_targets_sentence(report: ReportData, by_tier: dict[str, list[CostToTarget]], baseline: str) -> str:
+    gains = [(tier, costs[0].arm, gain_of(costs[0], costs)) for tier, costs in by_tier.items() if costs]
+    parts = [
+        f"on tier {tier} the fastest other arm takes {gain} times the rounds of {arm}"
+        for tier, arm, gain in gains
+        if gain
+    ]
+    gained = f"{join_words(parts)[0].upper()}{join_words(parts)[1:]}. " if parts else ""
+    margin = report.terms.margin
+    less = f"less {margin:g} point{'' if margin == 1 else 's'}" if report.metric.difference_unit else f"plus {margin:g}"
+    return (
+        f"{gained}The target is the final value of {baseline}, median over seeds, {less}; pale bars did not reach it."
+    )
+
+
+def _tier_targets_chart(report: ReportData) -> Chart | MissingChart:
+    """Rounds of every tier of a single run to a ladder of targets."""
+    arm = report.groups[0].arm
+    if not arm.metric.unit:
+        return MissingChart(TARGETS_TITLE, "a perplexity has targets only in a comparison, where a baseline sets them")
+    curves = {tier: arm.curves(tier, report.test) for tier in report.tiers}
+    values = [row.value for by_seed in curves.values() for curve in by_seed for row in curve]
+    targets = _round_targets(min(values, default=math.nan), max(values, default=math.nan))
+    if not targets:
+        return MissingChart(TARGETS_TITLE, "accuracy has hardly changed yet")
+    evaluated = [tier for tier in report.tiers if any(curves[tier])]
+    by_tier = [[cost_to_target(arm, tier, report.test, target) for target in targets] for tier in evaluated]
+    records = [_target_row(cost) for costs in by_tier for cost in costs]
+    legend = [Mark(tier, index, tier) for index, tier in enumerate(evaluated)]
+    sentence, panel = _tier_targets_sentence(by_tier), _target_lines(by_tier)
+    return Chart("targets", TARGETS_TITLE, sentence, TARGET_COLUMNS[:-1], records, [panel], legend)
+
+
+def _round_targets(low: float, high: float) -> list[float]:
+    """Round numbers between the lowest and the highest value."""
+    if not high > low:
+        return []
+    step = next(size for size in (1, 2, 5, 10, 20) if (high - low) / size <= MAX_TARGETS or size == 20)
+    return [float(target) for target in range(math.ceil(low / step) * step, math.floor(high) + 1, step) if target > 0]
+
+
+def _target_lines(by_tier: Sequence[Sequence[CostToTarget]]) -> Panel:
+    def draw(axes: Axes) -> None:
+        for index, costs in enumerate(by_tier):
+            reached = [(cost.target, rounds.value) for cost in costs if (rounds := median_amount(cost.rounds)).exact]
+            x, y = [target for target, _ in reached], [number for _, number in reached]
+            drawing.draw_line(axes, x, y, index, costs[0].tier)
+        drawing.use_integer_ticks(axes.yaxis)
+        drawing.set_labels(axes, "target: accuracy, %", "rounds needed")
+
+    alt = "Rounds that each tier needed to reach targets: " + "; ".join(_highest_target(costs) for costs in by_tier)
+    return Panel(alt, draw)
+
+
+def _highest_target(costs: Sequence[CostToTarget]) -> str:
+    reached = [cost for cost in costs if median_amount(cost.rounds).exact]
+    if not reached:
+        return f"{costs[0].tier} reached none of them"
+    return f"{costs[0].tier} reached {reached[-1].target:.0f} % in {_count_rounds(median_amount(reached[-1].rounds))}"
+
+
+def _count_rounds(amount: Amount) -> str:
+    return f"{amount.format()} round{'' if amount.value == 1 else 's'}"
+
+
+def _tier_targets_sentence(by_tier: Sequence[Sequence[CostToTarget]]) -> str:
+    medians = ([median_amount(cost.rounds) for cost in costs] for costs in by_tier)
+    common = sum(all(amount.exact for amount in amounts) for amounts in zip(*medians, strict=True))
+    sentence = f"{join_words([_highest_target(costs) for costs in by_tier])}."
+    if len(by_tier) > 1 and common:
+        return f"All tiers reach {by_tier[0][common - 1].target:.0f} %; {sentence}"
+    return sentence[0].upper() + sentence[1:]

@@ -1,4 +1,4 @@
-"""Who took part: outcomes device by device, votes and age ring by ring, refusals, and how far updates went."""
+"""Participation and replies: outcomes by device, coverage of the regions of the model, refusals and update norms."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,191 +8,194 @@ from matplotlib.axes import Axes
 
 from ..report_data import ReportData, RunReader
 from . import drawing
-from .devices import MOST_LINES
-from .drawing import MissingChart, Chart, Mark, Panel, ChartRow, pluralize, join_words
+from .devices import MAX_DEVICES
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, join_words, pluralize
 
-ATTENDANCE, VOTES, REFUSALS, NORMS = "Who took part", "Votes and age of rings", "Refusals", "How far updates go"
+PARTICIPATION_TITLE, COVERAGE_TITLE = "Participation", "Coverage by region of the model"
+REFUSALS_TITLE, NORMS_TITLE = "Lost and refused replies", "Norms of updates"
 ADMITTED = "admitted"
-LOST = {"SILENT": "silent", "DEAD": "dead", "LATE": "late", "NOT_NEEDED": "spare", "missing": "missing"}
-PLACES = {ADMITTED: 0, "silent": 4, "dead": 3, "late": 5, "spare": 2, "missing": 6, "refused": 1}
+LOST = {"SILENT": "silent", "DEAD": "dead", "LATE": "late", "NOT_NEEDED": "not needed", "missing": "missing"}
+COLORS = {ADMITTED: 0, "silent": 4, "dead": 3, "late": 5, "not needed": 2, "missing": 6, "refused": 1}
+CoverageRow = tuple[int, str, int, int]
+"""Round, region, updates and rounds since it last had enough."""
 
 
 def build_participation_chart(report: ReportData) -> Chart | MissingChart:
     reader = report.first
     if not reader.participation:
-        return MissingChart(ATTENDANCE, "nobody was asked yet, or the run does not say who was")
-    met = [
-        (line["round"], name, line["tier"], line["outcome"]) for line in reader.participation for name in line["devices"]
+        reason = "no device has been sampled yet, or the run does not record participation"
+        return MissingChart(PARTICIPATION_TITLE, reason)
+    outcomes = [
+        (line["round"], name, line["tier"], line["outcome"])
+        for line in reader.participation
+        for name in line["devices"]
     ]
-    records: list[ChartRow] = sorted(met)
-    devices, rounds = reader.fleet["devices"] or sorted({one[1] for one in met}), sorted({one[0] for one in met})
-    step = -(-len(devices) // MOST_LINES)
-    shown = {name: at for at, name in enumerate(devices[::step])}
+    records: list[ChartRow] = sorted(outcomes)
+    devices = reader.fleet["devices"] or sorted({name for _, name, *_ in outcomes})
+    rounds = sorted({number for number, *_ in outcomes})
+    step = -(-len(devices) // MAX_DEVICES)
+    row = {name: at for at, name in enumerate(devices[::step])}
     column = {number: at for at, number in enumerate(rounds)}
-    indices, shades = np.zeros((len(shown), len(rounds)), dtype=int), np.zeros((len(shown), len(rounds)))
-    for number, name, _, outcome in met:
-        if name in shown:
-            indices[shown[name], column[number]] = PLACES[_kind(outcome)]
-            shades[shown[name], column[number]] = 0.9
+    colors, opacities = np.zeros((len(row), len(rounds)), dtype=int), np.zeros((len(row), len(rounds)))
+    for number, name, _, outcome in outcomes:
+        if name in row:
+            colors[row[name], column[number]] = COLORS[_kind(outcome)]
+            opacities[row[name], column[number]] = 0.9
 
     def draw(axes: Axes) -> None:
-        drawing.draw_heatmap(axes, shades, indices, [str(number) for number in rounds], list(shown))
+        drawing.draw_heatmap(axes, opacities, colors, [str(number) for number in rounds], list(row))
         drawing.set_labels(axes, "round", "device")
 
-    kinds = Counter(_kind(outcome) for *_, outcome in met)
-    alt = f"Map of {len(shown)} devices by {len(rounds)} rounds; " + ", ".join(
-        f"{n} {kind}" for kind, n in kinds.items()
-    )
-    legend = [Mark(kind, index) for kind, index in PLACES.items() if kinds[kind]]
-    panel = Panel(alt, draw, size=(6.4, min(6.0, 1.2 + 0.14 * len(shown))))
+    kinds = Counter(_kind(outcome) for *_, outcome in outcomes)
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    alt = f"Map of {len(row)} devices by {len(rounds)} rounds; {counts}"
+    legend = [Mark(kind, index) for kind, index in COLORS.items() if kinds[kind]]
+    panel = Panel(alt, draw, size=(6.4, min(6.0, 1.2 + 0.14 * len(row))))
     columns = ("round", "device", "tier", "outcome")
-    return Chart(
-        "participation",
-        ATTENDANCE,
-        _read_met(kinds, met, devices, step),
-        columns,
-        records,
-        [panel],
-        legend,
-        marks="areas",
-    )
+    sentence = _participation_sentence(kinds, outcomes, devices, step)
+    return Chart("participation", PARTICIPATION_TITLE, sentence, columns, records, [panel], legend, marks="areas")
 
 
 def _kind(outcome: str) -> str:
     return outcome if outcome == ADMITTED else LOST.get(outcome, "refused")
 
 
-def _read_met(kinds: Counter[str], met: Sequence[tuple[int, str, str, str]], devices: Sequence[str], step: int) -> str:
-    heard = Counter(name for _, name, _, outcome in met if outcome == ADMITTED)
-    least = min(devices, key=lambda name: heard[name])
+def _participation_sentence(
+    kinds: Counter[str], outcomes: Sequence[tuple[int, str, str, str]], devices: Sequence[str], step: int
+) -> str:
+    admitted = Counter(name for _, name, _, outcome in outcomes if outcome == ADMITTED)
+    least = min(devices, key=lambda name: admitted[name])
     lost = [f"{count} {kind}" for kind, count in kinds.items() if kind != ADMITTED]
     others = f" ({join_words(lost)})" if lost else ""
     shown = f" One device in {step} is shown." if step > 1 else ""
     return (
-        f"{kinds[ADMITTED]:,} of {kinds.total():,} questions were answered and admitted{others}; the least heard "
-        f"device, {least}, {pluralize(heard[least], 'time')}. Blank: not asked.{shown}"
+        f"{kinds[ADMITTED]:,} of {kinds.total():,} requests led to an admitted reply{others}; fewest came from device "
+        f"{least}: {admitted[least]:,}. Blank: not sampled.{shown}"
     )
 
 
 def build_coverage_chart(report: ReportData) -> Chart | MissingChart:
-    """A ring is what the same tiers hold; its age, how many rounds nobody has voted on it."""
+    """Updates by region (the weights held by the same tiers), and for how many rounds there were too few."""
     reader = report.first
     if not any(line["bytes_up"] for line in reader.participation):
-        return MissingChart(VOTES, "nothing leaves the devices, so nobody votes on what others hold")
-    found = list(_votes(reader))
-    records: list[ChartRow] = [(number, region, count, age) for number, region, count, age in found]
-    regions = list(dict.fromkeys(region for _, region, *_ in found))
-    panels = [_lines(found, regions, 2, "votes"), _lines(found, regions, 3, "rounds without a vote")]
+        return MissingChart(COVERAGE_TITLE, "devices upload nothing")
+    coverage = list(_coverage(reader))
+    records: list[ChartRow] = list(coverage)
+    regions = list(dict.fromkeys(region for _, region, *_ in coverage))
+    panels = [
+        _coverage_panel(coverage, regions, 2, "updates"),
+        _coverage_panel(coverage, regions, 3, "rounds with too few updates"),
+    ]
     legend = [Mark(f"held by {region.replace('+', ', ')}", index) for index, region in enumerate(regions)]
-    return Chart(
-        "regions", VOTES, _read_votes(found, regions), ("round", "ring", "votes", "age"), records, panels, legend
-    )
+    columns = ("round", "region", "updates", "age")
+    sentence = _coverage_sentence(coverage, regions)
+    return Chart("coverage", COVERAGE_TITLE, sentence, columns, records, panels, legend)
 
 
-def _votes(reader: RunReader) -> Iterator[tuple[int, str, int, int]]:
+def _coverage(reader: RunReader) -> Iterator[CoverageRow]:
     enough, ages = reader.recipe.get("faults", {}).get("min_coverage", 1), Counter[str]()
-    heard: dict[int, Counter[str]] = {}
+    admitted: dict[int, Counter[str]] = {}
     for line in reader.participation:
-        of_round = heard.setdefault(line["round"], Counter())
+        of_round = admitted.setdefault(line["round"], Counter())
         if line["outcome"] == ADMITTED and line["round"] not in reader.void_rounds:
             of_round[line["tier"]] += len(line["devices"])
-    for number, by_tier in sorted(heard.items()):
+    for number, by_tier in sorted(admitted.items()):
         for region in reader.fleet["regions"]:
             name, count = "+".join(region), sum(by_tier[tier] for tier in region)
             ages[name] = 0 if count >= enough else ages[name] + 1
             yield number, name, count, ages[name]
 
 
-def _lines(found: Sequence[tuple[int, str, int, int]], regions: Sequence[str], column: int, label: str) -> Panel:
+def _coverage_panel(coverage: Sequence[CoverageRow], regions: Sequence[str], column: int, label: str) -> Panel:
     def draw(axes: Axes) -> None:
         for index, region in enumerate(regions):
-            of_ring = [one for one in found if one[1] == region]
-            drawing.draw_line(axes, [one[0] for one in of_ring], [float(one[column]) for one in of_ring], index)
-        axes.set_ylim(0, 1.08 * max(1, *(int(one[column]) for one in found)))
+            of_region = [line for line in coverage if line[1] == region]
+            x, y = [line[0] for line in of_region], [float(line[column]) for line in of_region]
+            drawing.draw_line(axes, x, y, index)
+        axes.set_ylim(0, 1.08 * max(1, *(int(line[column]) for line in coverage)))
         drawing.use_integer_ticks(axes.yaxis)
         drawing.set_labels(axes, "round", label)
         drawing.use_integer_ticks(axes.xaxis)
 
-    ranges = [[one[column] for one in found if one[1] == region] for region in regions]
-    parts = [f"{region} {min(some)} to {max(some)}" for region, some in zip(regions, ranges, strict=True)]
-    return Panel(f"{label.capitalize()} ring by ring: " + "; ".join(parts), draw, label, size=(5.0, 3.0))
+    ranges = [[line[column] for line in coverage if line[1] == region] for region in regions]
+    parts = [f"{region} {min(values)} to {max(values)}" for region, values in zip(regions, ranges, strict=True)]
+    return Panel(f"{label.capitalize()} by region: " + "; ".join(parts), draw, label, size=(5.0, 3.0))
 
 
-def _read_votes(found: Sequence[tuple[int, str, int, int]], regions: Sequence[str]) -> str:
-    least = min(found, key=lambda one: one[2])
-    oldest = max(found, key=lambda one: one[3])
-    where = f"what {_holders(least[1])} hold" if len(regions) > 1 else "the model"
-    thin = f"The thinnest vote was {least[2]} on {where}, in round {least[0]}."
+def _coverage_sentence(coverage: Sequence[CoverageRow], regions: Sequence[str]) -> str:
+    least, oldest = min(coverage, key=lambda line: line[2]), max(coverage, key=lambda line: line[3])
+    where = f" for {_describe_region(least[1])}" if len(regions) > 1 else ""
+    lowest = f"Lowest coverage: {pluralize(least[2], 'update')}{where}, in round {least[0]}."
     if not oldest[3]:
-        return f"{thin} No ring went a round without one."
-    return f"{thin} What {_holders(oldest[1])} hold went {pluralize(oldest[3], 'round')} without enough votes."
+        return f"{lowest} Every region had enough updates in every round."
+    region = _describe_region(oldest[1])
+    return f"{lowest} {region[0].upper()}{region[1:]} had too few updates for {pluralize(oldest[3], 'round')} in a row."
 
 
-def _holders(region: str) -> str:
+def _describe_region(region: str) -> str:
     tiers = region.split("+")
-    return f"{tiers[0]} devices alone" if len(tiers) == 1 else f"{join_words(tiers)} devices"
+    return f"weights held only by tier {tiers[0]}" if len(tiers) == 1 else f"weights held by tiers {join_words(tiers)}"
 
 
 def build_refusals_chart(report: ReportData) -> Chart | MissingChart:
-    """What was refused for what it is, and what never came."""
+    """Replies that were refused by the gate or never arrived, by code."""
     reader = report.first
-    found = Counter((event["round"], event["code"]) for event in reader.events if event["device"])
-    if not found:
-        return MissingChart(REFUSALS, "every reply was admitted")
-    codes = sorted({code for _, code in found})
+    counts = Counter((event["round"], event["code"]) for event in reader.events if event["device"])
+    if not counts:
+        return MissingChart(REFUSALS_TITLE, "every reply was admitted")
+    codes = sorted({code for _, code in counts})
     numbers = range(1, reader.rounds + 1)
-    records: list[ChartRow] = [(number, code, found[number, code]) for number in numbers for code in codes]
+    records: list[ChartRow] = [(number, code, counts[number, code]) for number in numbers for code in codes]
 
     def draw(axes: Axes) -> None:
         floor = np.zeros(len(numbers))
         for index, code in enumerate(codes):
-            counts = np.array([found[number, code] for number in numbers], dtype=float)
-            axes.bar(numbers, counts, bottom=floor, color=drawing.color(index), width=0.8)
-            floor = floor + counts
+            heights = np.array([counts[number, code] for number in numbers], dtype=float)
+            axes.bar(numbers, heights, bottom=floor, color=drawing.color(index), width=0.8)
+            floor = floor + heights
         drawing.start_at_zero(axes)
         drawing.use_integer_ticks(axes.yaxis)
         drawing.set_labels(axes, "round", "replies lost or refused")
         drawing.use_integer_ticks(axes.xaxis)
 
     totals = Counter[str]()
-    for (_, code), count in found.items():
+    for (_, code), count in counts.items():
         totals[code] += count
-    parts = [f"{count} {code}" for code, count in totals.most_common()]
+    parts = join_words([f"{count} {code}" for code, count in totals.most_common()])
     legend = [Mark(code, index) for index, code in enumerate(codes)]
-    sentence = f"Over {pluralize(reader.rounds, 'round')}: {join_words(parts)}."
-    panel = Panel(f"Bars of replies lost or refused, round by round: {join_words(parts)}", draw)
-    return Chart("refusals", REFUSALS, sentence, ("round", "code", "replies"), records, [panel], legend, marks="areas")
+    sentence = f"Over {pluralize(reader.rounds, 'round')}: {parts}."
+    panel = Panel(f"Bars of replies lost or refused by round: {parts}", draw)
+    columns = ("round", "code", "replies")
+    return Chart("refusals", REFUSALS_TITLE, sentence, columns, records, [panel], legend, marks="areas")
 
 
 def build_norms_chart(report: ReportData) -> Chart | MissingChart:
     reader, tiers = report.first, list(report.tiers)
-    found = [(line["round"], line["tier"], *line["norms"]) for line in reader.participation if line.get("norms")]
-    if not found:
+    norms = [(line["round"], line["tier"], *line["norms"]) for line in reader.participation if line.get("norms")]
+    if not norms:
         private = reader.recipe.get("privacy", {}).get("clip") is not None
-        return MissingChart(NORMS, "norms would give away what noise hides" if private else "no device sends weights back")
-    records: list[ChartRow] = [tuple(one) for one in found]
-    shown = [tier for tier in tiers if any(one[1] == tier for one in found)] or sorted({one[1] for one in found})
+        reason = "norms are not recorded: they would void the DP guarantee" if private else "devices upload no weights"
+        return MissingChart(NORMS_TITLE, reason)
+    records: list[ChartRow] = [tuple(line) for line in norms]
+    shown = [tier for tier in tiers if any(line[1] == tier for line in norms)] or sorted({line[1] for line in norms})
 
     def draw(axes: Axes) -> None:
         for index, tier in enumerate(shown):
-            x, low, middle, high = zip(*([one[0], *one[2:]] for one in found if one[1] == tier), strict=True)
+            x, low, middle, high = zip(*([line[0], *line[2:]] for line in norms if line[1] == tier), strict=True)
             drawing.draw_line(axes, x, middle, index, tier)
             drawing.draw_band(axes, x, low, high, index, tier)
         drawing.start_at_zero(axes)
-        drawing.set_labels(axes, "round", "length of an update")
+        drawing.set_labels(axes, "round", "norm of an update")
         drawing.use_integer_ticks(axes.xaxis)
 
-    highest = max(found, key=lambda one: one[4])
-    ends = [_moved(tier, [one[3] for one in found if one[1] == tier]) for tier in shown]
+    highest = max(norms, key=lambda line: line[4])
+    medians = {tier: [line[3] for line in norms if line[1] == tier] for tier in shown}
+    parts = join_words([f"{tier} from {values[0]:.3g} to {values[-1]:.3g}" for tier, values in medians.items()])
     sentence = (
-        f"The median update of {join_words(ends)}; the longest was {highest[4]:.3g}, of a {highest[1]} device in round "
-        f"{highest[0]}. Bands run from the shortest to the longest."
+        f"Median norm of updates by tier, first to last round: {parts}; the largest was {highest[4]:.3g}, of a "
+        f"{highest[1]} device in round {highest[0]}. Bands run from the smallest to the largest."
     )
     columns = ("round", "tier", "least", "median", "most")
-    panel = Panel(f"Median length of updates by tier and round: {join_words(ends)}", draw)
+    panel = Panel(f"Median norm of updates by tier and round: {parts}", draw)
     legend = [Mark(tier, index, tier) for index, tier in enumerate(shown)]
-    return Chart("norms", NORMS, sentence, columns, records, [panel], legend)
-
-
-def _moved(tier: str, medians: Sequence[float]) -> str:
-    return f"{tier} devices went from {medians[0]:.3g} to {medians[-1]:.3g}"
+    return Chart("norms", NORMS_TITLE, sentence, columns, records, [panel], legend)

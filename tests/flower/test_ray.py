@@ -1,4 +1,4 @@
-"""Flower's own simulation on Ray, with recipes as a user runs them."""
+"""Flower's simulation on Ray, run by the commands a user types."""
 
 import json
 import subprocess
@@ -17,26 +17,26 @@ BIN = Path(sys.executable).parent
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    made = {
+    settings = {
         **chaos.recipe("heterofl", 2),
         "fleet": {"participation": 1.0},
         "engine": {"devices_per_block": 1},
         **changes,
     }
-    return {**made, "data": {**made["data"], "devices": 20}}
+    return {**settings, "data": {**settings["data"], "devices": 20}}
 
 
 def fedloom(*arguments: str, home: Path) -> dict[str, Any]:
     command = [str(BIN / "fedloom"), *arguments, "--format", "json", "--quiet"]
     done = subprocess.run(command, env=flower_environment(home), cwd=home, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)["data"]
-    return said
+    data: dict[str, Any] = json.loads(done.stdout)["data"]
+    return data
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["heterofl", "fedhenn"])
-def test_twenty_devices_on_ray_learn_what_they_learn_in_process(family: str, tmp_path: Path) -> None:
+def test_ray_twenty_devices_give_the_sha256_of_in_process(family: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(dumps(document(**chaos.FAMILIES[family])), encoding="utf-8")
     fedloom("run", str(recipe), "--out", "here", home=tmp_path)
@@ -44,5 +44,5 @@ def test_twenty_devices_on_ray_learn_what_they_learn_in_process(family: str, tmp
     assert read_manifest(tmp_path / "there")["sha256"] == read_manifest(tmp_path / "here")["sha256"]
     assert (tmp_path / "there" / "rows.jsonl").read_text() == (tmp_path / "here" / "rows.jsonl").read_text()
     assert (tmp_path / "there" / "events.jsonl").read_text() == ""
-    kept = sorted((tmp_path / "there" / "devices").glob("*/*/*.memory"))
-    assert bool(kept) == (family == "fedhenn")
+    state_files = sorted((tmp_path / "there" / "devices").glob("*/*/*.memory"))
+    assert bool(state_files) == (family == "fedhenn")

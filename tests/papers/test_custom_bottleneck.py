@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedloom.fleet import make_nested_tiers
-from fedloom.models import StepSeeds, model
+from fedloom.models import StepSeeds, build_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_model.md"
 
@@ -23,15 +23,15 @@ def bottleneck() -> Any:
     return names["bottleneck"]
 
 
-def test_it_is_as_large_as_resnet50(bottleneck: Any) -> None:
+def test_custom_bottleneck_has_size_of_resnet50(bottleneck: Any) -> None:
     net = bottleneck(input_shape=(3, 32, 32), classes=10)
     assert sum(isinstance(part, torch.nn.Conv2d) for part in net.modules()) == 53
     assert sum(weight.numel() for weight in net.parameters()) > 23_000_000
 
 
-def test_every_width_lies_in_the_next(bottleneck: Any) -> None:
+def test_custom_bottleneck_widths_are_nested(bottleneck: Any) -> None:
     sizes = [
-        (str(width), model("bottleneck", bottleneck, {"width": width, "base": 16}, (3, 32, 32), 10))
+        (str(width), build_model("bottleneck", bottleneck, {"width": width, "base": 16}, (3, 32, 32), 10))
         for width in (1.0, 0.5, 0.25)
     ]
     tiers = make_nested_tiers(sizes)
@@ -41,8 +41,8 @@ def test_every_width_lies_in_the_next(bottleneck: Any) -> None:
         assert {name: weight.shape for name, weight in carved.items()} == dict(tier.model.shapes())
 
 
-def test_three_devices_run_as_one_network(bottleneck: Any) -> None:
-    small = model("bottleneck", bottleneck, {"base": 4, "blocks": (1, 1)}, (3, 8, 8), 10)
+def test_custom_bottleneck_devices_run_as_one_network(bottleneck: Any) -> None:
+    small = build_model("bottleneck", bottleneck, {"base": 4, "blocks": (1, 1)}, (3, 8, 8), 10)
     assert small.fallback_reasons() == ()
     weights = {name: torch.stack([w, 2 * w, w.flip(0)]) for name, w in small.initial_weights(0).items()}
     x = torch.randn(3, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Flower without a network: a grid in memory whose messages go through Flower's own serialising, both ways."""
+"""Flower without a network: a grid in memory whose messages go through Flower's own serialization, both ways."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,24 +19,24 @@ from fedloom.flower.messages import MessageClient
 from fedloom.flower.nodes import NodeRegistry
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-FIRST = 100  # number of the first device's node
+FIRST_NODE = 100
 
 Transit = Callable[[Message], Iterable[Message]]
 
 
-def sent(message: Message) -> Message:
-    """What arrives of it."""
+def transmit(message: Message) -> Message:
+    """The message after Flower's serialization."""
     return message_from_proto(ProtoMessage.FromString(message_to_proto(message).SerializeToString()))
 
 
 @dataclass
-class Desk:
-    """Every node answers when it is looked for, unless it is slow; `transit` is what becomes of an answer."""
+class InMemoryGrid:
+    """Nodes reply when their replies are pulled, unless they are slow; `transit` may change or drop a reply."""
 
     apps: dict[int, ClientApp]
     transit: Transit = lambda message: [message]
     slow: set[int] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)  # Flower knows that they are
+    gone: set[int] = field(default_factory=set)  # disconnected
     pushed: list[Message] = field(default_factory=list)
     _waiting: dict[str, Message] = field(default_factory=dict)
 
@@ -49,7 +49,7 @@ class Desk:
             message.metadata.__dict__["_message_id"] = str(uuid4())
             self.pushed.append(message)
             if message.metadata.dst_node_id in self.apps:
-                self._waiting[message.metadata.message_id] = sent(message)
+                self._waiting[message.metadata.message_id] = transmit(message)
                 names.append(message.metadata.message_id)
         return names
 
@@ -63,7 +63,7 @@ class Desk:
                 error = Error(5, "Node unavailable")
                 yield Message(error, reply_to=self._waiting.pop(name))
             elif node not in self.slow:
-                yield from self.transit(sent(self._answer(self._waiting.pop(name))))
+                yield from self.transit(transmit(self._answer(self._waiting.pop(name))))
 
     def _answer(self, message: Message) -> Message:
         context = Context(1, message.metadata.dst_node_id, {}, RecordDict(), {})
@@ -73,23 +73,23 @@ class Desk:
             return Message(Error(2, f"{type(error).__name__}: {error}"), reply_to=message)
 
 
-def at_home(name: str, engine: InProcess, place: Any, method: Any, folder: Path) -> ClientApp:
-    home = ClientRuntime(name, engine, place.fleet, lambda address: method.find(*address), folder / name)
-    return client_app(lambda recipe, config: home, lambda config: {"device": name})
+def build_app(name: str, engine: InProcess, world: Any, method: Any, folder: Path) -> ClientApp:
+    runtime = ClientRuntime(name, engine, world.fleet, lambda address: method.find(*address), folder / name)
+    return client_app(lambda recipe, config: runtime, lambda config: {"device": name})
 
 
-def connect(place: Any, method: Any, folder: Path, run: str = "first", block: int = 16, **changes: Any) -> Flower:
-    """A world's devices, each at a node of its own with a disk of its own, and the engine that writes to them."""
-    names = [place.fleet.name(index) for index in range(place.fleet.size)]
+def connect(world: Any, method: Any, folder: Path, run: str = "first", block: int = 16, **changes: Any) -> Flower:
+    """An engine whose devices are nodes of an in-memory grid, each with its own folder."""
+    names = [world.fleet.name(index) for index in range(world.fleet.size)]
     apps = {
-        FIRST + index: at_home(name, place.engine(method, devices_per_block=block), place, method, folder)
+        FIRST_NODE + index: build_app(name, world.engine(method, devices_per_block=block), world, method, folder)
         for index, name in enumerate(names)
     }
-    client = MessageClient(Desk(apps), poll_interval=0.0)
-    inner = place.engine(method, devices_per_block=block, **changes)
+    client = MessageClient(InMemoryGrid(apps), poll_interval=0.0)
+    inner = world.engine(method, devices_per_block=block, **changes)
     return Flower(inner, NodeRegistry(client), {"name": "a recipe"}, lambda: run)
 
 
-def desk_of(engine: Flower) -> Desk:
-    assert isinstance(engine.client.grid, Desk)
+def grid_of(engine: Flower) -> InMemoryGrid:
+    assert isinstance(engine.client.grid, InMemoryGrid)
     return engine.client.grid

@@ -1,4 +1,4 @@
-"""Parcels as records: they come back as they were, and what is the same is there once."""
+"""Parcels as records: they round-trip, and shared tensors are encoded once."""
 
 import json
 from typing import Any
@@ -19,16 +19,16 @@ from fedloom.flower.messages import DTYPES, HEADER, TEXT, RecordEncoder, decode_
 from fedloom.tensors import fingerprint
 
 
-def by_proto(records: RecordDict) -> RecordDict:
+def through_proto(records: RecordDict) -> RecordDict:
     return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(records).SerializeToString()))
 
 
-def by_objects(records: RecordDict) -> RecordDict:
-    """The way of a real SuperLink: piece by piece."""
-    pieces = {name: one.deflate() for name, one in get_all_nested_objects(records).items()}
-    made = inflate_object_from_contents(records.object_id, pieces)
-    assert isinstance(made, RecordDict)
-    return made
+def through_objects(records: RecordDict) -> RecordDict:
+    """As a real SuperLink transfers records: object by object."""
+    objects = {name: nested.deflate() for name, nested in get_all_nested_objects(records).items()}
+    inflated = inflate_object_from_contents(records.object_id, objects)
+    assert isinstance(inflated, RecordDict)
+    return inflated
 
 
 @st.composite
@@ -40,24 +40,24 @@ def tensors(draw: st.DrawFn) -> Tensor:
     if dtype == "bool":
         data = bytes(byte & 1 for byte in data)
     flat = torch.frombuffer(bytearray(data), dtype=DTYPES[dtype]) if data else torch.empty(0, dtype=DTYPES[dtype])
-    made = flat.reshape(shape)
-    return made.transpose(0, 1) if made.dim() > 1 and draw(st.booleans()) else made
+    tensor = flat.reshape(shape)
+    return tensor.transpose(0, 1) if tensor.dim() > 1 and draw(st.booleans()) else tensor
 
 
 names = st.text(max_size=6)
 parcels = st.dictionaries(names, st.dictionaries(names, tensors(), max_size=3), max_size=3)
 
 
-@pytest.mark.parametrize("way", [by_proto, by_objects])
+@pytest.mark.parametrize("transfer", [through_proto, through_objects])
 @given(parcel=parcels)
-def test_a_parcel_comes_back_as_it_was(way: Any, parcel: dict[str, dict[str, Tensor]]) -> None:
-    said, found = decode_request(way(RecordEncoder().encode({"round": 3}, parcel)))
-    assert said["round"] == 3
-    assert fingerprint(found) == fingerprint(parcel)
-    assert {b: list(one) for b, one in found.items()} == {b: list(one) for b, one in parcel.items()}
+def test_record_encoder_any_parcel_round_trips(transfer: Any, parcel: dict[str, dict[str, Tensor]]) -> None:
+    header, decoded = decode_request(transfer(RecordEncoder().encode({"round": 3}, parcel)))
+    assert header["round"] == 3
+    assert fingerprint(decoded) == fingerprint(parcel)
+    assert {b: list(names) for b, names in decoded.items()} == {b: list(names) for b, names in parcel.items()}
 
 
-def test_words_are_one_line_of_json() -> None:
+def test_record_encoder_header_is_one_line_of_json() -> None:
     records = RecordEncoder().encode({"round": 3, "nothing": None, "list": [1, [2]]}, {"empty": {}})
     assert list(records[HEADER]) == [TEXT]
     assert json.loads(str(records[HEADER][TEXT])) == {
@@ -68,24 +68,24 @@ def test_words_are_one_line_of_json() -> None:
     }
 
 
-def test_what_a_tier_shares_is_one_record() -> None:
-    whole, encoder = {"w": torch.randn(6, 5)}, RecordEncoder()
+def test_record_encoder_same_tensors_are_one_record() -> None:
+    weights, encoder = {"w": torch.randn(6, 5)}, RecordEncoder()
     first, second, other = (
-        encoder.encode({}, {"weights": {"w": whole["w"][:rows, :3]}, "own": {"x": torch.tensor(float(number))}})
+        encoder.encode({}, {"weights": {"w": weights["w"][:rows, :3]}, "own": {"x": torch.tensor(float(number))}})
         for number, rows in enumerate((4, 4, 5))
     )
     assert first["0"] is second["0"]
     assert first["0"] is not other["0"] and first["1"] is not second["1"]
 
 
-def test_what_a_codec_makes_of_a_bundle_is_made_once() -> None:
-    made = []
+def test_record_encoder_compression_runs_once_per_bundle() -> None:
+    calls = []
 
-    def halved(parcel: Any) -> Any:
-        made.append(parcel)
-        return {bundle: {name: one.half() for name, one in tensors.items()} for bundle, tensors in parcel.items()}
+    def to_half(parcel: Any) -> Any:
+        calls.append(parcel)
+        return {bundle: {name: t.half() for name, t in tensors.items()} for bundle, tensors in parcel.items()}
 
-    encoder, weights = RecordEncoder(halved), {"w": torch.randn(3)}
+    encoder, weights = RecordEncoder(to_half), {"w": torch.randn(3)}
     records = [encoder.encode({}, {"weights": weights}) for _ in range(3)]
-    assert len(made) == 1
+    assert len(calls) == 1
     assert records[0]["0"]["w"].dtype == "float16"

@@ -1,6 +1,8 @@
-"""A real SuperLink and three SuperNodes: methods learn what they learn in process. Every message costs the start of a
-Python process, so all methods share one fleet and one run of Flower's; and the whole table takes ten minutes and more,
-so `make test-flower` has it, and `make test-slow` one of each kind."""
+"""A real SuperLink and three SuperNodes give the results of in-process runs.
+
+Every message starts a Python process, so all methods share one run of Flower. All methods take more than ten minutes:
+they are in `make test-flower`, one of each kind is in `make test-slow`.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +28,7 @@ from tests.superlink import fleet
 DEVICES = 3
 SECONDS = 3000.0
 
-APP = '''"""All recipes of a folder, one after the other, in double precision."""
+APP = '''"""Run all recipes of a folder, one after the other, in double precision."""
 
 from pathlib import Path
 
@@ -41,21 +43,21 @@ from fedloom.deploy.remote import over_flower, build_node_registry
 from fedloom.deploy.apps import client
 
 
-def play(grid, config):
+def run_all(grid, config):
     torch.set_default_dtype(torch.float64)
     folder, nodes = Path(config["recipe"]), None
     for recipe in sorted(folder.glob("*.toml")):
-        made = assemble(load(recipe, Registry()), Registry(), folder)
-        nodes = nodes or build_node_registry(grid, made.fleet)
-        for _ in recorded(over_flower(made, nodes), Path(config["out"]) / recipe.stem):
+        experiment = assemble(load(recipe, Registry()), Registry(), folder)
+        nodes = nodes or build_node_registry(grid, experiment.fleet)
+        for _ in recorded(over_flower(experiment, nodes), Path(config["out"]) / recipe.stem):
             pass
 
 
-server = server_app(play)
+server = server_app(run_all)
 '''
 
 
-def document(name: str, family: str, tiers: list[dict[str, Any]]) -> dict[str, Any]:
+def build_document(name: str, family: str, tiers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "rounds": 2,
         "data": {
@@ -70,8 +72,8 @@ def document(name: str, family: str, tiers: list[dict[str, Any]]) -> dict[str, A
     }  # fmt: skip
 
 
-def sizes(family: str) -> Iterator[list[dict[str, Any]]]:
-    """Two tiers, or one."""
+def tier_choices(family: str) -> Iterator[list[dict[str, Any]]]:
+    """Two tiers of different width, two tiers, one tier."""
     first, second = {"name": "a", "share": 0.5}, {"name": "b", "share": 0.5, **LESSER.get(family, {})}
     yield [first, {**second, "width": 0.5}]
     yield [first, second]
@@ -79,25 +81,25 @@ def sizes(family: str) -> Iterator[list[dict[str, Any]]]:
 
 
 def recipe_for(name: str, folder: Path) -> dict[str, Any]:
-    """The first that the method does not refuse."""
+    """The first recipe that the method does not refuse."""
     families = ["convnet", "splitnet", *sorted(set(MODELS) - set(TOKENS))]
-    for made in (document(name, family, tiers) for family in families for tiers in sizes(family)):
+    for candidate in (build_document(name, family, tiers) for family in families for tiers in tier_choices(family)):
         try:
-            assemble(load(made, Registry()), Registry(), folder)
+            assemble(load(candidate, Registry()), Registry(), folder)
         except RecipeError:
             continue
-        return made
+        return candidate
     raise AssertionError(f"no recipe for {name}")
 
 
-def memories(disks: Path, run: str) -> dict[str, Parcel]:
-    found = {}
-    for place in disks.glob(f"*/{run}/*"):
-        newest = max(path.name for path in place.glob("*.memory"))
-        entry = ClientStateFiles(place).read((int(newest[:6]), int(newest[7:11])))
-        assert entry is not None and entry.task is not None
-        found[place.name] = entry.task
-    return found
+def read_client_states(disks: Path, run: str) -> dict[str, Parcel]:
+    states = {}
+    for folder in disks.glob(f"*/{run}/*"):
+        newest = max(path.name for path in folder.glob("*.memory"))
+        saved = ClientStateFiles(folder).read((int(newest[:6]), int(newest[7:11])))
+        assert saved is not None and saved.task is not None
+        states[folder.name] = saved.task
+    return states
 
 
 OF_EACH_KIND = ("heterofl", "fedhen", "efedsup", "fedhenn", "fedin")
@@ -109,7 +111,7 @@ OF_EACH_KIND = ("heterofl", "fedhen", "efedsup", "fedhenn", "fedin")
     ids=["of-each-kind", "all"],
 )
 @pytest.mark.usefixtures("double")
-def test_methods_on_a_real_fleet(
+def test_superlink_methods_equal_in_process(
     methods: tuple[str, ...], tmp_path: Path, difference: Callable[[Parcel, Parcel], float]
 ) -> None:
     recipes, out, disks = tmp_path / "recipes", tmp_path / "out", tmp_path / "disks"
@@ -119,21 +121,23 @@ def test_methods_on_a_real_fleet(
     nodes = [
         {"device": number, "folder": str(disks / str(number)), "data-dir": str(tmp_path)} for number in range(DEVICES)
     ]
-    with fleet(tmp_path / "flower", nodes) as ours:
-        said = ours.run(write_app(tmp_path / "app", APP), {"recipe": str(recipes), "out": str(out)}, SECONDS)
-    found = {}
+    app = write_app(tmp_path / "app", "all_recipes")
+    (app / "all_recipes.py").write_text(APP, encoding="utf-8")
+    with fleet(tmp_path / "flower", nodes) as running:
+        output = running.run(app, {"recipe": str(recipes), "out": str(out)}, SECONDS)
+    differences = {}
     for name in methods:
-        assert (out / name).exists(), said
+        assert (out / name).exists(), output
         here = assemble(load(recipes / f"{name}.toml", Registry()), Registry(), tmp_path)
         for _ in recorded(here, tmp_path / "here" / name):
             pass
-        one, other = (Checkpoints(folder / name / FOLDER).newest() for folder in (out, tmp_path / "here"))
-        assert one is not None and other is not None
-        kept = memories(disks, one.about["standing"]["others"].get("run", "none"))
-        assert kept.keys() == here.memory.committed.keys()
-        apart = [difference(one.server, other.server)]
-        apart += [difference(kept[device], here.memory.committed[device]) for device in kept]
-        found[name] = max(apart)
+        there, local = (Checkpoints(folder / name / FOLDER).newest() for folder in (out, tmp_path / "here"))
+        assert there is not None and local is not None
+        states = read_client_states(disks, there.about["standing"]["others"].get("run", "none"))
+        assert states.keys() == here.client_states.committed.keys()
+        distances = [difference(there.server, local.server)]
+        distances += [difference(states[device], here.client_states.committed[device]) for device in states]
+        differences[name] = max(distances)
         assert (out / name / "events.jsonl").read_text() == "", name
-    print({name: f"{apart:.1e}" for name, apart in found.items()})
-    assert {name: apart for name, apart in found.items() if not apart <= 1e-8} == {}
+    print({name: f"{distance:.1e}" for name, distance in differences.items()})
+    assert {name: distance for name, distance in differences.items() if not distance <= 1e-8} == {}

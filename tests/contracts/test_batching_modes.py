@@ -16,7 +16,7 @@ from fedloom.client import Schedule
 from fedloom.engines import ProcessPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
-from fedloom.models import model
+from fedloom.models import build_model
 from fedloom.models.batching import BatchingMode, BlockForward, FunctionalModule, BlockOutput, fold_devices, loop_over_devices, vmap_devices
 from fedloom.tensors import Parcel, layout
 
@@ -105,7 +105,7 @@ def learn(method: Method, place: Any, meddling: Callable[..., Any]) -> Callable[
         listening, others = meddling(engine, list), set(multiprocessing.active_children())
         try:
             server = place.play(method, listening, ROUNDS)
-            memories = dict(alone.memory.committed)
+            memories = dict(alone.client_states.committed)
             hired = set(multiprocessing.active_children()) - others
         finally:
             engine.close()
@@ -142,7 +142,7 @@ def agree(family: str, expected: Learned, difference: Callable[[Parcel, Parcel],
 
 
 @pytest.mark.parametrize("way", [fold_devices, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmap_devices, loop_over_devices))])
-def test_devices_in_company_learn_what_each_learns_alone(
+def test_batched_devices_learn_as_alone(
     way: BatchingMode,
     family: str,
     place: Any,
@@ -165,13 +165,13 @@ def test_devices_in_company_learn_what_each_learns_alone(
 
 
 @pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method
-def test_devices_in_other_processes_learn_what_each_learns_alone(
+def test_worker_processes_learn_as_alone(
     learn: Callable[..., Learned], agree: Callable[[Learned], None]
 ) -> None:
     agree(learn(block=2, workers=2))
 
 
-def test_there_is_something_to_compare(
+def test_training_changes_compared_state(
     method: Method, place: Any, expected: Learned, difference: Callable[[Parcel, Parcel], float]
 ) -> None:
     """Training has moved what is compared by far more than it may differ."""
@@ -196,9 +196,9 @@ class Undecided(nn.Module):
         return made if x.sum() > 0 else -made
 
 
-def test_a_forced_way_that_fails_gives_way_to_no_other(world: Callable[..., Any], forced: Any) -> None:
+def test_forced_batching_mode_has_no_fallback(world: Callable[..., Any], forced: Any) -> None:
     """Or the comparisons above could compare a way with itself."""
-    place = world(models=[("a", model("undecided", Undecided, {}, (1, 6, 6), 4))])
+    place = world(models=[("a", build_model("undecided", Undecided, {}, (1, 6, 6), 4))])
     forced(vmap_devices)
     with pytest.raises(RuntimeError, match="vmap"):
         place.play(FedAvg(), place.engine(FedAvg()))

@@ -1,4 +1,4 @@
-"""pfl: its simulated backend and FederatedAveraging, in as many processes as there are cores, joined by gloo."""
+"""pfl: its simulated backend and FederatedAveraging, with one process per core, connected by gloo."""
 
 import os
 import socket
@@ -12,56 +12,69 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.peers.work import BATCH, CLIP, DECAY, MOMENTUM, RATE, Block, Laps, Net, answer, initial, own, read
+from benchmarks.peers.workload import (
+    BATCH,
+    CLIP,
+    DECAY,
+    MOMENTUM,
+    RATE,
+    Laps,
+    Net,
+    Workload,
+    device_examples,
+    initial_weights,
+    read_input,
+    write_result,
+)
 
 RANK, ADDRESSES = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES"
 
 
-class Trained(Net):
-    """The net with what pfl asks of one."""
+class PflNet(Net):
+    """The network with the methods that pfl requires."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, object]:
-        """Nothing: pfl evaluates every device in its first round, and the others do not."""
+        """None: pfl would evaluate every device in its first round, which the other systems do not."""
         return {}
 
 
 def main() -> None:
-    work, laps = read(), Laps()
+    workload, laps = read_input(), Laps()
     torch.set_num_threads(1)
-    others = [] if RANK in os.environ else company(work)
-    weights = simulate(work, laps)
+    others = [] if RANK in os.environ else start_workers(workload)
+    weights = simulate(workload, laps)
     if os.environ.get(RANK, "0") == "0":
         from importlib.metadata import version
 
-        answer(work, laps, weights, version("pfl"))
+        write_result(workload, laps, weights, version("pfl"))
     for other in others:
         other.wait()
 
 
-def company(work: Block) -> list[subprocess.Popen[str]]:
+def start_workers(workload: Workload) -> list[subprocess.Popen[str]]:
     """Start the other workers; this process is the first."""
-    if work.workers == 1:
+    if workload.workers == 1:
         return []
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    os.environ.update({RANK: "0", ADDRESSES: ",".join([address] * work.workers)})
-    return [_worker(work, rank) for rank in range(1, work.workers)]
+    os.environ.update({RANK: "0", ADDRESSES: ",".join([address] * workload.workers)})
+    return [_worker(workload, rank) for rank in range(1, workload.workers)]
 
 
-def _worker(work: Block, rank: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.peers.pfl"]
+def _worker(workload: Workload, rank: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.peers.pfl_simulation"]
     process = subprocess.Popen(command, env={**os.environ, RANK: str(rank)}, text=True, stdin=subprocess.PIPE)
     assert process.stdin
-    process.stdin.write(dumps(asdict(work)))
+    process.stdin.write(dumps(asdict(workload)))
     process.stdin.close()
     return process
 
 
-def simulate(work: Block, laps: Laps) -> dict[str, Tensor]:
+def simulate(workload: Workload, laps: Laps) -> dict[str, Tensor]:
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -74,24 +87,24 @@ def simulate(work: Block, laps: Laps) -> dict[str, Tensor]:
     from pfl.model.pytorch import PyTorchModel
 
     class Lap(TrainingProcessCallback):  # type: ignore[misc]
-        def after_central_iteration(self, *said: object, **more: object) -> tuple[bool, Metrics]:
+        def after_central_iteration(self, *args: object, **kwargs: object) -> tuple[bool, Metrics]:
             laps.lap()
             return False, Metrics()
 
-    net = Trained(work.channels)
-    net.load_state_dict(initial(work))
+    net = PflNet(workload.channels)
+    net.load_state_dict(initial_weights(workload))
     model = PyTorchModel(
         net,
         partial(torch.optim.SGD, momentum=MOMENTUM, weight_decay=DECAY),
         torch.optim.SGD(net.parameters(), lr=1.0),
     )
     users = FederatedDataset(
-        lambda user: PyTorchTensorDataset(own(work, user), user_id=str(user)),
-        get_user_sampler("minimize_reuse", list(range(work.devices))),
+        lambda user: PyTorchTensorDataset(device_examples(workload, user), user_id=str(user)),
+        get_user_sampler("minimize_reuse", list(range(workload.devices))),
     )
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=work.rounds, evaluation_frequency=10**9, train_cohort_size=work.devices,
+            central_num_iterations=workload.rounds, evaluation_frequency=10**9, train_cohort_size=workload.devices,
             val_cohort_size=0,
         ),
         SimulatedBackend(users, users),

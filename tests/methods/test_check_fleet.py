@@ -14,7 +14,7 @@ from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedrolex import FedRolex
 from fedloom.methods.fedsup import FedSup
 from fedloom.methods.fjord import FjORD
-from fedloom.models import MODELS, Model, model, space_from_models
+from fedloom.models import MODELS, Model, build_model, space_from_models
 
 SHAPE, CLASSES = (1, 8, 8), 4
 
@@ -25,7 +25,7 @@ def net(family: str = "convnet", **settings: Any) -> Model:
         "preactresnet": {"hidden": (4, 8), "blocks": (1, 1), "exit_after": 1},
         "mobilenet": {"stem": 4, "widths": (4, 8), "depths": (1, 1), "kernels": (5, 5)},
     }
-    return model(family, MODELS[family], {**sizes[family], **settings}, SHAPE, CLASSES)
+    return build_model(family, MODELS[family], {**sizes[family], **settings}, SHAPE, CLASSES)
 
 
 def fleet(small: Model, large: Model, shares: tuple[float, float] = (0.5, 0.5), size: int = 4) -> Fleet:
@@ -33,41 +33,41 @@ def fleet(small: Model, large: Model, shares: tuple[float, float] = (0.5, 0.5), 
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_setting_left_to_the_family_is_a_setting(turned: bool) -> None:
+def test_space_from_models_includes_default_settings(turned: bool) -> None:
     sizes = [net(width=0.5), net()]
     assert space_from_models(sizes[::-1] if turned else sizes).choices == (("width", (0.5, 1.0)),)
 
 
-def test_choices_block_by_block_keep_their_order() -> None:
+def test_space_from_models_keeps_order_of_block_choices() -> None:
     sizes = [net("mobilenet", depths=(1, 2), kernels=(5, kernels)) for kernels in ((5, 5), (5, 3))]
     assert space_from_models(sizes).choices == (("kernels", ((5,), ((5, 3), (5, 5)))),)
 
 
-def test_lists_of_different_length_have_nothing_in_between() -> None:
+def test_space_from_models_lists_of_different_length_are_not_mixed() -> None:
     small = net(hidden=(4,))
     with pytest.raises(ValueError, match="hidden is a list of different length"):
         space_from_models([small, net()])
 
 
 @pytest.mark.parametrize("space", [{"classes": (2, 4)}, {"normalization": ("none", "batch")}, {"nothing": (1, 2)}])
-def test_a_space_of_what_is_no_size(space: Any) -> None:
+def test_fedsup_space_of_invalid_sizes_is_refused(space: Any) -> None:
     assert fleet_problem(FedSup(space=space), fleet(net(width=0.5), net())) is not None
 
 
-def test_budgets_of_nobody_and_for_nothing() -> None:
+def test_efedsup_unknown_or_too_small_budget_is_refused() -> None:
     tiers = fleet(net(width=0.5), net())
     assert fleet_problem(EFedSup(), tiers) is None
     assert "'smal', which is no tier" in str(fleet_problem(EFedSup(budgets={"smal": 0.3}), tiers))
     assert "no sub-net within the budget of 'small'" in str(fleet_problem(EFedSup(budgets={"small": 0.0001}), tiers))
 
 
-def test_a_report_on_a_tier_without_devices() -> None:
+def test_fedhen_report_on_empty_tier_is_refused() -> None:
     tiers = fleet(net(width=0.5), net(), shares=(0.1, 0.9))
     assert "'small', which has no device" in str(fleet_problem(FedHeN(report=True), tiers))
     assert fleet_problem(FedHeN(), tiers) is None
 
 
-def test_windows_behind_a_flattened_map() -> None:
+def test_fedrolex_layer_after_flattened_map_is_refused() -> None:
     """Four by four features for each channel would have to roll together."""
     four, pooled = (
         fleet(net("preactresnet", width=0.5, exit_pool=pool), net("preactresnet", exit_pool=pool))
@@ -77,16 +77,16 @@ def test_windows_behind_a_flattened_map() -> None:
     assert fleet_problem(FedRolex(), pooled) is None
 
 
-def test_widths_of_a_family_that_has_none() -> None:
+def test_fjord_widths_without_width_setting_are_refused() -> None:
     def plain(size: int = 4) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, size), nn.Linear(size, CLASSES))
 
-    small, large = (model("plain", plain, {"size": size}, SHAPE, CLASSES) for size in (2, 4))
+    small, large = (build_model("plain", plain, {"size": size}, SHAPE, CLASSES) for size in (2, 4))
     assert "no setting `width`" in str(fleet_problem(FjORD(widths=(0.5,)), fleet(small, large)))
     assert fleet_problem(FjORD(), fleet(small, large)) is None
 
 
-def test_a_size_that_comes_twice_is_drawn_as_often_as_others(
+def test_fjord_duplicate_sizes_count_once(
     world: Callable[..., Any], client_for: Callable[..., Any]
 ) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
@@ -94,5 +94,5 @@ def test_a_size_that_comes_twice_is_drawn_as_often_as_others(
     plan = merge_plans([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
     half = whole.with_settings(width=0.5)
     client = client_for(whole, place.dataset.train, plan, tier_models={"a": whole, "b": half, "c": half.with_settings(widest=1.0)})
-    assert len(FjORD()._narrower(client)) == 2
-    assert len(FjORD(widths=(0.5, 1.0))._narrower(client)) == 2
+    assert len(FjORD()._subnets(client)) == 2
+    assert len(FjORD(widths=(0.5, 1.0))._subnets(client)) == 2

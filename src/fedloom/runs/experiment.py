@@ -1,0 +1,45 @@
+"""A recipe with everything it names built: all that a run needs."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..data import Dataset, Partition
+from ..engines import AttackTransport, ClientStates, Compression, InProcess, NormScreening, Refusal
+from ..evaluation import Evaluator
+from ..fleet import Ask, Engine, Fleet, Request
+from ..footprints import Aggregate
+from ..methods import Method
+from ..recipe.load import LoadedRecipe
+from ..tensors import Tensors
+from .faults import Faults
+from .state import RunState
+
+
+@dataclass(frozen=True)
+class Experiment:
+    loaded: LoadedRecipe
+    dataset: Dataset
+    partition: Partition
+    fleet: Fleet
+    method: Method
+    engine: Engine
+    simulator: (
+        InProcess  # the engine that holds the simulated devices' data; `engine` itself unless devices are elsewhere
+    )
+    client_states: ClientStates
+    evaluator: Evaluator
+    aggregate: Aggregate
+    faults: Faults
+    refusals: list[tuple[int, Refusal]]  # grows as the run goes
+    state: RunState = field(default_factory=RunState)  # changes as the run goes
+    warm: Tensors | None = None  # weights to start from
+    public: Tensor | None = None  # unlabeled examples that the server has
+    compression: Compression | None = None
+    screening: NormScreening | None = None
+    attack: AttackTransport | None = None
+    deployed: bool = False  # real devices, with data of their own
+
+    def ask(self, round_number: int) -> Ask:
+        """Ask devices outside of a method's round: nothing is compressed, attacked or counted."""
+        return lambda task, inboxes: self.engine.ask(Request(task, inboxes, round_number))
