@@ -17,7 +17,15 @@ from fedloom.engines import ProcessPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import build_model
-from fedloom.models.batching import BatchingMode, BlockForward, FunctionalModule, BlockOutput, fold_devices, loop_over_devices, vmap_devices
+from fedloom.models.batching import (
+    BatchingMode,
+    BlockForward,
+    BlockOutput,
+    FunctionalModule,
+    fold_devices,
+    loop_over_devices,
+    vmap_devices,
+)
 from fedloom.tensors import Parcel, layout
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices are done before others of their block
@@ -75,7 +83,12 @@ class Watched:
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode], Watched]]:
     """Have every block run one way, right or wrong: no slower one steps in."""
-    caches = (inside._functional_module, inside._single_device_forward, inside._multi_device_forward, inside.batching_mode)
+    caches = (
+        inside._functional_module,
+        inside._single_device_forward,
+        inside._multi_device_forward,
+        inside.batching_mode,
+    )
 
     def forget() -> None:
         for cache in caches:
@@ -141,7 +154,9 @@ def agree(family: str, expected: Learned, difference: Callable[[Parcel, Parcel],
     return check
 
 
-@pytest.mark.parametrize("way", [fold_devices, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmap_devices, loop_over_devices))])
+@pytest.mark.parametrize(
+    "way", [fold_devices, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmap_devices, loop_over_devices))]
+)
 def test_batched_devices_learn_as_alone(
     way: BatchingMode,
     family: str,
@@ -165,9 +180,7 @@ def test_batched_devices_learn_as_alone(
 
 
 @pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method
-def test_worker_processes_learn_as_alone(
-    learn: Callable[..., Learned], agree: Callable[[Learned], None]
-) -> None:
+def test_worker_processes_learn_as_alone(learn: Callable[..., Learned], agree: Callable[[Learned], None]) -> None:
     agree(learn(block=2, workers=2))
 
 

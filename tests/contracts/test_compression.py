@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines import ByMail, Compression, Coded
+from fedloom.engines import ByMail, Coded, Compression
 from fedloom.engines.compression import HalfPrecision, Int8, TopK
 from fedloom.fleet import Traffic
 from fedloom.methods import Method

@@ -1,7 +1,7 @@
 """What every method must hold, with every model family, on every engine."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 
 from fedloom.client import Schedule, Task
 from fedloom.engines import DryRun
-from fedloom.fleet import Device, Engine, Reply, Request, ServerModel
+from fedloom.fleet import Engine, Reply, Request, ServerModel
 from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.tensors import Parcel, fingerprint
 
@@ -44,9 +44,7 @@ def test_block_of_devices_learns_as_alone(
 
 
 @pytest.mark.usefixtures("double")
-def test_block_of_devices_is_evaluated_as_alone(
-    method: Method, family: str, world_for: Callable[..., Any]
-) -> None:
+def test_block_of_devices_is_evaluated_as_alone(method: Method, family: str, world_for: Callable[..., Any]) -> None:
     place = world_for(method, family, sizes=SIZES, labels=LABELS)
     found = []
     for block in (1, 16):
@@ -54,7 +52,11 @@ def test_block_of_devices_is_evaluated_as_alone(
         candidates = method.eval_targets(place.play(method, engine, rounds=1))
         found.append(
             place.evaluator().rows(
-                candidates, place.fleet, lambda task, inboxes, engine=engine: engine.ask(Request(task, inboxes, 1)), 1, True
+                candidates,
+                place.fleet,
+                lambda task, inboxes, engine=engine: engine.ask(Request(task, inboxes, 1)),
+                1,
+                True,
             )
         )
     assert [replace(row, value=0.0) for row in found[0]] == [replace(row, value=0.0) for row in found[1]]
@@ -170,7 +172,9 @@ def test_round_continues_from_serialized_server(method: Method, world_for: Calla
     straight, interrupted = place.engine(method), place.engine(method)
     whole = place.play(method, straight, rounds=2)
     half = place.play(method, interrupted, rounds=1)
-    interrupted.client_states.committed = {name: through_a_file(p) for name, p in interrupted.client_states.committed.items()}
+    interrupted.client_states.committed = {
+        name: through_a_file(p) for name, p in interrupted.client_states.committed.items()
+    }
     resumed = method.round(through_a_file(half), place.context(interrupted, 2))
     interrupted.commit(2)
     assert fingerprint(resumed) == fingerprint(whole)
@@ -224,9 +228,7 @@ def test_dry_run_counts_traffic_of_round(method: Method, world_for: Callable[...
     assert sum(rehearsal.up.values()) == real.traffic.bytes_up
 
 
-def test_evaluation_tasks_send_declared_bundles(
-    method: Method, family: str, world_for: Callable[..., Any]
-) -> None:
+def test_evaluation_tasks_send_declared_bundles(method: Method, family: str, world_for: Callable[..., Any]) -> None:
     """In both precisions: a refused reply is an unjudged model."""
     for dtype in (torch.float32, torch.float64):
         before = torch.get_default_dtype()

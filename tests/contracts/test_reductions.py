@@ -60,7 +60,9 @@ def test_weighting_equal_sizes_makes_no_difference(
     assert difference(*(place.play(method, place.engine(method)) for method in methods)) <= 1e-6
 
 
-def test_heterofl_absent_labels_differ_from_fedavg(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+def test_heterofl_absent_labels_differ_from_fedavg(
+    world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
     place = world(sizes=(8, 8, 9), labels=SKEWED)
     methods = HeteroFL(), FedAvg("uniform")
     assert not parcels_equal(*(place.play(method, place.engine(method)) for method in methods))

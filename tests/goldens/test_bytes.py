@@ -23,9 +23,7 @@ def costs(recipe: str, folder: Path) -> dict[str, TierCost]:
 @pytest.mark.parametrize(
     ("recipe", "labels"), [("heterofl_mnist", 10), ("heterofl_cifar10", 10), ("heterofl_wikitext2", 33_279)]
 )
-def test_heterofl_traffic_is_slice_and_label_set(
-    recipe: str, labels: int, tmp_path: Path
-) -> None:
+def test_heterofl_traffic_is_slice_and_label_set(recipe: str, labels: int, tmp_path: Path) -> None:
     for one in costs(recipe, tmp_path).values():
         assert one.bytes_down == 4 * one.parameters
         assert one.bytes_up == 4 * one.parameters + math.ceil(labels / 8)

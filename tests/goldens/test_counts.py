@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedloom.models import MODELS, Cost, Model, compute_cost, build_model
+from fedloom.models import MODELS, Cost, Model, build_model, compute_cost
 from fedloom.tensors import payload_bytes
 
 WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
@@ -176,7 +176,9 @@ def cost_of(family: str, level: str) -> Cost:
 
 @pytest.mark.parametrize("level", WIDTHS)
 @pytest.mark.parametrize(("family", "published"), [("convnet", CONVNET), ("preresnet", PRERESNET)])
-def test_heterofl_level_counts_are_as_published(family: str, published: dict[str, tuple[int, int, int, float]], level: str) -> None:
+def test_heterofl_level_counts_are_as_published(
+    family: str, published: dict[str, tuple[int, int, int, float]], level: str
+) -> None:
     found = cost_of(family, level)
     counted = (found.parameters, found.published_flops, found.macs, round(found.megabytes, 2))
     assert counted == published[level]
@@ -288,9 +290,7 @@ def printed(number: float) -> str:
 
 @pytest.mark.parametrize("mode", MNIST_MODES)
 @pytest.mark.parametrize(("family", "published"), [("convnet", MNIST_MODES), ("preresnet", CIFAR10_MODES)])
-def test_mode_cost_is_mean_over_levels(
-    family: str, published: dict[str, tuple[str, str, str]], mode: str
-) -> None:
+def test_mode_cost_is_mean_over_levels(family: str, published: dict[str, tuple[str, str, str]], mode: str) -> None:
     costs = [cost_of(family, letter) for letter in mode.split("-")]
     means = [sum(each) / len(costs) for each in zip(*((c.parameters, c.published_flops) for c in costs), strict=True)]
     megabytes = sum(c.megabytes for c in costs) / len(costs)

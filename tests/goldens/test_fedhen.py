@@ -110,7 +110,9 @@ def test_decouple_tiers_are_averaged_separately(scripted: Callable[..., Any]) ->
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", ["shared", "own"])
 @pytest.mark.parametrize("method", [FedHeN(), NoSide()])
-def test_fedhen_nonfinite_device_is_left_out(method: Method, where: str, bad: float, scripted: Callable[..., Any]) -> None:
+def test_fedhen_nonfinite_device_is_left_out(
+    method: Method, where: str, bad: float, scripted: Callable[..., Any]
+) -> None:
     made = one_round(method, {**ANSWERS, "2": {**ANSWERS["2"], where: bad}}, False, scripted)
     assert made("simple") == {"shared": 3.0}
     assert made("complex") == {"shared": 3.0, "own": 10.0}
@@ -132,9 +134,7 @@ def test_fedhen_summed_gradient_is_clipped_once(client_for: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize(("exit_head", "head"), [("all", 0.5), ("trained_only", 1.0)])
-def test_noside_exit_head_setting_decides_average(
-    exit_head: Any, head: float, scripted: Callable[..., Any]
-) -> None:
+def test_noside_exit_head_setting_decides_average(exit_head: Any, head: float, scripted: Callable[..., Any]) -> None:
     answers = {"0": {"shared": 0.0, "head": 1.0}, "1": {"shared": 4.0, "head": 0.0, "own": 3.0}}
     made = one_round(NoSide(exit_head), answers, True, scripted)
     assert made("simple") == {"shared": 2.0, "head": head}

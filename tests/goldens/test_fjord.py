@@ -25,7 +25,9 @@ def test_fjord_regions_are_weighted_by_examples(
     counts: dict[str, int], corner: float, scripted: Callable[..., object]
 ) -> None:
     """With equal counts it is HeteroFL's average."""
-    tiers = make_nested_tiers([(name, build_model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
+    tiers = make_nested_tiers(
+        [(name, build_model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()]
+    )
     fleet = Fleet(tiers, (0.5, 0.5), 2, seed=0)
 
     def answer(device: Device, inbox: Parcel) -> Reply:
@@ -41,7 +43,9 @@ SAID = {"wide": [[1.0, 2.0], [3.0, 4.0]], "half": [[5.0]]}
 
 
 def test_fjord_uncovered_region_is_unchanged(scripted: Callable[..., object]) -> None:
-    tiers = make_nested_tiers([(name, build_model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()])
+    tiers = make_nested_tiers(
+        [(name, build_model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()]
+    )
     fleet = Fleet(tiers, (0.5, 0.5), 2, seed=0)
     half = [device for device in fleet.devices(1) if device.tier == "half"]
     engine = scripted(lambda device, inbox: Reply(device, 30, {"weights": {"weight": torch.tensor([[5.0]])}}))

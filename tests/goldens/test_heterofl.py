@@ -140,7 +140,11 @@ def test_local_evaluation_masked_prediction_matches_hand_value(fill: float, accu
     held = build_client_data(evaluator.dataset, Partition((np.array([0]),), (np.array([0]),)), fleet)
     engine = InProcess(held, ClientStateStore(lambda device: {}), Schedule(), Sgd(), Constant(), seed=0)
     rows = evaluator.rows(
-        {"server": tier_slices(weights, fill)}, fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, per_device=False
+        {"server": tier_slices(weights, fill)},
+        fleet,
+        lambda task, boxes: engine.ask(Request(task, boxes, 1)),
+        1,
+        per_device=False,
     )
     found = {(row.test, row.metric): row.value for row in rows}
     assert found["local", "accuracy"] == accuracy

@@ -205,7 +205,9 @@ def test_perplexity_of_two_batches_matches_hand_value(held_by: str) -> None:
     )
     carried = DeviceModel(lambda client, inbox: (client.model, inbox["weights"]), lambda device: {"weights": weights})
     candidate = tier_slices(weights) if held_by == "server" else carried
-    rows = evaluator.rows({"one": candidate}, fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, per_device=True)
+    rows = evaluator.rows(
+        {"one": candidate}, fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, per_device=True
+    )
     found = {(row.test, row.device, row.metric): row.value for row in rows}
     for device in ("",) if held_by == "server" else ("", "0", "1"):
         assert round(found["global", device, "perplexity"], 6) == 5.053669

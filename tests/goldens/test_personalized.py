@@ -131,9 +131,7 @@ def test_fedrep_step_matches_hand_value(train: Callable[..., ClientResult]) -> N
 @pytest.mark.parametrize(
     ("shared", "name"), [("head", "head.weight"), ("body", "body.weight"), (("body",), "body.weight")]
 )
-def test_lgfedavg_step_matches_hand_value(
-    shared: Any, name: str, train: Callable[..., ClientResult]
-) -> None:
+def test_lgfedavg_step_matches_hand_value(shared: Any, name: str, train: Callable[..., ClientResult]) -> None:
     other = {"head.weight": "body.weight", "body.weight": "head.weight"}[name]
     made = train(LGFedAvg(shared), PRODUCT, {name: 1.0}, {other: 1.0})
     assert made.state is not None

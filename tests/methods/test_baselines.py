@@ -64,9 +64,7 @@ def test_standalone_round_sends_nothing_and_keeps_model(world: Callable[..., Any
         assert any(not torch.equal(kept[name], tensor) for name, tensor in first.items())
 
 
-def test_standalone_devices_are_independent(
-    world: Callable[..., Any], parcels_equal: Callable[..., bool]
-) -> None:
+def test_standalone_devices_are_independent(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
     """Other data on one device changes nothing on the others."""
     place, method = world(sizes=(8, 8, 8)), Standalone()
     x = place.dataset.train.x.clone()
@@ -94,9 +92,7 @@ def test_centralized_data_share_pools_first_devices(
     assert [reply.examples for reply in engine.delivered] == [rows]
 
 
-def test_centralized_cohort_does_not_matter(
-    world: Callable[..., Any], parcels_equal: Callable[..., bool]
-) -> None:
+def test_centralized_cohort_does_not_matter(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
     place, method = world(sizes=(4, 5, 6, 5)), Centralized()
     made = [place.play(method, place.engine(method), participation=share) for share in (1.0, 0.25)]
     assert parcels_equal(*made)

@@ -86,13 +86,13 @@ def test_fjord_widths_without_width_setting_are_refused() -> None:
     assert fleet_problem(FjORD(), fleet(small, large)) is None
 
 
-def test_fjord_duplicate_sizes_count_once(
-    world: Callable[..., Any], client_for: Callable[..., Any]
-) -> None:
+def test_fjord_duplicate_sizes_count_once(world: Callable[..., Any], client_for: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
     whole = place.fleet.global_model
     plan = merge_plans([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
     half = whole.with_settings(width=0.5)
-    client = client_for(whole, place.dataset.train, plan, tier_models={"a": whole, "b": half, "c": half.with_settings(widest=1.0)})
+    client = client_for(
+        whole, place.dataset.train, plan, tier_models={"a": whole, "b": half, "c": half.with_settings(widest=1.0)}
+    )
     assert len(FjORD()._subnets(client)) == 2
     assert len(FjORD(widths=(0.5, 1.0))._subnets(client)) == 2

@@ -16,7 +16,7 @@ from fedloom.fleet import DeviceModel, Request
 from fedloom.methods import fleet_problem
 from fedloom.methods.fedgkt import FedGKT, server_client
 from fedloom.methods.standalone import Standalone
-from fedloom.models import Model, StepSeeds, chain_models, build_model
+from fedloom.models import Model, StepSeeds, build_model, chain_models
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
 
 SIZES = (8, 5, 9)
@@ -136,7 +136,10 @@ def test_fedgkt_later_round_also_distills(place: Any, difference: Callable[..., 
     for device, box in engine.inboxes[2][1].items():
         assert box["teacher"].keys() == {"logits"}
         assert torch.equal(box["teacher"]["logits"], server["answers"][device.name])
-        assert difference(engine.engine.client_states.committed[device.name], alone.client_states.committed[device.name]) > 1e-5
+        assert (
+            difference(engine.engine.client_states.committed[device.name], alone.client_states.committed[device.name])
+            > 1e-5
+        )
 
 
 def lesson_of(place: Any, labels: Tensor | None = None, logits: Tensor | None = None) -> Parcel:
@@ -290,7 +293,9 @@ def test_fedgkt_eval_targets_are_clients_and_server(place: Any) -> None:
     engine = place.engine(SMALL)
     candidates = SMALL.eval_targets(place.play(SMALL, engine))
     assert all(isinstance(one, DeviceModel) for one in candidates.values())
-    rows = place.evaluator().rows(candidates, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 2)), 2, True)
+    rows = place.evaluator().rows(
+        candidates, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 2)), 2, True
+    )
     assert {row.candidate for row in rows} == {"clients", "server"}
     for name in ("clients", "server"):
         local = [row for row in rows if (row.candidate, row.test) == (name, "local")]

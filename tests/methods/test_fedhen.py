@@ -38,7 +38,10 @@ def two_sizes(tiny_model: Build) -> list[tuple[str, Model]]:
 
 def drawn_replies(tiny_model: Build, kinds: list[str], seed: int) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
     """Devices of these kinds that send random weights, and an old global model."""
-    fleet, draw = Fleet(make_nested_tiers(two_sizes(tiny_model)), (0.5, 0.5), 9, seed=0), torch.Generator().manual_seed(seed)
+    fleet, draw = (
+        Fleet(make_nested_tiers(two_sizes(tiny_model)), (0.5, 0.5), 9, seed=0),
+        torch.Generator().manual_seed(seed),
+    )
     old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     tiers = {tier.name: tier for tier in fleet.tiers}
     replies = []
@@ -197,9 +200,7 @@ def test_noside_complex_device_does_not_train_exit_head(
             assert bits_equal(weight, start[name]) == untouched, (device.tier, name)
 
 
-def test_fedhen_side_objective_leaves_complex_only_weights(
-    place: Any, meddling: Callable[..., Any]
-) -> None:
+def test_fedhen_side_objective_leaves_complex_only_weights(place: Any, meddling: Callable[..., Any]) -> None:
     """After one step, as there is nothing in it but its gradient; a simple device does the same in both."""
     place = replace(place, schedule=Schedule(100), optimizer=Sgd(0.5))
     with_side, without = (sent_in_one_round(method, place, meddling) for method in (FedHeN(), NoSide()))

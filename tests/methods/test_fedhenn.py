@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.client import Schedule, Sgd, Step, Task, alignment_loss
+from fedloom.client import Schedule, Sgd, Step, alignment_loss
 from fedloom.fleet import Device, Engine, Reply, Request, draw_cohort
 from fedloom.methods import _alignment, fleet_problem
 from fedloom.methods._last_uploads import upload_key
@@ -135,7 +135,9 @@ def test_fedhenn_first_round_has_no_alignment(
 
 
 @pytest.mark.parametrize("share", ["kernels", "weights"])
-def test_fedhenn_second_round_has_alignment(share: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+def test_fedhenn_second_round_has_alignment(
+    share: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
     place, method = world(sizes=UNEQUAL), FedHeNN(strength=1.0, share=share, probe_size=8)
     engine, plain = Listening(place.engine(method)), replace(method, strength=0)
     made = place.play(method, engine, rounds=2)
@@ -189,7 +191,9 @@ def test_fedhenn_kernels_on_devices_uploads_no_weights(families: World) -> None:
     assert {tuple(tensor.shape) for one in told for tensor in one.values()} == {(8, 6), (8, 3), (8, 5)}
 
 
-def test_fedhenn_auto_on_deployed_devices_uploads_no_weights(families: World, parcels_equal: Callable[..., bool]) -> None:
+def test_fedhenn_auto_on_deployed_devices_uploads_no_weights(
+    families: World, parcels_equal: Callable[..., bool]
+) -> None:
     engine = Listening(families.engine(PULLED))
     server = PULLED.start(families.fleet, families.seed)
     after = PULLED.round(server, replace(families.context(engine, 2), deployed=True))
@@ -282,7 +286,9 @@ def test_fedhenn_sharing_weights_targets_global_models_kernel(world: Callable[..
         assert server.keys() == {"weights"}
         first = {name: one.unsqueeze(0) for name, one in method.start(place.fleet, 0)["weights"].items()}
         target = {"features": place.fleet.global_model.features(first, x)}
-        after = [{n: w.unsqueeze(0) for n, w in one["weights"].items()} for one in engine.client_states.committed.values()]
+        after = [
+            {n: w.unsqueeze(0) for n, w in one["weights"].items()} for one in engine.client_states.committed.values()
+        ]
         apart = alignment_loss(target, "linear")
         return sum(float(apart(place.fleet.global_model.features(weights, x))) for weights in after)
 
@@ -310,10 +316,16 @@ def test_public_examples_travel_as_stored(method: FedHeNN, world: Callable[..., 
     shown = [inbox["public"]["x"] for _, inboxes in engine.asked for inbox in inboxes.values()]
     assert all(x.dtype == torch.uint8 and x.shape == (8, 1, 6, 6) for x in shown)
     sent_down = [inbox for _, boxes in engine.asked for device, inbox in boxes.items() if not device.is_server]
-    shown_bytes, target, model = 8 * 36 + 4, 8 * 8 * 4, payload_bytes({"weights": place.fleet.global_model.initial_weights(0)})
+    shown_bytes, target, model = (
+        8 * 36 + 4,
+        8 * 8 * 4,
+        payload_bytes({"weights": place.fleet.global_model.initial_weights(0)}),
+    )
     expected = shown_bytes + {"kernels": target, "weights": model}[method.share]
     first_question = shown_bytes if method.kernels_on == "devices" else 0
-    assert context.traffic.bytes_down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)
+    assert (
+        context.traffic.bytes_down == sum(map(payload_bytes, sent_down)) == len(UNEQUAL) * (expected + first_question)
+    )
     assert context.traffic.bytes_up == len(UNEQUAL) * (8 * 6 * 4 if method.kernels_on == "devices" else model)
 
 

@@ -69,7 +69,9 @@ def slopes(client: Client, weights: Any, pairs: Any) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.usefixtures("double")
-def test_features_loss_trains_intermediate_layers_only(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
+def test_features_loss_trains_intermediate_layers_only(
+    world: Callable[..., Any], block_weights: Callable[..., Any]
+) -> None:
     client = client_of(world("splitnet"), SMALL, 2)
     labels, features, _ = slopes(client, block_weights(client.model, 2), made_up_pairs(client))
     for name, slope in features.items():
@@ -150,9 +152,7 @@ def test_project_zero_label_gradient_keeps_features() -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_features_loss_of_own_pairs_is_zero(
-    world: Callable[..., Any], block_weights: Callable[..., Any]
-) -> None:
+def test_features_loss_of_own_pairs_is_zero(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
     place = world("splitnet", normalization="group")
     client = client_of(place, SMALL, 2)
     weights = block_weights(client.model, 2)
@@ -164,9 +164,7 @@ def test_features_loss_of_own_pairs_is_zero(
 
 
 @pytest.mark.usefixtures("double")
-def test_collect_pairs_matches_evaluation_mode(
-    world: Callable[..., Any], block_weights: Callable[..., Any]
-) -> None:
+def test_collect_pairs_matches_evaluation_mode(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
     """With batch norm's statistics of the device's own data, and of its own examples, each at most once."""
     client = client_of(world("splitnet"), SMALL, 2)
     weights = block_weights(client.model, 2)
@@ -350,9 +348,7 @@ def test_fedin_without_aggregation_still_shares_pairs(place: Any, difference: Ca
     assert difference(*(engine.client_states.committed["0"] for engine in engines)) > 1e-4
 
 
-def test_fedin_without_features_is_lgfedavg(
-    world: Callable[..., Any], difference: Callable[..., float]
-) -> None:
+def test_fedin_without_features_is_lgfedavg(world: Callable[..., Any], difference: Callable[..., float]) -> None:
     """But for weighting, so with equal sizes."""
     place = world("splitnet", sizes=(8, 8, 8))
     methods = replace(SMALL, middle="none"), LGFedAvg(("extractor", "classifier"))
@@ -375,9 +371,7 @@ def test_fedin_ends_are_averaged_uniformly(place: Any, meddling: Callable[..., A
 
 
 @pytest.mark.usefixtures("double")
-def test_fedin_sequential_makes_two_updates(
-    world: Callable[..., Any], block_weights: Callable[..., Any]
-) -> None:
+def test_fedin_sequential_makes_two_updates(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
     """By hand over two steps with momentum and decay, each of the two with a velocity of its own."""
     place = world("splitnet", optimizer=Sgd(0.01, momentum=0.9, weight_decay=0.01))
     client = client_of(place, SMALL)
@@ -478,7 +472,9 @@ class Plain(nn.Module):
 
 
 def test_fedin_custom_model_needs_parts_that_run_once(world: Callable[..., Any]) -> None:
-    once, twice = (world(models=[("a", build_model("plain", Plain, {"times": times}, (1, 6, 6), 4))]) for times in (1, 2))
+    once, twice = (
+        world(models=[("a", build_model("plain", Plain, {"times": times}, (1, 6, 6), 4))]) for times in (1, 2)
+    )
     assert fleet_problem(SMALL, once.fleet) is None
     assert once.play(SMALL, once.engine(SMALL))["pairs"]["enter"].shape == (12, 8)
     assert "fedin cannot take plain apart: intermediate is no part that can run alone" in str(

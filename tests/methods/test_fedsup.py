@@ -17,7 +17,7 @@ from fedloom.fleet import Device
 from fedloom.methods import fleet_problem
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
-from fedloom.models import SPACES, Model, StepSeeds, compute_cost, build_model
+from fedloom.models import SPACES, Model, StepSeeds, build_model, compute_cost
 from fedloom.models.mobilenet import mobilenet
 from fedloom.recipe.errors import RecipeError
 from fedloom.tensors import Parcel, Tensors, fingerprint
@@ -251,9 +251,7 @@ def test_fedsup_published_spaces_fit_published_model(space: str, world: Callable
 
 
 @pytest.mark.parametrize("stream", ["device", "shared"])
-def test_fedsup_subnets_do_not_depend_on_block(
-    stream: Any, supernet: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fedsup_subnets_do_not_depend_on_block(stream: Any, supernet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By device and step; or by the step alone, where all draw as one."""
     by_block, real = [], FedSup._nets
     for block in (1, 2, 6):

@@ -338,7 +338,9 @@ def test_heterofl_uploads_seen_labels(world: Callable[..., Any], meddling: Calla
     place, method = world(sizes=(8, 8, 8), labels=labels), HeteroFL()
     engine = meddling(place.engine(method), lambda replies: replies)
     method.round(method.start(place.fleet, 0), place.context(engine))
-    found = {reply.device.name: reply.upload["labels"]["seen"].nonzero().flatten().tolist() for reply in engine.delivered}
+    found = {
+        reply.device.name: reply.upload["labels"]["seen"].nonzero().flatten().tolist() for reply in engine.delivered
+    }
     assert found == {"0": [0, 2], "1": [1], "2": [1, 3]}
 
 
@@ -351,7 +353,9 @@ def test_heterofl_local_evaluation_masks_like_training(
     masked: bool, fill: float | None, tiny_model: Callable[..., Model]
 ) -> None:
     fleet = fleet_of(tiny_model, "convnet", 3)
-    candidate = HeteroFL(mask_unseen_labels=masked).eval_targets({"weights": fleet.global_model.initial_weights(0)})["server"]
+    candidate = HeteroFL(mask_unseen_labels=masked).eval_targets({"weights": fleet.global_model.initial_weights(0)})[
+        "server"
+    ]
     assert candidate.unseen_logit == fill
 
 

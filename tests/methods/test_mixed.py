@@ -391,7 +391,9 @@ def test_mixed_finish_runs_parts_that_have_one(
     fedhenn = alone(place, part, 2, participation)
     memory = replace(place, fleet=own).engine(part.method)
     memory.memory.committed = fedhenn.memories
-    expected = part.method.finish(fedhenn.server, RoundContext(3, own.eligible_devices(3), own, memory, public=place.public))
+    expected = part.method.finish(
+        fedhenn.server, RoundContext(3, own.eligible_devices(3), own, memory, public=place.public)
+    )
     memory.commit(3)
     assert expected is not None
     found = of_part(Learned(ended, dict(engine.client_states.committed)), 1, place, part)
@@ -456,9 +458,7 @@ def test_mixed_from_settings_builds_parts() -> None:
     ("strength", "align", "own", "expected"),
     [(0, True, 0, False), (1, False, 0, False), (1, True, 0, True), (0, False, 1, True)],
 )
-def test_mixed_needs_public_data_if_any_part_aligns(
-    strength: float, align: bool, own: float, expected: bool
-) -> None:
+def test_mixed_needs_public_data_if_any_part_aligns(strength: float, align: bool, own: float, expected: bool) -> None:
     parts = (MethodPart(("a",), HeteroFL(), align), MethodPart(("b",), FedHeNN(strength=own)))
     assert Mixed(strength=strength, parts=parts).needs_public_data == expected
 

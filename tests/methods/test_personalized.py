@@ -50,9 +50,7 @@ def test_ditto_global_model_is_fedavg_for_any_hold(
     assert parcels_equal(*made)
 
 
-def test_ditto_large_hold_stays_near_global_model(
-    world: Callable[..., Any], difference: Callable[..., float]
-) -> None:
+def test_ditto_large_hold_stays_near_global_model(world: Callable[..., Any], difference: Callable[..., float]) -> None:
     place = world(sizes=(8, 8), schedule=Schedule(4, 4), optimizer=Sgd(0.05))
     apart = []
     for hold in (0.0, 1.0, 10.0):
@@ -191,9 +189,7 @@ def looked_ahead(place: Any, batches: Any, rate: float) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in module.named_parameters()}
 
 
-def test_perfedavg_is_evaluated_after_one_local_step(
-    world: Callable[..., Any], client_for: Callable[..., Any]
-) -> None:
+def test_perfedavg_is_evaluated_after_one_local_step(world: Callable[..., Any], client_for: Callable[..., Any]) -> None:
     place, method = world(sizes=(8, 8), schedule=ONE_BATCH), PerFedAvg(0.2)
     engine, devices = place.engine(method), place.fleet.devices(1)
     plan = merge_plans([engine.plan(method.train, device, 1, 0) for device in devices])
@@ -368,9 +364,7 @@ def test_personal_model_combines_state_and_inbox(method: Method, world: Callable
 
 @pytest.mark.parametrize("participation", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
-def test_holdout_devices_are_in_no_cohort(
-    participation: float, assignment: Any, world: Callable[..., Any]
-) -> None:
+def test_holdout_devices_are_in_no_cohort(participation: float, assignment: Any, world: Callable[..., Any]) -> None:
     fleet = with_strangers(world(widths=(1.0, 0.5), sizes=(4,) * 10), 0, 4, 9).fleet
     fleet, met = replace(fleet, assignment=assignment), set()
     for number in range(1, 40):

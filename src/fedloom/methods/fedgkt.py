@@ -32,7 +32,7 @@ from ..client import (
 )
 from ..data import Examples, Preparation
 from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
-from ..models import MODELS, Model, chain_models, compute_cost, build_model
+from ..models import MODELS, Model, build_model, chain_models, compute_cost
 from ..seeds import SERVER_BATCHES, SERVER_ORDER, TEACH, generator
 from ..settings import Count, FrozenDict, NonNegative, Positive
 from ..tensors import Parcel, Tensors
