@@ -1,6 +1,5 @@
 """A block of devices makes what each device makes alone, whichever way its module can run."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, get_args
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.models import Model, Outputs, StepSeeds, batching, build_model, make_space
-from fedloom.models.batching import FunctionalModule, SlowBatchingWarning, choose_mode
+from fedloom.models.batching import FunctionalModule, choose_mode
 from fedloom.models.mobilenet import mobilenet
 from fedloom.models.normalization import Normalization
 from fedloom.seeds import generator
@@ -182,9 +181,7 @@ def test_a_module_may_have_constants(
     assert set(net.shapes()) == {"classifier.weight", "classifier.bias"}
     block, x = block_weights(net, DEVICES, torch.float32), images(net.input_shape).float()
     step_seeds = StepSeeds((1, 2, 3)) if training else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SlowBatchingWarning)
-        made = net(block, x, step_seeds).logits
+    made = net(block, x, step_seeds).logits
     for device in range(DEVICES):
         module = net.module()
         module.load_state_dict({name: tensor[device] for name, tensor in block.items()}, strict=False)
@@ -230,14 +227,13 @@ FALLBACKS = [(concatenating, 1), (layer_normed, 1), (channel_mean, 1), (viewing,
 
 @pytest.mark.parametrize(("build", "given_up"), FALLBACKS, ids=lambda one: getattr(one, "__name__", str(one)))
 def test_a_module_that_cannot_fold_says_so_and_is_right(
-    build: Callable[[], nn.Module], given_up: int, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
+    build: Callable[[], nn.Module], given_up: int, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     net = stranger(build)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SlowBatchingWarning)
-        assert_block_is_each_alone(net, block, x, True, pick_device)
-    (slow,) = [str(warning.message) for warning in caught if warning.category is SlowBatchingWarning]
+    assert_block_is_each_alone(net, block, x, True, pick_device)
+    (slow,) = [message for message in caplog.messages if "slower batching" in message]
     assert slow.count(f"{type(net.module()).__name__} does not run") == given_up
     assert "does not run with fold_devices" in slow
     assert ("does not run with vmap_devices" in slow) is (given_up == 2)
@@ -253,9 +249,7 @@ def test_a_module_that_looks_at_its_whole_batch_sees_its_own_device_alone(
 ) -> None:
     """Devices differ in their data: a trial whose devices hold the same examples would not tell them apart."""
     net = stranger(centring)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SlowBatchingWarning)
-        assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
+    assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
 
 
 class Tied(nn.Module):
@@ -398,9 +392,7 @@ def test_what_is_no_size_is_tried_on_its_own(
     for said in how:
         for width in (6, 7, 8):
             net = build_model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SlowBatchingWarning)
-                assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
+            assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
     assert len(trials) == 2 * 2
 
 
@@ -409,9 +401,7 @@ def test_where_sizes_run_in_different_ways_each_is_tried(
 ) -> None:
     for width in (6, 7, 8, 9):
         net = build_model("odd_ones_mix", odd_ones_mix, {"width": width}, (5,), 4)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SlowBatchingWarning)
-            assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
+        assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
     assert len(trials) == 4
 
 

@@ -182,7 +182,6 @@ def silent() -> nn.Module:
     return Silent()
 
 
-@pytest.mark.filterwarnings("ignore::fedloom.models.batching.SlowBatchingWarning")
 def test_a_layer_that_is_never_called_shows_nothing(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(silent, (6,))
     block, x = block_weights(net, 1), images((6,), 1)

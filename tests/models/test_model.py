@@ -279,7 +279,6 @@ def scaled() -> nn.Module:
     return nn.Sequential(Scaled())
 
 
-@pytest.mark.filterwarnings("ignore::fedloom.models.batching.SlowBatchingWarning")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_model_that_was_judged_can_still_be_differentiated(devices: int) -> None:
     """Judging runs without autograd; what it leaves behind must not stop a teacher's pass in judging mode."""

@@ -89,7 +89,7 @@ def test_there_are_parts_or_not() -> None:
     net = net_of()
     assert net.has_children() and net.has_children("left", "right") and not net.has_children("left", "middle")
     assert not net.has_children("left.0")
-    for ask in (net.part, lambda name: net.submodel_weights(name, {})):
+    for ask in (net.submodel, lambda name: net.submodel_weights(name, {})):
         with pytest.raises(ValueError, match="halves has no child module 'middle'; it has: left, right, twice, unused"):
             ask("middle")
 

@@ -11,7 +11,7 @@ A mode is used only after a trial: when a model first runs, a few devices with r
 as in the loop. Modules that draw random numbers in training, such as dropout, run device by device with a seed each.
 """
 
-import warnings
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .interface import Family, Outputs, Shapes, as_outputs
 from .layers import StaticBatchNorm, fold, support_device_axis, unfold
 from .structure import is_foldable, last_layer, layer_kinds, non_size_settings
+
+logger = logging.getLogger(__name__)
 
 BlockOutput = tuple[Outputs, dict[str, Tensor]]
 """The module's outputs, and the batch-norm statistics if they were tracked."""
@@ -40,10 +42,6 @@ STATISTICS = ("running_mean", "running_var")
 TRIALS_PER_KIND = 16
 """After this many models of a kind gave the same answer, further ones are assumed to give it too. A fleet has fewer
 sizes, but methods that draw a sub-net in every step would spend most of their time on trials."""
-
-
-class SlowBatchingWarning(UserWarning):
-    """A module cannot be folded, so many devices run more slowly; the results are the same."""
 
 
 class ModelSpec(Hashable, Protocol):
@@ -85,8 +83,14 @@ def _single_device_forward(model: ModelSpec, training: bool, tracking: bool, dty
 def _multi_device_forward(model: ModelSpec, training: bool, tracking: bool, dtype: torch.dtype) -> BlockForward:
     mode, reasons = batching_mode(model, training, tracking)
     if reasons:
-        warnings.warn(f"using slower batching ({'; '.join(reasons)})", SlowBatchingWarning, stacklevel=2)
+        _log_slow_batching(reasons)
     return mode(_functional_module(model, training, tracking, dtype))
+
+
+@lru_cache(maxsize=256)
+def _log_slow_batching(reasons: tuple[str, ...]) -> None:
+    """Once per reason, not once per tier."""
+    logger.warning("using slower batching (%s)", "; ".join(reasons))
 
 
 @lru_cache(maxsize=256)
