@@ -1,4 +1,4 @@
-"""A real fleet on loopback, started by the commands a user types, and a killer of its processes. Every process is stopped
+"""A real fleet on loopback, started by the commands a user types, and a killer of its processes. Every process is ended
 at the end."""
 
 import json

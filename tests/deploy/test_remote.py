@@ -139,7 +139,7 @@ def test_over_flower_client_state_on_disk_equals_in_process(tmp_path: Path) -> N
     for _ in recorded(experiment, tmp_path / "here"):
         pass
     run(document, tmp_path / "there", tmp_path / "disks")
-    expected = {name: fingerprint(parcel) for name, parcel in experiment.memory.committed.items()}
+    expected = {name: fingerprint(parcel) for name, parcel in experiment.client_states.committed.items()}
     assert read_client_states(tmp_path / "disks") == expected
 
 

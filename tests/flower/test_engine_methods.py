@@ -19,7 +19,7 @@ LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [0, 3]]
 def read_client_states(engine: Flower, folder: Path) -> dict[str, Parcel]:
     """The state files of all devices, in the versions that the server has committed."""
     states = {}
-    for name in engine.client_states.stamps:
+    for name in engine.client_states.versions:
         version = engine.client_states.newest(name)
         assert version is not None
         saved = ClientStateFiles(folder / name / engine.run() / name).read(version)

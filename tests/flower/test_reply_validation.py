@@ -189,6 +189,7 @@ def play_rounds(world: Callable[..., Any], tmp_path_factory: Any) -> Callable[..
             context = replace(small_world.context(engine, number), transports=(screening,))
             server = METHOD.round(server, context)
             engine.commit(number)
+            screening.commit()
         return fingerprint(server), [(refusal.device, refusal.code) for refusal in small_world.refusals]
 
     return play

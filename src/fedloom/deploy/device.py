@@ -7,7 +7,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from ..files import write_atomic
 from .processes import SupervisedProcess, find_free_port, flower_environment
 from .proxy import ECHO
 from .registry import DeviceBundle
+
+logger = logging.getLogger(__name__)
 
 MACHINE_FILE, STATE_FOLDER = "machine.json", "memory"
 PROBE_SIZE = 1 << 20  # bytes sent to measure the bandwidth

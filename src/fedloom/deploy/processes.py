@@ -5,6 +5,7 @@ Processes are looked up in Linux's `/proc`. Flower itself is not imported here.
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..flower import ENVIRONMENT
+
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds before a program that ended is started again
 STABLE_AFTER = 60.0  # seconds of running after which the pause is reset

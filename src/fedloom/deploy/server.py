@@ -6,7 +6,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from .pidfile import read_json_lines
 from .processes import Certificates, FlowerCommandError, SuperLinkProcess, command_line, is_alive, stop_tree
 from .proxy import AuthProxy, ProxyConfig, start_proxy
 from .registry import PROXY_LOG, FleetRegistry
+
+logger = logging.getLogger(__name__)
 
 LAUNCH_FILE = "app.json"
 POLL_INTERVAL = 0.5  # seconds
