@@ -34,8 +34,8 @@ ONE_RUN = {
 SAYS = {  # the column whose values must differ, or the figure would show nothing
     "learning_rounds": "accuracy_mean", "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
     "devices": "accuracy", "time": "training_seconds", "personalized": "personalized", "participation": "outcome",
-    "coverage": "updates", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median", "uploads": "bytes",
-    "differences": "difference", "arms": "accuracy_mean",
+    "coverage": "updates", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median",
+    "uploads": "bytes", "differences": "difference", "arms": "accuracy_mean",
 }  # fmt: skip
 SEVERAL = {
     "arms": ["arm", "tier", "test", "accuracy_mean", "accuracy_std", "can_run"],

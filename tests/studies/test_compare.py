@@ -38,7 +38,7 @@ def test_whoever_leaves_a_comparison_loses_nothing(tmp_path: Path, whole: Compar
         next(begun)
     begun.close()  # type: ignore[attr-defined]
     assert is_comparison(tmp_path / "home") and newest_run(tmp_path) == tmp_path / "home"
-    again = reopen_comparison(tmp_path / "home", Registry(), tmp_path, 1, lambda said: None)
+    again = reopen_comparison(tmp_path / "home", Registry(), tmp_path, 1)
     assert len(list(again.rounds())) <= 24 - steps + 1  # the last step was in the caller's hands when it left
     assert finished(tmp_path / "home") == finished(whole.home)
     assert again.result("global") == whole.result("global")
@@ -47,7 +47,7 @@ def test_whoever_leaves_a_comparison_loses_nothing(tmp_path: Path, whole: Compar
 
 def test_what_is_finished_is_not_run_again(whole: Comparison) -> None:
     before = finished(whole.home)
-    again = reopen_comparison(whole.home, Registry(), whole.home, 1, lambda said: None)
+    again = reopen_comparison(whole.home, Registry(), whole.home, 1)
     assert list(again.rounds()) == []
     assert finished(whole.home) == before
 
@@ -60,9 +60,9 @@ def test_a_run_of_another_recipe_in_its_folder_is_refused(tmp_path: Path) -> Non
     manifest = tmp_path / "home" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"batch_size": 6', '"batch_size": 3'))
     with pytest.raises(RecipeError, match="RECIPE_CHANGED"):
-        list(reopen_comparison(tmp_path / "home", Registry(), tmp_path, 1, lambda said: None).rounds())
+        list(reopen_comparison(tmp_path / "home", Registry(), tmp_path, 1).rounds())
 
 
 def test_a_comparison_is_not_a_run_to_be_verified(whole: Comparison) -> None:
     with pytest.raises(RecipeError, match="whole comparison"):
-        verify(whole.home, Registry(), whole.home, 1, 1, lambda said: None)
+        verify(whole.home, Registry(), whole.home, 1, 1)

@@ -131,10 +131,10 @@ def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
         ("method.name=decoupel", "RECIPE_NAME", "method.name: there is no method of that name"),
         ("training.epoch=2", "RECIPE_KEY", "training.epoch: there is no key 'epoch' here"),
         ("tiers.9.width=1.0", "SET_PLACE", "there is no key tiers.9.width in the recipe"),
-        ("seed=1", "ARM_DIFFERS", "an arm has the recipe's seed"),
-        ("evaluation.tests=['global']", "ARM_DIFFERS", "an arm has the recipe's seed"),
-        ("data.devices=6", "ARM_DIFFERS", "an arm has the recipe's seed"),
-        ("tiers.0.name=tiny", "ARM_DIFFERS", "an arm has the recipe's seed"),
+        ("seed=1", "ARM_DIFFERS", "an arm must have the recipe's seed"),
+        ("evaluation.tests=['global']", "ARM_DIFFERS", "an arm must have the recipe's seed"),
+        ("data.devices=6", "ARM_DIFFERS", "an arm must have the recipe's seed"),
+        ("tiers.0.name=tiny", "ARM_DIFFERS", "an arm must have the recipe's seed"),
     ],
 )
 def test_what_is_wrong_with_an_arm_is_said_where_it_is_named(change, code, said, prepared):
@@ -163,5 +163,7 @@ def test_an_arm_that_leaves_tiers_out_serves_their_devices_the_largest_it_trains
     _, fleet = prepared()
     found = served_models("mine", fleet, fleet.restrict_tiers(["medium"]))
     assert found == {
-        "large": ServedModel("medium", True), "medium": ServedModel("medium", True), "small": ServedModel("medium", False),
-    }  # fmt: skip
+        "large": ServedModel("medium", True),
+        "medium": ServedModel("medium", True),
+        "small": ServedModel("medium", False),
+    }

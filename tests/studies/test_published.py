@@ -12,8 +12,7 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import build
 from fedloom.runs.data import build_partition, outline
-from fedloom.studies.claims import Claim, read_claims
-from fedloom.studies.published import PublishedNumber, measure_number, read_published
+from fedloom.studies.published import Claim, PublishedNumber, measure_number, read_claims, read_published
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = read_published(RECIPES)
@@ -195,7 +194,7 @@ levels = {{ a = 1.0, e = 0.0625 }}
     [
         ('rows = { "a" = [1, 2] }', "has 2 numbers"),
         ('rows = { "a" = [1] }\naxes = [["a"]]', "rows or axes"),
-        ('rows = { "a-z" = [1] }', "nothing says what 'a-z' means"),
+        ('rows = { "a-z" = [1] }', "the word 'a-z' in p is not defined"),
         ('rows = { "a" = [1] }\n' + TABLE + 'rows = { "a" = [1] }', "two rows"),
         ("row = {}", "Extra inputs"),
         ("rows = ", "Invalid value"),

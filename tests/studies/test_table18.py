@@ -40,7 +40,7 @@ def round_of(document, tmp_path, method, nets, **faults):
     slow = assembled(document, tmp_path, method, nets, {}, {})
     work: dict[str, float] = {}  # with one multiply-add a second, seconds are multiply-adds
     for one in slow.fleet.devices(1):
-        spent = slow.faults.clock.seconds(one, 0, slow.faults.engine.client_data.count(one))
+        spent = slow.faults.clock.seconds(one, 0, slow.simulator.client_data.count(one))
         work[one.tier] = max(work.get(one.tier, 0.0), spent)
     speeds = {kind: work[kind] / SECONDS[kind][net] for kind, net in nets.items()}
     experiment = assembled(document, tmp_path, method, nets, speeds, faults)

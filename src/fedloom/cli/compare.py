@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..studies.compare import Comparison
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TableFormat(StrEnum):
@@ -83,7 +83,7 @@ def _method_names(options: Options, methods: str | None, loaded: "LoadedRecipe")
         return split_names(methods or "")
     names, refused = supported_methods(loaded, options.registry, options.data)
     for name, reason in refused.items():
-        log.info("without %s: %s", name, reason)
+        logger.info("without %s: %s", name, reason)
     return names
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..reporting.report_data import ReportData
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 
@@ -76,6 +76,6 @@ def write_final_report(folder: Path, no_report: bool, required: bool = False) ->
     try:
         write_report([folder], folder / REPORT)
     except Exception as error:
-        log.warning("no report: %s: %s; `fedloom report %s` says more", type(error).__name__, error, folder)
+        logger.warning("no report: %s: %s; `fedloom report %s` says more", type(error).__name__, error, folder)
         return ""
     return f"report: {folder / REPORT}"

@@ -14,12 +14,12 @@ from .progress import run_experiment, run_group
 
 if TYPE_CHECKING:
     from ..recipe.load import LoadedRecipe
-    from ..studies.claims import Claim, ClaimList
+    from ..studies.published import Claim, ClaimList
     from ..studies.published import PublishedRow
     from ..studies.reproduce import ReproduceContext
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def reproduce(
 
 def _list(options: Options, recipes: Path, results: Path, prefix: str) -> None:
     from ..reporting.ledger import read_ledger
-    from ..studies.claims import read_claims
+    from ..studies.published import read_claims
     from ..studies.published import read_published
 
     rows = [row for row in read_published(recipes).values() if row.name.startswith(prefix)]
@@ -136,7 +136,7 @@ def _decide_claims(options: Options, name: str | None, paths: ClaimPaths, contex
     """Run the comparison of the named claim, or all comparisons whose claims are not in the ledger yet."""
     from ..data import DataError
     from ..reporting.ledger import read_ledger
-    from ..studies.claims import read_claims
+    from ..studies.published import read_claims
     from ..studies.reproduce import RunsFailed
 
     known = read_claims(paths.recipes)
@@ -158,7 +158,7 @@ def _decide_claims(options: Options, name: str | None, paths: ClaimPaths, contex
             if name:
                 raise
             failures[claim.recipe] = error.message
-            log.warning("%s could not be run: %s", claim.recipe, error.message)
+            logger.warning("%s could not be run: %s", claim.recipe, error.message)
     results = None if paths.sets else str(paths.results)
     text = "\n".join(_entry_text(entry) for entry in entries) if selected else "every claim has been decided"
     options.show({"claims": entries, "failed": failures, "results": results}, text)

@@ -1,1 +1,1 @@
-"""More than one run: comparisons, attacks, and what papers published."""
+"""Studies of several runs: comparisons, attack benchmarks, and reproductions of papers."""

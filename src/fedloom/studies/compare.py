@@ -31,7 +31,7 @@ from ..runs.trackers import followed_by
 from ..tensors import payload_bytes
 from .controls import CONTROLS, NO_ARMS, build_arms, errors_at_arm, served_models
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 KIND = "comparison"
 MEMORY_LIMIT = 2 << 30  # bytes for the replies of experiments that run side by side
@@ -86,7 +86,7 @@ class Comparison:
         try:
             yield from steps
         except (NoQuorum, NothingAdmitted) as error:
-            log.warning("%s failed: %s", name, error)
+            logger.warning("%s failed: %s", name, error)
 
     def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[RoundResult]]]]:
         """Groups of runs that fit into memory together."""
@@ -160,10 +160,15 @@ class Comparison:
         same_tiers = shares.keys() == {tier.name for tier in self.fleet.tiers}  # a control may have one tier
         statuses = [read_manifest(folder)["status"] for folder in self.folders(name)] if read else []
         return Arm(
-            name, served_models(name, self.fleet, fleet), runs, self.candidates.get(name, ""), shares if same_tiers else {},
-            metric_of(row for rows in runs for row in rows), {tier.name: compute_cost(tier.model).macs for tier in fleet.tiers},
+            name,
+            served_models(name, self.fleet, fleet),
+            runs,
+            self.candidates.get(name, ""),
+            shares if same_tiers else {},
+            metric_of(row for rows in runs for row in rows),
+            {tier.name: compute_cost(tier.model).macs for tier in fleet.tiers},
             frozenset(index for index, status in enumerate(statuses) if status == "failed"),
-        )  # fmt: skip
+        )
 
 
 def _has_started(folder: Path) -> bool:

@@ -59,9 +59,7 @@ def build_arms(
     arms = {loaded.recipe.method.name: loaded}
     for name, changes in loaded.recipe.compare.arms.items():
         with errors_at_arm(loaded, name):
-            arms[name] = _check_pairing(
-                loaded, name, load(loaded.recipe.document(), registry, changes), except_keys=LENGTH_KEYS
-            )
+            arms[name] = _check_pairing(loaded, name, load(loaded.recipe.document(), registry, changes), LENGTH_KEYS)
     for name, other in beside.items():
         if name in arms:
             raise loaded.error(
@@ -104,9 +102,8 @@ def _check_pairing(
     tiers, expected = ([tier.name for tier in one.recipe.tiers] for one in (other, loaded))
     if name in CONTROLS and name != other.recipe.method.name:
         raise loaded.error(RecipeIssue((), "ARM_NAME", "the name belongs to a control"))
-    if _paired_settings(before, except_keys) != _paired_settings(after, except_keys) or sorted(tiers) != sorted(
-        expected
-    ):
+    differs = _paired_settings(before, except_keys) != _paired_settings(after, except_keys)
+    if differs or sorted(tiers) != sorted(expected):
         same = ", ".join(["seed", "data", "evaluation", *(() if except_keys else ["rounds"])])
         message = f"an arm must have the recipe's {same} and tier names, or seeds could not be paired"
         raise loaded.error(RecipeIssue((), "ARM_DIFFERS", message))

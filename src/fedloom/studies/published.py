@@ -1,7 +1,7 @@
-"""What papers published: every row of their tables and every curve of their figures, as a recipe and its changes.
+"""Read recipes/ledger: the rows and curves that papers published, and the list of claims that can be checked quickly.
 
-A table names one recipe; a row is some words, and each word stands for changes to that recipe. So rows that differ in
-one value differ in one word, and no recipe is written twice.
+A table names one recipe; a row is a few words, each of which stands for changes to that recipe, so that rows that
+differ in one value differ in one word and no recipe is written twice.
 """
 
 import math
@@ -10,7 +10,7 @@ import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,32 +19,26 @@ from annotated_types import Len
 from pydantic import Field, StringConstraints, model_validator
 
 from ..evaluation import Row
+from ..evaluation.metrics import metric_sign
 from ..recipe.errors import recipe_error, suggest
 from ..recipe.paths import TomlModel, read_toml_model
 from ..recipe.schema import FILE_NAME
-from ..reporting.ledger import ALL, ClaimSide, ClaimTerms, side_curve
-from ..reporting.paired_stats import ACCURACY, METRICS
+from ..reporting.ledger import ALL, ClaimSide, ClaimTerms, Measure, Relation, side_curve
 from ..reporting.targets import bytes_to, cumulative_cost, mean_round_seconds, rounds_to
-from ..settings import Share
+from ..settings import Count, NonNegative, Share
 
 FOLDER, CLAIMS = "ledger", "claims"
 Selection = Literal[
-    "last",
-    "best",
-    "at best global",
-    "mean of last 10",
-    "rounds to",
-    "bytes to",
-    "within seconds",
-    "seconds per round",
-    "cost",
-]
+    "last", "best", "at best global", "mean of last 10", "rounds to", "bytes to", "within seconds",
+    "seconds per round", "cost",
+]  # fmt: skip
 Changes = tuple[str, ...]
-MODE = re.compile(r"([a-z]\d*)(-[a-z]\d*)*")  # levels and how many of so many devices have them, such as a3-e7
+LEVELS = re.compile(r"([a-z]\d*)(-[a-z]\d*)*")  # width levels with the number of devices at each, such as a3-e7
+TARGET_MEASURES = ("rounds", "bytes", "gain")  # measures that need a target
 
 
 class PublishedNumber(TomlModel):
-    """What of a run stands beside a published number. Tier "": the first; "*": all devices, by their shares."""
+    """The value of a run that corresponds to a published number. Tier "": the first; "*": all devices, by share."""
 
     tier: str = ""
     candidate: str = ""
@@ -55,21 +49,23 @@ class PublishedNumber(TomlModel):
 
     @property
     def label(self) -> str:
-        if self.selection in ("cost", "seconds per round"):
-            return f"{self._of} {self.metric}".strip() if self.selection == "cost" else "simulated seconds of a round"
-        who = " ".join(word for word in (self.candidate, self._of) if word)
+        tier = "all devices" if self.tier == ALL else self.tier
+        if self.selection == "cost":
+            return f"{tier} {self.metric}".strip()
+        if self.selection == "seconds per round":
+            return "simulated seconds of a round"
+        model = " ".join(word for word in (self.candidate, tier) if word)
         unit = "" if self.selection == "within seconds" else " %"
-        how = self.selection if self.target is None else f"{self.selection} {self.target:g}{unit}"
-        return f"{who} {self.metric}, {self.test}, {how}".strip()
-
-    @property
-    def _of(self) -> str:
-        return "all devices" if self.tier == ALL else self.tier
+        selection = self.selection if self.target is None else f"{self.selection} {self.target:g}{unit}"
+        return f"{model} {self.metric}, {self.test}, {selection}".strip()
 
 
 class PublishedTable(TomlModel):
-    """`rows` are words -> published numbers, in the order of `numbers`; "-": not printed. `axes`, of words or one
-    of the paper's by name, make rows of all combinations: curves, of which no number is printed."""
+    """A table or figure of a paper.
+
+    `rows` maps words to published numbers, in the order of `numbers`; "-" means not printed. `axes`, each a list of
+    words or the name of one of the paper's axes, make a row of every combination: curves without printed numbers.
+    """
 
     name: Annotated[str, StringConstraints(pattern=FILE_NAME)]
     source: str
@@ -80,12 +76,12 @@ class PublishedTable(TomlModel):
     axes: tuple[str | Annotated[tuple[str, ...], Len(1)], ...] = ()
 
     @model_validator(mode="after")
-    def _every_number_has_its_place(self) -> "PublishedTable":
+    def _check_rows(self) -> "PublishedTable":
         for words, printed in self.rows.items():
             if len(printed) != len(self.numbers):
                 raise ValueError(f"the row {words!r} has {len(printed)} numbers, the table {len(self.numbers)}")
         if bool(self.rows) == bool(self.axes):
-            raise ValueError("a table has rows or axes")
+            raise ValueError("a table has either rows or axes")
         return self
 
 
@@ -96,12 +92,12 @@ class Paper(TomlModel):
     levels: dict[str, Share] = Field(default_factory=dict)
     choices: dict[str, Changes] = Field(default_factory=dict)
     axes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    registry: Annotated[tuple[PublishedTable, ...], Len(1)]
+    tables: Annotated[tuple[PublishedTable, ...], Len(1)]
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row or curve: how to run it, and what was printed."""
+    """A row or curve: the recipe with its changes, and the printed numbers."""
 
     name: str
     source: str
@@ -116,92 +112,160 @@ class PublishedRow:
 
 def read_published(recipes: Path) -> dict[str, PublishedRow]:
     """All rows of all papers, by name."""
-    found: dict[str, PublishedRow] = {}
+    rows: dict[str, PublishedRow] = {}
     for path in sorted((recipes / FOLDER).glob("*.toml")):
         if path.stem == CLAIMS:
             continue
         for row in expand_rows(read_toml_model(Paper, path), recipes, path):
-            if row.name in found:
+            if row.name in rows:
                 raise recipe_error(path, "LIST_FORM", f"there are two rows {row.name!r}")
-            found[row.name] = row
-    return found
+            rows[row.name] = row
+    return rows
 
 
 def expand_rows(paper: Paper, recipes: Path, path: Path) -> Iterator[PublishedRow]:
-    for table in paper.registry:
-        spread: list[tuple[str, Sequence[float | str]]] = list(table.rows.items())
+    for table in paper.tables:
+        rows: list[tuple[str, Sequence[float | str]]] = list(table.rows.items())
         if table.axes:
             axes = (paper.axes[axis] if isinstance(axis, str) else axis for axis in table.axes)
-            spread = [(" ".join(words), ["-"] * len(table.numbers)) for words in product(*axes)]
-        for row, printed in spread:
+            rows = [(" ".join(words), ["-"] * len(table.numbers)) for words in product(*axes)]
+        for row, printed in rows:
             words = row.split()
             changes = [change for word in words for change in word_changes(word, paper, table, recipes, path)]
-            numbers = [(number, said) for number, said in zip(table.numbers, printed, strict=True)]
+            values = [None if isinstance(value, str) else float(value) for value in printed]
             yield PublishedRow(
                 "_".join((table.name, *words)), f"{paper.paper}, {table.source}", recipes / table.recipe,
-                ("compare={}", *changes),  # what stands beside a recipe is no part of one row
-                tuple((number, None if isinstance(said, str) else float(said)) for number, said in numbers),
+                ("compare={}", *changes),  # a row is one run, without the arms of its recipe
+                tuple(zip(table.numbers, values, strict=True)),
             )  # fmt: skip
 
 
 def word_changes(word: str, paper: Paper, table: PublishedTable, recipes: Path, path: Path) -> Changes:
-    """A word of the table, or of the paper, or levels of width, or an arm that the recipe itself names."""
-    arms = arms_of(recipes / table.recipe)
-    for known in (table.choices, paper.choices):
-        if word in known:
-            return known[word]
-    if MODE.fullmatch(word) and all(part[0] in paper.levels for part in word.split("-")):
-        return (levels(word, paper.levels),)
+    """The changes that a word stands for: a choice of the table or paper, width levels, or an arm of the recipe."""
+    arms = _recipe_arms(recipes / table.recipe)
+    for choices in (table.choices, paper.choices):
+        if word in choices:
+            return choices[word]
+    if LEVELS.fullmatch(word) and all(part[0] in paper.levels for part in word.split("-")):
+        return (_tiers_of_levels(word, paper.levels),)
     if word in arms:
         return tuple(arms[word])
-    known_words = {**table.choices, **paper.choices, **arms}
-    said = f"nothing says what {word!r} means in {table.name}"
-    raise recipe_error(path, "LIST_FORM", said, suggest(word, known_words))
+    hint = suggest(word, {**table.choices, **paper.choices, **arms})
+    raise recipe_error(path, "LIST_FORM", f"the word {word!r} in {table.name} is not defined", hint)
 
 
-def levels(mode: str, widths: Mapping[str, float]) -> str:
-    parts = [(part[0], int(part[1:] or 1)) for part in mode.split("-")]
+def _tiers_of_levels(word: str, widths: Mapping[str, float]) -> str:
+    parts = [(part[0], int(part[1:] or 1)) for part in word.split("-")]
     total = sum(count for _, count in parts)
     tiers = (f"{{name='{letter}', share={count / total!r}, width={widths[letter]!r}}}" for letter, count in parts)
     return f"tiers=[{', '.join(tiers)}]"
 
 
 @cache
-def arms_of(recipe: Path) -> Mapping[str, Sequence[str]]:
-    said = tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
-    arms: Mapping[str, Sequence[str]] = said.get("compare", {}).get("arms", {})
+def _recipe_arms(recipe: Path) -> Mapping[str, Sequence[str]]:
+    document = tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
+    arms: Mapping[str, Sequence[str]] = document.get("compare", {}).get("arms", {})
     return arms
 
 
 def measure_number(number: PublishedNumber, rows: Sequence[Row], shares: Mapping[str, float]) -> float | None:
-    """The same of a run; None: there is nothing of the kind, or the target was not reached."""
+    """The value of a run for a published number; None if it was not measured or the target not reached."""
     if number.selection == "seconds per round":
         return mean_round_seconds(rows)
     side = ClaimSide("", number.tier or next(iter(shares)), number.candidate)
     curve = side_curve(rows, side, ClaimTerms("last", "more", number.test, number.metric), shares)
-    judged = {round_number: value for round_number, value in curve.items() if math.isfinite(value)}
-    if not judged:
+    values = {round_number: value for round_number, value in curve.items() if math.isfinite(value)}
+    if not values:
         return None
     match number.selection:
         case "best":
-            return best(judged, number.metric)[1]
+            return _best_round(values, number.metric)[1]
         case "at best global":
-            everywhere = side_curve(rows, side, ClaimTerms("last", "more", "global", number.metric), shares)
-            return judged.get(best(everywhere, number.metric)[0])
+            on_global = side_curve(rows, side, ClaimTerms("last", "more", "global", number.metric), shares)
+            return values.get(_best_round(on_global, number.metric)[0])
         case "mean of last 10":
-            return statistics.fmean(list(judged.values())[-10:])
+            return statistics.fmean(list(values.values())[-10:])
         case "rounds to" | "bytes to":
-            reached = rounds_to(number.target or 0.0, judged, METRICS.get(number.metric, ACCURACY))
+            reached = rounds_to(number.target or 0.0, values, number.metric)
             return reached if reached is None or number.selection == "rounds to" else bytes_to(reached, rows)
         case "within seconds":
             spent = cumulative_cost(rows, "seconds")
-            in_time = [value for at, value in judged.items() if spent[at] <= (number.target or 0.0)]
+            in_time = [value for at, value in values.items() if spent[at] <= (number.target or 0.0)]
             return in_time[-1] if in_time else None
         case _:
-            return list(judged.values())[-1]
+            return list(values.values())[-1]
 
 
-def best(curve: Mapping[int, float], metric: str) -> tuple[int, float]:
-    """The round with the best value, and the value; of perplexities the lowest."""
-    sign = -1 if metric.startswith("perplexity") else 1
-    return max(curve.items(), key=lambda one: sign * one[1], default=(0, math.nan))
+def _best_round(curve: Mapping[int, float], metric: str) -> tuple[int, float]:
+    """The round with the best value, and the value."""
+    return max(curve.items(), key=lambda item: metric_sign(metric) * item[1], default=(0, math.nan))
+
+
+class Claim(TomlModel):
+    """A paper's claim that one side is more, less, at least or as much as the other, and how it is measured."""
+
+    name: Annotated[str, StringConstraints(pattern=FILE_NAME)]
+    paper: str
+    statement: str
+    published: str  # the paper's figures and where they are printed
+    recipe: str
+    this: ClaimSide
+    other: ClaimSide
+    measure: Measure = "last"
+    relation: Relation = "more"
+    test: str = "global"
+    metric: str = "accuracy"
+    within: NonNegative = 0.0
+    baseline: ClaimSide | None = None  # its final value, less the margin, is the target
+    margin: NonNegative = 1.0
+
+    @model_validator(mode="after")
+    def _check_measure(self) -> "Claim":
+        if (self.measure in TARGET_MEASURES) != (self.baseline is not None):
+            raise ValueError(f"a baseline is needed by the measures {', '.join(TARGET_MEASURES)}, and by no other")
+        if self.measure == "gain" and not (self.this.others and self.other.others):
+            raise ValueError("a gain is relative to another arm, so both sides need minus")
+        if (self.relation == "alike") != (self.within > 0):
+            raise ValueError("within is needed by the relation alike, and by no other")
+        return self
+
+    @property
+    def terms(self) -> ClaimTerms:
+        return ClaimTerms(self.measure, self.relation, self.test, self.metric, self.within)
+
+    @property
+    def arms(self) -> set[str]:
+        sides = [side for side in (self.this, self.other, self.baseline) if side is not None]
+        return {arm for side in sides for arm in (side.arm, *side.others)}
+
+
+class ClaimList(TomlModel):
+    seeds: Count = 5
+    claims: Annotated[tuple[Claim, ...], Len(1)]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Claim]:
+        return {claim.name: claim for claim in self.claims}
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "ClaimList":
+        if len({claim.name for claim in self.claims}) < len(self.claims):
+            raise ValueError("two claims have the same name")
+        return self
+
+    def named(self, name: str) -> Claim:
+        if name not in self.by_name:
+            raise recipe_error("--claim", "CLAIM_NAME", f"there is no claim {name!r}", suggest(name, self.by_name))
+        return self.by_name[name]
+
+    def decided_with(self, claim: Claim) -> list[Claim]:
+        """All claims that the same comparison decides."""
+        return [other for other in self.claims if other.recipe == claim.recipe]
+
+    def comparisons(self) -> Sequence[Claim]:
+        """One claim of each comparison."""
+        return list({claim.recipe: claim for claim in reversed(self.claims)}.values())[::-1]
+
+
+def read_claims(recipes: Path) -> ClaimList:
+    return read_toml_model(ClaimList, recipes / FOLDER / f"{CLAIMS}.toml")
