@@ -62,7 +62,7 @@ def run_fleet(fleet: RealFleet, home: Path, document: dict[str, Any], data: Path
         f"{row['candidate']} {row['tier']}": round(row["value"], 1) for row in rows if row["metric"] == "accuracy"
     }
     traffic = {row["metric"]: row["value"] for row in rows if row["metric"] in ("bytes_down", "bytes_up")}
-    disks = sorted(path.parent.name for path in fleet.folder.glob("devices/*/memory/*/*/*.memory"))
+    disks = sorted(path.parent.name for path in fleet.folder.glob("devices/*/state/*/*/*.state"))
     assert json.loads((out / "manifest.json").read_text())["status"] == "finished"
     assert (out / "report.html").exists()
     return (

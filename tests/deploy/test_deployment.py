@@ -314,7 +314,7 @@ def test_read_status_reports_devices_and_run(tmp_path: Path) -> None:
         {"round": 1, "devices": ["0", "1"], "outcome": "admitted"},
         {"round": 2, "devices": ["0"], "outcome": "LATE"},
     ]
-    (run / "participation.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "participation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "events.jsonl").write_text('{"round": 2, "device": "0", "code": "LATE", "reason": ""}\n')
     with hold_pidfile(tmp_path, run=str(run)):
         pass

@@ -64,7 +64,7 @@ def read_client_states(disks: Path) -> dict[str, str]:
     """Fingerprints of the newest state of every device."""
     states = {}
     for folder in sorted(disks.glob("*/*/*")):
-        newest = max(path.name for path in folder.glob("*.memory"))
+        newest = max(path.name for path in folder.glob("*.state"))
         saved = ClientStateFiles(folder).read((int(newest[:6]), int(newest[7:11])))
         assert saved is not None and saved.task is not None
         states[folder.name] = fingerprint(saved.task)

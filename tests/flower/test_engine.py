@@ -243,7 +243,7 @@ def test_client_state_files_keep_uncommitted_beside_committed(
 ) -> None:
     for number in (1, 2, 3, 4):
         run_standalone_round(tiny_world, stateful, number)
-    assert list_state_files(tmp_path, "0") == [f"00000{number}-0000.memory" for number in (2, 3, 4)]
+    assert list_state_files(tmp_path, "0") == [f"00000{number}-0000.state" for number in (2, 3, 4)]
     assert stateful.client_states.newest("0") == (4, 0)
 
 

@@ -44,5 +44,5 @@ def test_ray_twenty_devices_give_the_sha256_of_in_process(family: str, tmp_path:
     assert read_manifest(tmp_path / "there")["sha256"] == read_manifest(tmp_path / "here")["sha256"]
     assert (tmp_path / "there" / "rows.jsonl").read_text() == (tmp_path / "here" / "rows.jsonl").read_text()
     assert (tmp_path / "there" / "events.jsonl").read_text() == ""
-    state_files = sorted((tmp_path / "there" / "devices").glob("*/*/*.memory"))
+    state_files = sorted((tmp_path / "there" / "devices").glob("*/*/*.state"))
     assert bool(state_files) == (family == "fedhenn")

@@ -95,7 +95,7 @@ def recipe_for(name: str, folder: Path) -> dict[str, Any]:
 def read_client_states(disks: Path, run: str) -> dict[str, Parcel]:
     states = {}
     for folder in disks.glob(f"*/{run}/*"):
-        newest = max(path.name for path in folder.glob("*.memory"))
+        newest = max(path.name for path in folder.glob("*.state"))
         saved = ClientStateFiles(folder).read((int(newest[:6]), int(newest[7:11])))
         assert saved is not None and saved.task is not None
         states[folder.name] = saved.task

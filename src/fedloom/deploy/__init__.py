@@ -1,1 +1,1 @@
-"""A run whose devices are elsewhere: on Ray, or on machines of their own."""
+"""Runs on Flower: real fleets with keys, server and devices, and simulations on Ray."""

@@ -19,7 +19,7 @@ from .registry import DeviceBundle
 
 logger = logging.getLogger(__name__)
 
-MACHINE_FILE, STATE_FOLDER = "machine.json", "memory"
+MACHINE_FILE, STATE_FOLDER = "machine.json", "state"
 PROBE_SIZE = 1 << 20  # bytes sent to measure the bandwidth
 POLL_INTERVAL = 0.5  # seconds
 

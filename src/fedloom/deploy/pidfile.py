@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomic
+from ..files import read_json_lines, write_atomic
 from ..fleet import device_name
 from ..recipe.errors import recipe_error
 from ..runs.folder import read_manifest
@@ -77,11 +77,3 @@ def _device_status(registry: FleetRegistry, run: Path | None) -> list[dict[str, 
         counts = {"last_round": last_round.get(name), "refusals": refusals[name]}
         status.append({"name": device.name, "tier": tier, **counts})
     return status
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a file that may still be written to."""
-    with suppress(OSError):
-        for line in path.read_text("utf-8").splitlines():
-            with suppress(ValueError):
-                yield json.loads(line)

@@ -33,7 +33,7 @@ HOP_HEADERS = frozenset(("connection", "keep-alive", "host", "transfer-encoding"
 
 @dataclass
 class ProxyConfig:
-    """Where the proxy connects to, whom it accepts, and the file in which it logs rejected connections."""
+    """Where the proxy connects to, which keys it accepts, and the file in which it logs rejected connections."""
 
     upstream: tuple[str, int]
     log: Path

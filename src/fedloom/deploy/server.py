@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..files import write_atomic
+from ..files import read_json_lines, write_atomic
 from ..recipe.errors import RecipeError
 from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.faults import NoQuorum
 from ..runs.folder import read_manifest
 from ..runs.recorder import NothingAdmitted
 from .keys import Authority, is_loopback, key_filter
-from .pidfile import read_json_lines
 from .processes import Certificates, FlowerCommandError, SuperLinkProcess, command_line, is_alive, stop_tree
 from .proxy import AuthProxy, ProxyConfig, start_proxy
 from .registry import PROXY_LOG, FleetRegistry

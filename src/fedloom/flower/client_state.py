@@ -21,7 +21,7 @@ from ..tensors import Parcel
 Version = tuple[int, int]
 """(round, index of the request within the round)"""
 
-SUFFIX = ".memory"
+SUFFIX = ".state"
 TASK, RESIDUAL = "kept ", "left "  # prefixes of bundle names in a file
 SPARE_VERSIONS = 1  # committed versions kept besides the current one
 
