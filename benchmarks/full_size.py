@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.isolated import ROOT
 from benchmarks.memory import session_memory
 from benchmarks.output import format_table, progress, write_output
+from fedloom.files import read_json_lines
 from fedloom.studies.reproduce import current_commit
 
 PAPERS = ROOT / "recipes" / "papers"
@@ -67,11 +68,9 @@ def _read_run(folder: Path) -> dict[str, Any]:
     """Training time and bytes of the last ordinary round (a method may have an exchange after it); evaluation time of
     all rounds."""
     number = tomllib.loads((folder / "recipe.toml").read_text())["rounds"]
-    timings = {
-        timing["round"]: timing for timing in map(json.loads, (folder / "timings.jsonl").read_text().splitlines())
-    }
+    timings = {timing["round"]: timing for timing in read_json_lines(folder / "timings.jsonl", strict=True)}
     evaluation = sum(timing["evaluation_seconds"] for timing in timings.values())
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    rows = list(read_json_lines(folder / "rows.jsonl", strict=True))
     moved = sum(row["value"] for row in rows if row["metric"] in ("bytes_down", "bytes_up") and row["round"] == number)
     training = timings[number]["seconds"] - timings[number]["evaluation_seconds"]
     return {"training": round(training, 1), "evaluation": round(evaluation, 1), "moved": moved}

@@ -40,6 +40,7 @@ def attack(
 
 
 def _records(cells: "list[AttackCell]") -> list[dict[str, Any]]:
+    from ..reporting.paired_stats import mean_and_std
     from ..studies.attack_bench import accuracy_losses
 
     lost = accuracy_losses(cells)
@@ -47,18 +48,14 @@ def _records(cells: "list[AttackCell]") -> list[dict[str, Any]]:
         {
             "attack": cell.attack,
             "rule": cell.rule,
-            "accuracy": _spread(cell.mean),
-            "worst_tier": _spread(cell.worst),
-            "tiers": {tier: _spread(values) for tier, values in cell.tiers.items()},
+            "accuracy": mean_and_std(cell.mean),
+            "worst_tier": mean_and_std(cell.worst),
+            "tiers": {tier: mean_and_std(values) for tier, values in cell.tiers.items()},
             "points_lost": lost[cell.attack, cell.rule],
             "refused": cell.refused,
         }
         for cell in cells
     ]
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
 def _text(cells: "list[AttackCell]", share: float) -> str:
@@ -83,6 +80,8 @@ def _text(cells: "list[AttackCell]", share: float) -> str:
 
 
 def _cell(cell: "AttackCell") -> str:
-    spread = _spread(cell.mean)
+    from ..reporting.paired_stats import mean_and_std
+
+    spread = mean_and_std(cell.mean)
     noise = f" ± {spread['std']:.1f}" if len(cell.mean) > 1 else ""
     return f"{spread['mean']:.1f}{noise} ({statistics.fmean(cell.worst):.1f})"
