@@ -237,7 +237,7 @@ def test_what_is_compared_is_no_part_of_what_decides_a_run(document):
         ({"arms": {"other": ["method"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
         ({"arms": {"other": ["=3"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
         ({"arms": {"other": []}}, ("compare", "arms", "other"), "needs at least 1"),
-        ({"arms": {"a/b": ["rounds=2"]}}, ("compare", "arms"), "must be of letters"),
+        ({"arms": {"a/b": ["rounds=2"]}}, ("compare", "arms"), "must consist of letters"),
         ({"arms": {"heterofl": ["rounds=2"]}}, ("compare",), "the recipe itself has that name"),
         ({"basline": "other"}, ("compare", "basline"), "there is no key"),
         ({"margin": -1.0}, ("compare", "margin"), "margin must be >= 0"),
