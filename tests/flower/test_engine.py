@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Message
 
-from fedloom.engines import Channel
+from fedloom.engines import Channel, Compression, ServerEnd
+from fedloom.engines.compression import HalfPrecision, float16
 from fedloom.fleet import Request, RoundContext
 from fedloom.flower import engine as engine_module
 from fedloom.flower import messages, nodes
@@ -217,6 +219,24 @@ def test_ask_server_device_runs_in_process(tiny_world: Any, engine: Flower) -> N
     (reply,) = engine.ask(Request(METHOD.train, {pool: {"weights": weights}}, 1))
     assert reply.device is pool
     assert requested_nodes(engine) == []
+
+
+def test_ask_compressed_inboxes_are_encoded_once_per_tier(
+    tiny_world: Any, engine: Flower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, encode = [], HalfPrecision.encode
+
+    def count(compressor: HalfPrecision, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        encoded.append(tuple(tensor.shape))
+        return encode(compressor, tensor)
+
+    monkeypatch.setattr(HalfPrecision, "encode", count)
+    run_round(tiny_world, engine, 1, transports=(ServerEnd(Compression(downlink=float16())),))
+    weights = [message.content["0"] for message in grid_of(engine).pushed if message.metadata.message_type == "train"]
+    assert len(weights) == len(SIZES) and len({id(record) for record in weights}) == len(tiny_world.fleet.tiers)
+    assert {array.dtype for array in weights[0].values()} == {"float16", "float32"}  # vectors are not compressed
+    matrices = [tensor for tier in tiny_world.fleet.tiers for tensor in tier.model.shapes().values() if len(tensor) > 1]
+    assert sorted(encoded) == sorted(tuple(shape) for shape in matrices)
 
 
 class Stateful(Standalone):

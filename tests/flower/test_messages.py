@@ -76,16 +76,3 @@ def test_record_encoder_same_tensors_are_one_record() -> None:
     )
     assert first["0"] is second["0"]
     assert first["0"] is not other["0"] and first["1"] is not second["1"]
-
-
-def test_record_encoder_compression_runs_once_per_bundle() -> None:
-    calls = []
-
-    def to_half(parcel: Any) -> Any:
-        calls.append(parcel)
-        return {bundle: {name: t.half() for name, t in tensors.items()} for bundle, tensors in parcel.items()}
-
-    encoder, weights = RecordEncoder(to_half), {"w": torch.randn(3)}
-    records = [encoder.encode({}, {"weights": weights}) for _ in range(3)]
-    assert len(calls) == 1
-    assert records[0]["0"]["w"].dtype == "float16"

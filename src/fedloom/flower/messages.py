@@ -104,27 +104,21 @@ DTYPES = {
 }  # fmt: skip
 
 
-def identity(parcel: Parcel) -> Parcel:
-    return parcel
-
-
 @dataclass(frozen=True)
 class RecordEncoder:
-    """Encodes parcels, each bundle once: tensors at the same address are one record. `compress` comes first."""
+    """Encodes the parcels of one request, each bundle once: tensors at the same address are one record."""
 
-    compress: Callable[[Parcel], Parcel] = identity
     cache: dict[Hashable, ArrayRecord] = field(default_factory=dict)
 
     def encode(self, header: Mapping[str, Any], parcel: Parcel) -> RecordDict:
         text = ConfigRecord({TEXT: json.dumps({**header, "bundles": list(parcel)})})
-        arrays = {str(number): self._encode_bundle(*bundle) for number, bundle in enumerate(parcel.items())}
+        arrays = {str(number): self._encode_bundle(tensors) for number, tensors in enumerate(parcel.values())}
         return RecordDict({HEADER: text, **arrays})
 
-    def _encode_bundle(self, bundle: str, tensors: Tensors) -> ArrayRecord:
+    def _encode_bundle(self, tensors: Tensors) -> ArrayRecord:
         key = tuple((name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in tensors.items())
         if key not in self.cache:
-            compressed = self.compress({bundle: tensors})[bundle]
-            self.cache[key] = ArrayRecord({name: _to_array(tensor) for name, tensor in compressed.items()})
+            self.cache[key] = ArrayRecord({name: _to_array(tensor) for name, tensor in tensors.items()})
         return self.cache[key]
 
 
