@@ -6,7 +6,7 @@ the way down does not add up over rounds.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -182,7 +182,7 @@ def is_compressible(shape: Sequence[int], dtype: torch.dtype) -> bool:
 
 MARK = "@"  # between a tensor's name and the name of a part
 Bundles = dict[str, dict[str, Tensor]]
-Cache = dict[int, tuple[object, Mapping[str, Tensor]]]
+Cache = dict[Hashable, tuple[object, Mapping[str, Tensor]]]
 """By identity of a tensor: what several devices share is compressed once, and still shared afterwards."""
 
 
@@ -254,10 +254,11 @@ class Compression:
     def _encode_down(self, tensors: Tensors, cache: Cache) -> dict[str, Tensor]:
         encoded: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            if id(tensor) not in cache:
+            key = _memory_key(tensor)
+            if key not in cache:
                 compressor = self._downlink_for(tuple(tensor.shape), tensor.dtype)
-                cache[id(tensor)] = tensor, compressor.encode(tensor) if compressor else {"": tensor}
-            encoded |= _marked(name, tensor.dtype, cache[id(tensor)][1])
+                cache[key] = tensor, compressor.encode(tensor) if compressor else {"": tensor}
+            encoded |= _marked(name, tensor.dtype, cache[key][1])
         return encoded
 
     def _decode_down(self, encoded: Tensors, cache: Cache) -> dict[str, Tensor]:
@@ -383,6 +384,11 @@ class _EncodedSpec:
             parts = compressor.parts(*outline) if compressor else {"": outline}
             layout |= {_key(name, outline[1], part): one for part, one in parts.items()}
         return layout
+
+
+def _memory_key(tensor: Tensor) -> Hashable:
+    """The same for views of the same memory, such as the slices that the devices of a tier are sent."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _base(task: Task, bundle: str, inbox: Parcel) -> Tensors | None:
