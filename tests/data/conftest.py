@@ -1,4 +1,4 @@
-"""Tiny data sets and label lists that the tests of this folder share."""
+"""Tiny data sets and label lists for the tests of this folder."""
 
 import os
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ def _no_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_pickles() -> Iterator[None]:
-    """Whatever a test of this folder has read, nothing of it was a pickle."""
-    with pickles_heard() as heard:
+    """No test of this folder may load a pickle."""
+    with pickles_heard() as observed:
         yield
-    assert heard == []
+    assert observed == []
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""CIFAR's binary files in every place they are found in, and broken ones."""
+"""CIFAR's binary files in every supported folder, and invalid ones."""
 
 import io
 import tarfile
@@ -57,30 +57,30 @@ def check(name, data):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-@pytest.mark.parametrize("place", ["official", "name", "nested", "direct"])
-def test_unpacked_files(tmp_path, name, place):
+@pytest.mark.parametrize("location", ["official", "name", "nested", "direct"])
+def test_cifar_extracted_files_are_read(tmp_path, name, location):
     places = {"official": FOLDERS[name], "name": name, "nested": f"{name}/{FOLDERS[name]}", "direct": "."}
-    write(tmp_path / places[place], files(name))
+    write(tmp_path / places[location], files(name))
     check(name, DATASETS[name](folder=tmp_path))
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-@pytest.mark.parametrize("place", [".", "name"])
-def test_the_official_archive(tmp_path, name, place):
-    folder = tmp_path / (name if place == "name" else place)
+@pytest.mark.parametrize("location", [".", "name"])
+def test_cifar_official_archive_is_read(tmp_path, name, location):
+    folder = tmp_path / (name if location == "name" else location)
     pack(folder / ARCHIVES[name], files(name), FOLDERS[name])
     check(name, DATASETS[name](folder=tmp_path))
     assert [path.name for path in folder.iterdir()] == [ARCHIVES[name]]
 
 
-def test_an_archive_cannot_write_anywhere(tmp_path):
+def test_cifar_archive_writes_nothing_to_disk(tmp_path):
     pack(tmp_path / "data" / ARCHIVES["cifar100"], files("cifar100"), "../../outside")
     check("cifar100", DATASETS["cifar100"](folder=tmp_path / "data"))
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_an_npz(tmp_path, name):
+def test_cifar_npz_is_read(tmp_path, name):
     (tmp_path / name).mkdir()
     images = pixels(0, 4).transpose(0, 2, 3, 1)
     labels = np.arange(4)
@@ -98,7 +98,7 @@ def test_an_npz(tmp_path, name):
             DATASETS[name](folder=tmp_path, labels="coarse")
 
 
-def test_coarse_labels(tmp_path):
+def test_cifar100_coarse_labels_are_read(tmp_path):
     write(tmp_path / "cifar100", files("cifar100"))
     data = DATASETS["cifar100"](folder=tmp_path, labels="coarse")
     assert data.train.y.tolist() == [19] * 3 and data.test.y.tolist() == [4, 4] and data.classes == 20
@@ -107,7 +107,7 @@ def test_coarse_labels(tmp_path):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_missing_files_say_what_to_put_where(tmp_path, name):
+def test_cifar_missing_files_hint_names_files_and_folder(tmp_path, name):
     contents = files(name)
     contents.popitem()
     write(tmp_path / name, contents)
@@ -120,19 +120,19 @@ def test_missing_files_say_what_to_put_where(tmp_path, name):
 @pytest.mark.parametrize(
     "content", [b"", records(pixels(0), 1)[:-1], records(pixels(0), 1) + b"x"], ids=["empty", "cut", "long"]
 )
-def test_broken_records_are_refused(tmp_path, content):
+def test_cifar_invalid_records_raise(tmp_path, content):
     write(tmp_path / "cifar10", {**files("cifar10"), TEN[2]: content})
     with pytest.raises(DataBroken, match=TEN[2]):
         DATASETS["cifar10"](folder=tmp_path)
 
 
-def test_labels_out_of_range_are_refused(tmp_path):
+def test_cifar_labels_out_of_range_raise(tmp_path):
     write(tmp_path / "cifar10", {**files("cifar10"), TEN[0]: records(pixels(0), 10)})
     with pytest.raises(DataBroken, match="labels from 1 to 10"):
         DATASETS["cifar10"](folder=tmp_path)
 
 
-def test_broken_archives_are_refused(tmp_path):
+def test_cifar_invalid_archive_raises(tmp_path):
     path = tmp_path / ARCHIVES["cifar10"]
     pack(path, files("cifar10"), "x")
     whole = path.read_bytes()
@@ -146,7 +146,7 @@ def test_broken_archives_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_real_files(real_folder, name):
+def test_cifar_real_files_are_read(real_folder, name):
     data = DATASETS[name](folder=real_folder)
     assert data.input_shape == (3, 32, 32) and len(data.train) >= 10_000 and len(data.test) >= 5_000
     pixels_ = data.train.x[:10_000].float().div(255).transpose(0, 1).flatten(1)

@@ -15,7 +15,7 @@ def make(x=None, y=None, classes=3, preparation="plain"):
     return Dataset("made", Examples(x, y), Examples(x[:3], y[:3]), classes, PREPARATIONS[preparation])
 
 
-def test_length_and_input_shape():
+def test_dataset_length_and_input_shape_are_correct():
     data = make()
     assert len(data.train) == 6 and len(data.test) == 3
     assert data.input_shape == (1, 2, 2)
@@ -23,7 +23,7 @@ def test_length_and_input_shape():
     assert make(torch.zeros(6, 5, dtype=torch.int64)).input_shape == (5,)
 
 
-def test_fingerprint_sees_every_value_shape_and_kind_but_not_the_preparation():
+def test_fingerprint_depends_on_values_shapes_and_dtypes_only():
     data = make()
     print_ = data.fingerprint()
     assert print_ == make(preparation="heterofl_mnist").fingerprint() and len(print_) == 64
@@ -44,12 +44,12 @@ def test_fingerprint_does_not_depend_on_memory_layout():
 
 
 @pytest.mark.parametrize("bad", [[0, 1, 2, 0, 1, 3], [0, -1, 2, 0, 1, 2]])
-def test_labels_out_of_range_are_refused(bad):
+def test_dataset_labels_out_of_range_raise(bad):
     with pytest.raises(DataBroken, match="labels from"):
         make(y=torch.tensor(bad))
 
 
-def test_wrong_type_wrong_length_and_nothing_are_refused():
+def test_dataset_wrong_dtype_length_or_empty_raises():
     with pytest.raises(DataBroken, match="type"):
         make(y=torch.tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32))
     with pytest.raises(DataBroken, match="6 inputs but 5 labels"):
@@ -58,12 +58,12 @@ def test_wrong_type_wrong_length_and_nothing_are_refused():
         make(torch.zeros(0, 1, 2, 2), torch.zeros(0, dtype=torch.int64))
 
 
-def test_everything_is_frozen():
+def test_dataset_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make().classes = 4
 
 
 @pytest.mark.parametrize("kind", [DataMissing, DataBroken])
-def test_errors_carry_message_and_hint_and_can_be_rebuilt_in_another_process(kind):
+def test_data_error_message_and_hint_survive_pickling(kind):
     error = copy.copy(kind("what", "how"))
     assert (error.message, error.hint, str(error)) == ("what", "how", "what. how")

@@ -1,4 +1,4 @@
-"""MNIST's file format, whole and broken."""
+"""MNIST's file format, valid and invalid."""
 
 import gzip
 import struct
@@ -32,7 +32,7 @@ def write(folder, packed=True):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "location"),
     [
         ("mnist", "mnist"),
         ("mnist", "."),
@@ -41,8 +41,8 @@ def write(folder, packed=True):
         ("fashion-mnist", "FashionMNIST/raw"),
     ],
 )
-def test_reads_every_place_and_packing(tmp_path, name, place, packed):
-    write(tmp_path / place, packed)
+def test_idx_every_folder_and_compression_is_read(tmp_path, name, location, packed):
+    write(tmp_path / location, packed)
     data = DATASETS[name](folder=tmp_path)
     assert data.name == name and data.classes == 10
     assert data.train.x.dtype == torch.uint8 and data.train.x.shape == (7, 1, 4, 5)
@@ -52,7 +52,7 @@ def test_reads_every_place_and_packing(tmp_path, name, place, packed):
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_missing_files_say_what_to_put_where(tmp_path, name):
+def test_idx_missing_files_hint_names_files_and_folder(tmp_path, name):
     with pytest.raises(DataMissing) as caught:
         DATASETS[name](folder=tmp_path)
     assert name in caught.value.message and str(tmp_path) in caught.value.message
@@ -60,7 +60,7 @@ def test_missing_files_say_what_to_put_where(tmp_path, name):
         assert word in caught.value.hint
 
 
-def test_one_missing_file_is_missing(tmp_path):
+def test_idx_one_missing_file_raises(tmp_path):
     write(tmp_path / "mnist")
     (tmp_path / "mnist" / f"{FILES[3]}.gz").unlink()
     with pytest.raises(DataMissing):
@@ -85,7 +85,7 @@ GOOD = idx(np.zeros((3, 4, 5)))
     ids=["empty", "header cut", "cut", "too long", "magic", "floats", "axes", "bomb"],
 )
 @pytest.mark.parametrize("packed", [True, False])
-def test_broken_files_are_refused(tmp_path, content, packed):
+def test_idx_invalid_file_raises(tmp_path, content, packed):
     path = tmp_path / ("file.gz" if packed else "file")
     path.write_bytes(gzip.compress(content) if packed else content)
     with pytest.raises(DataBroken) as caught:
@@ -96,21 +96,21 @@ def test_broken_files_are_refused(tmp_path, content, packed):
 @pytest.mark.parametrize(
     "damage", [lambda b: b[:-12], lambda b: b"no gzip", lambda b: b[:20] + b"\xff\xff\xff" + b[23:]]
 )
-def test_broken_packing_is_refused(tmp_path, damage):
+def test_idx_invalid_gzip_raises(tmp_path, damage):
     path = tmp_path / "file.gz"
     path.write_bytes(damage(gzip.compress(idx(np.arange(200).reshape(2, 10, 10)))))
     with pytest.raises(DataBroken):
         read_idx(path, 3)
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path):
+def test_idx_mismatched_files_raise(tmp_path):
     write(tmp_path / "mnist", packed=False)
     (tmp_path / "mnist" / FILES[1]).write_bytes(idx(np.zeros(6)))
     with pytest.raises(DataBroken, match="7 examples but 6 labels"):
         DATASETS["mnist"](folder=tmp_path)
 
 
-def test_labels_beyond_nine_are_refused(tmp_path):
+def test_idx_labels_above_nine_raise(tmp_path):
     write(tmp_path / "mnist", packed=False)
     (tmp_path / "mnist" / FILES[3]).write_bytes(idx(np.array([1, 2, 10])))
     with pytest.raises(DataBroken, match="labels from 1 to 10"):
@@ -118,7 +118,7 @@ def test_labels_beyond_nine_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "first"), [("mnist", [5, 0, 4, 1, 9]), ("fashion-mnist", [9, 0, 0, 3, 0])])
-def test_real_files(real_folder, name, first):
+def test_idx_real_files_are_read(real_folder, name, first):
     data = DATASETS[name](folder=real_folder)
     assert len(data.train) == 60_000 and len(data.test) == 10_000 and data.input_shape == (1, 28, 28)
     assert data.train.y[:5].tolist() == first
@@ -127,6 +127,6 @@ def test_real_files(real_folder, name, first):
     assert abs(pixels.mean() - mean) < 0.002 and abs(pixels.std() - std) < 0.002
 
 
-def test_the_namesake_is_not_taken_for_the_set(real_folder):
+def test_idx_swapped_data_set_raises(real_folder):
     with pytest.raises(DataBroken, match="holds mnist, not fashion-mnist"):
         DATASETS["fashion-mnist"](folder=real_folder / "mnist")

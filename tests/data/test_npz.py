@@ -36,27 +36,27 @@ def read(tmp_path, x, y=None, names=NAMES):
     ],
 )
 @pytest.mark.parametrize("kind", [np.uint8, np.float64])
-def test_image_layouts(tmp_path, names, shape, stored, kind):
+def test_npz_every_image_layout_becomes_channels_first(tmp_path, names, shape, stored, kind):
     x = np.arange(np.prod(shape)).reshape(shape).astype(kind)
     data = read(tmp_path, x, names=names)
     assert data.name == "my" and data.classes == 3 and tuple(data.train.x.shape[1:]) == stored
     assert data.train.x.dtype == (torch.uint8 if kind == np.uint8 else torch.float32)
-    wanted = x.reshape(4, *stored) if shape[1] == stored[0] or len(shape) == 3 else x.transpose(0, 3, 1, 2)
-    assert np.array_equal(data.train.x.numpy(), wanted.astype(data.train.x.numpy().dtype))
+    expected = x.reshape(4, *stored) if shape[1] == stored[0] or len(shape) == 3 else x.transpose(0, 3, 1, 2)
+    assert np.array_equal(data.train.x.numpy(), expected.astype(data.train.x.numpy().dtype))
 
 
-def test_rows_and_tokens_stay_as_they_are(tmp_path):
+def test_npz_feature_rows_and_tokens_are_unchanged(tmp_path):
     assert read(tmp_path, np.ones((4, 7))).input_shape == (7,)
     tokens = read(tmp_path, np.arange(20, dtype=np.int32).reshape(4, 5))
     assert tokens.train.x.dtype == torch.int64 and tokens.input_shape == (5,)
 
 
-def test_labels_in_a_column_and_of_any_whole_type(tmp_path):
+def test_npz_labels_in_column_and_any_integer_dtype_are_read(tmp_path):
     data = read(tmp_path, np.zeros((4, 6, 5), np.uint8), np.array([[0], [1], [2], [5]], np.uint8))
     assert data.train.y.tolist() == [0, 1, 2, 5] and data.train.y.dtype == torch.int64 and data.classes == 6
 
 
-def test_the_file_may_lie_elsewhere(tmp_path, monkeypatch):
+def test_npz_path_outside_data_directory_is_read(tmp_path, monkeypatch):
     save(tmp_path / "here" / "own.npz", np.zeros((4, 2, 2), np.uint8), np.arange(4))
     monkeypatch.chdir(tmp_path / "here")
     empty = tmp_path / "data"
@@ -84,33 +84,33 @@ GREY = np.zeros((4, 6, 5), np.uint8)
         (GREY[:0], np.arange(0)),
     ],
 )
-def test_arrays_that_are_no_data_set_are_refused(tmp_path, x, y):
+def test_npz_invalid_arrays_raise(tmp_path, x, y):
     with pytest.raises(DataBroken):
         read(tmp_path, x, y)
 
 
-def test_training_and_test_must_have_one_shape(tmp_path):
+def test_npz_different_train_and_test_shapes_raise(tmp_path):
     arrays = (GREY, np.arange(4), GREY[:, :3], np.arange(4))
     np.savez(tmp_path / "my.npz", **dict(zip(NAMES, arrays, strict=True)))
     with pytest.raises(DataBroken, match="differ in shape"):
         DATASETS["npz"](folder=tmp_path, file="my.npz")
 
 
-def test_missing_arrays_are_named(tmp_path):
+def test_npz_missing_arrays_are_named(tmp_path):
     np.savez(tmp_path / "my.npz", x_train=GREY, y_train=np.arange(4))
     with pytest.raises(DataBroken) as caught:
         DATASETS["npz"](folder=tmp_path, file="my.npz")
     assert "x_test" in caught.value.hint and "train_images" in caught.value.hint
 
 
-def test_pickled_objects_are_never_loaded(tmp_path):
+def test_npz_pickled_objects_raise(tmp_path):
     objects = np.array([{"a": 1}, None, 3, "x"], dtype=object)
     np.savez(tmp_path / "my.npz", **dict(zip(NAMES, (objects, np.arange(4), objects, np.arange(4)), strict=True)))
     with pytest.raises(DataBroken, match="cannot be read"):
         DATASETS["npz"](folder=tmp_path, file="my.npz")
 
 
-def test_broken_files_are_refused(tmp_path):
+def test_npz_invalid_file_raises(tmp_path):
     path = tmp_path / "my.npz"
     save(path, np.random.default_rng(0).integers(0, 256, (40, 9, 9), dtype=np.uint8), np.arange(40))
     whole = path.read_bytes()
@@ -123,28 +123,28 @@ def test_broken_files_are_refused(tmp_path):
             DATASETS["npz"](folder=tmp_path, file="my.npz")
 
 
-@pytest.mark.parametrize("place", ["pathmnist/pathmnist.npz", "pathmnist.npz"])
-def test_medmnist(tmp_path, place):
+@pytest.mark.parametrize("location", ["pathmnist/pathmnist.npz", "pathmnist.npz"])
+def test_medmnist_file_is_read(tmp_path, location):
     x = np.arange(9 * 28 * 28 * 3).reshape(9, 28, 28, 3).astype(np.uint8)
-    save(tmp_path / place, x, np.arange(9, dtype=np.uint8)[:, None], LONG_NAMES)
+    save(tmp_path / location, x, np.arange(9, dtype=np.uint8)[:, None], LONG_NAMES)
     data = DATASETS["pathmnist"](folder=tmp_path)
     assert data.classes == 9 and data.input_shape == (3, 32, 32)
     assert np.array_equal(data.train.x.numpy(), x.transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize(("name", "hub"), [("pathmnist", True), ("pneumoniamnist", False)])
-def test_medmnist_missing(tmp_path, name, hub):
+def test_medmnist_missing_file_raises(tmp_path, name, hub):
     with pytest.raises(DataMissing) as caught:
         DATASETS[name](folder=tmp_path)
     assert f"{name}.npz" in caught.value.hint and ("fedloom[hf]" in caught.value.hint) == hub
 
 
-def test_medmnist_labels_out_of_range(tmp_path):
+def test_medmnist_labels_out_of_range_raise(tmp_path):
     save(tmp_path / "pneumoniamnist.npz", GREY, np.arange(4), LONG_NAMES)
     with pytest.raises(DataBroken, match="labels from 0 to 3"):
         DATASETS["pneumoniamnist"](folder=tmp_path)
 
 
-def test_real_files(real_folder):
+def test_medmnist_real_files_are_read(real_folder):
     data = DATASETS["pneumoniamnist"](folder=real_folder)
     assert len(data.train) == 4708 and len(data.test) == 624 and data.input_shape == (1, 28, 28)

@@ -1,4 +1,4 @@
-"""Preparation against a slow oracle that treats one image at a time, as the papers' pipelines do."""
+"""Preparation against a slow reference that treats one image at a time, as the papers' pipelines do."""
 
 import numpy as np
 import pytest
@@ -11,15 +11,15 @@ from fedloom.seeds import generator
 
 
 def bilinear(image, size):
-    """Plain bilinear enlarging with pixel centres at halves, for one [c, h, w] image."""
+    """Plain bilinear upsampling with pixel centers at halves, for one [c, h, w] image."""
 
     def weights(new, old):
-        place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-        low = np.floor(place).astype(int)
+        index = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+        low = np.floor(index).astype(int)
         high = np.minimum(low + 1, old - 1)
         matrix = np.zeros((new, old))
-        np.add.at(matrix, (np.arange(new), low), 1 - (place - low))
-        np.add.at(matrix, (np.arange(new), high), place - low)
+        np.add.at(matrix, (np.arange(new), low), 1 - (index - low))
+        np.add.at(matrix, (np.arange(new), high), index - low)
         return matrix
 
     return np.einsum("yh,chw,xw->cyx", weights(size[0], image.shape[1]), image, weights(size[1], image.shape[2]))
@@ -43,7 +43,7 @@ def normalize(preparation, image):
     return (image - mean[:, None, None]) / std[:, None, None]
 
 
-def oracle(preparation, image, augmentation):
+def reference(preparation, image, augmentation):
     image = image.numpy().astype(np.float64) / 255
     if preparation.size:
         image = bilinear(image, preparation.size)
@@ -66,15 +66,15 @@ def images_for(preparation, count, seed=0):
 
 
 @pytest.mark.parametrize("name", PREPARATIONS)
-def test_every_named_preparation_equals_the_oracle(name):
+def test_preparation_every_named_one_matches_reference(name):
     preparation = PREPARATIONS[name]
     x = images_for(preparation, 24)
     augmentation = preparation.draw_augmentation(generator(1, "step_seeds"), 24, 20, 24)
     for given_draws in ({}, augmentation):
         prepared = preparation(x, given_draws, torch.float64)
-        for place in range(24):
-            own = {key: numbers[place].numpy() for key, numbers in given_draws.items()}
-            np.testing.assert_allclose(prepared[place].numpy(), oracle(preparation, x[place], own), atol=1e-12)
+        for index in range(24):
+            own = {key: numbers[index].numpy() for key, numbers in given_draws.items()}
+            np.testing.assert_allclose(prepared[index].numpy(), reference(preparation, x[index], own), atol=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
@@ -86,17 +86,17 @@ def test_every_named_preparation_equals_the_oracle(name):
     normalized=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_any_augmentation_equals_the_oracle(padding, chance, flip, cutout, normalized, seed):
+def test_preparation_any_augmentation_matches_reference(padding, chance, flip, cutout, normalized, seed):
     preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalized=normalized)
     x = images_for(preparation, 4, seed)
     augmentation = preparation.draw_augmentation(generator(seed, "step_seeds"), 4, 20, 24)
     prepared = preparation(x, augmentation, torch.float64)
-    for place in range(4):
-        own = {key: numbers[place].numpy() for key, numbers in augmentation.items()}
-        np.testing.assert_allclose(prepared[place].numpy(), oracle(preparation, x[place], own), atol=1e-12)
+    for index in range(4):
+        own = {key: numbers[index].numpy() for key, numbers in augmentation.items()}
+        np.testing.assert_allclose(prepared[index].numpy(), reference(preparation, x[index], own), atol=1e-12)
 
 
-def test_leading_axes_change_nothing():
+def test_preparation_leading_axes_do_not_change_result():
     preparation = PREPARATIONS["fedml_cifar10"]
     x = images_for(preparation, 12)
     augmentation = preparation.draw_augmentation(generator(1, "step_seeds"), 12, 20, 24)
@@ -108,14 +108,14 @@ def test_leading_axes_change_nothing():
     assert torch.equal(one, preparation(x, augmentation)[0])
 
 
-def test_a_crop_shows_black_and_the_other_kind_shows_zero():
+def test_preparation_crop_padding_is_black_or_zero_after_normalization():
     x = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
     corner = {"crop": torch.zeros(1, 2, dtype=torch.int64)}
     assert Preparation((0.5,), (0.25,), crop_padding=2)(x, corner)[0, 0, 0, 0] == -2
     assert Preparation((0.5,), (0.25,), crop_padding=2, pad_normalized=True)(x, corner)[0, 0, 0, 0] == 0
 
 
-def test_draws_are_in_range_and_of_the_wanted_shape():
+def test_draw_augmentation_is_in_range_and_has_shape():
     preparation = Preparation(size=(32, 40), crop_padding=4, crop_chance=0.5, flip=True, cutout=6)
     augmentation = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 8, 8)
     assert {name: tuple(numbers.shape) for name, numbers in augmentation.items()} == {
@@ -130,7 +130,7 @@ def test_draws_are_in_range_and_of_the_wanted_shape():
     assert augmentation["cutout"].amax(0).tolist() == [31, 39]
 
 
-def test_draws_come_from_the_generator_alone():
+def test_draw_augmentation_depends_only_on_generator():
     preparation = PREPARATIONS["fedml_cifar10"]
     np.random.seed(1)
     torch.manual_seed(1)
@@ -141,13 +141,13 @@ def test_draws_come_from_the_generator_alone():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_no_augmentation_needs_no_draws():
+def test_draw_augmentation_without_augmentation_is_empty():
     assert PREPARATIONS["heterofl_mnist"].draw_augmentation(generator(0), 5, 28, 28) == {}
     x = images_for(PREPARATIONS["heterofl_cifar10"], 2)
     assert torch.equal(PREPARATIONS["heterofl_cifar10"](x), PREPARATIONS["heterofl_cifar10"](x, {}))
 
 
-def test_what_is_no_image_passes_through():
+def test_preparation_non_images_are_unchanged():
     tokens = torch.randint(0, 100, (3, 7))
     assert PREPARATIONS["plain"](tokens) is tokens
     rows = torch.rand(5, 6, dtype=torch.float64)
@@ -157,7 +157,7 @@ def test_what_is_no_image_passes_through():
     assert torch.equal(PREPARATIONS["plain"](series), series)
 
 
-def test_floats_are_not_divided_and_grey_is_repeated():
+def test_preparation_floats_are_not_divided_and_gray_is_repeated():
     x = torch.rand(2, 1, 4, 4)
     assert torch.equal(Preparation()(x), x)
     assert torch.equal(Preparation(channels=3)(x), x.repeat(1, 3, 1, 1))
@@ -165,20 +165,20 @@ def test_floats_are_not_divided_and_grey_is_repeated():
     assert torch.equal(Preparation(channels=3)(colour), colour)
 
 
-def test_the_default_type_is_torchs():
+def test_preparation_default_dtype_is_torchs():
     x = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
     assert PREPARATIONS["plain"](x).dtype == torch.float32
     assert PREPARATIONS["plain"](x, dtype=torch.float64).dtype == torch.float64
 
 
-def test_nothing_is_changed_in_place():
+def test_preparation_changes_nothing_in_place():
     x = images_for(PREPARATIONS["fedml_cifar10"], 3)
     before = x.clone()
     PREPARATIONS["fedml_cifar10"](x, PREPARATIONS["fedml_cifar10"].draw_augmentation(generator(0), 3, 20, 24))
     assert torch.equal(x, before)
 
 
-def test_no_images_are_no_problem():
+def test_preparation_accepts_empty_batch():
     empty = torch.zeros(0, 1, 28, 28, dtype=torch.uint8)
     assert PREPARATIONS["fedsup_fashion"](empty).shape == (0, 3, 32, 32)
 
@@ -194,11 +194,11 @@ def test_no_images_are_no_problem():
         ("feddyn_cifar100", (3, 32, 32), (-0.5071 / 0.2675, -0.4867 / 0.2565, -0.4408 / 0.2761)),
     ],
 )
-def test_what_fedsup_and_fedhen_are_published_with(name, stored, black):
+def test_preparation_named_values_match_fedsup_and_fedhen(name, stored, black):
     preparation = PREPARATIONS[name]
-    made = preparation(torch.zeros(1, *stored, dtype=torch.uint8))
-    assert made.shape == (1, 3, 32, 32)
-    assert torch.allclose(made, torch.tensor(black).view(1, 3, 1, 1))
+    result = preparation(torch.zeros(1, *stored, dtype=torch.uint8))
+    assert result.shape == (1, 3, 32, 32)
+    assert torch.allclose(result, torch.tensor(black).view(1, 3, 1, 1))
     assert (preparation.crop_padding, preparation.flip) == (4, True)
     assert preparation.crop_chance == (0.5 if name.startswith("feddyn") else 1.0)
 
@@ -215,6 +215,6 @@ def test_what_fedsup_and_fedhen_are_published_with(name, stored, black):
         {"mask_chance": 0.5},
     ],
 )
-def test_impossible_options_are_refused(options):
+def test_preparation_impossible_option_raises(options):
     with pytest.raises(ValueError, match=r"mean|crop_chance|crop_padding|mask_chance"):
         Preparation(**options)

@@ -1,4 +1,4 @@
-"""Sentiment140, made small and real: columns, words, labels, and whose tweets are tested on."""
+"""Sentiment140, artificial and real files: columns, words, labels, and the test split."""
 
 import csv
 from collections import Counter
@@ -17,10 +17,10 @@ MANUAL = [["label", "text"], ["4", "good night"], ["2", "neutral"], ["0", "bad n
 
 
 def write(folder, train=PLAIN, test=MANUAL):
-    place = folder / "sentiment140"
-    place.mkdir(exist_ok=True)
+    subfolder = folder / "sentiment140"
+    subfolder.mkdir(exist_ok=True)
     for name, lines in (("training.csv", train), ("testdata.csv", test)):
-        with (place / name).open("w", encoding="latin-1", newline="") as file:
+        with (subfolder / name).open("w", encoding="latin-1", newline="") as file:
             csv.writer(file, quoting=csv.QUOTE_ALL).writerows(lines)
     return folder
 
@@ -33,7 +33,7 @@ def read(folder, **options):
     return DATASETS["sentiment140"](folder=folder, **{"length": 4, **options})
 
 
-def test_labels_words_padding_and_unknown_words(tmp_path):
+def test_sentiment140_labels_words_padding_and_unknown_words_are_encoded(tmp_path):
     data = read(write(tmp_path))
     assert data.vocabulary == ("<pad>", "<unk>", "day", "good", "bad", "really")
     assert (data.classes, data.tokens, data.groups, data.input_shape) == (2, 6, None, (4,))
@@ -42,7 +42,7 @@ def test_labels_words_padding_and_unknown_words(tmp_path):
     assert data.test.x.tolist() == [[3, 1, 0, 0], [4, 1, 0, 0]]
 
 
-def test_few_words_and_short_tweets(tmp_path):
+def test_sentiment140_small_vocabulary_and_length_are_respected(tmp_path):
     data = read(write(tmp_path), words=1, length=2)
     assert data.vocabulary == ("<pad>", "<unk>", "good")
     assert data.train.x.tolist() == [[2, 2], [1, 1], [1, 0]]
@@ -58,12 +58,12 @@ def test_few_words_and_short_tweets(tmp_path):
         ("", []),
     ],
 )
-def test_words(text, words):
+def test_split_words_examples(text, words):
     assert list(split_words(text)) == words
 
 
 @given(st.text(max_size=60))
-def test_any_text_has_words_without_blanks(text):
+def test_split_words_any_text_has_no_blanks(text):
     assert all(word and not any(sign.isspace() for sign in word) for word in split_words(text))
 
 
@@ -72,7 +72,7 @@ def by_users(counts):
     return official(tweets)
 
 
-def test_users_are_groups_and_share_their_tweets_with_the_test(tmp_path):
+def test_sentiment140_users_are_groups_in_train_and_test(tmp_path):
     write(
         tmp_path, by_users([10, 20, 3]), official([("4", "u1", "hand"), ("0", "stranger", "hand"), ("2", "u0", "no")])
     )
@@ -88,7 +88,7 @@ def test_users_are_groups_and_share_their_tweets_with_the_test(tmp_path):
     assert sorted(len(rows) for rows in partition.test) == [1, 3]
 
 
-def test_the_split_is_always_the_same_and_loses_nothing(tmp_path):
+def test_sentiment140_split_is_deterministic_and_complete(tmp_path):
     write(tmp_path, by_users([7, 11]), official([("4", "x", "hand")]))
     data = read(tmp_path, test_share=0.5, length=2)
     assert data.fingerprint() == read(tmp_path, test_share=0.5, length=2).fingerprint()
@@ -97,24 +97,24 @@ def test_the_split_is_always_the_same_and_loses_nothing(tmp_path):
     assert len(none.train) == 18 and len(none.test) == 1
 
 
-def test_a_share_that_falls_short_by_rounding_is_whole(tmp_path):
+def test_sentiment140_test_share_tolerates_rounding(tmp_path):
     write(tmp_path, by_users([100]), official([("4", "x", "hand")]))
     assert len(read(tmp_path, test_share=0.29).test) == 30
 
 
-def test_a_header_may_name_users_in_any_order(tmp_path):
+def test_sentiment140_header_columns_in_any_order_are_read(tmp_path):
     write(tmp_path, [["Text", "User", "Target"], ["good", "a", "4"], ["bad", "b", "0"], ["bad", "a", "0"]])
     data = read(tmp_path, test_share=0.0)
     assert data.groups[0].tolist() == [0, 1, 0] and data.train.y.tolist() == [1, 0, 0]
 
 
-def test_latin_letters_quotes_and_line_breaks(tmp_path):
+def test_sentiment140_latin1_quotes_and_line_breaks_are_read(tmp_path):
     data = read(write(tmp_path, [["label", "text"], ["4", 'caf\xe9 "now", \n yes'], ["0", "no"]]))
     assert set(data.vocabulary[2:]) == {"caf\xe9", "now", "yes", "no"}
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "message"),
     [
         ([["4", "no header"]], "2 columns"),
         ([], "0 columns"),
@@ -124,12 +124,12 @@ def test_latin_letters_quotes_and_line_breaks(tmp_path):
         ([["label", "text"], ["2", "neutral"]], "empty"),
     ],
 )
-def test_broken_files_are_named(tmp_path, train, said):
-    with pytest.raises(DataBroken, match=said):
+def test_sentiment140_invalid_file_raises_and_names_it(tmp_path, train, message):
+    with pytest.raises(DataBroken, match=message):
         read(write(tmp_path, train))
 
 
-def test_missing_and_doubled_files(tmp_path):
+def test_sentiment140_missing_or_duplicate_files_raise(tmp_path):
     with pytest.raises(DataMissing, match=r"training\.1600000"):
         read(tmp_path)
     write(tmp_path)
@@ -138,7 +138,7 @@ def test_missing_and_doubled_files(tmp_path):
         read(tmp_path)
 
 
-def test_the_real_tweets(real_folder):
+def test_sentiment140_real_files_are_read(real_folder):
     if not (real_folder / "sentiment140").is_dir():
         pytest.skip("FEDLOOM_DATA has no sentiment140")
     data = DATASETS["sentiment140"](folder=real_folder)

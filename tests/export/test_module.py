@@ -1,4 +1,4 @@
-"""A plain module makes what the functional model makes, whatever the family and its size."""
+"""An export module computes what the model computes, for every family and size."""
 
 import inspect
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def sized(family: str, size: str, **changes: Any) -> Model:
 
 
 def trained(net: Model, seed: int = 1) -> dict[str, Tensor]:
-    """Weights and statistics as if somebody had trained them."""
+    """Random weights and statistics."""
     draw = torch.Generator().manual_seed(seed)
     weights = {name: torch.randn(shape, generator=draw) / 2 for name, shape in net.shapes().items()}
     for name, shape in net.statistics().items():
@@ -40,21 +40,21 @@ def trained(net: Model, seed: int = 1) -> dict[str, Tensor]:
     return weights
 
 
-def difference(net: Model, weights: dict[str, Tensor], made: Any, batch: int, one_by_one: bool = False) -> float:
-    """Relative to the largest logit, where that is above 1."""
+def difference(net: Model, weights: dict[str, Tensor], result: Any, batch: int, one_by_one: bool = False) -> float:
+    """Relative to the largest logit if that is above 1."""
     x, right = net.random_inputs(torch.Generator().manual_seed(batch), batch), as_predictor(net, weights)
     with torch.no_grad():
         expected = torch.cat([right(one) for one in x.split(1)]) if one_by_one else right(x)
-        return float((made(x) - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+        return float((result(x) - expected).abs().max()) / max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("family", "size"), EVERY)
-def test_every_family_in_every_size(family: str, size: str) -> None:
+def test_export_module_every_family_and_size_matches_model(family: str, size: str) -> None:
     net = sized(family, size)
     weights = trained(net)
-    made = build_export_module(net, weights)
-    assert max(difference(net, weights, made, batch) for batch in (1, 3)) <= 1e-5
-    assert not any(isinstance(part, Scaler) for part in made.modules())
+    result = build_export_module(net, weights)
+    assert max(difference(net, weights, result, batch) for batch in (1, 3)) <= 1e-5
+    assert not any(isinstance(part, Scaler) for part in result.modules())
 
 
 def normalized() -> Iterator[tuple[str, str]]:
@@ -64,14 +64,14 @@ def normalized() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("family", "kind"), list(normalized()))
-def test_every_normalisation(family: str, kind: str) -> None:
+def test_export_module_every_normalization_matches_model(family: str, kind: str) -> None:
     net = sized(family, "medium", normalization=kind)
     weights = trained(net)
     assert difference(net, weights, build_export_module(net, weights), 3) <= 1e-5
 
 
 @pytest.mark.parametrize("family", sorted({family for family, kind in normalized() if kind == "static_batch"}))
-def test_batch_norm_is_folded_where_nothing_stands_between(family: str) -> None:
+def test_fusion_batch_norm_after_layer_is_fused(family: str) -> None:
     net = sized(family, "large", normalization="static_batch")
     left = [
         name
@@ -79,13 +79,13 @@ def test_batch_norm_is_folded_where_nothing_stands_between(family: str) -> None:
         if isinstance(part, BATCH_NORM)
     ]
     assert len(find_fusable(net)) + len(left) == len(net.statistics()) // 2
-    before_activation = family in ("preresnet", "preactresnet")  # whose first norm looks at a sum
+    before_activation = family in ("preresnet", "preactresnet")  # whose first norm follows a sum
     assert bool(left) == before_activation
     assert find_fusable(net)
 
 
 class Shared(nn.Module):
-    """A convolution that two look at, one whose weights two have, and a norm that is used twice."""
+    """A convolution used twice, one with shared weights, and a norm used twice."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -104,37 +104,37 @@ class Shared(nn.Module):
         return self.head(self.last_norm(self.last(x)).mean((-2, -1)))
 
 
-def test_what_others_look_at_is_not_folded() -> None:
+def test_fusion_layer_with_other_uses_is_not_fused() -> None:
     net = build_model("shared", lambda classes: Shared(classes), {}, (1, 4, 4), 5)
     assert find_fusable(net) == (("last", "last_norm"),)
     weights = trained(net)
     assert difference(net, weights, build_export_module(net, weights), 3) <= 1e-5
 
 
-def test_a_block_that_is_used_again_is_folded_once() -> None:
+def test_fusion_reused_block_is_fused_once() -> None:
     net = sized("splitnet", "large", extra=(3, 0), tied=True)
     weights = trained(net)
-    made = build_export_module(net, weights)
-    assert difference(net, weights, made, 3) <= 1e-5
-    assert not any(isinstance(part, BATCH_NORM) for part in made.modules())
+    result = build_export_module(net, weights)
+    assert difference(net, weights, result, 3) <= 1e-5
+    assert not any(isinstance(part, BATCH_NORM) for part in result.modules())
 
 
-def test_norms_of_other_widths_are_left_behind() -> None:
+def test_export_module_norms_of_other_widths_are_removed() -> None:
     net = sized("convnet", "large", norm_widths=(0.5, 1.0))
     weights = trained(net)
-    made = build_export_module(net, weights)
-    assert difference(net, weights, made, 3) <= 1e-5
-    assert sum(one.numel() for one in made.parameters()) < sum(shape.numel() for shape in net.shapes().values())
+    result = build_export_module(net, weights)
+    assert difference(net, weights, result, 3) <= 1e-5
+    assert sum(one.numel() for one in result.parameters()) < sum(shape.numel() for shape in net.shapes().values())
 
 
-def test_statistics_are_required() -> None:
+def test_export_module_without_statistics_raises() -> None:
     net = sized("convnet", "large")
     with pytest.raises(ValueError, match="running_mean"):
         build_export_module(net, net.initial_weights(0))
 
 
 def images() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every preparation with images that have as many colours as it has means."""
+    """Every preparation, with images of as many channels as it has means."""
     for name, prepare in sorted(PREPARATIONS.items()):
         for shape in ((1, 28, 28), (3, 28, 28), (3, 40, 36)):
             colours = prepare.channels if prepare.channels and shape[0] == 1 else shape[0]
@@ -143,20 +143,20 @@ def images() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize(("name", "shape"), list(images()))
-def test_preparations_are_those_of_the_data(name: str, shape: tuple[int, ...]) -> None:
+def test_preparation_module_matches_preparation(name: str, shape: tuple[int, ...]) -> None:
     prepare = PREPARATIONS[name]
     x = torch.randint(0, 256, (4, *shape), dtype=torch.uint8)
     assert torch.allclose(build_preparation(prepare, x)(x), prepare(x), atol=2e-6)
 
 
-def test_numbers_and_tokens_need_less() -> None:
+def test_preparation_module_floats_and_tokens_need_less() -> None:
     numbers, tokens = torch.rand(3, 7), torch.arange(12).view(3, 4)
     assert torch.equal(build_preparation(Preparation((0.5,), (0.2,)), numbers)(numbers), numbers)
     assert torch.equal(build_preparation(Preparation(), tokens)(tokens), tokens)
 
 
 @pytest.mark.parametrize("family", ["convnet", "mlp"])
-def test_onnx(family: str, tmp_path: Any) -> None:
+def test_onnx_file_matches_model(family: str, tmp_path: Any) -> None:
     pytest.importorskip("onnxruntime")
     check_format("onnx", sized(family, "small"), tmp_path)
 
@@ -164,7 +164,7 @@ def test_onnx(family: str, tmp_path: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["safetensors", "pt2", "onnx", "executorch"])
 @pytest.mark.parametrize(("family", "size"), EVERY)
-def test_every_format_of_every_family_in_every_size(family: str, size: str, to: str, tmp_path: Any) -> None:
+def test_format_every_family_and_size_matches_model(family: str, size: str, to: str, tmp_path: Any) -> None:
     for module in FORMATS[to].needs:
         pytest.importorskip(module)
     check_format(to, sized(family, size), tmp_path)
@@ -179,7 +179,7 @@ def check_format(to: str, net: Model, folder: Any) -> None:
         assert difference(net, weights, answer, batch, kind.one_at_a_time) <= 1e-5
 
 
-def test_what_is_written_does_not_name_this_machine(tmp_path: Any) -> None:
+def test_format_file_does_not_contain_machine_paths(tmp_path: Any) -> None:
     pytest.importorskip("onnxruntime")
     net = sized("convnet", "small")
     for to in ("onnx", "pt2"):
@@ -189,13 +189,13 @@ def test_what_is_written_does_not_name_this_machine(tmp_path: Any) -> None:
         assert b"site-packages" not in file.read_bytes()
 
 
-def test_files_hold_no_more_than_they_need(tmp_path: Any) -> None:
+def test_safetensors_file_loads_as_frozen_module(tmp_path: Any) -> None:
     net = sized("lstm", "small")
     assert "lstm" in TOKENS
     FORMATS["safetensors"].write(
         build_export_module(net, trained(net)), net.zero_inputs(2), tmp_path / "model.safetensors"
     )
-    made = FORMATS["safetensors"].open(tmp_path / "model.safetensors", lambda: build_empty_module(net))
-    assert isinstance(made, ExportModule)
-    assert not any(weight.requires_grad for weight in made.parameters())
-    assert not made.training
+    result = FORMATS["safetensors"].open(tmp_path / "model.safetensors", lambda: build_empty_module(net))
+    assert isinstance(result, ExportModule)
+    assert not any(weight.requires_grad for weight in result.parameters())
+    assert not result.training

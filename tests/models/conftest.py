@@ -1,4 +1,4 @@
-"""What only the tests of models share."""
+"""Fixtures for the tests of models."""
 
 import inspect
 
@@ -18,5 +18,5 @@ def normed_family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=OF_TOKENS)
 def token_family(request: pytest.FixtureRequest) -> str:
-    """Every model family that reads rows of tokens."""
+    """Every model family for token sequences."""
     return str(request.param)

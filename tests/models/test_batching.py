@@ -1,4 +1,4 @@
-"""A block of devices makes what each device makes alone, whichever way its module can run."""
+"""A block of devices computes what each device computes alone, in every batching mode."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -14,7 +14,7 @@ from fedloom.models.batching import FunctionalModule, choose_mode
 from fedloom.models.mobilenet import mobilenet
 from fedloom.models.normalization import Normalization
 from fedloom.seeds import generator
-from tests.models.alone import Pick, assert_block_is_each_alone, outputs_and_slopes
+from tests.models.block_checks import Pick, assert_block_matches_single_devices, outputs_and_gradients
 
 DEVICES = 3
 NUMBERS = count()
@@ -29,16 +29,16 @@ def images(shape: tuple[int, ...], batch: int = 5, devices: int = DEVICES) -> Te
 def with_statistics(net: Model, block: dict[str, Tensor]) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(8)
     devices = len(next(iter(block.values())))
-    found = {
+    actual = {
         name: torch.rand(devices, *shape, generator=draw, dtype=torch.float64) + 0.5
         for name, shape in net.statistics().items()
     }
-    return {**block, **found}
+    return {**block, **actual}
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
 @pytest.mark.parametrize("normalization", get_args(Normalization))
-def test_families_fold(
+def test_folding_every_family_matches_single_devices(
     normed_family: str,
     normalization: str,
     training: bool,
@@ -46,29 +46,29 @@ def test_families_fold(
     block_weights: Callable[..., dict[str, Tensor]],
     pick_device: Pick,
 ) -> None:
-    """A warning would be an error here, so these run folded."""
+    """Warnings are errors here, so these run folded."""
     net = tiny_model(normed_family, width=0.5, normalization=normalization)
     block = block_weights(net, DEVICES)
     if not training:
         block = with_statistics(net, block)
-    assert_block_is_each_alone(net, block, images(net.input_shape), training, pick_device)
+    assert_block_matches_single_devices(net, block, images(net.input_shape), training, pick_device)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
-def test_families_fold_as_they_are(
+def test_folding_default_settings_match_single_devices(
     family: str,
     training: bool,
     tiny_model: Callable[..., Model],
     block_weights: Callable[..., dict[str, Tensor]],
     pick_device: Pick,
 ) -> None:
-    """Those too that have no normalization to choose."""
+    """Also families without a choice of normalization."""
     net = tiny_model(family, width=0.5)
     block = with_statistics(net, block_weights(net, DEVICES))
-    assert_block_is_each_alone(net, block, images(net.input_shape), training, pick_device)
+    assert_block_matches_single_devices(net, block, images(net.input_shape), training, pick_device)
 
 
-def test_batch_statistics_of_a_block_are_each_devices_own(
+def test_batch_statistics_of_block_match_single_devices(
     normed_family: str,
     tiny_model: Callable[..., Model],
     block_weights: Callable[..., dict[str, Tensor]],
@@ -84,7 +84,7 @@ def test_batch_statistics_of_a_block_are_each_devices_own(
             assert float((tensor[0] - together[name][number]).abs().max()) <= 1e-10
 
 
-def test_a_broken_device_leaves_its_neighbours_clean(
+def test_block_nonfinite_device_leaves_others_unchanged(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = tiny_model(family)
@@ -93,7 +93,7 @@ def test_a_broken_device_leaves_its_neighbours_clean(
     for tensor in broken.values():
         tensor[1] = torch.nan
     step_seeds = StepSeeds((1, 2, 3))
-    clean, dirty = outputs_and_slopes(net, block, x, step_seeds), outputs_and_slopes(net, broken, x, step_seeds)
+    clean, dirty = outputs_and_gradients(net, block, x, step_seeds), outputs_and_gradients(net, broken, x, step_seeds)
     for of_clean, of_dirty in zip(clean, dirty, strict=True):
         for name, tensor in of_clean.items():
             assert torch.equal(of_dirty[name][[0, 2]], tensor[[0, 2]])
@@ -103,7 +103,7 @@ def test_a_broken_device_leaves_its_neighbours_clean(
 
 
 class Concatenating(nn.Module):
-    """Devices folded side by side would swap channels with each other."""
+    """Folded devices would exchange channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,8 +111,8 @@ class Concatenating(nn.Module):
         self.after, self.classifier = nn.Conv2d(4, 3, 1), nn.Linear(3, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.after(torch.cat([self.left(x), self.right(x)], 1))
-        return self.classifier(made.mean((-2, -1)))
+        result = self.after(torch.cat([self.left(x), self.right(x)], 1))
+        return self.classifier(result.mean((-2, -1)))
 
 
 def concatenating() -> nn.Module:
@@ -126,15 +126,15 @@ def layer_normed() -> nn.Module:
 
 
 class ChannelMean(nn.Module):
-    """Squeeze and excite by one number an image."""
+    """Squeeze and excitation with one number per image."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.classifier = nn.Conv2d(1, 3, 3), nn.Linear(3, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.conv(x)
-        return self.classifier((made * made.mean((1, 2, 3), keepdim=True).sigmoid()).mean((-2, -1)))
+        result = self.conv(x)
+        return self.classifier((result * result.mean((1, 2, 3), keepdim=True).sigmoid()).mean((-2, -1)))
 
 
 def channel_mean() -> nn.Module:
@@ -142,7 +142,7 @@ def channel_mean() -> nn.Module:
 
 
 class Viewing(nn.Module):
-    """Insists on contiguous images."""
+    """Needs contiguous images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def viewing() -> nn.Module:
 
 
 class Blurring(nn.Module):
-    """Has a filter that is no weight: a constant, which is neither trained nor sent."""
+    """Has a constant filter, which is neither trained nor sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,23 +173,23 @@ def blurring() -> nn.Module:
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
-def test_a_module_may_have_constants(
+def test_module_with_constant_buffers_matches_single_devices(
     training: bool, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
-    """Whatever precision a trial uses: the module's constants have the one it runs in."""
+    """The module's constants have the precision it runs in, whatever a trial uses."""
     net = stranger(blurring)
     assert set(net.shapes()) == {"classifier.weight", "classifier.bias"}
     block, x = block_weights(net, DEVICES, torch.float32), images(net.input_shape).float()
     step_seeds = StepSeeds((1, 2, 3)) if training else None
-    made = net(block, x, step_seeds).logits
+    result = net(block, x, step_seeds).logits
     for device in range(DEVICES):
         module = net.module()
         module.load_state_dict({name: tensor[device] for name, tensor in block.items()}, strict=False)
-        assert torch.allclose(made[device], module(x[device]), atol=1e-5)
+        assert torch.allclose(result[device], module(x[device]), atol=1e-5)
 
 
 class Centring(nn.Module):
-    """Takes the mean of its whole batch away: of its own, not of the block's."""
+    """Subtracts the mean over the batch of its own device, not of the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,22 +217,25 @@ class Recurrent(nn.Module):
 
 
 def stranger(build: Callable[[], nn.Module], input_shape: tuple[int, ...] = (1, 6, 6)) -> Model:
-    """A model nobody has tried yet: what is found out of a model is kept, and said once."""
+    """A new model: trial results are cached, and warnings are issued only once."""
     return build_model(f"{build.__name__} {next(NUMBERS)}", build, {}, input_shape, 4)
 
 
-# how often a faster way is given up before one gives each device its own
+# how many faster modes fail before one is correct
 FALLBACKS = [(concatenating, 1), (layer_normed, 1), (channel_mean, 1), (viewing, 1), (recurrent, 2)]
 
 
 @pytest.mark.parametrize(("build", "given_up"), FALLBACKS, ids=lambda one: getattr(one, "__name__", str(one)))
-def test_a_module_that_cannot_fold_says_so_and_is_right(
-    build: Callable[[], nn.Module], given_up: int, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick,
+def test_unfoldable_module_warns_and_matches_single_devices(
+    build: Callable[[], nn.Module],
+    given_up: int,
+    block_weights: Callable[..., dict[str, Tensor]],
+    pick_device: Pick,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     net = stranger(build)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
-    assert_block_is_each_alone(net, block, x, True, pick_device)
+    assert_block_matches_single_devices(net, block, x, True, pick_device)
     (slow,) = [message for message in caplog.messages if "slower batching" in message]
     assert slow.count(f"{type(net.module()).__name__} does not run") == given_up
     assert "does not run with fold_devices" in slow
@@ -240,16 +243,16 @@ def test_a_module_that_cannot_fold_says_so_and_is_right(
     assert len(net.fallback_reasons()) == given_up
 
 
-def test_families_have_no_reason_to_be_slow(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_fallback_reasons_builtin_family_are_empty(family: str, tiny_model: Callable[..., Model]) -> None:
     assert tiny_model(family).fallback_reasons() == ()
 
 
-def test_a_module_that_looks_at_its_whole_batch_sees_its_own_device_alone(
+def test_module_with_batch_statistics_sees_only_its_device(
     block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
-    """Devices differ in their data: a trial whose devices hold the same examples would not tell them apart."""
+    """The devices of a trial need different examples: otherwise this module would look correct."""
     net = stranger(centring)
-    assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
+    assert_block_matches_single_devices(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
 
 
 class Tied(nn.Module):
@@ -266,13 +269,13 @@ def tied() -> nn.Module:
     return Tied()
 
 
-def test_a_tied_weight_has_one_name_and_both_gradients(
+def test_tied_weight_has_one_name_and_summed_gradient(
     block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
     net = stranger(tied, (5,))
     assert set(net.shapes()) == {"first.weight", "first.bias", "classifier.weight", "classifier.bias"}
     block, x = block_weights(net, DEVICES), images((5,))
-    assert_block_is_each_alone(net, block, x, True, pick_device)
+    assert_block_matches_single_devices(net, block, x, True, pick_device)
     module = net.module().double()
     module.load_state_dict({name: tensor[1] for name, tensor in block.items()}, strict=False)
     module(x[1]).sin().sum().backward()
@@ -291,10 +294,10 @@ def dropout_model(chance: float) -> Model:
 
 
 @pytest.mark.parametrize("chance", [0.5, 0.001])
-def test_dropout_draws_from_each_devices_own_seed(
+def test_dropout_in_block_uses_each_devices_seed(
     chance: float, block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
-    """Also a rare drop: whether a layer is random is not for chance to find out."""
+    """Also with rare drops: detecting random layers must not depend on chance."""
     net = dropout_model(chance)
     block, x = block_weights(net, DEVICES), images((5,), batch=2000)
     first = net(block, x, StepSeeds((1, 2, 3))).logits
@@ -305,14 +308,14 @@ def test_dropout_draws_from_each_devices_own_seed(
     assert torch.equal(alone[0], first[1])
 
 
-def test_dropout_leaves_everybody_elses_randomness_alone(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_dropout_leaves_global_generator_unchanged(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = dropout_model(0.5)
     before = torch.random.get_rng_state()
     net(block_weights(net, DEVICES), images((5,)), StepSeeds((1, 2, 3)))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_dropout_is_off_when_judged(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_dropout_in_evaluation_is_off(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net, still = dropout_model(0.5), dropout_model(0.0)
     block, x = block_weights(net, DEVICES), images((5,))
     assert torch.equal(net(block, x).logits, still(block, x).logits)
@@ -320,7 +323,7 @@ def test_dropout_is_off_when_judged(block_weights: Callable[..., dict[str, Tenso
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
-    """The modules on which ways of running were tried out, with nothing known from before."""
+    """The modules of which batching modes were tried, starting with empty caches."""
     caches = (
         batching._functional_module,
         batching._single_device_forward,
@@ -343,30 +346,34 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
         cache.cache_clear()
 
 
-def test_few_of_many_sub_nets_are_tried_and_all_are_each_device_alone(
+def test_trials_many_subnets_of_a_kind_stop_early_and_stay_correct(
     trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
-    """Otherwise a method that draws a net for each step does little else than try them."""
+    """Otherwise a method that samples a sub-net in each step would mostly run trials."""
     sizes = {"widths": ((2, 4), (4, 6)), "depths": ((1,), (1, 2)), "kernels": ((3, 5), (3, 5, 7))}
     largest = {"stem": 3, "widths": (4, 6), "depths": (1, 2), "kernels": (5, 7)}
     whole, drawn = build_model("mobilenet", mobilenet, largest, (1, 8, 8), 4), generator(0, "sub-nets")
     nets = {make_space(sizes).sample(whole, drawn) for _ in range(20)}
     for net in nets:
-        assert_block_is_each_alone(net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device)
-    assert 0 < len(trials) <= 2 * 4 < len(nets)  # kinds of blocks: of one width or of two, with a stride or without
+        assert_block_matches_single_devices(
+            net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device
+        )
+    assert (
+        0 < len(trials) <= 2 * 4 < len(nets)
+    )  # kinds of blocks: with or without a change of width, with or without stride
 
 
 class Perhaps(nn.Module):
-    """Looks at all channels at once where it is told to, by a word or by a share."""
+    """Mixes all channels if a string or a fraction says so."""
 
     def __init__(self, width: int, how: Any):
         super().__init__()
         self.body, self.classifier, self._mixes = nn.Linear(5, width), nn.Linear(width, 4), how in ("mixing", 0.5, 1)
-        self.constant = torch.zeros(2, 2)  # a tensor that is no buffer, which is neither equal to a number nor not
+        self.constant = torch.zeros(2, 2)  # no buffer; comparing it with a number has no truth value
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.body(x)
-        return self.classifier(made - made.mean(1, keepdim=True) if self._mixes else made)
+        result = self.body(x)
+        return self.classifier(result - result.mean(1, keepdim=True) if self._mixes else result)
 
 
 def perhaps(width: int, how: Any) -> nn.Module:
@@ -374,11 +381,11 @@ def perhaps(width: int, how: Any) -> nn.Module:
 
 
 class OddOnesMix(Perhaps):
-    """Looks at all channels at once where their number is odd, which shows nowhere else."""
+    """Mixes all channels if their number is odd."""
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.body(x)
-        return self.classifier(made - made.mean(1, keepdim=True) if self.body.out_features % 2 else made)
+        result = self.body(x)
+        return self.classifier(result - result.mean(1, keepdim=True) if self.body.out_features % 2 else result)
 
 
 def odd_ones_mix(width: int) -> nn.Module:
@@ -386,22 +393,22 @@ def odd_ones_mix(width: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("how", [("apart", "mixing"), (0.25, 0.5), (False, True), (0, 1)])
-def test_what_is_no_size_is_tried_on_its_own(
+def test_trials_setting_that_is_no_size_gets_its_own_trial(
     how: tuple[Any, Any], trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
-    for said in how:
+    for value in how:
         for width in (6, 7, 8):
-            net = build_model("perhaps", perhaps, {"width": width, "how": said}, (5,), 4)
-            assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
+            net = build_model("perhaps", perhaps, {"width": width, "how": value}, (5,), 4)
+            assert_block_matches_single_devices(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
     assert len(trials) == 2 * 2
 
 
-def test_where_sizes_run_in_different_ways_each_is_tried(
+def test_trials_disagreeing_sizes_are_each_tried(
     trials: list[nn.Module], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
     for width in (6, 7, 8, 9):
         net = build_model("odd_ones_mix", odd_ones_mix, {"width": width}, (5,), 4)
-        assert_block_is_each_alone(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
+        assert_block_matches_single_devices(net, block_weights(net, DEVICES), images((5,)), True, pick_device)
     assert len(trials) == 4
 
 
@@ -419,20 +426,20 @@ def two_exits() -> nn.Module:
     return TwoExits()
 
 
-def test_exits_and_taps_carry_the_devices_in_front(
+def test_outputs_exits_and_taps_have_leading_device_axis(
     block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
     net = stranger(two_exits, (5,))
     block, x = block_weights(net, DEVICES), images((5,))
-    assert_block_is_each_alone(net, block, x, True, pick_device)
-    made = net(block, x, StepSeeds((0, 0, 0)))
-    assert {name: tuple(t.shape) for name, t in made.exits.items()} == {"early": (3, 5, 4), "late": (3, 5, 4)}
-    assert tuple(made.taps["features"].shape) == (3, 5, 6)
-    assert made.logits is made.exits["late"]
+    assert_block_matches_single_devices(net, block, x, True, pick_device)
+    result = net(block, x, StepSeeds((0, 0, 0)))
+    assert {name: tuple(t.shape) for name, t in result.exits.items()} == {"early": (3, 5, 4), "late": (3, 5, 4)}
+    assert tuple(result.taps["features"].shape) == (3, 5, 6)
+    assert result.logits is result.exits["late"]
 
 
-def test_a_plain_tensor_is_one_exit(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_outputs_plain_tensor_is_one_exit(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(tied, (5,))
-    made: Any = net(block_weights(net, 1), images((5,), devices=1), StepSeeds((0,)))
-    assert list(made.exits) == ["logits"]
-    assert tuple(made.logits.shape) == (1, 5, 4)
+    result: Any = net(block_weights(net, 1), images((5,), devices=1), StepSeeds((0,)))
+    assert list(result.exits) == ["logits"]
+    assert tuple(result.logits.shape) == (1, 5, 4)

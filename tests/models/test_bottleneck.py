@@ -1,4 +1,4 @@
-"""FedGKT's nets written out, and the server's on what a device's extractor makes."""
+"""FedGKT's nets against the paper, and the server's net on the output of a device's extractor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,39 +24,39 @@ def norm(w: Tensors, name: str, x: Tensor) -> Tensor:
 
 
 def block(w: Tensors, name: str, x: Tensor, stride: int) -> Tensor:
-    made = F.relu(norm(w, f"{name}.norm1", F.conv2d(x, w[f"{name}.conv1.weight"])))
-    made = F.relu(norm(w, f"{name}.norm2", F.conv2d(made, w[f"{name}.conv2.weight"], stride=stride, padding=1)))
-    made = norm(w, f"{name}.norm3", F.conv2d(made, w[f"{name}.conv3.weight"]))
+    result = F.relu(norm(w, f"{name}.norm1", F.conv2d(x, w[f"{name}.conv1.weight"])))
+    result = F.relu(norm(w, f"{name}.norm2", F.conv2d(result, w[f"{name}.conv2.weight"], stride=stride, padding=1)))
+    result = norm(w, f"{name}.norm3", F.conv2d(result, w[f"{name}.conv3.weight"]))
     if f"{name}.shortcut.0.weight" in w:
         x = norm(w, f"{name}.shortcut.1", F.conv2d(x, w[f"{name}.shortcut.0.weight"], stride=stride))
-    return F.relu(made + x)
+    return F.relu(result + x)
 
 
 def by_hand(w: Tensors, x: Tensor) -> dict[str, Tensor]:
     """One block, then two at half the size."""
     if "extractor.0.weight" in w:
         x = F.relu(norm(w, "extractor.1", F.conv2d(x, w["extractor.0.weight"], padding=1)))
-    made = {"extractor": x}
+    result = {"extractor": x}
     x = block(w, "stages.1.1", block(w, "stages.1.0", block(w, "stages.0.0", x, 1), 2), 1)
-    made["features"] = x.mean((2, 3))
-    made["logits"] = F.linear(made["features"], w["classifier.weight"], w["classifier.bias"])
-    return made
+    result["features"] = x.mean((2, 3))
+    result["logits"] = F.linear(result["features"], w["classifier.weight"], w["classifier.bias"])
+    return result
 
 
 @pytest.mark.parametrize("stem", [3, None])
-def test_forward_is_the_papers(stem: int | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_bottleneck_forward_matches_paper(stem: int | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of(stem=stem)
     weights, x = block_weights(net, 1), torch.randn(1, 4, 2, 7, 7, dtype=torch.float64)
     expected = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0])
-    made = net(weights, x, StepSeeds((0,)))
-    assert list(made.exits) == ["logits"] and list(made.taps) == ["extractor", "features"]
-    for name, tensor in {**made.exits, **made.taps}.items():
+    result = net(weights, x, StepSeeds((0,)))
+    assert list(result.exits) == ["logits"] and list(result.taps) == ["extractor", "features"]
+    for name, tensor in {**result.exits, **result.taps}.items():
         assert torch.allclose(tensor[0], expected[name], atol=1e-9)
     assert net.fallback_reasons() == ()
 
 
-def test_the_server_goes_on_where_a_devices_extractor_ends(block_weights: Callable[..., dict[str, Tensor]]) -> None:
-    """A server with a device's own blocks makes of its maps what the device makes of its images."""
+def test_bottleneck_server_net_accepts_extractor_output(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    """A server net with a device's blocks computes from the feature maps what the device computes from its images."""
     device = net_of()
     server = net_of((3, 7, 7), stem=None)
     assert device.has_children("extractor", "classifier") and not server.has_children("extractor")
@@ -70,12 +70,12 @@ def test_the_server_goes_on_where_a_devices_extractor_ends(block_weights: Callab
     assert torch.allclose(server(weights, maps, step_seeds).logits, device(weights, x, step_seeds).logits, atol=1e-10)
 
 
-def test_only_the_first_block_of_a_stage_convolves_its_shortcut() -> None:
+def test_bottleneck_shortcut_is_convolution_only_in_first_block() -> None:
     names = {name for name in net_of(blocks=(2, 2)).shapes() if name.endswith("shortcut.0.weight")}
     assert names == {"stages.0.0.shortcut.0.weight", "stages.1.0.shortcut.0.weight"}
 
 
-def test_a_narrow_stem_and_narrow_blocks_lie_in_wide_ones() -> None:
+def test_bottleneck_narrow_net_nests_in_wide_net() -> None:
     wide, narrow = net_of(), net_of(width=0.5)
     assert is_submodel(narrow.shapes(), wide.shapes())
     assert tuple(narrow.shapes()["extractor.0.weight"]) == (2, 2, 3, 3)
@@ -83,13 +83,13 @@ def test_a_narrow_stem_and_narrow_blocks_lie_in_wide_ones() -> None:
     assert tuple(narrow.shapes()["classifier.weight"]) == (4, 6)
 
 
-def test_every_stage_says_how_many_blocks_it_has() -> None:
+def test_bottleneck_missing_block_count_raises() -> None:
     with pytest.raises(ValueError, match="zip"):
         net_of(blocks=(1,)).module()
 
 
-def test_multiply_adds_by_hand() -> None:
+def test_bottleneck_macs_match_hand_count() -> None:
     """The device's net: a stem on 32 pixels a side, then two blocks with 16 channels inside and 64 outside."""
     first, second = 16 * 16 + 9 * 16 * 16 + 16 * 64 + 16 * 64, 64 * 16 + 9 * 16 * 16 + 16 * 64
-    found = compute_cost(build_model("bottleneck", MODELS["bottleneck"], {}, (3, 32, 32), 10)).macs
-    assert found == 32**2 * (27 * 16 + first + second) + 64 * 10
+    actual = compute_cost(build_model("bottleneck", MODELS["bottleneck"], {}, (3, 32, 32), 10)).macs
+    assert actual == 32**2 * (27 * 16 + first + second) + 64 * 10

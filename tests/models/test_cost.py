@@ -1,4 +1,4 @@
-"""What a model costs, layer by layer, by hand."""
+"""The cost of layers, counted by hand."""
 
 from collections.abc import Callable
 
@@ -45,9 +45,11 @@ def used_twice() -> nn.Module:
         (used_twice, 4, 2 * 2 * 36 * 2, 2 * 2 * 36 * 2),
     ],
 )
-def test_layers_by_hand(build: Callable[[], nn.Module], parameters: int, macs: int, published: int) -> None:
+def test_cost_of_layers_matches_hand_count(
+    build: Callable[[], nn.Module], parameters: int, macs: int, published: int
+) -> None:
     assert compute_cost(build_model(build.__name__, build, {}, (2, 6, 6), 3)) == Cost(parameters, macs, published)
 
 
-def test_a_megabyte_is_two_to_the_twenty() -> None:
+def test_cost_megabytes_are_binary() -> None:
     assert Cost(2**18, 0, 0).megabytes == 1.0

@@ -1,4 +1,4 @@
-"""Every rule, given the plain weights of one device, is torch's own layer; given stacked weights, each device's."""
+"""Every folded layer equals torch's layer for plain weights, and each device's layer for stacked weights."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def drawn(name: str) -> tuple[nn.Module, Tensor]:
-    """The layer with no weight or statistic at its neutral start, and a batch for it."""
+    """The layer with random weights and statistics, and a batch for it."""
     build, shape = LAYERS[name]
     torch.manual_seed(sum(map(ord, name)))
     layer = build().double()
@@ -67,13 +67,13 @@ def with_rules(layer: nn.Module) -> nn.Module:
     return copy
 
 
-def test_every_rule_is_tried() -> None:
+def test_folded_layers_all_have_a_case() -> None:
     assert {type(build()) for build, _ in LAYERS.values()} == set(FOLDED_LAYERS)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_plain_weights_make_the_plain_layer(name: str, training: bool, bits_equal: Callable[..., bool]) -> None:
+def test_folded_layer_plain_weights_match_torch(name: str, training: bool, bits_equal: Callable[..., bool]) -> None:
     layer, x = drawn(name)
     ruled = with_rules(layer).train(training)
     layer.train(training)
@@ -83,19 +83,19 @@ def test_plain_weights_make_the_plain_layer(name: str, training: bool, bits_equa
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_plain_weights_get_the_plain_gradient(name: str, bits_equal: Callable[..., bool]) -> None:
+def test_folded_layer_plain_weights_match_torch_gradient(name: str, bits_equal: Callable[..., bool]) -> None:
     layer, x = drawn(name)
     ruled = with_rules(layer)
-    slopes = []
+    gradients = []
     for one in (layer, ruled):
         leaves = [x.clone().requires_grad_(), *one.parameters()]
-        slopes.append(torch.autograd.grad(one(leaves[0]).sin().sum(), leaves))
-    assert all(bits_equal(mine, theirs) for theirs, mine in zip(*slopes, strict=True))
+        gradients.append(torch.autograd.grad(one(leaves[0]).sin().sum(), leaves))
+    assert all(bits_equal(mine, theirs) for theirs, mine in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_stacked_weights_make_each_devices_own(name: str, training: bool) -> None:
+def test_folded_layer_stacked_weights_match_each_device(name: str, training: bool) -> None:
     layers, x = [], []
     for device in range(3):
         layer, batch = drawn(name)
@@ -116,7 +116,7 @@ def test_stacked_weights_make_each_devices_own(name: str, training: bool) -> Non
     assert float((together - alone).abs().max()) <= 1e-10
 
 
-def test_training_batch_norm_tracks_nothing(bits_equal: Callable[..., bool]) -> None:
+def test_static_batch_norm_training_tracks_nothing(bits_equal: Callable[..., bool]) -> None:
     layer, x = drawn("batch norm 2d")
     ruled = with_rules(layer).train()
     ruled(x)
@@ -124,17 +124,17 @@ def test_training_batch_norm_tracks_nothing(bits_equal: Callable[..., bool]) -> 
         assert bits_equal(dict(ruled.named_buffers())[key], buffer)
 
 
-def test_tracking_batch_norm_hands_back_the_batchs_own_statistics() -> None:
+def test_static_batch_norm_tracking_returns_batch_statistics() -> None:
     layer, x = drawn("batch norm 2d")
     ruled = with_rules(layer).eval()
     ruled.tracking = True  # type: ignore[assignment]
-    made = ruled(x)
+    result = ruled(x)
     assert torch.allclose(ruled.running_mean, x.mean((0, 2, 3)), atol=1e-12)  # type: ignore[arg-type]
     assert torch.allclose(ruled.running_var, x.var((0, 2, 3), unbiased=True), atol=1e-12)  # type: ignore[arg-type]
-    assert torch.allclose(made, layer.train()(x), atol=1e-12)
+    assert torch.allclose(result, layer.train()(x), atol=1e-12)
 
 
-def test_tracking_batch_norm_that_is_applied_again_hands_back_the_mean() -> None:
+def test_static_batch_norm_applied_twice_returns_mean_statistics() -> None:
     layer, x = drawn("batch norm 2d")
     ruled = with_rules(layer).eval()
     ruled.tracking = True  # type: ignore[assignment]
@@ -148,12 +148,12 @@ def test_tracking_batch_norm_that_is_applied_again_hands_back_the_mean() -> None
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 4), (3, 2, 4, 5), (3, 2, 1, 5, 6), (1, 2, 4, 5, 6)])
-def test_unfold_undoes_fold(shape: tuple[int, ...]) -> None:
+def test_unfold_inverts_fold(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     assert torch.equal(unfold(fold(x), shape[0]), x)
 
 
-def test_fold_puts_each_devices_channels_side_by_side() -> None:
+def test_fold_places_channels_of_devices_side_by_side() -> None:
     x = torch.arange(2 * 3 * 4).view(2, 3, 4)  # 2 devices, 3 examples, 4 channels
     for device in range(2):
         for example in range(3):
@@ -161,10 +161,10 @@ def test_fold_puts_each_devices_channels_side_by_side() -> None:
                 assert fold(x)[example, device * 4 + channel] == x[device, example, channel]
 
 
-def test_fold_makes_images_channels_last_even_with_one_channel() -> None:
+def test_fold_single_channel_image_is_channels_last() -> None:
     assert fold(torch.randn(1, 2, 1, 4, 4)).stride() == (16, 1, 4, 1)
 
 
 @pytest.mark.parametrize(("training", "expected"), [(True, 8.0), (False, 2.0)])
-def test_scaler_divides_by_the_rate_in_training_alone(training: bool, expected: float) -> None:
+def test_scaler_divides_by_rate_only_in_training(training: bool, expected: float) -> None:
     assert Scaler(0.25).train(training)(torch.tensor([2.0])).tolist() == [expected]

@@ -1,4 +1,4 @@
-"""LeNets written out layer by layer, their representation, and narrow ones inside wide ones."""
+"""LeNets against their papers, their features, and narrow nets inside wide ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def net_of(input_shape: tuple[int, int, int] = (2, 14, 14), classes: int = 4, **
 
 
 def by_hand(w: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Maps of 14, 12, 6, 4, 2 and 1 pixels a side."""
+    """Feature maps with sides of 14, 12, 6, 4, 2 and 1 pixels."""
     for number in range(3):
         x = F.conv2d(x, w[f"convs.{number}.weight"], w[f"convs.{number}.bias"]).relu()
         x = F.max_pool2d(x, 2) if number < 2 else x
@@ -31,18 +31,20 @@ def by_hand(w: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
-def test_forward(step_seeds: StepSeeds | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_lenet_forward_matches_paper(
+    step_seeds: StepSeeds | None, block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
     net = net_of()
     weights, x = block_weights(net, 1), torch.randn(1, 3, 2, 14, 14, dtype=torch.float64)
     logits, features = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0])
-    made = net(weights, x, step_seeds)
-    assert list(made.exits) == ["logits"]
-    assert torch.allclose(made.logits[0], logits, atol=1e-10)
-    assert torch.allclose(made.taps["features"][0], features, atol=1e-10)
+    result = net(weights, x, step_seeds)
+    assert list(result.exits) == ["logits"]
+    assert torch.allclose(result.logits[0], logits, atol=1e-10)
+    assert torch.allclose(result.taps["features"][0], features, atol=1e-10)
     assert net.fallback_reasons() == ()
 
 
-def test_without_hidden_layers_the_flat_map_is_the_representation(
+def test_lenet_without_hidden_layers_features_are_flat_map(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
     net = net_of(convs=(3,), hidden=())
@@ -52,10 +54,10 @@ def test_without_hidden_layers_the_flat_map_is_the_representation(
     assert set(net.shapes()) == {"convs.0.weight", "convs.0.bias", "classifier.weight", "classifier.bias"}
 
 
-def test_dropout_acts_on_the_last_layer_and_not_on_the_representation(
+def test_lenet_dropout_leaves_features_unchanged(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
-    """Of 40 units a drop of 0.6 leaves some, 2.5 times as loud."""
+    """Dropout 0.6 keeps some of 40 units, scaled by 2.5."""
     settings = {"hidden": (40,), "convs": (3,)}
     net, still = net_of(**settings, dropout=0.6), net_of(**settings)
     weights, x = block_weights(net, 2), torch.randn(2, 50, 2, 14, 14, dtype=torch.float64)
@@ -69,10 +71,10 @@ def test_dropout_acts_on_the_last_layer_and_not_on_the_representation(
     assert torch.equal(net(seen, x).logits, still(seen, x).logits)
 
 
-def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(
+def test_lenet_narrow_net_equals_wide_net_with_zeroed_units(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
-    """On a map of several pixels: the columns of the first layer go channel by channel. No unit is at rest."""
+    """With several pixels per map: the columns of the first dense layer are ordered by channel. No unit is zero."""
     settings = {"convs": (3, 6), "hidden": (6, 7)}
     wide, narrow = net_of(**settings), net_of(**settings, width=0.5)
     assert tuple(wide.shapes()["hidden.0.weight"]) == (6, 6 * 4)
@@ -89,25 +91,25 @@ def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(
     assert bool((narrow.features({name: tensor[None] for name, tensor in part.items()}, x) > 0).all())
 
 
-def test_multiply_adds_by_hand() -> None:
-    """Two convolutions of 5 by 5 on 32 and 14 pixels a side, then 1600 - 120 - 64 - 10."""
-    found = compute_cost(build_model("lenet", MODELS["lenet"], {}, (3, 32, 32), 10)).macs
-    assert found == 28**2 * 64 * 75 + 10**2 * 64 * 1600 + 1600 * 120 + 120 * 64 + 64 * 10
+def test_lenet_macs_match_hand_count() -> None:
+    """5x5 convolutions on 32 and 14 pixels per side, then dense layers 1600 - 120 - 64 - 10."""
+    actual = compute_cost(build_model("lenet", MODELS["lenet"], {}, (3, 32, 32), 10)).macs
+    assert actual == 28**2 * 64 * 75 + 10**2 * 64 * 1600 + 1600 * 120 + 120 * 64 + 64 * 10
 
 
-def test_images_need_not_be_square() -> None:
+def test_lenet_rectangular_image_is_accepted() -> None:
     net = net_of((1, 14, 18))
     assert tuple(net.shapes()["hidden.0.weight"]) == (6, 5 * 1 * 2)
     net.check_output_size()
 
 
 @pytest.mark.parametrize("side", [13, 4, 2])
-def test_images_of_which_nothing_would_be_left_are_refused(side: int) -> None:
+def test_lenet_too_small_image_raises(side: int) -> None:
     with pytest.raises(ValueError, match=rf"nothing is left of images of \(14, {side}\)"):
         net_of((1, 14, side)).module()
 
 
-def test_every_convolution_has_a_kernel() -> None:
+def test_lenet_missing_kernel_raises() -> None:
     with pytest.raises(ValueError, match=r"3 convolutions .*\(3, 3\)"):
         net_of(kernels=(3, 3)).module()
     assert net_of(convs=(3, 4)).shapes() == net_of(convs=(3, 4), kernels=(3, 3)).shapes()

@@ -1,4 +1,4 @@
-"""FedHeNN's nets for text: torch's own LSTM as a reference, word vectors that are given, narrow cells in wide ones."""
+"""FedHeNN's nets for text: torch's LSTM as reference, pretrained word vectors, narrow nets inside wide ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def rows(net: Model, devices: int = 1) -> Tensor:
 
 
 def torchs_own(net: Model, w: dict[str, Tensor], layers: int) -> nn.LSTM:
-    """The same weights, gate by gate in the rows of one matrix."""
+    """The same weights in torch's layout, with the gates stacked along the rows."""
     hidden, inputs, _ = w["cells.0.weight"].shape
     own = nn.LSTM(inputs, hidden, layers, batch_first=True).double()
     names = {"weight_ih": "weight", "weight_hh": "recurrent", "bias_ih": "bias", "bias_hh": "recurrent_bias"}
@@ -40,21 +40,21 @@ def torchs_own(net: Model, w: dict[str, Tensor], layers: int) -> nn.LSTM:
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
-def test_forward_is_torchs_own(step_seeds: StepSeeds | None, layers: int, block_weights: Weights) -> None:
+def test_lstm_forward_matches_torch(step_seeds: StepSeeds | None, layers: int, block_weights: Weights) -> None:
     net = net_of(layers=layers)
     weights, x = block_weights(net, 1), rows(net)
     w = {name: tensor[0] for name, tensor in weights.items()}
     states, _ = torchs_own(net, w, layers)(w["lookup.weight"][x[0]])
     features = (states[:, -1] @ w["hidden.weight"].mT + w["hidden.bias"]).relu()
-    made = net(weights, x, step_seeds)
-    assert list(made.exits) == ["logits"]
-    assert torch.allclose(made.taps["features"][0], features, rtol=0, atol=1e-10)
+    result = net(weights, x, step_seeds)
+    assert list(result.exits) == ["logits"]
+    assert torch.allclose(result.taps["features"][0], features, rtol=0, atol=1e-10)
     logits = features @ w["classifier.weight"].mT + w["classifier.bias"]
-    assert torch.allclose(made.logits[0], logits, rtol=0, atol=1e-10)
+    assert torch.allclose(result.logits[0], logits, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-def test_slopes_are_torchs_own(devices: int, block_weights: Weights) -> None:
+def test_lstm_gradient_matches_torch(devices: int, block_weights: Weights) -> None:
     net = net_of()
     weights, x = block_weights(net, devices), rows(net, devices)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
@@ -68,14 +68,14 @@ def test_slopes_are_torchs_own(devices: int, block_weights: Weights) -> None:
         assert torch.allclose(mine, theirs.grad.flatten(), rtol=0, atol=1e-10)
 
 
-def test_cells_start_as_torchs_own() -> None:
-    """Uniform up to one over the root of the hidden units."""
+def test_lstm_layer_initial_weights_match_torch() -> None:
+    """Uniform up to one over the square root of the hidden units."""
     for weight in LstmLayer(300, 64).parameters():
         assert 0.9 / 8 < float(weight.detach().abs().max()) <= 1 / 8
 
 
-def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(block_weights: Weights) -> None:
-    """Silent: a unit whose weights and biases are zero is at rest for ever."""
+def test_lstm_narrow_net_equals_wide_net_with_zeroed_units(block_weights: Weights) -> None:
+    """A unit whose weights and biases are zero stays zero."""
     wide, narrow = net_of(layers=2), net_of(layers=2, width=0.5)
     part = {name: tensor[0] for name, tensor in block_weights(narrow, 1).items()}
     silence = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in wide.shapes().items()}
@@ -90,7 +90,7 @@ def test_a_narrow_net_is_the_wide_one_with_its_other_units_silent(block_weights:
     assert torch.allclose(left, right, atol=1e-12)
 
 
-def test_dropout_acts_on_the_last_layer_and_not_on_the_representation(block_weights: Weights) -> None:
+def test_lstm_dropout_leaves_features_unchanged(block_weights: Weights) -> None:
     net, still = net_of(features=40, dropout=0.5), net_of(features=40)
     weights, x = block_weights(net, 2), rows(net, 2)
     dropped, kept = net(weights, x, StepSeeds((1, 2))), still(weights, x, StepSeeds((1, 2)))
@@ -108,8 +108,8 @@ def vectors(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-def test_given_vectors_are_a_constant(devices: int, vectors: Path, block_weights: Weights) -> None:
-    """Neither trained nor sent, and in the precision that the model runs in."""
+def test_lstm_pretrained_vectors_are_not_trained(devices: int, vectors: Path, block_weights: Weights) -> None:
+    """Neither trained nor sent, and in the precision of the model."""
     net, trained = net_of(vectors=str(vectors)), net_of()
     assert set(trained.shapes()) - set(net.shapes()) == {"lookup.weight"}
     weights, x = block_weights(net, devices, torch.float32), rows(net, devices)
@@ -119,26 +119,26 @@ def test_given_vectors_are_a_constant(devices: int, vectors: Path, block_weights
     assert set(net.module().state_dict()) == set(net.shapes())
 
 
-def test_given_vectors_are_whole_in_every_width(vectors: Path) -> None:
+def test_lstm_pretrained_vectors_are_not_sliced(vectors: Path) -> None:
     given, trained = net_of(vectors=str(vectors), width=0.5), net_of(width=0.5)
     assert tuple(given.shapes()["cells.0.weight"]) == (2, 6, 4)
     assert tuple(trained.shapes()["cells.0.weight"]) == (2, 3, 4)
     assert tuple(trained.shapes()["lookup.weight"]) == (TOKENS, 3)
 
 
-def test_vectors_of_another_shape_are_refused(vectors: Path) -> None:
+def test_lstm_vectors_of_wrong_shape_raise(vectors: Path) -> None:
     with pytest.raises(ValueError, match=r"vectors of the shape \(9, 6\), where \(9, 5\) are needed"):
         net_of(vectors=str(vectors), embedding=5).module()
 
 
-def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
+def test_lstm_pickled_vectors_raise(tmp_path: Path) -> None:
     np.save(tmp_path / "bad.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="allow_pickle"):
         net_of(vectors=str(tmp_path / "bad.npy")).module()
 
 
-def test_multiply_adds_by_hand() -> None:
-    """Each token: four gates of 128 units, each with 300 inputs and 128 states; then 128 - 10 - 2."""
+def test_lstm_macs_match_hand_count() -> None:
+    """Per token: four gates of 128 units with 300 inputs and 128 hidden units each; then 128 - 10 - 2."""
     one, two = (compute_cost(build_model("lstm", MODELS["lstm"], {"layers": n}, (25,), 2, TOKENS)).macs for n in (1, 2))
     assert one == 25 * 4 * 128 * (300 + 128) + 128 * 10 + 10 * 2
     assert two - one == 25 * 4 * 128 * (128 + 128)

@@ -1,4 +1,4 @@
-"""FedSup's supernet: a sub-net cut out of it is what the whole net makes with its weights sliced on the fly."""
+"""FedSup's supernet: a sub-net equals the whole net with its weights sliced on the fly."""
 
 import math
 import random
@@ -34,12 +34,12 @@ def any_architecture(draw: random.Random) -> Architecture:
 
 
 def any_layered_architecture(draw: random.Random) -> Architecture:
-    """Width and kernel block by block, of up to two in a stage."""
-    made = {
+    """Width and kernel per block, up to two blocks per stage."""
+    result = {
         name: tuple((draw.choice(allowed), draw.choice(allowed)) for allowed in SMALL_SPACE[name])
         for name in ("widths", "kernels")
     }
-    return {**any_architecture(draw), **made}
+    return {**any_architecture(draw), **result}
 
 
 def of_block(choice: int | tuple[int, ...], position: int) -> int:
@@ -53,7 +53,7 @@ def dynamic_norm(w: Tensors, name: str, x: Tensor) -> Tensor:
 
 
 def dynamic(w: Tensors, x: Tensor, architecture: Architecture) -> Tensor:
-    """The supernet with weights of the largest size, cut in every layer to the architecture's."""
+    """The supernet with the largest weights, sliced in every layer to the architecture."""
     x = F.relu6(dynamic_norm(w, "stem.1", F.conv2d(x, w["stem.0.weight"], stride=2, padding=1)))
     for number, depth in enumerate(architecture["depths"]):
         for position in range(depth):
@@ -62,13 +62,13 @@ def dynamic(w: Tensors, x: Tensor, architecture: Architecture) -> Tensor:
             side = of_block(architecture["kernels"][number], position)
             stride, crop = 2 if number and not position else 1, slice(3 - side // 2, 3 + side // 2 + 1)
             kernel = w[f"{name}.depthwise.weight"][:before, :, crop, crop]
-            made = F.conv2d(x, kernel, stride=stride, padding=side // 2, groups=before)
-            made = F.relu6(dynamic_norm(w, f"{name}.norm1", made))
-            made = dynamic_norm(w, f"{name}.norm2", F.conv2d(made, w[f"{name}.pointwise.weight"][:after, :before]))
+            result = F.conv2d(x, kernel, stride=stride, padding=side // 2, groups=before)
+            result = F.relu6(dynamic_norm(w, f"{name}.norm1", result))
+            result = dynamic_norm(w, f"{name}.norm2", F.conv2d(result, w[f"{name}.pointwise.weight"][:after, :before]))
             short = F.avg_pool2d(x, 2) if stride == 2 else x
             if before != after:
                 short = F.conv2d(short, w[f"{name}.shortcut.weight"][:after, :before])
-            x = made + short
+            x = result + short
     features = x.mean((2, 3))
     return F.linear(features, w["classifier.weight"][:, : features.shape[1]], w["classifier.bias"])
 
@@ -89,7 +89,7 @@ def assert_cut_out_is_dynamic(whole: Model, weights: Tensors, architecture: Arch
 
 
 @pytest.mark.slow
-def test_a_hundred_architectures_cut_out_are_the_dynamic_net(
+def test_mobilenet_hundred_subnets_match_dynamic_net(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
     draw, whole = random.Random(0), whole_net()
@@ -98,7 +98,7 @@ def test_a_hundred_architectures_cut_out_are_the_dynamic_net(
         assert_cut_out_is_dynamic(whole, weights, any_architecture(draw))
 
 
-def test_architectures_layer_by_layer_need_the_spare_shortcuts(
+def test_mobilenet_widths_per_layer_need_spare_shortcuts(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
     draw, whole = random.Random(1), whole_net(spare_shortcuts=True)
@@ -112,13 +112,13 @@ def test_architectures_layer_by_layer_need_the_spare_shortcuts(
     )
 
 
-def test_kernels_layer_by_layer_need_no_spare_shortcuts(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_mobilenet_kernels_per_layer_need_no_spare_shortcuts(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     whole = whole_net()
     architecture = {"widths": (8, 16, 32, 128), "depths": (1, 2, 2, 2), "kernels": (3, (7, 5), (3, 7), 5)}
     assert_cut_out_is_dynamic(whole, block_weights(whole, 1), architecture)
 
 
-def test_spare_shortcuts_change_nothing_that_is_made(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_mobilenet_spare_shortcuts_leave_outputs_unchanged(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     plain, spare = whole_net(), whole_net(spare_shortcuts=True)
     weights, x = block_weights(spare, 2), torch.randn(2, 3, 3, 32, 32, dtype=torch.float64)
     assert spare.shapes().keys() - plain.shapes().keys() == {f"stages.{n}.1.shortcut.weight" for n in (1, 2, 3)}
@@ -127,18 +127,18 @@ def test_spare_shortcuts_change_nothing_that_is_made(block_weights: Callable[...
 
 
 @pytest.mark.parametrize(("space", "size"), [("code", 10_368), ("paper", 15_552)])
-def test_how_many_sub_nets_there_are(space: str, size: int) -> None:
+def test_mobilenet_space_counts_match_paper(space: str, size: int) -> None:
     choices = [list(product(*stages)) for stages in SPACES[space].values()]
     assert len(set(product(*choices))) == math.prod(map(len, choices)) == size
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_the_largest_of_a_space_is_the_family_as_it_is(space: str) -> None:
+def test_mobilenet_largest_subnet_is_default_size(space: str) -> None:
     largest = {name: tuple(max(allowed) for allowed in stages) for name, stages in SPACES[space].items()}
     assert dict(net_of(**largest).shapes()) == dict(net_of().shapes())
 
 
-def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
+def test_mobilenet_small_kernel_is_center_of_large_kernel() -> None:
     large, small = (net_of(widths=(1,), depths=(1,), kernels=(side,), stem=1) for side in (7, 3))
     name = "stages.0.0.depthwise.weight"
     numbered = {**large.initial_weights(0), name: torch.arange(49).view(1, 1, 7, 7)}
@@ -155,7 +155,7 @@ def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
     ],
     ids=["kernel", "width", "depth", "share"],
 )
-def test_sub_nets_of_sub_nets_are_sub_nets(chain: list[dict[str, Any]]) -> None:
+def test_mobilenet_subnet_of_subnet_is_subnet(chain: list[dict[str, Any]]) -> None:
     large, middle, small = (whole_net(**settings) for settings in chain)
     weights = large.initial_weights(0)
     in_two_steps = part_of(small, middle).read(part_of(middle, large).read(weights))
@@ -163,14 +163,14 @@ def test_sub_nets_of_sub_nets_are_sub_nets(chain: list[dict[str, Any]]) -> None:
     assert all(torch.equal(tensor, in_two_steps[name]) for name, tensor in at_once.items())
 
 
-def test_a_net_without_a_shortcut_holds_one_that_needs_it_only_with_a_spare() -> None:
-    """Of two sub-nets the larger may lack what the smaller has, although the supernet holds both."""
+def test_mobilenet_subnet_with_shortcut_fits_only_with_spare_shortcuts() -> None:
+    """The larger of two sub-nets may lack weights of the smaller one, although the supernet has both."""
     even, uneven = whole_net(widths=(8, 8, 16, 128)), whole_net(widths=(4, 8, 16, 64))
     assert uneven.shapes().keys() - even.shapes().keys() == {"stages.1.0.shortcut.weight"}
     part_of(uneven, even.with_settings(spare_shortcuts=True))
 
 
-def test_a_larger_choice_costs_more() -> None:
+def test_mobilenet_larger_choice_costs_more() -> None:
     draw = random.Random(2)
     for _ in range(8):
         architecture = any_architecture(draw)
@@ -184,22 +184,22 @@ def test_a_larger_choice_costs_more() -> None:
                     assert compute_cost(whole_net(**{**architecture, name: tuple(chosen)})).macs > macs
 
 
-def test_a_block_starts_as_its_shortcut() -> None:
+def test_mobilenet_block_starts_as_its_shortcut() -> None:
     block = whole_net().module().get_submodule("stages.1.1").double()
     x = torch.randn(2, 16, 8, 8, dtype=torch.float64)
     assert torch.equal(block(x), x)
 
 
 @pytest.mark.parametrize("normalization", ["parametric", "static_batch", "none"])
-def test_the_first_step_has_a_finite_gradient(normalization: str) -> None:
+def test_mobilenet_initial_gradient_is_finite(normalization: str) -> None:
     net = whole_net(normalization=normalization)
     leaves = {name: tensor[None].requires_grad_() for name, tensor in net.initial_weights(0).items()}
-    x = torch.zeros(1, 2, 3, 32, 32)  # not even a pixel differs
-    slopes = torch.autograd.grad(net(leaves, x, StepSeeds((0,))).logits.exp().sum(), list(leaves.values()))
-    assert all(bool(slope.isfinite().all()) for slope in slopes)
+    x = torch.zeros(1, 2, 3, 32, 32)  # all pixels equal
+    gradients = torch.autograd.grad(net(leaves, x, StepSeeds((0,))).logits.exp().sum(), list(leaves.values()))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-def test_taps_of_every_block(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_mobilenet_taps_include_every_block(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = whole_net(depths=(1, 2, 1, 1))
     taps = net(block_weights(net, 2), torch.randn(2, 3, 3, 32, 32, dtype=torch.float64)).taps
     assert {name: tuple(tap.shape) for name, tap in taps.items()} == {
@@ -213,18 +213,18 @@ def test_taps_of_every_block(block_weights: Callable[..., dict[str, Tensor]]) ->
 
 
 @pytest.mark.parametrize("side", [1, 2, 5, 6, 28])
-def test_maps_of_odd_size_round_up(side: int) -> None:
+def test_mobilenet_odd_map_rounds_up(side: int) -> None:
     whole_net(input_shape=(1, side, side)).check_output_size()
 
 
-def test_a_stage_must_say_something_of_every_block() -> None:
+def test_mobilenet_missing_block_setting_raises() -> None:
     with pytest.raises(ValueError, match=r"2 blocks .*\(5,\)"):
         whole_net(kernels=(7, (5,), 7, 7)).module()
     with pytest.raises(ValueError, match="zip"):
         whole_net(kernels=(7, 7, 7)).module()
 
 
-def test_kernels_can_be_drawn_block_by_block() -> None:
+def test_mobilenet_kernels_per_block_can_be_sampled() -> None:
     whole = build_model("mobilenet", MODELS["mobilenet"], {}, (3, 32, 32), 10)
     nets, draw = make_space(SPACES["paper_by_layer"]), generator(0, "by layer")
     assert dict(nets.smallest(whole).settings)["kernels"] == ((3,), (3, 3), (3, 3), (3, 3))

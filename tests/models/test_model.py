@@ -1,4 +1,4 @@
-"""A model is a pure function of its weights, and knows of itself what a fleet needs to know."""
+"""A model is a pure function of its weights, and its inspections are right."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.tensors import Tensors
 
 
-def test_initial_weights_follow_the_seed(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_initial_weights_depend_on_seed(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
     first, again, other = net.initial_weights(3), net.initial_weights(3), net.initial_weights(4)
     assert {name: tensor.shape for name, tensor in first.items()} == dict(net.shapes())
@@ -19,13 +19,13 @@ def test_initial_weights_follow_the_seed(family: str, tiny_model: Callable[..., 
     assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
 
 
-def test_drawing_weights_touches_nobody_elses_randomness(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_initial_weights_leave_global_generator_unchanged(family: str, tiny_model: Callable[..., Model]) -> None:
     before = torch.random.get_rng_state()
     tiny_model(family).initial_weights(0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_initial_weights_do_not_depend_on_what_was_drawn_before(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_initial_weights_do_not_depend_on_global_generator(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -36,11 +36,11 @@ def test_initial_weights_do_not_depend_on_what_was_drawn_before(family: str, tin
 
 
 @pytest.mark.usefixtures("double")
-def test_initial_weights_have_the_default_dtype(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_initial_weights_have_default_dtype(family: str, tiny_model: Callable[..., Model]) -> None:
     assert {tensor.dtype for tensor in tiny_model(family).initial_weights(0).values()} == {torch.float64}
 
 
-def test_norms_start_neutral(normed_family: str, tiny_model: Callable[..., Model]) -> None:
+def test_initial_weights_norms_are_neutral(normed_family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(normed_family, normalization="static_batch")
     weights = net.initial_weights(0)
     norms = {name.rpartition(".")[0] for name in net.statistics()}
@@ -53,13 +53,13 @@ def test_norms_start_neutral(normed_family: str, tiny_model: Callable[..., Model
         assert bool((weights[f"{norm}.bias"] == 0).all())
 
 
-def test_classifiers_start_without_bias(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_initial_weights_classifier_bias_is_zero(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
     weights, rows = net.initial_weights(0), net.label_rows()
     assert all(bool((weights[name] == 0).all()) for name in rows if weights[name].dim() == 1)
 
 
-def test_a_call_changes_neither_weights_nor_inputs(
+def test_model_call_leaves_weights_and_inputs_unchanged(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = tiny_model(family)
@@ -71,10 +71,10 @@ def test_a_call_changes_neither_weights_nor_inputs(
     assert torch.equal(x, held)
 
 
-def test_the_same_call_twice_is_the_same_to_the_bit(
+def test_model_repeated_call_is_bit_identical(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    """Nothing of a call is left over for the next: neither weights nor statistics."""
+    """A call leaves neither weights nor statistics for the next."""
     net = tiny_model(family)
     x = torch.randn(2, 3, *net.input_shape, dtype=torch.float64)
     first = net(block_weights(net, 2, seed=1), x, StepSeeds((0, 1))).logits
@@ -83,7 +83,7 @@ def test_the_same_call_twice_is_the_same_to_the_bit(
     assert torch.equal(net(block_weights(net, 2, seed=1), x, StepSeeds((0, 1))).logits, first)
 
 
-def test_training_mode_is_the_modules_own(
+def test_model_training_matches_module_in_train_mode(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = tiny_model(family, width=0.5)
@@ -93,7 +93,7 @@ def test_training_mode_is_the_modules_own(
     assert torch.allclose(net(block, x, StepSeeds((0,))).logits[0], module(x[0]).logits, atol=1e-10)
 
 
-def test_judging_mode_is_the_modules_own_with_the_statistics_given(
+def test_model_evaluation_matches_module_with_statistics(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = tiny_model(family, width=0.5)
@@ -105,7 +105,7 @@ def test_judging_mode_is_the_modules_own_with_the_statistics_given(
     assert torch.allclose(net(block, x).logits[0], module(x[0]).logits, atol=1e-10)
 
 
-def test_judging_without_statistics_is_refused_by_name(
+def test_model_evaluation_without_statistics_raises(
     normed_family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = tiny_model(normed_family, normalization="static_batch")
@@ -115,7 +115,7 @@ def test_judging_without_statistics_is_refused_by_name(
 
 
 @pytest.mark.parametrize("normalization", ["group", "instance", "layer", "none"])
-def test_other_normalisations_need_no_statistics(
+def test_model_other_normalizations_need_no_statistics(
     normed_family: str,
     normalization: str,
     tiny_model: Callable[..., Model],
@@ -123,18 +123,18 @@ def test_other_normalisations_need_no_statistics(
 ) -> None:
     net = tiny_model(normed_family, normalization=normalization)
     assert net.statistics() == {}
-    made = net(block_weights(net, 1), torch.ones(1, 2, *net.input_shape, dtype=torch.float64)).logits
-    assert bool(made.isfinite().all())
+    result = net(block_weights(net, 1), torch.ones(1, 2, *net.input_shape, dtype=torch.float64)).logits
+    assert bool(result.isfinite().all())
 
 
-def test_statistics_are_no_weights(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_model_statistics_are_not_weights(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
     assert net.shapes().keys().isdisjoint(net.statistics())
     assert all(name.endswith(("running_mean", "running_var")) for name in net.statistics())
 
 
 class OwnNorm(nn.BatchNorm2d):
-    """A user's own variant of batch norm."""
+    """A user's subclass of batch norm."""
 
 
 def own_norm() -> nn.Module:
@@ -150,40 +150,42 @@ def tracking_instances() -> nn.Module:
 
 
 @pytest.mark.parametrize(("build", "shape"), [(own_norm, (2, 3, 3)), (norm_of_volumes, (2, 2, 2, 2))])
-def test_every_kind_of_batch_norm_gives_its_statistics(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    """Statistics that stay at their neutral start would be judged with, and nobody would know."""
+def test_batch_statistics_every_batch_norm_dimension_is_returned(
+    build: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    """Otherwise evaluation would silently use the initial statistics."""
     net = build_model(build.__name__, build, {}, shape, 3)
     x = torch.randn(1, 20, *shape) * 2 + 5
-    found = net.batch_statistics({name: tensor[None] for name, tensor in net.initial_weights(0).items()}, x)
-    assert found.keys() == net.statistics().keys()
-    mean, variance = (next(found[name][0] for name in found if name.endswith(key)) for key in ("mean", "var"))
+    actual = net.batch_statistics({name: tensor[None] for name, tensor in net.initial_weights(0).items()}, x)
+    assert actual.keys() == net.statistics().keys()
+    mean, variance = (next(actual[name][0] for name in actual if name.endswith(key)) for key in ("mean", "var"))
     values = x[0].transpose(0, 1).flatten(1)
     assert torch.allclose(mean, values.mean(1), atol=1e-5)
     assert torch.allclose(variance, values.var(1), atol=1e-4)
 
 
-def test_statistics_that_are_asked_for_can_be_had() -> None:
+def test_batch_statistics_names_match_statistics() -> None:
     net = build_model("tracking_instances", tracking_instances, {}, (2, 3, 3), 3)
     block = {name: tensor[None] for name, tensor in net.initial_weights(0).items()}
     assert net.batch_statistics(block, torch.randn(1, 4, 2, 3, 3)).keys() == net.statistics().keys()
 
 
-def test_label_rows_end_with_the_last_layers(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_label_rows_end_with_last_layer(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
     assert net.label_rows()[-2:] == ("classifier.weight", "classifier.bias")
     assert all(net.shapes()[name][0] == net.classes for name in net.label_rows())
 
 
 def body_last() -> nn.Module:
-    made = nn.Module()
-    made.head, made.body = nn.Linear(5, 4), nn.Linear(6, 5)
-    return made
+    result = nn.Module()
+    result.head, result.body = nn.Linear(5, 4), nn.Linear(6, 5)
+    return result
 
 
 def declared() -> nn.Module:
-    made = body_last()
-    made.label_rows = ("head.weight", "head.bias")  # type: ignore[assignment]
-    return made
+    result = body_last()
+    result.label_rows = ("head.weight", "head.bias")  # type: ignore[assignment]
+    return result
 
 
 def bias_free() -> nn.Module:
@@ -191,7 +193,7 @@ def bias_free() -> nn.Module:
 
 
 class Tempered(nn.Linear):
-    """A classifier with one number more, which has no rows at all."""
+    """A classifier with an extra scalar weight, which has no rows."""
 
     def __init__(self) -> None:
         super().__init__(6, 4)
@@ -211,26 +213,26 @@ def tempered() -> nn.Module:
         (tempered, ("0.weight", "0.bias")),
     ],
 )
-def test_label_rows_found_or_declared(build: Callable[[], nn.Module], rows: tuple[str, ...]) -> None:
+def test_label_rows_are_inferred_or_declared(build: Callable[[], nn.Module], rows: tuple[str, ...]) -> None:
     assert build_model(build.__name__, build, {}, (6,), 4).label_rows() == rows
 
 
 def stacking() -> nn.Module:
-    made = nn.Module()
-    made.embed, made.lstm, made.classifier = nn.Linear(4, 4), nn.LSTM(4, 3), nn.Linear(3, 2)
-    return made
+    result = nn.Module()
+    result.embed, result.lstm, result.classifier = nn.Linear(4, 4), nn.LSTM(4, 3), nn.Linear(3, 2)
+    return result
 
 
-def test_layers_that_stack_several_things_are_known() -> None:
+def test_unsliceable_stacked_layers_are_listed() -> None:
     names = build_model("stacking", stacking, {}, (4,), 2).unsliceable()
     assert set(names) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"}
 
 
-def test_shipped_families_can_be_sliced(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_unsliceable_builtin_family_is_empty(family: str, tiny_model: Callable[..., Model]) -> None:
     assert tiny_model(family).unsliceable() == ()
 
 
-def test_resized_is_another_size_of_the_same_family(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_with_settings_changes_size_of_same_family(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
     assert net.with_settings(width=0.5) == tiny_model(family, width=0.5)
     assert net == tiny_model(family)
@@ -240,22 +242,22 @@ def free_of_facts(hidden: int = 2) -> nn.Module:
     return nn.Linear(hidden, 3)
 
 
-def test_what_the_data_decides_reaches_only_families_that_name_it() -> None:
+def test_build_model_passes_data_properties_only_to_named_parameters() -> None:
     net = build_model("free", free_of_facts, {"hidden": 5}, (5,), 3)
     assert dict(net.settings) == {"hidden": 5}
     taken = build_model("convnet", MODELS["convnet"], {}, (2, 6, 6), 3)
     assert dict(taken.settings) == {"input_shape": (2, 6, 6), "classes": 3}
 
 
-def test_models_are_equal_by_what_they_are(tiny_model: Callable[..., Model]) -> None:
+def test_model_equality_is_by_value(tiny_model: Callable[..., Model]) -> None:
     assert hash(tiny_model("convnet")) == hash(tiny_model("convnet"))
     assert tiny_model("convnet") != replace(tiny_model("convnet"), classes=5)
 
 
-def test_a_devices_result_does_not_depend_on_how_the_block_is_stored(
+def test_model_result_does_not_depend_on_memory_layout(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    """Inboxes that all devices share arrive expanded, not copied."""
+    """Weights that all devices share are expanded, not copied."""
     net = tiny_model(family)
     one = {name: tensor[0] for name, tensor in block_weights(net, 1).items()}
     expanded: Tensors = {name: tensor.expand(3, *tensor.shape) for name, tensor in one.items()}
@@ -265,7 +267,7 @@ def test_a_devices_result_does_not_depend_on_how_the_block_is_stored(
 
 
 class Scaled(nn.Linear):
-    """Has a constant that a gradient needs."""
+    """Has a constant that the backward pass needs."""
 
     def __init__(self) -> None:
         super().__init__(5, 4)
@@ -280,8 +282,8 @@ def scaled() -> nn.Module:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_model_that_was_judged_can_still_be_differentiated(devices: int) -> None:
-    """Judging runs without autograd; what it leaves behind must not stop a teacher's pass in judging mode."""
+def test_model_after_inference_mode_can_be_differentiated(devices: int) -> None:
+    """Evaluation runs without autograd; its cached modules must still work for a teacher's pass with autograd."""
     net = build_model(f"scaled{devices}", scaled, {}, (5,), 4)
     block = {name: torch.stack([tensor] * devices) for name, tensor in net.initial_weights(0).items()}
     x = torch.ones(devices, 3, 5)

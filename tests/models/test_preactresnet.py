@@ -1,4 +1,4 @@
-"""FedHeN's net: kuangliu's layers written out, its exit, and the simple net inside the complex one."""
+"""FedHeN's net: against kuangliu's layers, its exit, and the simple net inside the complex one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +28,8 @@ def norm(w: Tensors, name: str, x: Tensor) -> Tensor:
 def block(w: Tensors, name: str, x: Tensor, stride: int) -> Tensor:
     active = F.relu(norm(w, f"{name}.norm1", x))
     short = F.conv2d(active, w[f"{name}.shortcut.weight"], stride=stride) if f"{name}.shortcut.weight" in w else x
-    made = F.conv2d(active, w[f"{name}.conv1.weight"], stride=stride, padding=1)
-    return F.conv2d(F.relu(norm(w, f"{name}.norm2", made)), w[f"{name}.conv2.weight"], padding=1) + short
+    result = F.conv2d(active, w[f"{name}.conv1.weight"], stride=stride, padding=1)
+    return F.conv2d(F.relu(norm(w, f"{name}.norm2", result)), w[f"{name}.conv2.weight"], padding=1) + short
 
 
 def by_hand(w: Tensors, x: Tensor) -> dict[str, Tensor]:
@@ -44,13 +44,15 @@ def by_hand(w: Tensors, x: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
-def test_forward_is_the_papers(step_seeds: StepSeeds | None, block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_preactresnet_forward_matches_paper(
+    step_seeds: StepSeeds | None, block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
     net = net_of()
     weights, x = block_weights(net, 1), torch.randn(1, 3, 3, 16, 16, dtype=torch.float64)
     expected = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0])
-    made = net(weights, x, step_seeds)
-    assert list(made.exits) == ["exit", "full"]
-    for name, logits in made.exits.items():
+    result = net(weights, x, step_seeds)
+    assert list(result.exits) == ["exit", "full"]
+    for name, logits in result.exits.items():
         assert torch.allclose(logits[0], expected[name], atol=1e-10)
 
 
@@ -64,7 +66,7 @@ def test_forward_is_the_papers(step_seeds: StepSeeds | None, block_weights: Call
         ({"exit_after": 3}, ["exit"], 3, 128),
     ],
 )
-def test_exits_and_taps(
+def test_preactresnet_exits_and_taps_are_named(
     settings: dict[str, Any],
     exits: list[str],
     stages: int,
@@ -72,17 +74,17 @@ def test_exits_and_taps(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
     net = net_of(**settings)
-    made = net(block_weights(net, 2), torch.randn(2, 3, 3, 16, 16, dtype=torch.float64))
-    assert list(made.exits) == exits
-    assert set(made.taps) == {f"stage{number + 1}" for number in range(stages)} | {"features"}
-    assert tuple(made.taps["features"].shape) == (2, 3, features)
+    result = net(block_weights(net, 2), torch.randn(2, 3, 3, 16, 16, dtype=torch.float64))
+    assert list(result.exits) == exits
+    assert set(result.taps) == {f"stage{number + 1}" for number in range(stages)} | {"features"}
+    assert tuple(result.taps["features"].shape) == (2, 3, features)
     heads = {"exit": "exit.classifier", "full": "classifier"}
     assert net.label_rows() == tuple(f"{heads[name]}.{key}" for name in exits for key in ("weight", "bias"))
     assert net.fallback_reasons() == ()
 
 
 @pytest.mark.parametrize("exit_pool", ["four", "global"])
-def test_the_simple_net_is_a_part_of_the_complex_one(
+def test_preactresnet_simple_net_nests_in_complex_net(
     exit_pool: str, block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     simple, complex_ = net_of(exit_pool=exit_pool, stages=2), net_of(exit_pool=exit_pool)
@@ -92,12 +94,14 @@ def test_the_simple_net_is_a_part_of_the_complex_one(
     assert torch.allclose(simple(part, x).logits, complex_(weights, x).exits["exit"], atol=1e-12)
 
 
-def test_the_exits_loss_moves_the_simple_part_alone(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_preactresnet_exit_loss_has_gradient_only_in_simple_net(
+    block_weights: Callable[..., dict[str, Tensor]],
+) -> None:
     net = net_of()
     leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 1).items()}
-    made = net(leaves, torch.randn(1, 3, 3, 16, 16, dtype=torch.float64), StepSeeds((0,))).exits["exit"].sin().sum()
-    slopes = torch.autograd.grad(made, list(leaves.values()), materialize_grads=True)
-    moved = {name for name, slope in zip(leaves, slopes, strict=True) if bool(slope.any())}
+    result = net(leaves, torch.randn(1, 3, 3, 16, 16, dtype=torch.float64), StepSeeds((0,))).exits["exit"].sin().sum()
+    gradients = torch.autograd.grad(result, list(leaves.values()), materialize_grads=True)
+    moved = {name for name, gradient in zip(leaves, gradients, strict=True) if bool(gradient.any())}
     assert moved == set(net_of(stages=2).shapes())
 
 
@@ -112,49 +116,51 @@ def test_the_exits_loss_moves_the_simple_part_alone(block_weights: Callable[...,
         (1, 1, (1, 1), 1),
     ],
 )
-def test_the_exit_pools_to_four_by_four(image: int, exit_after: int, window: tuple[int, int], features: int) -> None:
+def test_preactresnet_exit_pools_to_four_by_four(
+    image: int, exit_after: int, window: tuple[int, int], features: int
+) -> None:
     net = net_of((1, image, image), exit_after=exit_after)
     assert net.module().get_submodule("exit.pool").window == window
     assert tuple(net.shapes()["exit.classifier.weight"]) == (5, SIZES["hidden"][exit_after - 1] * features)  # type: ignore[index]
     net.check_output_size()
 
 
-def test_images_need_not_be_square() -> None:
+def test_preactresnet_rectangular_image_is_accepted() -> None:
     net = net_of((1, 32, 28))
     assert net.module().get_submodule("exit.pool").window == (4, 3)
     net.check_output_size()
     net_of((1, 32, 28), exit_pool="global").check_output_size()
 
 
-def test_mixed_pooling_worked_by_hand() -> None:
+def test_mixed_pool_matches_hand_computed_example() -> None:
     pool = MixedPool((2, 2))
     pool.maximum.data = torch.tensor([0.25])
     assert pool(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]])).item() == 3.75
 
 
-def test_every_device_mixes_in_its_own_proportion() -> None:
+def test_mixed_pool_block_uses_proportion_of_each_device() -> None:
     pool, x = MixedPool((2, 2)), torch.randn(3, 4, 2, 6, 6)
     shares = torch.tensor([[0.0], [0.3], [1.0]])
     pool._parameters["maximum"] = shares  # type: ignore[assignment]
-    made = unfold(pool(fold(x)), 3)
+    result = unfold(pool(fold(x)), 3)
     for device, share in enumerate(shares.flatten().tolist()):
         expected = share * F.max_pool2d(x[device], 2) + (1 - share) * F.avg_pool2d(x[device], 2)
-        assert torch.allclose(made[device], expected, atol=1e-6)
+        assert torch.allclose(result[device], expected, atol=1e-6)
 
 
-def test_the_proportion_is_drawn_between_all_mean_and_all_maximum() -> None:
+def test_mixed_pool_initial_proportion_is_between_mean_and_maximum() -> None:
     drawn = [float(net_of().initial_weights(seed)["exit.pool.maximum"]) for seed in range(20)]
     assert all(0 <= share <= 1 for share in drawn)
     assert min(drawn) < 0.3 < 0.7 < max(drawn)
 
 
 @pytest.mark.parametrize("settings", [{"stages": 1}, {"stages": 4}, {"exit_after": 4}, {"exit_after": 0, "stages": 2}])
-def test_a_net_that_ends_nowhere_is_refused(settings: dict[str, Any]) -> None:
+def test_preactresnet_impossible_depth_raises(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="ends at its exit"):
         net_of(**settings).module()
 
 
-def test_groups_fit_odd_slices_and_the_scaler_is_off_unless_asked_for() -> None:
+def test_preactresnet_groups_fit_odd_slices_and_scaler_is_off_by_default() -> None:
     for name, part in net_of(width=0.5, widest=1.0).module().named_modules():
         if name.endswith(("norm1.1", "norm2.1")):
             assert (part.num_groups, part.num_channels) in {(2, 2), (1, 3), (2, 4)}
@@ -164,7 +170,7 @@ def test_groups_fit_odd_slices_and_the_scaler_is_off_unless_asked_for() -> None:
     assert scaled.get_submodule("stages.0.0.norm1.0").rate == 0.5
 
 
-def test_the_exit_of_a_narrow_net_has_the_columns_of_its_channels() -> None:
+def test_preactresnet_narrow_exit_has_columns_of_its_channels() -> None:
     wide, narrow = net_of(), net_of(width=0.5)
     columns = torch.arange(6 * 16).expand(5, -1)
     own = find_footprint(narrow.shapes(), wide.shapes()).read(

@@ -1,4 +1,4 @@
-"""Spaces of sub-nets: what can be drawn, how much there is of it, and what it costs."""
+"""Search spaces: sampling, counting and cost budgets."""
 
 from collections.abc import Callable
 from itertools import product
@@ -36,7 +36,7 @@ def by_place(choices: Any) -> bool:
 
 
 def enumerated(table: dict[str, Any]) -> set[tuple[Any, ...]]:
-    """All settings there are, by brute force."""
+    """All combinations of settings, by brute force."""
     each = [list(product(*table[name])) if by_place(table[name]) else list(table[name]) for name in sorted(table)]
     return set(product(*each))
 
@@ -46,53 +46,53 @@ def settings_in(net: Model, table: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @given(table=tables)
-def test_there_are_as_many_sub_nets_as_can_be_listed(table: dict[str, Any]) -> None:
+def test_search_space_count_matches_enumeration(table: dict[str, Any]) -> None:
     assert make_space(table).count() == len(enumerated(table))
 
 
 @given(table=tables, seed=st.integers(0, 10**6))
-def test_what_is_drawn_is_one_of_the_choices(table: dict[str, Any], seed: int) -> None:
+def test_search_space_sample_is_among_choices(table: dict[str, Any], seed: int) -> None:
     net = make_space(table).sample(blank(other=7), generator(seed, "test"))
     assert settings_in(net, table) in enumerated(table)
     assert dict(net.settings)["other"] == 7
 
 
 @given(table=tables)
-def test_the_extremes_are_extreme_in_every_place(table: dict[str, Any]) -> None:
+def test_search_space_smallest_and_largest_are_extreme_in_every_position(table: dict[str, Any]) -> None:
     listed = enumerated(table)
     for net, pick in ((make_space(table).smallest(blank()), min), (make_space(table).largest(blank()), max)):
-        found = settings_in(net, table)
-        assert found in listed
-        for place, name in enumerate(sorted(table)):
-            here = [one[place] for one in listed]
+        actual = settings_in(net, table)
+        assert actual in listed
+        for index, name in enumerate(sorted(table)):
+            here = [one[index] for one in listed]
             best = tuple(map(pick, zip(*here, strict=True))) if by_place(table[name]) else pick(here)
-            assert found[place] == best
+            assert actual[index] == best
 
 
 @given(table=tables)
-def test_the_order_of_a_table_and_of_its_choices_does_not_matter(table: dict[str, Any]) -> None:
+def test_make_space_ignores_order_of_choices(table: dict[str, Any]) -> None:
     def backwards(choices: Any) -> Any:
         return tuple(one[::-1] for one in choices) if by_place(choices) else choices[::-1]
 
     assert make_space({name: backwards(table[name]) for name in reversed(table)}) == make_space(table)
 
 
-def test_every_sub_net_comes_up() -> None:
+def test_search_space_sample_reaches_every_subnet() -> None:
     table = {"depths": ((1,), (1, 2)), "width": (0.25, 0.5, 1.0)}
     draw = generator(0, "test")
     drawn = {settings_in(make_space(table).sample(blank(), draw), table) for _ in range(200)}
     assert drawn == enumerated(table)
 
 
-def test_nothing_to_choose_is_the_whole() -> None:
+def test_make_space_without_choices_is_model_itself() -> None:
     assert make_space({}).count() == 1
     assert make_space({}).sample(blank(width=3), generator(0, "test")) == blank(width=3)
 
 
-def test_all_there_is_comes_last() -> None:
-    made = make_space({"stages": (None, 3, 1)})
-    assert dict(made.smallest(blank()).settings)["stages"] == 1
-    assert dict(made.largest(blank()).settings)["stages"] is None
+def test_make_space_none_is_largest() -> None:
+    result = make_space({"stages": (None, 3, 1)})
+    assert dict(result.smallest(blank()).settings)["stages"] == 1
+    assert dict(result.largest(blank()).settings)["stages"] is None
 
 
 tiers = st.lists(
@@ -110,19 +110,19 @@ tiers = st.lists(
 
 
 @given(tiers=tiers, seed=st.integers(0, 10**6))
-def test_a_fleets_space_mixes_what_its_tiers_differ_in(tiers: list[dict[str, Any]], seed: int) -> None:
+def test_space_from_models_combines_differing_settings(tiers: list[dict[str, Any]], seed: int) -> None:
     models = [blank(**tier) for tier in tiers]
-    made = space_from_models(models)
-    names = {name for name, _ in made.choices}
+    result = space_from_models(models)
+    names = {name for name, _ in result.choices}
     assert names == {name for name in tiers[0] if len({tier[name] for tier in tiers}) > 1}
-    table = dict(made.choices)
-    for tier in tiers:  # every tier is itself one of the sub-nets
+    table = dict(result.choices)
+    for tier in tiers:  # every tier is one of the sub-nets
         assert tuple(tier[name] for name in sorted(names)) in enumerated(table)
-    found = dict(made.sample(models[0], generator(seed, "test")).settings)
+    actual = dict(result.sample(models[0], generator(seed, "test")).settings)
     for name in names - {"depths"}:
-        assert found[name] in {tier[name] for tier in tiers}
+        assert actual[name] in {tier[name] for tier in tiers}
     if "depths" in names:
-        assert all(found["depths"][n] in {tier["depths"][n] for tier in tiers} for n in (0, 1))
+        assert all(actual["depths"][n] in {tier["depths"][n] for tier in tiers} for n in (0, 1))
 
 
 @pytest.fixture
@@ -131,55 +131,55 @@ def supernet(tiny_model: Callable[..., Model]) -> tuple[Model, SearchSpace]:
     return whole, make_space({"widths": ((2, 4), (3, 6)), "depths": ((1,), (1, 2)), "kernels": ((3, 5), (3, 5))})
 
 
-def test_a_budget_is_never_exceeded(supernet: tuple[Model, SearchSpace]) -> None:
-    whole, made = supernet
-    least, most = compute_cost(made.smallest(whole)).macs, compute_cost(whole).macs
+def test_sample_within_never_exceeds_budget(supernet: tuple[Model, SearchSpace]) -> None:
+    whole, result = supernet
+    least, most = compute_cost(result.smallest(whole)).macs, compute_cost(whole).macs
     drawn = set()
     for seed in range(60):
         budget = least + (most - least) * seed / 59
-        net = made.sample_within(whole, generator(seed, "test"), budget)
+        net = result.sample_within(whole, generator(seed, "test"), budget)
         assert compute_cost(net).macs <= budget
         drawn.add(net)
     assert len(drawn) > 10
 
 
-def test_a_budget_of_the_least_leaves_the_smallest_and_one_of_the_most_leaves_all(
+def test_sample_within_extreme_budgets_leave_smallest_or_all(
     supernet: tuple[Model, SearchSpace],
 ) -> None:
-    whole, made = supernet
-    assert made.sample_within(whole, generator(0, "test"), compute_cost(made.smallest(whole)).macs) == made.smallest(
-        whole
-    )
+    whole, result = supernet
+    assert result.sample_within(
+        whole, generator(0, "test"), compute_cost(result.smallest(whole)).macs
+    ) == result.smallest(whole)
     draw = generator(0, "test")
-    assert {made.sample_within(whole, draw, compute_cost(whole).macs) for _ in range(400)} == {
+    assert {result.sample_within(whole, draw, compute_cost(whole).macs) for _ in range(400)} == {
         whole.with_settings(**dict(zip(("depths", "kernels", "widths"), one, strict=True)))
-        for one in enumerated(dict(made.choices))
+        for one in enumerated(dict(result.choices))
     }
 
 
-def test_within_a_budget_every_sub_net_is_as_likely_as_any_other(supernet: tuple[Model, SearchSpace]) -> None:
-    """Drawn again, not shrunk: of those that fit, none comes up twice as often as it should."""
-    whole, made = supernet
+def test_sample_within_is_uniform(supernet: tuple[Model, SearchSpace]) -> None:
+    """Sampled again, not shrunk: no sub-net within the budget is twice as frequent as expected."""
+    whole, result = supernet
     budget = float(
-        np.quantile([compute_cost(made.sample(whole, generator(seed, "cost"))).macs for seed in range(50)], 0.3)
+        np.quantile([compute_cost(result.sample(whole, generator(seed, "cost"))).macs for seed in range(50)], 0.3)
     )
     count: dict[Model, int] = {}
     for seed in range(1500):
-        net = made.sample_within(whole, generator(seed, "test"), budget)
+        net = result.sample_within(whole, generator(seed, "test"), budget)
         count[net] = count.get(net, 0) + 1
     expected = 1500 / len(count)
     assert len(count) > 6
     assert all(0.5 * expected < times < 1.7 * expected for times in count.values())
 
 
-def test_a_larger_choice_costs_more_and_holds_the_smaller(supernet: tuple[Model, SearchSpace]) -> None:
-    whole, made = supernet
+def test_search_space_larger_choice_costs_more_and_contains_smaller(supernet: tuple[Model, SearchSpace]) -> None:
+    whole, result = supernet
     for seed in range(20):
-        net = made.sample(whole, generator(seed, "test"))
-        for name, choices in made.choices:
-            for place, values in enumerate(choices):
+        net = result.sample(whole, generator(seed, "test"))
+        for name, choices in result.choices:
+            for index, values in enumerate(choices):
                 before = dict(net.settings)[name]
-                grown = [(*before[:place], value, *before[place + 1 :]) for value in values]
+                grown = [(*before[:index], value, *before[index + 1 :]) for value in values]
                 nets = [net.with_settings(**{name: one}) for one in grown]
                 macs = [compute_cost(one).macs for one in nets]
                 assert macs == sorted(set(macs))

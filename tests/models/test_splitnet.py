@@ -1,4 +1,4 @@
-"""FedIN's nets written out, their three parts, and the smaller ones inside the largest."""
+"""FedIN's nets against the paper, their three children, and smaller nets inside the largest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def images(net: Model, devices: int = 1, batch: int = 5) -> Tensor:
 
 
 def norm(w: Tensors, name: str, x: Tensor) -> Tensor:
-    """With the batch's own statistics."""
+    """With the batch's statistics."""
     return F.batch_norm(x, None, None, w[f"{name}.1.weight"], w[f"{name}.1.bias"], training=True)
 
 
@@ -34,24 +34,24 @@ def conv(w: Tensors, name: str, x: Tensor, stride: int = 1) -> Tensor:
 
 
 def block(w: Tensors, name: str, x: Tensor, stride: int = 1) -> Tensor:
-    made = F.relu(norm(w, f"{name}.norm1", conv(w, f"{name}.conv1", x, stride)))
-    made = norm(w, f"{name}.norm2", conv(w, f"{name}.conv2", made))
+    result = F.relu(norm(w, f"{name}.norm1", conv(w, f"{name}.conv1", x, stride)))
+    result = norm(w, f"{name}.norm2", conv(w, f"{name}.conv2", result))
     if f"{name}.shortcut.0.weight" in w:
         x = norm(w, f"{name}.shortcut.1", conv(w, f"{name}.shortcut.0", x, stride))
-    return F.relu(made + x)
+    return F.relu(result + x)
 
 
 def by_hand(w: Tensors, x: Tensor, blocks: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:
     """`blocks` are the positions of the blocks that each stage applies in turn."""
     x = F.relu(norm(w, "extractor.1", conv(w, "extractor.0", x)))
-    made = {"extractor": F.max_pool2d(x, 3, 2, padding=1)}
-    x = made["extractor"]
+    result = {"extractor": F.max_pool2d(x, 3, 2, padding=1)}
+    x = result["extractor"]
     for number, positions in enumerate(blocks):
         for position in positions:
             x = block(w, f"intermediate.stages.{number}.{position}", x, 2 if number and not position else 1)
-    made["features"] = F.adaptive_avg_pool2d(x, 1).flatten(1)
-    made["logits"] = F.linear(made["features"], w["classifier.weight"], w["classifier.bias"])
-    return made
+    result["features"] = F.adaptive_avg_pool2d(x, 1).flatten(1)
+    result["logits"] = F.linear(result["features"], w["classifier.weight"], w["classifier.bias"])
+    return result
 
 
 @pytest.mark.parametrize("conv_bias", [True, False])
@@ -64,7 +64,7 @@ def by_hand(w: Tensors, x: Tensor, blocks: tuple[tuple[int, ...], ...]) -> dict[
         ({"extra": (0, 0), "tied": True}, ((0,), (0,), (0,))),
     ],
 )
-def test_forward_is_the_papers(
+def test_splitnet_forward_matches_paper(
     settings: dict[str, Any],
     blocks: tuple[tuple[int, ...], ...],
     conv_bias: bool,
@@ -74,9 +74,9 @@ def test_forward_is_the_papers(
     weights = block_weights(net, 1)
     x = images(net)
     expected = by_hand({name: tensor[0] for name, tensor in weights.items()}, x[0], blocks)
-    made = net(weights, x, StepSeeds((0,)))
-    assert list(made.exits) == ["logits"] and list(made.taps) == ["extractor", "features"]
-    for name, tensor in {**made.exits, **made.taps}.items():
+    result = net(weights, x, StepSeeds((0,)))
+    assert list(result.exits) == ["logits"] and list(result.taps) == ["extractor", "features"]
+    for name, tensor in {**result.exits, **result.taps}.items():
         assert torch.allclose(tensor[0], expected[name], atol=1e-9)
     assert net.fallback_reasons() == ()
 
@@ -87,21 +87,21 @@ def statistics_of(net: Model, weights: Tensors, x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("pool", ["intermediate", "classifier"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "judging"])
-def test_the_parts_one_after_the_other_are_the_whole(
+def test_splitnet_chained_children_equal_whole_net(
     pool: str, training: bool, block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    """With devices in company, and in judging by the statistics of each part's own norms."""
+    """In blocks, and in evaluation with the statistics of each child's norms."""
     net = net_of(pool=pool)
     step_seeds, x = StepSeeds((0, 0, 0)) if training else None, images(net, 3)
     weights = statistics_of(net, block_weights(net, 3), x)
-    expected, made = net(weights, x, step_seeds), x
+    expected, result = net(weights, x, step_seeds), x
     for name, tap in zip(PARTS, ("extractor", "features", ""), strict=True):
-        made = net.submodel(name)(net.submodel_weights(name, weights), made, step_seeds).logits
-        assert torch.allclose(made, expected.taps[tap] if tap else expected.logits, atol=1e-10)
+        result = net.submodel(name)(net.submodel_weights(name, weights), result, step_seeds).logits
+        assert torch.allclose(result, expected.taps[tap] if tap else expected.logits, atol=1e-10)
     assert all(net.submodel(name).fallback_reasons() == () for name in PARTS)
 
 
-def test_where_the_map_is_averaged_decides_what_is_sent_and_nothing_else(
+def test_splitnet_pool_changes_only_classifier_input(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
     early, late = net_of(pool="intermediate"), net_of(pool="classifier")
@@ -116,14 +116,14 @@ def test_where_the_map_is_averaged_decides_what_is_sent_and_nothing_else(
     assert compute_cost(early) == compute_cost(late)
 
 
-def test_smaller_nets_lie_in_the_largest_by_their_names() -> None:
+def test_splitnet_smaller_nets_nest_in_largest() -> None:
     largest = net_of(extra=(2, 3)).shapes().items()
     for extra in [(2, 1), (2, 2), (1, 3), (1, 1), (0, 0)]:
         assert net_of(extra=extra).shapes().items() < largest
 
 
-def test_tied_blocks_are_one_with_the_weights_of_one(block_weights: Callable[..., dict[str, Tensor]]) -> None:
-    """The same as untied ones that happen to be equal, at the same price in work."""
+def test_splitnet_tied_blocks_share_weights(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    """The same as untied blocks with equal weights, at the same cost."""
     tied, untied = (net_of(extra=(2, 3), tied=one) for one in (True, False))
     assert dict(tied.shapes()) == dict(net_of(extra=(1, 1)).shapes())
     weights, x = block_weights(tied, 1), images(tied)
@@ -140,14 +140,14 @@ def first_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-def test_a_tied_norm_is_judged_with_the_mean_of_all_it_saw(
+def test_splitnet_tied_norm_statistics_are_mean_over_applications(
     devices: int, block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    """Torch's own batch norm with the cumulative average sees the same batches."""
+    """Compared with torch's batch norm with a cumulative average over the same batches."""
     net = net_of(extra=(2, 3), tied=True)
     weights, x = block_weights(net, devices), images(net, devices)
-    found = net.batch_statistics(weights, x)
-    assert found.keys() == net.statistics().keys()
+    actual = net.batch_statistics(weights, x)
+    assert actual.keys() == net.statistics().keys()
     module = net.module().double().train()
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
@@ -155,19 +155,19 @@ def test_a_tied_norm_is_judged_with_the_mean_of_all_it_saw(
             part.reset_running_stats()
     module.load_state_dict({name: tensor[-1] for name, tensor in weights.items()}, strict=False)
     module(x[-1])
-    for name, tensor in found.items():
+    for name, tensor in actual.items():
         assert torch.allclose(tensor[-1], module.state_dict()[name], atol=1e-10), name
 
 
 @pytest.mark.parametrize("side", [6, 7, 12, 32])
-def test_any_image_ends_in_one_vector(side: int, block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_splitnet_any_image_size_gives_one_vector(side: int, block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of((1, side, side))
     net.check_output_size()
     assert tuple(net.features(block_weights(net, 2), images(net, 2)).shape) == (2, 5, 32)
 
 
-def test_multiply_adds_by_hand() -> None:
-    """Of E at 32 pixels a side: 16 behind the pooling, then 8 and 4."""
+def test_splitnet_macs_match_hand_count() -> None:
+    """Net E on 32 x 32 images: maps of 16, 8 and 4 pixels per side."""
     first = [(64, 64, 256, 16), (256, 128, 512, 8), (512, 256, 1024, 4)]
     macs = 32**2 * 64 * 27 + 1024 * 10
     macs += sum(side**2 * (before * (middle + after) + middle * 9 * after) for before, middle, after, side in first)
@@ -175,12 +175,12 @@ def test_multiply_adds_by_hand() -> None:
     assert compute_cost(net_of((3, 32, 32), 10, channels=64, extra=(1, 1))).macs == macs
 
 
-def test_a_share_of_the_width_is_a_share_of_every_layer() -> None:
+def test_splitnet_width_scales_every_layer() -> None:
     half = {name: tuple(shape) for name, shape in net_of(channels=4, width=0.5).shapes().items()}
     assert half == {name: tuple(shape) for name, shape in net_of(channels=2).shapes().items()}
 
 
-def test_a_narrow_net_trains_no_louder_unless_told_to(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_splitnet_scaler_is_off_by_default(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     plain, scaled = (net_of(width=0.5, normalization="none", scaler=scaler) for scaler in (False, True))
     weights, x = block_weights(plain, 1), images(plain)
     extracted = [net(weights, x, StepSeeds((0,))).taps["extractor"] for net in (plain, scaled)]

@@ -1,4 +1,4 @@
-"""HeteroFL's Transformer: torch's own layers as a reference, its heads cut, its exit."""
+"""HeteroFL's Transformer: torch's layers as reference, sliced heads, and its exit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,15 +36,15 @@ def linear(w: Tensors, name: str, x: Tensor) -> Tensor:
 
 def attention(w: Tensors, name: str, x: Tensor, rate: float) -> Tensor:
     """Head by head."""
-    made = w[f"{name}.out.bias"].expand_as(x)
+    result = w[f"{name}.out.bias"].expand_as(x)
     for head in range(w[f"{name}.out.weight"].shape[2]):
         query, key, value = (
             F.linear(x, w[f"{name}.{one}.weight"][..., head], w[f"{name}.{one}.bias"][:, 0, head]) / rate
             for one in ("query", "key", "value")
         )
         shares = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
-        made = made + shares @ value @ w[f"{name}.out.weight"][..., head].mT
-    return made / rate
+        result = result + shares @ value @ w[f"{name}.out.weight"][..., head].mT
+    return result / rate
 
 
 def decoder(w: Tensors, name: str, x: Tensor, rate: float) -> Tensor:
@@ -52,7 +52,7 @@ def decoder(w: Tensors, name: str, x: Tensor, rate: float) -> Tensor:
 
 
 def by_hand(w: Tensors, x: Tensor, rate: float) -> tuple[list[Tensor], Tensor]:
-    """What would be decoded after each layer, and the last hidden state."""
+    """The logits after each layer, and the last hidden state."""
     x = norm(w, "entry.norm", w["entry.tokens.weight"][x] / rate + w["entry.places"] / rate)
     states = []
     for number in range(2):
@@ -66,22 +66,22 @@ def by_hand(w: Tensors, x: Tensor, rate: float) -> tuple[list[Tensor], Tensor]:
 
 @pytest.mark.parametrize("width", [1.0, 0.5])
 @pytest.mark.parametrize("step_seeds", [None, StepSeeds((0,))], ids=["judging", "training"])
-def test_forward_is_the_papers(step_seeds: StepSeeds | None, width: float, block_weights: Weights) -> None:
-    """The scaler acts in training alone."""
+def test_transformer_forward_matches_paper(step_seeds: StepSeeds | None, width: float, block_weights: Weights) -> None:
+    """The scaler acts only in training."""
     net = net_of(width=width, exit_after=1)
     weights, x = block_weights(net, 1), rows(net)
     w, rate = {name: tensor[0] for name, tensor in weights.items()}, width if step_seeds else 1.0
     (early, late), _ = by_hand(w, x[0], rate)
-    made = net(weights, x, step_seeds)
-    assert list(made.exits) == ["exit", "full"]
-    assert made.logits.shape == (1, 3, LENGTH, CLASSES)
-    assert torch.allclose(made.exits["exit"][0], decoder(w, "exit", early, rate), atol=1e-10)
-    assert torch.allclose(made.exits["full"][0], decoder(w, "decoder", late, rate), atol=1e-10)
-    assert torch.allclose(made.taps["features"][0], late.mean(1), atol=1e-10)
+    result = net(weights, x, step_seeds)
+    assert list(result.exits) == ["exit", "full"]
+    assert result.logits.shape == (1, 3, LENGTH, CLASSES)
+    assert torch.allclose(result.exits["exit"][0], decoder(w, "exit", early, rate), atol=1e-10)
+    assert torch.allclose(result.exits["full"][0], decoder(w, "decoder", late, rate), atol=1e-10)
+    assert torch.allclose(result.taps["features"][0], late.mean(1), atol=1e-10)
 
 
-def test_a_layer_is_torchs_own(block_weights: Weights) -> None:
-    """An independent reference: its heads lie one after the other in the rows of one matrix."""
+def test_transformer_layer_matches_torch(block_weights: Weights) -> None:
+    """An independent reference, with the heads stacked along the rows of one matrix."""
     net = net_of()
     layer = net.module().double().get_submodule("layers.0")
     own = torch.nn.TransformerEncoderLayer(8, 2, 6, 0.0, "gelu", batch_first=True, norm_first=False).double()
@@ -102,8 +102,8 @@ def test_a_layer_is_torchs_own(block_weights: Weights) -> None:
     assert torch.allclose(layer(x), own(x), atol=1e-10)
 
 
-def test_a_slice_keeps_a_part_of_every_head() -> None:
-    """Eight rows of two heads one after the other: a half of each is rows 0, 1, 4 and 5."""
+def test_transformer_slice_keeps_part_of_every_head() -> None:
+    """Eight rows of two stacked heads: half of each head is rows 0, 1, 4 and 5."""
     wide, narrow = net_of(), net_of(width=0.5)
     footprint = find_footprint(narrow.shapes(), wide.shapes())
     numbers = torch.arange(8.0).view(2, 4).mT  # [dimension, heads]
@@ -122,7 +122,7 @@ def test_a_slice_keeps_a_part_of_every_head() -> None:
 
 
 @pytest.mark.parametrize(("width", "widest", "size", "dimension"), [(0.5, 1, 4, 2), (0.25, 0.5, 2, 1), (0.3, 1, 3, 2)])
-def test_every_dimension_is_the_ceil_of_a_share(width: float, widest: float, size: int, dimension: int) -> None:
+def test_transformer_width_rounds_every_dimension_up(width: float, widest: float, size: int, dimension: int) -> None:
     shapes = net_of(width=width, widest=widest).shapes()
     assert tuple(shapes["layers.0.attention.key.weight"]) == (dimension, size, 2)
     assert tuple(shapes["layers.0.attention.key.bias"]) == (dimension, 1, 2)
@@ -132,7 +132,7 @@ def test_every_dimension_is_the_ceil_of_a_share(width: float, widest: float, siz
     assert tuple(shapes["decoder.classifier.weight"]) == (CLASSES, size)
 
 
-def test_a_rolling_window_keeps_all_heads_words_and_places() -> None:
+def test_transformer_rolling_slice_keeps_heads_tokens_and_positions() -> None:
     wide, narrow = net_of(), net_of(width=0.5)
     blocks = find_footprint(narrow.shapes(), wide.shapes(), rolling(3)).blocks
     query, key, out = (blocks[f"layers.0.attention.{one}.weight"] for one in ("query", "key", "out"))
@@ -144,7 +144,7 @@ def test_a_rolling_window_keeps_all_heads_words_and_places() -> None:
     assert blocks["entry.places"][0] == slice(0, LENGTH)
 
 
-def test_places_matter_and_so_does_everything_around(block_weights: Weights) -> None:
+def test_transformer_output_depends_on_position_and_context(block_weights: Weights) -> None:
     net = net_of()
     weights, x = block_weights(net, 1), rows(net)
     logits, turned = net(weights, x).logits, net(weights, x.flip(2)).logits
@@ -156,24 +156,24 @@ def test_places_matter_and_so_does_everything_around(block_weights: Weights) -> 
     assert bool((net(weights, other).logits[:, :, 0] != logits[:, :, 0]).any(-1).all())
 
 
-def test_no_token_is_padding(block_weights: Weights) -> None:
-    """Every id has a vector that counts and that learns, the mask and the first too."""
+def test_transformer_has_no_padding_token(block_weights: Weights) -> None:
+    """Every id, including the first and the mask, has a vector with a gradient."""
     net = net_of()
     leaves = {name: tensor.requires_grad_() for name, tensor in block_weights(net, 1).items()}
     x = torch.tensor([[[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]]])
-    (slope,) = torch.autograd.grad(net(leaves, x, StepSeeds((0,))).logits.sin().sum(), leaves["entry.tokens.weight"])
-    assert bool(slope.any(-1).all())
+    (gradient,) = torch.autograd.grad(net(leaves, x, StepSeeds((0,))).logits.sin().sum(), leaves["entry.tokens.weight"])
+    assert bool(gradient.any(-1).all())
 
 
-def test_a_shorter_row_is_read_from_its_first_place(block_weights: Weights) -> None:
+def test_transformer_short_sequence_uses_first_positions(block_weights: Weights) -> None:
     net, short = net_of(), net_of(length=3)
     weights, x = block_weights(net, 1), rows(short)
     cut = {**weights, "entry.places": weights["entry.places"][:, :3]}
     assert torch.equal(net(weights, x).logits, short(cut, x).logits)
 
 
-def test_what_speaks_for_words_is_known() -> None:
-    """The decoder is not the embedding; the mask has a vector but is never an answer."""
+def test_transformer_label_rows_include_embedding() -> None:
+    """The decoder is not tied to the embedding; the mask has a vector but is no class."""
     net = net_of(exit_after=1)
     heads = [f"{name}.classifier.{key}" for name in ("exit", "decoder") for key in ("weight", "bias")]
     assert net.label_rows() == ("entry.tokens.weight", *heads)
@@ -181,7 +181,7 @@ def test_what_speaks_for_words_is_known() -> None:
     assert net_of().label_rows() == ("entry.tokens.weight", "decoder.classifier.weight", "decoder.classifier.bias")
 
 
-def test_the_scaler_is_relative_to_the_widest_and_can_be_left_out() -> None:
+def test_transformer_scaler_is_relative_to_widest_and_optional() -> None:
     def rates(**settings: Any) -> set[float]:
         return {part.rate for part in net_of(**settings).module().modules() if isinstance(part, Scaler)}
 
@@ -189,7 +189,7 @@ def test_the_scaler_is_relative_to_the_widest_and_can_be_left_out() -> None:
     assert rates(width=0.25, scaler=False) == {1.0}
 
 
-def test_how_it_starts() -> None:
+def test_transformer_initial_weights_match_paper() -> None:
     weights = net_of(embedding=64, heads=4, hidden=128).initial_weights(0)
     assert all(not weight.any() for name, weight in weights.items() if name.endswith("bias"))
     assert all(bool((weight == 1).all()) for name, weight in weights.items() if "norm" in name and "weight" in name)
@@ -201,7 +201,7 @@ def test_how_it_starts() -> None:
     assert not torch.equal(weights["layers.0.widen.weight"], weights["layers.1.widen.weight"])
 
 
-def test_dropout_in_training_alone(block_weights: Weights) -> None:
+def test_transformer_dropout_only_in_training(block_weights: Weights) -> None:
     net, still = net_of(dropout=0.5), net_of()
     weights, x = block_weights(net, 1), rows(net)
     first, again, other = (net(weights, x, StepSeeds((seed,))).logits for seed in (1, 1, 2))
@@ -218,14 +218,16 @@ def test_dropout_in_training_alone(block_weights: Weights) -> None:
         ({}, ["full"], 2),
     ],
 )
-def test_exits(settings: dict[str, Any], exits: list[str], layers: int, block_weights: Weights) -> None:
+def test_transformer_exits_are_named(
+    settings: dict[str, Any], exits: list[str], layers: int, block_weights: Weights
+) -> None:
     net = net_of(**settings)
     weights, x = block_weights(net, 1), rows(net)
     assert list(net(weights, x).exits) == exits
     assert len({name.split(".")[1] for name in net.shapes() if name.startswith("layers.")}) == layers
 
 
-def test_the_simple_net_lies_in_the_complex_one(block_weights: Weights) -> None:
+def test_transformer_simple_net_nests_in_complex_net(block_weights: Weights) -> None:
     complex_net, simple = net_of(exit_after=1), net_of(exit_after=1, depth=1)
     weights, x = block_weights(complex_net, 1), rows(simple)
     part = find_footprint(simple.shapes(), complex_net.shapes()).read(
@@ -247,6 +249,6 @@ def test_the_simple_net_lies_in_the_complex_one(block_weights: Weights) -> None:
         ({"embedding": 9}, "embedding = 9 is not divisible by heads = 2"),
     ],
 )
-def test_impossible_sizes(settings: dict[str, Any], message: str) -> None:
+def test_transformer_impossible_size_raises(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         net_of(**settings).module()

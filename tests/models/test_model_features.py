@@ -1,4 +1,4 @@
-"""The representation: what the last layer gets, of whatever module and however its devices run."""
+"""Features, the input of the last layer: for any module, in every batching mode."""
 
 from collections.abc import Callable
 from itertools import count
@@ -25,7 +25,7 @@ def stranger(build: Callable[[], nn.Module], input_shape: tuple[int, ...] = (1, 
 
 
 def judged_by_the_batch(net: Model, weights: dict[str, Tensor]) -> nn.Module:
-    """The plain module as it is judged, but for its batch norms."""
+    """The plain module in evaluation mode, except for its batch norms."""
     module = net.module().double().eval()
     module.load_state_dict(weights, strict=False)
     for part in module.modules():
@@ -34,36 +34,36 @@ def judged_by_the_batch(net: Model, weights: dict[str, Tensor]) -> nn.Module:
     return module
 
 
-def test_every_family_shows_what_its_classifier_gets(
+def test_features_every_family_is_classifier_input(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    """No statistics are asked for."""
+    """No statistics are needed."""
     net = tiny_model(family, width=0.5)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
-    found = net.features(block, x)
+    actual = net.features(block, x)
     for device in range(DEVICES):
-        heard: list[Tensor] = []
+        observed: list[Tensor] = []
         module = judged_by_the_batch(net, {name: tensor[device] for name, tensor in block.items()})
-        module.get_submodule("classifier").register_forward_pre_hook(lambda _, inputs, to=heard: to.extend(inputs))
+        module.get_submodule("classifier").register_forward_pre_hook(lambda _, inputs, to=observed: to.extend(inputs))
         module(x[device])
-        assert torch.allclose(found[device], heard[0].flatten(1), atol=1e-9)
+        assert torch.allclose(actual[device], observed[0].flatten(1), atol=1e-9)
 
 
-def test_families_show_it_in_every_call(
+def test_features_tap_is_in_every_call(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = tiny_model(family)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
-    found = net.features(block, x)
-    assert net.feature_width() == found.shape[-1]
+    actual = net.features(block, x)
+    assert net.feature_width() == actual.shape[-1]
     statistics = net.batch_statistics(block, x)
-    assert net(block, x, StepSeeds((1, 2, 3))).taps["features"].flatten(2).shape == found.shape
-    judged = net({**block, **statistics}, x).taps["features"].flatten(2)
-    assert judged.shape == found.shape
-    assert net.statistics() or torch.equal(judged, found)
+    assert net(block, x, StepSeeds((1, 2, 3))).taps["features"].flatten(2).shape == actual.shape
+    evaluated = net({**block, **statistics}, x).taps["features"].flatten(2)
+    assert evaluated.shape == actual.shape
+    assert net.statistics() or torch.equal(evaluated, actual)
 
 
-def test_company_changes_no_representation(
+def test_features_do_not_depend_on_block_size(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]], pick_device: Pick
 ) -> None:
     net = tiny_model(family)
@@ -74,14 +74,16 @@ def test_company_changes_no_representation(
         assert torch.allclose(together[device : device + 1], alone, atol=1e-10)
 
 
-def test_it_is_differentiable_in_all_weights_before_the_last_layer(
+def test_features_have_gradient_in_all_but_last_layer(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
-    """Against a small step along random directions, where nothing has a kink."""
+    """Compared with finite differences along random directions, away from kinks."""
     net = tiny_model(family)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in block.items()}
-    slopes = torch.autograd.grad(net.features(leaves, x).square().sum(), list(leaves.values()), materialize_grads=True)
+    gradients = torch.autograd.grad(
+        net.features(leaves, x).square().sum(), list(leaves.values()), materialize_grads=True
+    )
     step = 1e-6
     draw = torch.Generator().manual_seed(6)
     along = [torch.randn(tensor.shape, generator=draw, dtype=torch.float64) for tensor in block.values()]
@@ -93,57 +95,57 @@ def test_it_is_differentiable_in_all_weights_before_the_last_layer(
         )
         for sign in (1, -1)
     )
-    predicted = float(sum((slope * d).sum() for slope, d in zip(slopes, along, strict=True)))
+    predicted = float(sum((gradient * d).sum() for gradient, d in zip(gradients, along, strict=True)))
     assert abs((ahead - behind) / (2 * step) - predicted) <= 1e-3 * abs(predicted) + 1e-4
 
 
 class Plain(nn.Module):
-    """Returns logits and nothing else; its last layer looks at a whole map."""
+    """Returns only logits; its last layer takes a whole map."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm, self.last = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.last(self.norm(self.conv(x)).relu())
-        return made.flatten(1)
+        result: Tensor = self.last(self.norm(self.conv(x)).relu())
+        return result.flatten(1)
 
 
 def plain() -> nn.Module:
     return Plain()
 
 
-@pytest.mark.parametrize("way", [fold_devices, vmap_devices, loop_over_devices])
-def test_a_module_that_shows_nothing_is_watched_whichever_way_it_runs(
-    way: BatchingMode, block_weights: Callable[..., dict[str, Tensor]]
+@pytest.mark.parametrize("mode", [fold_devices, vmap_devices, loop_over_devices])
+def test_features_of_module_without_tap_are_observed_in_every_mode(
+    mode: BatchingMode, block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = stranger(plain)
     block, x = block_weights(net, DEVICES), images(net.input_shape)
-    made, _ = way(FunctionalModule(net.module().double(), training=True))(block, x)
-    found = made.taps["features"]
-    assert found.shape == (DEVICES, 4, 32)
-    logits = found @ block["last.weight"].flatten(2).mT + block["last.bias"].unsqueeze(1)
-    assert torch.allclose(logits, made.logits, atol=1e-10)
+    result, _ = mode(FunctionalModule(net.module().double(), training=True))(block, x)
+    actual = result.taps["features"]
+    assert actual.shape == (DEVICES, 4, 32)
+    logits = actual @ block["last.weight"].flatten(2).mT + block["last.bias"].unsqueeze(1)
+    assert torch.allclose(logits, result.logits, atol=1e-10)
     for device in range(DEVICES):
         module = judged_by_the_batch(net, {name: tensor[device] for name, tensor in block.items()})
         maps = module.get_submodule("norm")(module.get_submodule("conv")(x[device])).relu()
-        assert torch.allclose(found[device], maps.flatten(1), atol=1e-10)
+        assert torch.allclose(actual[device], maps.flatten(1), atol=1e-10)
 
 
 @pytest.mark.parametrize("devices", [1, DEVICES])
-def test_a_watched_module_is_as_fast_and_as_right_as_before(
+def test_features_observed_module_keeps_mode_and_results(
     devices: int, block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     net = stranger(plain)
     block, x = block_weights(net, devices), images(net.input_shape, devices)
-    made = net(block, x, StepSeeds((0,) * devices))
+    result = net(block, x, StepSeeds((0,) * devices))
     assert net.fallback_reasons() == ()
-    assert torch.allclose(net.features(block, x), made.taps["features"], atol=1e-12)
-    assert list(made.exits) == ["logits"] and list(made.taps) == ["features"]
+    assert torch.allclose(net.features(block, x), result.taps["features"], atol=1e-12)
+    assert list(result.exits) == ["logits"] and list(result.taps) == ["features"]
 
 
 class HeadFirst(nn.Module):
-    """The layer with the label rows is not the last that it holds."""
+    """The layer with the label rows is not the last one it defines."""
 
     label_rows = ("head.weight", "head.bias")
 
@@ -160,15 +162,15 @@ def head_first() -> nn.Module:
     return HeadFirst()
 
 
-def test_declared_label_rows_say_which_layer_is_last(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_features_declared_label_rows_select_last_layer(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(head_first, (6,))
-    made = net(block_weights(net, DEVICES), images((6,)))
-    assert list(made.taps) == ["body", "features"]
-    assert torch.equal(made.taps["features"], made.taps["body"] / 2)
+    result = net(block_weights(net, DEVICES), images((6,)))
+    assert list(result.taps) == ["body", "features"]
+    assert torch.equal(result.taps["features"], result.taps["body"] / 2)
 
 
 class Silent(nn.Module):
-    """Reaches for the weights of its last layer and never calls it."""
+    """Uses the weights of its last layer without calling it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +184,7 @@ def silent() -> nn.Module:
     return Silent()
 
 
-def test_a_layer_that_is_never_called_shows_nothing(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_features_unused_last_layer_raises(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(silent, (6,))
     block, x = block_weights(net, 1), images((6,), 1)
     assert net(block, x).taps == {}
@@ -195,18 +197,18 @@ def embedded() -> nn.Module:
 
 
 class Lookup(nn.Module):
-    """Its last layer gets numbers of rows, which are no representation."""
+    """Its last layer takes row indices, which are no features."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows = nn.Embedding(3, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = x + self.rows(torch.zeros(1, dtype=torch.int64))
-        return made
+        result: Tensor = x + self.rows(torch.zeros(1, dtype=torch.int64))
+        return result
 
 
-def test_row_numbers_are_no_features(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_features_integer_input_has_no_tap(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(embedded, (6,))
     assert net(block_weights(net, 1), images((6,), 1)).taps == {}
 
@@ -215,17 +217,17 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 4))
 
 
-def test_a_watched_layers_input_is_after_whatever_is_dropped(
+def test_features_observed_input_is_after_dropout(
     block_weights: Callable[..., dict[str, Tensor]],
 ) -> None:
-    """In training; a representation is asked for as the model is judged, where nothing is."""
+    """In training mode; `features` runs in evaluation mode, without dropout."""
     net = stranger(dropping, (6,))
     block, x = block_weights(net, 2), images((6,), 2)
     assert bool((net(block, x, StepSeeds((1, 2))).taps["features"] == 0).any())
     assert bool((net.features(block, x) != 0).all())
 
 
-def test_nothing_of_a_pass_is_held_on_to(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+def test_functional_module_releases_last_input(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = stranger(plain)
     module = FunctionalModule(net.module().double(), training=True)
     fold_devices(module)(block_weights(net, 2), images(net.input_shape, 2))

@@ -1,4 +1,4 @@
-"""What holds for every partition, whatever the labels, the number of devices and the options."""
+"""Properties of every partition for any labels, number of devices and options."""
 
 import random
 from itertools import pairwise
@@ -18,7 +18,7 @@ ALPHAS = st.floats(1e-6, 1e6) | st.sampled_from([1e-300, 1e-9, 0.01, 0.5, 100.0,
 
 @st.composite
 def labels_and_devices(draw, most_devices=12):
-    """Any labels, some of them perhaps without examples, and a number of devices that can each hold one."""
+    """Any labels, perhaps some without examples, and at most as many devices as examples."""
     classes = draw(st.integers(1, 6))
     train = draw(st.lists(st.integers(0, classes - 1), min_size=1, max_size=120))
     test = draw(st.lists(st.integers(0, classes - 1), min_size=1, max_size=60))
@@ -28,7 +28,7 @@ def labels_and_devices(draw, most_devices=12):
 
 @st.composite
 def cases(draw):
-    """A partition by name, labels and devices it can serve, and options of every kind."""
+    """The name of a partition, labels and devices that it supports, and any options."""
     others = ("file", "label_shards", "rows", "natural", "own")
     name = draw(st.sampled_from([name for name in PARTITIONS if name not in others]))
     labels, devices = draw(labels_and_devices())
@@ -47,7 +47,7 @@ def cases(draw):
 
 @st.composite
 def shard_cases(draw):
-    """Labels, devices and labels per device whose product shares out evenly."""
+    """Labels, devices and labels per device that divide evenly."""
     classes, devices = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     per_device = draw(st.sampled_from([k for k in range(1, classes + 1) if k * devices % classes == 0] or [classes]))
     shards = per_device * devices // classes
@@ -63,7 +63,7 @@ def run(case, seed):
 
 
 def check_rows(maps, devices, count):
-    """One map per device of different rows in range, nobody's rows twice."""
+    """Rows of every device are in range, and no row occurs twice."""
     assert len(maps) == devices and all(rows.dtype == np.int64 and rows.ndim == 1 for rows in maps)
     rows = np.concatenate(maps)
     assert len(np.unique(rows)) == len(rows)
@@ -73,7 +73,7 @@ def check_rows(maps, devices, count):
 
 @QUICK
 @given(cases(), st.integers(0, 2**32))
-def test_disjoint_and_complete(case, seed):
+def test_partition_is_disjoint_and_complete(case, seed):
     name, labels, devices, options = case
     partition = run(case, seed)
     used = check_rows(partition.train, devices, len(labels.train))
@@ -89,7 +89,7 @@ def test_disjoint_and_complete(case, seed):
 
 @QUICK
 @given(cases(), st.integers(0, 2**32))
-def test_test_labels_are_among_training_labels(case, seed):
+def test_partition_test_labels_are_among_training_labels(case, seed):
     name, labels, devices, _ = case
     assume(name != "iid")
     partition = run(case, seed)
@@ -100,7 +100,7 @@ def test_test_labels_are_among_training_labels(case, seed):
 
 @QUICK
 @given(cases(), st.integers(0, 2**32))
-def test_test_counts_are_the_training_proportions_rounded(case, seed):
+def test_partition_test_counts_are_rounded_training_proportions(case, seed):
     name, labels, devices, _ = case
     assume(name != "iid")
     partition = run(case, seed)
@@ -114,7 +114,7 @@ def test_test_counts_are_the_training_proportions_rounded(case, seed):
 
 @QUICK
 @given(cases(), st.integers(0, 2**32))
-def test_same_seed_same_map_whatever_else_was_drawn(case, seed):
+def test_partition_depends_only_on_seed(case, seed):
     first = run(case, seed)
     random.seed(1)
     np.random.seed(1)
@@ -126,7 +126,7 @@ def test_same_seed_same_map_whatever_else_was_drawn(case, seed):
 
 @QUICK
 @given(shard_cases(), st.booleans(), st.integers(0, 2**32))
-def test_label_shards(case, dedupe, seed):
+def test_label_shards_sizes_and_labels_are_balanced(case, dedupe, seed):
     labels, devices, per_device, shards = case
     partition = PARTITIONS["label_shards"](
         labels, devices, generator(seed), labels_per_device=per_device, dedupe=dedupe
@@ -147,7 +147,7 @@ def test_label_shards(case, dedupe, seed):
 
 @QUICK
 @given(labels_and_devices(), ALPHAS, st.integers(0, 2**32))
-def test_class_totals_are_conserved(case, alpha, seed):
+def test_partition_class_totals_are_conserved(case, alpha, seed):
     labels, devices = case
     even = len(labels.train) // devices * devices
     labels = Labels(labels.train[:even], labels.test, labels.classes)
@@ -158,10 +158,10 @@ def test_class_totals_are_conserved(case, alpha, seed):
 
 @QUICK
 @given(labels_and_devices(), st.floats(0, 1), st.integers(0, 2**32))
-def test_the_dial_only_reorders(case, dial, seed):
+def test_tier_label_correlation_only_reorders(case, correlation, seed):
     labels, devices = case
     partition = PARTITIONS["iid"](labels, devices, generator(seed))
-    tied = correlate_tiers_with_labels(partition, labels, dial, generator(seed, "dial"))
+    tied = correlate_tiers_with_labels(partition, labels, correlation, generator(seed, "correlation"))
     pairs = [
         {(tuple(train), tuple(test)) for train, test in zip(part.train, part.test, strict=True)}
         for part in (partition, tied)
@@ -171,7 +171,7 @@ def test_the_dial_only_reorders(case, dial, seed):
 
 @QUICK
 @given(labels_and_devices(), st.integers(-3, 200), st.integers(-3, 20), st.floats(), st.integers(-3, 200))
-def test_any_options_end_in_a_partition_or_a_reason(case, devices, count, alpha, minimum):
+def test_partition_any_options_give_partition_or_reason(case, devices, count, alpha, minimum):
     labels, _ = case
     options = {
         "iid": {},
@@ -192,7 +192,7 @@ def test_any_options_end_in_a_partition_or_a_reason(case, devices, count, alpha,
 
 @pytest.mark.parametrize("balanced", [True, False])
 @pytest.mark.parametrize("alpha", [1e-300, 0.01, 1.0])
-def test_the_hardest_case_ends(alpha, balanced):
+def test_partition_hardest_case_terminates(alpha, balanced):
     labels = Labels(np.arange(2000) % 10, np.arange(500) % 10, 10)
     options = {"alpha": alpha, "balanced": balanced, "min_examples": 20}
     partition = PARTITIONS["dirichlet_per_label"](labels, 100, generator(0), **options)
@@ -200,7 +200,7 @@ def test_the_hardest_case_ends(alpha, balanced):
 
 
 @given(count=st.integers(1, 200), part=st.floats(0, 1), seed=st.integers(0, 5))
-def test_what_is_held_out_is_so_many_different_rows_in_order(count: int, part: float, seed: int) -> None:
+def test_hold_out_returns_distinct_sorted_rows(count: int, part: float, seed: int) -> None:
     rows = hold_out(count, int(part * count), np.random.default_rng(seed))
     assert len(rows) == int(part * count)
     assert rows.tolist() == sorted(set(rows.tolist()) & set(range(count)))
@@ -212,15 +212,15 @@ def test_what_is_held_out_is_so_many_different_rows_in_order(count: int, part: f
     keep=st.floats(0.01, 1),
     seed=st.integers(0, 5),
 )
-def test_thinning_takes_from_some_devices_and_leaves_the_others(
+def test_subsample_reduces_some_devices_and_keeps_others(
     sizes: list[int], devices: float, keep: float, seed: int
 ) -> None:
     ends = np.cumsum([0, *sizes])
     rows = tuple(np.arange(a, b) for a, b in pairwise(ends))
-    made = subsample(Partition(rows, rows), devices, keep, np.random.default_rng(seed))
-    assert made.test is rows or all(np.array_equal(a, b) for a, b in zip(made.test, rows, strict=True))
-    untouched = [np.array_equal(a, b) for a, b in zip(made.train, rows, strict=True)]
+    result = subsample(Partition(rows, rows), devices, keep, np.random.default_rng(seed))
+    assert result.test is rows or all(np.array_equal(a, b) for a, b in zip(result.test, rows, strict=True))
+    untouched = [np.array_equal(a, b) for a, b in zip(result.train, rows, strict=True)]
     assert untouched.count(False) <= round(devices * len(sizes))
-    for own, before in zip(made.train, rows, strict=True):
+    for own, before in zip(result.train, rows, strict=True):
         assert set(own.tolist()) <= set(before.tolist())
         assert len(own) in (len(before), max(1, round(keep * len(before))))

@@ -1,4 +1,4 @@
-"""Downloads: only when asked for, with a stand-in for the package that does them."""
+"""Downloads happen only if enabled; with a fake `datasets` package."""
 
 import sys
 from types import ModuleType
@@ -47,7 +47,7 @@ def install(monkeypatch, module):
         ("pathmnist", "image", 3, {"label": [[0], [8], [1]]}, ("jafermarq/pathmnist", "28")),
     ],
 )
-def test_a_missing_set_is_fetched(monkeypatch, tmp_path, allowed, name, column, channels, labels, hub):
+def test_download_missing_set_is_downloaded(monkeypatch, tmp_path, allowed, name, column, channels, labels, hub):
     module, asked = library(column, channels, **labels)
     install(monkeypatch, module)
     data = DATASETS[name](folder=tmp_path)
@@ -55,7 +55,7 @@ def test_a_missing_set_is_fetched(monkeypatch, tmp_path, allowed, name, column, 
     assert data.train.y[0] == 0 and data.train.y[2] == 1 and data.train.x.shape[1] == channels
 
 
-def test_coarse_labels(monkeypatch, tmp_path, allowed):
+def test_download_cifar100_coarse_labels_are_used(monkeypatch, tmp_path, allowed):
     module, _ = library("img", 3, coarse_label=[1, 2, 3], fine_label=[0, 9, 1])
     install(monkeypatch, module)
     assert DATASETS["cifar100"](folder=tmp_path, labels="coarse").train.y.tolist() == [1, 2, 3]
@@ -63,7 +63,7 @@ def test_coarse_labels(monkeypatch, tmp_path, allowed):
 
 @pytest.mark.parametrize("name", HUB_NAMES)
 @pytest.mark.parametrize("setting", [None, "0", ""])
-def test_nothing_is_fetched_unasked(monkeypatch, tmp_path, name, setting):
+def test_download_not_enabled_raises(monkeypatch, tmp_path, name, setting):
     module, asked = library(label=[0, 1, 2])
     install(monkeypatch, module)
     if setting is not None:
@@ -73,13 +73,13 @@ def test_nothing_is_fetched_unasked(monkeypatch, tmp_path, name, setting):
     assert asked == []
 
 
-def test_without_the_package(monkeypatch, tmp_path, allowed):
+def test_download_without_package_raises(monkeypatch, tmp_path, allowed):
     install(monkeypatch, None)
     with pytest.raises(DataMissing, match=r"needs fedloom\[hf\]"):
         DATASETS["mnist"](folder=tmp_path)
 
 
-def test_without_a_network(monkeypatch, tmp_path, allowed):
+def test_download_without_network_raises(monkeypatch, tmp_path, allowed):
     module, _ = library(label=[0, 1, 2])
 
     def load_dataset(*names):
@@ -92,13 +92,13 @@ def test_without_a_network(monkeypatch, tmp_path, allowed):
     assert "FEDLOOM_DATA" in caught.value.hint
 
 
-def test_unknown_columns(monkeypatch, tmp_path, allowed):
+def test_download_unknown_columns_raise(monkeypatch, tmp_path, allowed):
     module, _ = library(target=[0, 1, 2])
     install(monkeypatch, module)
     with pytest.raises(DataBroken, match="image, target"):
         DATASETS["mnist"](folder=tmp_path)
 
 
-def test_a_set_the_hub_does_not_have(tmp_path, allowed):
+def test_download_set_not_on_hub_raises(tmp_path, allowed):
     with pytest.raises(DataMissing):
         DATASETS["pneumoniamnist"](folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Partitions along groups: whole, disjoint, the largest ones, and the same for the same seed."""
+"""Partitions by group: whole groups, disjoint, the largest ones, and deterministic."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def of(part, groups):
 
 @QUICK
 @given(train=GROUPS, test=GROUPS, seed=st.integers(0, 99), data=st.data())
-def test_natural_gives_whole_groups_and_the_largest(train, test, seed, data):
+def test_natural_assigns_largest_groups_as_a_whole(train, test, seed, data):
     labels = grouped(train, test)
     devices = data.draw(st.integers(1, len(set(train))))
     partition = run("natural", labels, devices, seed)
@@ -47,7 +47,7 @@ def test_natural_does_not_sort_devices_by_size():
     assert len(orders) == 5
 
 
-def test_natural_asks_for_enough_examples_of_everybody():
+def test_natural_too_few_large_groups_raises():
     labels = grouped([0, 0, 0, 1, 1, 2])
     assert len(run("natural", labels, 2, least=2).train) == 2
     with pytest.raises(ValueError, match="only 2 of 3 groups have least = 2"):
@@ -58,7 +58,7 @@ def test_natural_asks_for_enough_examples_of_everybody():
 
 @QUICK
 @given(train=GROUPS, test=GROUPS, seed=st.integers(0, 99), data=st.data())
-def test_rows_are_dealt_whole_and_once(train, test, seed, data):
+def test_rows_are_assigned_whole_and_once(train, test, seed, data):
     labels = grouped(train, test)
     devices = data.draw(st.integers(1, len(set(train))))
     partition = run("rows", labels, devices, seed)
@@ -72,7 +72,7 @@ def test_rows_are_dealt_whole_and_once(train, test, seed, data):
         assert all(own <= groups for own, groups in zip(of(partition.test, labels.groups[1]), held, strict=True))
 
 
-def test_rows_keep_the_order_of_the_text_and_cut_other_test_rows_evenly():
+def test_rows_keep_text_order_and_split_other_test_rows_evenly():
     labels = grouped(np.repeat(np.arange(6), 5), np.repeat([6, 7], 5))
     partition = run("rows", labels, 3)
     for rows in partition.train:
@@ -83,18 +83,18 @@ def test_rows_keep_the_order_of_the_text_and_cut_other_test_rows_evenly():
 
 
 @pytest.mark.parametrize("name", ["rows", "natural"])
-def test_data_without_groups_is_refused(name, even_labels):
+def test_group_partition_without_groups_raises(name, even_labels):
     with pytest.raises(ValueError, match="has no groups"):
         run(name, even_labels, 2)
     with pytest.raises(ValueError, match="devices = 0"):
         run(name, grouped([0, 1]), 0)
 
 
-def test_groups_follow_the_rows_that_are_left():
+def test_labels_select_train_keeps_groups_of_selected_rows():
     labels = grouped([3, 4, 3, 5], [4]).select_train(np.array([1, 2]))
     assert labels.groups[0].tolist() == [4, 3] and labels.groups[1].tolist() == [4] and len(labels.train) == 2
     assert of(run("natural", labels, 2).train, labels.groups[0]) in ([{4}, {3}], [{3}, {4}])
 
 
-def test_labels_without_groups_stay_without(even_labels):
+def test_labels_select_train_without_groups_has_none(even_labels):
     assert even_labels.select_train(np.arange(3)).groups is None

@@ -1,4 +1,4 @@
-"""WikiText-2, made small and real: every word in its place, windows in order, and masks as often as they should be."""
+"""WikiText-2, artificial and real files: words, windows and masks; data sets of text in general."""
 
 import numpy as np
 import pytest
@@ -31,10 +31,10 @@ WORDS = ["<eos>", "=", "Bees", "a", "bee", "is", "an", "<unk>", "and", "friend",
 
 
 def write(folder, train=TRAIN, valid=VALID, test=TEST):
-    place = folder / "wikitext-2"
-    place.mkdir(exist_ok=True)
+    subfolder = folder / "wikitext-2"
+    subfolder.mkdir(exist_ok=True)
     for part, text in (("train", train), ("valid", valid), ("test", test)):
-        (place / f"wiki.{part}.tokens").write_text(text, encoding="utf-8", newline="\n")
+        (subfolder / f"wiki.{part}.tokens").write_text(text, encoding="utf-8", newline="\n")
     return folder
 
 
@@ -46,7 +46,7 @@ def words(dataset, tokens):
     return [dataset.vocabulary[token] for token in tokens.flatten()]
 
 
-def test_words_are_numbered_as_they_appear_and_lines_end(tmp_path):
+def test_wikitext2_word_ids_are_in_order_of_appearance(tmp_path):
     data = read(write(tmp_path))
     assert data.vocabulary == (*WORDS, "<mask>")
     assert (data.classes, data.tokens, data.input_shape) == (len(WORDS), len(WORDS) + 1, (3,))
@@ -56,13 +56,13 @@ def test_words_are_numbered_as_they_appear_and_lines_end(tmp_path):
     assert data.train.x is data.train.y and data.train.x.dtype == torch.int64
 
 
-def test_published_adds_a_number_without_a_word(tmp_path):
+def test_wikitext2_published_adds_unused_id(tmp_path):
     data = read(write(tmp_path), published=True)
     assert (data.classes, data.tokens, data.vocabulary[-2:]) == (len(WORDS) + 1, len(WORDS) + 2, ("<unused>", "<mask>"))
     assert data.preparation.mask_token == len(WORDS) + 1
 
 
-def test_rare_words_become_unknown(tmp_path):
+def test_wikitext2_rare_words_become_unknown(tmp_path):
     data = read(write(tmp_path), most_words=4)
     assert data.vocabulary == ("<eos>", "=", "a", "<unk>", "<mask>")  # as often as "bee" and "is", but earlier
     whole = read(write(tmp_path))
@@ -73,7 +73,7 @@ def test_rare_words_become_unknown(tmp_path):
     assert "<unk>" in read(write(tmp_path, train="b b b b b b \n"), most_words=2).vocabulary
 
 
-def test_test_words_are_hidden_always_the_same(tmp_path):
+def test_wikitext2_test_masks_are_deterministic(tmp_path):
     write(tmp_path, test="a b c d e f g h \n" * 2000)
     data, again = read(tmp_path), read(tmp_path)
     hidden = data.test.x == data.classes
@@ -88,21 +88,21 @@ def test_test_words_are_hidden_always_the_same(tmp_path):
     rows=st.integers(1, 5),
     length=st.integers(1, 7),
 )
-def test_every_word_is_in_one_window_and_in_order(tmp_path_factory, text, rows, length):
+def test_wikitext2_windows_cover_text_in_order(tmp_path_factory, text, rows, length):
     folder = write(tmp_path_factory.mktemp("text"), train=" ".join(text))
     data = read(folder, rows=rows, length=length)
-    said = [word for line in " ".join(text).split("\n") for word in (*line.split(), "<eos>")]
+    words_in_text = [word for line in " ".join(text).split("\n") for word in (*line.split(), "<eos>")]
     if text[-1] == "\n":
-        said.pop()
-    each = len(said) // rows
-    rows_said = [said[row * each : row * each + each // length * length] for row in range(rows)]
-    assert words(data, data.train.x) == [word for row in rows_said for word in row]
+        words_in_text.pop()
+    each = len(words_in_text) // rows
+    rows_of_words = [words_in_text[row * each : row * each + each // length * length] for row in range(rows)]
+    assert words(data, data.train.x) == [word for row in rows_of_words for word in row]
     for row in range(rows):
-        assert words(data, data.train.x[data.groups[0] == row]) == rows_said[row]
+        assert words(data, data.train.x[data.groups[0] == row]) == rows_of_words[row]
     assert not set(data.groups[0].tolist()) & set(data.groups[1].tolist())
 
 
-def test_broken_missing_and_short_files(tmp_path):
+def test_wikitext2_invalid_missing_or_short_file_raises(tmp_path):
     with pytest.raises(DataMissing, match=r"wiki\.valid\.tokens"):
         read(tmp_path)
     with pytest.raises(DataBroken, match="rows"):
@@ -112,7 +112,7 @@ def test_broken_missing_and_short_files(tmp_path):
         read(tmp_path)
 
 
-def test_masks_are_drawn_at_their_rate_and_hide_only_what_they_name():
+def test_preparation_masks_have_their_rate_and_hide_only_masked_tokens():
     preparation = Preparation(mask_chance=0.15, mask_token=9)
     x = torch.arange(4000 * 64).view(4000, 64) % 9
     step_seeds = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 64)
@@ -126,7 +126,7 @@ def test_masks_are_drawn_at_their_rate_and_hide_only_what_they_name():
 
 
 @pytest.mark.parametrize("name", PREPARATIONS)
-def test_an_image_has_the_same_draws_by_its_size_as_by_its_whole_shape(name):
+def test_draw_augmentation_size_and_full_shape_agree(name):
     by_size, by_shape = (
         PREPARATIONS[name].draw_augmentation(generator(1, "d"), 6, *shape) for shape in ((20, 24), (3, 20, 24))
     )
@@ -134,7 +134,7 @@ def test_an_image_has_the_same_draws_by_its_size_as_by_its_whole_shape(name):
     assert all(torch.equal(by_size[key], by_shape[key]) for key in by_size)
 
 
-def test_draws_of_images_come_from_these_calls_in_this_order():
+def test_draw_augmentation_calls_generator_in_pinned_order():
     preparation = Preparation(crop_padding=4, crop_chance=0.5, flip=True, cutout=16)
     step_seeds, stream = preparation.draw_augmentation(generator(1, "d"), 6, 3, 20, 24), generator(1, "d")
     offsets, moved = stream.integers(0, 9, (6, 2)), stream.random((6, 1)) < 0.5
@@ -147,7 +147,7 @@ def make(x, y, tokens=5, **options):
     return Dataset("made", Examples(x, y), Examples(x, y), 5, PREPARATIONS["plain"], tokens, **options)
 
 
-def test_a_label_at_every_place_is_checked_and_fingerprinted():
+def test_dataset_label_per_token_is_checked_and_fingerprinted():
     x = torch.arange(12).view(4, 3) % 5
     data = make(x, x)
     assert data.fingerprint() == make(x, x).fingerprint() != make(x, x.flip(0)).fingerprint()
@@ -163,7 +163,7 @@ def test_a_label_at_every_place_is_checked_and_fingerprinted():
         make(x, x, groups=(torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)))
 
 
-def test_fewer_tests_have_fewer_groups():
+def test_limit_test_examples_limits_groups():
     x = torch.arange(12).view(4, 3) % 5
     fewer = make(x, x, groups=(torch.arange(4), torch.arange(4))).limit_test_examples(3)
     assert len(fewer.test) == 3 and fewer.groups[1].tolist() == [0, 1, 2] and len(fewer.groups[0]) == 4
@@ -180,7 +180,7 @@ def test_fewer_tests_have_fewer_groups():
         ("quantity", {"alpha": 1.0}),
     ],
 )
-def test_what_goes_by_labels_refuses_examples_with_several(name, options):
+def test_label_partition_with_label_per_token_raises(name, options):
     labels = Labels(np.zeros((40, 3), int), np.zeros((4, 3), int), 2)
     with pytest.raises(ValueError, match="3 labels"):
         PARTITIONS[name](labels, 2, generator(0), **options)
@@ -190,7 +190,7 @@ def test_what_goes_by_labels_refuses_examples_with_several(name, options):
         correlate_tiers_with_labels(shares, labels, 0.5, generator(0))
 
 
-def test_what_is_known_without_files():
+def test_lookup_dataset_info_matches_readers():
     facts = lookup_dataset_info("wikitext2", {})
     assert (facts.shape, facts.classes, facts.tokens) == ((64,), 33_278, 33_279)
     assert (facts.train, facts.test) == (32_600, 3_830)
@@ -203,7 +203,7 @@ def test_what_is_known_without_files():
     )
 
 
-def test_made_up_labels_serve_the_same_partitions_as_the_data():
+def test_synthetic_labels_support_same_partitions_as_data():
     labels = synthetic_labels(lookup_dataset_info("wikitext2", {}), 100)
     assert labels.train.shape == (32_600, 64) and len(labels.test) == 100
     shares = PARTITIONS["rows"](labels, 100, generator(0))
@@ -212,11 +212,11 @@ def test_made_up_labels_serve_the_same_partitions_as_the_data():
     assert images.groups is None and images.train.shape == (60_000,)
 
 
-def test_word_vectors(tmp_path):
+def test_read_word_vectors_of_vocabulary(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("the 1 2\nbee 0.5 -1\n. . . 3 4\n. 5 6\n", encoding="utf-8")
-    found = read_word_vectors(path, ("<pad>", "bee", "."))
-    assert found.dtype == np.float32 and found.tolist() == [[0, 0], [0.5, -1], [5, 6]]
+    actual = read_word_vectors(path, ("<pad>", "bee", "."))
+    assert actual.dtype == np.float32 and actual.tolist() == [[0, 0], [0.5, -1], [5, 6]]
     with pytest.raises(DataBroken, match="none of the 1 words"):
         read_word_vectors(path, ("ant",))
     with pytest.raises(DataMissing):
@@ -229,7 +229,7 @@ def test_word_vectors(tmp_path):
         read_word_vectors(path, ("bee",))
 
 
-def test_the_real_text(real_folder):
+def test_wikitext2_real_files_are_read(real_folder):
     if not (real_folder / "wikitext-2" / "wiki.test.tokens").is_file():
         pytest.skip("FEDLOOM_DATA has no wikitext-2")
     data = DATASETS["wikitext2"](folder=real_folder)

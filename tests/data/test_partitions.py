@@ -1,4 +1,4 @@
-"""Partitions: hand-worked numbers, refusals, saved maps and the dial."""
+"""Partitions: hand-computed examples, errors, saved partitions and the tier-label correlation."""
 
 import json
 
@@ -40,7 +40,7 @@ def draw(seed=0):
     return generator(seed, "partition")
 
 
-def test_label_shards_golden(even_labels):
+def test_label_shards_match_hand_computed_example(even_labels):
     for seed in range(20):
         partition = PARTITIONS["label_shards"](even_labels, 4, draw(seed), labels_per_device=2, dedupe=False)
         for train, test in zip(partition.train, partition.test, strict=True):
@@ -49,7 +49,7 @@ def test_label_shards_golden(even_labels):
             assert set(held) <= {0, 4, 8} and (np.bincount(even_labels.test[test], minlength=4) * 2 == held).all()
 
 
-def test_label_shards_dedupe_gives_one_shard_of_a_label_drawn_twice(even_labels):
+def test_label_shards_dedupe_keeps_one_shard_of_repeated_label(even_labels):
     doubles = 0
     for seed in range(20):
         both = PARTITIONS["label_shards"](even_labels, 4, draw(seed), labels_per_device=2, dedupe=False)
@@ -61,7 +61,7 @@ def test_label_shards_dedupe_gives_one_shard_of_a_label_drawn_twice(even_labels)
     assert doubles > 0
 
 
-def test_label_shards_remainder_golden():
+def test_label_shards_remainder_matches_hand_computed_example():
     labels = extract_labels(repeated(11, 11))
     partition = PARTITIONS["label_shards"](labels, 4, draw(), labels_per_device=2, dedupe=False)
     pieces = [tuple(rows[labels.train[rows] == 0]) for rows in partition.train]
@@ -71,7 +71,7 @@ def test_label_shards_remainder_golden():
     assert all(any(set(shard) <= set(piece) for piece in pieces) for shard in shards)
 
 
-def test_label_shards_are_as_large_as_published():
+def test_label_shards_sizes_match_paper():
     labels = extract_labels(repeated(*[5000] * 10), repeated(*[1000] * 10))
     partition = PARTITIONS["label_shards"](labels, 100, draw(), labels_per_device=2)
     for train, test in zip(partition.train, partition.test, strict=True):
@@ -79,7 +79,7 @@ def test_label_shards_are_as_large_as_published():
         assert (len(train), len(test)) == (250 * kinds, 50 * kinds)
 
 
-def test_iid_golden():
+def test_iid_matches_hand_computed_example():
     partition = PARTITIONS["iid"](extract_labels(np.zeros(11, int), np.zeros(7, int)), 3, draw())
     assert [len(rows) for rows in partition.train] == [3] * 3 and [len(rows) for rows in partition.test] == [2] * 3
 
@@ -90,31 +90,31 @@ def test_sorted_shards_may_span_two_labels():
     assert sorted(sorted(labels.train[rows]) for rows in partition.train) == [[0, 0, 0, 0, 1], [1] * 5]
 
 
-def test_cuts_golden():
+def test_cut_points_match_hand_computed_example():
     assert cut_points(np.array([0.25, 0.5, 0.25]), 10).tolist() == [2, 7]
     assert np.diff([0, *cut_points(np.array([0.25, 0.5, 0.25]), 10), 10]).tolist() == [2, 5, 3]
 
 
-def test_cuts_leave_nothing_for_a_device_without_a_share():
+def test_cut_points_zero_share_gets_no_rows():
     shares = np.array([0.1] * 10 + [0.0])
     assert cut_points(shares, 1000)[-1] == 1000
     assert cut_points(np.array([0.0, 1.0, 0.0]), 5).tolist() == [0, 5]
 
 
-def test_balance_golden():
+def test_draw_open_proportions_match_hand_computed_example():
     shares = draw_open_proportions(draw(), 0.5, np.array([10, 0]), 10)
     assert shares.tolist() == [0, 1]
     assert cut_points(shares, 10).tolist() == [0]
 
 
-def test_full_devices_get_nothing_and_the_others_all():
+def test_draw_open_proportions_full_devices_get_zero():
     shares = draw_open_proportions(draw(), 0.5, np.array([5, 0, 9, 4]), 5)
     assert shares[0] == shares[2] == 0 and shares[1] > 0 and shares[3] > 0 and abs(shares.sum() - 1) < 1e-12
     assert abs(draw_open_proportions(draw(), 0.5, np.array([5, 5]), 5).sum() - 1) < 1e-12
 
 
 @pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-9, 0.01, 1, 100, 1e9, 1e300, 1.7e308])
-def test_proportions_at_the_ends_of_the_number_range(alpha):
+def test_draw_proportions_extreme_alpha_is_valid(alpha):
     for seed in range(5):
         shares = draw_proportions(draw(seed), alpha, 7)
         assert shares.min() >= 0 and abs(shares.sum() - 1) < 1e-9
@@ -122,7 +122,7 @@ def test_proportions_at_the_ends_of_the_number_range(alpha):
         assert (shares.max() < 0.15) if alpha > 1e8 else True
 
 
-def test_retries_are_counted_and_then_rows_move():
+def test_retry_until_minimum_tops_up_after_last_attempt():
     calls = []
 
     def attempt():
@@ -134,23 +134,23 @@ def test_retries_are_counted_and_then_rows_move():
     assert [len(rows) for rows in retry_until_minimum(attempt, 1)] == [11, 1, 3]
 
 
-def test_top_up_takes_from_the_largest():
+def test_top_up_takes_from_largest():
     parts = top_up([np.array([0, 1, 2, 3]), np.array([4]), np.array([5, 6, 7, 8, 9, 10])], 3)
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 10, 9], [5, 6, 7, 8]]
 
 
-def test_fill_follows_wishes_then_falls_back():
+def test_fill_slots_follows_preferences_then_falls_back():
     counts = fill_slots(np.array([[1.0, 0, 0], [1.0, 0, 0]]), np.array([2, 3, 1]), 3, draw())
     assert counts.sum(axis=0).tolist() == [2, 3, 1] and counts.sum(axis=1).tolist() == [3, 3]
     assert fill_slots(np.eye(2), np.array([4, 4]), 4, draw()).tolist() == [[4, 0], [0, 4]]
 
 
-def test_fill_draws_by_the_wishes():
+def test_fill_slots_frequencies_match_preferences():
     counts = fill_slots(np.array([[0.2, 0.8, 0.0]]), np.array([9999] * 3), 5000, draw())
     assert abs(counts[0, 0] / 5000 - 0.2) < 0.02 and counts[0, 2] == 0
 
 
-def test_a_small_alpha_is_skewed_and_a_large_one_is_not():
+def test_dirichlet_small_alpha_is_skewed_and_large_is_even():
     labels = extract_labels(repeated(*[500] * 10))
     for name in ("dirichlet_per_label", "dirichlet_per_device"):
         share = []
@@ -160,7 +160,7 @@ def test_a_small_alpha_is_skewed_and_a_large_one_is_not():
         assert share[0] > 0.5 and share[1] < 0.2
 
 
-def test_quantity_varies_sizes_and_not_labels():
+def test_quantity_varies_sizes_but_not_labels():
     labels = extract_labels(repeated(*[2000] * 4))
     partition = PARTITIONS["quantity"](labels, 8, draw(), alpha=0.5)
     sizes = [len(rows) for rows in partition.train]
@@ -169,27 +169,27 @@ def test_quantity_varies_sizes_and_not_labels():
     assert abs(np.bincount(labels.train[largest]) / max(sizes) - 0.25).max() < 0.05
 
 
-def test_balance_bounds_the_devices_of_fedml():
+def test_dirichlet_per_label_balanced_bounds_device_sizes():
     labels = extract_labels(repeated(*[100] * 50))
     sizes = [len(rows) for rows in PARTITIONS["dirichlet_per_label"](labels, 10, draw(), alpha=0.5).train]
     assert max(sizes) < 500 + 100
 
 
-def test_matching_test_golden():
+def test_assign_test_rows_match_hand_computed_example():
     labels = extract_labels(repeated(6, 2, 0, 8), repeated(10, 10, 10, 10), 4)
     test = assign_test_rows(labels, [np.arange(8), np.arange(8, 16)], draw())
     held = [np.bincount(labels.test[rows], minlength=4).tolist() for rows in test]
-    # n_test / devices = 20: the second wants 20 of label 3 and there are 10, the first 15 of label 0 and there are 10.
+    # n_test / devices = 20: the second needs 20 of label 3 and there are 10, the first 15 of label 0 and there are 10.
     assert held == [[10, 3, 0, 0], [0, 0, 0, 10]]
 
 
-def test_matching_test_keeps_a_devices_total_when_shares_are_small():
+def test_assign_test_rows_small_shares_keep_device_total():
     labels = extract_labels(np.tile(np.arange(10), 100), np.tile(np.arange(10), 10), 10)
     train = PARTITIONS["iid"](labels, 20, draw()).train
     assert {len(rows) for rows in assign_test_rows(labels, train, draw())} <= {4, 5}
 
 
-def test_matching_test_without_test_examples_of_a_label():
+def test_assign_test_rows_label_without_test_examples_is_skipped():
     labels = extract_labels(repeated(4, 4), [0, 0], 2)
     test = assign_test_rows(labels, [np.arange(4), np.arange(4, 8)], draw())
     assert len(test[0]) == 1 and len(test[1]) == 0
@@ -197,7 +197,7 @@ def test_matching_test_without_test_examples_of_a_label():
     assert [len(rows) for rows in mixed] == [1, 1]
 
 
-def test_matching_test_gives_one_each_while_there_are_some():
+def test_assign_test_rows_gives_one_row_each_while_available():
     labels = extract_labels(np.zeros(24, int), np.zeros(5, int))
     test = assign_test_rows(labels, np.split(np.arange(24), 12), draw())
     assert sorted(len(rows) for rows in test) == [0] * 7 + [1] * 5
@@ -227,13 +227,13 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("name", "devices", "options", "named"), IMPOSSIBLE)
-def test_impossible_options_are_refused_by_name(even_labels, name, devices, options, named):
+def test_partitions_impossible_option_raises_and_names_it(even_labels, name, devices, options, named):
     with pytest.raises(ValueError, match=named) as caught:
         PARTITIONS[name](even_labels, devices, draw(), **options)
     assert len(str(caught.value)) > 30
 
 
-def test_a_saved_map_comes_back(tmp_path, even_labels):
+def test_partition_save_and_load_round_trip(tmp_path, even_labels):
     partition = PARTITIONS["iid"](even_labels, 3, draw())
     partition.save(tmp_path / "map.json")
     for back in (
@@ -246,7 +246,7 @@ def test_a_saved_map_comes_back(tmp_path, even_labels):
         )
 
 
-def test_the_fingerprint_sees_who_holds_what():
+def test_partition_fingerprint_depends_on_assignment():
     rows = np.arange(4)
     one = Partition((rows[:2], rows[2:]), (rows[:1], rows[1:]))
     others = [
@@ -261,7 +261,7 @@ def test_the_fingerprint_sees_who_holds_what():
         Partition(one.train, one.test[:1])
 
 
-def test_broken_maps_are_refused(tmp_path, even_labels):
+def test_partition_load_invalid_file_raises(tmp_path, even_labels):
     path = tmp_path / "map.json"
     with pytest.raises(DataMissing):
         Partition.load(path)
@@ -282,7 +282,7 @@ def test_broken_maps_are_refused(tmp_path, even_labels):
             Partition.load(path)
 
 
-def test_a_map_for_another_set_is_refused(tmp_path, even_labels):
+def test_from_file_for_other_data_set_raises(tmp_path, even_labels):
     path = str(tmp_path / "map.json")
     PARTITIONS["iid"](even_labels, 3, draw()).save(tmp_path / "map.json")
     with pytest.raises(ValueError, match="devices = 4"):
@@ -298,7 +298,7 @@ def shares_of_one_label(order):
     return labels, Partition(train, train)
 
 
-def test_the_dial_at_its_ends():
+def test_tier_label_correlation_zero_and_one_are_unchanged_and_sorted():
     labels, partition = shares_of_one_label([3, 0, 2, 1, 4])
     assert correlate_tiers_with_labels(partition, labels, 0, draw()) is partition
     tied = correlate_tiers_with_labels(partition, labels, 1, draw())
@@ -306,7 +306,7 @@ def test_the_dial_at_its_ends():
     assert all(np.array_equal(a, b) for a, b in zip(tied.train, tied.test, strict=True))
 
 
-def test_the_dial_ranks_by_main_label_then_mean_label_then_index():
+def test_tier_label_correlation_ranks_by_main_label_mean_label_and_index():
     labels = extract_labels([0, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1])
     shares = ([2, 3, 4], [0, 1, 7], [5, 6, 10], [8, 9], [])
     partition = Partition(tuple(np.array(rows, dtype=np.int64) for rows in shares), tuple(np.arange(0) for _ in shares))
@@ -314,39 +314,41 @@ def test_the_dial_ranks_by_main_label_then_mean_label_then_index():
     assert [rows.tolist() for rows in tied.train] == [[8, 9], [], [5, 6, 10], [0, 1, 7], [2, 3, 4]]
 
 
-def test_the_main_label_goes_before_the_mean():
+def test_tier_label_correlation_main_label_precedes_mean():
     labels = extract_labels([1, 1, 0, 0, 5])
     partition = Partition((np.array([0, 1]), np.array([2, 3, 4])), (np.arange(0), np.arange(0)))
     assert [len(rows) for rows in correlate_tiers_with_labels(partition, labels, 1, draw()).train] == [3, 2]
 
 
-def test_the_dial_in_between_follows_its_formula():
+def test_tier_label_correlation_between_follows_formula():
     labels, partition = shares_of_one_label([3, 0, 2, 1, 4])
     random_rank = draw(5).permutation(5)
-    score = {label: 0.5 * label + 0.5 * random_rank[place] for place, label in enumerate([3, 0, 2, 1, 4])}
+    score = {label: 0.5 * label + 0.5 * random_rank[index] for index, label in enumerate([3, 0, 2, 1, 4])}
     tied = correlate_tiers_with_labels(partition, labels, 0.5, draw(5))
-    wanted = sorted(range(5), key=lambda label: (score[label], label))
-    assert [labels.train[rows[0]] for rows in tied.train] == wanted
+    expected = sorted(range(5), key=lambda label: (score[label], label))
+    assert [labels.train[rows[0]] for rows in tied.train] == expected
 
 
-def test_more_dial_more_correlation():
+def test_tier_label_correlation_is_monotonic():
     labels, partition = shares_of_one_label(list(draw().permutation(200)))
 
-    def correlation(dial):
-        main = [labels.train[rows[0]] for rows in correlate_tiers_with_labels(partition, labels, dial, draw(1)).train]
+    def rank_correlation(strength):
+        main = [
+            labels.train[rows[0]] for rows in correlate_tiers_with_labels(partition, labels, strength, draw(1)).train
+        ]
         return np.corrcoef(main, np.arange(200))[0, 1]
 
-    ladder = [correlation(dial) for dial in (0.0, 0.3, 0.5, 0.7, 1.0)]
+    ladder = [rank_correlation(strength) for strength in (0.0, 0.3, 0.5, 0.7, 1.0)]
     assert ladder == sorted(ladder) and abs(ladder[0]) < 0.2 and ladder[-1] > 0.999
 
 
 @pytest.mark.parametrize("correlation", [-0.1, 1.1, float("nan")])
-def test_a_dial_out_of_range_is_refused(even_labels, correlation):
+def test_tier_label_correlation_out_of_range_raises(even_labels, correlation):
     with pytest.raises(ValueError, match="correlation"):
         correlate_tiers_with_labels(PARTITIONS["iid"](even_labels, 2, draw()), even_labels, correlation, draw())
 
 
-def test_at_most_so_many_examples_of_its_own() -> None:
+def test_limit_examples_keeps_subset_of_each_device() -> None:
     before = Partition((np.arange(10), np.arange(10, 13)), (np.arange(3), np.arange(3, 6)))
     after = limit_examples(before, 4, np.random.default_rng(0))
     assert [len(rows) for rows in after.train] == [4, 3]

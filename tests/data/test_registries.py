@@ -1,4 +1,4 @@
-"""The tables other rooms read: names, and parameters a recipe may set."""
+"""The registries of data sets, partitions and preparations: names and recipe parameters."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ from fedloom.data import DATASETS, PARTITIONS, PREPARATIONS
 ROOT = Path(__file__).parents[2]
 
 
-def test_names():
+def test_registries_have_expected_names():
     assert set(DATASETS) >= {
         "digits",
         "fashion-mini",
@@ -40,7 +40,7 @@ def test_names():
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_readers_take_keywords_only(name):
+def test_readers_take_only_keywords(name):
     parameters = inspect.signature(DATASETS[name]).parameters.values()
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
 
@@ -52,7 +52,7 @@ def test_partitions_take_labels_devices_generator_and_keywords(name):
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters[3:])
 
 
-def test_the_guide_is_true(tmp_path, monkeypatch):
+def test_dataset_guide_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     guide = (ROOT / "docs" / "add_a_dataset.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)

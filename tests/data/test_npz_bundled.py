@@ -1,4 +1,4 @@
-"""The data sets inside the package: what they hold, that they never change, and that the scripts make them."""
+"""The bundled data sets: their content is pinned, and the scripts reproduce them."""
 
 import importlib.util
 from pathlib import Path
@@ -26,14 +26,14 @@ def same_arrays(left, right):
         return one.files == other.files and all(np.array_equal(one[name], other[name]) for name in one.files)
 
 
-def test_fashion_mini():
+def test_fashion_mini_content_is_pinned():
     data = DATASETS["fashion-mini"]()
     assert data.input_shape == (1, 28, 28) and data.train.x.dtype == torch.uint8 and data.classes == 10
     assert data.train.y.bincount().tolist() == [200] * 10 and data.test.y.bincount().tolist() == [50] * 10
     assert data.fingerprint() == "44bf2fd19a9192c8d69f6decfe578f94d61432246d16a3afb6538f5af8a85249"
 
 
-def test_digits():
+def test_digits_content_is_pinned():
     data = DATASETS["digits"]()
     assert data.input_shape == (1, 8, 8) and (len(data.train), len(data.test)) == (1437, 360)
     assert data.train.x.min() == 0 and data.train.x.max() == 255
@@ -42,7 +42,7 @@ def test_digits():
     assert data.fingerprint() == "c8958ba3623bb2a242faae71248836ffd83fe1b8b7df1d5e0ee22a573aa3c04d"
 
 
-def test_licences_and_size():
+def test_bundled_sets_have_licenses_and_are_small():
     text = (BUNDLED / "LICENSES.txt").read_text()
     for word in (
         "fashion_mini.npz",
@@ -56,13 +56,13 @@ def test_licences_and_size():
     assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 1_300_000
 
 
-def test_the_script_makes_the_digits(tmp_path):
+def test_digits_script_reproduces_file(tmp_path):
     pytest.importorskip("sklearn")
     script("cut_digits").main(tmp_path / "digits.npz")
     assert same_arrays(tmp_path / "digits.npz", BUNDLED / "digits.npz")
 
 
-def test_the_script_makes_the_cut(tmp_path, real_folder):
+def test_fashion_mini_script_reproduces_file(tmp_path, real_folder):
     script("cut_fashion_mini").main(real_folder / "fashion-mnist", tmp_path / "cut.npz")
     assert same_arrays(tmp_path / "cut.npz", BUNDLED / "fashion_mini.npz")
     with pytest.raises(SystemExit):
