@@ -5,23 +5,23 @@ import pytest
 from fedloom.footprints import RULES, RobustAggregator, coverage_mean
 from fedloom.footprints.robust import TrimmedMean
 from fedloom.recipe.schema import AggregationConfig
-from fedloom.runs.build import build_merge
+from fedloom.runs.build import build_aggregate
 from fedloom.runs.folder import read_manifest
 
 
 def test_without_a_defence_it_is_the_papers_mean_itself():
-    assert build_merge(AggregationConfig()) is coverage_mean
+    assert build_aggregate(AggregationConfig()) is coverage_mean
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "none"])
 def test_every_rule_can_be_named(rule):
-    made = build_merge(AggregationConfig(rule=rule, low_coverage="clipped", min_contributors=4))
+    made = build_aggregate(AggregationConfig(rule=rule, low_coverage="clipped", min_contributors=4))
     assert isinstance(made, RobustAggregator)
     assert (made.rule, made.low_coverage, made.min_contributors) == (RULES[rule](), "clipped", 4)
 
 
 def test_settings_of_the_rule_stand_beside_it():
-    made = build_merge(AggregationConfig(rule="trimmed_mean", share=0.4))
+    made = build_aggregate(AggregationConfig(rule="trimmed_mean", share=0.4))
     assert isinstance(made, RobustAggregator)
     assert made.rule == TrimmedMean(0.4)
 
@@ -41,7 +41,7 @@ def test_a_run_merges_by_its_defence(run, method):
         "held longer": {"rule": "median", "min_contributors": 99},
     }.items():
         rounds = 3 if name == "held longer" else 2
-        made = run(name, method={"name": method}, defence=defence, rounds=rounds, data__devices=6)
+        made = run(name, method={"name": method}, aggregation=defence, rounds=rounds, data__devices=6)
         found[name] = read_manifest(made.folder)["sha256"]
     assert found["plain"] == found["none"]
     assert found["held"] == found["held longer"]

@@ -42,7 +42,7 @@ def test_training(made):
     assert experiment.engine.schedule == Schedule(batch_size=7, epochs=3, last="wrap")
     assert experiment.engine.optimizer == Sgd(momentum=0.5)
     assert experiment.engine.lr_schedule == Milestones(rounds=(4, 6))
-    assert (experiment.engine.block, experiment.engine.seed, experiment.fleet.seed) == (5, 9, 9)
+    assert (experiment.engine.devices_per_block, experiment.engine.seed, experiment.fleet.seed) == (5, 9, 9)
 
 
 def test_fleet(made):
@@ -99,7 +99,7 @@ def test_the_same_seed_gives_the_same_partition_whatever_else_changes(made):
 
 def test_the_dial_ties_tiers_to_labels(made):
     shards = {"kind": "sorted_shards", "shards_per_device": 1}
-    tied = made(data__partition=shards, data__tier_label_tie=1.0)
+    tied = made(data__partition=shards, data__tier_label_correlation=1.0)
     labels = [tied.dataset.train.y[rows].float().mean() for rows in map(list, tied.partition.train)]
     assert labels == sorted(labels)
 

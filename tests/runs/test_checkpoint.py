@@ -92,7 +92,9 @@ class TestStore:
         expected = {f"{number:06d}.{kind}" for number in store.numbers() for kind in ("json", "safetensors")}
         assert kept == expected | {"LATEST"}
 
-    def test_a_file_that_is_cut_or_changed_anywhere_is_noticed(self, store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_file_that_is_cut_or_changed_anywhere_is_noticed(
+        self, store: Checkpoints, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """Two hundred places, in every file of the newest: the one before it counts."""
         store.save(point(1))
         store.save(point(2))
@@ -275,7 +277,7 @@ class TestRuns:
     def test_the_last_rounds_come_out_the_same(self, back: int, begun: Path) -> None:
         list(self.go_on(begun))
         before = sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*"))
-        found = verify(begun, Registry(), begun, back, 1, lambda said: None)
+        found = verify(begun, Registry(), begun, back, 1)
         assert not found.differences
         assert found.rounds >= min(back, 8)
         assert sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*")) == before
@@ -291,7 +293,7 @@ class TestRuns:
         else:
             manifest = read_manifest(begun)
             (begun / "manifest.json").write_text(json.dumps({**manifest, what: "0"}))
-        (told,) = verify(begun, Registry(), begun, 1, 1, lambda said: None).differences
+        (told,) = verify(begun, Registry(), begun, 1, 1).differences
         assert what in told
 
     @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ class TestRuns:
     @pytest.mark.parametrize("family", ["fedhenn", "fedin"])
     def test_memories_of_devices_are_compared_too(self, family: str, tmp_path: Path) -> None:
         done = fedloom.run(recipe(family, rounds=4), out=tmp_path / "run")
-        assert not verify(done.folder, Registry(), tmp_path, 2, 1, lambda said: None).differences
+        assert not verify(done.folder, Registry(), tmp_path, 2, 1).differences
 
     def test_a_checkpoint_can_be_taken_to_another_folder(self, begun: Path) -> None:
         shutil.move(begun, begun.parent / "elsewhere")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.models import MODELS, compute_cost, build_model
+from fedloom.models import MODELS, build_model, compute_cost
 
 TIERS = [
     {"name": "large", "share": 0.5, "width": 1.0, "speed": 1e6, "bandwidth": 1e4},

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from fedloom.analysis.costs import tier_costs
-from fedloom.engines import Compression, Coded
+from fedloom.engines import Compression, ServerEnd
 from fedloom.engines.compression import HalfPrecision, Int8, TopK
+from fedloom.fleet import Exchange, Request
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.build import assemble
 from fedloom.runs.compression import build_compression
+from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.loop import rounds
 from fedloom.runs.recorder import recorded
@@ -51,21 +52,21 @@ def values(run: Any, metric: str) -> list[float]:
 
 def test_a_recipe_says_how_parcels_travel(document: Callable[..., dict[str, Any]]) -> None:
     def codec(**said: Any) -> Compression | None:
-        return build_compression(load(document(codec=said), Registry()).recipe)
+        return build_compression(load(document(compression=said), Registry()).recipe)
 
     assert codec() is None
     assert codec(uplink={"kind": "int8", "scale": "tensor"}) == Compression(Int8("tensor"))
     assert codec(uplink={"kind": "top_k", "share": 0.5, "error_feedback": False}) == Compression(TopK(0.5, False))
     found = codec(downlink={"kind": "float16"})
     assert found is not None
-    assert isinstance(found.down, Half)
-    assert found.up is None
+    assert isinstance(found.downlink, HalfPrecision)
+    assert found.uplink is None
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a name": ({"uplink": {"kind": "int9"}}, "compression.uplink.kind", "RECIPE_NAME", "did you mean 'int8'?"),
     "no name": ({"downlink": {}}, "compression.downlink.kind", "RECIPE_MISSING", "known: bfloat16, float16, int8"),
-    "a way": ({"sideways": {"kind": "int8"}}, "codec.sideways", "RECIPE_KEY", ""),
+    "a way": ({"sideways": {"kind": "int8"}}, "compression.sideways", "RECIPE_KEY", ""),
     "updates come up": (
         {"downlink": TOP},
         "compression.downlink.kind",
@@ -90,7 +91,7 @@ def test_what_is_wrong_is_told(
     said: dict[str, Any], place: str, code: str, hint: str, document: Callable[..., dict[str, Any]]
 ) -> None:
     with pytest.raises(RecipeError) as found:
-        load(document(codec=said), Registry())
+        load(document(compression=said), Registry())
     (problem,) = found.value.issues
     assert (".".join(map(str, problem.key_path)), problem.code) == (place, code)
     assert hint in problem.hint
@@ -210,7 +211,7 @@ def test_a_run_that_is_interrupted_ends_as_if_it_had_not_been(
     assert read_manifest(folder)["sha256"] == prints(whole)[0]
     assert read_manifest(folder)["devices_sha256"] == prints(whole)[1]
     assert (folder / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
-    found = verify(folder, Registry(), tmp_path, 2, 1, lambda said: None)
+    found = verify(folder, Registry(), tmp_path, 2, 1)
     assert (found.since, found.rounds, found.differences) == (3, 2, ())
 
 
@@ -218,23 +219,23 @@ def test_a_round_that_fails_leaves_nothing_out(made: Callable[..., Experiment]) 
     experiment = made(
         compression=BOTH, rounds=3, data=FEW, faults={"outages": [{"tier": "large", "from": 2, "to": 3}], "quorum": 0.9}
     )
-    engine = experiment.faults.engine
+    client_states = experiment.client_states
     kept = []
     for _ in rounds(experiment):
-        kept.append({name: fingerprint(parcel) for name, parcel in engine.client_states.committed.items()})
+        kept.append({name: fingerprint(parcel) for name, parcel in client_states.committed.items()})
     assert kept[0]
     assert kept[0] == kept[1] == kept[2]
 
 
 def test_judging_is_not_coded(made: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    ask = Coded.ask
+    open_exchange = ServerEnd.open
 
-    def noting(self: Coded, task: Any, *rest: Any, **more: Any) -> Any:
-        asked.append(task.name)
-        return ask(self, task, *rest, **more)
+    def noting(self: ServerEnd, request: Request) -> Exchange:
+        asked.append(request.task.name)
+        return open_exchange(self, request)
 
-    monkeypatch.setattr(Coded, "ask", noting)
+    monkeypatch.setattr(ServerEnd, "open", noting)
     data = {**FEW, "public": {"examples": 10}}
     for _ in rounds(made(compression=BOTH, method={"name": "fedhenn", "probe_size": 5}, data=data)):
         pass

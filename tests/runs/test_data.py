@@ -91,7 +91,7 @@ def test_a_method_that_needs_public_examples_asks_for_them(made: Callable[..., A
 
 
 def test_a_share_of_the_devices_has_less(made: Callable[..., Any]) -> None:
-    sizes = sorted(map(len, made(data__thinned={"devices": 0.5, "keep": 0.25}).partition.train))
+    sizes = sorted(map(len, made(data__subsample={"devices": 0.5, "keep": 0.25}).partition.train))
     assert sizes == [90, 90, 359, 359]
 
 

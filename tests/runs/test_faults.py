@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -50,7 +51,7 @@ def made(document, tmp_path, faults, **changes):
 
 def played(experiment):
     """The server's state before any round and after each; what devices remember, likewise; and the rounds."""
-    memory, steps = experiment.faults.engine.client_states, []
+    memory, steps = experiment.client_states, []
     first = experiment.method.start(experiment.fleet, experiment.fleet.seed)
     states, kept = [first], [{}]
     for done in rounds(experiment):
@@ -93,12 +94,12 @@ def test_with_devices_silent_every_round_ends(method, share, document, tmp_path)
 
 def test_as_many_are_silent_on_average_as_the_recipe_says(document, tmp_path):
     experiment = made(document, tmp_path, {"dropout": 0.25}, data__devices=10)
-    counts = [len(experiment.faults.around(cyclic_rows(experiment, n)).engine.fates.silent) for n in range(1, 401)]
+    counts = [len(experiment.faults.injector(context_of(experiment, n)).plan.silent) for n in range(1, 401)]
     assert set(counts) == {2, 3}
     assert sum(counts) / len(counts) == pytest.approx(2.5, abs=0.1)
 
 
-def cyclic_rows(experiment, number):
+def context_of(experiment, number):
     return RoundContext(number, experiment.faults.cohort(number), experiment.fleet, experiment.engine)
 
 
@@ -108,10 +109,10 @@ def test_silence_is_asked_and_discarded_not_left_out(document, tmp_path):
     whole = made(document, tmp_path, {}, rounds=1)
     (first, _), _, (done,) = played(experiment)
     mute = {name for _, name in lost(experiment, "SILENT")}
-    context = cyclic_rows(whole, 1)
+    context = context_of(whole, 1)
     inboxes = {device: {"weights": device.footprint.read(first["weights"])} for device in context.cohort}
     replies = [one for one in context.ask(whole.method.train, inboxes) if one.device.name not in mute]
-    expected = context.aggregate(first["weights"], map(whole.method._contribution, replies))
+    expected = context.aggregate(first["weights"], map(whole.method._client_update, replies))
     assert same(done.server, {"weights": expected})
 
 
@@ -149,7 +150,7 @@ def test_a_ring_that_nobody_speaks_for_is_told_of_once(document, tmp_path):
     for _ in rounds(experiment):
         pass
     assert lost(experiment, "REGION_AGE") == {(20, "")}
-    assert experiment.state.ages == {"large": 22, "large+small": 0}
+    assert experiment.state.region_ages == {"large": 22, "large+small": 0}
 
 
 @pytest.mark.parametrize("method", ["heterofl", "ditto", "mixed", "fedhenn"])
@@ -220,12 +221,14 @@ def test_a_round_with_nobody_there_fails(document, tmp_path):
 
 def times_of(experiment):
     """By hand, as the clock counts: bytes both ways over bandwidth, three passes over speed; with the device's pace."""
-    found, held = {}, experiment.faults.engine.client_data
+    found, held = {}, experiment.simulator.client_data
     for device in experiment.fleet.devices(1):
         pace, tier = experiment.faults.clock.paces[device.name], FAST[0]
         size = sum(shape.numel() for shape in device.model.shapes().values())
         carried = (2 * 4 * size + 2) / (tier["bandwidth"] * pace.bandwidth)
-        found[device.name] = carried + 3 * compute_cost(device.model).macs * held.count(device) / (tier["speed"] * pace.speed)
+        found[device.name] = carried + 3 * compute_cost(device.model).macs * held.count(device) / (
+            tier["speed"] * pace.speed
+        )
     return found
 
 
@@ -307,8 +310,8 @@ def test_what_cannot_happen_changes_nothing(method, document, tmp_path):
     """With the machinery at work but nothing going wrong, every bit is as without it."""
     harmless = {"outages": [{"tier": "all" if method == "ditto" else "small", "from": 90, "to": 99}]}
     plain, watched = (made(document, tmp_path, faults, rounds=2, **METHODS[method]) for faults in ({}, harmless))
-    assert plain.faults.none
-    assert not watched.faults.none
+    assert not plain.faults.applies
+    assert watched.faults.applies
     (states, kept, steps), (others, theirs, again) = played(plain), played(watched)
     assert all(same(*pair) for pair in zip(states, others, strict=True))
     assert kept == theirs
@@ -349,11 +352,13 @@ def test_the_standing_survives_json(document, tmp_path):
         document, tmp_path, {"outages": [{"tier": "large", "from": 1, "to": 9}]}, rounds=3, data__devices=4
     )
     list(rounds(experiment))
-    experiment.state.others["strikes"] = {"3": 2}
-    again = RunState.from_json(json.loads(json.dumps(experiment.state.as_json())))
+    experiment.state.refused_in_a_row["3"] = 2
+    again = RunState()
+    again.restore(json.loads(json.dumps(experiment.state.as_json())))
     assert again == experiment.state
-    assert again.ages["large"] == 3
-    assert RunState.from_json({}) == RunState()
+    assert again.region_ages["large"] == 3
+    again.restore({})
+    assert replace(again, run_id="") == RunState(run_id="")
 
 
 def test_a_document_comes_back_from_toml(document):

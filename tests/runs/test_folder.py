@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from fedloom.evaluation import Row
 from fedloom.runs.folder import RunWriter, read_manifest, read_rows
 
-ROWS = [Row(1, "server", "large", "", "global", "accuracy", 12.5), Row(2, "", "", "", "", "down", 1e12)]
+ROWS = [Row(1, "server", "large", "", "global", "accuracy", 12.5), Row(2, "", "", "", "", "bytes_down", 1e12)]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def journal(tmp_path):
 
 def test_a_new_folder(journal):
     assert sorted(path.name for path in journal.folder.iterdir()) == [
-        "participation.jsonl", "events.jsonl", "manifest.json", "recipe.toml", "rows.jsonl", "timings.jsonl",
+        "events.jsonl", "manifest.json", "participation.jsonl", "recipe.toml", "rows.jsonl", "timings.jsonl",
     ]  # fmt: skip
     assert (journal.folder / "recipe.toml").read_text() == "rounds = 1\n"
     manifest = read_manifest(journal.folder)

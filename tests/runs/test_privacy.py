@@ -21,8 +21,9 @@ from fedloom.methods.standalone import Standalone
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.build import assemble, refuse_deployment
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.loop import aggregate_for
 from fedloom.runs.privacy import AccountantMissing, Mechanism, spent, told
 from fedloom.runs.resume import verify
 from fedloom.studies.compare import plan_comparison
@@ -97,7 +98,7 @@ def test_every_round_has_its_epsilon(run: Callable[..., Any]) -> None:
 def test_a_run_without_privacy_has_none(run: Callable[..., Any], made: Callable[..., Experiment]) -> None:
     assert not [row for row in run().rows() if row.metric == "epsilon"]
     experiment = made(privacy={})
-    assert merge_for(experiment, 1) is experiment.aggregate is coverage_mean
+    assert aggregate_for(experiment, 1) is experiment.aggregate is coverage_mean
     assert (spent(experiment.loaded.recipe, 5), told(experiment.loaded.recipe)) == (None, "")
 
 
@@ -118,7 +119,7 @@ def test_workers_and_repeats_change_no_bit(run: Callable[..., Any], manifest_of:
 
 def test_rounds_that_are_played_again_have_the_same_noise_and_epsilon(run: Callable[..., Any], tmp_path: Path) -> None:
     finished = run(rounds=4, checkpoints={"every": 1}, **PRIVATE)
-    found = verify(finished.folder, Registry(), tmp_path, 2, 1, lambda said: None)
+    found = verify(finished.folder, Registry(), tmp_path, 2, 1)
     assert (found.since, found.rounds, found.differences) == (2, 2, ())
 
 
@@ -136,17 +137,19 @@ def test_a_round_in_which_nobody_takes_part(run: Callable[..., Any]) -> None:
 
 def test_the_merge_has_what_the_recipe_says(made: Callable[..., Experiment]) -> None:
     experiment = made(data={"dataset": "digits", "devices": 10}, seed=5)
-    merge = merge_for(experiment, 3)
+    merge = aggregate_for(experiment, 3)
     assert isinstance(merge, DPAggregator)
     assert (merge.clip, merge.noise, merge.seed, merge.round_number) == (1.0, 2.0, 5, 3)
     assert [votes for _, votes in merge.expected_participation] == [2.5, 2.5]
-    assert [footprint for footprint, _ in merge.expected_participation] == [tier.footprint for tier in experiment.fleet.tiers]
-    assert merge_for(experiment, 4) != merge
+    assert [footprint for footprint, _ in merge.expected_participation] == [
+        tier.footprint for tier in experiment.fleet.tiers
+    ]
+    assert aggregate_for(experiment, 4) != merge
 
 
 def test_redrawn_tiers_are_expected_by_their_shares(made: Callable[..., Experiment]) -> None:
     redrawn = made(fleet={"participation": 0.5, "sampling": "poisson", "assignment": "redrawn"}, data__devices=10)
-    merge = merge_for(redrawn, 1)
+    merge = aggregate_for(redrawn, 1)
     assert isinstance(merge, DPAggregator)
     assert [votes for _, votes in merge.expected_participation] == [2.5, 2.5]
 
@@ -305,7 +308,7 @@ def test_controls_keep_the_recipes_privacy(document: Callable[..., dict[str, Any
     controls = ("standalone", "small-for-all", "drop-the-small")
     planned = plan_comparison(loaded, Registry(), 1, controls, tmp_path / "home", tmp_path)
     for (experiment,) in planned.experiments.values():
-        assert isinstance(merge_for(experiment, 1), DPAggregator)
+        assert isinstance(aggregate_for(experiment, 1), DPAggregator)
 
 
 def test_real_devices_are_not_promised_what_a_seed_gives_away(made: Callable[..., Experiment]) -> None:

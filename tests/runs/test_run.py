@@ -84,10 +84,10 @@ def test_devices_at_once_or_one_by_one_give_the_same_up_to_rounding(method, run)
     for other in runs[1:]:
         one_example = 100 / 360
         for test in ("global", "local"):
-            ours, theirs = (evaluate(one, metric="accuracy", test=test, device="") for one in (runs[0], other))
+            ours, theirs = (judged(one, metric="accuracy", test=test, device="") for one in (runs[0], other))
             assert ours.keys() == theirs.keys()
             assert all(abs(ours[key] - theirs[key]) <= one_example + 1e-9 for key in ours)
-        ours, theirs = (evaluate(one, metric="loss") for one in (runs[0], other))
+        ours, theirs = (judged(one, metric="loss") for one in (runs[0], other))
         assert theirs == pytest.approx(ours, rel=1e-5)
 
 

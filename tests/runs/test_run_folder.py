@@ -40,8 +40,8 @@ def test_the_files_there_are(finished):
     found = [path.relative_to(run.folder) for path in run.folder.rglob("*") if path.is_file()]
     assert Path("checkpoints/LATEST") in found
     assert sorted(str(path) for path in found if path.parts[0] != "checkpoints") == [
-        "participation.jsonl", "events.jsonl", "fleet.json", "cka.json", "manifest.json",
-        "models/large.safetensors", "models/small.safetensors", "partition.json", "recipe.toml", "rows.jsonl",
+        "cka.json", "events.jsonl", "fleet.json", "manifest.json", "models/large.safetensors",
+        "models/small.safetensors", "participation.jsonl", "partition.json", "recipe.toml", "rows.jsonl",
         "timings.jsonl",
     ]  # fmt: skip
 
@@ -111,7 +111,9 @@ def test_rows_say_what_every_round_moved(finished):
     run, _ = finished
     moved = [(row["round"], row["metric"], row["value"]) for row in lines(run, "rows.jsonl") if not row["candidate"]]
     down, labels = 2 * 4 * (158 + 66), 4 * 2
-    assert moved == [(n, metric, down + extra) for n in (1, 2) for metric, extra in (("down", 0), ("up", labels))]
+    assert moved == [
+        (n, metric, down + extra) for n in (1, 2) for metric, extra in (("bytes_down", 0), ("bytes_up", labels))
+    ]
 
 
 def test_no_reply_was_refused(finished):
@@ -122,7 +124,7 @@ def test_no_reply_was_refused(finished):
 def test_a_run_that_learned_nothing_fails_and_says_why(run, tmp_path):
     """A step so large that the weights are no numbers any more: every reply of every device is refused."""
     with pytest.raises(NothingAdmitted, match="no reply was ever admitted; device 0: NONFINITE") as caught:
-        run(training__optimiser={"kind": "sgd", "learning_rate": 1e38})
+        run(training__optimizer={"kind": "sgd", "learning_rate": 1e38})
     assert "events.jsonl" in caught.value.hint
     done = Run(next(path.parent for path in tmp_path.rglob("events.jsonl")))
     assert json.loads((done.folder / "manifest.json").read_text())["status"] == "failed"

@@ -88,7 +88,9 @@ def build_models(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> lis
         family = tier.family or recipe.model.family
         try:
             size = _size(loaded, registry, number)
-            made = build_model(family, registry.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens)
+            made = build_model(
+                family, registry.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens
+            )
             made.check_output_size()
         except Exception as error:
             said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..files import sync_folder, write_atomic
 from ..tensors import Parcel, Tensors
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FOLDER, LATEST = "checkpoints", "LATEST"
 KEPT = 3  # newest ones; and the best
@@ -99,7 +99,7 @@ class Checkpoints:
             try:
                 return self.read(number)
             except CorruptCheckpoint as torn:
-                log.warning("checkpoint of round %d cannot be used: %s", number, torn)
+                logger.warning("checkpoint of round %d cannot be used: %s", number, torn)
         return None
 
     def read(self, number: int) -> Checkpoint:

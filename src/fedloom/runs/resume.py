@@ -18,7 +18,7 @@ from .folder import read_manifest, read_rows
 from .loop import one_thread, rounds
 from .recorder import fingerprints, made_of, put_back
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def newest_run(home: Path = Path("runs")) -> Path:
@@ -137,7 +137,7 @@ def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int
         for done in rounds(experiment, point):
             made += done.rows
             server = done.server
-            log.info("round %d played again", done.number)
+            logger.info("round %d played again", done.number)
         found = fingerprints(experiment, server)
     wrong = [f"{name}: {said[name]} then, {now} now" for name, now in found.items() if said[name] != now]
     written = [row for row in read_rows(folder) if row.round > point.number]

@@ -24,7 +24,7 @@ from ..evaluation import Row
 from ..files import write_atomic
 from .folder import read_rows
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Trackers:
                 tell(tracker)
             except Exception as error:  # of a library that is none of ours
                 del self.each[name]
-                log.warning("%s follows no further: %s: %s", name, type(error).__name__, error)
+                logger.warning("%s follows no further: %s: %s", name, type(error).__name__, error)
 
 
 NONE = Trackers()

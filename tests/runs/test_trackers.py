@@ -1,0 +1,224 @@
+"""Rows in other people's tools: all of them, no round twice, and never at the run's expense."""
+
+import json
+import math
+import os
+import socket
+
+import pytest
+
+from fedloom.evaluation import Row
+from fedloom.runs.folder import RunWriter
+from fedloom.runs.trackers import TRACKERS, TrackerMissing, Trackers, followed_by
+
+RECIPE = {"seed": 0, "method": {"name": "heterofl", "only_seen_rows": True}, "tiers": [{"name": "large"}]}
+
+
+def rows_of(number):
+    return [
+        Row(number, "server", "large", "", "global", "accuracy", 10.0 * number),
+        Row(number, "server", "large", "3", "local", "accuracy", 11.0 * number),
+        Row(number, "server", "large", "", "global", "loss", math.nan),
+        Row(number, "", "", "", "", "bytes_down", 100.0),
+    ]
+
+
+TITLES = {"server/large/global/accuracy", "server/large/device 3/local/accuracy", "bytes_down"}
+
+
+@pytest.fixture
+def journal(tmp_path):
+    made = RunWriter(tmp_path / "my-run")
+    made.open('seed = 0\n[method]\nname = "heterofl"\n', {"seed": 0})
+    return made
+
+
+def write(journal, trackers, numbers, resumed=False):
+    """Rounds as a run writes them: into its folder first, then to the trackers."""
+    with trackers.told(journal.folder, RECIPE, resumed):
+        for number in numbers:
+            journal.rows(rows_of(number))
+            trackers.rows(rows_of(number))
+
+
+def write_and_die(journal, trackers, numbers):
+    with pytest.raises(KeyboardInterrupt), trackers.told(journal.folder, RECIPE, False):
+        for number in numbers:
+            journal.rows(rows_of(number))
+            trackers.rows(rows_of(number))
+        raise KeyboardInterrupt
+
+
+def back_to(journal, number):
+    """The folder as a checkpoint of this round finds it."""
+    text = (journal.folder / "rows.jsonl").read_text().splitlines(keepends=True)
+    kept = sum(len(line) for line in text if json.loads(line)["round"] <= number)
+    journal.reopen({"rows.jsonl": kept})
+
+
+class Recording:
+    """Fails from the call on that it is told to fail at."""
+
+    def __init__(self, fails_at=math.inf):
+        self.calls, self.fails_at = [], fails_at
+
+    def _call(self, *said):
+        self.calls.append(said)
+        if len(self.calls) >= self.fails_at:
+            raise ConnectionError("nobody there")
+
+    def begin(self, run):
+        self._call("begin", run.name, len(run.kept), run.resumed)
+
+    def rows(self, rows):
+        self._call("rows", rows[0].round)
+
+    def end(self, status):
+        self._call("end", status)
+
+
+def test_trackers_get_all_rows_in_order(journal):
+    one = Recording()
+    write(journal, Trackers("", {"one": one}), (1, 2))
+    assert one.calls == [("begin", "my-run", 0, False), ("rows", 1), ("rows", 2), ("end", "finished")]
+
+
+def test_trackers_get_status_of_ended_run(journal):
+    ends = []
+    for error in (KeyboardInterrupt, ValueError):
+        one = Recording()
+        with pytest.raises(error), Trackers("", {"one": one}).told(journal.folder, RECIPE, False):
+            raise error
+        ends.append(one.calls[-1])
+    assert ends == [("end", "interrupted"), ("end", "failed")]
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 4])
+def test_trackers_failing_one_is_reported_once_and_dropped(fails_at, journal, caplog):
+    bad, good = Recording(fails_at), Recording()
+    write(journal, Trackers("", {"bad": bad, "good": good}), (1, 2))
+    assert caplog.messages == ["bad follows no further: ConnectionError: nobody there"]
+    assert len(bad.calls) == fails_at
+    assert good.calls[-1] == ("end", "finished")
+
+
+def test_trackers_missing_library_is_named_with_install_hint(monkeypatch):
+    def absent():
+        raise ImportError("no module named 'this'")
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", absent)
+    with pytest.raises(TrackerMissing, match="tensorboard is not installed") as refused:
+        followed_by(["tensorboard"])
+    assert refused.value.hint == "pip install 'fedloom[track]'"
+
+
+@pytest.fixture
+def curves():
+    """What TensorBoard reads in a folder: title -> its steps and values, as they lie in the files."""
+    pytest.importorskip("tensorboard", reason="TensorBoard comes with fedloom[track]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read(folder):
+        found = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=False).Reload()
+        return {
+            name: [(one.step, pytest.approx(one.value)) for one in found.Scalars(name)]
+            for name in found.Tags()["scalars"]
+        }
+
+    return read
+
+
+def test_tensorboard_has_every_finite_row(journal, curves):
+    write(journal, followed_by(["tensorboard"]), (1, 2))
+    found = curves(journal.folder)
+    assert found.keys() == TITLES
+    assert found["server/large/global/accuracy"] == [(1, 10.0), (2, 20.0)]
+
+
+def test_tensorboard_of_resumed_run_has_each_round_once(journal, curves):
+    write_and_die(journal, followed_by(["tensorboard"]), (1, 2, 3))
+    back_to(journal, 2)
+    write(journal, followed_by(["tensorboard"]), (3, 4), resumed=True)
+    assert curves(journal.folder)["bytes_down"] == [(number, 100.0) for number in (1, 2, 3, 4)]
+
+
+def test_tensorboard_added_on_resume_has_earlier_rounds(journal, curves):
+    write_and_die(journal, Trackers(), (1, 2))
+    write(journal, followed_by(["tensorboard"]), (3,), resumed=True)
+    assert [step for step, _ in curves(journal.folder)["bytes_down"]] == [1, 2, 3]
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    """Its runs, read from a run's folder; no name of the environment is left behind, and there is no network."""
+    pytest.importorskip("mlflow", reason="MLflow comes with fedloom[track]")
+    from fedloom.runs.trackers import UNLESS_SAID
+
+    for name in (*UNLESS_SAID, "MLFLOW_ALLOW_FILE_STORE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(socket.socket, "connect", lambda *said: pytest.fail("it called somebody"))
+
+    def read(folder):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=(folder / "mlflow").as_uri())
+        (experiment,) = [one for one in client.search_experiments() if one.name == "fedloom"]
+        return client, client.search_runs([experiment.experiment_id])
+
+    return read
+
+
+def steps(client, run, name):
+    return [one.step for one in client.get_metric_history(run.info.run_id, name)]
+
+
+def test_mlflow_has_every_finite_row_and_the_recipe(journal, mlflow):
+    write(journal, followed_by(["mlflow"], "heterofl seed 1"), (1, 2))
+    client, (run,) = mlflow(journal.folder)
+    assert (run.info.run_name, run.info.status) == ("heterofl seed 1", "FINISHED")
+    assert run.data.metrics.keys() == TITLES
+    assert run.data.metrics["server/large/global/accuracy"] == 20.0
+    assert run.data.params == {
+        "seed": "0", "method.name": "heterofl", "method.only_seen_rows": "true", "tiers": '[{"name": "large"}]',
+    }  # fmt: skip
+    assert steps(client, run, "bytes_down") == [1, 2]
+
+
+def test_mlflow_telemetry_is_off_unless_enabled(mlflow, monkeypatch):
+    followed_by(["mlflow"])
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    followed_by(["mlflow"])
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
+
+
+def test_mlflow_of_resumed_run_has_each_round_once(journal, mlflow):
+    write_and_die(journal, followed_by(["mlflow"]), (1, 2, 3))
+    assert mlflow(journal.folder)[1][0].info.status == "KILLED"
+    back_to(journal, 2)
+    write(journal, followed_by(["mlflow"]), (3, 4), resumed=True)
+    client, (run,) = mlflow(journal.folder)
+    assert (steps(client, run, "bytes_down"), run.info.status) == ([1, 2, 3, 4], "FINISHED")
+
+
+def test_mlflow_added_on_resume_has_earlier_rounds(journal, mlflow):
+    write_and_die(journal, Trackers(), (1, 2))
+    write(journal, followed_by(["mlflow"]), (3,), resumed=True)
+    client, (run,) = mlflow(journal.folder)
+    assert steps(client, run, "bytes_down") == [1, 2, 3]
+
+
+def test_mlflow_uses_tracking_uri_of_environment(journal, mlflow, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "all" / "mlflow").as_uri())
+    write(journal, followed_by(["mlflow"]), (1,))
+    assert not (journal.folder / "mlflow").exists()
+    assert len(mlflow(tmp_path / "all")[1]) == 1
+
+
+def test_mlflow_invalid_metric_names_are_replaced(journal, mlflow):
+    trackers = followed_by(["mlflow"])
+    with trackers.told(journal.folder, RECIPE, False):
+        trackers.rows([Row(1, "server", "a+b", "", "global", "accuracy", 1.0)])
+    assert list(mlflow(journal.folder)[1][0].data.metrics) == ["server/a_b/global/accuracy"]
