@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from fedloom.client import Constant, Schedule, Sgd, Task
 from fedloom.data import Dataset, Partition
-from fedloom.engines import ClientStateStore, InProcess, ProcessPool, build_client_data
+from fedloom.engines import ClientStateStore, InProcess, Simulation, WorkerPool, build_client_data
 from fedloom.fleet import Engine, Fleet, RoundContext, draw_cohort
 from fedloom.methods import Method
 from fedloom.tensors import Parcel
@@ -17,14 +17,15 @@ def build_engine(method: Method, fleet: Fleet, dataset: Dataset, partition: Part
     """An engine in one or several processes, with the SGD that all benchmarks use."""
     engine = InProcess(
         build_client_data(dataset, partition, fleet), ClientStateStore(lambda device: {}), Schedule(BATCH),
-        Sgd(0.01, 0.9, 5e-4, 1.0), Constant(), seed=0,
+        Sgd(0.01, 0.9, 5e-4, 1.0), Constant(), seed=0, executor=WorkerPool(workers),
     )  # fmt: skip
 
-    def find(address: tuple[str, ...]) -> Task:
-        task: Task = getattr(method, address[-1])
+    def find_task(ref: tuple[str, ...]) -> Task:
+        task: Task = getattr(method, ref[-1])
         return task
 
-    return ProcessPool(engine, fleet, find, workers) if workers > 1 else engine
+    engine.executor.register(Simulation(engine, fleet, find_task))
+    return engine
 
 
 def time_rounds(

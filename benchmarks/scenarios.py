@@ -106,7 +106,8 @@ def random_dataset(shape: tuple[int, ...], examples: int) -> Dataset:
 @contextmanager
 def aggregation(workers: int) -> Iterator[Sides]:
     """Aggregate ten replies of five levels of PreResNet18: slices in float64, against lists of indices."""
-    tiers = make_nested_tiers([(level, build_scenario_model("preresnet", level, SHAPES["preresnet"])) for level in LEVELS])
+    models = [(level, build_scenario_model("preresnet", level, SHAPES["preresnet"])) for level in LEVELS]
+    tiers = make_nested_tiers(models)
     weights = tiers[0].model.initial_weights(0)
     replies = [
         (tier, {name: t.clone() for name, t in tier.footprint.read(weights).items()}) for tier in tiers for _ in "12"

@@ -45,8 +45,8 @@ name = "heterofl"
 """
 
 
-class Trouble(NamedTuple):
-    """One problem of a recipe as a person reads it."""
+class ReportedIssue(NamedTuple):
+    """One issue of a recipe as a person reads it."""
 
     where: str
     what: str
@@ -56,7 +56,7 @@ class Trouble(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """What a command left behind: its exit code and both of its streams."""
 
     code: int
@@ -70,10 +70,10 @@ class Said:
         return content
 
     @property
-    def problems(self) -> "list[Trouble]":
-        """What is wrong with a recipe, as said on stderr: a head, the error and maybe a hint each."""
+    def issues(self) -> "list[ReportedIssue]":
+        """What is wrong with a recipe, as reported on stderr: a head, the error and maybe a hint each."""
         found = re.findall(r"(\S+)(?:  (.*))?\n  error ([A-Z_]+): (.*)\n(?:  hint: (.*)\n)?", self.err)
-        return [Trouble(*one) for one in found]
+        return [ReportedIssue(*one) for one in found]
 
     @property
     def data(self) -> Any:
@@ -94,7 +94,7 @@ def _no_number(word: str) -> NoReturn:
     raise AssertionError(f"{word} is not JSON")
 
 
-def call(*arguments: object) -> Said:
+def call(*arguments: object) -> CommandResult:
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
@@ -103,7 +103,7 @@ def call(*arguments: object) -> Said:
     ):
         main([str(argument) for argument in arguments])
     assert isinstance(left.value.code, int)
-    return Said(left.value.code, out.getvalue(), err.getvalue())
+    return CommandResult(left.value.code, out.getvalue(), err.getvalue())
 
 
 Write = Callable[..., Path]
@@ -123,7 +123,7 @@ def writer(folder: Path) -> Write:
 
 
 @pytest.fixture
-def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandResult]:
     """The command, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("FEDLOOM_DATA", "FEDLOOM_DOWNLOAD"):
@@ -132,7 +132,7 @@ def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sa
 
 
 @pytest.fixture(scope="module")
-def fedloom_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Callable[..., Said], Write, Path]]:
+def fedloom_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Callable[..., CommandResult], Write, Path]]:
     """The command for a whole module of tests: (call, write, folder)."""
     folder = tmp_path_factory.mktemp("module")
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):

@@ -13,16 +13,16 @@ SIX = ("devices = 4", "devices = 10")
 def matrix(fedloom_in):
     call, write, _ = fedloom_in
     write(SIX)
-    said = call(
-        "attack", "my.toml", "--attacks", "scaling,tier_lie,label_flip", "--rules", "default,median", "--seeds", "2",
+    result = call(
+        "attack", "my.toml", "--attacks", "scaling,wrong_tier,label_flip", "--rules", "default,median", "--seeds", "2",
         "--share", "0.3", "--format", "json",
     )  # fmt: skip
-    assert said.code == 0
-    return said
+    assert result.code == 0
+    return result
 
 
-def cell(said, attack, rule):
-    (found,) = [one for one in said.data["cells"] if (one["attack"], one["rule"]) == (attack, rule)]
+def cell(result, attack, rule):
+    (found,) = [one for one in result.data["cells"] if (one["attack"], one["rule"]) == (attack, rule)]
     return found
 
 
@@ -30,7 +30,7 @@ def test_attack_any_choice_includes_honest_fleet_and_plain_mean(matrix):
     assert list(matrix.data) == ["share", "bad", "test", "cells"]
     assert [(one["attack"], one["rule"]) for one in matrix.data["cells"]] == [
         (attack, rule)
-        for attack in ("none", "scaling", "tier_lie", "label_flip")
+        for attack in ("none", "scaling", "wrong_tier", "label_flip")
         for rule in ("none", "default", "median")
     ]
     assert (matrix.data["share"], matrix.data["test"]) == (0.3, "global")
@@ -59,15 +59,15 @@ def test_attack_accuracy_is_mean_by_share_and_worst_tier(matrix):
 def test_attack_wrong_tier_is_the_only_refused_attack(matrix):
     refused = {(one["attack"], one["rule"]): one["refused"] for one in matrix.data["cells"]}
     assert {place for place, count in refused.items() if count} == {
-        ("tier_lie", rule) for rule in ("none", "default", "median")
+        ("wrong_tier", rule) for rule in ("none", "default", "median")
     }
-    assert refused["tier_lie", "none"] == 3 * 2 * 2  # devices, rounds, seeds
+    assert refused["wrong_tier", "none"] == 3 * 2 * 2  # devices, rounds, seeds
 
 
 def test_attack_none_equals_the_plain_run(matrix, fedloom_in):
     call, _, _ = fedloom_in
-    said = call("run", "my.toml", "--format", "json", "--quiet", "--out", "plain", "--set", "rounds=2")
-    assert said.code == 0
+    result = call("run", "my.toml", "--format", "json", "--quiet", "--out", "plain", "--set", "rounds=2")
+    assert result.code == 0
     from pathlib import Path
 
     from fedloom.runs.folder import read_rows
@@ -92,9 +92,9 @@ def test_attack_cell_is_independent_of_other_cells(matrix, fedloom_in):
 
 def test_attack_text_is_a_table_and_a_verdict(fedloom, write):
     write(SIX)
-    said = fedloom("attack", "my.toml", "--attacks", "scaling", "--set", "rounds=1", "--quiet")
-    assert said.code == 0
-    table, verdict = said.out.split("\n\n")
+    result = fedloom("attack", "my.toml", "--attacks", "scaling", "--set", "rounds=1", "--quiet")
+    assert result.code == 0
+    table, verdict = result.out.split("\n\n")
     header, honest, scaled, legend = table.splitlines()
     assert header.split() == ["attack", "plain", "mean", "default"]
     assert honest.startswith("no attack")
@@ -106,8 +106,8 @@ def test_attack_text_is_a_table_and_a_verdict(fedloom, write):
 def test_attack_default_runs_all_attacks(fedloom, write, files):
     write(SIX)
     before = files()
-    said = fedloom("attack", "my.toml", "--rules", "none", "--set", "rounds=1", "--format", "json", "--quiet")
-    assert [one["attack"] for one in said.data["cells"]] == ["none", *ATTACKS]
+    result = fedloom("attack", "my.toml", "--rules", "none", "--set", "rounds=1", "--format", "json", "--quiet")
+    assert [one["attack"] for one in result.data["cells"]] == ["none", *ATTACKS]
     assert files() == before  # a run under attack is no run to go on from
 
 
@@ -127,10 +127,10 @@ def test_attack_rule_settings_come_from_the_recipe(fedloom, write):
 )
 def test_attack_unknown_name_is_refused_with_hint(option, name, code, hint, fedloom, write):
     write()
-    said = fedloom("attack", "my.toml", option, name)
-    (problem,) = said.problems
-    assert (said.code, problem.code) == (4, code)
-    assert hint in problem.hint
+    result = fedloom("attack", "my.toml", option, name)
+    (issue,) = result.issues
+    assert (result.code, issue.code) == (4, code)
+    assert hint in issue.hint
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_attack_unknown_name_is_refused_with_hint(option, name, code, hint, fedl
 )
 def test_check_invalid_aggregation_is_refused(change, code, hint, fedloom, write):
     write()
-    said = fedloom("check", "my.toml", "--set", change)
-    assert said.code == 4
-    assert said.problems[0].code == code
-    assert hint in said.problems[0].hint
+    result = fedloom("check", "my.toml", "--set", change)
+    assert result.code == 4
+    assert result.issues[0].code == code
+    assert hint in result.issues[0].hint
 
 
 def test_attack_recipe_with_faults_is_refused(fedloom, write):
     done = fedloom("attack", write(("rounds = 2", "rounds = 2\n[faults]\ndropout = 0.5\n")))
-    assert (done.code, done.problems[0].code) == (4, "FAULTS_TOO")
+    assert (done.code, done.issues[0].code) == (4, "FAULTS_TOO")

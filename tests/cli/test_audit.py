@@ -25,10 +25,10 @@ def made(fedloom_in):
 
 
 def test_audit_method_without_features_shows_uploads(made):
-    said = made("audit", "sliced")
-    assert said.code == 0
-    assert "weights of the device's slice" in said.out
-    assert "none leave the devices" in said.out
+    result = made("audit", "sliced")
+    assert result.code == 0
+    assert "weights of the device's slice" in result.out
+    assert "none leave the devices" in result.out
     assert made("audit", "sliced", "--format", "json").data["inversion"] is None
 
 
@@ -36,9 +36,9 @@ def test_audit_shared_features_reconstructs_inputs(made):
     found = made("audit", "split", "--examples", "6", "--steps", "90", "--format", "json").data
     assert (found["method"], found["shared_features"], found["acknowledged"]) == ("fedin", "extractor", False)
     assert (found["inversion"]["examples"], found["inversion"]["steps"]) == (6, 90)
-    said = made("audit", "split", "--examples", "6", "--steps", "90").out
-    assert f"{found['inversion']['psnr']:.1f} dB PSNR" in said
-    assert "privacy.acknowledge_feature_sharing" in said
+    result = made("audit", "split", "--examples", "6", "--steps", "90").out
+    assert f"{found['inversion']['psnr']:.1f} dB PSNR" in result
+    assert "privacy.acknowledge_feature_sharing" in result
 
 
 def test_audit_more_steps_reconstruct_better(made):
@@ -56,18 +56,18 @@ def test_audit_more_channels_leak_more(made):
 
 
 def test_audit_unfinished_run_is_refused(made):
-    said = made("audit", "nowhere")
-    assert (said.code, said.problems[0].code) == (4, "RUN_FOLDER")
+    result = made("audit", "nowhere")
+    assert (result.code, result.issues[0].code) == (4, "RUN_FOLDER")
 
 
 @pytest.mark.parametrize("method", ["fedin", "fedgkt"])
 def test_check_deployment_shared_features_need_acknowledgement(made, method):
     shipping = [*SPLIT, "--set", f"method={{name='{method}'}}"]
     assert made("check", "my.toml", *shipping).code == 0
-    said = made("check", "my.toml", *shipping, "--deployment")
-    (problem,) = said.problems
-    assert (said.code, problem.code) == (4, "FEATURES_LEAVE")
-    assert "fedloom audit" in problem.hint
+    result = made("check", "my.toml", *shipping, "--deployment")
+    (issue,) = result.issues
+    assert (result.code, issue.code) == (4, "FEATURES_LEAVE")
+    assert "fedloom audit" in issue.hint
     yes = ["--set", "privacy.acknowledge_feature_sharing=true"]
     assert made("check", "my.toml", *shipping, *yes, "--deployment").code == 0
 
@@ -75,12 +75,12 @@ def test_check_deployment_shared_features_need_acknowledgement(made, method):
 def test_check_deployment_mixed_method_with_shared_features_needs_acknowledgement(made):
     parts = "[{tiers=['large'], method='fedin'}, {tiers=['small'], method='standalone'}]"
     parts = f"method={{name='mixed', strength=0, parts={parts}}}"
-    said = made("check", "my.toml", *SPLIT, "--set", parts, "--deployment")
-    assert (said.code, said.problems[0].code) == (4, "FEATURES_LEAVE")
+    result = made("check", "my.toml", *SPLIT, "--set", parts, "--deployment")
+    assert (result.code, result.issues[0].code) == (4, "FEATURES_LEAVE")
 
 
 def test_check_deployment_simulation_only_setting_is_refused(made):
     one = ["--set", "method={name='centralized'}", "--set", "tiers=[{name='all', share=1.0}]"]
-    said = made("check", "my.toml", *one, "--deployment")
-    assert (said.code, said.problems[0].code) == (4, "SIMULATION_ONLY")
+    result = made("check", "my.toml", *one, "--deployment")
+    assert (result.code, result.issues[0].code) == (4, "SIMULATION_ONLY")
     assert made("check", "my.toml", "--deployment").code == 0

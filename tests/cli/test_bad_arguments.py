@@ -15,7 +15,7 @@ import pytest
         (["plan"], "RECIPE", "fedloom plan --help"),
         (["check"], "RECIPES", "fedloom check --help"),
         (["init"], "METHOD", "fedloom init --help"),
-        (["list"], "WHAT", "fedloom list --help"),
+        (["list"], "KIND", "fedloom list --help"),
         (["list", "bogus"], "bogus", "fedloom list --help"),
         (["compare", "my.toml", "--seeds", "0"], "--seeds", "fedloom compare --help"),
     ],
@@ -25,33 +25,33 @@ def test_usage_error_text_is_exit_4(arguments, words, hint, fedloom, write, file
     write()
     before = files()
 
-    said = fedloom(*arguments)
-    assert (said.code, said.out) == (4, "")
-    assert said.err.startswith("error ARGUMENTS: ")
-    assert words.lower() in said.err.lower()
-    assert said.err.endswith(f"  hint: {hint}\n")
+    result = fedloom(*arguments)
+    assert (result.code, result.out) == (4, "")
+    assert result.err.startswith("error ARGUMENTS: ")
+    assert words.lower() in result.err.lower()
+    assert result.err.endswith(f"  hint: {hint}\n")
     assert files() == before
 
 
 @pytest.mark.parametrize("spelling", [["--format", "json"], ["--format=json"]], ids=["two words", "one word"])
 @pytest.mark.parametrize("arguments", [["bogus"], ["run", "--bogus"]], ids=" ".join)
 def test_usage_error_json_is_one_object(arguments, spelling, fedloom):
-    said = fedloom(*arguments, *spelling)
-    assert (said.code, said.err) == (4, "")
-    assert said.failure["error_code"] == "ARGUMENTS"
-    assert "bogus" in said.failure["message"]
-    assert said.failure["hint"].endswith("--help")
+    result = fedloom(*arguments, *spelling)
+    assert (result.code, result.err) == (4, "")
+    assert result.failure["error_code"] == "ARGUMENTS"
+    assert "bogus" in result.failure["message"]
+    assert result.failure["hint"].endswith("--help")
 
 
-@pytest.mark.parametrize("said_by_user", ["rounds", "=3", "training..epochs=3", ".rounds=3", "rounds.=3", ""])
-def test_set_malformed_change_is_refused(said_by_user, fedloom, write, files):
+@pytest.mark.parametrize("change", ["rounds", "=3", "training..epochs=3", ".rounds=3", "rounds.=3", ""])
+def test_set_malformed_change_is_refused(change, fedloom, write, files):
     write()
     before = files()
-    said = fedloom("run", "my.toml", "--set", said_by_user)
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.code) == (4, "--set", "SET_FORM")
-    assert repr(said_by_user) in problem.message
-    assert "--set training.epochs=2" in problem.hint
+    result = fedloom("run", "my.toml", "--set", change)
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.code) == (4, "--set", "SET_FORM")
+    assert repr(change) in issue.message
+    assert "--set training.epochs=2" in issue.hint
     assert files() == before
 
 
@@ -61,10 +61,10 @@ def test_set_malformed_change_is_refused(said_by_user, fedloom, write, files):
 def test_set_unknown_key_is_refused(place, fedloom, write, files):
     write()
     before = files()
-    said = fedloom("run", "my.toml", "--set", f"{place}=1")
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.code) == (4, "--set", "SET_PLACE")
-    assert place in problem.message
+    result = fedloom("run", "my.toml", "--set", f"{place}=1")
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.code) == (4, "--set", "SET_PLACE")
+    assert place in issue.message
     assert files() == before
 
 
@@ -91,10 +91,10 @@ def test_set_unknown_key_is_refused(place, fedloom, write, files):
 def test_set_bad_value_names_the_command_line(change, what, code, hint, fedloom, write, files):
     write()
     before = files()
-    said = fedloom("run", "my.toml", "--set", change)
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.what, problem.code) == (4, "--set", what, code)
-    assert hint in problem.hint
+    result = fedloom("run", "my.toml", "--set", change)
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.what, issue.code) == (4, "--set", what, code)
+    assert hint in issue.hint
     assert files() == before
 
 
@@ -102,17 +102,17 @@ def test_set_bad_value_names_the_command_line(change, what, code, hint, fedloom,
 def test_set_number_as_key_is_refused(place, fedloom, write, files):
     write()
     before = files()
-    said = fedloom("run", "my.toml", "--set", f"{place}=1")
-    assert said.code == 4
-    assert [one.where for one in said.problems] == ["--set"]
+    result = fedloom("run", "my.toml", "--set", f"{place}=1")
+    assert result.code == 4
+    assert [one.where for one in result.issues] == ["--set"]
     assert files() == before
 
 
 def test_set_and_file_issues_name_their_source(fedloom, write, line_of):
     path = write(("devices = 4", "devices = 0"))
-    said = fedloom("run", "my.toml", "--set", "rounds=0")
-    assert said.code == 4
-    assert {(one.where, one.what) for one in said.problems} == {
+    result = fedloom("run", "my.toml", "--set", "rounds=0")
+    assert result.code == 4
+    assert {(one.where, one.what) for one in result.issues} == {
         ("--set", "rounds = 0"),
         (f"my.toml:{line_of(path, 'devices')}", "data.devices = 0"),
     }
@@ -121,9 +121,9 @@ def test_set_and_file_issues_name_their_source(fedloom, write, line_of):
 def test_seed_negative_is_refused(fedloom, write, files):
     write()
     before = files()
-    said = fedloom("run", "my.toml", "--seed", "-1")
-    (problem,) = said.problems
-    assert (said.code, problem.what, problem.code) == (4, "seed = -1", "RECIPE_RANGE")
+    result = fedloom("run", "my.toml", "--seed", "-1")
+    (issue,) = result.issues
+    assert (result.code, issue.what, issue.code) == (4, "seed = -1", "RECIPE_RANGE")
     assert files() == before
 
 
@@ -134,10 +134,10 @@ def test_out_existing_path_is_refused(verb, kind, fedloom, write, files, tmp_pat
     taken = tmp_path / "taken"
     taken.mkdir() if kind == "folder" else taken.write_text("mine")
     before = files()
-    said = fedloom(verb, "my.toml", "--out", "taken")
-    (problem,) = said.problems
-    assert (said.code, said.out, problem.where, problem.code) == (4, "", "--out", "OUT_EXISTS")
-    assert "another --out" in problem.hint
+    result = fedloom(verb, "my.toml", "--out", "taken")
+    (issue,) = result.issues
+    assert (result.code, result.out, issue.where, issue.code) == (4, "", "--out", "OUT_EXISTS")
+    assert "another --out" in issue.hint
     assert files() == before
     as_json = fedloom(verb, "my.toml", "--out", "taken", "--format", "json")
     assert (as_json.code, as_json.failure["error_code"]) == (4, "OUT_EXISTS")
@@ -161,11 +161,11 @@ def test_with_unusable_file_is_refused(content, code, words, fedloom, write, fil
     if content is not None:
         (tmp_path / "my.py").write_text(content)
     before = files()
-    said = fedloom("run", "my.toml", "--with", "my.py")
-    (problem,) = said.problems
-    assert (said.code, said.out, problem.where, problem.code) == (4, "", "my.py", code)
-    assert words in problem.message
-    assert ("METHODS, MODELS or DATASETS" in problem.hint) == (code == "WITH_EMPTY")
+    result = fedloom("run", "my.toml", "--with", "my.py")
+    (issue,) = result.issues
+    assert (result.code, result.out, issue.where, issue.code) == (4, "", "my.py", code)
+    assert words in issue.message
+    assert ("METHODS, MODELS or DATASETS" in issue.hint) == (code == "WITH_EMPTY")
     assert files() == before
 
 
@@ -174,15 +174,13 @@ def test_with_unusable_file_is_refused(content, code, words, fedloom, write, fil
     [("my.py", "METHODS = ['mine']\n"), ("my.py", "METHODS = {'mine': 3}\n"), ("my.txt", "METHODS = {}\n")],
     ids=["a list", "no class", "no .py"],
 )
-def test_with_wrong_kind_of_object_is_user_error(
-    name, content, fedloom, write, files, tmp_path
-):
+def test_with_wrong_kind_of_object_is_user_error(name, content, fedloom, write, files, tmp_path):
     write()
     (tmp_path / name).write_text(content)
     before = files()
-    said = fedloom("run", "my.toml", "--with", name, "--set", "method.name=mine")
-    assert said.code == 4
-    assert name in said.err
+    result = fedloom("run", "my.toml", "--with", name, "--set", "method.name=mine")
+    assert result.code == 4
+    assert name in result.err
     assert files() == before
 
 
@@ -190,9 +188,9 @@ def test_with_wrong_kind_of_object_is_user_error(
 def test_with_missing_file_is_refused_by_every_verb(verb, fedloom, write, files):
     write()
     before = files()
-    said = fedloom(verb, "my.toml", "--with", "my.py")
-    assert said.code == 4
-    assert [one.code for one in said.problems] == ["FILE_MISSING"]
+    result = fedloom(verb, "my.toml", "--with", "my.py")
+    assert result.code == 4
+    assert [one.code for one in result.issues] == ["FILE_MISSING"]
     assert files() == before
 
 
@@ -203,13 +201,13 @@ def test_with_missing_file_is_refused_by_every_verb(verb, fedloom, write, files)
         (["--test", "glbal"], "TEST_NAME", ""),
         (["--test", "local", "--set", "evaluation.tests=['global']"], "TEST_NAME", ""),
     ],
-    ids=["control", "test", "test that is not judged"],
+    ids=["control", "test", "test that is not evaluated"],
 )
 def test_compare_bad_arguments_are_refused(arguments, code, hint, fedloom, write, files):
     write()
     before = files()
-    said = fedloom("compare", "my.toml", *arguments)
-    (problem,) = said.problems
-    assert (said.code, problem.code) == (4, code)
-    assert hint in problem.hint
+    result = fedloom("compare", "my.toml", *arguments)
+    (issue,) = result.issues
+    assert (result.code, issue.code) == (4, code)
+    assert hint in issue.hint
     assert files() == before

@@ -10,7 +10,7 @@ class Case(NamedTuple):
     new: str  # ... and what stands there instead
     code: str
     line: str  # the beginning of the line that is named
-    what: str  # the place, and its value where one is said
+    what: str  # the place, and its value where there is one
     hint: str = ""
 
 
@@ -209,31 +209,31 @@ def test_run_bad_recipe_is_refused_before_anything_is_written(name, fedloom, wri
     path = write((case.old, case.new))
     before = files()
 
-    said = fedloom("run", "my.toml")
+    result = fedloom("run", "my.toml")
 
-    assert (said.code, said.out) == (4, "")
+    assert (result.code, result.out) == (4, "")
     assert files() == before
-    (problem,) = [one for one in said.problems if one.what == case.what]
-    assert problem.where == where(case, path)
-    assert problem.code == case.code
-    assert case.hint in problem.hint
+    (issue,) = [one for one in result.issues if one.what == case.what]
+    assert issue.where == where(case, path)
+    assert issue.code == case.code
+    assert case.hint in issue.hint
 
     as_json = fedloom("run", "my.toml", "--format", "json")
     assert (as_json.code, as_json.err) == (4, "")
     assert files() == before
-    assert as_json.failure["message"] == said.err.rstrip("\n")
-    assert as_json.failure["error_code"] == said.problems[0].code
-    assert as_json.failure["hint"] == said.problems[0].hint
+    assert as_json.failure["message"] == result.err.rstrip("\n")
+    assert as_json.failure["error_code"] == result.issues[0].code
+    assert as_json.failure["hint"] == result.issues[0].hint
 
 
 @pytest.mark.parametrize("name", ["", "sm/all", "../small"])
 def test_run_tier_name_unusable_as_file_name_is_refused(name, fedloom, write, files, line_of):
     path = write(('name = "small"', f"name = '{name}'"))
     before = files()
-    said = fedloom("run", "my.toml")
+    result = fedloom("run", "my.toml")
     number = line_of(path, f"name = '{name}'")
-    assert (said.code, said.out) == (4, "")
-    assert [(one.where, one.what) for one in said.problems] == [(f"my.toml:{number}", f"tiers[1].name = {name!r}")]
+    assert (result.code, result.out) == (4, "")
+    assert [(one.where, one.what) for one in result.issues] == [(f"my.toml:{number}", f"tiers[1].name = {name!r}")]
     assert files() == before
 
 
@@ -251,10 +251,10 @@ def test_every_verb_bad_recipe_is_refused_alike(verb, name, fedloom, write, file
     path = write((case.old, case.new))
     before = files()
 
-    said = fedloom(verb, "my.toml")
+    result = fedloom(verb, "my.toml")
 
-    assert (said.code, said.out) == (4, "")
-    assert [(one.where, one.code) for one in said.problems] == [(where(case, path), case.code)]
+    assert (result.code, result.out) == (4, "")
+    assert [(one.where, one.code) for one in result.issues] == [(where(case, path), case.code)]
     assert files() == before
 
 
@@ -268,7 +268,7 @@ def test_run_several_issues_are_reported_at_once(fedloom, write, line_of):
         ('name = "heterofl"', "name = 'hetrofl'"),
     )
 
-    said = fedloom("run", "my.toml")
+    result = fedloom("run", "my.toml")
 
     expected = {
         (line_of(path, "rounds"), "rounds = 0", "RECIPE_RANGE"),
@@ -281,18 +281,18 @@ def test_run_several_issues_are_reported_at_once(fedloom, write, line_of):
         (line_of(path, "optimizer"), "training.optimizer.momentum = 2.0", "RECIPE_RANGE"),
         (line_of(path, "name = 'hetrofl'"), "method.name = 'hetrofl'", "RECIPE_NAME"),
     }
-    assert said.code == 4
-    assert len(said.problems) == len(expected)
-    assert {(one.where, one.what, one.code) for one in said.problems} == {
+    assert result.code == 4
+    assert len(result.issues) == len(expected)
+    assert {(one.where, one.what, one.code) for one in result.issues} == {
         (f"my.toml:{number}", what, code) for number, what, code in expected
     }
 
 
 def test_run_key_missing_twice_is_reported_twice(fedloom, write):
     write(('name = "large"\n', ""), ('name = "small"\n', ""))
-    said = fedloom("run", "my.toml")
-    assert said.code == 4
-    assert [(one.what, one.code) for one in said.problems] == [
+    result = fedloom("run", "my.toml")
+    assert result.code == 4
+    assert [(one.what, one.code) for one in result.issues] == [
         ("tiers[0].name", "RECIPE_MISSING"),
         ("tiers[1].name", "RECIPE_MISSING"),
     ]
@@ -300,10 +300,10 @@ def test_run_key_missing_twice_is_reported_twice(fedloom, write):
 
 def test_run_unknown_eligible_tiers_are_all_reported(fedloom, write):
     write(("[method]", "[fleet]\neligible = ['huge', 'tiny']\n\n[method]"))
-    said = fedloom("run", "my.toml")
-    assert said.code == 4
-    assert "huge" in said.err
-    assert "tiny" in said.err
+    result = fedloom("run", "my.toml")
+    assert result.code == 4
+    assert "huge" in result.err
+    assert "tiny" in result.err
 
 
 def test_run_several_issues_json_has_the_first_code(fedloom, write):
@@ -318,10 +318,10 @@ def test_run_several_issues_json_has_the_first_code(fedloom, write):
 def test_run_broken_toml_names_the_line(fedloom, write, files):
     write(("devices = 4", "devices = = 4"))
     before = files()
-    said = fedloom("run", "my.toml")
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.code) == (4, "my.toml", "RECIPE_TOML")
-    assert "line 7" in problem.message
+    result = fedloom("run", "my.toml")
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.code) == (4, "my.toml", "RECIPE_TOML")
+    assert "line 7" in issue.message
     assert files() == before
 
 
@@ -329,27 +329,27 @@ def test_run_recipe_in_another_encoding_is_refused(fedloom, write, files):
     path = write()
     path.write_bytes(path.read_text().replace("bundled", "caf\xe9").encode("latin-1"))
     before = files()
-    said = fedloom("run", "my.toml")
-    assert said.code == 4
-    assert [one.where.partition(":")[0] for one in said.problems] == ["my.toml"]
+    result = fedloom("run", "my.toml")
+    assert result.code == 4
+    assert [one.where.partition(":")[0] for one in result.issues] == ["my.toml"]
     assert files() == before
 
 
 def test_run_missing_recipe_hint_lists_recipes(fedloom, write, files):
     write(to="other.toml")
     before = files()
-    said = fedloom("run", "my.toml")
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.code) == (4, "my.toml", "FILE_MISSING")
-    assert problem.hint == "there are: other.toml"
+    result = fedloom("run", "my.toml")
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.code) == (4, "my.toml", "FILE_MISSING")
+    assert issue.hint == "there are: other.toml"
     assert files() == before
 
 
 def test_run_missing_recipe_in_empty_folder_hint_is_init(fedloom, files):
-    said = fedloom("run", "my.toml", "--format", "json")
-    assert said.code == 4
-    assert said.failure["error_code"] == "FILE_MISSING"
-    assert "fedloom init" in said.failure["hint"]
+    result = fedloom("run", "my.toml", "--format", "json")
+    assert result.code == 4
+    assert result.failure["error_code"] == "FILE_MISSING"
+    assert "fedloom init" in result.failure["hint"]
     assert files() == {}
 
 
@@ -365,11 +365,11 @@ def test_run_missing_recipe_in_empty_folder_hint_is_init(fedloom, files):
 def test_run_missing_data_hint_names_the_file(change, file, fedloom, write, files):
     write(change)
     before = files()
-    said = fedloom("run", "my.toml", "--format", "json")
-    assert said.code == 4
-    assert said.failure["error_code"] == "DATA_MISSING"
-    assert file in said.failure["message"] + said.failure["hint"]
-    assert said.failure["hint"]
+    result = fedloom("run", "my.toml", "--format", "json")
+    assert result.code == 4
+    assert result.failure["error_code"] == "DATA_MISSING"
+    assert file in result.failure["message"] + result.failure["hint"]
+    assert result.failure["hint"]
     assert files() == before
     assert "error DATA_MISSING: " in fedloom("run", "my.toml").err
 
@@ -378,10 +378,10 @@ def test_run_broken_data_is_reported(fedloom, write, files, tmp_path):
     (tmp_path / "mine.npz").write_text("no arrays")
     write(('"digits"', '"npz"\nfile = "mine.npz"'))
     before = files()
-    said = fedloom("run", "my.toml", "--format", "json")
-    assert said.code == 4
-    assert said.failure["error_code"] == "DATA_BROKEN"
-    assert "mine.npz" in said.failure["message"]
+    result = fedloom("run", "my.toml", "--format", "json")
+    assert result.code == 4
+    assert result.failure["error_code"] == "DATA_BROKEN"
+    assert "mine.npz" in result.failure["message"]
     assert files() == before
 
 
@@ -395,11 +395,11 @@ def test_run_unfitting_start_model_is_refused(source, code, fedloom, write, file
     assert fedloom("run", "my.toml", "--set", "rounds=1", "--out", "run").code == 0
     path = write(("[method]", f"[start]\nfrom = '{source}'\n\n[method]"))
     before = files()
-    said = fedloom("run", "my.toml", "--out", "next")
-    (problem,) = said.problems
-    assert (said.code, said.out, problem.code) == (4, "", code)
-    assert (problem.where, problem.what) == (f"my.toml:{line_of(path, 'from')}", "start.from")
-    assert source in problem.message
+    result = fedloom("run", "my.toml", "--out", "next")
+    (issue,) = result.issues
+    assert (result.code, result.out, issue.code) == (4, "", code)
+    assert (issue.where, issue.what) == (f"my.toml:{line_of(path, 'from')}", "start.from")
+    assert source in issue.message
     assert files() == before
 
 

@@ -14,17 +14,17 @@ def test_check_good_recipes_are_ok(fedloom, write, files):
     write()
     write(('"digits"', '"cifar10"'), to="other.toml")
     before = files()
-    said = fedloom("check", "my.toml", "other.toml")
-    assert (said.code, said.out, said.err) == (0, "my.toml  ok\nother.toml  ok\n", "")
+    result = fedloom("check", "my.toml", "other.toml")
+    assert (result.code, result.out, result.err) == (0, "my.toml  ok\nother.toml  ok\n", "")
     assert files() == before
 
 
 def test_check_json_has_an_object_per_recipe(fedloom, write):
     write()
     write(to="other.toml")
-    said = fedloom("check", "my.toml", "other.toml", "--format", "json")
-    assert (said.code, said.err) == (0, "")
-    assert said.data == [{"recipe": "my.toml", "problems": []}, {"recipe": "other.toml", "problems": []}]
+    result = fedloom("check", "my.toml", "other.toml", "--format", "json")
+    assert (result.code, result.err) == (0, "")
+    assert result.data == [{"recipe": "my.toml", "problems": []}, {"recipe": "other.toml", "problems": []}]
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_check_json_has_an_object_per_recipe(fedloom, write):
 def test_check_bad_recipe_is_refused(change, code, fedloom, write, files):
     write(change)
     before = files()
-    said = fedloom("check", "my.toml")
-    assert (said.code, said.out) == (4, "")
-    assert [one.code for one in said.problems] == [code]
-    assert said.problems[0].where.startswith("my.toml:")
-    assert "BUG" not in said.err
+    result = fedloom("check", "my.toml")
+    assert (result.code, result.out) == (4, "")
+    assert [one.code for one in result.issues] == [code]
+    assert result.issues[0].where.startswith("my.toml:")
+    assert "BUG" not in result.err
     as_json = fedloom("check", "my.toml", "--format", "json")
     assert (as_json.code, as_json.failure["error_code"]) == (4, code)
     assert files() == before
@@ -55,10 +55,10 @@ def test_check_two_bad_recipes_are_both_reported(fedloom, write):
     write(("rounds = 2", "rounds = 0"), to="first.toml")
     write(to="second.toml")
     write(('"heterofl"', '"fedavg"'), to="third.toml")
-    said = fedloom("check", "first.toml", "second.toml", "third.toml", "fourth.toml")
-    assert said.code == 4
-    assert said.out == "second.toml  ok\n"
-    assert [(one.where.partition(":")[0], one.code) for one in said.problems] == [
+    result = fedloom("check", "first.toml", "second.toml", "third.toml", "fourth.toml")
+    assert result.code == 4
+    assert result.out == "second.toml  ok\n"
+    assert [(one.where.partition(":")[0], one.code) for one in result.issues] == [
         ("first.toml", "RECIPE_RANGE"),
         ("third.toml", "METHOD_REFUSES"),
         ("fourth.toml", "FILE_MISSING"),
@@ -68,25 +68,25 @@ def test_check_two_bad_recipes_are_both_reported(fedloom, write):
 def test_check_missing_data_does_not_hide_other_recipes(fedloom, write):
     write(('"digits"', '"npz"\nfile = "mine.npz"'), to="first.toml")
     write(("rounds = 2", "rounds = 0"), to="second.toml")
-    said = fedloom("check", "first.toml", "second.toml")
-    assert said.code == 4
-    assert "DATA_MISSING" in said.err
-    assert "RECIPE_RANGE" in said.err
+    result = fedloom("check", "first.toml", "second.toml")
+    assert result.code == 4
+    assert "DATA_MISSING" in result.err
+    assert "RECIPE_RANGE" in result.err
 
 
 def test_check_start_model_is_validated(fedloom, write):
     write(("[method]", "[start]\nfrom = 'nothing.safetensors'\n\n[method]"))
-    said = fedloom("check", "my.toml")
-    assert said.code == 4
-    assert [one.code for one in said.problems] == ["FILE_MISSING"]
+    result = fedloom("check", "my.toml")
+    assert result.code == 4
+    assert [one.code for one in result.issues] == ["FILE_MISSING"]
 
 
 def test_check_set_applies_to_every_recipe(fedloom, write):
     write()
     write(to="other.toml")
-    said = fedloom("check", "my.toml", "other.toml", "--set", "rounds=0")
-    assert said.code == 4
-    assert [(one.where, one.code) for one in said.problems] == [("--set", "RECIPE_RANGE")] * 2
+    result = fedloom("check", "my.toml", "other.toml", "--set", "rounds=0")
+    assert result.code == 4
+    assert [(one.where, one.code) for one in result.issues] == [("--set", "RECIPE_RANGE")] * 2
 
 
 def variants(recipe):
@@ -104,8 +104,8 @@ def slow_if_full_size(recipe):
 @pytest.mark.parametrize("recipe", [slow_if_full_size(one) for one in RECIPES], ids=lambda recipe: recipe.stem)
 def test_check_project_recipes_and_their_variants_are_ok(recipe, fedloom):
     for sets in ([], *variants(recipe)):
-        said = fedloom("check", recipe, *sets)
-        assert (said.code, said.err) == (0, ""), sets
+        result = fedloom("check", recipe, *sets)
+        assert (result.code, result.err) == (0, ""), sets
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
@@ -122,6 +122,6 @@ def test_check_bad_arm_is_refused(fedloom, write, tmp_path):
     write()
     text = (tmp_path / "my.toml").read_text() + "\n[compare.arms]\nother = [\"method={name='fedhenn_'}\"]\n"
     (tmp_path / "my.toml").write_text(text)
-    said = fedloom("check", "my.toml")
-    assert said.code == 4
-    assert "compare.arms.other" in said.err
+    result = fedloom("check", "my.toml")
+    assert result.code == 4
+    assert "compare.arms.other" in result.err

@@ -13,19 +13,19 @@ def made(fedloom_in):
 
 
 def test_cka_model_with_itself_is_one(made):
-    said = made("cka", "run1", "run1", "--format", "json").data
-    assert said["rows"] == said["columns"] == ["features"]
-    assert said["cka"][0][0] == pytest.approx(1)
+    result = made("cka", "run1", "run1", "--format", "json").data
+    assert result["rows"] == result["columns"] == ["features"]
+    assert result["cka"][0][0] == pytest.approx(1)
 
 
 def test_cka_two_models_is_below_one(made):
-    said = made("cka", "run1", "run2", "--tier", "small", "--examples", "100", "--format", "json").data
-    assert 0 <= said["cka"][0][0] < 1
+    result = made("cka", "run1", "run2", "--tier", "small", "--examples", "100", "--format", "json").data
+    assert 0 <= result["cka"][0][0] < 1
     assert "features" in made("cka", "run1", "run2").out
 
 
 def test_cka_missing_run_or_tier_is_refused(made):
     assert made("cka", "run1", "nowhere").code == 4
-    said = made("cka", "run1", "run2", "--tier", "smal")
-    assert said.code == 4
-    assert "small" in said.err
+    result = made("cka", "run1", "run2", "--tier", "smal")
+    assert result.code == 4
+    assert "small" in result.err

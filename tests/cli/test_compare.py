@@ -18,9 +18,9 @@ def compared(fedloom_in):
     """Five arms, two seeds, one round."""
     call, write, folder = fedloom_in
     write(("rounds = 2", "rounds = 1"))
-    said = call("compare", "my.toml", "--seeds", "2", "--seed", "7", "--out", "out", "--format", "json")
-    assert said.code == 0
-    return said, folder / "out"
+    result = call("compare", "my.toml", "--seeds", "2", "--seed", "7", "--out", "out", "--format", "json")
+    assert result.code == 0
+    return result, folder / "out"
 
 
 @pytest.fixture(scope="module")
@@ -60,25 +60,25 @@ def test_compare_arms_are_paired_by_seed(compared):
 
 
 def test_compare_json_has_arms_and_verdict(compared):
-    said, _ = compared
-    assert list(said.data) == ["run", "arms", "verdict", "targets", "claims", "overall", "failed"]
-    assert said.data["run"] == "out"
-    assert [record["arm"] for record in said.data["arms"]] == ARMS
-    for record in said.data["arms"]:
+    result, _ = compared
+    assert list(result.data) == ["run", "arms", "verdict", "targets", "claims", "overall", "failed"]
+    assert result.data["run"] == "out"
+    assert [record["arm"] for record in result.data["arms"]] == ARMS
+    for record in result.data["arms"]:
         assert list(record) == [
             "arm", "metric", "accuracy", "worst_tier", "local_test", "can_run", "served_percent", "macs",
             "bytes_per_round", "seconds",
         ]  # fmt: skip
         assert list(record["accuracy"]) == list(record["can_run"]) == ["large", "small"]
         assert all(set(one) == {"mean", "std"} for one in record["accuracy"].values())
-    assert len(said.data["verdict"]) >= 5
-    assert said.data["targets"] == said.data["claims"] == []
+    assert len(result.data["verdict"]) >= 5
+    assert result.data["targets"] == result.data["claims"] == []
 
 
 def test_compare_accuracy_is_mean_of_last_round_over_seeds(compared):
-    said, folder = compared
+    result, folder = compared
     served = {"small-for-all": "small", "drop-the-small": "large", "all-large": "large"}
-    for record in said.data["arms"]:
+    for record in result.data["arms"]:
         for tier, accuracy in record["accuracy"].items():
             values = [
                 row.value
@@ -98,8 +98,8 @@ def test_compare_json_marks_tiers_an_arm_serves(compared):
 
 
 def test_compare_progress_names_arm_and_seed(compared):
-    said, _ = compared
-    named = [line.partition("  ")[0] for line in said.err.splitlines()]
+    result, _ = compared
+    named = [line.partition("  ")[0] for line in result.err.splitlines()]
     assert sorted(named) == sorted(f"{arm} seed {seed}" for arm in ARMS for seed in (7, 8))
 
 
@@ -138,9 +138,9 @@ def test_compare_all_large_has_only_the_largest_tier(recipe_of, moved):
 
 def test_compare_text_is_a_table_and_a_verdict(fedloom, write):
     write(("rounds = 2", "rounds = 1"))
-    said = fedloom("compare", "my.toml", "--out", "out")
-    assert said.code == 0
-    table, verdict, where = said.out.split("\n\n")
+    result = fedloom("compare", "my.toml", "--out", "out")
+    assert result.code == 0
+    table, verdict, where = result.out.split("\n\n")
     header, *lines, legend = table.splitlines()
     assert header.split() == [
         "arm",
@@ -163,39 +163,39 @@ def test_compare_text_is_a_table_and_a_verdict(fedloom, write):
     assert "(" not in by_arm["heterofl"]
     assert verdict.startswith("verdict\n  large devices: heterofl ")
     assert where == "runs: out\n"
-    assert {line.partition("  ")[0] for line in said.err.splitlines()} == set(ARMS)
+    assert {line.partition("  ")[0] for line in result.err.splitlines()} == set(ARMS)
 
 
 def test_compare_chosen_controls_on_local_tests(fedloom, write):
     write(("rounds = 2", "rounds = 1"))
-    said = fedloom(
+    result = fedloom(
         "compare", "my.toml", "--controls", " standalone, all-large ", "--test", "local", "--out", "out", "--quiet",
         "--format", "json",
     )  # fmt: skip
-    assert (said.code, said.err) == (0, "")
-    assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "standalone", "all-large"]
+    assert (result.code, result.err) == (0, "")
+    assert [record["arm"] for record in result.data["arms"]] == ["heterofl", "standalone", "all-large"]
 
 
 def test_compare_empty_controls_runs_only_the_recipe(fedloom, write):
     write(("rounds = 2", "rounds = 1"))
-    said = fedloom("compare", "my.toml", "--controls", "", "--out", "out", "--format", "json")
-    assert said.code == 0
-    assert [record["arm"] for record in said.data["arms"]] == ["heterofl"]
+    result = fedloom("compare", "my.toml", "--controls", "", "--out", "out", "--format", "json")
+    assert result.code == 0
+    assert [record["arm"] for record in result.data["arms"]] == ["heterofl"]
 
 
 def test_compare_one_tier_runs_only_standalone_control(fedloom, write):
     write(("width = 0.5", "width = 1.0"), ('name = "heterofl"', 'name = "fedavg"'), ("rounds = 2", "rounds = 1"))
     changes = ["--set", "tiers=[{name='all',share=1.0}]"]
-    said = fedloom("compare", "my.toml", *changes, "--out", "out", "--format", "json")
-    assert said.code == 0
-    assert [record["arm"] for record in said.data["arms"]] == ["fedavg", "standalone"]
+    result = fedloom("compare", "my.toml", *changes, "--out", "out", "--format", "json")
+    assert result.code == 0
+    assert [record["arm"] for record in result.data["arms"]] == ["fedavg", "standalone"]
 
 
 def test_compare_standalone_recipe_has_no_standalone_control(fedloom, write):
     write(('name = "heterofl"', 'name = "standalone"'), ("rounds = 2", "rounds = 1"))
-    said = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "out", "--format", "json")
-    assert said.code == 0
-    assert [record["arm"] for record in said.data["arms"]] == ["standalone"]
+    result = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "out", "--format", "json")
+    assert result.code == 0
+    assert [record["arm"] for record in result.data["arms"]] == ["standalone"]
 
 
 def test_compare_tier_without_devices_json_is_valid(fedloom, write):
@@ -205,10 +205,10 @@ def test_compare_tier_without_devices_json_is_valid(fedloom, write):
         ("share = 0.5\nwidth = 0.5", "share = 0.9\nwidth = 0.5"),
         ("rounds = 2", "rounds = 1"),
     )
-    said = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "out", "--format", "json")
-    assert said.code == 0
-    assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "standalone"]
-    assert not any("nan" in line for line in said.data["verdict"])
+    result = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "out", "--format", "json")
+    assert result.code == 0
+    assert [record["arm"] for record in result.data["arms"]] == ["heterofl", "standalone"]
+    assert not any("nan" in line for line in result.data["verdict"])
 
 
 def test_compare_unfitting_start_model_is_refused_before_any_run(fedloom, write, files):
@@ -216,12 +216,12 @@ def test_compare_unfitting_start_model_is_refused_before_any_run(fedloom, write,
     write(("rounds = 2", "rounds = 1"))
     assert fedloom("run", "my.toml", "--out", "run").code == 0
     before = files()
-    said = fedloom(
+    result = fedloom(
         "compare", "my.toml", "--set", "start.from=run/models/large.safetensors", "--controls", "small-for-all",
         "--out", "out",
     )  # fmt: skip
-    assert said.code == 4
-    assert [one.code for one in said.problems] == ["START_SHAPE"]
+    assert result.code == 4
+    assert [one.code for one in result.issues] == ["START_SHAPE"]
     assert files() == before
 
 
@@ -246,11 +246,11 @@ def with_arms(**changes):
 
 def test_compare_recipe_arms_run_without_controls(fedloom, write, tmp_path):
     write(with_arms())
-    said = fedloom("compare", "my.toml", "--seeds", "3", "--out", "out", "--format", "json", "--quiet")
-    assert said.code == 0
+    result = fedloom("compare", "my.toml", "--seeds", "3", "--out", "out", "--format", "json", "--quiet")
+    assert result.code == 0
     own = ["heterofl", "decouple", "fedrolex"]
-    assert [record["arm"] for record in said.data["arms"]] == own
-    assert [(one["tier"], one["arm"]) for one in said.data["targets"]] == [
+    assert [record["arm"] for record in result.data["arms"]] == own
+    assert [(one["tier"], one["arm"]) for one in result.data["targets"]] == [
         (tier, arm) for tier in ("large", "small") for arm in own
     ]
     for tier in ("large", "small"):
@@ -259,10 +259,10 @@ def test_compare_recipe_arms_run_without_controls(fedloom, write, tmp_path):
              if (r.tier, r.device, r.test, r.metric) == (tier, "", "global", "accuracy")][-1]
             for seed in range(3)
         ]  # fmt: skip
-        found = {one["arm"]: one for one in said.data["targets"] if one["tier"] == tier}
+        found = {one["arm"]: one for one in result.data["targets"] if one["tier"] == tier}
         assert found["decouple"]["target"] == sorted(ends)[1] - 2.0
         assert all(len(one["rounds"]) == len(one["bytes"]) == 3 for one in found.values())
-    assert [(one["tier"], one["other"]) for one in said.data["claims"]] == [
+    assert [(one["tier"], one["other"]) for one in result.data["claims"]] == [
         (tier, arm) for tier in ("large", "small") for arm in own[1:]
     ]
     written = tomllib.loads((tmp_path / "out/fedrolex/seed-1/recipe.toml").read_text())
@@ -272,18 +272,18 @@ def test_compare_recipe_arms_run_without_controls(fedloom, write, tmp_path):
 
 def test_compare_recipe_arms_with_chosen_controls(fedloom, write):
     write(with_arms(), ("rounds = 2", "rounds = 1"))
-    said = fedloom("compare", "my.toml", "--controls", "all-large", "--out", "out", "--format", "json", "--quiet")
-    assert [record["arm"] for record in said.data["arms"]] == ["heterofl", "decouple", "fedrolex", "all-large"]
-    carried = {(one["tier"], one["arm"]) for one in said.data["targets"]}
+    result = fedloom("compare", "my.toml", "--controls", "all-large", "--out", "out", "--format", "json", "--quiet")
+    assert [record["arm"] for record in result.data["arms"]] == ["heterofl", "decouple", "fedrolex", "all-large"]
+    carried = {(one["tier"], one["arm"]) for one in result.data["targets"]}
     assert ("large", "all-large") in carried
     assert ("small", "all-large") not in carried
 
 
 def test_compare_targets_text_has_a_second_table(fedloom, write):
     write(with_arms())
-    said = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--quiet")
-    assert said.code == 0
-    _, table, verdict, _ = said.out.split("\n\n")
+    result = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--quiet")
+    assert result.code == 0
+    _, table, verdict, _ = result.out.split("\n\n")
     header, *lines, legend = table.splitlines()
     assert header.split() == ["arm", "tier", "target", "rounds", "MB", "seconds", "gain"]
     arms = ["heterofl", "decouple", "fedrolex"]
@@ -303,34 +303,34 @@ def test_compare_targets_text_has_a_second_table(fedloom, write):
 )
 def test_every_verb_bad_compare_section_is_refused_with_its_line(verb, old, new, what, begins, fedloom, write, line_of):
     path = write(with_arms(**{old: new}))
-    said = fedloom(verb, "my.toml")
-    assert said.code == 4
-    (problem,) = said.problems
-    assert (problem.where, problem.what) == (f"my.toml:{line_of(path, begins)}", what)
+    result = fedloom(verb, "my.toml")
+    assert result.code == 4
+    (issue,) = result.issues
+    assert (issue.where, issue.what) == (f"my.toml:{line_of(path, begins)}", what)
 
 
 def test_compare_duplicate_arm_name_is_refused(fedloom, write):
     write(with_arms(fedrolex="decouple"))
-    said = fedloom("check", "my.toml")
-    assert (said.code, [one.code for one in said.problems]) == (4, ["RECIPE_TOML"])
-    assert "line" in said.problems[0].message
+    result = fedloom("check", "my.toml")
+    assert (result.code, [one.code for one in result.issues]) == (4, ["RECIPE_TOML"])
+    assert "line" in result.issues[0].message
 
 
 def test_compare_unsupported_arm_is_refused_at_its_line(fedloom, write, line_of, files):
     path = write(with_arms(**{"'fedrolex'": "'fedavg'"}))
     before = files()
-    said = fedloom("compare", "my.toml", "--out", "out")
-    (problem,) = said.problems
-    assert (said.code, problem.code) == (4, "METHOD_REFUSES")
-    assert problem.where == f"my.toml:{line_of(path, 'fedrolex')}"
+    result = fedloom("compare", "my.toml", "--out", "out")
+    (issue,) = result.issues
+    assert (result.code, issue.code) == (4, "METHOD_REFUSES")
+    assert issue.where == f"my.toml:{line_of(path, 'fedrolex')}"
     assert files() == before
 
 
 def test_compare_unknown_candidate_is_refused(fedloom, write):
     write(with_arms(**{"margin = 2.0": 'candidate = "report_paper"'}))
-    said = fedloom("compare", "my.toml", "--out", "out")
-    (problem,) = said.problems
-    assert (said.code, problem.code, problem.what) == (4, "RECIPE_NAME", "compare.candidate = 'report_paper'")
+    result = fedloom("compare", "my.toml", "--out", "out")
+    (issue,) = result.issues
+    assert (result.code, issue.code, issue.what) == (4, "RECIPE_NAME", "compare.candidate = 'report_paper'")
 
 
 def test_run_compare_section_changes_nothing(fedloom, write, tmp_path):
@@ -340,48 +340,48 @@ def test_run_compare_section_changes_nothing(fedloom, write, tmp_path):
 
 
 def test_resume_finished_comparison_shows_its_result(compared, fedloom_in):
-    said, _ = compared
+    result, _ = compared
     again = fedloom_in[0]("resume", "out", "--format", "json")
-    assert (again.code, again.data) == (0, said.data)
+    assert (again.code, again.data) == (0, result.data)
 
 
 def test_compare_other_methods_and_recipes_are_arms(fedloom_in):
     call, write, folder = fedloom_in
     write(("rounds = 2", "rounds = 1"))
     (folder / "slow.toml").write_text((folder / "my.toml").read_text() + "\n[aggregation]\nrule = 'median'\n")
-    said = call("compare", "my.toml", "slow.toml", "--methods", "fjord,heterofl", "--format", "json", "--out", "more")
-    assert said.code == 0
-    assert [one["arm"] for one in said.data["arms"]] == ["heterofl", "slow", "fjord"]
+    result = call("compare", "my.toml", "slow.toml", "--methods", "fjord,heterofl", "--format", "json", "--out", "more")
+    assert result.code == 0
+    assert [one["arm"] for one in result.data["arms"]] == ["heterofl", "slow", "fjord"]
     assert tomllib.loads((folder / "more/fjord/seed-0/recipe.toml").read_text())["method"]["name"] == "fjord"
 
 
 def test_compare_all_methods_are_the_supported_ones(fedloom_in):
     call, write, _ = fedloom_in
     write(("rounds = 2", "rounds = 1"))
-    said = call("compare", "my.toml", "--methods", "all", "--equal", "bytes", "--format", "json", "--out", "all")
-    assert said.code == 0
-    assert {"heterofl", "fjord", "fedhen", "fedsup", "standalone"} <= {one["arm"] for one in said.data["arms"]}
-    assert "without fedavg: fedavg gives every device the same model" in said.err
-    assert "at equal bytes: fjord counts up to round 1 of 1" in said.data["verdict"]
+    result = call("compare", "my.toml", "--methods", "all", "--equal", "bytes", "--format", "json", "--out", "all")
+    assert result.code == 0
+    assert {"heterofl", "fjord", "fedhen", "fedsup", "standalone"} <= {one["arm"] for one in result.data["arms"]}
+    assert "without fedavg: fedavg gives every device the same model" in result.err
+    assert "at equal bytes: fjord counts up to round 1 of 1" in result.data["verdict"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--methods", "nobody"], "RECIPE_NAME"), (["--equal", "seconds"], "CLOCK_UNKNOWN")],
+    [(["--methods", "unknown"], "RECIPE_NAME"), (["--equal", "seconds"], "CLOCK_UNKNOWN")],
 )
 def test_compare_unfitting_arms_are_refused(fedloom_in, arguments, code):
     call, write, _ = fedloom_in
     write()
-    said = call("compare", "my.toml", *arguments, "--format", "json", "--out", "none")
-    assert (said.code, said.failure["error_code"]) == (4, code)
+    result = call("compare", "my.toml", *arguments, "--format", "json", "--out", "none")
+    assert (result.code, result.failure["error_code"]) == (4, code)
 
 
 def test_compare_recipe_with_other_rounds_is_refused(fedloom_in):
     call, write, folder = fedloom_in
     write()
     (folder / "longer.toml").write_text((folder / "my.toml").read_text().replace("rounds = 2", "rounds = 3"))
-    said = call("compare", "my.toml", "longer.toml", "--format", "json", "--out", "none")
-    assert (said.code, said.failure["error_code"]) == (4, "ARM_DIFFERS")
+    result = call("compare", "my.toml", "longer.toml", "--format", "json", "--out", "none")
+    assert (result.code, result.failure["error_code"]) == (4, "ARM_DIFFERS")
 
 
 def test_compare_longer_arm_counts_up_to_the_budget(fedloom_in):
@@ -389,20 +389,20 @@ def test_compare_longer_arm_counts_up_to_the_budget(fedloom_in):
     write()
     with (folder / "my.toml").open("a") as recipe:
         recipe.write("\n[compare.arms]\nlonger = ['rounds=3', 'evaluation.every=1']\n")
-    said = call("compare", "my.toml", "--format", "json", "--out", "longer")
-    assert said.code == 0
-    assert "at equal rounds: longer counts up to round 2 of 3" in said.data["verdict"]
-    heterofl, longer = said.data["arms"]
+    result = call("compare", "my.toml", "--format", "json", "--out", "longer")
+    assert result.code == 0
+    assert "at equal rounds: longer counts up to round 2 of 3" in result.data["verdict"]
+    heterofl, longer = result.data["arms"]
     assert {**heterofl, "arm": "longer"} == longer
 
 
 def test_compare_compressed_arm_counts_compressed_bytes(fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
-    said = fedloom(
+    result = fedloom(
         "compare", "my.toml", "--controls", "small-for-all", "--set", "compression.uplink.kind=int8", "--out", "out",
         "--format", "json",
     )  # fmt: skip
-    for record in said.data["arms"]:
+    for record in result.data["arms"]:
         moved = {row.metric: row.value for row in read_rows(tmp_path / "out" / record["arm"] / "seed-0")}
         assert (
             record["bytes_per_round"]
@@ -415,15 +415,15 @@ def test_compare_failed_arm_does_not_stop_the_others(fedloom, write):
     silent = '"faults.dropout=1.0", "faults.max_failed_rounds=1"'
     arms = f"[compare.arms]\nsilent = [{silent}]\nfjord = [\"method={{name='fjord'}}\"]\n"
     write(("[method]", f"{arms}\n[method]"))
-    said = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--format", "json")
-    assert said.code == 1
-    assert said.data["failed"] == ["silent seed 0", "silent seed 1"]
-    assert "silent seed 0 failed: 1 rounds in a row failed" in said.err
-    by_arm = {record["arm"]: record for record in said.data["arms"]}
+    result = fedloom("compare", "my.toml", "--seeds", "2", "--out", "out", "--format", "json")
+    assert result.code == 1
+    assert result.data["failed"] == ["silent seed 0", "silent seed 1"]
+    assert "silent seed 0 failed: 1 rounds in a row failed" in result.err
+    by_arm = {record["arm"]: record for record in result.data["arms"]}
     assert by_arm["silent"]["accuracy"]["large"]["mean"] is None
     assert by_arm["fjord"]["accuracy"]["large"]["mean"] > 0
-    assert any(line.startswith("all devices: heterofl ") and "fjord" in line for line in said.data["verdict"])
-    assert said.data["verdict"][-2:] == ["silent seed 0 failed", "silent seed 1 failed"]
+    assert any(line.startswith("all devices: heterofl ") and "fjord" in line for line in result.data["verdict"])
+    assert result.data["verdict"][-2:] == ["silent seed 0 failed", "silent seed 1 failed"]
     assert "| silent | – | – | – |" in Path("out/results.md").read_text()
     assert fedloom("report", "out").code == 0
     assert "silent failed with seed 0" in Path("out/report.html").read_text()

@@ -3,24 +3,24 @@
 import pytest
 
 
-def findings(said):
-    assert (said.code, said.err) == (0, "")
-    assert all(set(one) == {"name", "state", "detail"} for one in said.data)
-    assert {one["state"] for one in said.data} <= {"ok", "warn"}
-    return {one["name"]: (one["state"], one["detail"]) for one in said.data}
+def findings(result):
+    assert (result.code, result.err) == (0, "")
+    assert all(set(one) == {"name", "state", "detail"} for one in result.data)
+    assert {one["state"] for one in result.data} <= {"ok", "warn"}
+    return {one["name"]: (one["state"], one["detail"]) for one in result.data}
 
 
 def test_doctor_without_recipe_shows_the_machine(fedloom, files):
     found = findings(fedloom("doctor", "--format", "json"))
     assert list(found) == ["python", "torch", "cores", "folder for runs", "extras", "data"]
-    assert found["data"][1].startswith("bundled sets only: data is not there")
+    assert found["data"][1].startswith("bundled data sets only: there is no data")
     assert files() == {}
 
 
 def test_doctor_text_has_a_line_per_finding(fedloom):
-    said = fedloom("doctor")
-    assert (said.code, said.err) == (0, "")
-    assert [line.split()[0] for line in said.out.splitlines()[1:]] == [
+    result = fedloom("doctor")
+    assert (result.code, result.err) == (0, "")
+    assert [line.split()[0] for line in result.out.splitlines()[1:]] == [
         "python", "torch", "cores", "folder", "extras", "data",
     ]  # fmt: skip
 
@@ -76,13 +76,13 @@ def test_doctor_tier_without_devices_warns(fedloom, write):
 
 def test_doctor_bad_recipe_is_refused(fedloom, write):
     write(("rounds = 2", "rounds = 0"))
-    said = fedloom("doctor", "my.toml", "--format", "json")
-    assert (said.code, said.failure["error_code"]) == (4, "RECIPE_RANGE")
+    result = fedloom("doctor", "my.toml", "--format", "json")
+    assert (result.code, result.failure["error_code"]) == (4, "RECIPE_RANGE")
 
 
 @pytest.mark.parametrize(("scaler", "warned"), [("true", True), ("false", False)])
 def test_doctor_scaler_without_norm_warns(scaler, warned, fedloom, write):
     write()
     change = ("--set", "model.normalization=none", "--set", f"model.scaler={scaler}")
-    assert ("judged unscaled" in fedloom("doctor", "my.toml", *change).out) == warned
-    assert "judged unscaled" not in fedloom("doctor", "my.toml").out
+    assert ("evaluated unscaled" in fedloom("doctor", "my.toml", *change).out) == warned
+    assert "evaluated unscaled" not in fedloom("doctor", "my.toml").out

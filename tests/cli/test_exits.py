@@ -52,15 +52,15 @@ def raise_in_round_2(monkeypatch):
 
 def test_run_text_data_on_stdout_progress_on_stderr(fedloom, write):
     write()
-    said = fedloom("run", "my.toml", "--out", "run")
-    assert said.code == 0
-    assert [line.split("  ")[:2] for line in said.err.splitlines()] == [
+    result = fedloom("run", "my.toml", "--out", "run")
+    assert result.code == 0
+    assert [line.split("  ")[:2] for line in result.err.splitlines()] == [
         ["heterofl", "round 1/2"],
         ["heterofl", "round 2/2"],
     ]
-    assert "round 1/2" not in said.out
-    assert said.out.startswith("model ")
-    assert said.out.endswith("\nrun: run\n")
+    assert "round 1/2" not in result.out
+    assert result.out.startswith("model ")
+    assert result.out.endswith("\nrun: run\n")
 
 
 def test_run_progress_line_has_accuracy_replies_bytes_and_time(fedloom, write):
@@ -77,30 +77,30 @@ def test_run_progress_line_has_accuracy_replies_bytes_and_time(fedloom, write):
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_run_quiet_has_no_progress(format, fedloom, write):
     write()
-    said = fedloom("run", "my.toml", "--quiet", "--format", format)
-    assert (said.code, said.err) == (0, "")
-    assert said.out
+    result = fedloom("run", "my.toml", "--quiet", "--format", format)
+    assert (result.code, result.err) == (0, "")
+    assert result.out
 
 
 def test_run_json_is_one_object_besides_progress(fedloom, write):
     write()
-    said = fedloom("run", "my.toml", "--format", "json")
-    assert said.code == 0
-    assert said.data["final"]
-    assert len(said.err.splitlines()) == 2
+    result = fedloom("run", "my.toml", "--format", "json")
+    assert result.code == 0
+    assert result.data["final"]
+    assert len(result.err.splitlines()) == 2
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_run_interrupted_is_exit_130(format, fedloom, write, raise_in_round_2, tmp_path):
     write()
     raise_in_round_2(KeyboardInterrupt())
-    said = fedloom("run", "my.toml", "--out", "run", "--format", format)
-    assert said.code == 130
-    assert "Traceback" not in said.err
+    result = fedloom("run", "my.toml", "--out", "run", "--format", format)
+    assert result.code == 130
+    assert "Traceback" not in result.err
     if format == "json":
-        assert said.failure["error_code"] == "INTERRUPTED"
+        assert result.failure["error_code"] == "INTERRUPTED"
     else:
-        assert (said.out, said.err.splitlines()[1:]) == ("", ["error INTERRUPTED: interrupted"])
+        assert (result.out, result.err.splitlines()[1:]) == ("", ["error INTERRUPTED: interrupted"])
     assert read_manifest(tmp_path / "run")["status"] == "interrupted"
     assert {row.round for row in read_rows(tmp_path / "run")} == {1}
     assert not (tmp_path / "run" / "errors").exists()
@@ -113,9 +113,9 @@ def test_run_interrupted_between_rounds_is_recorded(fedloom, write, monkeypatch,
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedloom.cli.progress.format_round", interrupt)
-    said = fedloom("run", "my.toml", "--out", "run")
+    result = fedloom("run", "my.toml", "--out", "run")
     gc.collect()
-    assert said.code == 130
+    assert result.code == 130
     assert read_manifest(tmp_path / "run")["status"] == "interrupted"
 
 
@@ -129,9 +129,9 @@ def test_run_interrupted_during_imports_is_exit_130(fedloom, write, files, monke
         yield
 
     monkeypatch.setattr("fedloom.cli.options.exits", exits)
-    said = fedloom("run", "my.toml")
-    assert said.code == 130
-    assert "Traceback" not in said.err
+    result = fedloom("run", "my.toml")
+    assert result.code == 130
+    assert "Traceback" not in result.err
     assert files() == before
 
 
@@ -139,16 +139,16 @@ def test_run_interrupted_during_imports_is_exit_130(fedloom, write, files, monke
 def test_run_exception_in_user_code_is_exit_1(format, fedloom, write, tmp_path):
     write(('name = "heterofl"', 'name = "mine"'))
     (tmp_path / "my.py").write_text(RAISES_IN_ROUND_2)
-    said = fedloom("run", "my.toml", "--with", "my.py", "--out", "run", "--format", format)
-    assert said.code == 1
-    assert f'{tmp_path / "my.py"}", line 15, in round' in said.err
+    result = fedloom("run", "my.toml", "--with", "my.py", "--out", "run", "--format", format)
+    assert result.code == 1
+    assert f'{tmp_path / "my.py"}", line 15, in round' in result.err
     if format == "json":
-        assert said.failure["error_code"] == "USER_CODE"
-        assert said.failure["message"] == "ZeroDivisionError: my own mistake"
-        assert "your own file" in said.failure["hint"]
+        assert result.failure["error_code"] == "USER_CODE"
+        assert result.failure["message"] == "ZeroDivisionError: my own mistake"
+        assert "your own file" in result.failure["hint"]
     else:
-        assert said.out == ""
-        assert "error USER_CODE: ZeroDivisionError: my own mistake\n" in said.err
+        assert result.out == ""
+        assert "error USER_CODE: ZeroDivisionError: my own mistake\n" in result.err
     run = tmp_path / "run"
     assert read_manifest(run)["status"] == "failed"
     assert "ZeroDivisionError: my own mistake" in (run / "errors" / "traceback.txt").read_text()
@@ -160,16 +160,16 @@ def test_run_exception_in_user_code_is_exit_1(format, fedloom, write, tmp_path):
 def test_run_exception_in_fedloom_is_exit_5(format, fedloom, write, raise_in_round_2, tmp_path):
     write()
     raise_in_round_2(RuntimeError("this should never be"))
-    said = fedloom("run", "my.toml", "--out", "run", "--format", format)
-    assert said.code == 5
-    assert "Traceback (most recent call last)" in said.err
+    result = fedloom("run", "my.toml", "--out", "run", "--format", format)
+    assert result.code == 5
+    assert "Traceback (most recent call last)" in result.err
     if format == "json":
-        assert said.failure["error_code"] == "BUG"
-        assert said.failure["message"] == "RuntimeError: this should never be"
-        assert said.failure["hint"] == "please report this"
+        assert result.failure["error_code"] == "BUG"
+        assert result.failure["message"] == "RuntimeError: this should never be"
+        assert result.failure["hint"] == "please report this"
     else:
-        assert said.out == ""
-        assert said.err.endswith("error BUG: RuntimeError: this should never be\n  hint: please report this\n")
+        assert result.out == ""
+        assert result.err.endswith("error BUG: RuntimeError: this should never be\n  hint: please report this\n")
     assert read_manifest(tmp_path / "run")["status"] == "failed"
     assert "this should never be" in (tmp_path / "run" / "errors" / "traceback.txt").read_text()
 
@@ -182,25 +182,25 @@ def test_run_full_disk_is_exit_1(format, fedloom, write, monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunWriter, "rows", full)
-    said = fedloom("run", "my.toml", "--out", "run", "--format", format)
-    assert said.code == 1
-    assert "Traceback" not in said.err
+    result = fedloom("run", "my.toml", "--out", "run", "--format", format)
+    assert result.code == 1
+    assert "Traceback" not in result.err
     if format == "json":
-        assert said.failure["error_code"] == "SYSTEM"
-        assert "No space left on device" in said.failure["message"]
+        assert result.failure["error_code"] == "SYSTEM"
+        assert "No space left on device" in result.failure["message"]
     else:
-        assert "error SYSTEM: [Errno 28] No space left on device\n" in said.err
+        assert "error SYSTEM: [Errno 28] No space left on device\n" in result.err
     assert read_manifest(tmp_path / "run")["status"] == "failed"
 
 
 def test_run_diverging_training_is_no_bug(fedloom, write, tmp_path):
     """Weights so large that a batch's statistics overflow: a run may fail or finish, but there is no bug to report."""
     write(("batch_size = 100", "optimizer = { kind = 'sgd', learning_rate = 1e20 }"))
-    said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
-    assert "Traceback" not in said.err
-    assert said.code in (0, 1)
-    assert said.json["status"] == ("ok" if said.code == 0 else "error")
-    assert read_manifest(tmp_path / "run")["status"] == ("finished" if said.code == 0 else "failed")
+    result = fedloom("run", "my.toml", "--out", "run", "--format", "json")
+    assert "Traceback" not in result.err
+    assert result.code in (0, 1)
+    assert result.json["status"] == ("ok" if result.code == 0 else "error")
+    assert read_manifest(tmp_path / "run")["status"] == ("finished" if result.code == 0 else "failed")
 
 
 def test_run_round_without_large_device_continues(fedloom, write, tmp_path):
@@ -209,16 +209,16 @@ def test_run_round_without_large_device_continues(fedloom, write, tmp_path):
         ("share = 0.5\nwidth = 0.5", "share = 0.999\nwidth = 0.5"),
         ("[method]", "[fleet]\nassignment = 'redrawn'\n[evaluation]\nstatistics.query = 'per_device'\n[method]"),
     )
-    said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
-    assert (said.code, "Traceback" in said.err) == (0, False)
+    result = fedloom("run", "my.toml", "--out", "run", "--format", "json")
+    assert (result.code, "Traceback" in result.err) == (0, False)
     assert read_manifest(tmp_path / "run")["status"] == "finished"
 
 
 def test_run_devices_without_test_examples_json_is_valid(fedloom, write, tmp_path):
     """360 test images do not reach 400 devices, so there is no accuracy on their own ones; JSON has no NaN."""
     write(("devices = 4", "devices = 400"), ("rounds = 2", "rounds = 1"))
-    said = fedloom("run", "my.toml", "--out", "run", "--format", "json")
-    assert said.code == 0
-    assert {one["tier"] for one in said.data["final"]} == {"large", "small"}
+    result = fedloom("run", "my.toml", "--out", "run", "--format", "json")
+    assert result.code == 0
+    assert {one["tier"] for one in result.data["final"]} == {"large", "small"}
     for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines():
         assert json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedloom as package
-from fedloom.export import FORMATS, usage_snippet, read_card
+from fedloom.export import FORMATS, read_card, usage_snippet
 
 PERSONAL = (('name = "heterofl"', 'name = "standalone"'),)
 LARGE, SMALL = "depths = [1, 2]\nkernels = [5, 5]", "depths = [1, 1]\nkernels = [3, 3]"
@@ -32,9 +32,9 @@ def runs(fedloom_in):
 
 def exported(runs, *arguments):
     call, _ = runs
-    said = call("export", *arguments, "--format", "json")
-    assert said.code == 0, said.err + said.out
-    return said.data
+    result = call("export", *arguments, "--format", "json")
+    assert result.code == 0, result.err + result.out
+    return result.data
 
 
 def judged_last(run, **wanted):
@@ -103,24 +103,24 @@ def test_export_device_model_evaluates_as_in_the_run(runs):
 def test_export_macs_is_the_largest_subnet_below_it(runs):
     whole = exported(runs, "supernet", "--to", "safetensors", "--out", "whole")
     small = exported(runs, "supernet", "--tier", "small", "--to", "safetensors", "--out", "least")
-    find_footprint = (whole["macs"] + small["macs"]) // 2
-    card = exported(runs, "supernet", "--macs", find_footprint, "--to", "safetensors", "--out", "between")
-    assert small["macs"] < card["macs"] <= find_footprint
+    budget = (whole["macs"] + small["macs"]) // 2
+    card = exported(runs, "supernet", "--macs", budget, "--to", "safetensors", "--out", "between")
+    assert small["macs"] < card["macs"] <= budget
     assert card["name"].startswith("mobilenet of macs-")
     alone = card["measured"]["global, one example at a time,"]
     assert 0 <= alone["accuracy"] <= 100
-    assert any("whole batch" in one for one in card["warnings"])
+    assert any("statistics of the batch" in warning for warning in card["warnings"])
 
 
 def test_export_text_shows_measurements(runs):
-    said = runs[0]("export", "global", "--tier", "small", "--to", "safetensors", "--out", "told")
-    assert said.code == 0
-    assert "in the run" in said.out and "multiply-adds" in said.out and "largest difference" in said.out
-    assert "told/model.safetensors" in said.out
+    result = runs[0]("export", "global", "--tier", "small", "--to", "safetensors", "--out", "shown")
+    assert result.code == 0
+    assert "in the run" in result.out and "multiply-adds" in result.out and "largest difference" in result.out
+    assert "shown/model.safetensors" in result.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "words"),
     [
         (("global", "--to", "onnxx"), "FORMAT_NAME", "did you mean 'onnx'?"),
         (("global", "--tier", "smal", "--to", "pt2"), "TIER_NAME", "did you mean 'small'?"),
@@ -133,11 +133,11 @@ def test_export_text_shows_measurements(runs):
     ],
     ids=lambda one: one if isinstance(one, str) and one.isupper() else "",
 )
-def test_export_bad_choice_is_refused(arguments, code, said, runs):
+def test_export_bad_choice_is_refused(arguments, code, words, runs):
     found = runs[0]("export", *arguments, "--format", "json")
     assert found.code == 4
     assert found.failure["error_code"] == code
-    assert said in found.failure["message"] + found.failure["hint"]
+    assert words in found.failure["message"] + found.failure["hint"]
 
 
 def test_export_two_selectors_are_refused(runs):
@@ -151,10 +151,10 @@ def test_export_missing_dependency_hint_is_the_extra(runs, monkeypatch):
 
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "executorch" else found(name))
-    said = runs[0]("export", "global", "--to", "executorch", "--format", "json")
-    assert said.code == 4
-    assert said.failure["error_code"] == "EXTRA_MISSING"
-    assert said.failure["hint"] == "pip install 'fedloom[executorch]'"
+    result = runs[0]("export", "global", "--to", "executorch", "--format", "json")
+    assert result.code == 4
+    assert result.failure["error_code"] == "EXTRA_MISSING"
+    assert result.failure["hint"] == "pip install 'fedloom[executorch]'"
 
 
 def test_export_differing_outputs_are_refused_and_removed(runs, monkeypatch):
@@ -168,9 +168,9 @@ def test_export_differing_outputs_are_refused_and_removed(runs, monkeypatch):
         return lambda x: right(x) + 1e-3
 
     monkeypatch.setitem(FORMATS, "safetensors", replace(kind, open=wrong))
-    said = runs[0]("export", "global", "--to", "safetensors", "--out", "differs", "--format", "json")
-    assert said.code == 1
-    assert said.failure["error_code"] == "NOT_THE_SAME"
+    result = runs[0]("export", "global", "--to", "safetensors", "--out", "differs", "--format", "json")
+    assert result.code == 1
+    assert result.failure["error_code"] == "NOT_THE_SAME"
     assert not (runs[1] / "differs").exists()
 
 

@@ -46,8 +46,8 @@ METHODS = {{"mine": Mine}}
 
 @pytest.mark.parametrize("method", METHODS)
 def test_init_every_method_recipe_runs(method, fedloom, tmp_path):
-    said = fedloom("init", method, "--out", "new.toml")
-    assert (said.code, said.out, said.err) == (0, "new.toml\nnext: fedloom run new.toml\n", "")
+    result = fedloom("init", method, "--out", "new.toml")
+    assert (result.code, result.out, result.err) == (0, "new.toml\nnext: fedloom run new.toml\n", "")
     text = (tmp_path / "new.toml").read_text()
     assert text.startswith("# fedloom run new.toml\n")
     assert tomllib.loads(text)["method"]["name"] == method
@@ -85,28 +85,28 @@ def test_init_homogeneous_method_gets_one_tier(fedloom, tmp_path):
 
 
 def test_init_json_names_the_file(fedloom, tmp_path):
-    said = fedloom("init", "heterofl", "--format", "json")
-    assert (said.code, said.data) == (0, {"recipe": "my.toml"})
+    result = fedloom("init", "heterofl", "--format", "json")
+    assert (result.code, result.data) == (0, {"recipe": "my.toml"})
     assert (tmp_path / "my.toml").is_file()
 
 
 def test_init_existing_file_is_not_overwritten(fedloom, files, tmp_path):
     (tmp_path / "my.toml").write_text("mine")
     before = files()
-    said = fedloom("init", "heterofl", "--out", "my.toml")
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.code) == (4, "--out", "OUT_EXISTS")
-    assert problem.hint
+    result = fedloom("init", "heterofl", "--out", "my.toml")
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.code) == (4, "--out", "OUT_EXISTS")
+    assert issue.hint
     assert files() == before
     as_json = fedloom("init", "heterofl", "--format", "json")
     assert (as_json.code, as_json.failure["error_code"]) == (4, "OUT_EXISTS")
 
 
 def test_init_unknown_method_is_refused(fedloom, files):
-    said = fedloom("init", "hetrofl")
-    (problem,) = said.problems
-    assert (said.code, problem.code) == (4, "METHOD_NAME")
-    assert problem.hint == "did you mean 'heterofl'?"
+    result = fedloom("init", "hetrofl")
+    (issue,) = result.issues
+    assert (result.code, issue.code) == (4, "METHOD_NAME")
+    assert issue.hint == "did you mean 'heterofl'?"
     assert files() == {}
 
 
@@ -123,16 +123,16 @@ def test_init_unknown_method_is_refused(fedloom, files):
 )
 def test_init_user_method_recipe_is_written(settings, fedloom, tmp_path):
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings=settings))
-    said = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
-    assert said.code == 0
+    result = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
+    assert result.code == 0
     assert tomllib.loads((tmp_path / "new.toml").read_text())["method"] == {"name": "mine"}
     assert fedloom("check", "new.toml", "--with", "my.py").code == 0
 
 
 def test_init_user_method_required_setting_is_named(fedloom, tmp_path):
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings="strength: float"))
-    said = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
-    assert (said.code, said.err) == (0, "")
+    result = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
+    assert (result.code, result.err) == (0, "")
     assert "strength" in (tmp_path / "new.toml").read_text()
 
 
@@ -140,5 +140,5 @@ def test_init_user_method_required_setting_is_named(fedloom, tmp_path):
 def test_init_user_method_without_info_works(arguments, fedloom, tmp_path):
     """It runs, so it can be listed and started from; only the words about it are missing."""
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words="", settings="strength: float = 0.5"))
-    said = fedloom(*arguments, "--with", "my.py")
-    assert (said.code, said.err) == (0, "")
+    result = fedloom(*arguments, "--with", "my.py")
+    assert (result.code, result.err) == (0, "")

@@ -24,17 +24,17 @@ TABLES = {
 
 @pytest.mark.parametrize("what", TABLES)
 def test_list_json_has_an_object_with_a_name_each(what, fedloom, files):
-    said = fedloom("list", what, "--format", "json")
-    assert (said.code, said.err) == (0, "")
-    assert [one["name"] for one in said.data] == list(TABLES[what])
+    result = fedloom("list", what, "--format", "json")
+    assert (result.code, result.err) == (0, "")
+    assert [one["name"] for one in result.data] == list(TABLES[what])
     assert files() == {}
 
 
 @pytest.mark.parametrize("what", TABLES)
 def test_list_text_has_a_line_each(what, fedloom):
-    said = fedloom("list", what)
-    header, *lines = said.out.splitlines()
-    assert (said.code, said.err) == (0, "")
+    result = fedloom("list", what)
+    header, *lines = result.out.splitlines()
+    assert (result.code, result.err) == (0, "")
     assert header.startswith("name ")
     assert [line.split()[0] for line in lines] == list(TABLES[what])
 

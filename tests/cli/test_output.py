@@ -77,13 +77,13 @@ def test_format_round_without_evaluation_has_no_metrics():
 
 def test_format_round_refusals_show_count_and_first():
     refused = (Refusal("7", "SHAPE", "weights: w has shape (1,), declared (2,)"),)
-    said = format_round("x", round_of([], refused=refused))
-    assert "3/4 replies  1 refused (SHAPE: weights: w has shape (1,), declared (2,))  " in said
+    line = format_round("x", round_of([], refused=refused))
+    assert "3/4 replies  1 refused (SHAPE: weights: w has shape (1,), declared (2,))  " in line
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "expected"),
     [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (2_500_000, "2.5 MB"), (3.2e9, "3.2 GB"), (5e12, "5e+03 GB")],
 )
-def test_format_round_bytes_use_three_digits(count, said):
-    assert f"  {said} down " in format_round("x", round_of([], down=count))
+def test_format_round_bytes_use_three_digits(count, expected):
+    assert f"  {expected} down " in format_round("x", round_of([], down=count))

@@ -101,9 +101,12 @@ def own(tmp_path):
 
 
 def test_run_user_names_are_used(own, fedloom, tmp_path):
-    said = fedloom("run", *own, "--out", "run", "--format", "json")
-    assert said.code == 0
-    assert {(one["candidate"], one["tier"]) for one in said.data["final"]} == {("server", "large"), ("server", "small")}
+    result = fedloom("run", *own, "--out", "run", "--format", "json")
+    assert result.code == 0
+    assert {(one["candidate"], one["tier"]) for one in result.data["final"]} == {
+        ("server", "large"),
+        ("server", "small"),
+    }
     assert read_manifest(tmp_path / "run")["status"] == "finished"
     assert load_file(tmp_path / "run" / "models" / "small.safetensors")["1.weight"].shape == (2, 25)
     written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
@@ -129,10 +132,10 @@ def test_run_user_method_settings_take_effect(own, fedloom, tmp_path):
     ],
 )
 def test_run_user_settings_are_checked_by_signature(change, what, hint, own, fedloom):
-    said = fedloom("run", *own, "--set", change)
-    (problem,) = said.problems
-    assert (said.code, problem.what) == (4, what)
-    assert hint in problem.hint
+    result = fedloom("run", *own, "--set", change)
+    (issue,) = result.issues
+    assert (result.code, issue.what) == (4, what)
+    assert hint in issue.hint
 
 
 def test_every_verb_user_names_are_known(own, fedloom):
@@ -147,17 +150,17 @@ def test_every_verb_user_names_are_known(own, fedloom):
 
 
 def test_compare_user_names_run_with_all_controls(own, fedloom):
-    said = fedloom("compare", *own, "--out", "out", "--set", "rounds=1", "--format", "json")
-    assert said.code == 0
-    assert [one["arm"] for one in said.data["arms"]] == [
+    result = fedloom("compare", *own, "--out", "out", "--set", "rounds=1", "--format", "json")
+    assert result.code == 0
+    assert [one["arm"] for one in result.data["arms"]] == [
         "mine", "standalone", "small-for-all", "drop-the-small", "all-large",
     ]  # fmt: skip
 
 
 def test_run_user_names_without_file_are_unknown(own, fedloom):
-    said = fedloom("run", "own.toml")
-    assert said.code == 4
-    assert {(one.what, one.code) for one in said.problems} >= {
+    result = fedloom("run", "own.toml")
+    assert result.code == 4
+    assert {(one.what, one.code) for one in result.issues} >= {
         ("method.name = 'mine'", "RECIPE_NAME"),
         ("model.family = 'perceptron'", "RECIPE_NAME"),
         ("data.dataset = 'patches'", "RECIPE_NAME"),
@@ -166,28 +169,28 @@ def test_run_user_names_without_file_are_unknown(own, fedloom):
 
 def test_with_several_files_the_last_wins(own, fedloom, tmp_path):
     (tmp_path / "first.py").write_text("from fedloom.methods.fedavg import FedAvg\nMETHODS = {'mine': FedAvg}\n")
-    said = fedloom("plan", "own.toml", "--with", "first.py", "--with", "my.py")
-    assert said.code == 0
+    result = fedloom("plan", "own.toml", "--with", "first.py", "--with", "my.py")
+    assert result.code == 0
     other_way_round = fedloom("plan", "own.toml", "--with", "my.py", "--with", "first.py")
     assert other_way_round.code == 4
-    assert [one.what for one in other_way_round.problems] == ["method.part = 0.25"]
+    assert [one.what for one in other_way_round.issues] == ["method.part = 0.25"]
 
 
 def test_with_bundled_name_is_overridden(own, fedloom, tmp_path):
     """A data set called digits is the user's, so its own shape counts and not what is known of the bundled one."""
     (tmp_path / "my.py").write_text(MINE + "\nDATASETS = {'digits': patches}\n")
-    said = fedloom("plan", *own, "--set", "data.dataset=digits", "--format", "json")
-    assert said.code == 0
-    assert said.data["tiers"][0]["parameters"] == 26 * 4 + 5 * 3
+    result = fedloom("plan", *own, "--set", "data.dataset=digits", "--format", "json")
+    assert result.code == 0
+    assert result.data["tiers"][0]["parameters"] == 26 * 4 + 5 * 3
 
 
 def test_run_user_model_build_error_is_a_recipe_issue(own, fedloom, tmp_path, files):
     (tmp_path / "my.py").write_text(MINE.replace("nn.Linear(25, middle)", "nn.Linear('25', middle)"))
     before = files()
-    said = fedloom("run", *own)
-    (problem,) = said.problems
-    assert (said.code, problem.code) == (4, "MODEL_BUILD")
-    assert "perceptron cannot be built for tier 'large'" in problem.message
+    result = fedloom("run", *own)
+    (issue,) = result.issues
+    assert (result.code, issue.code) == (4, "MODEL_BUILD")
+    assert "perceptron cannot be built for tier 'large'" in issue.message
     assert files() == before
 
 
@@ -201,15 +204,15 @@ def test_user_model_unfitting_data_is_a_recipe_issue(verb, old, new, own, fedloo
     """It is built, but cannot make one number per class out of the images."""
     (tmp_path / "my.py").write_text(MINE.replace(old, new))
     before = files()
-    said = fedloom(verb, *own)
-    assert said.code == 4
-    assert [one.code for one in said.problems] == ["MODEL_BUILD"]
+    result = fedloom(verb, *own)
+    assert result.code == 4
+    assert [one.code for one in result.issues] == ["MODEL_BUILD"]
     assert files() == before
 
 
 def test_run_user_reader_exception_is_user_code(own, fedloom, tmp_path):
     (tmp_path / "my.py").write_text(MINE.replace("    draw = torch", "    raise LookupError('lost')\n    draw = torch"))
-    said = fedloom("run", *own, "--format", "json")
-    assert said.code == 1
-    assert said.failure["error_code"] == "USER_CODE"
-    assert said.failure["message"] == "LookupError: lost"
+    result = fedloom("run", *own, "--format", "json")
+    assert result.code == 1
+    assert result.failure["error_code"] == "USER_CODE"
+    assert result.failure["message"] == "LookupError: lost"

@@ -30,10 +30,10 @@ def convnet_macs(inputs, side, first, second, classes):
 def test_plan_heterofl_bytes_are_slice_down_and_slice_with_labels_up(fedloom, write, files):
     write()
     before = files()
-    said = fedloom("plan", "my.toml", "--format", "json")
-    assert (said.code, said.err) == (0, "")
-    assert list(said.data) == ["tiers"]
-    large, small = said.data["tiers"]
+    result = fedloom("plan", "my.toml", "--format", "json")
+    assert (result.code, result.err) == (0, "")
+    assert list(result.data) == ["tiers"]
+    large, small = result.data["tiers"]
     assert list(large) == list(small) == KEYS
     assert (large["name"], small["name"]) == ("large", "small")
     assert large["parameters"] == convnet_parameters(1, 2, 4, 10)
@@ -49,10 +49,10 @@ def test_plan_heterofl_bytes_are_slice_down_and_slice_with_labels_up(fedloom, wr
 @pytest.mark.parametrize("dataset", KNOWN)
 def test_plan_known_dataset_needs_no_files(dataset, fedloom, write):
     write(('"digits"', f'"{dataset}"'))
-    said = fedloom("plan", "my.toml", "--format", "json")
-    assert said.code == 0
+    result = fedloom("plan", "my.toml", "--format", "json")
+    assert result.code == 0
     inputs, classes = KNOWN[dataset]
-    for tier, (first, second) in zip(said.data["tiers"], [(2, 4), (1, 2)], strict=True):
+    for tier, (first, second) in zip(result.data["tiers"], [(2, 4), (1, 2)], strict=True):
         assert tier["parameters"] == convnet_parameters(inputs, first, second, classes)
         assert tier["bytes_up"] - tier["bytes_down"] == math.ceil(classes / 8)
 
@@ -76,9 +76,9 @@ def test_plan_coarse_labels_size_the_head(fedloom, write):
 )
 def test_plan_costs_use_the_prepared_image_size(change, inputs, side, fedloom, write):
     write(change)
-    said = fedloom("plan", "my.toml", "--format", "json")
+    result = fedloom("plan", "my.toml", "--format", "json")
     classes = 9 if "pathmnist" in change[1] else 10
-    assert said.data["tiers"][0]["macs"] == convnet_macs(inputs, side, 2, 4, classes)
+    assert result.data["tiers"][0]["macs"] == convnet_macs(inputs, side, 2, 4, classes)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_plan_methods_bytes_follow_their_messages(method, down, up, fedloom, wri
 
 def test_plan_text_is_a_table_of_the_same_numbers(fedloom, write):
     write()
-    said = fedloom("plan", "my.toml")
-    header, large, small = said.out.splitlines()
-    assert (said.code, said.err) == (0, "")
+    result = fedloom("plan", "my.toml")
+    header, large, small = result.out.splitlines()
+    assert (result.code, result.err) == (0, "")
     assert header.split()[:-3] == ["tier", "parameters", "MACs", "published", "FLOPs", "bytes", "down", "bytes", "up"]
     assert header.endswith("bytes to train")
     tiers = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
@@ -106,16 +106,23 @@ def test_plan_text_is_a_table_of_the_same_numbers(fedloom, write):
 
 def test_plan_compression_adds_compressed_bytes(fedloom, write):
     write()
-    codec = ("--set", "compression.uplink={kind='top_k', share=0.1}", "--set", "compression.downlink={kind='float16'}")
+    compression = (
+        "--set",
+        "compression.uplink={kind='top_k', share=0.1}",
+        "--set",
+        "compression.downlink={kind='float16'}",
+    )
     plain = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
-    coded = fedloom("plan", "my.toml", *codec, "--format", "json").data["tiers"]
-    for before, tier in zip(plain, coded, strict=True):
+    compressed = fedloom("plan", "my.toml", *compression, "--format", "json").data["tiers"]
+    for before, tier in zip(plain, compressed, strict=True):
         assert list(tier) == [*KEYS, "bytes_down_compressed", "bytes_up_compressed"]
         assert {key: tier[key] for key in KEYS} == before
         assert tier["bytes_up_compressed"] < tier["bytes_down_compressed"] < tier["bytes_down"]
-    header, *lines = fedloom("plan", "my.toml", *codec).out.splitlines()
-    assert header.split()[-4:] == ["down", "coded", "up", "coded"]
-    assert [line.replace(",", "").split()[-1] for line in lines] == [str(tier["bytes_up_compressed"]) for tier in coded]
+    header, *lines = fedloom("plan", "my.toml", *compression).out.splitlines()
+    assert header.split()[-4:] == ["down", "compressed", "up", "compressed"]
+    assert [line.replace(",", "").split()[-1] for line in lines] == [
+        str(tier["bytes_up_compressed"]) for tier in compressed
+    ]
 
 
 def test_plan_set_changes_costs(fedloom, write):
@@ -130,9 +137,9 @@ def test_plan_unknown_dataset_is_read(fedloom, write, tmp_path):
     np.savez(tmp_path / "elsewhere" / "mine.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     write(('"digits"', '"npz"\nfile = "mine.npz"'))
     assert fedloom("plan", "my.toml").code == 4
-    said = fedloom("plan", "my.toml", "--data-dir", "elsewhere", "--format", "json")
-    assert said.code == 0
-    assert said.data["tiers"][0]["parameters"] == convnet_parameters(1, 2, 4, 3)
+    result = fedloom("plan", "my.toml", "--data-dir", "elsewhere", "--format", "json")
+    assert result.code == 0
+    assert result.data["tiers"][0]["parameters"] == convnet_parameters(1, 2, 4, 3)
 
 
 def test_plan_latency_is_measured_on_request(fedloom, write):
@@ -147,28 +154,30 @@ def test_plan_fleet_assigns_tiers(fedloom, write, tmp_path):
     write()
     (large, small) = fedloom("plan", "my.toml", "--format", "json").data["tiers"]
     find_footprint = (large["training_memory"] + small["training_memory"]) // 2
-    (tmp_path / "fleet.csv").write_text(f"name,count,memory\nphone,3,{find_footprint}\ngateway,1,1 GB\n", encoding="utf-8")
+    (tmp_path / "fleet.csv").write_text(
+        f"name,count,memory\nphone,3,{find_footprint}\ngateway,1,1 GB\n", encoding="utf-8"
+    )
     fleet = fedloom("plan", "my.toml", "--fleet", "fleet.csv", "--headroom", "1", "--format", "json").data["fleet"]
     assert [(one["name"], one["tier"]) for one in fleet["devices"]] == [("phone", "small"), ("gateway", "large")]
     assert fleet["shares"] == {"small": 0.75, "large": 0.25}
     assert [one["tiers"] for one in fleet["regions"]] == [["large"], ["large", "small"]]
-    said = fedloom("plan", "my.toml", "--fleet", "fleet.csv")
-    assert said.code == 0
-    assert "gateway" in said.out and "votes a round" in said.out
+    result = fedloom("plan", "my.toml", "--fleet", "fleet.csv")
+    assert result.code == 0
+    assert "gateway" in result.out and "updates per round" in result.out
 
 
 def test_plan_fleet_accepts_probe_output(fedloom, write, tmp_path):
     write()
-    said = fedloom("probe", "my.toml", "--name", "here", "--bandwidth", "1e6", "--format", "json")
-    assert said.code == 0
-    assert set(said.data["speeds"]) == {"large", "small"}
-    assert said.data["speed"] == min(said.data["speeds"].values())
-    assert (said.data["name"], said.data["bandwidth"]) == ("here", 1e6)
-    (tmp_path / "here.json").write_text(said.out, encoding="utf-8")
+    result = fedloom("probe", "my.toml", "--name", "here", "--bandwidth", "1e6", "--format", "json")
+    assert result.code == 0
+    assert set(result.data["speeds"]) == {"large", "small"}
+    assert result.data["speed"] == min(result.data["speeds"].values())
+    assert (result.data["name"], result.data["bandwidth"]) == ("here", 1e6)
+    (tmp_path / "here.json").write_text(result.out, encoding="utf-8")
     (one,) = fedloom("plan", "my.toml", "--fleet", "here.json", "--format", "json").data["fleet"]["devices"]
     assert one["tier"] == "large"
     assert one["transfer_seconds"] > 0
-    assert "multiply-adds a second" in fedloom("probe").out
+    assert "multiply-adds per second" in fedloom("probe").out
 
 
 def test_plan_known_speeds_give_device_seconds(fedloom, write):
@@ -179,11 +188,11 @@ def test_plan_known_speeds_give_device_seconds(fedloom, write):
         large["device_seconds"] == (large["bytes_down"] + large["bytes_up"]) / 1e3 + 3 * large["macs"] * examples / 1e6
     )
     assert "device_seconds" not in small
-    assert "s a round" in fedloom("plan", "my.toml").out
+    assert "s per round" in fedloom("plan", "my.toml").out
 
 
 def test_plan_measure_times_a_round(fedloom, write):
     write()
-    said = fedloom("plan", "my.toml", "--measure", "--workers", "1", "--format", "json").data["round"]
-    assert said["training"] > 0 and said["evaluation"] > 0 and said["workers"] == 1
+    result = fedloom("plan", "my.toml", "--measure", "--workers", "1", "--format", "json").data["round"]
+    assert result["training"] > 0 and result["evaluation"] > 0 and result["workers"] == 1
     assert "a round here" in fedloom("plan", "my.toml", "--measure", "--workers", "1").out

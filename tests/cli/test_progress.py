@@ -38,30 +38,30 @@ def frames(console):
 
 
 def test_progress_bars_show_round_time_left_and_metrics(terminal):
-    with progress_bars(terminal, {"heterofl": 4}) as tell:
+    with progress_bars(terminal, {"heterofl": 4}) as show:
         assert frames(terminal)[-1].endswith("round 0/4")
-        tell("heterofl", ended(1, seconds=2.0, large=47.0, small=32.4))
+        show("heterofl", ended(1, seconds=2.0, large=47.0, small=32.4))
         first = frames(terminal)[-1]
-        tell("heterofl", ended(2, seconds=4.0))
+        show("heterofl", ended(2, seconds=4.0))
         second = frames(terminal)[-1]
     assert first.endswith(" round 1/4 6 s left large  47.0 %  small  32.4 %")
-    assert second.endswith(" round 2/4 6 s left large  47.0 %  small  32.4 %")  # two rounds of 3 s; it was not judged
+    assert second.endswith(" round 2/4 6 s left large  47.0 %  small  32.4 %")  # two rounds of 3 s; no evaluation
 
 
 def test_progress_bars_long_run_shows_hours_and_minutes(terminal):
-    with progress_bars(terminal, {"a": 40}) as tell:
-        tell("a", ended(1, of=40, seconds=200.0))
+    with progress_bars(terminal, {"a": 40}) as show:
+        show("a", ended(1, of=40, seconds=200.0))
     assert " 2:10:00 left" in frames(terminal)[-2]
 
 
 def test_progress_bars_finished_run_leaves_its_line(terminal):
-    with progress_bars(terminal, {"one": 2, "[two]": 2}) as tell:
+    with progress_bars(terminal, {"one": 2, "[two]": 2}) as show:
         for name in ("one", "[two]"):
-            tell(name, ended(1, of=2, large=50.0))
-        tell("one", ended(2, of=2, large=60.0))
+            show(name, ended(1, of=2, large=50.0))
+        show("one", ended(2, of=2, large=60.0))
         mark = len(terminal.file.getvalue())
-        tell("[two]", ended(2, of=2, large=70.0))
-        tell("[two]", ended(3, of=3, large=71.0))  # a last exchange
+        show("[two]", ended(2, of=2, large=70.0))
+        show("[two]", ended(3, of=3, large=71.0))  # a last exchange
     drawn = frames(terminal)
     lines = [one for one in drawn if "replies" in one]
     assert lines == [
@@ -73,8 +73,8 @@ def test_progress_bars_finished_run_leaves_its_line(terminal):
 
 
 def test_progress_bars_interrupted_restores_the_cursor(terminal):
-    with pytest.raises(KeyboardInterrupt), progress_bars(terminal, {"a": 4}) as tell:
-        tell("a", ended(1))
+    with pytest.raises(KeyboardInterrupt), progress_bars(terminal, {"a": 4}) as show:
+        show("a", ended(1))
         assert HIDDEN in terminal.file.getvalue() and SHOWN not in terminal.file.getvalue()
         raise KeyboardInterrupt
     assert terminal.file.getvalue().endswith(SHOWN)
@@ -83,11 +83,11 @@ def test_progress_bars_interrupted_restores_the_cursor(terminal):
 
 def test_round_display_without_terminal_logs_lines(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with logs.showing("INFO"), round_display({"a": 4}) as tell:
-        tell("a", ended(1, large=47.0))
+    with logs.showing("INFO"), round_display({"a": 4}) as show:
+        show("a", ended(1, large=47.0))
     assert capsys.readouterr().err == "a  round 1/4  large  47.0 %  4/4 replies  1 kB down 2 kB up  2.0 s\n"
-    with logs.showing("WARNING"), round_display({"a": 4}) as tell:
-        tell("a", ended(1))
+    with logs.showing("WARNING"), round_display({"a": 4}) as show:
+        show("a", ended(1))
     assert capsys.readouterr() == ("", "")
 
 

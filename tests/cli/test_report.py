@@ -22,16 +22,16 @@ def home(fedloom_in):
 
 def test_report_run_writes_page_and_csvs(home):
     call, folder = home
-    said = call("report", "run")
-    assert (said.code, said.out) == (0, "report: run/report.html\n")
+    result = call("report", "run")
+    assert (result.code, result.out) == (0, "report: run/report.html\n")
     assert (folder / "run/report.html").read_text().startswith("<!doctype html>")
     assert (folder / "run/figures/learning_rounds.csv").is_file()
 
 
 def test_report_comparison_writes_one_page(home):
     call, folder = home
-    said = call("report", "both", "--format", "json")
-    assert (said.code, said.data) == (0, {"report": "both/report.html", "status": "finished"})
+    result = call("report", "both", "--format", "json")
+    assert (result.code, result.data) == (0, {"report": "both/report.html", "status": "finished"})
     html = (folder / "both/report.html").read_text()
     assert "Paired differences" in html and "fedloom compare my.toml --seeds 1 --controls standalone" in html
 
@@ -52,10 +52,10 @@ def test_report_several_runs_need_out(home):
     ],
 )
 def test_report_other_folder_is_refused(home, arguments, hint):
-    said = home[0](*arguments, "--format", "json")
-    assert said.code == 4
-    assert said.failure["error_code"] == "RUN_FOLDER"
-    assert hint in said.failure["hint"]
+    result = home[0](*arguments, "--format", "json")
+    assert result.code == 4
+    assert result.failure["error_code"] == "RUN_FOLDER"
+    assert hint in result.failure["hint"]
 
 
 def test_report_watch_rewrites_until_finished(home, monkeypatch):
@@ -83,8 +83,8 @@ def test_report_watch_rewrites_until_finished(home, monkeypatch):
 def test_run_end_writes_report_unless_disabled(fedloom, write, tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLOOM_REPORT")
     write(("rounds = 2", "rounds = 1"))
-    said = fedloom("run", "my.toml", "--out", "with")
-    assert said.out.endswith("run: with\nreport: with/report.html\n")
+    result = fedloom("run", "my.toml", "--out", "with")
+    assert result.out.endswith("run: with\nreport: with/report.html\n")
     assert (tmp_path / "with/report.html").is_file()
     assert "report" not in fedloom("run", "my.toml", "--out", "without", "--no-report").out
     assert not (tmp_path / "without/report.html").exists()
@@ -94,35 +94,35 @@ def test_run_report_failure_is_only_a_warning(fedloom, write, tmp_path, monkeypa
     monkeypatch.delenv("FEDLOOM_REPORT")
     monkeypatch.setattr(verb, "write_page", lambda *_: 1 / 0)
     write(("rounds = 2", "rounds = 1"))
-    said = fedloom("run", "my.toml", "--out", "run")
-    assert said.code == 0
-    assert "no report: ZeroDivisionError" in said.err
+    result = fedloom("run", "my.toml", "--out", "run")
+    assert result.code == 0
+    assert "no report: ZeroDivisionError" in result.err
     assert read_manifest(tmp_path / "run")["status"] == "finished"
 
 
 @pytest.fixture(scope="module")
-def told(home):
+def compared(home):
     """One comparison, printed as a page, with everything else beside it."""
     call, folder = home
-    arguments = ["--set", "rounds=1", "--controls", "", "--out", "told", "--no-report", "--quiet"]
-    return call("compare", "my.toml", *arguments, "--format", "html"), folder / "told"
+    arguments = ["--set", "rounds=1", "--controls", "", "--out", "compared", "--no-report", "--quiet"]
+    return call("compare", "my.toml", *arguments, "--format", "html"), folder / "compared"
 
 
-def test_compare_format_html_overrides_no_report(told):
-    said, folder = told
-    assert said.code == 0
-    assert said.out == (folder / "report.html").read_text() + "\n"
+def test_compare_format_html_overrides_no_report(compared):
+    result, folder = compared
+    assert result.code == 0
+    assert result.out == (folder / "report.html").read_text() + "\n"
 
 
 @pytest.mark.parametrize(
     ("file", "begins"), [("results.md", "| arm |"), ("results.csv", "arm,tier,"), ("results.tex", "\\begin{table}")]
 )
-def test_compare_writes_all_table_files(told, file, begins):
-    assert (told[1] / file).read_text().startswith(begins)
+def test_compare_writes_all_table_files(compared, file, begins):
+    assert (compared[1] / file).read_text().startswith(begins)
 
 
-def test_compare_format_table_prints_the_file(told, home):
+def test_compare_format_table_prints_the_file(compared, home):
     """Told again from the folder, for it has run."""
     arguments = ["--set", "rounds=1", "--controls", "", "--out", "again", "--quiet"]
-    said = home[0]("compare", "my.toml", *arguments, "--format", "csv")
-    assert said.out == (told[1] / "results.csv").read_text()
+    result = home[0]("compare", "my.toml", *arguments, "--format", "csv")
+    assert result.out == (compared[1] / "results.csv").read_text()

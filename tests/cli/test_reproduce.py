@@ -131,14 +131,14 @@ def test_reproduce_claim_decides_all_claims_of_its_runs(ledger, fedloom, tmp_pat
     done = fedloom("reproduce", "--claim", "masked-like-unmasked", *ledger, "--quiet", "--format", "json")
     assert done.code == 0
     assert [one["claim"] for one in done.data["claims"]] == ["masked-like-unmasked", "sooner"]
-    said = json.loads((tmp_path / "docs" / "results.json").read_text())
-    first, second = said["claims"]
+    result = json.loads((tmp_path / "docs" / "results.json").read_text())
+    first, second = result["claims"]
     assert first["verdict"] == "holds" and first["measured"]["difference"] == [0.0, 0.0]
     assert (first["paper"], first["published"], first["seeds"]) == ("Own", "90.5 against 90.5", [0, 1])
     assert first["command"] == "fedloom reproduce --claim masked-like-unmasked"
     assert first["wall_seconds"] > 0 and "commit" in first
     assert "large" in second["measured"]["targets"] and "small" in second["measured"]["targets"]
-    made_of = said["comparisons"]["my.toml"]
+    made_of = result["comparisons"]["my.toml"]
     assert made_of["arms"].keys() == {"heterofl", "unmasked"}
     assert len(made_of["arms"]["unmasked"]["1"]["sha256"]) == 64
     assert made_of["torch"] and made_of["machine"] and made_of["data"]
@@ -155,10 +155,10 @@ def test_reproduce_all_decides_only_open_claims(ledger, fedloom, tmp_path):
     after = json.loads((tmp_path / "docs" / "results.json").read_text())
     assert after["claims"][:2] == before["claims"]
     assert after["comparisons"]["my.toml"] == before["comparisons"]["my.toml"]
-    (tmp_path / "docs" / "analyses.toml").write_text('elsewhere = "Said later."\n')
+    (tmp_path / "docs" / "analyses.toml").write_text('elsewhere = "Added later."\n')
     none = fedloom("reproduce", "--all", *ledger)
     assert (none.code, none.out) == (0, "every claim has been decided\n")
-    assert "Said later." in (tmp_path / "docs" / "results.md").read_text()
+    assert "Added later." in (tmp_path / "docs" / "results.md").read_text()
     assert json.loads((tmp_path / "docs" / "results.json").read_text()) == after
 
 
@@ -241,8 +241,8 @@ def test_reproduce_claim_other_seeds_are_refused(ledger, fedloom, tmp_path):
 def test_reproduce_claim_records_the_commit_of_its_start(ledger, fedloom, tmp_path):
     def commit(message):
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
-        for said in (["init", "-q"], ["add", "own"], ["commit", "-q", "--allow-empty", "-m", message]):
-            subprocess.run(["git", *who, *said], check=True)
+        for command in (["init", "-q"], ["add", "own"], ["commit", "-q", "--allow-empty", "-m", message]):
+            subprocess.run(["git", *who, *command], check=True)
         return subprocess.run(
             ["git", "-C", str(tmp_path), "rev-parse", "--short=10", "HEAD"], check=True, capture_output=True, text=True
         ).stdout.strip()
@@ -293,9 +293,9 @@ def test_reproduce_without_lists_is_refused(fedloom):
 
 def test_reproduce_list_shows_project_rows_and_claims(fedloom):
     own = ["--recipes", ROOT / "recipes"]
-    said = fedloom("reproduce", "--list", *own, "--format", "json")
-    assert len(said.data["rows"]) > 1000 and len(said.data["claims"]) >= 24
-    assert {"name", "paper", "statement", "published", "recipe", "arms", "verdict"} == said.data["claims"][0].keys()
+    result = fedloom("reproduce", "--list", *own, "--format", "json")
+    assert len(result.data["rows"]) > 1000 and len(result.data["claims"]) >= 24
+    assert {"name", "paper", "statement", "published", "recipe", "arms", "verdict"} == result.data["claims"][0].keys()
     some = fedloom("reproduce", "--list", "fedsup_table9", *own)
     assert some.out.count("fedsup_table9_") == 6 and "30.41" in some.out
 

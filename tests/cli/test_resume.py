@@ -67,10 +67,10 @@ def test_verify_finished_run_finds_differences(saving, fedloom, tmp_path):
 @pytest.mark.parametrize("verb", ["resume", "verify"])
 def test_resume_and_verify_other_folder_is_refused(verb, fedloom, tmp_path):
     done = fedloom(verb, tmp_path)
-    assert (done.code, done.problems[0].code) == (4, "RUN_FOLDER")
+    assert (done.code, done.issues[0].code) == (4, "RUN_FOLDER")
     assert fedloom(verb).code == 4  # nor is there one in ./runs
 
 
 def test_resume_finished_run_is_refused(saving, fedloom):
     fedloom("run", saving, "--set", "rounds=1", "--out", "run", "--quiet")
-    assert fedloom("resume", "run").problems[0].code == "RUN_FINISHED"
+    assert fedloom("resume", "run").issues[0].code == "RUN_FINISHED"

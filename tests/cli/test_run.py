@@ -12,9 +12,9 @@ def finished(fedloom_in):
     """One run of the small recipe, for the tests that only look at it."""
     call, write, folder = fedloom_in
     write()
-    said = call("run", "my.toml", "--out", "run", "--format", "json")
-    assert said.code == 0
-    return said.data, folder / "run"
+    result = call("run", "my.toml", "--out", "run", "--format", "json")
+    assert result.code == 0
+    return result.data, folder / "run"
 
 
 def test_run_json_has_folder_and_final_values(finished):
@@ -23,9 +23,9 @@ def test_run_json_has_folder_and_final_values(finished):
     assert data["run"] == "run"
     keys = ("candidate", "tier", "test", "metric")
     assert [tuple(one[key] for key in keys) for one in data["final"]] == [
-        ("server", tier, *judged)
+        ("server", tier, *evaluated)
         for tier in ("large", "small")
-        for judged in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
+        for evaluated in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
     ]
     last = {
         tuple(getattr(row, key) for key in keys): row.value
@@ -45,9 +45,9 @@ def test_run_json_has_best_and_last_values(finished):
 
 def test_run_text_is_a_table_of_the_same_values(finished, fedloom, write):
     write()
-    said = fedloom("run", "my.toml", "--out", "run")
-    header, *lines = said.out.split("\n\n")[0].splitlines()
-    assert header.split() == ["judged", "test", "metric", "last", "best", "in", "round"]
+    result = fedloom("run", "my.toml", "--out", "run")
+    header, *lines = result.out.split("\n\n")[0].splitlines()
+    assert header.split() == ["model", "test", "metric", "last", "best", "in", "round"]
     assert [line.split()[:5] for line in lines] == [
         [one["candidate"], one["tier"], one["test"], one["metric"], f"{one['value']:.2f}"]
         for one in finished[0]["final"]
@@ -90,13 +90,13 @@ def test_run_seed_overrides_the_recipe(arguments, seed, fedloom, write, tmp_path
 
 def test_run_set_overrides_the_file_last_wins(fedloom, write, tmp_path):
     write()
-    said = fedloom(
+    result = fedloom(
         "run", "my.toml", "--out", "run", "--set", "rounds=5", "--set", "rounds=1", "--set", "tiers[1].width=1.0",
         "--set", "tiers.0.name=big", "--set", "data.partition={kind='label_shards', labels_per_device=5}",
         "--set", "method.unseen_logit=-inf", "--set", "evaluation.per_device=never",
         "--set", "training.optimizer={kind='adam'}", "--set", "training.optimizer.learning_rate=0.01",
     )  # fmt: skip
-    assert said.code == 0
+    assert result.code == 0
     written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     assert written["rounds"] == 1
     assert [tier["width"] for tier in written["tiers"]] == [1.0, 1.0]
@@ -111,7 +111,7 @@ def test_run_set_missing_section_needs_its_kind(fedloom, write, tmp_path):
     write(("rounds = 2", "rounds = 1"))
     alone = fedloom("run", "my.toml", "--out", "run", "--set", "training.optimizer.learning_rate=0.5")
     assert alone.code == 4
-    assert [(one.what, one.code) for one in alone.problems] == [("training.optimizer.kind", "RECIPE_MISSING")]
+    assert [(one.what, one.code) for one in alone.issues] == [("training.optimizer.kind", "RECIPE_MISSING")]
     changes = ["--set", "training.optimizer.kind=sgd", "--set", "training.optimizer.learning_rate=0.5"]
     assert fedloom("run", "my.toml", "--out", "run", *changes).code == 0
     written = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
@@ -128,32 +128,32 @@ def test_run_written_recipe_repeats_the_run(finished, fedloom, tmp_path):
 
 
 def test_run_without_recipe_runs_the_demo(fedloom, tmp_path):
-    said = fedloom(
+    result = fedloom(
         "run", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits", "--set", "model.hidden=[4,4]",
         "--set", "training.epochs=1", "--set", "training.batch_size=100",
     )  # fmt: skip
-    assert said.code == 0
+    assert result.code == 0
     folders = [path.parent.relative_to(tmp_path / "demo") for path in (tmp_path / "demo").glob("*/*/manifest.json")]
     assert sorted(map(str, folders)) == ["drop-the-small/seed-0", "heterofl/seed-0", "small-for-all/seed-0"]
-    assert "verdict\n" in said.out
-    assert "run: demo/heterofl/seed-0\n" in said.out
+    assert "verdict\n" in result.out
+    assert "run: demo/heterofl/seed-0\n" in result.out
     for command in ("fedloom list methods", "fedloom init heterofl --out my.toml", "fedloom compare my.toml"):
-        assert command in said.out
-    assert {line.split("  ")[0] for line in said.err.splitlines()} == {"heterofl", "small-for-all", "drop-the-small"}
+        assert command in result.out
+    assert {line.split("  ")[0] for line in result.err.splitlines()} == {"heterofl", "small-for-all", "drop-the-small"}
 
 
 def test_run_demo_json_has_the_first_arm(fedloom):
-    said = fedloom(
+    result = fedloom(
         "run", "--format", "json", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits",
         "--set", "model.hidden=[4,4]", "--set", "training.epochs=1", "--set", "training.batch_size=100", "--quiet",
     )  # fmt: skip
-    assert (said.code, said.err) == (0, "")
-    assert said.data["run"] == "demo/heterofl/seed-0"
-    assert {one["tier"] for one in said.data["final"]} == {"large", "medium", "small"}
+    assert (result.code, result.err) == (0, "")
+    assert result.data["run"] == "demo/heterofl/seed-0"
+    assert {one["tier"] for one in result.data["final"]} == {"large", "medium", "small"}
 
 
 def test_run_demo_failed_runs_are_exit_1(fedloom):
-    said = fedloom(
+    result = fedloom(
         "run", "--set", "faults.dropout=1.0", "--set", "faults.max_failed_rounds=1", "--out", "out", "--quiet"
     )
-    assert said.code == 1 and "heterofl failed: " in said.err
+    assert result.code == 1 and "heterofl failed: " in result.err

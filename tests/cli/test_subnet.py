@@ -24,18 +24,18 @@ def made(fedloom_in):
 
 def test_subnet_json_has_best_and_front(made):
     call, folder = made
-    said = call("subnet", "run", "--format", "json")
-    assert (said.code, said.err) == (0, "")
-    assert list(said.data) == ["best", "front", "hyper_volume", "measured", "out"]
-    assert list(said.data["best"]) == ROW
+    result = call("subnet", "run", "--format", "json")
+    assert (result.code, result.err) == (0, "")
+    assert list(result.data) == ["best", "front", "hyper_volume", "measured", "out"]
+    assert list(result.data["best"]) == ROW
     rows = [json.loads(line) for line in (folder / "run" / "subnets.jsonl").read_text().splitlines()]
-    assert said.data["measured"] == {
+    assert result.data["measured"] == {
         "nets": len(rows), "now": 0, "seconds_each": 0.0, "examples": 360, "rows": "run/subnets.jsonl",
     }  # fmt: skip
-    assert said.data["best"] in rows
-    assert said.data["best"]["accuracy"] == max(row["accuracy"] for row in rows)
-    assert all(row in rows for row in said.data["front"])
-    assert said.data["out"] is None
+    assert result.data["best"] in rows
+    assert result.data["best"]["accuracy"] == max(row["accuracy"] for row in rows)
+    assert all(row in rows for row in result.data["front"])
+    assert result.data["out"] is None
 
 
 @pytest.mark.parametrize(("option", "key"), [("--macs", "macs"), ("--params", "parameters")])
@@ -47,10 +47,10 @@ def test_subnet_budget_is_kept(option, key, made):
         assert best[key] <= most
         assert best["accuracy"] == max(row["accuracy"] for row in rows if row[key] <= most)
     least = min(row[key] for row in rows)
-    said = call("subnet", "run", option, least - 1)
-    (problem,) = said.problems
-    assert (said.code, said.out, problem.where, problem.code) == (4, "", option, "BUDGET_SMALL")
-    assert problem.message.endswith(f"the smallest takes {least:,}")
+    result = call("subnet", "run", option, least - 1)
+    (issue,) = result.issues
+    assert (result.code, result.out, issue.where, issue.code) == (4, "", option, "BUDGET_SMALL")
+    assert issue.message.endswith(f"the smallest takes {least:,}")
 
 
 def test_subnet_latency_budget_is_kept(made):
@@ -58,21 +58,21 @@ def test_subnet_latency_budget_is_kept(made):
     best = call("subnet", "run", "--latency-ms", 60_000, "--format", "json", "--quiet").data["best"]
     assert list(best) == [*ROW, "latency_ms"]
     assert 0 < best["latency_ms"] <= 60_000
-    said = call("subnet", "run", "--latency-ms", 60_000)
-    assert said.err == "timing subnets on this machine\n"
-    assert "ms for one example, on one thread of this machine\n" in said.out
-    said = call("subnet", "run", "--latency-ms", 0, "--quiet")
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.code) == (4, "--latency-ms", "BUDGET_SMALL")
-    assert "ms on this machine; the smallest takes 0." in problem.message
+    result = call("subnet", "run", "--latency-ms", 60_000)
+    assert result.err == "timing subnets on this machine\n"
+    assert "ms for one example, on one thread of this machine\n" in result.out
+    result = call("subnet", "run", "--latency-ms", 0, "--quiet")
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.code) == (4, "--latency-ms", "BUDGET_SMALL")
+    assert "ms on this machine; the smallest takes 0." in issue.message
 
 
 def test_subnet_text_shows_best_and_front(made):
     call, _ = made
     data = call("subnet", "run", "--format", "json").data
-    said = call("subnet", "run")
-    assert (said.code, said.err) == (0, "")
-    best, lines = data["best"], said.out.splitlines()
+    result = call("subnet", "run")
+    assert (result.code, result.err) == (0, "")
+    best, lines = data["best"], result.out.splitlines()
     assert lines[1] == f"parameters  {best['parameters']:,}"
     assert lines[2] == f"MACs        {best['macs']:,}"
     assert lines[3] == f"accuracy    {best['accuracy']:.2f} % of 360 test examples"
@@ -86,10 +86,10 @@ def test_subnet_text_shows_best_and_front(made):
 def test_subnet_progress_shows_seconds_each(fedloom, write):
     write()
     fedloom("run", "my.toml", "--out", "run", "--set", "rounds=1", "--quiet")
-    said = fedloom("subnet", "run", "--workers", 1)
-    assert said.err.startswith("subnets 2/2  ")
-    assert " s each  0 s to go\n" in said.err
-    assert said.out.splitlines()[-1].startswith("measured      2 now, 0 before; ")
+    result = fedloom("subnet", "run", "--workers", 1)
+    assert result.err.startswith("subnets 2/2  ")
+    assert " s each  0 s to go\n" in result.err
+    assert result.out.splitlines()[-1].startswith("measured      2 now, 0 before; ")
     capped = fedloom("subnet", "run", "--examples", 100, "--quiet", "--format", "json")
     assert (capped.code, capped.err) == (0, "")
     assert (capped.data["best"]["examples"], capped.data["measured"]["now"]) == (100, 2)
@@ -99,25 +99,25 @@ def test_subnet_progress_shows_seconds_each(fedloom, write):
 def test_subnet_out_holds_the_weights(made):
     call, folder = made
     least = call("subnet", "run", "--format", "json").data["front"][0]
-    said = call("subnet", "run", "--macs", least["macs"], "--out", "net.safetensors")
-    assert said.code == 0
-    assert said.out.endswith("\nwritten: net.safetensors\n")
+    result = call("subnet", "run", "--macs", least["macs"], "--out", "net.safetensors")
+    assert result.code == 0
+    assert result.out.endswith("\nwritten: net.safetensors\n")
     weights = load_file(folder / "net.safetensors")
     learned = [weight for name, weight in weights.items() if "running" not in name]
     assert sum(weight.numel() for weight in learned) == least["parameters"]
     again = call("subnet", "run", "--out", "net.safetensors")
-    (problem,) = again.problems
-    assert (again.code, problem.where, problem.code) == (4, "--out", "OUT_EXISTS")
+    (issue,) = again.issues
+    assert (again.code, issue.where, issue.code) == (4, "--out", "OUT_EXISTS")
     nowhere = call("subnet", "run", "--out", "nowhere/net.safetensors")
-    assert (nowhere.code, nowhere.problems[0].code) == (4, "OUT_MISSING")
+    assert (nowhere.code, nowhere.issues[0].code) == (4, "OUT_MISSING")
 
 
 @pytest.mark.parametrize("folder", ["nothing", "."])
 def test_subnet_other_folder_is_refused(folder, fedloom, files):
     before = files()
-    said = fedloom("subnet", folder)
-    (problem,) = said.problems
-    assert (said.code, said.out, problem.where, problem.code) == (4, "", folder, "RUN_FOLDER")
+    result = fedloom("subnet", folder)
+    (issue,) = result.issues
+    assert (result.code, result.out, issue.where, issue.code) == (4, "", folder, "RUN_FOLDER")
     assert files() == before
     assert fedloom("subnet", folder, "--format", "json").failure["error_code"] == "RUN_FOLDER"
 
@@ -126,8 +126,8 @@ def test_subnet_other_folder_is_refused(folder, fedloom, files):
     ("arguments", "words"),
     [
         ([], "run"),
-        (["run", "--macs", "1", "--params", "1"], "say one of --macs, --params and --latency-ms"),
-        (["run", "--macs", "1", "--latency-ms", "1"], "say one of --macs, --params and --latency-ms"),
+        (["run", "--macs", "1", "--params", "1"], "use one of --macs, --params and --latency-ms"),
+        (["run", "--macs", "1", "--latency-ms", "1"], "use one of --macs, --params and --latency-ms"),
         (["run", "--macs", "few"], "--macs"),
         (["run", "--count", "0"], "--count"),
         (["run", "--examples", "0"], "--examples"),
@@ -135,21 +135,21 @@ def test_subnet_other_folder_is_refused(folder, fedloom, files):
 )
 def test_subnet_bad_arguments_are_refused(arguments, words, fedloom, files):
     before = files()
-    said = fedloom("subnet", *arguments)
-    assert (said.code, said.out) == (4, "")
-    assert said.err.startswith("error ARGUMENTS: ")
-    assert words in said.err.lower()
-    assert said.err.endswith("  hint: fedloom subnet --help\n")
+    result = fedloom("subnet", *arguments)
+    assert (result.code, result.out) == (4, "")
+    assert result.err.startswith("error ARGUMENTS: ")
+    assert words in result.err.lower()
+    assert result.err.endswith("  hint: fedloom subnet --help\n")
     assert files() == before
 
 
 def test_subnet_space_selects_the_search_space(made):
     call, _ = made
     assert call("subnet", "run", "--space", "tiers").code == 0
-    said = call("subnet", "run", "--space", "tier")
-    (problem,) = said.problems
-    assert (said.code, problem.where, problem.code) == (4, "--space", "SPACE_NAME")
-    assert "tiers" in problem.hint
+    result = call("subnet", "run", "--space", "tier")
+    (issue,) = result.issues
+    assert (result.code, issue.where, issue.code) == (4, "--space", "SPACE_NAME")
+    assert "tiers" in issue.hint
 
 
 def test_subnet_user_family_works(fedloom, write, tmp_path):
@@ -162,8 +162,8 @@ def test_subnet_user_family_works(fedloom, write, tmp_path):
     )
     write(('"convnet"\nhidden = [2, 4]', '"mine"'))
     assert fedloom("run", "my.toml", "--with", "my.py", "--out", "run", "--quiet").code == 0
-    said = fedloom("subnet", "run", "--with", "my.py", "--macs", 300, "--format", "json", "--quiet")
-    assert said.code == 0
-    assert said.data["best"]["settings"]["width"] == 0.5
-    assert said.data["best"]["macs"] == 64 * 4 + 4 * 10
+    result = fedloom("subnet", "run", "--with", "my.py", "--macs", 300, "--format", "json", "--quiet")
+    assert result.code == 0
+    assert result.data["best"]["settings"]["width"] == 0.5
+    assert result.data["best"]["macs"] == 64 * 4 + 4 * 10
     assert fedloom("subnet", "run").code == 4

@@ -29,7 +29,9 @@ def calibrate(
         measured = calibrate_blocks(fleet, loaded.recipe.training.batch_size)
     if write:
         recipe.write_text(set_devices_per_block(recipe.read_text(encoding="utf-8"), measured), encoding="utf-8")
-    rows = [(tier.tier, *(f"{tier.milliseconds[size]:.2f}" for size in BLOCK_SIZES), str(tier.best)) for tier in measured]
+    rows = [
+        (tier.tier, *(f"{tier.milliseconds[size]:.2f}" for size in BLOCK_SIZES), str(tier.best)) for tier in measured
+    ]
     text = columns(("ms per device", *(f"{size} at once" for size in BLOCK_SIZES), "best"), rows)
     options.show(
         [{"tier": tier.tier, "best": tier.best, "milliseconds": tier.milliseconds} for tier in measured],

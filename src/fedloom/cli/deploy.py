@@ -15,7 +15,7 @@ from .output import NO_QUORUM, RUN_FAILED, Exit, columns, report_failure, write
 from .report import write_final_report
 from .run import final_table
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 deploy = typer.Typer(
     name="deploy", help="A real fleet: keys, server, device, status, stop.", no_args_is_help=True, add_completion=False
@@ -76,7 +76,7 @@ def server(
         "data-dir": str(options.data.resolve()),
         "with": ",".join(str(file.resolve()) for file in options.files),
     }
-    log.info("run: %s", folder)
+    logger.info("run: %s", folder)
     try:
         with hold_pidfile(fleet, run=str(folder.resolve())):
             ServerSupervisor(registry, folder, config).run()
@@ -163,7 +163,7 @@ def stop(options: Options, folder: AnyFolder) -> None:
     deadline = time.monotonic() + STOP_TIMEOUT
     while is_alive(pid):
         if time.monotonic() > deadline:
-            log.warning("%s: process %d does not end", folder, pid)
+            logger.warning("%s: process %d does not end", folder, pid)
             raise Exit(RUN_FAILED)
         time.sleep(0.1)
     options.show({"folder": str(folder), "stopped": True}, f"{folder}: ended")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..runs.trackers import Trackers
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ShowRound = Callable[[str, "RoundResult"], None]
 """Called with a run's name and the round that has just ended."""
@@ -42,7 +42,7 @@ def run_experiment(
             show(name, result)
     privacy = told(experiment.loaded.recipe)
     if privacy:
-        log.info("%s  %s", name, privacy)
+        logger.info("%s  %s", name, privacy)
 
 
 class RunGroup(Protocol):
@@ -70,11 +70,11 @@ def round_display(runs: Mapping[str, int]) -> Iterator[ShowRound]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    if log.isEnabledFor(logging.INFO) and sys.stderr.isatty() and not console.is_dumb_terminal:
+    if logger.isEnabledFor(logging.INFO) and sys.stderr.isatty() and not console.is_dumb_terminal:
         with progress_bars(console, runs) as show:
             yield show
     else:
-        yield lambda name, result: log.info(format_round(name, result))
+        yield lambda name, result: logger.info(format_round(name, result))
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from .progress import run_experiment, run_group
 
 if TYPE_CHECKING:
     from ..recipe.load import LoadedRecipe
-    from ..studies.published import Claim, ClaimList
-    from ..studies.published import PublishedRow
+    from ..studies.published import Claim, ClaimList, PublishedRow
     from ..studies.reproduce import ReproduceContext
 
 
@@ -65,8 +64,7 @@ def reproduce(
 
 def _list(options: Options, recipes: Path, results: Path, prefix: str) -> None:
     from ..reporting.ledger import read_ledger
-    from ..studies.published import read_claims
-    from ..studies.published import read_published
+    from ..studies.published import read_claims, read_published
 
     rows = [row for row in read_published(recipes).values() if row.name.startswith(prefix)]
     claims = [claim for claim in read_claims(recipes).claims if claim.name.startswith(prefix)]

@@ -14,7 +14,7 @@ from .progress import run_experiment
 from .report import write_final_report
 from .run import final_table
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RunFolder = Annotated[Path | None, typer.Argument(help="The folder of a run; default: the newest in ./runs.")]
 
@@ -36,7 +36,7 @@ def resume(options: Options, run: RunFolder = None) -> None:
         run_comparison(options, replace(planned, track=trackers), options.format)
         return
     experiment, since = reopened(folder, options.registry, options.data, options.processes, attach_engine)
-    log.info("%s: continues after round %d", folder, since.number)
+    logger.info("%s: continues after round %d", folder, since.number)
     run_experiment(experiment, folder, experiment.loaded.recipe.method.name, since, followed_by(trackers))
     finished, report = Run(folder), write_final_report(folder, options.no_report)
     options.show(

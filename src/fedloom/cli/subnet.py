@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..analysis.subnets import Budget, BudgetKind, SubnetSearch
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @verb("data_dir", "workers", "files", "format", "quiet")
@@ -49,7 +49,7 @@ def subnet(
         require_new_file(out)
     supernet = open_supernet(run, options.registry, options.data, space)
     if latency is not None:
-        log.info("timing subnets on this machine")
+        logger.info("timing subnets on this machine")
     subnets = start_search(supernet, count, seed, _budget(macs, params, latency), examples)
     measured = _measure(subnets, options.processes)
     result = _result(subnets, measured, out)
@@ -69,7 +69,7 @@ def _measure(subnets: "SubnetSearch", workers: int) -> dict[str, Any]:
     for rows in subnets.measure(workers):
         done += len(rows)
         each = (time.perf_counter() - start) / done
-        log.info("subnets %d/%d  %.2g s each  %.0f s to go", done, missing, each, each * (missing - done))
+        logger.info("subnets %d/%d  %.2g s each  %.0f s to go", done, missing, each, each * (missing - done))
     return {"nets": len(subnets.nets), "now": done, "seconds_each": each, "examples": subnets.examples}
 
 
