@@ -147,13 +147,13 @@ def test_compare_text_is_a_table_and_a_verdict(fedloom, write):
         "large",
         "small",
         "worst",
-        "own",
-        "tests",
+        "local",
+        "test",
         "served",
         "million",
         "MACs",
         "MB",
-        "a",
+        "per",
         "round",
     ]
     assert [line.split()[0] for line in lines] == ARMS
@@ -290,7 +290,7 @@ def test_compare_targets_text_has_a_second_table(fedloom, write):
     assert [line.split()[:2] for line in lines] == [[arm, tier] for tier in ("large", "small") for arm in arms]
     assert all("–" in line for line in lines)
     assert "median" in legend
-    assert "sooner than decouple: " in verdict
+    assert "sooner than decouple in " in verdict
 
 
 @pytest.mark.parametrize("verb", ["check", "plan", "run", "compare"])

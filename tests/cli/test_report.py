@@ -48,7 +48,7 @@ def test_report_several_runs_need_out(home):
     [
         (["report", "nowhere"], "fedloom run my.toml"),
         (["report", "run", "both/heterofl/seed-0"], "--out"),
-        (["report", "run", "--test", "other"], "there are: global, local"),
+        (["report", "run", "--test", "other"], "available: global, local"),
     ],
 )
 def test_report_other_folder_is_refused(home, arguments, hint):

@@ -302,7 +302,7 @@ def test_reproduce_list_shows_project_rows_and_claims(fedloom):
 
 def test_reproduce_all_failed_comparison_does_not_stop_the_others(ledger, fedloom, tmp_path):
     recipe = tmp_path / "own" / "my.toml"
-    recipe.write_text(recipe.read_text() + "\n[faults]\ndropout = 1.0\ngive_up_after = 1\n")
+    recipe.write_text(recipe.read_text() + "\n[faults]\ndropout = 1.0\nmax_failed_rounds = 1\n")
     rest = fedloom("reproduce", "--all", *ledger, "--quiet", "--format", "json")
     assert rest.code == 1
     assert [one["claim"] for one in rest.data["claims"]] == ["elsewhere"]

@@ -19,13 +19,13 @@ def calibrate(
     from ..analysis.profiling import BLOCK_SIZES, calibrate_blocks, set_devices_per_block
     from ..engines import keep_freed_memory
     from ..runs.build import build
-    from ..runs.data import outline
-    from ..runs.loop import one_thread
+    from ..runs.data import read_data_spec
+    from ..runs.loop import single_thread
 
     keep_freed_memory()
     loaded = options.load(recipe)
-    fleet, _ = build(loaded, options.registry, outline(loaded, options.registry, options.data))
-    with one_thread():
+    fleet, _ = build(loaded, options.registry, read_data_spec(loaded, options.registry, options.data))
+    with single_thread():
         measured = calibrate_blocks(fleet, loaded.recipe.training.batch_size)
     if write:
         recipe.write_text(set_devices_per_block(recipe.read_text(encoding="utf-8"), measured), encoding="utf-8")

@@ -38,15 +38,15 @@ def check(
 
 
 def _check(options: Options, recipe: Path, deployment: bool) -> None:
-    from ..runs.build import build, refuse_deployment, warm_start
-    from ..runs.data import build_partition, outline
+    from ..runs.build import build, check_deployment, warm_start
+    from ..runs.data import build_partition, read_data_spec
     from ..studies.controls import build_arms, errors_at_arm
 
     loaded, registry = options.load(recipe), options.registry
-    data = outline(loaded, registry, options.data)
+    data = read_data_spec(loaded, registry, options.data)
     fleet, method = build(loaded, registry, data)
     if deployment:
-        refuse_deployment(loaded, method)
+        check_deployment(loaded, method)
     warm_start(loaded, fleet)
     build_partition(loaded, data.labels)
     _, *others = build_arms(loaded, registry, fleet).items()

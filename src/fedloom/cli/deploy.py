@@ -91,16 +91,16 @@ def _write_recipe(options: Options, recipe: Path, fleet: Path) -> Path:
     """Write the recipe as it will run into the fleet's folder; raise if it cannot be deployed."""
     from ..deploy.registry import read_fleet_registry
     from ..recipe.toml import dumps
-    from ..runs.build import build, refuse_deployment
-    from ..runs.data import outline
+    from ..runs.build import build, check_deployment
+    from ..runs.data import read_data_spec
 
     engine = 'engine.kind="flower"'
     loaded = options.load(recipe, engine)
     if loaded.recipe.faults.deadline is None:
         loaded = options.load(recipe, engine, f"faults.deadline={DEFAULT_DEADLINE}")
     read_fleet_registry(fleet).check_size(loaded)
-    _, method = build(loaded, options.registry, outline(loaded, options.registry, options.data))
-    refuse_deployment(loaded, method)
+    _, method = build(loaded, options.registry, read_data_spec(loaded, options.registry, options.data))
+    check_deployment(loaded, method)
     path = fleet / "recipe.toml"
     path.write_text(dumps(loaded.recipe.document()), encoding="utf-8")
     return path

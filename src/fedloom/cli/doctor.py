@@ -58,10 +58,10 @@ def _data(folder: Path) -> list[Finding]:
 
 def _recipe(options: Options, recipe: Path) -> list[Finding]:
     from ..runs.build import build
-    from ..runs.data import outline
+    from ..runs.data import read_data_spec
 
     loaded = options.load(recipe)
-    fleet, _ = build(loaded, options.registry, outline(loaded, options.registry, options.data))
+    fleet, _ = build(loaded, options.registry, read_data_spec(loaded, options.registry, options.data))
     return [
         ("recipe", "ok", str(recipe)),
         *_batch_norm(loaded.recipe, fleet),

@@ -38,7 +38,7 @@ def export(
         raise typer.BadParameter("--input is stored or prepared")
     selector, as_json = ModelSelector(tier, device, macs), options.format is OutputFormat.json
     try:
-        exported = export(run, selector, to, out, input_kind, options.registry, options.data)
+        exported = export(run, selector, to, out, input_kind, options.registry, options.data)  # type: ignore[arg-type]
     except MissingDependency as error:
         report_failure("EXTRA_MISSING", str(error), error.hint, as_json)
         raise Exit(BAD_INPUT) from None

@@ -99,11 +99,11 @@ def _error_code(registry: "Registry", text: str) -> str | None:
     from ..recipe.load import load
     from ..recipe.paths import resolve_data_folder
     from ..runs.build import build
-    from ..runs.data import outline
+    from ..runs.data import read_data_spec
 
     try:
         loaded = load(tomllib.loads(text), registry)
-        build(loaded, registry, outline(loaded, registry, resolve_data_folder()))
+        build(loaded, registry, read_data_spec(loaded, registry, resolve_data_folder()))
     except RecipeError as error:
         return error.issues[0].code
     return None

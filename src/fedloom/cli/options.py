@@ -108,11 +108,11 @@ class Options:
     def trackers(self) -> list[str]:
         """Names of the trackers. Raises if a library is missing, before anything runs."""
         from ..recipe.errors import recipe_error
-        from ..runs.trackers import TrackerMissing, followed_by
+        from ..runs.trackers import TrackerMissing, build_trackers
 
         names = [tracker.value for tracker in self.track]
         try:
-            followed_by(names)
+            build_trackers(names)
         except TrackerMissing as error:
             raise recipe_error("--track", "TRACKER_MISSING", str(error), error.hint) from None
         return names

@@ -45,11 +45,11 @@ def _measure(options: Options, recipe: Path | None, name: str) -> "DeviceSpec":
     from ..client import OPTIMIZERS
     from ..recipe.validation import instantiate
     from ..runs.build import build_models
-    from ..runs.data import outline
+    from ..runs.data import read_data_spec
 
     loaded, registry = options.load(recipe), options.registry
     training = loaded.recipe.training
-    models = dict(build_models(loaded, registry, outline(loaded, registry, options.data)))
+    models = dict(build_models(loaded, registry, read_data_spec(loaded, registry, options.data)))
     return probe(name, models, training.batch_size, instantiate(OPTIMIZERS, training.optimizer)())
 
 

@@ -33,14 +33,14 @@ def run_experiment(
     trackers: "Trackers | None" = None,
 ) -> None:
     """Run an experiment into its folder, from the checkpoint if there is one, and show its progress."""
-    from ..runs.privacy import told
-    from ..runs.recorder import recorded
+    from ..runs.privacy import summarize_privacy
+    from ..runs.recorder import record_rounds
     from ..runs.trackers import NONE
 
     with round_display({name: experiment.loaded.recipe.rounds}) as show:
-        for result in recorded(experiment, folder, since, trackers or NONE):
+        for result in record_rounds(experiment, folder, since, trackers or NONE):
             show(name, result)
-    privacy = told(experiment.loaded.recipe)
+    privacy = summarize_privacy(experiment.loaded.recipe)
     if privacy:
         logger.info("%s  %s", name, privacy)
 

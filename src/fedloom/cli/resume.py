@@ -25,19 +25,19 @@ def resume(options: Options, run: RunFolder = None) -> None:
     from ..analysis.run import Run
     from ..deploy.remote import attach_engine
     from ..engines import keep_freed_memory
-    from ..runs.resume import newest_run, reopened
-    from ..runs.trackers import followed_by
+    from ..runs.resume import find_newest_run, reopen_run
+    from ..runs.trackers import build_trackers
     from ..studies.compare import is_comparison, reopen_comparison
 
     keep_freed_memory()
-    trackers, folder = options.trackers(), run or newest_run()
+    trackers, folder = options.trackers(), run or find_newest_run()
     if is_comparison(folder):
         planned = reopen_comparison(folder, options.registry, options.data, options.processes)
         run_comparison(options, replace(planned, track=trackers), options.format)
         return
-    experiment, since = reopened(folder, options.registry, options.data, options.processes, attach_engine)
+    experiment, since = reopen_run(folder, options.registry, options.data, options.processes, attach_engine)
     logger.info("%s: continues after round %d", folder, since.number)
-    run_experiment(experiment, folder, experiment.loaded.recipe.method.name, since, followed_by(trackers))
+    run_experiment(experiment, folder, experiment.loaded.recipe.method.name, since, build_trackers(trackers))
     finished, report = Run(folder), write_final_report(folder, options.no_report)
     options.show(
         {"run": str(folder), "since": since.number, "final": [asdict(value) for value in finished.final]},
@@ -52,9 +52,9 @@ def verify(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Replay at least this many rounds.")] = 1,
 ) -> None:
     """Replay the last rounds of a finished run and compare weights, devices' state and rows bit by bit."""
-    from ..runs.resume import newest_run, verify
+    from ..runs.resume import find_newest_run, verify
 
-    folder = run or newest_run()
+    folder = run or find_newest_run()
     verdict = verify(folder, options.registry, options.data, rounds, options.processes)
     outcome = "; ".join(verdict.differences) or "the same to the bit"
     text = f"{verdict.rounds} rounds after round {verdict.since} played again: {outcome}"

@@ -38,7 +38,7 @@ def run(
     from ..recipe.errors import RecipeIssue
     from ..recipe.paths import choose_output_folder
     from ..runs.build import assemble
-    from ..runs.trackers import followed_by
+    from ..runs.trackers import build_trackers
     from ..studies.compare import plan_comparison
 
     keep_freed_memory()
@@ -54,7 +54,7 @@ def run(
         return
     folder = choose_output_folder(options.out, loaded.recipe.method.name)
     experiment = attach_engine(assemble(loaded, registry, data, workers=options.processes), registry, data, folder)
-    run_experiment(experiment, folder, loaded.recipe.method.name, trackers=followed_by(trackers))
+    run_experiment(experiment, folder, loaded.recipe.method.name, trackers=build_trackers(trackers))
     finished = Run(folder)
     _show(options, finished, final_table(finished), write_final_report(folder, options.no_report))
 
