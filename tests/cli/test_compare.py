@@ -1,4 +1,4 @@
-"""fedloom compare: a recipe beside its controls, paired by seed."""
+"""fedloom compare: a recipe against its controls, paired by seed."""
 
 import tomllib
 from pathlib import Path
@@ -33,7 +33,7 @@ def recipe_of(compared):
 
 @pytest.fixture(scope="module")
 def moved(compared):
-    """What an arm's devices sent up in its only round."""
+    """Bytes that an arm's devices uploaded in its only round."""
 
     def read(arm, seed=7):
         (row,) = [row for row in read_rows(compared[1] / arm / f"seed-{seed}") if row.metric == "bytes_up"]
@@ -199,7 +199,7 @@ def test_compare_standalone_recipe_has_no_standalone_control(fedloom, write):
 
 
 def test_compare_tier_without_devices_json_is_valid(fedloom, write):
-    """Nobody trains alone at that tier, so there is nothing to say of it; JSON has no NaN."""
+    """No device trains at that tier, so it has no accuracy; JSON has no NaN."""
     write(
         ("share = 0.5\nwidth = 1.0", "share = 0.1\nwidth = 1.0"),
         ("share = 0.5\nwidth = 0.5", "share = 0.9\nwidth = 0.5"),
@@ -427,5 +427,5 @@ def test_compare_failed_arm_does_not_stop_the_others(fedloom, write):
     assert "| silent | – | – | – |" in Path("out/results.md").read_text()
     assert fedloom("report", "out").code == 0
     assert "silent failed with seed 0" in Path("out/report.html").read_text()
-    again = fedloom("resume", "out", "--quiet")  # and it fails again, and nothing else is run
+    again = fedloom("resume", "out", "--quiet")  # it fails again, and nothing else is run
     assert again.code == 1 and "silent" in again.out

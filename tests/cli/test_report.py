@@ -59,7 +59,7 @@ def test_report_other_folder_is_refused(home, arguments, hint):
 
 
 def test_report_watch_rewrites_until_finished(home, monkeypatch):
-    """What a page of a run in progress says is tested where pages are."""
+    """tests/reporting checks what the page of an unfinished run shows."""
     call, folder = home
     manifest = folder / "run/manifest.json"
     whole, seen = manifest.read_text(), []
@@ -74,10 +74,10 @@ def test_report_watch_rewrites_until_finished(home, monkeypatch):
             manifest.write_text(whole)
 
     manifest.write_text(json.dumps({**json.loads(whole), "status": "running"}))
-    monkeypatch.setattr(verb, "write_page", write)
+    monkeypatch.setattr(verb, "write_report", write)
     monkeypatch.setattr(verb.time, "sleep", wait)
     assert call("report", "run", "--watch", "--every", "0.5").code == 0
-    assert [one.under_way for one in seen] == [True, True, False]
+    assert [data.is_running for data in seen] == [True, True, False]
 
 
 def test_run_end_writes_report_unless_disabled(fedloom, write, tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_run_end_writes_report_unless_disabled(fedloom, write, tmp_path, monkeyp
 
 def test_run_report_failure_is_only_a_warning(fedloom, write, tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLOOM_REPORT")
-    monkeypatch.setattr(verb, "write_page", lambda *_: 1 / 0)
+    monkeypatch.setattr(verb, "write_report", lambda *_: 1 / 0)
     write(("rounds = 2", "rounds = 1"))
     result = fedloom("run", "my.toml", "--out", "run")
     assert result.code == 0
@@ -102,7 +102,7 @@ def test_run_report_failure_is_only_a_warning(fedloom, write, tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def compared(home):
-    """One comparison, printed as a page, with everything else beside it."""
+    """One comparison with --format html: (result, folder)."""
     call, folder = home
     arguments = ["--set", "rounds=1", "--controls", "", "--out", "compared", "--no-report", "--quiet"]
     return call("compare", "my.toml", *arguments, "--format", "html"), folder / "compared"
@@ -122,7 +122,7 @@ def test_compare_writes_all_table_files(compared, file, begins):
 
 
 def test_compare_format_table_prints_the_file(compared, home):
-    """Told again from the folder, for it has run."""
+    """Shown again from the folder of the finished comparison."""
     arguments = ["--set", "rounds=1", "--controls", "", "--out", "again", "--quiet"]
     result = home[0]("compare", "my.toml", *arguments, "--format", "csv")
     assert result.out == (compared[1] / "results.csv").read_text()

@@ -1,4 +1,4 @@
-"""fedloom reproduce: rows and claims of a ledger small enough to run in a blink, and the project's own lists."""
+"""fedloom reproduce: rows and claims of a ledger that runs in seconds, and the project's own lists."""
 
 import json
 import os
@@ -75,7 +75,7 @@ ARMS = '\n[compare.arms]\nunmasked = ["method.mask_unseen_labels=false"]\n'
 
 @pytest.fixture
 def ledger(write, tmp_path):
-    """A folder of recipes with lists beside them, named as options."""
+    """A folder of recipes with their lists; returns the options that name it."""
     home = tmp_path / "own"
     (home / "ledger").mkdir(parents=True)
     (home / "ledger" / "own.toml").write_text(ROWS)
@@ -192,7 +192,7 @@ METHODS = {"heterofl": Stopped}
     ],
 )
 def test_reproduce_interrupted_resumes(what, ledger, fedloom, tmp_path):
-    """And ends with the bits that it would have had."""
+    """The result has the same bits as without the interruption."""
     rows = tmp_path / "own/ledger/own.toml"
     rows.write_text(
         rows.read_text()

@@ -78,42 +78,42 @@ def check(chart: Chart, columns: list[str]) -> None:
     assert chart.panels and all(len(panel.alt) > 20 for panel in chart.panels)
 
 
-def test_a_run_has_every_figure(charts: dict[str, Chart]) -> None:
+def test_charts_of_run_are_complete(charts: dict[str, Chart]) -> None:
     assert charts.keys() == ONE_RUN.keys()
 
 
 @pytest.mark.parametrize("key", ONE_RUN)
-def test_a_figure_of_a_run(key: str, charts: dict[str, Chart]) -> None:
+def test_chart_of_run_has_columns_and_varying_values(key: str, charts: dict[str, Chart]) -> None:
     check(charts[key], ONE_RUN[key])
 
 
 @pytest.mark.parametrize("key", SEVERAL)
-def test_a_figure_of_several_runs(key: str, of_several: dict[str, Chart]) -> None:
+def test_chart_of_comparison_has_columns_and_varying_values(key: str, of_several: dict[str, Chart]) -> None:
     check(of_several[key], SEVERAL[key])
 
 
-def test_arms_and_seeds_are_merged(of_several: dict[str, Chart]) -> None:
+def test_rounds_chart_of_comparison_merges_seeds_by_arm(of_several: dict[str, Chart]) -> None:
     read = lines(of_several["learning_rounds"])
     assert {line["arm"] for line in read} == {"heterofl", "fjord", "standalone", "drop-the-small"}
     assert {line["seeds"] for line in read} == {"2"}
     assert any(float(line["accuracy_std"]) for line in read)
 
 
-def test_an_arm_that_a_tier_cannot_carry_has_no_curve_there(of_several: dict[str, Chart]) -> None:
+def test_rounds_chart_omits_arms_that_a_tier_cannot_run(of_several: dict[str, Chart]) -> None:
     tiers = {line["tier"] for line in lines(of_several["learning_rounds"]) if line["arm"] == "drop-the-small"}
     assert tiers == {"large"}
 
 
-def test_sub_nets_are_points_of_the_front_s_figure(charts: dict[str, Chart]) -> None:
+def test_pareto_chart_includes_subnets(charts: dict[str, Chart]) -> None:
     assert sum(line["model"] == "sub-net" for line in lines(charts["pareto"])) >= 2
 
 
-def test_who_never_answers_is_seen(charts: dict[str, Chart]) -> None:
+def test_participation_chart_includes_lost_and_refused_replies(charts: dict[str, Chart]) -> None:
     outcomes = {line["outcome"] for line in lines(charts["participation"])}
     assert {"admitted", "SILENT", "NONFINITE"} <= outcomes
 
 
-def test_votes_are_those_that_were_admitted(report: ReportData) -> None:
+def test_coverage_chart_counts_admitted_updates(report: ReportData) -> None:
     reader, chart = report.first, build_coverage_chart(report)
     assert isinstance(chart, Chart)
     heard = sum(
@@ -124,21 +124,21 @@ def test_votes_are_those_that_were_admitted(report: ReportData) -> None:
     ]
 
 
-def test_perplexity_where_words_are_guessed(text: Path) -> None:
+def test_charts_of_language_model_use_perplexity(text: Path) -> None:
     charts = charts_of(read_report_data([text]))
     assert list(lines(charts["learning_rounds"])[0])[3] == "perplexity_mean"
     assert {"norms", "coverage", "partition", "uploads", "time"} <= charts.keys()
     assert list(lines(charts["pareto"])[0])[4] == "perplexity"
 
 
-def test_what_does_not_apply_says_why(text: Path) -> None:
+def test_missing_charts_give_reasons(text: Path) -> None:
     made = [make(read_report_data([text])) for make in (*COMPARED, *SINGLE)]
     why = {one.title: one.reason for one in made if isinstance(one, MissingChart)}
     assert why["Initial against personalized accuracy"] == "the recipe has no evaluation.fine_tune"
     assert why["Lost and refused replies"] == "every reply was admitted"
 
 
-def test_a_run_that_has_just_begun_has_next_to_nothing_to_show(run: Path, tmp_path: Path) -> None:
+def test_charts_of_new_run_are_only_the_partition(run: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
     for name in ("manifest.json", "recipe.toml", "fleet.json"):
@@ -146,7 +146,7 @@ def test_a_run_that_has_just_begun_has_next_to_nothing_to_show(run: Path, tmp_pa
     assert charts_of(read_report_data([begun])).keys() == {"partition"}
 
 
-def test_what_devices_hold_may_be_known_to_them_alone(run: Path, tmp_path: Path) -> None:
+def test_partition_chart_of_unknown_data_is_missing(run: Path, tmp_path: Path) -> None:
     for name in ("manifest.json", "recipe.toml", "fleet.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     said = json.loads((tmp_path / "fleet.json").read_text())
@@ -156,18 +156,18 @@ def test_what_devices_hold_may_be_known_to_them_alone(run: Path, tmp_path: Path)
     assert isinstance(found, MissingChart) and "known only to them" in found.reason
 
 
-def test_a_line_that_is_just_being_written_is_left_for_later(run: Path, tmp_path: Path) -> None:
+def test_run_reader_incomplete_line_is_skipped(run: Path, tmp_path: Path) -> None:
     whole = (run / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(whole[:-20])
     assert len(RunReader(tmp_path).rows) == len(whole.splitlines()) - 1
 
 
 @pytest.mark.parametrize(("values", "worst"), [([5.0], 5.0), (list(range(20)), 0.5), ([3.0, 1.0, 2.0], 1.0)])
-def test_the_worst_tenth_is_never_empty(values: list[float], worst: float) -> None:
+def test_worst_tenth_is_never_empty(values: list[float], worst: float) -> None:
     assert worst_tenth(values) == worst
 
 
-def test_nobody_votes_in_a_round_that_does_not_count(report: ReportData, tmp_path: Path, run: Path) -> None:
+def test_coverage_chart_void_round_has_no_updates(report: ReportData, tmp_path: Path, run: Path) -> None:
     for path in run.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())

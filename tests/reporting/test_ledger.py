@@ -27,7 +27,7 @@ def entry(name: str, verdict: str = "holds") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_merging_keeps_what_others_have_found(tmp_path: Path) -> None:
+def test_update_ledger_keeps_other_entries(tmp_path: Path) -> None:
     path = tmp_path / "docs" / "results.json"
     update_ledger(path, [entry("b")], {"two.toml": {"torch": "1"}}, ["a", "b"])
     update_ledger(path, [entry("a", "within noise")], {"one.toml": {"torch": "2"}}, ["a", "b"])
@@ -38,17 +38,17 @@ def test_merging_keeps_what_others_have_found(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["schema_version"] == 1
 
 
-def test_a_claim_that_has_left_the_list_stays_in_the_ledger(tmp_path: Path) -> None:
+def test_update_ledger_keeps_claims_that_are_no_longer_listed(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     update_ledger(path, [entry("gone")], {}, ["gone"])
     assert [one["claim"] for one in update_ledger(path, [entry("a")], {}, ["a"])] == ["a", "gone"]
 
 
-def test_there_may_be_no_ledger_yet(tmp_path: Path) -> None:
+def test_read_ledger_without_file_is_empty(tmp_path: Path) -> None:
     assert read_ledger(tmp_path / "results.json")["claims"] == []
 
 
-def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
+def test_write_claims_section_changes_only_text_between_marks(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(f"# Results\n\nby hand\n\n{SECTION_START}\nstale\n{SECTION_END}\n\n## Later\n", encoding="utf-8")
     for _ in range(2):
@@ -65,14 +65,14 @@ def test_only_what_is_between_the_marks_is_rewritten(tmp_path: Path) -> None:
     assert "`b` (does not hold): because of this" in text
 
 
-def test_how_soon_is_told_with_the_target(tmp_path: Path) -> None:
+def test_write_claims_section_shows_targets(tmp_path: Path) -> None:
     one = entry("a")
     one["measured"]["targets"] = {"small": 78.9, "large": 61.64, "all": 78.9}
     write_claims_section(tmp_path / "results.md", [one], 0, {})
     assert "y 0.00 (target 78.9 and 61.64) |" in (tmp_path / "results.md").read_text(encoding="utf-8")
 
 
-def test_decided_claims_have_the_words_of_the_list_and_keep_their_numbers(tmp_path: Path) -> None:
+def test_update_claim_texts_keeps_numbers(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     update_ledger(path, [entry("a"), entry("gone")], {"one.toml": {"torch": "1"}}, ["a", "gone"])
     reworded = update_claim_texts(path, {"a": {"statement": "Better said."}, "new": {"statement": "Not decided."}})
@@ -82,7 +82,7 @@ def test_decided_claims_have_the_words_of_the_list_and_keep_their_numbers(tmp_pa
     assert not (tmp_path / "none.json").exists()
 
 
-def test_a_page_without_marks_gets_them_at_its_end(tmp_path: Path) -> None:
+def test_write_claims_section_without_marks_appends_them(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text("# Results\n\nby hand\n", encoding="utf-8")
     write_claims_section(page, [entry("a")], 0, {})
@@ -91,7 +91,7 @@ def test_a_page_without_marks_gets_them_at_its_end(tmp_path: Path) -> None:
     assert (tmp_path / "new.md").read_text(encoding="utf-8").startswith(f"# Results\n\n{SECTION_START}")
 
 
-def test_what_was_measured_is_told_with_its_range() -> None:
+def test_measured_text_has_median_and_range() -> None:
     found = ClaimResult([Amount(80.0), Amount(82.0), Amount(81.0)], [Amount(70.0)] * 3, [10.0, 12.0, 11.0], "holds", 3)
     assert measured_text(found, "last", ("x", "y")) == (
         "x 81.00 [80.00–82.00]; y 70.00 [70.00–70.00]; paired +11.00 [+10.00 to +12.00]"

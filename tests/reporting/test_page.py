@@ -50,31 +50,31 @@ def made(request: pytest.FixtureRequest, pages: dict[str, Page]) -> Page:
     return pages[request.param]
 
 
-def test_every_tag_is_closed_where_it_must_be(made: Page) -> None:
+def test_page_tags_are_closed(made: Page) -> None:
     reader = read(made.html)
     assert (reader.wrong, reader.open) == ([], [])
     assert made.html.startswith("<!doctype html>")
 
 
-def test_it_needs_nothing_from_elsewhere(made: Page) -> None:
+def test_page_has_no_external_references(made: Page) -> None:
     assert not re.search(r"https?://|//\w+\.", made.html)
     asked = [value for _, marks in read(made.html).seen for key, value in marks.items() if key in ("src", "href")]
     assert all(value and value.startswith(("#", "data:", "figures/")) for value in asked)
     assert "@import" not in made.html
 
 
-def test_it_is_small(made: Page) -> None:
+def test_page_size_is_small(made: Page) -> None:
     assert len(made.html.encode()) < LIMIT / 4
 
 
-def test_no_two_parts_have_the_same_name(made: Page) -> None:
+def test_page_ids_are_unique_and_defined(made: Page) -> None:
     names = Counter(marks["id"] for _, marks in read(made.html).seen if "id" in marks)
     assert names and max(names.values()) == 1
     asked = re.findall(r'aria-labelledby="([^"]+)"|href="#([^"]+)"|url\(#([^)]+)\)', made.html)
     assert {next(filter(None, one)) for one in asked} <= names.keys()
 
 
-def test_every_picture_has_words(made: Page) -> None:
+def test_page_charts_have_text_alternatives(made: Page) -> None:
     seen = read(made.html).seen
     pictures = [(at, marks) for at, (tag, marks) in enumerate(seen) if tag == "svg"]
     assert len(pictures) > 5
@@ -86,19 +86,19 @@ def test_every_picture_has_words(made: Page) -> None:
     assert not any(tag == "img" for tag, _ in seen)
 
 
-def test_tables_have_captions_and_heads(made: Page) -> None:
+def test_page_tables_have_captions_and_headers(made: Page) -> None:
     tags = [tag for tag, _ in read(made.html).seen]
     assert tags.count("table") == tags.count("caption") == tags.count("thead")
     assert all(marks.get("scope") in ("col", "row") for tag, marks in read(made.html).seen if tag == "th")
 
 
-def test_headings_go_down_by_one(made: Page) -> None:
+def test_page_headings_descend_by_one_level(made: Page) -> None:
     levels = [int(tag[1]) for tag, _ in read(made.html).seen if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_it_can_be_walked_by_keyboard(made: Page) -> None:
+def test_page_is_usable_by_keyboard(made: Page) -> None:
     seen = read(made.html).seen
     assert next(marks["href"] for tag, marks in seen if tag == "a") == "#verdict"
     choices = [marks["value"] for tag, marks in seen if tag == "input" and marks.get("name") == "tier"]
@@ -106,34 +106,34 @@ def test_it_can_be_walked_by_keyboard(made: Page) -> None:
     assert "prefers-color-scheme: dark" in made.html and "@media print" in made.html and ":focus-visible" in made.html
 
 
-def test_colours_are_the_pages_own(made: Page) -> None:
+def test_page_charts_use_colors_of_the_page(made: Page) -> None:
     pictures = "".join(re.findall(r"<svg.*?</svg>", made.html, flags=re.DOTALL))
     assert "var(--c0)" in pictures and "var(--ink)" in pictures
     assert set(re.findall(r"#[0-9a-fA-F]{6}\b", pictures)) <= {"#000000", "#ffffff"}
 
 
-def test_every_csv_is_in_the_page_or_beside_it(made: Page, tmp_path: Path) -> None:
+def test_page_csv_files_are_written_and_linked(made: Page, tmp_path: Path) -> None:
     made.write(tmp_path / "report.html")
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(made.csvs)
     for name in made.csvs:
         assert f'download="{name}"' in made.html
 
 
-def test_two_pages_in_one_folder_do_not_mix(pages: dict[str, Page], tmp_path: Path) -> None:
+def test_page_in_shared_folder_has_its_own_figures(pages: dict[str, Page], tmp_path: Path) -> None:
     pages["run"].write(tmp_path / "one.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one-figures", "one.html"]
 
 
-def test_the_same_run_gives_the_same_page(text: Path, pages: dict[str, Page]) -> None:
+def test_page_of_same_run_is_identical(text: Path, pages: dict[str, Page]) -> None:
     assert build_page(read_report_data([text])).html == pages["text"].html
 
 
-def test_the_command_that_repeats_it(run: Path, pages: dict[str, Page]) -> None:
+def test_page_shows_command_and_fingerprint(run: Path, pages: dict[str, Page]) -> None:
     assert f"fedloom run {run / 'recipe.toml'}" in pages["run"].html
     assert json.loads((run / "manifest.json").read_text())["sha256"] in pages["run"].html
 
 
-def test_a_run_in_progress_says_so(run: Path, tmp_path: Path) -> None:
+def test_page_of_running_experiment_reloads_itself(run: Path, tmp_path: Path) -> None:
     for path in run.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -146,7 +146,7 @@ def test_a_run_in_progress_says_so(run: Path, tmp_path: Path) -> None:
     assert "So far, after 3 of 4 rounds" in html
 
 
-def test_a_large_fleet_fits_too(run: Path, tmp_path: Path) -> None:
+def test_page_of_large_fleet_stays_within_size_limit(run: Path, tmp_path: Path) -> None:
     devices, rounds = [f"{number:04d}" for number in range(1500)], range(1, 101)
     for name in ("manifest.json", "recipe.toml"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
@@ -171,7 +171,7 @@ def test_a_large_fleet_fits_too(run: Path, tmp_path: Path) -> None:
     assert len(build_page(read_report_data([tmp_path])).html.encode()) < LIMIT
 
 
-def test_runs_side_by_side(compared: Path) -> None:
+def test_report_data_of_several_runs_has_an_arm_per_recipe(compared: Path) -> None:
     names = ("heterofl", "fjord")
     folders = [compared / arm / f"seed-{seed}" for arm in names for seed in (0, 1)]
     report = read_report_data(folders)
@@ -180,7 +180,7 @@ def test_runs_side_by_side(compared: Path) -> None:
     assert report.result is not None
 
 
-def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
+def test_report_data_of_several_seeds_is_one_arm(compared: Path) -> None:
     report = read_report_data([compared / "heterofl" / f"seed-{seed}" for seed in (1, 0)])
     assert [reader.seed for reader in report.groups[0].readers] == [0, 1]
     assert "mean over 2 seeds" in write_sentences(report)[0]
@@ -195,6 +195,6 @@ def test_seeds_of_one_recipe_are_merged(compared: Path) -> None:
         (["heterofl"], "not the folder of a run"),
     ],
 )
-def test_what_cannot_be_put_side_by_side(compared: Path, folders: list[str], said: str) -> None:
+def test_report_data_of_unpaired_runs_is_refused(compared: Path, folders: list[str], said: str) -> None:
     with pytest.raises(ReportError, match=said):
         read_report_data([compared / folder for folder in folders])

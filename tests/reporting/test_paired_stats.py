@@ -38,26 +38,26 @@ def gap(ours, theirs, examples=10_000, tier="large"):
     return compute_difference(arm("this", *ours), arm("other", *theirs), tier, "global", examples)
 
 
-def test_the_noise_is_two_standard_errors_of_the_test_set():
+def test_difference_of_one_seed_has_noise_of_test_set():
     found = gap([80.0], [70.0], examples=100)
     assert found.noise == pytest.approx(2 * 100 * math.sqrt(2 * 0.75 * 0.25 / 100))
     assert gap([80.0, 80.0], [70.0, 70.0], examples=100).noise == pytest.approx(found.noise)  # one test set for all
 
 
-def test_the_noise_of_seeds_that_differ_is_added():
+def test_difference_noise_includes_spread_of_seeds():
     alike, apart = gap([80.0, 80.0], [70.0, 70.0]), gap([82.0, 78.0], [70.0, 70.0])
     spread = math.sqrt(8) / math.sqrt(2)  # the standard error of the gaps 12 and 8
     assert apart.noise == pytest.approx(math.hypot(alike.noise, 2 * spread))
 
 
 @pytest.mark.parametrize(("examples", "beyond"), [(100, False), (10_000, True)])
-def test_one_seed_counts_if_the_test_set_is_large_enough(examples, beyond):
+def test_difference_of_one_seed_needs_large_test_set(examples, beyond):
     found = gap([80.0], [70.0], examples)
     assert (found.mean, found.beyond_noise) == (10.0, beyond)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_three_seeds_count_if_they_agree_and_their_mean_is_above_the_noise(sign):
+def test_difference_of_three_seeds_needs_agreement_and_size(sign):
     ours, theirs = [72.0, 73.0, 74.0], [70.0, 70.0, 70.0]
     pair = (ours, theirs) if sign > 0 else (theirs, ours)
     assert gap(*pair).beyond_noise
@@ -65,18 +65,18 @@ def test_three_seeds_count_if_they_agree_and_their_mean_is_above_the_noise(sign)
     assert not gap(*pair, examples=100).beyond_noise
 
 
-def test_three_seeds_that_disagree_are_noise_however_large_their_mean():
+def test_difference_of_disagreeing_seeds_is_within_noise():
     found = gap([90.0, 90.0, 69.9], [70.0, 70.0, 70.0])
     assert not found.beyond_noise
 
 
-def test_a_seed_without_a_difference_does_not_agree():
+def test_difference_with_a_tied_seed_is_within_noise():
     assert not gap([80.0, 80.0, 70.0], [70.0, 70.0, 70.0]).beyond_noise
     assert not gap([70.0], [70.0]).beyond_noise
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_five_seeds_that_agree_need_no_size(sign):
+def test_difference_of_five_agreeing_seeds_is_beyond_noise_at_any_size(sign):
     level, tiny = [70.0, 71.0, 69.0, 70.5, 70.2], sign * 0.01
     ours = [value + tiny for value in level]
     found = gap(ours, level, examples=10)
@@ -85,12 +85,12 @@ def test_five_seeds_that_agree_need_no_size(sign):
     assert not gap(ours[:4], level[:4], examples=10).beyond_noise
 
 
-def test_five_seeds_that_do_not_all_agree_are_noise():
+def test_difference_of_five_disagreeing_seeds_is_within_noise():
     level = [70.0, 71.0, 69.0, 70.5, 70.2]
     assert not gap([79.0, 80.0, 79.0, 80.0, 70.1], level).beyond_noise
 
 
-def test_seeds_are_paired():
+def test_difference_pairs_seeds():
     """Between seeds much moves, within each pair little does: that is what counts."""
     ours, theirs = [90.0, 50.0, 70.0, 60.0, 80.0], [89.0, 49.0, 69.0, 59.0, 79.0]
     assert gap(ours, theirs, examples=100).beyond_noise
@@ -99,13 +99,13 @@ def test_seeds_are_paired():
         gap(ours, theirs[:4])
 
 
-def test_a_difference_has_both_means_and_names():
+def test_difference_has_means_and_names():
     found = gap([72.0, 74.0], [70.0, 70.0])
     assert (found.tier, found.this, found.other) == ("large", "this", "other")
     assert (found.this_mean, found.other_mean, found.mean) == (73.0, 70.0, 3.0)
 
 
-def test_a_difference_in_words():
+def test_difference_as_text_states_values_and_verdict():
     assert str(gap([75.0], [70.0])) == "large devices: this 75.0 %, other 70.0 %: +5.0 points, beyond noise"
     assert str(gap([70.0], [75.0])) == "large devices: this 70.0 %, other 75.0 %: -5.0 points, beyond noise"
     assert str(gap([71.0], [70.0], 100)) == (
@@ -113,13 +113,13 @@ def test_a_difference_in_words():
     )
 
 
-def test_a_device_gets_the_model_it_is_served_and_the_last_value():
+def test_final_values_are_last_values_of_served_model():
     assert arm("a", 80.0).final_values("small", "global") == [70.0]
     assert arm("a", 80.0, serving=LARGE_ONLY).final_values("small", "global") == [80.0]
     assert arm("a", 80.0, serving=SMALL_ONLY).final_values("large", "global") == [70.0]
 
 
-def test_the_table():
+def test_summarize_arms_has_values_and_costs():
     ours, dropped = summarize_arms(
         [arm("ours", 80.0, 84.0), arm("dropped", 90.0, 90.0, serving=LARGE_ONLY, moved=400.0)], TIERS, SHARES, "global"
     )
@@ -141,7 +141,7 @@ def test_the_table():
     assert math.isnan(dropped["worst_tier"]["mean"])  # what it gives its small devices they cannot carry
 
 
-def test_devices_own_tests_stand_beside_the_whole_test():
+def test_summarize_arms_includes_local_test():
     runs = [run_of({"large": 80.0, "small": 70.0}) + run_of({"large": 90.0, "small": 50.0}, 0, "local")]
     (both,) = summarize_arms([Arm("both", OWN, runs)], TIERS, SHARES, "global")
     assert both["accuracy"]["large"]["mean"] == 80.0
@@ -156,12 +156,12 @@ def test_devices_own_tests_stand_beside_the_whole_test():
     assert local["accuracy"]["large"]["mean"] == 90.0 and local["local_test"] is None
 
 
-def test_one_seed_has_no_spread():
+def test_summarize_arms_of_one_seed_has_zero_std():
     (record,) = summarize_arms([arm("ours", 80.0)], TIERS, SHARES, "global")
     assert record["accuracy"]["large"] == {"mean": 80.0, "std": 0.0}
 
 
-def test_bytes_per_round_are_a_mean_over_rounds_and_seeds():
+def test_bytes_per_round_is_mean_over_rounds_and_seeds():
     runs = [
         [Row(1, "", "", "", "", "bytes_down", 10.0), Row(1, "", "", "", "", "bytes_up", 20.0)],
         [Row(1, "", "", "", "", "bytes_down", 30.0), Row(1, "", "", "", "", "bytes_up", 60.0)],
@@ -180,7 +180,7 @@ def full(*values):
     ]
 
 
-def test_the_verdict_says_who_gains_what_who_is_served_and_what_it_moves():
+def test_write_verdict_with_all_controls_states_each_comparison_once():
     lines = write_verdict(full(80.0, 80.0, 80.0), TIERS, SHARES, "global", 10_000)
     for line in (
         "large devices: heterofl 80.0 %, drop-the-small 75.0 %: +5.0 points, beyond noise",
@@ -194,7 +194,7 @@ def test_the_verdict_says_who_gains_what_who_is_served_and_what_it_moves():
         assert lines.count(line) == 1, line
 
 
-def test_the_verdict_speaks_only_of_arms_there_are():
+def test_write_verdict_mentions_only_given_arms():
     first, standalone, *_ = full(80.0)
     assert write_verdict([first], TIERS, SHARES, "global", 100) == [
         "heterofl gives 100 % of the devices a model they can run"
@@ -204,20 +204,20 @@ def test_the_verdict_speaks_only_of_arms_there_are():
     )
 
 
-def test_an_arm_is_not_compared_with_itself():
+def test_write_verdict_of_control_skips_itself():
     _, standalone, *_ = full(80.0)
     lines = write_verdict([standalone], TIERS, SHARES, "global", 100)
     assert lines == ["standalone gives 100 % of the devices a model they can run"]
 
 
-def test_an_arm_that_moves_nothing_has_no_ratio():
+def test_write_verdict_without_transfers_has_no_ratio():
     _, standalone, *_, all_large = full(80.0)
     assert not any(
         "times fewer" in line for line in write_verdict([standalone, all_large], TIERS, SHARES, "global", 100)
     )
 
 
-def test_the_other_test_set_can_be_judged_on():
+def test_final_values_depend_on_test():
     runs = [run_of({"large": 50.0}) + run_of({"large": 60.0}, test="local")]
     only = Arm("a", {"large": ServedModel("large", True)}, runs)
     assert only.final_values("large", "local") == [60.0]
@@ -234,7 +234,7 @@ def runs_of(name: str, seeds: list[dict[str, float]]) -> Arm:
     [([1, 2, 3], "holds"), ([-1, -2, -3], "does not hold"), ([1, -1, 3], "within noise"), ([0, 1, 1], "within noise"),
      ([5], "within noise")],
 )  # fmt: skip
-def test_on_all_devices_a_claim_holds_if_every_seed_says_so(gains: list[float], verdict: str) -> None:
+def test_compare_overall_holds_only_if_all_seeds_agree(gains: list[float], verdict: str) -> None:
     shares = {"a": 0.75, "b": 0.25}
     this = runs_of("this", [{"a": 50.0 + gain, "b": 60.0 + gain} for gain in gains])
     other = runs_of("other", [{"a": 50.0, "b": 60.0} for _ in gains])
@@ -245,6 +245,6 @@ def test_on_all_devices_a_claim_holds_if_every_seed_says_so(gains: list[float], 
     assert str(found).startswith("all devices: this")
 
 
-def test_tiers_that_were_not_judged_leave_the_question_open() -> None:
+def test_compare_overall_with_unevaluated_tier_is_none() -> None:
     this, other = runs_of("this", [{"a": 1.0}]), runs_of("other", [{"a": float("nan")}])
     assert compare_overall(this, other, {"a": 1.0}, "local") is None

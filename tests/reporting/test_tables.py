@@ -48,20 +48,20 @@ def clear() -> ComparisonResult:
     return result(arm("this", 80, 60), arm("other", 70, 60.05), arm("a|b_c", 60, 99, carried=False))
 
 
-def test_only_beyond_noise_there_is_a_winner(clear: ComparisonResult) -> None:
+def test_find_winners_requires_difference_beyond_noise(clear: ComparisonResult) -> None:
     assert clear.winners == {"large": "this", "small": None}
 
 
-def test_who_cannot_be_carried_does_not_win() -> None:
+def test_find_winners_ignores_models_that_devices_cannot_run() -> None:
     assert result(arm("this", 80, 60), arm("other", 70, 90, carried=False)).winners == {"large": "this", "small": None}
 
 
-def test_one_arm_wins_nothing() -> None:
+def test_find_winners_of_one_arm_is_none() -> None:
     terms = replace(TERMS, baseline=None)
     assert conclude([arm("this", 80, 60)], terms).winners == {"large": None, "small": None}
 
 
-def test_markdown(clear: ComparisonResult) -> None:
+def test_to_markdown_has_values_targets_and_verdict(clear: ComparisonResult) -> None:
     said = to_markdown(clear)
     head, rule, *lines = said.splitlines()
     assert head == "| arm | large | small | worst | served | MB per round |"
@@ -72,7 +72,7 @@ def test_markdown(clear: ComparisonResult) -> None:
     assert all(f"- {line}" in said for line in clear.verdict)
 
 
-def test_csv_has_numbers_as_they_are(clear: ComparisonResult) -> None:
+def test_to_csv_has_unrounded_numbers(clear: ComparisonResult) -> None:
     read = list(csv.DictReader(io.StringIO(to_csv(clear))))
     assert tuple(read[0]) == CSV_COLUMNS
     assert [(one["arm"], one["tier"]) for one in read][:3] == [("this", "large"), ("this", "small"), ("other", "large")]
@@ -83,7 +83,7 @@ def test_csv_has_numbers_as_they_are(clear: ComparisonResult) -> None:
     assert read[5]["target"] == ""
 
 
-def test_latex_is_balanced_and_escaped(clear: ComparisonResult) -> None:
+def test_to_latex_is_balanced_and_escaped(clear: ComparisonResult) -> None:
     said = to_latex(clear)
     for name in ("table", "tabular"):
         assert said.count(f"\\begin{{{name}}}") == said.count(f"\\end{{{name}}}") == 2
@@ -93,14 +93,14 @@ def test_latex_is_balanced_and_escaped(clear: ComparisonResult) -> None:
     assert "±" not in "".join(tables) and "–" not in "".join(tables)
 
 
-def test_a_tier_without_devices_is_a_dash() -> None:
+def test_to_markdown_tier_without_devices_is_dash() -> None:
     empty = arm("this", 80, 60)
     nobody = replace(empty, runs=[[row for row in run if row.tier != "small"] for run in empty.runs])
     said = to_markdown(conclude([nobody], replace(TERMS, baseline=None)))
     assert "| this | 80.0 ± 0.1 | – | 80.0 ± 0.1 | 100 % |" in said
 
 
-def test_what_models_and_rounds_cost_where_it_is_known() -> None:
+def test_to_markdown_with_costs_has_macs_and_seconds() -> None:
     ticking = arm("this", 80, 60)
     runs = [
         [*run, *(Row(number, "", "", "", "", "simulated_seconds", 1.5) for number in (1, 2))] for run in ticking.runs
@@ -126,7 +126,7 @@ def worse(name: str, *ends: float, seeds: int = 2) -> Arm:
     return Arm(name, serving, [found] * seeds, metric=PERPLEXITY)
 
 
-def test_less_perplexity_is_better() -> None:
+def test_conclude_prefers_lower_perplexity() -> None:
     found = result(worse("this", 20, 30), worse("other", 40, 30))
     assert found.winners == {"large": "this", "small": None}
     assert [one.verdict for one in found.overall] == ["holds"]
@@ -137,7 +137,7 @@ def test_less_perplexity_is_better() -> None:
     assert "all devices: this 25.0, other 35.0: -10.0, better in 2 of 2 seeds: holds" in said
 
 
-def test_one_seed_says_nothing_of_perplexities() -> None:
+def test_conclude_perplexity_of_one_seed_is_undecided() -> None:
     one, two = worse("this", 20, 30, seeds=1), worse("other", 40, 30, seeds=1)
     assert result(one, two).winners == {"large": None, "small": None}
     assert str(compute_difference(one, two, "large", "global", 100)) == (

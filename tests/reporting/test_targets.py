@@ -37,7 +37,7 @@ def took(*rounds, of=60, arm="this"):
     return CostToTarget("small", 84.0, arm, amounts, amounts)
 
 
-def test_the_first_crossing_counts():
+def test_rounds_to_first_crossing_counts():
     """The golden example: what falls below again has reached it all the same."""
     curve = {1: 0.80, 2: 0.84, 3: 0.83, 4: 0.85}
     assert rounds_to(0.84, curve) == 2
@@ -45,18 +45,18 @@ def test_the_first_crossing_counts():
     assert rounds_to(0.84, {}) is None
 
 
-def test_the_published_gain():
+def test_compute_gain_matches_published_value():
     assert compute_gain(Amount(289), [Amount(943), Amount(805)]) == "2.8"
 
 
-def test_bytes_are_those_of_all_rounds_to_the_target():
+def test_cost_to_target_sums_bytes_of_all_rounds():
     assert bytes_to(2, run_of(80.0, 84.0, 83.0)) == 40.0
     found = cost_to_target(Arm("a", OWN, [run_of(80.0, 84.0, 83.0), run_of(70.0, 71.0)]), "small", "global", 84.0)
     assert found.record() == {"tier": "small", "target": 84.0, "arm": "a", "rounds": [2, None], "bytes": [40.0, None]}
     assert (found.rounds[1], found.bytes[1]) == (Amount(2, False), Amount(40.0, False))
 
 
-def test_with_a_codec_bytes_to_the_target_are_those_that_travelled():
+def test_cost_to_target_with_compression_counts_compressed_bytes():
     coded = [
         Row(n, "", "", "", "", way, 2.0) for n in (1, 2, 3) for way in ("bytes_down_compressed", "bytes_up_compressed")
     ]
@@ -65,13 +65,13 @@ def test_with_a_codec_bytes_to_the_target_are_those_that_travelled():
     assert cost_to_target(Arm("a", OWN, [rows]), "small", "global", 84.0).bytes == [Amount(8.0)]
 
 
-def test_rounds_that_were_not_judged_count_by_their_bytes():
+def test_cost_to_target_includes_bytes_of_unevaluated_rounds():
     rows = [row for row in run_of(80.0, 85.0, 86.0, 87.0) if row.metric != "accuracy" or row.round % 2 == 0]
     found = cost_to_target(Arm("a", OWN, [rows]), "small", "global", 81.0)
     assert (found.rounds, found.bytes) == ([Amount(2)], [Amount(40.0)])
 
 
-def test_only_the_chosen_candidate_counts():
+def test_cost_to_target_uses_chosen_candidate():
     rows = run_of(90.0, 90.0) + run_of(50.0, 60.0, candidate="report")[:2]
     assert Arm("a", OWN, [rows]).final_values("small", "global") == [90.0]
     chosen = Arm("a", OWN, [rows], "report")
@@ -79,18 +79,18 @@ def test_only_the_chosen_candidate_counts():
     assert cost_to_target(chosen, "small", "global", 60.0).rounds == [Amount(2)]
 
 
-def test_the_target_comes_from_the_baseline_alone():
+def test_tier_targets_depend_on_baseline_only():
     base = Arm("base", OWN, [run_of(99.0, 80.0), run_of(10.0, 84.0), run_of(10.0, 82.0)])
     for value in (0.0, 100.0):
         arms = [Arm("this", OWN, [run_of(value, value)] * 3), base]
         assert tier_targets(arms, ["small"], "global", "base", 1.0) == {"small": 81.0}
 
 
-def test_a_tier_without_devices_has_no_target():
+def test_tier_targets_without_devices_are_empty():
     assert tier_targets([Arm("base", OWN, [[]])], ["small"], "global", "base", 1.0) == {}
 
 
-def test_an_arm_counts_only_for_devices_that_can_carry_its_model():
+def test_costs_to_targets_skip_models_that_devices_cannot_run():
     arms = [Arm("a", OWN, [run_of(1.0)]), Arm("b", {"small": ServedModel("small", False)}, [run_of(1.0)])]
     assert [one.arm for one in costs_to_targets(arms, {"small": 1.0}, "global")] == ["a"]
 
@@ -108,7 +108,7 @@ def test_an_arm_counts_only_for_devices_that_can_carry_its_model():
         ([1, None], [2, None], "within noise"),
     ],
 )
-def test_a_claim_holds_if_all_seeds_agree(this, other, verdict):
+def test_evaluate_sooner_holds_if_all_seeds_agree(this, other, verdict):
     assert evaluate_sooner(took(*this), took(*other, arm="other")).verdict == verdict
 
 
@@ -123,18 +123,18 @@ def test_a_claim_holds_if_all_seeds_agree(this, other, verdict):
         (Amount(60), [Amount(60, False), Amount(60)], "1.0"),
     ],
 )
-def test_a_gain_says_when_it_is_only_a_bound(this, others, said):
+def test_compute_gain_marks_bounds(this, others, said):
     assert compute_gain(this, others) == said
 
 
-def test_the_median_is_a_bound_where_its_middle_is():
+def test_median_amount_is_bound_if_middle_is():
     assert median_amount(took(10, None, 20).rounds) == Amount(20)
     assert median_amount(took(10, None, None).rounds) == Amount(60, False)
     assert median_amount(took(10, None).rounds) == Amount(35, False)
     assert Amount(35, False).format() == ">35"
 
 
-def test_conclusions_in_words():
+def test_conclude_sooner_writes_sentences():
     claims, lines = conclude_sooner([took(10, 12), took(20, None, arm="other")])
     assert [one.record() for one in claims] == [{"tier": "small", "other": "other", "verdict": "holds"}]
     assert lines == [
@@ -148,14 +148,14 @@ rounds = st.lists(st.none() | st.integers(1, 60), min_size=1, max_size=6)
 
 
 @given(accuracies, st.floats(0, 100), st.floats(0, 100))
-def test_a_higher_target_is_never_reached_sooner(values, one, two):
+def test_rounds_to_is_monotonic_in_target(values, one, two):
     lower, higher = sorted((one, two))
     judged = dict(enumerate(values, 1))
     assert (rounds_to(lower, judged) or math.inf) <= (rounds_to(higher, judged) or math.inf)
 
 
 @given(accuracies, st.floats(0, 100))
-def test_no_round_before_reached_the_target(values, target):
+def test_rounds_to_is_first_round_at_target(values, target):
     found = rounds_to(target, dict(enumerate(values, 1)))
     before = values if found is None else values[: found - 1]
     assert all(value < target for value in before)
@@ -163,14 +163,14 @@ def test_no_round_before_reached_the_target(values, target):
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(1, 60), st.none() | st.integers(1, 60)), min_size=1, max_size=6))
-def test_a_claim_and_its_reverse_never_both_hold(pairs):
+def test_evaluate_sooner_and_its_reverse_never_both_hold(pairs):
     left, right = zip(*pairs, strict=True)
     verdicts = (evaluate_sooner(took(*left), took(*right)).verdict, evaluate_sooner(took(*right), took(*left)).verdict)
     assert verdicts in {("holds", "does not hold"), ("does not hold", "holds"), ("within noise", "within noise")}
 
 
 @given(rounds, st.lists(st.integers(61, 1000), min_size=6, max_size=6))
-def test_a_median_over_bounds_is_below_whatever_the_truth_turns_out_to_be(seen, truth):
+def test_median_amount_of_bounds_is_below_true_median(seen, truth):
     """Were the run longer, every seed would reach it later than the run was long."""
     known = median_amount(took(*seen).rounds)
     later = median_amount([Amount(true if one is None else one) for one, true in zip(seen, truth, strict=False)])

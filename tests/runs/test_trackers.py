@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.evaluation import Row
 from fedloom.runs.folder import RunWriter
-from fedloom.runs.trackers import TRACKERS, TrackerMissing, Trackers, followed_by
+from fedloom.runs.trackers import TRACKERS, TrackerMissing, Trackers, build_trackers
 
 RECIPE = {"seed": 0, "method": {"name": "heterofl", "only_seen_rows": True}, "tiers": [{"name": "large"}]}
 
@@ -108,7 +108,7 @@ def test_trackers_missing_library_is_named_with_install_hint(monkeypatch):
 
     monkeypatch.setitem(TRACKERS, "tensorboard", absent)
     with pytest.raises(TrackerMissing, match="tensorboard is not installed") as refused:
-        followed_by(["tensorboard"])
+        build_trackers(["tensorboard"])
     assert refused.value.hint == "pip install 'fedloom[track]'"
 
 
@@ -129,22 +129,22 @@ def curves():
 
 
 def test_tensorboard_has_every_finite_row(journal, curves):
-    write(journal, followed_by(["tensorboard"]), (1, 2))
+    write(journal, build_trackers(["tensorboard"]), (1, 2))
     found = curves(journal.folder)
     assert found.keys() == TITLES
     assert found["server/large/global/accuracy"] == [(1, 10.0), (2, 20.0)]
 
 
 def test_tensorboard_of_resumed_run_has_each_round_once(journal, curves):
-    write_and_die(journal, followed_by(["tensorboard"]), (1, 2, 3))
+    write_and_die(journal, build_trackers(["tensorboard"]), (1, 2, 3))
     back_to(journal, 2)
-    write(journal, followed_by(["tensorboard"]), (3, 4), resumed=True)
+    write(journal, build_trackers(["tensorboard"]), (3, 4), resumed=True)
     assert curves(journal.folder)["bytes_down"] == [(number, 100.0) for number in (1, 2, 3, 4)]
 
 
 def test_tensorboard_added_on_resume_has_earlier_rounds(journal, curves):
     write_and_die(journal, Trackers(), (1, 2))
-    write(journal, followed_by(["tensorboard"]), (3,), resumed=True)
+    write(journal, build_trackers(["tensorboard"]), (3,), resumed=True)
     assert [step for step, _ in curves(journal.folder)["bytes_down"]] == [1, 2, 3]
 
 
@@ -174,7 +174,7 @@ def steps(client, run, name):
 
 
 def test_mlflow_has_every_finite_row_and_the_recipe(journal, mlflow):
-    write(journal, followed_by(["mlflow"], "heterofl seed 1"), (1, 2))
+    write(journal, build_trackers(["mlflow"], "heterofl seed 1"), (1, 2))
     client, (run,) = mlflow(journal.folder)
     assert (run.info.run_name, run.info.status) == ("heterofl seed 1", "FINISHED")
     assert run.data.metrics.keys() == TITLES
@@ -186,25 +186,25 @@ def test_mlflow_has_every_finite_row_and_the_recipe(journal, mlflow):
 
 
 def test_mlflow_telemetry_is_off_unless_enabled(mlflow, monkeypatch):
-    followed_by(["mlflow"])
+    build_trackers(["mlflow"])
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
-    followed_by(["mlflow"])
+    build_trackers(["mlflow"])
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
 
 
 def test_mlflow_of_resumed_run_has_each_round_once(journal, mlflow):
-    write_and_die(journal, followed_by(["mlflow"]), (1, 2, 3))
+    write_and_die(journal, build_trackers(["mlflow"]), (1, 2, 3))
     assert mlflow(journal.folder)[1][0].info.status == "KILLED"
     back_to(journal, 2)
-    write(journal, followed_by(["mlflow"]), (3, 4), resumed=True)
+    write(journal, build_trackers(["mlflow"]), (3, 4), resumed=True)
     client, (run,) = mlflow(journal.folder)
     assert (steps(client, run, "bytes_down"), run.info.status) == ([1, 2, 3, 4], "FINISHED")
 
 
 def test_mlflow_added_on_resume_has_earlier_rounds(journal, mlflow):
     write_and_die(journal, Trackers(), (1, 2))
-    write(journal, followed_by(["mlflow"]), (3,), resumed=True)
+    write(journal, build_trackers(["mlflow"]), (3,), resumed=True)
     client, (run,) = mlflow(journal.folder)
     assert steps(client, run, "bytes_down") == [1, 2, 3]
 
@@ -212,13 +212,13 @@ def test_mlflow_added_on_resume_has_earlier_rounds(journal, mlflow):
 def test_mlflow_uses_tracking_uri_of_environment(journal, mlflow, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "all" / "mlflow").as_uri())
-    write(journal, followed_by(["mlflow"]), (1,))
+    write(journal, build_trackers(["mlflow"]), (1,))
     assert not (journal.folder / "mlflow").exists()
     assert len(mlflow(tmp_path / "all")[1]) == 1
 
 
 def test_mlflow_invalid_metric_names_are_replaced(journal, mlflow):
-    trackers = followed_by(["mlflow"])
+    trackers = build_trackers(["mlflow"])
     with trackers.told(journal.folder, RECIPE, False):
         trackers.rows([Row(1, "server", "a+b", "", "global", "accuracy", 1.0)])
     assert list(mlflow(journal.folder)[1][0].data.metrics) == ["server/a_b/global/accuracy"]

@@ -8,7 +8,7 @@ from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.folder import read_manifest
-from fedloom.runs.resume import newest_run, verify
+from fedloom.runs.resume import find_newest_run, verify
 from fedloom.studies.compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from tests.chaos import recipe
 
@@ -32,12 +32,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 @pytest.mark.parametrize("steps", [1, 8, 21, 23])
-def test_whoever_leaves_a_comparison_loses_nothing(tmp_path: Path, whole: Comparison, steps: int) -> None:
+def test_comparison_interrupted_and_reopened_has_same_result(tmp_path: Path, whole: Comparison, steps: int) -> None:
     begun = planned(tmp_path / "home").rounds()
     for _ in range(steps):
         next(begun)
     begun.close()  # type: ignore[attr-defined]
-    assert is_comparison(tmp_path / "home") and newest_run(tmp_path) == tmp_path / "home"
+    assert is_comparison(tmp_path / "home") and find_newest_run(tmp_path) == tmp_path / "home"
     again = reopen_comparison(tmp_path / "home", Registry(), tmp_path, 1)
     assert len(list(again.rounds())) <= 24 - steps + 1  # the last step was in the caller's hands when it left
     assert finished(tmp_path / "home") == finished(whole.home)
@@ -45,14 +45,14 @@ def test_whoever_leaves_a_comparison_loses_nothing(tmp_path: Path, whole: Compar
     assert read_manifest(tmp_path / "home")["status"] == "finished"
 
 
-def test_what_is_finished_is_not_run_again(whole: Comparison) -> None:
+def test_comparison_reopened_does_not_repeat_finished_runs(whole: Comparison) -> None:
     before = finished(whole.home)
     again = reopen_comparison(whole.home, Registry(), whole.home, 1)
     assert list(again.rounds()) == []
     assert finished(whole.home) == before
 
 
-def test_a_run_of_another_recipe_in_its_folder_is_refused(tmp_path: Path) -> None:
+def test_comparison_reopened_with_changed_recipe_is_refused(tmp_path: Path) -> None:
     begun = planned(tmp_path / "home").rounds()
     for _ in range(3):
         next(begun)
@@ -63,6 +63,6 @@ def test_a_run_of_another_recipe_in_its_folder_is_refused(tmp_path: Path) -> Non
         list(reopen_comparison(tmp_path / "home", Registry(), tmp_path, 1).rounds())
 
 
-def test_a_comparison_is_not_a_run_to_be_verified(whole: Comparison) -> None:
+def test_verify_of_comparison_is_refused(whole: Comparison) -> None:
     with pytest.raises(RecipeError, match="whole comparison"):
         verify(whole.home, Registry(), whole.home, 1, 1)

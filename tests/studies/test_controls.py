@@ -31,7 +31,7 @@ def made(prepared, name, **changes):
     return build_arms(loaded, Registry(), fleet, [name])[name].recipe
 
 
-def test_the_recipe_itself_comes_first(prepared):
+def test_build_arms_puts_recipe_first(prepared):
     loaded, fleet = prepared()
     found = build_arms(loaded, Registry(), fleet, list(CONTROLS))
     assert list(found) == ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
@@ -41,7 +41,7 @@ def test_the_recipe_itself_comes_first(prepared):
 REDRAWN = {"assignment": "redrawn", "participation": 0.5, "eligible": ["small", "medium"]}
 
 
-def test_standalone_keeps_tiers_and_fixes_them(prepared):
+def test_standalone_keeps_tiers_and_fixes_assignment(prepared):
     recipe = made(prepared, "standalone", fleet=REDRAWN, method={"name": "heterofl", "unseen_logit": -1.0})
     assert (recipe.method.name, recipe.method.settings) == ("standalone", {})
     assert recipe.fleet.assignment == "fixed"
@@ -50,7 +50,7 @@ def test_standalone_keeps_tiers_and_fixes_them(prepared):
 
 
 @pytest.mark.parametrize(("name", "tier", "width"), [("small-for-all", "small", 0.25), ("all-large", "large", 1.0)])
-def test_one_size_for_all(name, tier, width, prepared):
+def test_one_tier_controls_keep_one_tier(name, tier, width, prepared):
     recipe = made(prepared, name, fleet=REDRAWN)
     (kept,) = recipe.tiers
     assert (kept.name, kept.share, kept.settings) == (tier, 1.0, {"width": width})
@@ -58,7 +58,7 @@ def test_one_size_for_all(name, tier, width, prepared):
     assert recipe.method.name == "heterofl"
 
 
-def test_drop_the_small_keeps_everything_but_who_trains(prepared):
+def test_drop_the_small_changes_only_eligible_tiers(prepared):
     loaded, _ = prepared()
     recipe = made(prepared, "drop-the-small")
     assert recipe.fleet.eligible == ("large",)
@@ -69,20 +69,20 @@ def test_drop_the_small_keeps_everything_but_who_trains(prepared):
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_every_control_can_be_assembled(name, prepared, tmp_path):
+def test_controls_can_be_assembled(name, prepared, tmp_path):
     loaded, fleet = prepared(fleet=REDRAWN)
     control = build_arms(loaded, Registry(), fleet, [name])[name]
     experiment = assemble(control, Registry(), tmp_path)
     assert experiment.partition.fingerprint() == assemble(loaded, Registry(), tmp_path).partition.fingerprint()
 
 
-def test_with_one_tier_there_is_only_standalone_to_compare_with(document, tmp_path):
+def test_build_arms_with_one_tier_has_only_standalone(document, tmp_path):
     loaded = load(document(tiers=[{"name": "all", "share": 1.0}]), Registry())
     fleet = assemble(loaded, Registry(), tmp_path).fleet
     assert list(build_arms(loaded, Registry(), fleet, list(CONTROLS))) == ["heterofl", "standalone"]
 
 
-def test_an_unknown_control(prepared):
+def test_build_arms_unknown_control_is_refused(prepared):
     loaded, fleet = prepared()
     with pytest.raises(RecipeError, match="CONTROL_NAME") as caught:
         build_arms(loaded, Registry(), fleet, ["standalon"])
@@ -99,7 +99,7 @@ def test_an_unknown_control(prepared):
         ("all-large", ["large", "large", "large"], [False, False, True]),
     ],
 )
-def test_which_model_a_device_ends_up_with(name, models, carried, prepared):
+def test_served_models_by_control(name, models, carried, prepared):
     _, fleet = prepared()
     assert served_models(name, fleet, fleet) == {
         tier: ServedModel(model, can_run)
@@ -111,14 +111,14 @@ def beside(**compare):
     return {"compare": {"arms": {"other": ["method={name='decouple'}"]}, **compare}}
 
 
-def test_the_recipes_arms_stand_before_the_controls(prepared):
+def test_build_arms_puts_recipe_arms_before_controls(prepared):
     loaded, fleet = prepared(**beside())
     found = build_arms(loaded, Registry(), fleet, ["standalone"])
     assert list(found) == ["heterofl", "other", "standalone"]
     assert found["other"].recipe.method.name == "decouple"
 
 
-def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
+def test_build_arms_applies_changes_and_drops_compare_section(prepared):
     loaded, fleet = prepared(**beside(baseline="other"))
     arm = build_arms(loaded, Registry(), fleet, [])["other"].recipe
     assert arm.document() == {**loaded.recipe.document(), "method": {"name": "decouple"}}
@@ -137,7 +137,7 @@ def test_an_arm_is_the_recipe_but_for_its_changes_and_names_no_arms(prepared):
         ("tiers.0.name=tiny", "ARM_DIFFERS", "an arm must have the recipe's seed"),
     ],
 )
-def test_what_is_wrong_with_an_arm_is_said_where_it_is_named(change, code, said, prepared):
+def test_build_arms_reports_errors_at_the_arm(change, code, said, prepared):
     loaded, fleet = prepared(compare={"arms": {"other": [change]}})
     with pytest.raises(RecipeError) as caught:
         build_arms(loaded, Registry(), fleet, [])
@@ -146,19 +146,19 @@ def test_what_is_wrong_with_an_arm_is_said_where_it_is_named(change, code, said,
     assert problem.message.startswith(said)
 
 
-def test_an_arm_may_be_longer_or_shorter_and_judged_more_often(prepared):
+def test_build_arms_allows_other_lengths_and_evaluation_intervals(prepared):
     loaded, fleet = prepared(compare={"arms": {"longer": ["rounds=7", "evaluation.every=3"]}})
     arm = build_arms(loaded, Registry(), fleet, [])["longer"].recipe
     assert (arm.rounds, arm.evaluation.every) == (7, 3) != (loaded.recipe.rounds, loaded.recipe.evaluation.every)
 
 
-def test_an_arm_cannot_have_a_controls_name(prepared):
+def test_build_arms_refuses_names_of_controls(prepared):
     loaded, fleet = prepared(compare={"arms": {"all-large": ["method.name=decouple"]}})
     with pytest.raises(RecipeError, match="ARM_NAME"):
         build_arms(loaded, Registry(), fleet, [])
 
 
-def test_an_arm_that_leaves_tiers_out_serves_their_devices_the_largest_it_trains(prepared):
+def test_served_models_of_untrained_tiers_are_the_largest_trained(prepared):
     """Who is left out of a model no smaller than its own cannot carry it."""
     _, fleet = prepared()
     found = served_models("mine", fleet, fleet.restrict_tiers(["medium"]))

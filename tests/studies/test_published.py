@@ -11,7 +11,7 @@ from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import build
-from fedloom.runs.data import build_partition, outline
+from fedloom.runs.data import build_partition, read_data_spec
 from fedloom.studies.published import Claim, PublishedNumber, measure_number, read_claims, read_published
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -37,7 +37,7 @@ def printed(beginning: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("table", "count"), TABLES.items())
-def test_every_row_of_a_table_is_there(table: str, count: int) -> None:
+def test_published_tables_are_complete(table: str, count: int) -> None:
     assert len(printed(table)) == count
 
 
@@ -50,11 +50,11 @@ def test_every_row_of_a_table_is_there(table: str, count: int) -> None:
         "fedhenn_figure1": 15, "fedhenn_figure3": 10, "fedin_figures5and6": 16, "fedin_figure7": 4,
     }.items(),
 )  # fmt: skip
-def test_every_curve_of_a_figure_is_there(figure: str, curves: int) -> None:
+def test_published_figures_are_complete(figure: str, curves: int) -> None:
     assert sum(bool(re.match(rf"{figure}(_|$)", name)) for name in ROWS) == curves
 
 
-def test_every_number_that_a_recipe_itself_prints_is_the_rows() -> None:
+def test_published_numbers_match_their_recipes() -> None:
     """Both were written down from the papers, one for people and one for programs. HeteroFL's image recipes print only
     the row that they are, and none what its modes cost."""
     unsaid = []
@@ -71,7 +71,7 @@ def forms(number: float) -> set[str]:
     return {f"{number:.2f}", f"{number:.1f}", f"{number:g}", f"{number / 1e6:.2f} M"}
 
 
-def test_rows_with_the_same_words_differ_and_names_can_be_folders() -> None:
+def test_published_rows_are_distinct_and_named_like_folders() -> None:
     assert all(re.fullmatch(r"\w[\w.+-]*", name) for name in ROWS)
     settings = Counter((row.recipe, row.changes, row.numbers) for row in ROWS.values())
     assert len(ROWS) > 1000
@@ -80,13 +80,13 @@ def test_rows_with_the_same_words_differ_and_names_can_be_folders() -> None:
 
 
 @pytest.mark.parametrize("name", list(ROWS)[::40])
-def test_some_rows_can_be_run(name: str, tmp_path: Path) -> None:
+def test_published_sample_of_rows_can_be_built(name: str, tmp_path: Path) -> None:
     can_be_run(name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paper", sorted({name.split("_")[0] for name in ROWS}))
-def test_all_rows_can_be_run(paper: str, tmp_path: Path) -> None:
+def test_published_rows_can_all_be_built(paper: str, tmp_path: Path) -> None:
     for name in ROWS:
         if name.startswith(f"{paper}_"):
             can_be_run(name, tmp_path)
@@ -96,7 +96,7 @@ def can_be_run(name: str, folder: Path) -> None:
     """As `fedloom check` does it, without the data."""
     registry, row = Registry(), ROWS[name]
     loaded = load(row.recipe, registry, row.changes)
-    seen = outline(loaded, registry, folder)
+    seen = read_data_spec(loaded, registry, folder)
     fleet, method = build(loaded, registry, seen)
     build_partition(loaded, seen.labels)
     tiers = {"", "*", *(tier.name for tier in fleet.tiers)}
@@ -106,7 +106,7 @@ def can_be_run(name: str, folder: Path) -> None:
         assert all(number.candidate in known for number, _ in row.numbers)
 
 
-def test_the_list_of_claims_is_whole() -> None:
+def test_claim_list_is_complete() -> None:
     by_paper = Counter(claim.paper for claim in CLAIMS.claims)
     assert CLAIMS.seeds == 5
     assert sum(by_paper.values()) == 74
@@ -114,7 +114,7 @@ def test_the_list_of_claims_is_whole() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS.claims, ids=lambda claim: claim.name)
-def test_a_claims_sides_are_in_its_recipe(claim: Claim) -> None:
+def test_claim_sides_are_in_its_recipe(claim: Claim) -> None:
     loaded = load(RECIPES / claim.recipe, Registry())
     recipe = loaded.recipe
     assert claim.arms <= {recipe.method.name, *recipe.compare.arms}
@@ -129,7 +129,7 @@ def test_a_claims_sides_are_in_its_recipe(claim: Claim) -> None:
     ) or "fedhen" in claim.recipe
 
 
-def test_every_reduced_recipe_decides_something() -> None:
+def test_claim_list_uses_every_reduced_recipe() -> None:
     reduced = {path.relative_to(RECIPES).as_posix() for path in (RECIPES / "reduced").glob("*.toml")}
     assert {claim.recipe for claim in CLAIMS.claims} == reduced
 
@@ -166,11 +166,11 @@ ROUNDS = [
         (PublishedNumber(tier="*"), 55),
     ],
 )
-def test_which_round_counts(number: PublishedNumber, value: float | None) -> None:
+def test_measure_number_selects_round(number: PublishedNumber, value: float | None) -> None:
     assert measure_number(number, ROUNDS, {"a": 0.5, "b": 0.5}) == value
 
 
-def test_of_perplexities_the_lowest_is_best() -> None:
+def test_measure_number_best_perplexity_is_lowest() -> None:
     rows = [
         Row(number, "server", "a", "", "global", "perplexity", value)
         for number, value in ((1, 9.0), (2, 3.0), (3, 4.0))
@@ -200,14 +200,14 @@ levels = {{ a = 1.0, e = 0.0625 }}
         ("rows = ", "Invalid value"),
     ],
 )  # fmt: skip
-def test_a_list_with_a_mistake_is_refused(rows: str, problem: str, tmp_path: Path) -> None:
+def test_read_published_with_mistake_is_refused(rows: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "p.toml").write_text(PAPER + rows)
     with pytest.raises(RecipeError, match=re.escape(problem)):
         read_published(tmp_path)
 
 
-def test_levels_become_tiers(tmp_path: Path) -> None:
+def test_read_published_levels_become_tiers(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "p.toml").write_text(PAPER + 'rows = { "a3-e1" = [1] }')
     (row,) = read_published(tmp_path).values()

@@ -15,9 +15,9 @@ from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..recipe.schema import CompressionConfig, FaultsConfig
 from ..reporting.paired_stats import mean_by_share
-from ..runs.build import assemble, simulation_of
+from ..runs.build import assemble, build_simulation
 from ..runs.experiment import Experiment
-from ..runs.loop import RoundResult, one_thread, rounds
+from ..runs.loop import RoundResult, single_thread, rounds
 from .compare import MEMORY_LIMIT, estimate_memory
 
 NONE = "none"  # no attack; as a rule: the plain mean
@@ -57,7 +57,7 @@ class AttackBench:
     def rounds(self) -> Iterator[tuple[str, RoundResult]]:
         """Run everything, as many runs side by side as memory allows; yields (name, round)."""
         everything = [one for seeds in self.experiments.values() for one in seeds]
-        with one_thread(), ExitStack() as ending:
+        with single_thread(), ExitStack() as ending:
             ending.enter_context(closing(self.lockstep.pool))
             for one in everything:
                 ending.enter_context(closing(one.engine))
@@ -178,7 +178,7 @@ def _attacked(honest: Experiment, name: str, client_data: ClientData, names: fro
     simulator = replace(honest.simulator, client_data=client_data)
     attack = AttackTransport(ATTACKS[name], names, honest.fleet)
     attacked = replace(honest, engine=simulator, simulator=simulator, attack=attack)
-    simulator.executor.register(simulation_of(attacked))
+    simulator.executor.register(build_simulation(attacked))
     return attacked
 
 

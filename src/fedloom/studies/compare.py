@@ -20,14 +20,14 @@ from ..reporting.paired_stats import Arm, metric_of
 from ..reporting.tables import DESCRIPTION_FILE, DESCRIPTION_FORMAT, ComparisonResult, ComparisonTerms, conclude
 from ..reporting.targets import BudgetUnit, budget_lines, limit_to_budget
 from ..runs.build import assemble
-from ..runs.data import outline_of
+from ..runs.data import data_spec_of
 from ..runs.experiment import Experiment
 from ..runs.faults import NoQuorum
 from ..runs.folder import MANIFEST, read_manifest, read_rows
-from ..runs.loop import RoundResult, one_thread
-from ..runs.recorder import NothingAdmitted, now, recorded
-from ..runs.resume import standing_of
-from ..runs.trackers import followed_by
+from ..runs.loop import RoundResult, single_thread
+from ..runs.recorder import NothingAdmitted, now, record_rounds
+from ..runs.resume import read_resume_point
+from ..runs.trackers import build_trackers
 from ..tensors import payload_bytes
 from .controls import CONTROLS, NO_ARMS, build_arms, errors_at_arm, served_models
 
@@ -74,7 +74,7 @@ class Comparison:
         """Run what is unfinished, as many runs side by side as memory allows; yields (name, round)."""
         self._write_manifest(status="running")
         self.write_description("global")
-        with one_thread(), closing(self.lockstep.pool):
+        with single_thread(), closing(self.lockstep.pool):
             for group in self._side_by_side():
                 for simulator, _ in group.values():
                     simulator.client_states.budget //= len(group)
@@ -97,9 +97,9 @@ class Comparison:
             if group and size > free:
                 yield group
                 group, free = {}, MEMORY_LIMIT
-            since = standing_of(folder, experiment) if _has_started(folder) else None
-            followers = followed_by(self.track, name)
-            group[name] = experiment.simulator, self._log_failure(name, recorded(experiment, folder, since, followers))
+            since = read_resume_point(folder, experiment) if _has_started(folder) else None
+            followers = build_trackers(self.track, name)
+            group[name] = experiment.simulator, self._log_failure(name, record_rounds(experiment, folder, since, followers))
             free -= size
         yield group
 
@@ -178,7 +178,7 @@ def _has_started(folder: Path) -> bool:
 def estimate_memory(experiment: Experiment) -> int:
     """Estimate the bytes of an experiment by a dry run: the server's state and twice the uploads of a round."""
     fleet, method, loaded = experiment.fleet, experiment.method, experiment.loaded
-    moved = dry_run(loaded, method, fleet, outline_of(experiment.dataset))
+    moved = dry_run(loaded, method, fleet, data_spec_of(experiment.dataset))
     shares = zip(fleet.tiers, fleet.shares, strict=True)
     sent = sum(share * moved.bytes_up[tier.name] for tier, share in shares)
     state = payload_bytes(method.start(fleet, fleet.seed, experiment.warm))

@@ -13,7 +13,7 @@ from ..recipe.load import LoadedRecipe, load
 from ..recipe.registry import Registry
 from ..reporting import ServedModel
 from ..runs.build import build
-from ..runs.data import outline_of, read_data
+from ..runs.data import data_spec_of, read_data
 
 Document = dict[str, Any]
 NO_ARMS: Mapping[str, LoadedRecipe] = MappingProxyType({})
@@ -85,10 +85,10 @@ def arms_with_methods(loaded: LoadedRecipe, registry: Registry, names: Sequence[
 def supported_methods(loaded: LoadedRecipe, registry: Registry, data: Path) -> tuple[list[str], dict[str, str]]:
     """The methods that support this recipe at their default settings, and why the others do not."""
     supported, refused = [], {}
-    outline = outline_of(read_data(loaded, registry, data))
+    data_spec = data_spec_of(read_data(loaded, registry, data))
     for name in registry.methods:
         try:
-            build(loaded.with_document({**loaded.recipe.document(), "method": {"name": name}}), registry, outline)
+            build(loaded.with_document({**loaded.recipe.document(), "method": {"name": name}}), registry, data_spec)
             supported.append(name)
         except (RecipeError, TypeError) as error:
             refused[name] = error.issues[0].message if isinstance(error, RecipeError) else str(error)

@@ -31,7 +31,7 @@ from ..runs.checkpoint import Checkpoint
 from ..runs.experiment import Experiment
 from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.recorder import now
-from ..runs.resume import Engage, changes, reopened
+from ..runs.resume import AttachEngine, list_changes, reopen_run
 from .compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from .published import Claim, PublishedNumber, PublishedRow, measure_number
 
@@ -47,7 +47,7 @@ class ReproduceContext:
     registry: Registry
     data: Path
     workers: int
-    engage: Engage
+    engage: AttachEngine
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def start_row(row: PublishedRow, sets: Sequence[str], folder: Path, context: Rep
     if read_manifest(folder)["status"] == "finished":
         return StartedRow(folder, loaded)
     return StartedRow(
-        folder, loaded, *reopened(folder, context.registry, context.data, context.workers, context.engage)
+        folder, loaded, *reopen_run(folder, context.registry, context.data, context.workers, context.engage)
     )
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tests", [["global", "local"], ["local"]], ids=["both tests", "local"])
-def test_a_page_of_every_family(family: str, tests: list[str], tmp_path: Path) -> None:
+def test_page_of_every_family_is_built(family: str, tests: list[str], tmp_path: Path) -> None:
     said = recipe(family, rounds=3)
     fedloom.run({**said, "evaluation": {**said["evaluation"], "every": 1, "tests": tests}}, out=tmp_path / "run")
     made = build_page(read_report_data([tmp_path / "run"]))
@@ -24,7 +24,7 @@ def test_a_page_of_every_family(family: str, tests: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     "changes", [{"assignment": "redrawn"}, {"eligible": ["large"]}, {"holdout_fraction": 0.5}], ids=str
 )
-def test_a_page_of_every_kind_of_fleet(changes: dict[str, object], tmp_path: Path) -> None:
+def test_page_of_every_kind_of_fleet_is_built(changes: dict[str, object], tmp_path: Path) -> None:
     said = recipe("heterofl", rounds=3)
     fedloom.run({**said, "fleet": {**said["fleet"], **changes}}, out=tmp_path / "run")
     assert "devices.csv" in build_page(read_report_data([tmp_path / "run"])).csvs

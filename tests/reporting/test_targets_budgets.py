@@ -30,7 +30,7 @@ ARMS = [
 ]
 
 
-def test_what_was_spent_adds_up_over_rounds() -> None:
+def test_cumulative_cost_adds_up_over_rounds() -> None:
     assert cumulative_cost(rows(8.0, 3), "bytes") == {1: 8.0, 2: 16.0, 3: 24.0}
     assert cumulative_cost(rows(8.0, 3, 0.5), "seconds") == {1: 0.5, 2: 1.0, 3: 1.5}
     assert cumulative_cost(rows(8.0, 3), "rounds") == {1: 1, 2: 2, 3: 3}
@@ -44,16 +44,16 @@ def test_what_was_spent_adds_up_over_rounds() -> None:
         ("seconds", [[60.0, 60.0], [60.0, 60.0], [30.0, 30.0]]),
     ],
 )
-def test_the_last_judgement_within_the_budget_counts(unit, accuracies) -> None:
+def test_limit_to_budget_keeps_last_evaluation_within_budget(unit, accuracies) -> None:
     assert [one.final_values("large", "global") for one in limit_to_budget(ARMS, unit)] == accuracies
 
 
-def test_who_cannot_end_a_round_has_nothing_to_show() -> None:
+def test_limit_to_budget_below_one_round_leaves_no_rows() -> None:
     (_, dear) = limit_to_budget([ARMS[0], arm("dear", rows(100.0, 6), rows(100.0, 6))], "bytes")
     assert dear.runs == [[], []]
 
 
-def test_it_is_said_how_far_each_came() -> None:
+def test_budget_lines_state_last_round_of_each_arm() -> None:
     assert budget_lines(ARMS, "bytes")[1] == "at equal bytes: dear counts up to round 2 of 6"
 
 
@@ -64,7 +64,7 @@ def coded(per_round: float, rounds: int, share: float) -> list[Row]:
     return plain + [Row(row.round, "", "", "", "", f"{row.metric}_compressed", share * row.value) for row in moved]
 
 
-def test_with_a_codec_the_bytes_that_travelled_are_spent() -> None:
+def test_cumulative_cost_with_compression_counts_compressed_bytes() -> None:
     assert cumulative_cost(coded(8.0, 3, 0.25), "bytes") == {1: 2.0, 2: 4.0, 3: 6.0}
     arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(16.0, 6, 0.25))]  # 24 bytes at 4 a round
     assert budget_lines(arms, "bytes")[1] == "at equal bytes: coded counts up to round 6 of 6"
@@ -73,12 +73,12 @@ def test_with_a_codec_the_bytes_that_travelled_are_spent() -> None:
     ]  # fmt: skip
 
 
-def test_an_arm_behind_a_codec_is_not_cut_by_bytes_that_never_travelled() -> None:
+def test_limit_to_budget_with_compression_ignores_uncompressed_bytes() -> None:
     arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(32.0, 6, 0.25)), arm("raw", rows(32.0, 6))]
     assert [one.final_values("large", "global") for one in limit_to_budget(arms[:2], "bytes")] == [[30.0], [30.0]]
     assert limit_to_budget([arms[0], arms[2]], "bytes")[1].runs == [[]]
 
 
-def test_a_round_moves_what_travelled() -> None:
+def test_bytes_per_round_counts_compressed_bytes() -> None:
     assert arm("plain", rows(8.0, 3)).bytes_per_round() == 8.0
     assert arm("coded", coded(8.0, 3, 0.25), coded(16.0, 3, 0.25)).bytes_per_round() == 3.0

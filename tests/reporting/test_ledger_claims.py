@@ -46,11 +46,11 @@ ALIKE = ClaimTerms("last", "alike", within=1.0)
         (ALIKE, [2.0, -1.1, 1.3], "does not hold"),
     ],
 )
-def test_all_seeds_must_agree(terms: ClaimTerms, gaps: list[float], verdict: str) -> None:
+def test_decide_requires_all_seeds_to_agree(terms: ClaimTerms, gaps: list[float], verdict: str) -> None:
     assert decide(gaps, terms) == verdict
 
 
-def test_never_is_later_than_any_round_and_never_twice_is_a_tie() -> None:
+def test_amount_difference_of_unreached_targets_is_infinite_or_tie() -> None:
     reached, never = Amount(7), Amount(50, exact=False)
     assert amount_difference(reached, Amount(9)) == -2
     assert amount_difference(reached, never) == -math.inf
@@ -64,20 +64,20 @@ def rows(*values: float, tier: str = "a", candidate: str = "server", metric: str
     return judged + moved
 
 
-def test_the_last_value_counts_and_not_the_best() -> None:
+def test_evaluate_claim_uses_last_value_not_best() -> None:
     seen = Evidence({"x": [rows(50, 90, 70)], "y": [rows(60, 60, 71)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     found = evaluate_claim(ClaimSide("x"), ClaimSide("y"), MORE, seen)
     assert ([one.value for one in found.this], found.gaps, found.verdict) == ([70], [-1], "does not hold")
 
 
-def test_all_devices_count_by_their_tiers_shares_and_a_tier_without_devices_does_not() -> None:
+def test_side_amounts_of_all_devices_are_weighted_by_share() -> None:
     both = rows(80, 80) + rows(40, 60, tier="b")
     seen = Evidence({"x": [both]}, {"x": {"a": 0.25, "b": 0.5, "empty": 0.25}})
     assert side_amounts(ClaimSide("x"), MORE, seen)[0].value == pytest.approx((0.25 * 80 + 0.5 * 60) / 0.75)
     assert side_amounts(ClaimSide("x", "b"), MORE, seen)[0].value == 60
 
 
-def test_a_candidate_can_be_named_and_else_the_first_counts() -> None:
+def test_side_amounts_candidate_defaults_to_first() -> None:
     seen = Evidence({"x": [rows(10) + rows(20, candidate="personal")]}, {"x": {"a": 1.0}})
     assert side_amounts(ClaimSide("x"), MORE, seen)[0].value == 10
     assert side_amounts(ClaimSide("x", candidate="personal"), MORE, seen)[0].value == 20
@@ -86,7 +86,7 @@ def test_a_candidate_can_be_named_and_else_the_first_counts() -> None:
             side_amounts(side, MORE, seen)
 
 
-def test_rounds_and_bytes_to_what_the_baseline_ends_with() -> None:
+def test_side_amounts_to_baseline_target_count_rounds_and_bytes() -> None:
     runs = {"base": [rows(50, 60, 70), rows(50, 60, 72)], "x": [rows(60, 70, 71), rows(50, 60, 65)]}
     seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
     aims = baseline_target(ClaimSide("base", "a"), MORE, 1.0, seen)
@@ -98,7 +98,7 @@ def test_rounds_and_bytes_to_what_the_baseline_ends_with() -> None:
         assert [one.exact for one in found] == [True, False]
 
 
-def test_leads_and_gains_over_another_arm() -> None:
+def test_side_amounts_with_minus_are_leads_and_gains() -> None:
     runs = {"x": [rows(60, 80)], "y": [rows(50, 70)]}
     seen = Evidence(runs, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     assert side_amounts(ClaimSide("x", "a", minus="y"), MORE, seen) == [Amount(10)]
@@ -107,7 +107,7 @@ def test_leads_and_gains_over_another_arm() -> None:
     ]
 
 
-def test_a_lead_over_the_best_of_several_arms() -> None:
+def test_side_amounts_with_several_minus_use_best_arm_by_seed() -> None:
     """Seed by seed: who is best may change, and who never arrives is later than whoever does."""
     runs = {"x": [rows(60, 80), rows(60, 80)], "y": [rows(60, 70), rows(50, 90)], "z": [rows(50, 75), rows(50, 55)]}
     seen = Evidence(runs, {arm: {"a": 1.0} for arm in runs})
@@ -122,7 +122,7 @@ def test_a_lead_over_the_best_of_several_arms() -> None:
 RISING = {"x": (9, 7), "y": (9, 5), "z": (9, 6)}
 
 
-def test_a_gain_that_nobody_knows_is_no_number() -> None:
+def test_amount_ratio_of_unreached_targets_is_bound_or_nan() -> None:
     sooner, never = Amount(2), Amount(9, exact=False)
     assert amount_ratio(sooner, Amount(6)) == Amount(3.0)
     assert amount_ratio(sooner, never) == Amount(4.5, exact=False)
@@ -130,7 +130,7 @@ def test_a_gain_that_nobody_knows_is_no_number() -> None:
     assert math.isnan(amount_ratio(never, never).value)
 
 
-def test_simulated_seconds_are_those_of_a_round() -> None:
+def test_side_amounts_in_seconds_are_means_over_rounds() -> None:
     ticks = [Row(number, "", "", "", "", "simulated_seconds", seconds) for number, seconds in ((1, 1.5), (2, 2.5))]
     seen = Evidence({"x": [ticks], "y": [[]]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     assert side_amounts(ClaimSide("x"), ClaimTerms("seconds", "less"), seen) == [Amount(2.0)]
@@ -138,7 +138,7 @@ def test_simulated_seconds_are_those_of_a_round() -> None:
         side_amounts(ClaimSide("y"), ClaimTerms("seconds", "less"), seen)
 
 
-def test_less_perplexity_is_better() -> None:
+def test_baseline_target_of_perplexity_is_reached_from_above() -> None:
     runs = {"base": [rows(50, 40, 30, metric="perplexity")], "x": [rows(40, 31, 35, metric="perplexity")]}
     seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
     terms = ClaimTerms("rounds", "less", metric="perplexity")
@@ -147,7 +147,7 @@ def test_less_perplexity_is_better() -> None:
     assert side_amounts(ClaimSide("x", "a"), replace(terms, targets=aims), seen) == [Amount(2)]
 
 
-def test_a_record_has_no_number_that_json_lacks() -> None:
+def test_claim_record_has_no_infinite_numbers() -> None:
     seen = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     found = evaluate_claim(
         ClaimSide("x", "a"), ClaimSide("y", "a"), ClaimTerms("rounds", "less", targets={"a": 70}), seen

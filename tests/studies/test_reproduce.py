@@ -11,7 +11,7 @@ def git(folder: Path, *said: str) -> str:
     return subprocess.run(["git", *own, *said], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_what_a_result_has_written_itself_is_no_change(tmp_path: Path) -> None:
+def test_current_commit_ignores_generated_files(tmp_path: Path) -> None:
     results, recipe = tmp_path / "results.json", tmp_path / "inner" / "my.toml"
     recipe.parent.mkdir()
     for file in (results, recipe):
@@ -27,6 +27,6 @@ def test_what_a_result_has_written_itself_is_no_change(tmp_path: Path) -> None:
     assert current_commit(recipe.parent, [results]) == f"{here}+changes"
 
 
-def test_nobody_knows(tmp_path: Path) -> None:
+def test_current_commit_outside_a_repository_is_none(tmp_path: Path) -> None:
     assert current_commit(tmp_path) is None
     assert current_commit(tmp_path / "nowhere") is None

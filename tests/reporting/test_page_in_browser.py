@@ -63,7 +63,7 @@ def visible(browser: Any, selector: str) -> list[Any]:
     return [one for one in browser.find_elements("css selector", selector) if one.is_displayed()]
 
 
-def test_everything_is_there_and_nothing_complains(shown: tuple[str, Any], pages: dict[str, Page]) -> None:
+def test_page_in_browser_shows_every_chart_without_errors(shown: tuple[str, Any], pages: dict[str, Page]) -> None:
     name, browser = shown
     assert [one["message"] for one in browser.get_log("browser")] == []
     figures = visible(browser, "section.figure")
@@ -78,13 +78,13 @@ def test_everything_is_there_and_nothing_complains(shown: tuple[str, Any], pages
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_runs_over_the_edge(shown: tuple[str, Any], width: int) -> None:
+def test_page_at_any_width_does_not_overflow(shown: tuple[str, Any], width: int) -> None:
     _, browser = shown
     look(browser, width, "light")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
-def test_tiers_are_picked_by_mouse_and_by_keyboard(shown: tuple[str, Any]) -> None:
+def test_page_tier_selection_by_mouse_and_keyboard_hides_other_tiers(shown: tuple[str, Any]) -> None:
     from selenium.webdriver.common.keys import Keys
 
     _, browser = shown
@@ -99,7 +99,7 @@ def test_tiers_are_picked_by_mouse_and_by_keyboard(shown: tuple[str, Any]) -> No
     assert len(visible(browser, "#tier-table tbody tr")) == both
 
 
-def test_the_first_stop_of_the_keyboard_leads_to_the_verdict(shown: tuple[str, Any]) -> None:
+def test_page_first_tab_stop_leads_to_verdict(shown: tuple[str, Any]) -> None:
     from selenium.webdriver.common.keys import Keys
 
     _, browser = shown
@@ -111,7 +111,7 @@ def test_the_first_stop_of_the_keyboard_leads_to_the_verdict(shown: tuple[str, A
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_screenshot_is_kept(shown: tuple[str, Any], scheme: str) -> None:
+def test_page_in_both_color_schemes_is_captured(shown: tuple[str, Any], scheme: str) -> None:
     name, browser = shown
     look(browser, 1280, scheme)
     paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")

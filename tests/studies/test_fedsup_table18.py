@@ -57,16 +57,16 @@ EFEDSUP = ({"name": "efedsup"}, OWN_SIZE)  # it draws one, which may be smaller
 
 
 @pytest.mark.parametrize(("arm", "seconds"), [(FEDAVG, 30.0), (FULL_BUDGET, 10.0)])
-def test_thirty_seconds_against_ten(arm, seconds, document, tmp_path):
+def test_round_seconds_match_published_table(arm, seconds, document, tmp_path):
     assert round_of(document, tmp_path, *arm) == (pytest.approx(seconds), set())
 
 
-def test_efedsup_takes_no_longer_than_its_largest_nets(document, tmp_path):
+def test_efedsup_round_takes_no_longer_than_largest_nets(document, tmp_path):
     seconds, late = round_of(document, tmp_path, *EFEDSUP, deadline=10.001)
     assert 0 < seconds <= 10.0 + 1e-6
     assert late == set()
 
 
-def test_with_ten_seconds_one_loses_two_thirds_of_the_fleet_the_other_nobody(document, tmp_path):
+def test_deadline_of_ten_seconds_drops_only_fedavg_devices(document, tmp_path):
     assert round_of(document, tmp_path, *FEDAVG, deadline=10.001) == (pytest.approx(10.001), {"iot", "edge"})
     assert round_of(document, tmp_path, *FULL_BUDGET, deadline=10.001) == (pytest.approx(10.0), set())
