@@ -16,7 +16,7 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.recipe.toml import dumps
 from fedloom.runs.build import assemble
-from fedloom.runs.recorder import recorded
+from fedloom.runs.recorder import record_rounds
 from tests.real_fleet import Killer, read_lines, real_fleet
 
 TIERS = ("large", "medium", "small")
@@ -42,7 +42,7 @@ def run_undisturbed(document: dict[str, object], tiers: list[str], folder: Path)
     """The sha256 of the same run in process."""
     settings = {**document, "fleet": {"device_tiers": tiers}}
     del settings["faults"]
-    for _ in recorded(assemble(load(settings, Registry()), Registry(), folder), folder / "here"):
+    for _ in record_rounds(assemble(load(settings, Registry()), Registry(), folder), folder / "here"):
         pass
     return str(json.loads((folder / "here" / "manifest.json").read_text())["sha256"])
 

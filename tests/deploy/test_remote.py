@@ -14,7 +14,7 @@ import fedloom.flower
 pytest.importorskip("flwr")
 
 from fedloom.data import DATASETS, Dataset, Partition
-from fedloom.deploy.remote import attach_engine, build_node_registry, over_flower
+from fedloom.deploy.remote import attach_engine, attach_flower, build_node_registry
 from fedloom.deploy.runtime import build_runtime, describe_device
 from fedloom.flower.client_state import ClientStateFiles
 from fedloom.recipe.errors import RecipeError
@@ -23,8 +23,8 @@ from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import read_manifest, read_rows
-from fedloom.runs.recorder import recorded
-from fedloom.runs.resume import standing_of
+from fedloom.runs.recorder import record_rounds
+from fedloom.runs.resume import read_resume_point
 from fedloom.tensors import fingerprint
 from tests import chaos
 from tests.conftest import rows_in_turn
@@ -46,17 +46,17 @@ def build_experiment(document: dict[str, Any], disks: Path, data: str = "") -> E
     apps = {FIRST_NODE + number: app(number) for number in range(experiment.fleet.size)}
     nodes = build_node_registry(InMemoryGrid(apps), experiment.fleet)
     nodes.client.poll_interval = 0.0
-    return over_flower(experiment, nodes)
+    return attach_flower(experiment, nodes)
 
 
 def run(document: dict[str, Any], folder: Path, disks: Path) -> None:
-    for _ in recorded(build_experiment(document, disks), folder):
+    for _ in record_rounds(build_experiment(document, disks), folder):
         pass
 
 
 def resume(document: dict[str, Any], folder: Path, disks: Path) -> None:
     experiment = build_experiment(document, disks)
-    for _ in recorded(experiment, folder, standing_of(folder, experiment)):
+    for _ in record_rounds(experiment, folder, read_resume_point(folder, experiment)):
         pass
 
 
@@ -85,7 +85,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", SETTINGS)
-def test_over_flower_rows_equal_in_process(method: str, tmp_path: Path) -> None:
+def test_attach_flower_rows_equal_in_process(method: str, tmp_path: Path) -> None:
     document = {
         **chaos.recipe("heterofl", 2),
         "method": {"name": method},
@@ -114,7 +114,7 @@ def run_killed_in(document: dict[str, Any], folder: Path, disks: Path, round_num
 
         experiment.engine.commit = die  # type: ignore[method-assign]
         try:
-            for _ in recorded(experiment, folder):
+            for _ in record_rounds(experiment, folder):
                 pass
         finally:
             os._exit(1)
@@ -123,7 +123,7 @@ def run_killed_in(document: dict[str, Any], folder: Path, disks: Path, round_num
 
 
 @pytest.mark.parametrize("family", ["fedhenn"])
-def test_over_flower_server_killed_before_commit_resumes_to_the_same_bits(family: str, tmp_path: Path) -> None:
+def test_attach_flower_server_killed_before_commit_resumes_to_the_same_bits(family: str, tmp_path: Path) -> None:
     document = {**chaos.recipe(family, 4), "fleet": {"participation": 1.0}, "checkpoints": {"every": 0}}
     run(document, tmp_path / "undisturbed", tmp_path / "disks")
     run_killed_in(document, tmp_path / "killed", tmp_path / "others", round_number=3)
@@ -133,10 +133,10 @@ def test_over_flower_server_killed_before_commit_resumes_to_the_same_bits(family
     assert read_client_states(tmp_path / "others") == read_client_states(tmp_path / "disks")
 
 
-def test_over_flower_client_state_on_disk_equals_in_process(tmp_path: Path) -> None:
+def test_attach_flower_client_state_on_disk_equals_in_process(tmp_path: Path) -> None:
     document = {**chaos.recipe("fedhenn", 2), "engine": {"devices_per_block": 1}}
     experiment = assemble(load(document, Registry()), Registry(), tmp_path)
-    for _ in recorded(experiment, tmp_path / "here"):
+    for _ in record_rounds(experiment, tmp_path / "here"):
         pass
     run(document, tmp_path / "there", tmp_path / "disks")
     expected = {name: fingerprint(parcel) for name, parcel in experiment.client_states.committed.items()}
@@ -149,7 +149,7 @@ def save(folder: Path, train: Dataset, rows: Any, tests: Any) -> None:
     np.savez(folder / "own.npz", x_train=x[rows], y_train=y[rows], x_test=x[tests], y_test=y[tests])
 
 
-def test_over_flower_devices_with_own_data_equal_a_partition_of_it(tmp_path: Path) -> None:
+def test_attach_flower_devices_with_own_data_equal_a_partition_of_it(tmp_path: Path) -> None:
     """They are evaluated on their own test sets, which the server does not have."""
     digits, sizes = DATASETS["digits"](), (12, 9, 14)
     train, tests = rows_in_turn(sizes), [np.arange(100 + 10 * number, 110 + 10 * number) for number in range(3)]
@@ -172,7 +172,7 @@ def test_over_flower_devices_with_own_data_equal_a_partition_of_it(tmp_path: Pat
         "engine": {"devices_per_block": 1, "kind": "flower"},
     }
     experiment = build_experiment(away, tmp_path / "disks", "data")
-    for _ in recorded(experiment, tmp_path / "there"):
+    for _ in record_rounds(experiment, tmp_path / "there"):
         pass
     assert read_manifest(tmp_path / "there")["sha256"] == read_manifest(here.folder)["sha256"]
     tier_of = {device.name: device.tier for device in experiment.fleet.devices(1)}

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,8 @@ def test_deploy_page_commands_run_a_fleet(tmp_path: Path) -> None:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)
     assert json.loads((tmp_path / "my-run" / "manifest.json").read_text())["status"] == "finished"
-    tiers = 'device_tiers = ["large", "large", "medium", "medium", "small", "small"]'
-    assert tiers in (tmp_path / "my-run" / "recipe.toml").read_text()
+    recipe = tomllib.loads((tmp_path / "my-run" / "recipe.toml").read_text("utf-8"))
+    assert recipe["fleet"]["device_tiers"] == ["large", "large", "medium", "medium", "small", "small"]
     participants = {
         name for line in read_lines(tmp_path / "my-run" / "participation.jsonl") for name in line["devices"]
     }

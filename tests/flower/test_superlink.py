@@ -20,7 +20,7 @@ from fedloom.recipe.registry import Registry
 from fedloom.recipe.toml import dumps
 from fedloom.runs.build import assemble
 from fedloom.runs.checkpoint import FOLDER, Checkpoints
-from fedloom.runs.recorder import recorded
+from fedloom.runs.recorder import record_rounds
 from fedloom.tensors import Parcel
 from tests.conftest import LESSER, SMALL, TINY, TOKENS
 from tests.superlink import fleet
@@ -34,13 +34,13 @@ from pathlib import Path
 
 import torch
 
-from fedloom.flower.apps import server_app
+from fedloom.flower.apps import client_app, server_app
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
-from fedloom.runs.recorder import recorded
-from fedloom.deploy.remote import over_flower, build_node_registry
-from fedloom.deploy.apps import client
+from fedloom.runs.recorder import record_rounds
+from fedloom.deploy.remote import attach_flower, build_node_registry
+from fedloom.deploy.runtime import build_runtime, describe_device
 
 
 def run_all(grid, config):
@@ -49,10 +49,11 @@ def run_all(grid, config):
     for recipe in sorted(folder.glob("*.toml")):
         experiment = assemble(load(recipe, Registry()), Registry(), folder)
         nodes = nodes or build_node_registry(grid, experiment.fleet)
-        for _ in recorded(over_flower(experiment, nodes), Path(config["out"]) / recipe.stem):
+        for _ in record_rounds(attach_flower(experiment, nodes), Path(config["out"]) / recipe.stem):
             pass
 
 
+client = client_app(build_runtime, describe_device)
 server = server_app(run_all)
 '''
 
@@ -129,9 +130,9 @@ def test_superlink_methods_equal_in_process(
     for name in methods:
         assert (out / name).exists(), output
         here = assemble(load(recipes / f"{name}.toml", Registry()), Registry(), tmp_path)
-        for _ in recorded(here, tmp_path / "here" / name):
+        for _ in record_rounds(here, tmp_path / "here" / name):
             pass
-        there, local = (Checkpoints(folder / name / FOLDER).newest() for folder in (out, tmp_path / "here"))
+        there, local = (Checkpoints(folder / name / FOLDER).read_newest() for folder in (out, tmp_path / "here"))
         assert there is not None and local is not None
         states = read_client_states(disks, there.about["standing"]["others"].get("run", "none"))
         assert states.keys() == here.client_states.committed.keys()

@@ -12,14 +12,14 @@ from ..flower.messages import Grid
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe, load
 from ..recipe.paths import resolve_data_folder
-from ..runs.build import assemble, build, refuse_deployment
-from ..runs.data import outline_of, read_data
+from ..runs.build import assemble, build, check_deployment
+from ..runs.data import data_spec_of, read_data
 from ..runs.folder import read_manifest
-from ..runs.recorder import recorded
-from ..runs.resume import standing_of
+from ..runs.recorder import record_rounds
+from ..runs.resume import read_resume_point
 from .processes import count_restarts
 from .registry import PROXY_LOG, read_fleet_registry
-from .remote import build_node_registry, over_flower
+from .remote import attach_flower, build_node_registry
 from .runtime import build_runtime, describe_device, extension_files, load_extensions
 from .server import report_launch
 from .tier_assignment import assign_tiers, identify_by_key, read_rejected_connections
@@ -44,8 +44,8 @@ def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
         return
     loaded = load(out / "recipe.toml" if exists else str(config["recipe"]), registry)
     dataset = read_data(loaded, registry, data)
-    fleet, method = build(loaded, registry, outline_of(dataset))
-    refuse_deployment(loaded, method)
+    fleet, method = build(loaded, registry, data_spec_of(dataset))
+    check_deployment(loaded, method)
     _refuse_pooled_statistics(loaded, fleet)
     if fleet_folder is None:
         nodes = build_node_registry(grid, fleet)
@@ -60,9 +60,9 @@ def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
     if fleet_folder is not None:
         rejected = partial(read_rejected_connections, fleet_folder / PROXY_LOG, experiment.state)
         nodes = replace(nodes, read_rejected=rejected)
-    experiment = replace(over_flower(experiment, nodes), deployed=True)
-    since = standing_of(out, experiment) if exists else None
-    for _ in recorded(experiment, out, since):
+    experiment = replace(attach_flower(experiment, nodes), deployed=True)
+    since = read_resume_point(out, experiment) if exists else None
+    for _ in record_rounds(experiment, out, since):
         pass
 
 

@@ -42,7 +42,7 @@ def attach_engine(experiment: Experiment, registry: Registry, data: Path, folder
             hint = "fedloom deploy server serves it; --engine flower-sim simulates it"
             raise loaded.error(RecipeIssue(("engine", "kind"), "DEPLOYMENT", "this recipe is for real devices", hint))
         case _:
-            return _on_ray(experiment, registry, data, folder)
+            return _attach_ray(experiment, registry, data, folder)
 
 
 def build_node_registry(
@@ -63,7 +63,7 @@ def build_node_registry(
     return NodeRegistry(MessageClient(grid, restarts=restarts), identify or partial(device_by_index, fleet), fleet.size)
 
 
-def over_flower(
+def attach_flower(
     experiment: Experiment, nodes: "NodeRegistry", on_close: Callable[[], None] = lambda: None
 ) -> Experiment:
     """The same experiment with the devices of a node registry."""
@@ -83,7 +83,7 @@ def over_flower(
     return replace(experiment, engine=engine, client_states=engine.client_states, faults=faults)
 
 
-def _on_ray(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
+def _attach_ray(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
     _refuse_simulated_faults(experiment)
     _refuse_unnamed(experiment, registry)
     from ..flower.apps import client_app
@@ -95,7 +95,7 @@ def _on_ray(experiment: Experiment, registry: Registry, data: Path, folder: Path
         "with": ",".join(str(file) for file in registry.files),
     }
     grid = RayGrid(client_app(partial(_build_ray_runtime, settings), describe_device), experiment.fleet.size)
-    return over_flower(experiment, build_node_registry(grid, experiment.fleet), grid.close)
+    return attach_flower(experiment, build_node_registry(grid, experiment.fleet), grid.close)
 
 
 def _build_ray_runtime(settings: NodeConfig, recipe: Mapping[str, Any], config: NodeConfig) -> "ClientRuntime":

@@ -17,7 +17,7 @@ from ..recipe.paths import resolve_data_folder
 from ..recipe.registry import Registry, import_file
 from ..runs.build import assemble, build_task_registry
 from ..runs.compression import build_compression
-from ..runs.data import holds_its_own
+from ..runs.data import devices_own_data
 from ..runs.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def build_runtime(recipe: Mapping[str, Any], config: NodeConfig) -> "ClientRunti
     data, own_load = str(config.get("data-dir", "")), str(config.get("load", ""))
     experiment = _assemble(json.dumps(recipe), data, extension_files(config), own_load, torch.get_default_dtype())
     name, engine, evaluator = experiment.fleet.name(device_index(config)), experiment.simulator, experiment.evaluator
-    if holds_its_own(experiment.loaded):
+    if devices_own_data(experiment.loaded):
         engine = replace(engine, client_data=_whole_dataset(experiment, name))
         evaluator = replace(evaluator, tests=("local",))  # no other device shares its test set
     codec = build_compression(experiment.loaded.recipe)

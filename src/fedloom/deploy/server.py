@@ -200,7 +200,7 @@ def report_launch(folder: Path, launch: str) -> Iterator[None]:
 
 
 def read_saved_round(out: Path) -> int:
-    checkpoint = Checkpoints(out / FOLDER).newest() if (out / FOLDER).exists() else None
+    checkpoint = Checkpoints(out / FOLDER).read_newest() if (out / FOLDER).exists() else None
     return checkpoint.number if checkpoint else 0
 
 
