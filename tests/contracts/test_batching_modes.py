@@ -1,6 +1,6 @@
-"""Whichever way devices are run, every method learns the same with every model family.
+"""Every method learns the same with every model family in every batching mode.
 
-Compared in double precision, where rounding is far below what any mistake would show.
+Compared in double precision, where rounding is far below the effect of any mistake.
 """
 
 import multiprocessing
@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor, nn
 
 from fedloom.client import Schedule
-from fedloom.engines import ProcessPool
+from fedloom.engines import InlineExecutor, Simulation, WorkerPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import build_model
@@ -28,7 +28,7 @@ from fedloom.models.batching import (
 )
 from fedloom.tensors import Parcel, layout
 
-SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices are done before others of their block
+SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices finish before others of their block
 LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
 ROUNDS = 2
 
@@ -36,8 +36,8 @@ inside = import_module("fedloom.models.batching")
 
 
 @dataclass(frozen=True)
-class Demand:
-    steps: int  # of the optimizer, at least, on every device
+class Tolerance:
+    steps: int  # the least number of optimizer steps on every device
     tolerance: float
 
     @property
@@ -45,27 +45,27 @@ class Demand:
         return Schedule(batch_size=4, epochs=self.steps // (2 * ROUNDS), last="wrap")  # 5 examples make 2 batches
 
 
-ORDINARY = Demand(20, 1e-10)
+ORDINARY = Tolerance(20, 1e-10)
 CHAOTIC = {
-    "mobilenet": Demand(12, 1e-8),
-    "splitnet": Demand(12, 1e-8),
-}  # families where differences of rounding grow from step to step
+    "mobilenet": Tolerance(12, 1e-8),
+    "splitnet": Tolerance(12, 1e-8),
+}  # families in which rounding differences grow from step to step
 
 
-def demand(family: str) -> Demand:
+def tolerance_of(family: str) -> Tolerance:
     return CHAOTIC.get(family, ORDINARY)
 
 
 @dataclass(frozen=True)
-class Learned:
+class Result:
     server: Parcel
-    memories: Mapping[str, Parcel]
-    company: bool  # whether any device was asked that can share a block
+    device_states: Mapping[str, Parcel]
+    batched: bool  # whether any asked device can share a block
 
 
 @dataclass
-class Watched:
-    """A way to run a block, and how many steps of training it was used for with several devices at once."""
+class CountingMode:
+    """A batching mode that counts the training steps it runs for several devices at once."""
 
     way: BatchingMode
     steps: int = 0
@@ -81,8 +81,8 @@ class Watched:
 
 
 @pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode], Watched]]:
-    """Have every block run one way, right or wrong: no slower one steps in."""
+def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode], CountingMode]]:
+    """Force one batching mode for every block, without a fallback."""
     caches = (
         inside._functional_module,
         inside._single_device_forward,
@@ -94,62 +94,62 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode],
         for cache in caches:
             cache.cache_clear()
 
-    def force(way: BatchingMode) -> Watched:
-        watched = Watched(way)
-        monkeypatch.setattr(inside, "batching_mode", lambda model, training, tracking: (watched, ()))
+    def force(way: BatchingMode) -> CountingMode:
+        counting = CountingMode(way)
+        monkeypatch.setattr(inside, "batching_mode", lambda model, training, tracking: (counting, ()))
         forget()
-        return watched
+        return counting
 
     yield force
     forget()
 
 
 @pytest.fixture
-def place(method: Method, family: str, world_for: Callable[..., Any], double: None) -> Any:
-    return world_for(method, family, sizes=SIZES, labels=LABELS, schedule=demand(family).schedule)
+def sim(method: Method, family: str, world_for: Callable[..., Any], double: None) -> Any:
+    return world_for(method, family, sizes=SIZES, labels=LABELS, schedule=tolerance_of(family).schedule)
 
 
 @pytest.fixture
-def learn(method: Method, place: Any, meddling: Callable[..., Any]) -> Callable[..., Learned]:
-    def play(block: int, workers: int = 1) -> Learned:
-        alone = place.engine(method, devices_per_block=block)
-        pool = ProcessPool(alone, place.fleet, lambda address: method.find(*address), workers)
-        engine = pool if workers > 1 else alone
-        listening, others = meddling(engine, list), set(multiprocessing.active_children())
+def learn(method: Method, sim: Any, meddling: Callable[..., Any]) -> Callable[..., Result]:
+    def play(block: int, workers: int = 1) -> Result:
+        executor = WorkerPool(workers) if workers > 1 else InlineExecutor()
+        engine = sim.engine(method, devices_per_block=block, executor=executor)
+        executor.register(Simulation(engine, sim.fleet, lambda ref: method.find(*ref)))
+        recorder, others = meddling(engine, list), set(multiprocessing.active_children())
         try:
-            server = place.play(method, listening, ROUNDS)
-            memories = dict(alone.client_states.committed)
-            hired = set(multiprocessing.active_children()) - others
+            server = sim.play(method, recorder, ROUNDS)
+            device_states = dict(engine.client_states.committed)
+            started = set(multiprocessing.active_children()) - others
         finally:
             engine.close()
-        company = any(not reply.device.pooled_from for reply in listening.delivered)
-        assert len(hired) == (workers if workers > 1 and company else 0)
-        assert place.refusals == []
-        return Learned(server, memories, company)
+        batched = any(not reply.device.pooled_from for reply in recorder.delivered)
+        assert len(started) == (workers if workers > 1 and batched else 0)
+        assert sim.refusals == []
+        return Result(server, device_states, batched)
 
     return play
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[tuple[Method, str], Learned]:
-    """What was learned device by device."""
+def known() -> dict[tuple[Method, str], Result]:
+    """Results of running device by device."""
     return {}
 
 
 @pytest.fixture
-def expected(method: Method, family: str, learn: Callable[..., Learned], known: dict[Any, Learned]) -> Learned:
+def expected(method: Method, family: str, learn: Callable[..., Result], known: dict[Any, Result]) -> Result:
     if (method, family) not in known:
         known[method, family] = learn(block=1)
     return known[method, family]
 
 
 @pytest.fixture
-def agree(family: str, expected: Learned, difference: Callable[[Parcel, Parcel], float]) -> Callable[[Learned], None]:
-    def check(found: Learned) -> None:
-        assert difference(found.server, expected.server) <= demand(family).tolerance
-        assert found.memories.keys() == expected.memories.keys()
-        for name, parcel in found.memories.items():
-            assert difference(parcel, expected.memories[name]) <= demand(family).tolerance
+def agree(family: str, expected: Result, difference: Callable[[Parcel, Parcel], float]) -> Callable[[Result], None]:
+    def check(found: Result) -> None:
+        assert difference(found.server, expected.server) <= tolerance_of(family).tolerance
+        assert found.device_states.keys() == expected.device_states.keys()
+        for name, parcel in found.device_states.items():
+            assert difference(parcel, expected.device_states[name]) <= tolerance_of(family).tolerance
 
     return check
 
@@ -160,45 +160,45 @@ def agree(family: str, expected: Learned, difference: Callable[[Parcel, Parcel],
 def test_batched_devices_learn_as_alone(
     way: BatchingMode,
     family: str,
-    place: Any,
-    learn: Callable[..., Learned],
-    agree: Callable[[Learned], None],
-    forced: Callable[[BatchingMode], Watched],
+    sim: Any,
+    learn: Callable[..., Result],
+    agree: Callable[[Result], None],
+    forced: Callable[[BatchingMode], CountingMode],
 ) -> None:
-    watched = forced(way)
-    unfit = way is fold_devices and not place.fleet.global_model.is_foldable()
+    counting = forced(way)
+    unfit = way is fold_devices and not sim.fleet.global_model.is_foldable()
     try:
         found = learn(block=len(SIZES))
     except RuntimeError:
         assert unfit
         return
-    assert not (unfit and found.company)
+    assert not (unfit and found.batched)
     agree(found)
-    # a device that gathers others is alone, and one that draws random numbers trains alone
-    shared = found.company and not any(inside.is_stochastic(tier.model) for tier in place.fleet.tiers)
-    assert watched.steps >= demand(family).steps if shared else watched.steps == 0
+    # a pooled device runs alone, and a model that draws random numbers trains alone
+    shared = found.batched and not any(inside.is_stochastic(tier.model) for tier in sim.fleet.tiers)
+    assert counting.steps >= tolerance_of(family).steps if shared else counting.steps == 0
 
 
 @pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method
-def test_worker_processes_learn_as_alone(learn: Callable[..., Learned], agree: Callable[[Learned], None]) -> None:
+def test_worker_processes_learn_as_alone(learn: Callable[..., Result], agree: Callable[[Result], None]) -> None:
     agree(learn(block=2, workers=2))
 
 
 def test_training_changes_compared_state(
-    method: Method, place: Any, expected: Learned, difference: Callable[[Parcel, Parcel], float]
+    method: Method, sim: Any, expected: Result, difference: Callable[[Parcel, Parcel], float]
 ) -> None:
-    """Training has moved what is compared by far more than it may differ."""
-    first = method.start(place.fleet, place.seed)
+    """Training changes the compared state by far more than the tolerance."""
+    first = method.start(sim.fleet, sim.seed)
     moved = [difference(first, expected.server)] if layout(first) == layout(expected.server) else []
-    for device in place.fleet.devices(1):
-        first, last = method.init_client(device, place.seed), expected.memories.get(device.name, {})
+    for device in sim.fleet.devices(1):
+        first, last = method.init_client(device, sim.seed), expected.device_states.get(device.name, {})
         if layout(first) == layout(last):
             moved.append(difference(first, last))
     assert max(moved) > 1e-3
 
 
-class Undecided(nn.Module):
-    """What it does depends on its numbers, which no device can ask for in a vmap."""
+class ValueDependent(nn.Module):
+    """Its control flow depends on tensor values, which vmap does not allow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,8 +210,8 @@ class Undecided(nn.Module):
 
 
 def test_forced_batching_mode_has_no_fallback(world: Callable[..., Any], forced: Any) -> None:
-    """Or the comparisons above could compare a way with itself."""
-    place = world(models=[("a", build_model("undecided", Undecided, {}, (1, 6, 6), 4))])
+    """Otherwise the comparisons above could compare a mode with itself."""
+    sim = world(models=[("a", build_model("value_dependent", ValueDependent, {}, (1, 6, 6), 4))])
     forced(vmap_devices)
     with pytest.raises(RuntimeError, match="vmap"):
-        place.play(FedAvg(), place.engine(FedAvg()))
+        sim.play(FedAvg(), sim.engine(FedAvg()))

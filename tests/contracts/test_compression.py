@@ -1,4 +1,4 @@
-"""Every method runs with every codec, in process and by mail to the same bits: no reply refused, and fewer bytes."""
+"""Every method runs with every codec, with the same bits in process and by messages, and with fewer bytes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines import ByMail, Coded, Compression
+from fedloom.engines import BytesTransport, Compression
 from fedloom.engines.compression import HalfPrecision, Int8, TopK
 from fedloom.fleet import Traffic
 from fedloom.methods import Method
 from fedloom.tensors import all_finite, fingerprint
+from tests.conftest import with_compression
 
 SIZES = (8, 5)
 LABELS = [[0, 1], [0, 1, 2, 3]]
@@ -22,15 +23,15 @@ CODECS = {
 }
 
 
-def played(place: Any, method: Method, inner: Any, engine: Any, codec: Compression) -> tuple[list[str], list[Traffic]]:
-    """What two rounds leave behind, and what they moved."""
-    server, moved = method.start(place.fleet, place.seed), []
+def played(sim: Any, method: Method, inner: Any, engine: Any, codec: Compression) -> tuple[list[str], list[Traffic]]:
+    """The fingerprints and the traffic of two rounds."""
+    server, moved = method.start(sim.fleet, sim.seed), []
     for number in (1, 2):
-        context = replace(place.context(engine, number), coding=codec)
+        context = replace(sim.context(engine, number), wire=codec)
         server = method.round(server, context)
         engine.commit(number)
         moved.append(context.traffic)
-    assert place.refusals == []
+    assert sim.refusals == []
     assert all(all_finite(tensors.values()) for tensors in server.values())
     held = inner.client_states.committed
     return [fingerprint(server), *(f"{name} {fingerprint(held[name])}" for name in sorted(held))], moved
@@ -41,14 +42,15 @@ def played(place: Any, method: Method, inner: Any, engine: Any, codec: Compressi
     [pytest.param(one, id=name, marks=[] if name == "top_k" else [pytest.mark.slow]) for name, one in CODECS.items()],
 )
 def test_method_with_every_codec_runs(codec: Compression, method: Method, world_for: Callable[..., Any]) -> None:
-    place = world_for(method, None, sizes=SIZES, labels=LABELS)
-    engine = place.engine(method)
-    prints, moved = played(place, method, engine, Coded(engine, codec), codec)
+    sim = world_for(method, None, sizes=SIZES, labels=LABELS)
+    engine = sim.engine(method)
+    prints, moved = played(sim, method, engine, with_compression(engine, codec), codec)
     for traffic in moved:
         assert traffic.compressed_bytes_down <= traffic.bytes_down
         assert traffic.compressed_bytes_up <= traffic.bytes_up
         assert sum(traffic.compressed_by_device.values()) == traffic.compressed_bytes_down + traffic.compressed_bytes_up
         assert sum(traffic.bytes_by_device.values()) == traffic.bytes_down + traffic.bytes_up
     if codec == CODECS["top_k"]:
-        other = place.engine(method)
-        assert played(place, method, other, ByMail(other, compression=codec), codec)[0] == prints
+        other = sim.engine(method)
+        network = BytesTransport(encoded_task=codec.encoded_task, report=other.gate.report)
+        assert played(sim, method, other, with_compression(other, codec, network), codec)[0] == prints

@@ -45,7 +45,7 @@ SPEEDS = [
     {"name": "small", "share": 0.5, "width": 0.5, "speed": 5e5, "bandwidth": 1e4},
 ]
 
-# one run for every random stream that a method alone does not reach
+# one run for every random stream that the methods alone do not use
 RECIPES: dict[str, dict[str, Any]] = {
     "label_shards": {"data": {"partition": {"kind": "label_shards", "labels_per_device": 2}}},
     "sorted_shards": {"data": {"partition": {"kind": "sorted_shards", "shards_per_device": 2}}},
@@ -104,7 +104,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-# the family each method is played with, where that is not the first that admits it: one that shows what the method does
+# the model family of each method, where it is not the first that the method accepts
 FAMILIES: dict[str, tuple[str | None, ...]] = {
     "fedhen": ("preactresnet",),
     "noside": ("preactresnet",),
@@ -122,7 +122,7 @@ def played_name(name: str, family: str | None) -> str:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables of a recipe aggregate; a model, a method or a list replaces what was there."""
+    """Merge two recipes: tables are merged; a model, a method or a list is replaced."""
     made = dict(base)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(made.get(key), dict) and key not in ("model", "method")
@@ -131,13 +131,13 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def digest_rows(rows: Iterable[Row]) -> str:
-    """Of what was measured, not of what it is called."""
+    """A digest of the values, not of the names of rows."""
     values = sorted((row.round, row.tier, row.device, float(row.value).hex()) for row in rows)
     return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def sums(parcels: Iterable[Parcel], rows: Iterable[Row]) -> list[float]:
-    """What is compared where kernels round differently: the length of all weights, and the sum of all figures."""
+    """For machines that round differently: the norm of all weights and the sum of all figures."""
     squares = (float(t.double().square().sum()) for p in parcels for b in p.values() for t in b.values())
     return [math.sqrt(sum(squares)), sum(row.value for row in rows if math.isfinite(row.value))]
 

@@ -1,4 +1,4 @@
-"""What crosses the wire in a round of the papers' own recipes: their byte formulas, by hand."""
+"""Bytes transferred in a round of the papers' recipes, compared with formulas worked out by hand."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 
 PAPERS = Path(__file__).parents[2] / "recipes" / "papers"
-PAIR = 4 * (64 * 16 * 16 + 1024)  # what goes into FedIN's middle and what comes out of it
+PAIR = 4 * (64 * 16 * 16 + 1024)  # input and output of FedIN's intermediate layers
 ENDS = 4 * (1_920 + 10_250)
 IMAGES = 5_000 * 3 * 32 * 32  # as bytes
 

@@ -1,4 +1,4 @@
-"""Parameters, multiply-adds, FLOPs and megabytes as HeteroFL's tables print them; the nets of the other papers."""
+"""Parameters, multiply-adds, FLOPs and megabytes as in HeteroFL's tables, and of the other papers' models."""
 
 from functools import lru_cache
 from typing import Any
@@ -198,14 +198,14 @@ def test_heterofl_language_model_counts_are_as_published(level: str) -> None:
 
 
 def test_heterofl_language_model_mode_is_as_published() -> None:
-    """Only with 33 279 words does it weigh what the paper's table says."""
+    """Only a vocabulary of 33 279 gives the size in the paper's table."""
     assert f"{sum(compute_cost(language_net(level)).megabytes for level in 'ab') / 2:.2f}" == "54.12"
     assert f"{compute_cost(language_net('a', 33_278)).megabytes:.2f}" != TRANSFORMER["a"][2]
 
 
 @pytest.mark.parametrize(("layers", "parameters"), [(1, 221_472), (2, 353_568)])
 def test_lstm_counts_are_as_published(layers: int, parameters: int) -> None:
-    """With given word vectors; here they are weights, of which there are 300 a token."""
+    """The paper uses fixed word vectors; here they are weights, 300 per token."""
     net = build_model("lstm", MODELS["lstm"], {"layers": layers}, (25,), 2, 1)
     assert weights_of(net) - 300 == parameters
 
@@ -320,7 +320,7 @@ def test_macs_are_half_of_torch_flops(net: Model) -> None:
 
 
 def test_macs_exclude_token_products() -> None:
-    """In each of 4 layers and 8 heads every token meets every token twice, in 32 numbers at full width."""
+    """In each of 4 layers and 8 heads there are two products of all token pairs, of width 32 at full size."""
     net = language_net("d", words=50)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net.module().requires_grad_(False).eval()(net.zero_inputs(1))
@@ -329,7 +329,7 @@ def test_macs_exclude_token_products() -> None:
 
 @pytest.mark.parametrize("level", WIDTHS)
 def test_slice_of_narrower_global_model_has_same_size(level: str) -> None:
-    """Levels are shares of the full net; which of them is the global one does not change a level's own size."""
+    """Levels are shares of the full model, so their sizes do not depend on which one is global."""
     for widest in "abcde"[: "abcde".index(level) + 1]:
         assert dict(mnist_net(level, widest).shapes()) == dict(mnist_net(level).shapes())
         few = [dict(language_net(level, 50, one).shapes()) for one in (widest, "a")]

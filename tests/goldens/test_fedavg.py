@@ -1,4 +1,4 @@
-"""The hand-worked example of FedAvg."""
+"""FedAvg compared with values worked out by hand."""
 
 from collections.abc import Callable
 from typing import Any, Literal

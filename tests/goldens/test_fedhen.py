@@ -1,4 +1,4 @@
-"""The hand-worked examples of FedHeN, through the real methods on nets of two or three weights."""
+"""FedHeN compared with values worked out by hand, on models of two or three weights."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -21,7 +21,7 @@ from fedloom.tensors import Parcel
 
 
 class Exits(nn.Module):
-    """Two exits that are plain sums of weights, each times its slope: what they are off is squared."""
+    """Two exits that are sums of weights times slopes, with a squared loss."""
 
     def __init__(self, kind: str, head: bool, slopes: tuple[float, float, float], offsets: tuple[float, float]):
         super().__init__()
@@ -54,13 +54,13 @@ def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
 
 @pytest.fixture
 def squares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half the square of the one logit takes the place of the cross entropy."""
-    for place in ("fedloom.methods.fedhen", "fedloom.client.losses"):
-        monkeypatch.setattr(import_module(place), "cross_entropy", half_a_square)
+    """Half the square of the only logit replaces the cross entropy."""
+    for module in ("fedloom.methods.fedhen", "fedloom.client.losses"):
+        monkeypatch.setattr(import_module(module), "cross_entropy", half_a_square)
 
 
 def step_of(method: Any, whole: Model, optimizer: Sgd, client_for: Callable[..., Any]) -> dict[str, float]:
-    """The weights after one step from nothing."""
+    """The weights after one step from zero."""
     one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     start = {name: torch.zeros(1, *shape) for name, shape in whole.shapes().items()}
@@ -68,18 +68,18 @@ def step_of(method: Any, whole: Model, optimizer: Sgd, client_for: Callable[...,
     return {name: float(weight) for name, weight in made.items()}
 
 
-Answers = Mapping[str, Mapping[str, float]]
+Uploads = Mapping[str, Mapping[str, float]]
 
 
-def one_round(method: Method, answers: Answers, head: bool, scripted: Callable[..., Any]) -> Callable[[str], Any]:
-    """Devices 0, 1, … answer as written: weights by name; a device with an `own` weight is complex."""
-    kinds = ["complex" if "own" in said else "simple" for said in answers.values()]
+def one_round(method: Method, uploads: Uploads, head: bool, scripted: Callable[..., Any]) -> Callable[[str], Any]:
+    """Devices 0, 1, … upload the given weights; a device with an `own` weight is complex."""
+    kinds = ["complex" if "own" in upload else "simple" for upload in uploads.values()]
     shares = tuple(kinds.count(kind) / len(kinds) for kind in ("simple", "complex"))
     tiers = make_nested_tiers([(kind, net(kind, head)) for kind in ("simple", "complex")])
     fleet = Fleet(tiers, shares, len(kinds), seed=0)
 
     def answer(device: Device, inbox: Parcel) -> Reply | None:
-        sent = {name: torch.tensor([value]) for name, value in answers[device.name].items()}
+        sent = {name: torch.tensor([value]) for name, value in uploads[device.name].items()}
         reply = Reply(device, 1, {"weights": sent})
         return None if refuse(reply, method.train, inbox) else reply  # type: ignore[attr-defined]
 
@@ -91,18 +91,18 @@ def one_round(method: Method, answers: Answers, head: bool, scripted: Callable[.
     return lambda tier: {name: float(weight) for name, weight in found[tier].items()}
 
 
-ANSWERS = {"0": {"shared": 5.0}, "1": {"shared": 1.0, "own": 10.0}, "2": {"shared": 6.0, "own": 20.0}}
+UPLOADS = {"0": {"shared": 5.0}, "1": {"shared": 1.0, "own": 10.0}, "2": {"shared": 6.0, "own": 20.0}}
 
 
 @pytest.mark.parametrize("method", [FedHeN(), NoSide(), NoSide("trained_only")])
 def test_fedhen_shared_weights_are_averaged_over_all(method: Method, scripted: Callable[..., Any]) -> None:
-    made = one_round(method, ANSWERS, False, scripted)
+    made = one_round(method, UPLOADS, False, scripted)
     assert made("simple") == {"shared": 4.0}
     assert made("complex") == {"shared": 4.0, "own": 15.0}
 
 
 def test_decouple_tiers_are_averaged_separately(scripted: Callable[..., Any]) -> None:
-    made = one_round(Decouple(), ANSWERS, False, scripted)
+    made = one_round(Decouple(), UPLOADS, False, scripted)
     assert made("simple") == {"shared": 5.0}
     assert made("complex") == {"shared": 3.5, "own": 15.0}
 
@@ -113,7 +113,7 @@ def test_decouple_tiers_are_averaged_separately(scripted: Callable[..., Any]) ->
 def test_fedhen_nonfinite_device_is_left_out(
     method: Method, where: str, bad: float, scripted: Callable[..., Any]
 ) -> None:
-    made = one_round(method, {**ANSWERS, "2": {**ANSWERS["2"], where: bad}}, False, scripted)
+    made = one_round(method, {**UPLOADS, "2": {**UPLOADS["2"], where: bad}}, False, scripted)
     assert made("simple") == {"shared": 3.0}
     assert made("complex") == {"shared": 3.0, "own": 10.0}
 
@@ -127,7 +127,7 @@ def test_fedhen_side_objective_adds_gradient(method: Method, shared: float, clie
 
 @pytest.mark.usefixtures("squares")
 def test_fedhen_summed_gradient_is_clipped_once(client_for: Callable[..., Any]) -> None:
-    """The exit's slope is (20, 0), the full net's (10, 40): together of length 50, cut to 10."""
+    """The exit's gradient is (20, 0), the full model's (10, 40): their sum has norm 50 and is clipped to 10."""
     whole = net("complex", slopes=(-20.0, -10.0, -40.0), offsets=(-1.0, -1.0))
     made = step_of(FedHeN(), whole, Sgd(1.0, clip_norm=10.0), client_for)
     assert made == pytest.approx({"shared": -6.0, "own": -8.0}, abs=1e-5)
@@ -135,7 +135,7 @@ def test_fedhen_summed_gradient_is_clipped_once(client_for: Callable[..., Any]) 
 
 @pytest.mark.parametrize(("exit_head", "head"), [("all", 0.5), ("trained_only", 1.0)])
 def test_noside_exit_head_setting_decides_average(exit_head: Any, head: float, scripted: Callable[..., Any]) -> None:
-    answers = {"0": {"shared": 0.0, "head": 1.0}, "1": {"shared": 4.0, "head": 0.0, "own": 3.0}}
-    made = one_round(NoSide(exit_head), answers, True, scripted)
+    uploads = {"0": {"shared": 0.0, "head": 1.0}, "1": {"shared": 4.0, "head": 0.0, "own": 3.0}}
+    made = one_round(NoSide(exit_head), uploads, True, scripted)
     assert made("simple") == {"shared": 2.0, "head": head}
     assert made("complex") == {"shared": 2.0, "head": head, "own": 3.0}

@@ -1,4 +1,4 @@
-"""The hand-worked examples of FedHeNN: two representations of three examples, the schedule of the pull, the mean."""
+"""FedHeNN compared with values worked out by hand: two representations of three examples, strength, mean."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ def test_cka_is_centered(target: Tensors) -> None:
 
 
 def test_cka_differs_from_papers_closed_form() -> None:
-    """Its equation 4 leaves the centring out."""
+    """Equation 4 of the paper omits the centering."""
     uncentred = (A_J.T @ A_I).square().sum() / (K_I.norm() * K_J.norm())
     assert float(uncentred) == pytest.approx(0.316228, abs=1e-6)
 
@@ -80,22 +80,22 @@ def test_rbf_alignment_matches_hand_value() -> None:
 
 @pytest.mark.parametrize(("past", "pull"), [(0, 0.0), (1, 0.001), (4, 0.002), (100, 0.01), (199, 0.014107)])
 def test_strength_grows_with_root_of_past_rounds(past: int, pull: float) -> None:
-    assert RepresentationAlignment().pull_at(past + 1) == pytest.approx(pull, abs=1e-6)
+    assert RepresentationAlignment().strength_at(past + 1) == pytest.approx(pull, abs=1e-6)
 
 
 @pytest.mark.parametrize(("growth", "pulls"), [("linear", [0, 0.002, 0.004]), ("none", [0.002] * 3)])
 def test_strength_growth_setting_is_respected(growth: Any, pulls: list[float]) -> None:
     chosen = RepresentationAlignment(0.002, growth)
-    assert [chosen.pull_at(number) for number in (1, 2, 3)] == pytest.approx(pulls)
+    assert [chosen.strength_at(number) for number in (1, 2, 3)] == pytest.approx(pulls)
 
 
 def test_fedhenn_weights_are_averaged_by_examples(world: Callable[..., Any], scripted: Callable[..., Any]) -> None:
     """1 from 10 examples and 5 from 30 make 4."""
     fleet = world(sizes=(8, 8)).fleet
-    said, examples = {"0": 1.0, "1": 5.0}, {"0": 10, "1": 30}
+    values, examples = {"0": 1.0, "1": 5.0}, {"0": 10, "1": 30}
 
     def answer(device: Device, inbox: Parcel) -> Reply:
-        sent = {name: torch.full_like(weight, said[device.name]) for name, weight in inbox["weights"].items()}
+        sent = {name: torch.full_like(weight, values[device.name]) for name, weight in inbox["weights"].items()}
         return Reply(device, examples[device.name], {"weights": sent})
 
     method = FedHeNN(share="weights")

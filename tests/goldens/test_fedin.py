@@ -1,4 +1,4 @@
-"""The hand-worked examples of FedIN, through the real method on nets of three weights."""
+"""FedIN compared with values worked out by hand, on models of three weights."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -16,7 +16,7 @@ from fedloom.models import Model, StepSeeds, build_model
 
 
 class Times(nn.Module):
-    """Multiplies by its weight, and adds."""
+    """Multiplies by its weight and sums."""
 
     def __init__(self, size: int, offset: float = 0.0):
         super().__init__()
@@ -27,7 +27,7 @@ class Times(nn.Module):
 
 
 class Parts(nn.Module):
-    """The logit is off by `offset`."""
+    """The logit is too large by `offset`."""
 
     def __init__(self, size: int, offset: float):
         super().__init__()
@@ -64,14 +64,14 @@ CASES = [
 def test_combine_gradients_matches_hand_values(own: Any, other: Any, exact: Any, summed: Any) -> None:
     given = {"w": torch.tensor([own])}, {"w": torch.tensor([other])}
     for middle, expected in (("project", exact), ("project_all", exact), ("sum", summed)):
-        assert FedIN(middle=middle).agreed(*given)["w"].tolist() == [list(expected)]  # type: ignore[arg-type]
+        assert FedIN(middle=middle).combine_gradients(*given)["w"].tolist() == [list(expected)]  # type: ignore[arg-type]
 
 
 def test_project_by_tensor_or_over_all_matches_hand_values() -> None:
-    """Of two tensors one disagrees, but less than the other agrees."""
+    """One of two tensors opposes the labels, but by less than the other agrees."""
     own = {"a": torch.tensor([[2.0, 0.0]]), "b": torch.tensor([[1.0, 2.0]])}
     other = {"a": torch.tensor([[-1.0, 3.0]]), "b": torch.tensor([[3.0, 2.0]])}
-    apart, together = (FedIN(middle=middle).agreed(own, other) for middle in ("project", "project_all"))  # type: ignore[arg-type]
+    apart, together = (FedIN(middle=middle).combine_gradients(own, other) for middle in ("project", "project_all"))  # type: ignore[arg-type]
     assert (apart["a"].tolist(), apart["b"].tolist()) == ([[0.0, 3.0]], [[3.0, 2.0]])
     assert (together["a"].tolist(), together["b"].tolist()) == ([[-1.0, 3.0]], [[3.0, 2.0]])
 
@@ -79,10 +79,10 @@ def test_project_by_tensor_or_over_all_matches_hand_values() -> None:
 def test_fedin_ends_are_averaged_for_any_sizes(scripted: Callable[..., Any]) -> None:
     whole, method = net(2), FedIN()
     fleet = Fleet(make_tiers([("a", whole)]), (1.0,), 2, seed=0)
-    said = {"0": ((1.0, 3.0), 1), "1": ((3.0, 5.0), 99)}
+    uploads = {"0": ((1.0, 3.0), 1), "1": ((3.0, 5.0), 99)}
 
     def answer(device: Any, inbox: Any) -> Reply:
-        numbers, examples = said[device.name]
+        numbers, examples = uploads[device.name]
         sent = {"extractor.weight": torch.zeros(2), "classifier.weight": torch.tensor(numbers)}
         return Reply(
             device, examples, {"weights": sent, "pairs": {"enter": torch.zeros(0, 2), "leave": torch.ones(0, 2)}}
@@ -93,7 +93,7 @@ def test_fedin_ends_are_averaged_for_any_sizes(scripted: Callable[..., Any]) -> 
 
 
 def test_features_loss_is_mean_over_all_entries(client_for: Callable[..., Client]) -> None:
-    """On ones the middle makes (1, 2), which is its weight; so its slope is the one at its output."""
+    """For an input of ones the output is the weight, (1, 2), so its gradient is that of the output."""
     client = client_of(net(2), client_for)
     loss = features_loss(client, {"enter": torch.ones(1, 1, 2), "leave": torch.tensor([[[0.0, 4.0]]])})
     weights, batch = {"intermediate.weight": torch.tensor([[1.0, 2.0]])}, client.batch(client.plan[0])
@@ -107,7 +107,7 @@ def test_features_loss_is_mean_over_all_entries(client_for: Callable[..., Client
 def test_fedin_step_on_one_weight_matches_hand_value(
     middle: Any, weight: float, client_for: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The labels' slope is -4, the features' 6: 0 projected, 2 summed. One after the other: 2.4, where it is 13.2."""
+    """The labels' gradient is -4, the features' 6: 0 projected, 2 summed. Sequentially: 2.4, where it is 13.2."""
     monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
     memory = {"weights": {"intermediate.weight": torch.tensor([[2.0]])}}
     client = client_of(net(offset=-6.0), client_for, optimizer=Sgd(0.1), state=memory)

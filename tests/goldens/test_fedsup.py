@@ -1,4 +1,4 @@
-"""The hand-worked examples of FedSup and E-FedSup, through the real methods on nets of one or two weights."""
+"""FedSup and E-FedSup compared with values worked out by hand, on models of one or two weights."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -21,7 +21,7 @@ from fedloom.tensors import Parcel
 
 
 class Line(nn.Module):
-    """Its logit is its weights times slopes, which a sub-net has of its own."""
+    """Its logit is its weights times slopes; sub-nets have their own slopes."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -59,13 +59,13 @@ def test_fedsup_gradients_are_summed_then_clipped_once(
     monkeypatch.setattr(import_module("fedloom.methods.fedsup"), "cross_entropy", the_logit)
     one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-    client = client_for(line(2), examples, [one], Sgd(1.0, clip_value=limit), sizes={"a": line(2), "b": line(1)})
+    client = client_for(line(2), examples, [one], Sgd(1.0, clip_value=limit), tier_models={"a": line(2), "b": line(1)})
     made = method.train.run(client, {"weights": {"weight": torch.zeros(1, 2)}}).upload["weights"]["weight"]
     assert made[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_efedsup_missing_weights_are_filled_with_broadcast(scripted: Callable[..., Any]) -> None:
-    """Where the large device draws the whole net, and the small one its half."""
+    """The large device samples the whole supernet, the small one its half."""
     made: dict[str, list[float]] = {}
     for method in (EFedSup(), HeteroFL(only_seen_rows=False)):
         for seed in range(20):
@@ -86,7 +86,7 @@ def answer_by_size(device: Device, inbox: Parcel) -> Reply:
 
 @pytest.mark.parametrize("method", [FedSup(), EFedSup()])
 def test_fedsup_devices_are_weighted_by_examples(method: Method, scripted: Callable[..., Any]) -> None:
-    """One tier: 10 examples say 2, 30 say 6."""
+    """One tier: 2 from 10 examples and 6 from 30."""
     fleet = Fleet(make_nested_tiers([("one", line(1))]), (1.0,), 2, seed=0)
     values = {"0": (10, 2.0), "1": (30, 6.0)}
 

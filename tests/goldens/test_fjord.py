@@ -1,4 +1,4 @@
-"""The hand-worked examples of FjORD and FedProx, through the real methods."""
+"""FjORD and FedProx compared with values worked out by hand."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -24,7 +24,7 @@ def square(size: int) -> nn.Module:
 def test_fjord_regions_are_weighted_by_examples(
     counts: dict[str, int], corner: float, scripted: Callable[..., object]
 ) -> None:
-    """With equal counts it is HeteroFL's average."""
+    """With equal counts this would be HeteroFL's average."""
     tiers = make_nested_tiers(
         [(name, build_model("square", square, {"size": size}, (size,), size)) for name, size in SIZES.items()]
     )
@@ -64,7 +64,7 @@ class Number(nn.Module):
 
 
 class ToTwoThenDescend:
-    """Puts the weight on 2, wherever it was, then takes one step of rate 0.1."""
+    """Sets the weight to 2, then takes one step of rate 0.1."""
 
     learning_rate = 0.1
 

@@ -1,4 +1,4 @@
-"""The hand-worked examples of HeteroFL, through the real method, judge and statistics."""
+"""HeteroFL compared with values worked out by hand: aggregation, evaluation and batch norm statistics."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ def two_layers(size: int) -> nn.Module:
 
 
 def fleet_of(*sizes: int) -> Fleet:
-    """One device per size; device and tier have the same place in the order."""
+    """One device per size; device and tier have the same index."""
     models = [(f"tier{size}", build_model("two_layers", two_layers, {"size": size}, (size,), 3)) for size in sizes]
     return Fleet(make_nested_tiers(models), tuple(1 / len(sizes) for _ in sizes), len(sizes), seed=0)
 
@@ -34,13 +34,13 @@ def one_round(
     scripted: Callable[..., Any],
     fleet: Fleet,
     server: Mapping[str, Tensor],
-    answers: Mapping[str, tuple[Mapping[str, Tensor], list[int]]],
+    uploads: Mapping[str, tuple[Mapping[str, Tensor], list[int]]],
     cohort: list[Device] | None = None,
 ) -> Mapping[str, Tensor]:
-    """HeteroFL's round with devices that answer as written: tier -> (weights, labels); what is not written is old."""
+    """A round with scripted uploads: tier -> (weights, labels); weights that are not given stay as received."""
 
     def answer(device: Device, inbox: Parcel) -> Reply:
-        weights, labels = answers[device.tier]
+        weights, labels = uploads[device.tier]
         seen = torch.tensor([label in labels for label in range(3)])
         return Reply(device, 1, {"weights": {**inbox["weights"], **weights}, "labels": {"seen": seen}})
 
@@ -53,16 +53,16 @@ def old_weights(hidden: list[list[float]], rows: float) -> dict[str, Tensor]:
 
 
 def test_heterofl_nested_average_matches_hand_value(scripted: Callable[..., Any]) -> None:
-    answers = {
+    uploads = {
         "tier2": ({"0.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, [0, 1, 2]),
         "tier1": ({"0.weight": torch.tensor([[5.0]])}, [0, 1, 2]),
     }
-    made = one_round(scripted, fleet_of(2, 1), old_weights([[0.0, 0.0], [0.0, 0.0]], 0.0), answers)
+    made = one_round(scripted, fleet_of(2, 1), old_weights([[0.0, 0.0], [0.0, 0.0]], 0.0), uploads)
     assert made["0.weight"].tolist() == [[3.0, 2.0], [3.0, 4.0]]
 
 
 def test_heterofl_classifier_rows_match_hand_value(scripted: Callable[..., Any]) -> None:
-    answers = {
+    uploads = {
         "tier2": (
             {
                 "1.weight": torch.tensor([[1.0, 1.0], [2.0, 2.0], [9.0, 9.0]]),
@@ -72,23 +72,23 @@ def test_heterofl_classifier_rows_match_hand_value(scripted: Callable[..., Any])
         ),
         "tier1": ({"1.weight": torch.tensor([[7.0], [4.0], [6.0]]), "1.bias": torch.tensor([7.0, 4.0, 6.0])}, [1, 2]),
     }
-    made = one_round(scripted, fleet_of(2, 1), old_weights([[-1.0, -1.0], [-1.0, -1.0]], -1.0), answers)
+    made = one_round(scripted, fleet_of(2, 1), old_weights([[-1.0, -1.0], [-1.0, -1.0]], -1.0), uploads)
     assert made["1.weight"].tolist() == [[1.0, 1.0], [3.0, 2.0], [6.0, -1.0]]
     assert made["1.bias"].tolist() == [1.0, 3.0, 6.0]  # a bias row is skipped like its weight row
 
 
 def test_heterofl_rows_of_absent_labels_are_unchanged(scripted: Callable[..., Any]) -> None:
     new = {"1.weight": torch.full((3, 2), 5.0), "1.bias": torch.full((3,), 5.0)}
-    answers = {"tier2": (new, [0]), "tier1": ({"1.weight": torch.full((3, 1), 7.0)}, [0])}
-    made = one_round(scripted, fleet_of(2, 1), old_weights([[0.0, 0.0], [0.0, 0.0]], -1.0), answers)
+    uploads = {"tier2": (new, [0]), "tier1": ({"1.weight": torch.full((3, 1), 7.0)}, [0])}
+    made = one_round(scripted, fleet_of(2, 1), old_weights([[0.0, 0.0], [0.0, 0.0]], -1.0), uploads)
     assert made["1.weight"].tolist() == [[6.0, 5.0], [-1.0, -1.0], [-1.0, -1.0]]
 
 
 def test_heterofl_small_device_alone_matches_hand_value(scripted: Callable[..., Any]) -> None:
     fleet = fleet_of(2, 1)
     small = [device for device in fleet.devices(1) if device.tier == "tier1"]
-    answers = {"tier1": ({"0.weight": torch.tensor([[8.0]])}, [0, 1, 2])}
-    made = one_round(scripted, fleet, old_weights([[0.0, 1.0], [2.0, 3.0]], 0.0), answers, small)
+    uploads = {"tier1": ({"0.weight": torch.tensor([[8.0]])}, [0, 1, 2])}
+    made = one_round(scripted, fleet, old_weights([[0.0, 1.0], [2.0, 3.0]], 0.0), uploads, small)
     assert made["0.weight"].tolist() == [[8.0, 1.0], [2.0, 3.0]]
 
 
@@ -148,7 +148,7 @@ def test_local_evaluation_masked_prediction_matches_hand_value(fill: float, accu
     )
     found = {(row.test, row.metric): row.value for row in rows}
     assert found["local", "accuracy"] == accuracy
-    assert found["global", "accuracy"] == 0.0  # never masked: 5 is the largest logit
+    assert found["global", "accuracy"] == 0.0  # global evaluation is not masked: 5 is the largest logit
 
 
 def normed() -> nn.Module:

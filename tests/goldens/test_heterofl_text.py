@@ -1,4 +1,4 @@
-"""The hand-worked examples of HeteroFL on text, through the real model, method and judge."""
+"""HeteroFL on text compared with values worked out by hand: model, aggregation and evaluation."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def language_net(embedding: int, width: float) -> Model:
 
 
 def into_heads(rows: list[list[float]]) -> Tensor:
-    """A matrix as the paper has it, with the outputs of one head after those of the other, as the model stores it."""
+    """A matrix of the paper, with the outputs of one head after the other, in the model's layout."""
     return torch.tensor(rows).view(2, -1, len(rows)).permute(1, 2, 0)
 
 
@@ -33,7 +33,7 @@ def out_of_heads(rows: list[list[float]]) -> Tensor:
 
 
 def narrow_attention(embedding: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The half of these weights that a device of half the width gets; all other weights are zero."""
+    """The half-width slice of these weights; all other weights are zero."""
     tiers = make_nested_tiers([("a", language_net(embedding, 1.0)), ("b", language_net(embedding, 0.5))])
     whole = {name: torch.zeros(shape) for name, shape in tiers[0].model.shapes().items()}
     prefix = "layers.0.attention."
@@ -78,18 +78,18 @@ def test_packed_heads_narrow_model_uses_all_heads() -> None:
     attention = language_net(4, 0.5).module().get_submodule("layers.0.attention").eval()
     attention.load_state_dict(narrow_attention(4, weights))
     with torch.no_grad():
-        said = attention(torch.eye(2).unsqueeze(0))[0]
-    assert said.tolist() == [pytest.approx([63.0, -2.5], abs=1e-4), pytest.approx([43.0, -2.5], abs=1e-4)]
+        output = attention(torch.eye(2).unsqueeze(0))[0]
+    assert output.tolist() == [pytest.approx([63.0, -2.5], abs=1e-4), pytest.approx([43.0, -2.5], abs=1e-4)]
 
 
-WORDS, HELD = 6, ((0, 1, 2), (1, 2), (2, 3), (0, 3))  # the words of each device; 4 and 5 are nobody's, 6 is the mask
+WORDS, HELD = 6, ((0, 1, 2), (1, 2), (2, 3), (0, 3))  # the tokens of each device; none has 4 or 5, and 6 is the mask
 
 
 def round_on_text(
     world: Callable[..., Any], meddling: Callable[..., Any], method: HeteroFL
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Reply], list[set[int]]]:
-    """Weights before and after one round of devices of two widths, what they sent, and the words each has seen."""
-    place = world(
+    """Weights before and after one round of devices of two widths, their uploads, and the tokens each has seen."""
+    sim = world(
         "transformer",
         widths=(1.0, 0.5),
         sizes=(6, 5, 6, 7),
@@ -99,24 +99,24 @@ def round_on_text(
         embedding=8,
         depth=None,  # all layers in both
     )
-    before = method.start(place.fleet, 0)["weights"]
-    engine = meddling(place.engine(method), lambda replies: replies)
-    after = place.play(method, engine, rounds=1)["weights"]
-    words = [set(place.dataset.train.x[torch.as_tensor(rows)].flatten().tolist()) for rows in place.partition.train]
+    before = method.start(sim.fleet, 0)["weights"]
+    engine = meddling(sim.engine(method), lambda replies: replies)
+    after = sim.play(method, engine, rounds=1)["weights"]
+    words = [set(sim.dataset.train.x[torch.as_tensor(rows)].flatten().tolist()) for rows in sim.partition.train]
     assert len(engine.delivered) == len(HELD)
     return dict(before), dict(after), engine.delivered, words
 
 
-def mean_over_those_who_saw(
-    old: Tensor, at: tuple[int, ...], sent: list[tuple[Tensor, set[int]]], is_word: bool
-) -> float:
-    """One weight: of all devices whose slice has it, and which have seen the word if it is a word's."""
-    said = [
+def mean_over_holders(old: Tensor, at: tuple[int, ...], sent: list[tuple[Tensor, set[int]]], is_word: bool) -> float:
+    """One weight: the mean over devices whose slice has it and, for a token's row, that have seen the token."""
+    values = [
         float(one[at])
         for one, words in sent
-        if all(place < size for place, size in zip(at, one.shape, strict=True)) and (not is_word or at[0] in words)
+        if all(index < size for index, size in zip(at, one.shape, strict=True)) and (not is_word or at[0] in words)
     ]
-    return float(torch.tensor(sum(said) / len(said), dtype=torch.float64).to(old.dtype)) if said else float(old[at])
+    return (
+        float(torch.tensor(sum(values) / len(values), dtype=torch.float64).to(old.dtype)) if values else float(old[at])
+    )
 
 
 def test_heterofl_embedding_rows_are_averaged_over_devices_with_token(
@@ -133,7 +133,7 @@ def test_heterofl_embedding_rows_are_averaged_over_devices_with_token(
             if name in reply.upload["weights"]
         ]
         for index in np.ndindex(*old.shape):
-            assert float(after[name][index]) == mean_over_those_who_saw(old, index, sent, name in of_words), name
+            assert float(after[name][index]) == mean_over_holders(old, index, sent, name in of_words), name
 
 
 def test_heterofl_rows_of_mask_and_absent_tokens_are_unchanged(
@@ -143,19 +143,19 @@ def test_heterofl_rows_of_mask_and_absent_tokens_are_unchanged(
     name = "entry.tokens.weight"
     for reply in replies:
         given, sent = reply.device.footprint.read(before)[name], reply.upload["weights"][name]
-        decay = float(sent[4, 0] / given[4, 0])  # all that happens on a device to a word that it never reads
+        decay = float(sent[4, 0] / given[4, 0])  # weight decay is all that changes a token the device never reads
         assert decay < 1 and torch.allclose(sent[5], decay * given[5], atol=1e-7)
-        assert not torch.allclose(sent[WORDS], decay * given[WORDS], atol=1e-4)  # it has learnt from masks
+        assert not torch.allclose(sent[WORDS], decay * given[WORDS], atol=1e-4)  # the mask's row was trained
     assert before[name].shape[0] == WORDS + 1
     assert bits_equal(after[name][4:], before[name][4:])
     changed = after[name][:4] != before[name][:4]
     assert bool(changed[:3].all() and changed[3, :4].all())
-    assert bits_equal(after[name][3, 4:], before[name][3, 4:])  # only narrow devices have word 3
+    assert bits_equal(after[name][3, 4:], before[name][3, 4:])  # only narrow devices have token 3
     for head in ("exit", "decoder"):
         for key in (f"{head}.classifier.weight", f"{head}.classifier.bias"):
             assert bits_equal(after[key][4:], before[key][4:])
-    answers = "decoder.classifier.bias"  # the exit is not trained for
-    assert bool((after[answers][:4] != before[answers][:4]).all())
+    bias_name = "decoder.classifier.bias"  # the exit is not trained
+    assert bool((after[bias_name][:4] != before[bias_name][:4]).all())
 
 
 def test_heterofl_without_only_seen_rows_averages_mask_row(
@@ -175,15 +175,15 @@ def lookup(*, tokens: int) -> nn.Module:
     return Lookup(tokens, 2)
 
 
-def lost(mean: float) -> list[float]:
-    """Logits of a word with this loss, where the other word is the wrong one."""
+def logits_with_loss(mean: float) -> list[float]:
+    """Logits of two tokens that give this loss."""
     return [0.0, math.log(math.exp(mean) - 1)]
 
 
 @pytest.mark.parametrize("held_by", ["server", "devices"])
 def test_perplexity_of_two_batches_matches_hand_value(held_by: str) -> None:
     """Mean losses 1 and 2: (e + e²) / 2 = 5.053669, and e^1.5 = 4.481689. The last row, of losses 2.5, is hidden."""
-    weights = {"weight": torch.tensor([lost(0.5), lost(1.5), lost(2.5)])}
+    weights = {"weight": torch.tensor([logits_with_loss(0.5), logits_with_loss(1.5), logits_with_loss(2.5)])}
     x = torch.tensor([[0, 0], [1, 1], [1, 1], [2, 2]])
     tests = Examples(x, torch.zeros_like(x))
     fleet = Fleet(make_nested_tiers([("a", build_model("lookup", lookup, {}, (2,), 2, 3))]), (1.0,), 2, seed=0)
@@ -213,11 +213,11 @@ def test_perplexity_of_two_batches_matches_hand_value(held_by: str) -> None:
         assert round(found["global", device, "perplexity"], 6) == 5.053669
         assert round(found["global", device, "perplexity_of_mean"], 6) == 4.481689
         assert found["global", device, "perplexity_hidden"] == pytest.approx(math.exp(2.5), rel=1e-6)
-        assert found["global", device, "accuracy"] == 25.0  # only a loss of 0.5 is less than that of a toss
+        assert found["global", device, "accuracy"] == 25.0  # only a loss of 0.5 is below that of guessing
         assert found["global", device, "accuracy_hidden"] == 0.0
     if held_by == "devices":
         assert round(found["local", "0", "perplexity"], 6) == 5.053669
         assert found["local", "1", "perplexity"] == pytest.approx(math.e, rel=1e-6)
-        assert ("local", "1", "perplexity_hidden") not in found  # nothing is hidden from it
+        assert ("local", "1", "perplexity_hidden") not in found  # it has no masked tokens
         assert found["local", "", "perplexity"] == pytest.approx((4 * math.e + 2 * math.exp(2)) / 6, rel=1e-6)
         assert found["local", "", "perplexity_of_mean"] == pytest.approx(math.exp(8 / 6), rel=1e-6)

@@ -1,4 +1,4 @@
-"""The hand-worked examples of Ditto, LG-FedAvg, Per-FedAvg, FedRep and FedProx, on nets of one or two weights."""
+"""Ditto, LG-FedAvg, Per-FedAvg, FedRep and FedProx compared with values worked out by hand."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -20,7 +20,7 @@ from fedloom.models import Model, StepSeeds, build_model
 
 
 class Off(nn.Module):
-    """Off by the distance of its only weight from three."""
+    """The error is the distance of its only weight from three."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Times(nn.Module):
 
 
 class Product(nn.Module):
-    """Off by the distance of the product of its weights from two."""
+    """The error is the distance of the product of its weights from two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _squares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def train(client_for: Callable[..., Client]) -> Callable[..., ClientResult]:
-    """One device that sees a one so many times."""
+    """One device that sees a one in each of `steps` steps."""
 
     def run(method: Any, whole: Model, given: dict[str, float], own: dict[str, float], steps: int = 1) -> ClientResult:
         held, examples = {"weights": block(own)}, Examples(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
@@ -91,7 +91,7 @@ def numbers(tensors: Any) -> Any:
 
 
 def test_ditto_step_matches_hand_value(train: Callable[..., ClientResult]) -> None:
-    """And trains the other as if alone: 1 + 0.1 · 2."""
+    """The global model is trained as in FedAvg: 1 + 0.1 · 2."""
     made = train(Ditto(), OFF, {"weight": 1.0}, {"weight": 0.0})
     assert made.state is not None
     assert numbers(made.state["weights"]) == {"weight": 0.375}
@@ -99,7 +99,7 @@ def test_ditto_step_matches_hand_value(train: Callable[..., ClientResult]) -> No
 
 
 def test_ditto_fedbabu_compat_matches_hand_value(train: Callable[..., ClientResult]) -> None:
-    """From what was sent, 1, held to the trained copy of it, 1.2: 1 + 0.1 (2 + 0.75 · 0.2). Its own is forgotten."""
+    """From the received 1, kept close to its trained copy 1.2: 1 + 0.1 (2 + 0.75 · 0.2). The old state is dropped."""
     made = train(Ditto(fedbabu_compat=True), OFF, {"weight": 1.0}, {"weight": 0.0})
     assert made.state is not None
     assert numbers(made.state["weights"]) == {"weight": 1.215}
@@ -108,7 +108,7 @@ def test_ditto_fedbabu_compat_matches_hand_value(train: Callable[..., ClientResu
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_perfedavg_steps_match_hand_value(steps: int, train: Callable[..., ClientResult]) -> None:
-    """Of first order: the full derivative would give 0.243. One batch is looked at twice."""
+    """First order: the full derivative would give 0.243. One batch is used twice."""
     made = train(PerFedAvg(), OFF, {"weight": 0.0}, {}, steps)
     assert numbers(made.upload["weights"]) == {"weight": 0.27}
 
@@ -141,10 +141,10 @@ def test_lgfedavg_step_matches_hand_value(shared: Any, name: str, train: Callabl
 
 def test_lgfedavg_shared_layers_are_weighted_by_examples(scripted: Callable[..., Any]) -> None:
     fleet, method = Fleet(make_tiers([("a", PRODUCT)]), (1.0,), 2, seed=0), LGFedAvg()
-    said = {"0": (2.0, 1), "1": (6.0, 3)}
+    uploads = {"0": (2.0, 1), "1": (6.0, 3)}
     engine = scripted(
         lambda device, inbox: Reply(
-            device, said[device.name][1], {"weights": {"head.weight": torch.tensor([said[device.name][0]])}}
+            device, uploads[device.name][1], {"weights": {"head.weight": torch.tensor([uploads[device.name][0]])}}
         )
     )
     server = method.round(method.start(fleet, 0), RoundContext(1, fleet.devices(1), fleet, engine))
@@ -153,6 +153,6 @@ def test_lgfedavg_shared_layers_are_weighted_by_examples(scripted: Callable[...,
 
 
 def test_fedprox_two_steps_match_hand_value(train: Callable[..., ClientResult]) -> None:
-    """From 1 it goes to 1.2, is pulled back by half of 0.2 and drawn on by 1.8."""
+    """From 1 to 1.2; then the proximal term is half of 0.2 and the loss gradient 1.8."""
     made = train(FedProx(0.5), OFF, {"weight": 1.0}, {}, steps=2)
     assert numbers(made.upload["weights"]) == {"weight": 1.37}

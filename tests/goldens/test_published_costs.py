@@ -1,5 +1,4 @@
-"""What HeteroFL's tables print of nets' sizes, mode by mode; `fedloom reproduce` shows them beside its own, without a
-run."""
+"""Model sizes in HeteroFL's tables, which `fedloom reproduce` compares without a run."""
 
 import math
 from pathlib import Path
@@ -11,7 +10,7 @@ from fedloom.models import Cost, compute_cost
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import build
-from fedloom.runs.data import outline
+from fedloom.runs.data import read_data_spec
 from fedloom.studies.published import PublishedRow, read_published
 from fedloom.studies.reproduce import ReproduceContext, row_numbers
 
@@ -21,7 +20,7 @@ TABLES = ("heterofl_costs_table7", "heterofl_costs_table8", "heterofl_costs_tabl
 
 def costs_of_levels(row: PublishedRow, folder: Path) -> dict[str, Cost]:
     loaded = load(row.recipe, Registry(), list(row.changes))
-    fleet, _ = build(loaded, Registry(), outline(loaded, Registry(), folder))
+    fleet, _ = build(loaded, Registry(), read_data_spec(loaded, Registry(), folder))
     return {tier.name: compute_cost(tier.model) for tier in fleet.tiers}
 
 
@@ -44,8 +43,8 @@ def test_published_mean_over_levels_is_as_printed(table: str, tmp_path: Path) ->
 
 def test_published_cost_row_needs_no_run(tmp_path: Path) -> None:
     row = ROWS["heterofl_costs_table7_a-e"]
-    place = ReproduceContext(Registry(), tmp_path, 1, print, lambda experiment, registry, data, folder: experiment)
-    found = row_numbers(row, load(row.recipe, Registry(), list(row.changes)), tmp_path, place)
+    context = ReproduceContext(Registry(), tmp_path, 1, lambda experiment, registry, data, folder: experiment)
+    found = row_numbers(row, load(row.recipe, Registry(), list(row.changes)), tmp_path, context)
     assert [one["what"] for one in found] == ["all devices parameters", "all devices published_flops"]
     assert [one["measured"] for one in found] == [(1_556_874 + 6_594) / 2, (80_504_320 + 400_480) / 2]
     assert all(one["measured"] == as_printed(one["published"]) for one in found)

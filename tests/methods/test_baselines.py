@@ -1,4 +1,4 @@
-"""FedAvg, standalone and centralized training: what they send, keep and refuse."""
+"""FedAvg, standalone and centralized training: what they upload, keep and refuse."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,10 +38,10 @@ def test_standalone_redrawn_tiers_are_refused(world: Callable[..., Any]) -> None
 def test_fedavg_weighting_follows_setting(
     weighting: Any, shares: tuple[int, int], world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    """Against a loop over the replies, entry by entry."""
-    place, method = world(sizes=(4, 12)), FedAvg(weighting)
-    engine = meddling(place.engine(method), lambda replies: replies)
-    made = method.round(method.start(place.fleet, 0), place.context(engine))["weights"]
+    """Compared with a loop over the replies, entry by entry."""
+    sim, method = world(sizes=(4, 12)), FedAvg(weighting)
+    engine = meddling(sim.engine(method), lambda replies: replies)
+    made = method.round(method.start(sim.fleet, 0), sim.context(engine))["weights"]
     sent = {reply.device.name: reply.upload["weights"] for reply in engine.delivered}
     for name, tensor in made.items():
         first, second = (sent[device][name].double().flatten().tolist() for device in "01")
@@ -51,27 +51,27 @@ def test_fedavg_weighting_follows_setting(
 
 
 def test_standalone_round_sends_nothing_and_keeps_model(world: Callable[..., Any]) -> None:
-    place, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), Standalone()
-    engine = place.engine(method)
-    context = place.context(engine)
+    sim, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), Standalone()
+    engine = sim.engine(method)
+    context = sim.context(engine)
     assert method.round({}, context) == {}
     engine.commit(1)
     assert (context.traffic.bytes_down, context.traffic.bytes_up) == (0, 0)
     for device in context.cohort:
-        kept = engine.client_states.recall(device)["weights"]
+        kept = engine.client_states.read(device)["weights"]
         assert {name: tensor.shape for name, tensor in kept.items()} == dict(device.model.shapes())
         first = method.init_client(device, 0)["weights"]
         assert any(not torch.equal(kept[name], tensor) for name, tensor in first.items())
 
 
 def test_standalone_devices_are_independent(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
-    """Other data on one device changes nothing on the others."""
-    place, method = world(sizes=(8, 8, 8)), Standalone()
-    x = place.dataset.train.x.clone()
-    x[torch.as_tensor(place.partition.train[1])] += 50
-    other = replace(place, dataset=replace(place.dataset, train=replace(place.dataset.train, x=x)))
+    """Changing the data of one device changes nothing on the others."""
+    sim, method = world(sizes=(8, 8, 8)), Standalone()
+    x = sim.dataset.train.x.clone()
+    x[torch.as_tensor(sim.partition.train[1])] += 50
+    other = replace(sim, dataset=replace(sim.dataset, train=replace(sim.dataset.train, x=x)))
     kept = []
-    for one in (place, other):
+    for one in (sim, other):
         engine = one.engine(method, devices_per_block=1)
         one.play(method, engine)
         kept.append(engine.client_states.committed)
@@ -86,13 +86,13 @@ def test_standalone_evaluation_runs_on_devices() -> None:
 def test_centralized_data_share_pools_first_devices(
     share: float, rows: int, world: Callable[..., Any], meddling: Any
 ) -> None:
-    place, method = world(sizes=(4, 5, 6, 5)), Centralized(data_share=share)
-    engine = meddling(place.engine(method), lambda replies: replies)
-    place.play(method, engine, rounds=1)
+    sim, method = world(sizes=(4, 5, 6, 5)), Centralized(data_share=share)
+    engine = meddling(sim.engine(method), lambda replies: replies)
+    sim.play(method, engine, rounds=1)
     assert [reply.examples for reply in engine.delivered] == [rows]
 
 
 def test_centralized_cohort_does_not_matter(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
-    place, method = world(sizes=(4, 5, 6, 5)), Centralized()
-    made = [place.play(method, place.engine(method), participation=share) for share in (1.0, 0.25)]
+    sim, method = world(sizes=(4, 5, 6, 5)), Centralized()
+    made = [sim.play(method, sim.engine(method), participation=share) for share in (1.0, 0.25)]
     assert parcels_equal(*made)

@@ -1,4 +1,4 @@
-"""Recipes that would silently run another experiment than they say, and must not run at all."""
+"""Settings that a method must refuse, because it would silently run another experiment."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from fedloom.client import merge_plans
-from fedloom.fleet import Fleet, make_nested_tiers
+from fedloom.fleet import Fleet, Request, make_nested_tiers
 from fedloom.methods import fleet_problem
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedhen import FedHeN
@@ -68,7 +68,7 @@ def test_fedhen_report_on_empty_tier_is_refused() -> None:
 
 
 def test_fedrolex_layer_after_flattened_map_is_refused() -> None:
-    """Four by four features for each channel would have to roll together."""
+    """The 4 x 4 features of each channel would have to roll together."""
     four, pooled = (
         fleet(net("preactresnet", width=0.5, exit_pool=pool), net("preactresnet", exit_pool=pool))
         for pool in ("four", "global")
@@ -87,12 +87,12 @@ def test_fjord_widths_without_width_setting_are_refused() -> None:
 
 
 def test_fjord_duplicate_sizes_count_once(world: Callable[..., Any], client_for: Callable[..., Any]) -> None:
-    place = world(widths=(1.0, 0.5), sizes=(8, 8))
-    whole = place.fleet.global_model
-    plan = merge_plans([place.engine(FjORD()).plan(FjORD().train, place.fleet.devices(1)[0], 1, 0)])
+    sim = world(widths=(1.0, 0.5), sizes=(8, 8))
+    whole = sim.fleet.global_model
+    plan = merge_plans([sim.engine(FjORD()).plan(Request(FjORD().train, {}, 1), sim.fleet.devices(1)[0])])
     half = whole.with_settings(width=0.5)
     client = client_for(
-        whole, place.dataset.train, plan, tier_models={"a": whole, "b": half, "c": half.with_settings(widest=1.0)}
+        whole, sim.dataset.train, plan, tier_models={"a": whole, "b": half, "c": half.with_settings(widest=1.0)}
     )
     assert len(FjORD()._subnets(client)) == 2
     assert len(FjORD(widths=(0.5, 1.0))._subnets(client)) == 2

@@ -1,4 +1,4 @@
-"""FedHeN, NoSide and Decouple: who is averaged over whom, what complex devices train, and what is reported."""
+"""FedHeN, NoSide and Decouple: aggregation, what complex devices train, and reports."""
 
 import random
 from collections import defaultdict
@@ -31,13 +31,13 @@ kinds_in_round = st.lists(st.sampled_from(["simple", "complex"]), min_size=1, ma
 
 
 def two_sizes(tiny_model: Build) -> list[tuple[str, Model]]:
-    """With an exit that pools the whole map, so that its learned proportion has a slope on tiny images."""
+    """With an exit that pools the whole map, so that its learned proportion has a gradient on tiny images."""
     simple, whole = (tiny_model("preactresnet", stages=stages, exit_pool="global") for stages in (1, 2))
     return [("simple", simple), ("complex", whole)]
 
 
-def drawn_replies(tiny_model: Build, kinds: list[str], seed: int) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
-    """Devices of these kinds that send random weights, and an old global model."""
+def random_replies(tiny_model: Build, kinds: list[str], seed: int) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
+    """A fleet, a global model, and replies with random weights from devices of these kinds."""
     fleet, draw = (
         Fleet(make_nested_tiers(two_sizes(tiny_model)), (0.5, 0.5), 9, seed=0),
         torch.Generator().manual_seed(seed),
@@ -55,7 +55,7 @@ def drawn_replies(tiny_model: Build, kinds: list[str], seed: int) -> tuple[Fleet
 def play(
     method: Method, scripted: Callable[..., Any], fleet: Fleet, old: dict[str, Tensor], replies: list[Reply]
 ) -> dict[str, dict[str, Tensor]]:
-    """Tier -> its model after a round in which these replies come in, in this order."""
+    """Tier -> its model after a round with these replies, in this order."""
     answers = {reply.device: reply for reply in replies}
     context = RoundContext(1, list(answers), fleet, scripted(lambda device, inbox: answers[device]))
     candidate = method.eval_targets(method.round(method.start(fleet, 0, old), context))["server"]
@@ -77,7 +77,7 @@ def mean(tensors: list[Tensor], otherwise: Tensor) -> Tensor:
 def test_fedhen_aggregate_is_mean_over_contributors(
     method: Any, kinds: list[str], seed: int, tiny_model: Build, scripted: Callable[..., Any]
 ) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, kinds, seed)
+    fleet, old, replies = random_replies(tiny_model, kinds, seed)
     made = play(method, scripted, fleet, old, replies)
     for tier in fleet.tiers:
         for name, shape in tier.model.shapes().items():
@@ -106,7 +106,7 @@ def test_fedhen_reply_order_does_not_matter(
     tiny_model: Build,
     scripted: Callable[..., Any],
 ) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, kinds, seed)
+    fleet, old, replies = random_replies(tiny_model, kinds, seed)
     orders = [replies, shuffle.sample(replies, len(replies))]
     made = [play(method, scripted, fleet, old, order) for order in orders]
     assert fingerprint(made[0]) == fingerprint(made[1])
@@ -116,7 +116,7 @@ def test_fedhen_reply_order_does_not_matter(
 def test_fedhen_without_complex_devices_keeps_their_weights(
     method: Method, tiny_model: Build, scripted: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, ["simple", "simple"], 3)
+    fleet, old, replies = random_replies(tiny_model, ["simple", "simple"], 3)
     made = play(method, scripted, fleet, old, replies)
     simple = made["simple"].keys()
     assert all(bits_equal(made["complex"][name], old[name]) for name in old.keys() - simple)
@@ -124,7 +124,7 @@ def test_fedhen_without_complex_devices_keeps_their_weights(
 
 
 def test_fedhen_without_simple_devices_averages_complex_ones(tiny_model: Build, scripted: Callable[..., Any]) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, ["complex", "complex"], 3)
+    fleet, old, replies = random_replies(tiny_model, ["complex", "complex"], 3)
     made = play(FedHeN(), scripted, fleet, old, replies)
     expected = {name: mean([reply.upload["weights"][name] for reply in replies], old[name]) for name in old}
     assert fingerprint({"": made["complex"]}) == fingerprint({"": expected})
@@ -133,39 +133,39 @@ def test_fedhen_without_simple_devices_averages_complex_ones(tiny_model: Build, 
 
 
 @pytest.fixture
-def place(world: Callable[..., Any], tiny_model: Build) -> Any:
+def sim(world: Callable[..., Any], tiny_model: Build) -> Any:
     """Two simple devices and three complex ones."""
     return world(sizes=(8, 9, 8, 5, 7), models=two_sizes(tiny_model), shares=(0.4, 0.6), schedule=Schedule(4, 2))
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_fedhen_simple_model_stays_part_of_complex_model(method: Method, place: Any) -> None:
-    """But for Decouple, where nothing holds them together."""
-    engine, server = place.engine(method), method.start(place.fleet, 0)
+def test_fedhen_simple_model_stays_part_of_complex_model(method: Method, sim: Any) -> None:
+    """Except for Decouple, whose tiers are independent."""
+    engine, server = sim.engine(method), method.start(sim.fleet, 0)
     for number in (1, 2, 3):
-        server = method.round(server, place.context(engine, number, 0.6))
+        server = method.round(server, sim.context(engine, number, 0.6))
         candidate = method.eval_targets(server)["server"]
         assert isinstance(candidate, ServerModel)
-        simple, whole = (candidate.weights(tier) for tier in place.fleet.tiers)
+        simple, whole = (candidate.weights(tier) for tier in sim.fleet.tiers)
         same = [torch.equal(weight, whole[name]) for name, weight in simple.items()]
         assert not any(same) if isinstance(method, Decouple) else all(same)
 
 
-def poisoned(place: Any, devices: list[int]) -> Any:
-    """The same world where these devices hold images that are no numbers."""
-    train = place.dataset.train
+def with_nan_images(sim: Any, devices: list[int]) -> Any:
+    """The same world, where these devices hold images of NaN."""
+    train = sim.dataset.train
     x = train.x.float()
     for device in devices:
-        x[torch.as_tensor(place.partition.train[device])] = float("nan")
-    return replace(place, dataset=replace(place.dataset, train=replace(train, x=x)), refusals=[])
+        x[torch.as_tensor(sim.partition.train[device])] = float("nan")
+    return replace(sim, dataset=replace(sim.dataset, train=replace(train, x=x)), refusals=[])
 
 
 @pytest.mark.parametrize("bad", [[0], [3], [0, 3], [2, 3, 4]])
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_fedhen_nonfinite_reply_is_ignored(method: Any, bad: list[int], place: Any) -> None:
+def test_fedhen_nonfinite_reply_is_ignored(method: Any, bad: list[int], sim: Any) -> None:
     method = replace(method, report=True)
-    here, there = poisoned(place, []), poisoned(place, bad)
-    start = method.start(place.fleet, 0)
+    here, there = with_nan_images(sim, []), with_nan_images(sim, bad)
+    start = method.start(sim.fleet, 0)
     made = method.round(start, there.context(there.engine(method, devices_per_block=1)))
     context = here.context(here.engine(method, devices_per_block=1))
     fewer = replace(context, cohort=[device for device in context.cohort if int(device.name) not in bad])
@@ -174,45 +174,45 @@ def test_fedhen_nonfinite_reply_is_ignored(method: Any, bad: list[int], place: A
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_fedhen_only_nonfinite_replies_change_nothing(method: Any, place: Any) -> None:
-    method, there = replace(method, report=True), poisoned(place, [0, 1, 2, 3, 4])
-    start = method.start(place.fleet, 0)
+def test_fedhen_only_nonfinite_replies_change_nothing(method: Any, sim: Any) -> None:
+    method, there = replace(method, report=True), with_nan_images(sim, [0, 1, 2, 3, 4])
+    start = method.start(sim.fleet, 0)
     assert fingerprint(method.round(start, there.context(there.engine(method)))) == fingerprint(start)
     assert len(there.refusals) == 5
 
 
-def sent_in_one_round(method: Method, place: Any, meddling: Callable[..., Any]) -> dict[str, dict[str, Tensor]]:
-    engine = meddling(place.engine(method, devices_per_block=1), list)
-    method.round(method.start(place.fleet, 0), place.context(engine))
+def sent_in_one_round(method: Method, sim: Any, meddling: Callable[..., Any]) -> dict[str, dict[str, Tensor]]:
+    engine = meddling(sim.engine(method, devices_per_block=1), list)
+    method.round(method.start(sim.fleet, 0), sim.context(engine))
     return {reply.device.name: dict(reply.upload["weights"]) for reply in engine.delivered}
 
 
 @pytest.mark.parametrize("exit_head", ["all", "trained_only"])
 def test_noside_complex_device_does_not_train_exit_head(
-    exit_head: Any, place: Any, meddling: Callable[..., Any], bits_equal: Callable[..., bool]
+    exit_head: Any, sim: Any, meddling: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     """To the bit, with momentum and weight decay."""
-    place = replace(place, optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0))
-    start, sent = place.fleet.global_model.initial_weights(0), sent_in_one_round(NoSide(exit_head), place, meddling)
-    for device in place.fleet.devices(1):
+    sim = replace(sim, optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0))
+    start, sent = sim.fleet.global_model.initial_weights(0), sent_in_one_round(NoSide(exit_head), sim, meddling)
+    for device in sim.fleet.devices(1):
         for name, weight in sent[device.name].items():
             untouched = name.startswith("exit.") and device.tier == "complex"
             assert bits_equal(weight, start[name]) == untouched, (device.tier, name)
 
 
-def test_fedhen_side_objective_leaves_complex_only_weights(place: Any, meddling: Callable[..., Any]) -> None:
-    """After one step, as there is nothing in it but its gradient; a simple device does the same in both."""
-    place = replace(place, schedule=Schedule(100), optimizer=Sgd(0.5))
-    with_side, without = (sent_in_one_round(method, place, meddling) for method in (FedHeN(), NoSide()))
-    shared = place.fleet.smallest.model.shapes()
-    for device in place.fleet.devices(1):
+def test_fedhen_side_objective_leaves_complex_only_weights(sim: Any, meddling: Callable[..., Any]) -> None:
+    """After one step, which shows the gradient alone; a simple device trains the same way in both methods."""
+    sim = replace(sim, schedule=Schedule(100), optimizer=Sgd(0.5))
+    with_side, without = (sent_in_one_round(method, sim, meddling) for method in (FedHeN(), NoSide()))
+    shared = sim.fleet.smallest.model.shapes()
+    for device in sim.fleet.devices(1):
         for name, weight in with_side[device.name].items():
             same = torch.equal(weight, without[device.name][name])
             assert same == (device.tier == "simple" or name not in shared), (device.tier, name)
 
 
 class Counting(nn.Module):
-    """Notes each time it is run, and each time a gradient comes back through it."""
+    """Counts forward and backward passes."""
 
     forwards = backwards = 0
 
@@ -243,47 +243,47 @@ class Backwards(torch.autograd.Function):
 
 def test_fedhen_both_objectives_share_one_forward_pass(world: Callable[..., Any]) -> None:
     net = build_model("counting", Counting, {"both": True}, (1, 6, 6), 4)
-    place = world(models=[("complex", net)], sizes=(8,), schedule=Schedule(4, 3))
+    sim = world(models=[("complex", net)], sizes=(8,), schedule=Schedule(4, 3))
     method = FedHeN()
-    engine = place.engine(method, devices_per_block=1)
-    server = place.play(method, engine, rounds=1)  # what is tried out once is behind
+    engine = sim.engine(method, devices_per_block=1)
+    server = sim.play(method, engine, rounds=1)  # after the trial passes that happen once
     Counting.forwards = Counting.backwards = 0
-    method.round(server, place.context(engine, 2))
+    method.round(server, sim.context(engine, 2))
     assert (Counting.forwards, Counting.backwards) == (6, 6)
 
 
 @pytest.mark.parametrize("method", [FedHeN(report=True), NoSide(report=True), Decouple(report=True)], ids=repr)
 def test_report_targets_are_means_of_last_uploads(
-    method: Method, place: Any, meddling: Callable[..., Any], world: Callable[..., Any], tiny_model: Build
+    method: Method, sim: Any, meddling: Callable[..., Any], world: Callable[..., Any], tiny_model: Build
 ) -> None:
-    """Round after round, with devices that were not asked yet and with replies that are lost."""
-    place = world(sizes=(8, 9, 8, 5, 7, 8, 6), models=two_sizes(tiny_model), shares=(3 / 7, 4 / 7))
-    engine = meddling(place.engine(method), lambda replies: replies[1:])
-    first, server = place.fleet.global_model.initial_weights(0), method.start(place.fleet, 0)
-    last = {device.name: device.footprint.read(first) for device in place.fleet.devices(1)}
-    heard = set()
+    """Over several rounds, with devices not asked yet and with lost replies."""
+    sim = world(sizes=(8, 9, 8, 5, 7, 8, 6), models=two_sizes(tiny_model), shares=(3 / 7, 4 / 7))
+    engine = meddling(sim.engine(method), lambda replies: replies[1:])
+    first, server = sim.fleet.global_model.initial_weights(0), method.start(sim.fleet, 0)
+    last = {device.name: device.footprint.read(first) for device in sim.fleet.devices(1)}
+    replied = set()
     for number in (1, 2, 3):
-        server = method.round(server, place.context(engine, number, 0.4))
+        server = method.round(server, sim.context(engine, number, 0.4))
         last.update({reply.device.name: dict(reply.upload["weights"]) for reply in engine.delivered})
-        heard |= {reply.device.name for reply in engine.delivered}
+        replied |= {reply.device.name for reply in engine.delivered}
         engine.delivered.clear()
         found = method.eval_targets(server)
         assert list(found) == ["server", "report_paper", "report_all"]
         assert all(isinstance(one, ServerModel) for one in found.values())
-        for tier in place.fleet.tiers:
-            own = [device.name for device in place.fleet.devices(1) if device.tier == tier.name]
+        for tier in sim.fleet.tiers:
+            own = [device.name for device in sim.fleet.devices(1) if device.tier == tier.name]
             for candidate, names in (("report_paper", own), ("report_all", last if tier.name == "simple" else own)):
                 made = found[candidate].weights(tier)  # type: ignore[union-attr, call-arg, arg-type]
                 assert made.keys() == tier.model.shapes().keys()
                 for name, weight in made.items():
                     assert torch.equal(weight, mean([last[device][name] for device in sorted(names)], weight))
-    assert 0 < len(heard) < len(last)
+    assert 0 < len(replied) < len(last)
 
 
-def test_last_uploads_lost_or_nonfinite_reply_keeps_previous(place: Any) -> None:
+def test_last_uploads_lost_or_nonfinite_reply_keeps_previous(sim: Any) -> None:
     method = FedHeN(report=True)
-    start = method.start(place.fleet, 0)
-    there = poisoned(place, [3])
+    start = method.start(sim.fleet, 0)
+    there = with_nan_images(sim, [3])
     made = method.round(start, there.context(there.engine(method)))
     kept: dict[bool, set[str]] = defaultdict(set)
     for name, tensors in made.items():
@@ -296,18 +296,18 @@ def test_last_uploads_lost_or_nonfinite_reply_keeps_previous(place: Any) -> None
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_last_uploads_without_report_are_not_kept(method: Any, place: Any) -> None:
-    server = method.start(place.fleet, 0)
-    for state in (server, method.round(server, place.context(place.engine(method)))):
+def test_last_uploads_without_report_are_not_kept(method: Any, sim: Any) -> None:
+    server = method.start(sim.fleet, 0)
+    for state in (server, method.round(server, sim.context(sim.engine(method)))):
         assert not any(name.startswith("latest:") for name in state)
-    assert list(method.eval_targets(method.start(place.fleet, 0))) == ["server"]
+    assert list(method.eval_targets(method.start(sim.fleet, 0))) == ["server"]
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)
-def test_report_redrawn_tiers_are_refused(method: Any, place: Any) -> None:
-    redrawn, reporting = replace(place.fleet, assignment="redrawn"), replace(method, report=True)
+def test_report_redrawn_tiers_are_refused(method: Any, sim: Any) -> None:
+    redrawn, reporting = replace(sim.fleet, assignment="redrawn"), replace(method, report=True)
     assert fleet_problem(method, redrawn) is None
-    assert fleet_problem(reporting, place.fleet) is None
+    assert fleet_problem(reporting, sim.fleet) is None
     refusal = fleet_problem(reporting, redrawn)
     assert type(method).__name__.lower() in refusal
     assert "report = false" in refusal
@@ -331,9 +331,9 @@ def recipe(method: str, **fleet: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
 def test_fedhen_recipe_with_widths_and_depths_runs(method: str, eligible: list[str], tmp_path: Path) -> None:
     rows = fedloom.run(recipe(method, eligible=eligible), out=tmp_path / "run").rows()
-    judged = {(row.candidate, row.tier) for row in rows if row.metric == "loss" and not row.device}
+    evaluated = {(row.candidate, row.tier) for row in rows if row.metric == "loss" and not row.device}
     served = eligible or ["simple", "complex"]
-    assert judged == {(name, tier) for name in ("server", "report_paper", "report_all") for tier in served}
+    assert evaluated == {(name, tier) for name in ("server", "report_paper", "report_all") for tier in served}
 
 
 @pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])

@@ -1,4 +1,4 @@
-"""FedIN: shared ends, middles of one's own, and the features that pass between the devices."""
+"""FedIN: shared ends, private intermediate layers, and the feature pairs that devices exchange."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedloom.client import Client, PaddedIndices, Schedule, Sgd, fit, gradient, label_loss, merge_plans
-from fedloom.fleet import Reply
+from fedloom.fleet import Reply, Request
 from fedloom.methods import fleet_problem
 from fedloom.methods.fedin import FedIN, collect_pairs, empty_buffer, features_loss, sample_pairs, update_buffer
 from fedloom.methods.lgfedavg import LGFedAvg
@@ -28,32 +28,32 @@ SMALL = FedIN(pairs=4, batch=6)
 
 
 @pytest.fixture
-def place(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any:
-    """Two nets whose middles differ in depth."""
+def sim(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any:
+    """Two models whose intermediate layers differ in depth."""
     sizes = [("a", tiny_model("splitnet")), ("b", tiny_model("splitnet", extra=(0, 0)))]
     return world(models=sizes, sizes=SIZES)
 
 
-def client_of(place: Any, method: FedIN, sizes: int = 1, **changes: Any) -> Client:
-    """The first devices of a fleet as they are asked in the first round, all of the largest net."""
-    engine, devices = place.engine(method), place.fleet.devices(1)[:sizes]
+def client_of(sim: Any, method: FedIN, sizes: int = 1, **changes: Any) -> Client:
+    """The first devices of a fleet as clients of round one, all with the largest model."""
+    engine, devices = sim.engine(method), sim.fleet.devices(1)[:sizes]
     rows = torch.stack([engine.client_data.rows(device) for device in devices])
     made = Client(
-        model=place.fleet.global_model,
-        optimizer=place.optimizer,
-        examples=place.dataset.train,
-        tests=place.dataset.test,
+        model=sim.fleet.global_model,
+        optimizer=sim.optimizer,
+        examples=sim.dataset.train,
+        tests=sim.dataset.test,
         test_indices=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
         train_indices=PaddedIndices(rows, torch.ones_like(rows, dtype=torch.bool)),
-        preparation=place.dataset.preparation,
-        plan=merge_plans([engine.plan(method.train, device, 1, 0) for device in devices]),
-        seen_labels=torch.ones(sizes, place.dataset.classes, dtype=torch.bool),
+        preparation=sim.dataset.preparation,
+        plan=merge_plans([engine.plan(Request(method.train, {}, 1), device) for device in devices]),
+        seen_labels=torch.ones(sizes, sim.dataset.classes, dtype=torch.bool),
         state={},
     )
     return replace(made, **changes)
 
 
-def made_up_pairs(client: Client, count: int = 5) -> dict[str, Tensor]:
+def random_pairs(client: Client, count: int = 5) -> dict[str, Tensor]:
     devices, model = len(client.seen_labels), client.model
     return {
         "enter": torch.randn(devices, count, *model.submodel("intermediate").input_shape),
@@ -62,7 +62,7 @@ def made_up_pairs(client: Client, count: int = 5) -> dict[str, Tensor]:
 
 
 def slopes(client: Client, weights: Any, pairs: Any) -> tuple[Any, Any, Any]:
-    """Of the labels, of the features, and of both in one backward pass."""
+    """The gradients of the labels, of the features, and of both in one backward pass."""
     batch, labels, features = client.batch(client.plan[0]), label_loss(client), features_loss(client, pairs)
     each = [gradient(loss, weights, batch) for loss in (labels, features)]
     return each[0], each[1], gradient(lambda w, b: labels(w, b) + features(w, b), weights, batch)
@@ -73,7 +73,7 @@ def test_features_loss_trains_intermediate_layers_only(
     world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     client = client_of(world("splitnet"), SMALL, 2)
-    labels, features, _ = slopes(client, block_weights(client.model, 2), made_up_pairs(client))
+    labels, features, _ = slopes(client, block_weights(client.model, 2), random_pairs(client))
     for name, slope in features.items():
         assert bool(slope.any()) == name.startswith("intermediate.")
         assert bool(labels[name].any())
@@ -82,8 +82,8 @@ def test_features_loss_trains_intermediate_layers_only(
 @pytest.mark.usefixtures("double")
 def test_features_gradient_adds_to_label_gradient(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
     client = client_of(world("splitnet"), SMALL, 2)
-    labels, features, both = slopes(client, block_weights(client.model, 2), made_up_pairs(client))
-    summed = FedIN(middle="sum").agreed(labels, features)
+    labels, features, both = slopes(client, block_weights(client.model, 2), random_pairs(client))
+    summed = FedIN(middle="sum").combine_gradients(labels, features)
     assert all(torch.allclose(summed[name], slope, atol=1e-12) for name, slope in both.items())
 
 
@@ -93,9 +93,9 @@ def test_fedin_sum_step_matches_manual_computation(
     local: float, world: Callable[..., Any], block_weights: Callable[..., Any]
 ) -> None:
     """The whole task, one step of plain gradient descent."""
-    place = world("splitnet", schedule=Schedule(100), optimizer=Sgd(0.1))
-    client = client_of(place, SMALL, 2)
-    weights, pairs = block_weights(client.model, 2), made_up_pairs(client)
+    sim = world("splitnet", schedule=Schedule(100), optimizer=Sgd(0.1))
+    client = client_of(sim, SMALL, 2)
+    weights, pairs = block_weights(client.model, 2), random_pairs(client)
     labels, features, _ = slopes(client, weights, pairs)
     ends = {name: one for name, one in weights.items() if not name.startswith("intermediate.")}
     client = replace(client, state={"weights": {name: one for name, one in weights.items() if name not in ends}})
@@ -115,7 +115,7 @@ def test_project_is_closest_non_opposing_gradient(
     own: list[float], other: list[float], elsewhere: list[list[float]]
 ) -> None:
     labels, features = (torch.tensor([numbers], dtype=torch.float64) for numbers in (own, other))
-    made = FedIN(middle="project").agreed({"w": labels}, {"w": features})["w"]
+    made = FedIN(middle="project").combine_gradients({"w": labels}, {"w": features})["w"]
     assert float((made * labels).sum()) >= -1e-6
     if float((labels * features).sum()) >= 0:
         assert torch.equal(made, features)
@@ -127,34 +127,36 @@ def test_project_is_closest_non_opposing_gradient(
 
 @given(own=st.lists(vectors, min_size=2, max_size=4), other=st.lists(vectors, min_size=4, max_size=4))
 def test_project_is_per_device_and_tensor(own: list[list[float]], other: list[list[float]]) -> None:
-    """And with `project_all` all tensors of a device as one."""
+    """With `project_all`, all tensors of a device are one vector."""
     labels, features = (torch.tensor(one[: len(own)], dtype=torch.float64) for one in (own, other))
     bundles = [{"a": one[:, :1], "b": one[:, 1:]} for one in (labels, features)]
     for middle in ("project", "project_all"):
         method = FedIN(middle=middle)  # type: ignore[arg-type]
-        block = method.agreed(*bundles)
+        block = method.combine_gradients(*bundles)
         for device in range(len(own)):
-            alone = method.agreed(*({name: one[device : device + 1] for name, one in b.items()} for b in bundles))
+            alone = method.combine_gradients(
+                *({name: one[device : device + 1] for name, one in b.items()} for b in bundles)
+            )
             assert all(torch.equal(block[name][device : device + 1], one) for name, one in alone.items())
         if middle == "project":
-            parts = [method.agreed(*({name: b[name]} for b in bundles)) for name in ("a", "b")]
+            parts = [method.combine_gradients(*({name: b[name]} for b in bundles)) for name in ("a", "b")]
             assert torch.equal(block["a"], parts[0]["a"]) and torch.equal(block["b"], parts[1]["b"])
         else:
-            whole = FedIN(middle="project").agreed({"w": labels}, {"w": features})["w"]
+            whole = FedIN(middle="project").combine_gradients({"w": labels}, {"w": features})["w"]
             assert torch.allclose(torch.cat([block["a"], block["b"]], 1), whole, atol=1e-9)
 
 
 def test_project_zero_label_gradient_keeps_features() -> None:
     other = {"w": torch.tensor([[1.0, -2.0]])}
     for middle in ("project", "project_all", "sum"):
-        made = FedIN(middle=middle).agreed({"w": torch.zeros(1, 2)}, other)  # type: ignore[arg-type]
+        made = FedIN(middle=middle).combine_gradients({"w": torch.zeros(1, 2)}, other)  # type: ignore[arg-type]
         assert torch.equal(made["w"], other["w"])
 
 
 @pytest.mark.usefixtures("double")
 def test_features_loss_of_own_pairs_is_zero(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
-    place = world("splitnet", normalization="group")
-    client = client_of(place, SMALL, 2)
+    sim = world("splitnet", normalization="group")
+    client = client_of(sim, SMALL, 2)
     weights = block_weights(client.model, 2)
     pairs, batch = collect_pairs(client, weights, 6), client.batch(client.plan[0])
     loss = features_loss(client, pairs)
@@ -165,7 +167,7 @@ def test_features_loss_of_own_pairs_is_zero(world: Callable[..., Any], block_wei
 
 @pytest.mark.usefixtures("double")
 def test_collect_pairs_matches_evaluation_mode(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
-    """With batch norm's statistics of the device's own data, and of its own examples, each at most once."""
+    """With batch norm statistics of the device's own data; each example appears at most once."""
     client = client_of(world("splitnet"), SMALL, 2)
     weights = block_weights(client.model, 2)
     total = [client.model.batch_statistics(weights, client.batch(step).x) for step in client.plan]
@@ -186,7 +188,7 @@ def test_collect_pairs_matches_evaluation_mode(world: Callable[..., Any], block_
 
 def test_pair_layout_is_equal_for_all_models(tiny_model: Callable[..., Model]) -> None:
     nets = [tiny_model("splitnet", extra=extra) for extra in A_TO_E.values()]
-    shapes = {tuple((name, shape) for name, (shape, _) in SMALL.sent_pairs(net, {}, 9).items()) for net in nets}
+    shapes = {tuple((name, shape) for name, (shape, _) in SMALL.upload_layout(net, {}, 9).items()) for net in nets}
     assert len(shapes) == 1
     assert len({tuple(net.shapes()) for net in nets}) == 5
 
@@ -195,18 +197,18 @@ def test_fedin_models_a_to_e_train_together(
     world: Callable[..., Any], tiny_model: Callable[..., Model], meddling: Callable[..., Any]
 ) -> None:
     nets = [(name, tiny_model("splitnet", extra=extra)) for name, extra in A_TO_E.items()]
-    place = world(models=nets, sizes=(8,) * 5, optimizer=Sgd(0.01))
-    assert fleet_problem(SMALL, place.fleet) is None
-    engine = meddling(place.engine(SMALL), list)
-    server = place.play(SMALL, engine)
-    assert place.refusals == []
+    sim = world(models=nets, sizes=(8,) * 5, optimizer=Sgd(0.01))
+    assert fleet_problem(SMALL, sim.fleet) is None
+    engine = meddling(sim.engine(SMALL), list)
+    server = sim.play(SMALL, engine)
+    assert sim.refusals == []
     assert len(engine.delivered) == 10
     assert len(server["pairs"]["enter"]) == 5 * 4
 
 
-def reply_of(place: Any, index: int, tag: float, count: int) -> Reply:
-    device = place.fleet.devices(1)[index]
-    layout = FedIN(pairs="all").sent_pairs(device.model, {}, count)
+def reply_of(sim: Any, index: int, tag: float, count: int) -> Reply:
+    device = sim.fleet.devices(1)[index]
+    layout = FedIN(pairs="all").upload_layout(device.model, {}, count)
     pairs = {name: torch.full(shape, tag, dtype=dtype) for name, (shape, dtype) in layout.items()}
     return Reply(device, count, {"pairs": pairs})
 
@@ -216,17 +218,17 @@ counts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), min_size=
 
 @given(counts=counts, most=st.integers(1, 9), max_age=st.integers(1, 4))
 def test_update_buffer_keeps_newest_pairs(counts: list[list[int]], most: int, max_age: int, world: Any) -> None:
-    """Against a plain list, pairs in and pairs out; each carries the round and device it is from."""
-    place = world("splitnet")
-    buffer, plain = empty_buffer(place.fleet.global_model), list[tuple[int, float]]()
-    for number, said in enumerate(counts, 1):
-        tags = [number + index / 10 for index in range(len(said))]
-        replies = [reply_of(place, index, tag, said[index]) for index, tag in enumerate(tags)]
+    """Compared with a plain list of (round, device) pairs."""
+    sim = world("splitnet")
+    buffer, plain = empty_buffer(sim.fleet.global_model), list[tuple[int, float]]()
+    for number, sizes in enumerate(counts, 1):
+        tags = [number + index / 10 for index in range(len(sizes))]
+        replies = [reply_of(sim, index, tag, sizes[index]) for index, tag in enumerate(tags)]
         buffer = update_buffer(buffer, replies, number, most, max_age)
-        if sum(said) > most:
-            said = [min(count, math.ceil(most / len(said))) for count in said]  # each loses its share
+        if sum(sizes) > most:
+            sizes = [min(count, math.ceil(most / len(sizes))) for count in sizes]  # each is cut to its share
         plain = [one for one in plain if one[0] + max_age > number]
-        plain = (plain + [(number, tag) for tag, count in zip(tags, said, strict=True) for _ in range(count)])[-most:]
+        plain = (plain + [(number, tag) for tag, count in zip(tags, sizes, strict=True) for _ in range(count)])[-most:]
         assert buffer["round"].tolist() == [one[0] for one in plain]
         for name in ("enter", "leave"):
             assert len(buffer[name]) <= most
@@ -249,27 +251,29 @@ def test_sample_pairs_draws_without_replacement(held: int, count: int, seed: int
 
 
 def test_fedin_pairs_are_sent_next_round_without_labels(
-    place: Any, scripted: Callable[..., Any], meddling: Callable[..., Any]
+    sim: Any, scripted: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    """The first round has none to deal; everybody gets the same, out of what was sent."""
-    alone = place.engine(SMALL)
-    heard = meddling(alone, list)
-    server, boxes = SMALL.start(place.fleet, 0), []
+    """The first round sends no pairs; later all devices get the same sample of the uploads."""
+    alone = sim.engine(SMALL)
+    recorder = meddling(alone, list)
+    server, boxes = SMALL.start(sim.fleet, 0), []
     for number in (1, 2, 3):
         asked = scripted(lambda device, inbox: None)
-        SMALL.round(server, place.context(asked, number))
+        SMALL.round(server, sim.context(asked, number))
         boxes.append(list(asked.asked[0][1].values()))
-        server = SMALL.round(server, place.context(heard, number))
+        server = SMALL.round(server, sim.context(recorder, number))
         alone.commit(number)
     assert all(box.keys() == {"weights"} for box in boxes[0])
     for number, dealt_out in enumerate(boxes[1:]):
-        sent = [one for reply in heard.delivered[4 * number : 4 * number + 4] for one in reply.upload["pairs"]["enter"]]
+        sent = [
+            one for reply in recorder.delivered[4 * number : 4 * number + 4] for one in reply.upload["pairs"]["enter"]
+        ]
         for box in dealt_out:
             assert box.keys() == {"weights", "pairs"}
             assert len(box["pairs"]["enter"]) == 6
             assert all(any(torch.equal(one, other) for other in sent) for one in box["pairs"]["enter"])
             assert torch.equal(box["pairs"]["enter"], dealt_out[0]["pairs"]["enter"])
-    for reply in heard.delivered:
+    for reply in recorder.delivered:
         assert reply.upload.keys() == {"weights", "pairs"}
         assert reply.upload["pairs"].keys() == {"enter", "leave"}
         assert all(tensor.is_floating_point() for bundle in reply.upload.values() for tensor in bundle.values())
@@ -278,13 +282,13 @@ def test_fedin_pairs_are_sent_next_round_without_labels(
 @pytest.mark.parametrize(("pairs", "sent"), [("all", list(SIZES)), (3, [3] * 4), (8, [8, 5, 8, 8])])
 @pytest.mark.parametrize("last", ["keep", "drop", "wrap"])
 def test_fedin_pairs_are_limited_by_examples(
-    pairs: Any, sent: list[int], last: Any, place: Any, meddling: Callable[..., Any]
+    pairs: Any, sent: list[int], last: Any, sim: Any, meddling: Callable[..., Any]
 ) -> None:
-    """Also where its plan leaves some examples out."""
-    place, method = replace(place, schedule=Schedule(4, 1, last)), FedIN(pairs=pairs)
-    engine = meddling(place.engine(method), list)
-    server = place.play(method, engine, rounds=1)
-    assert place.refusals == []
+    """Also where its plan skips some examples."""
+    sim, method = replace(sim, schedule=Schedule(4, 1, last)), FedIN(pairs=pairs)
+    engine = meddling(sim.engine(method), list)
+    server = sim.play(method, engine, rounds=1)
+    assert sim.refusals == []
     found = {reply.device.name: reply.upload["pairs"]["enter"] for reply in engine.delivered}
     assert [len(found[name]) for name in sorted(found)] == sent
     assert len(server["pairs"]["enter"]) == sum(sent)
@@ -292,10 +296,10 @@ def test_fedin_pairs_are_limited_by_examples(
         assert len({tuple(one.flatten().tolist()) for one in own}) == len(own)
 
 
-def test_collect_pairs_draws_anew_each_round(place: Any, meddling: Callable[..., Any]) -> None:
-    """Of a device that does not learn, so that an example always has the same features."""
+def test_collect_pairs_draws_anew_each_round(sim: Any, meddling: Callable[..., Any]) -> None:
+    """On a device that does not learn, so that an example always has the same features."""
     method = FedIN(pairs=3)
-    still = replace(place, optimizer=Sgd(1e-30), dataset=place.dataset)
+    still = replace(sim, optimizer=Sgd(1e-30), dataset=sim.dataset)
     engine = meddling(still.engine(method, devices_per_block=1), list)
     still.play(method, engine, rounds=4)
     drawn = [reply.upload["pairs"]["enter"] for reply in engine.delivered if reply.device.name == "3"]
@@ -304,11 +308,11 @@ def test_collect_pairs_draws_anew_each_round(place: Any, meddling: Callable[...,
 
 @pytest.mark.parametrize("middle", ["sum", "none"])
 def test_fedin_without_pairs_trains_on_labels_only(
-    middle: Any, place: Any, world: Callable[..., Any], bits_equal: Callable[..., bool]
+    middle: Any, sim: Any, world: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
-    """In the first round, and where the middle is not to learn from features."""
-    place, method = world("splitnet", sizes=(8, 8)), replace(SMALL, middle=middle)
-    client = client_of(place, method, 2)
+    """In the first round, and with middle = "none"."""
+    sim, method = world("splitnet", sizes=(8, 8)), replace(SMALL, middle=middle)
+    client = client_of(sim, method, 2)
     first = {name: one.expand(2, *one.shape) for name, one in client.model.initial_weights(0).items()}
     shared = {name: one for name, one in first.items() if not name.startswith("intermediate.")}
     memory = {"weights": {name: one for name, one in first.items() if name not in shared}}
@@ -320,50 +324,50 @@ def test_fedin_without_pairs_trains_on_labels_only(
         assert bits_equal(weight, expected[name])
 
 
-def test_fedin_middle_none_uploads_no_pairs(place: Any, meddling: Callable[..., Any]) -> None:
+def test_fedin_middle_none_uploads_no_pairs(sim: Any, meddling: Callable[..., Any]) -> None:
     method = replace(SMALL, middle="none")
-    engine = meddling(place.engine(method), list)
-    server = place.play(method, engine)
+    engine = meddling(sim.engine(method), list)
+    server = sim.play(method, engine)
     assert {len(reply.upload["pairs"][name]) for reply in engine.delivered for name in ("enter", "leave")} == {0}
     assert len(server["pairs"]["round"]) == 0
-    assert place.refusals == []
+    assert sim.refusals == []
 
 
-def test_fedin_without_features_and_aggregation_is_standalone(place: Any, parcels_equal: Callable[..., bool]) -> None:
+def test_fedin_without_features_and_aggregation_is_standalone(sim: Any, parcels_equal: Callable[..., bool]) -> None:
     method = replace(SMALL, middle="none", aggregation=False)
-    engines = place.engine(method), place.engine(Standalone())
+    engines = sim.engine(method), sim.engine(Standalone())
     for one, engine in zip((method, Standalone()), engines, strict=True):
-        place.play(one, engine, rounds=3, participation=0.6)
+        sim.play(one, engine, rounds=3, participation=0.6)
     ours, theirs = (engine.client_states.committed for engine in engines)
     assert ours.keys() == theirs.keys()
     assert all(parcels_equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_fedin_without_aggregation_still_shares_pairs(place: Any, difference: Callable[..., float]) -> None:
+def test_fedin_without_aggregation_still_shares_pairs(sim: Any, difference: Callable[..., float]) -> None:
     method = replace(SMALL, aggregation=False)
-    engines = place.engine(method), place.engine(Standalone())
-    server, _ = (place.play(one, engine) for one, engine in zip((method, Standalone()), engines, strict=True))
+    engines = sim.engine(method), sim.engine(Standalone())
+    server, _ = (sim.play(one, engine) for one, engine in zip((method, Standalone()), engines, strict=True))
     assert server["weights"] == {}
     assert len(server["pairs"]["enter"]) == 4 * 4
     assert difference(*(engine.client_states.committed["0"] for engine in engines)) > 1e-4
 
 
 def test_fedin_without_features_is_lgfedavg(world: Callable[..., Any], difference: Callable[..., float]) -> None:
-    """But for weighting, so with equal sizes."""
-    place = world("splitnet", sizes=(8, 8, 8))
+    """With equal sizes, as only the weighting differs."""
+    sim = world("splitnet", sizes=(8, 8, 8))
     methods = replace(SMALL, middle="none"), LGFedAvg(("extractor", "classifier"))
-    engines = [place.engine(method) for method in methods]
-    ours, theirs = (place.play(method, engine) for method, engine in zip(methods, engines, strict=True))
+    engines = [sim.engine(method) for method in methods]
+    ours, theirs = (sim.play(method, engine) for method, engine in zip(methods, engines, strict=True))
     assert difference({"weights": ours["weights"]}, theirs) <= 1e-6
-    memories = [engine.client_states.committed for engine in engines]
-    assert all(difference(memories[0][name], memories[1][name]) <= 1e-5 for name in "012")
+    device_states = [engine.client_states.committed for engine in engines]
+    assert all(difference(device_states[0][name], device_states[1][name]) <= 1e-5 for name in "012")
 
 
-def test_fedin_ends_are_averaged_uniformly(place: Any, meddling: Callable[..., Any]) -> None:
-    engine = meddling(place.engine(SMALL), list)
-    server = place.play(SMALL, engine, rounds=1)
-    assert server["weights"].keys() == set(place.fleet.global_model.shapes()) - {
-        name for name in place.fleet.global_model.shapes() if name.startswith("intermediate.")
+def test_fedin_ends_are_averaged_uniformly(sim: Any, meddling: Callable[..., Any]) -> None:
+    engine = meddling(sim.engine(SMALL), list)
+    server = sim.play(SMALL, engine, rounds=1)
+    assert server["weights"].keys() == set(sim.fleet.global_model.shapes()) - {
+        name for name in sim.fleet.global_model.shapes() if name.startswith("intermediate.")
     }
     for name, weight in server["weights"].items():
         mean = torch.stack([reply.upload["weights"][name].double() for reply in engine.delivered]).mean(0)
@@ -372,10 +376,10 @@ def test_fedin_ends_are_averaged_uniformly(place: Any, meddling: Callable[..., A
 
 @pytest.mark.usefixtures("double")
 def test_fedin_sequential_makes_two_updates(world: Callable[..., Any], block_weights: Callable[..., Any]) -> None:
-    """By hand over two steps with momentum and decay, each of the two with a velocity of its own."""
-    place = world("splitnet", optimizer=Sgd(0.01, momentum=0.9, weight_decay=0.01))
-    client = client_of(place, SMALL)
-    weights, pairs = block_weights(client.model, 1), made_up_pairs(client)
+    """By hand over two steps with momentum and decay; each update has its own velocity."""
+    sim = world("splitnet", optimizer=Sgd(0.01, momentum=0.9, weight_decay=0.01))
+    client = client_of(sim, SMALL)
+    weights, pairs = block_weights(client.model, 1), random_pairs(client)
     ends = {name: one for name, one in weights.items() if not name.startswith("intermediate.")}
     client = replace(client, state={"weights": {name: one for name, one in weights.items() if name not in ends}})
     made = replace(SMALL, middle="sequential").train.run(client, {"weights": ends, "pairs": pairs})
@@ -395,36 +399,36 @@ def test_fedin_sequential_makes_two_updates(world: Callable[..., Any], block_wei
 
 
 @pytest.mark.parametrize("middle", ["sum", "project", "project_all", "sequential"])
-def test_fedin_pairs_of_others_change_training(middle: Any, place: Any, difference: Callable[..., float]) -> None:
+def test_fedin_pairs_of_others_change_training(middle: Any, sim: Any, difference: Callable[..., float]) -> None:
     made = []
     for one in (middle, "none"):
         method = replace(SMALL, middle=one)
-        engine = place.engine(method)
-        place.play(method, engine)
+        engine = sim.engine(method)
+        sim.play(method, engine)
         made.append(engine.client_states.committed["0"])
-    assert place.refusals == []
+    assert sim.refusals == []
     assert difference(*made) > 1e-4
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "said"),
+    ("family", "changes", "message"),
     [("convnet", {}, "needs nets with children named extractor, intermediate, classifier; convnet has others"),
-     ("splitnet", {"channels": 2, "widest": 1.0}, "needs features of one shape; those of tier 'b'")],
+     ("splitnet", {"channels": 2, "widest": 1.0}, "needs features of one shape; tier 'b' has")],
 )  # fmt: skip
 def test_fedin_models_with_other_parts_are_refused(
-    family: str, changes: Any, said: str, world: Callable[..., Any], tiny_model: Callable[..., Model]
+    family: str, changes: Any, message: str, world: Callable[..., Any], tiny_model: Callable[..., Model]
 ) -> None:
-    place = world(models=[("a", tiny_model(family)), ("b", tiny_model(family, **changes))])
-    assert said in str(fleet_problem(SMALL, place.fleet))
+    sim = world(models=[("a", tiny_model(family)), ("b", tiny_model(family, **changes))])
+    assert message in str(fleet_problem(SMALL, sim.fleet))
 
 
 def test_fedin_unequal_feature_shapes_are_refused(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> None:
-    """Pooling in the classifier of one net alone: its middle hands on a map."""
+    """Only one model pools in its classifier, so its intermediate layers return a map."""
     nets = [("a", tiny_model("splitnet")), ("b", tiny_model("splitnet", pool="classifier"))]
     assert "features of one shape" in str(fleet_problem(SMALL, world(models=nets).fleet))
-    place = world("splitnet", pool="classifier")
-    server = place.play(SMALL, place.engine(SMALL))
-    assert place.refusals == []
+    sim = world("splitnet", pool="classifier")
+    server = sim.play(SMALL, sim.engine(SMALL))
+    assert sim.refusals == []
     assert server["pairs"]["leave"].dim() == 4
 
 
@@ -432,31 +436,31 @@ def test_fedin_tied_intermediate_blocks_train(
     world: Callable[..., Any], tiny_model: Callable[..., Model], difference: Callable[..., float]
 ) -> None:
     nets = [(name, tiny_model("splitnet", extra=extra, tied=True)) for name, extra in (("a", (2, 3)), ("b", (1, 1)))]
-    place = world(models=nets, sizes=(8, 8, 8, 8), optimizer=Sgd(0.01))
+    sim = world(models=nets, sizes=(8, 8, 8, 8), optimizer=Sgd(0.01))
     assert nets[0][1].shapes() == nets[1][1].shapes()
-    assert fleet_problem(SMALL, place.fleet) is None
-    engine = place.engine(SMALL)
-    place.play(SMALL, engine)
-    assert place.refusals == []
-    for device in place.fleet.devices(1):
+    assert fleet_problem(SMALL, sim.fleet) is None
+    engine = sim.engine(SMALL)
+    sim.play(SMALL, engine)
+    assert sim.refusals == []
+    for device in sim.fleet.devices(1):
         assert difference(SMALL.init_client(device, 0), engine.client_states.committed[device.name]) > 1e-4
 
 
-def test_fedin_projected_update_does_not_oppose_labels(place: Any) -> None:
-    """Devices' own gradients at a real step, tensor by tensor and in all."""
-    client = client_of(place, SMALL)
+def test_fedin_projected_update_does_not_oppose_labels(sim: Any) -> None:
+    """The devices' gradients at a real step, by tensor and over all."""
+    client = client_of(sim, SMALL)
     weights = {name: one[None] for name, one in client.model.initial_weights(0).items()}
-    labels, features, _ = slopes(client, weights, made_up_pairs(client))
+    labels, features, _ = slopes(client, weights, random_pairs(client))
     middle = {name: labels[name] for name in labels if name.startswith("intermediate.")}
     other = {name: features[name] for name in middle}
-    whole = FedIN(middle="project_all").agreed(middle, other)
+    whole = FedIN(middle="project_all").combine_gradients(middle, other)
     assert float(inner(whole, middle)) >= -1e-6
-    for name, step in FedIN(middle="project").agreed(middle, other).items():
+    for name, step in FedIN(middle="project").combine_gradients(middle, other).items():
         assert float((step * middle[name]).sum()) >= -1e-6
 
 
 class Plain(nn.Module):
-    """A net of somebody's own, whose middle may run more than once."""
+    """A custom model whose intermediate layers may run more than once."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -477,6 +481,4 @@ def test_fedin_custom_model_needs_parts_that_run_once(world: Callable[..., Any])
     )
     assert fleet_problem(SMALL, once.fleet) is None
     assert once.play(SMALL, once.engine(SMALL))["pairs"]["enter"].shape == (12, 8)
-    assert "fedin cannot take plain apart: intermediate is no part that can run alone" in str(
-        fleet_problem(SMALL, twice.fleet)
-    )
+    assert "fedin cannot split plain: intermediate cannot run on its own" in str(fleet_problem(SMALL, twice.fleet))

@@ -1,4 +1,4 @@
-"""FedRolex: windows that roll through every layer together, and the average over them."""
+"""FedRolex: windows that roll through all layers together, and their aggregation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ def fleet_of(devices: int) -> Fleet:
 
 
 def window(number: int, small: int, large: int) -> list[int]:
-    """The units of a layer that a device has in a round."""
+    """The units of a layer in a device's window of a round."""
     return list(range(large)) if small == large else [(number - 1 + unit) % large for unit in range(small)]
 
 
@@ -40,17 +40,17 @@ def asked(method: FedRolex, fleet: Fleet, server: Parcel, number: int, scripted:
 
 @pytest.mark.usefixtures("double")
 def test_fedrolex_device_gets_units_of_its_window(scripted: Callable[..., Any]) -> None:
-    """What its net makes of an input is what the whole net makes with all other units silenced."""
+    """Its outputs are those of the full model with all other units set to zero."""
     fleet, x = fleet_of(3), torch.randn(5, 3)
     weights = {name: torch.randn(shape) for name, shape in fleet.global_model.shapes().items()}
     for number in range(1, 14):
         for device, inbox in asked(FedRolex(), fleet, {"weights": weights}, number, scripted).items():
             sides, hidden = SIDES[device.tier], x
-            for place, (small, large) in enumerate(zip(sides[1:], SIDES["large"][1:], strict=True)):
-                made = hidden @ weights[f"{2 * place}.weight"].T + weights[f"{2 * place}.bias"]
+            for layer, (small, large) in enumerate(zip(sides[1:], SIDES["large"][1:], strict=True)):
+                made = hidden @ weights[f"{2 * layer}.weight"].T + weights[f"{2 * layer}.bias"]
                 silence = torch.zeros(large)
                 silence[window(number, small, large)] = 1
-                hidden = made if place == 2 else made.tanh() * silence
+                hidden = made if layer == 2 else made.tanh() * silence
             own = {name: tensor[None] for name, tensor in inbox["weights"].items()}
             assert torch.allclose(device.model(own, x[None], StepSeeds((0,))).logits[0], hidden, atol=1e-12)
 
@@ -69,7 +69,7 @@ def test_fedrolex_windows_cover_weights_equally(scripted: Callable[..., Any]) ->
             layer = int(name[0]) // 2
             whole = SIDES["large"]
             share = sides[layer + 1] / whole[layer + 1]
-            if name.endswith("weight") and layer != 1:  # of two hidden layers both roll, by the same step
+            if name.endswith("weight") and layer != 1:  # between hidden layers both axes roll by the same step
                 assert count.tolist() == [12 * share * sides[layer] / whole[layer]] * len(count)
             elif name.endswith("bias"):
                 assert count.tolist() == [12 * share] * len(count)
@@ -81,23 +81,23 @@ def test_fedrolex_aggregate_is_mean_over_holders(weighting: Any, scripted: Calla
     old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     for number in (1, 3, 6, 11):
         for cohort in (fleet.devices(number), fleet.devices(number)[4:]):
-            said: dict[str, Reply] = {}
+            sent_replies: dict[str, Reply] = {}
 
-            def answer(device: Device, inbox: Parcel, said: Any = said) -> Reply:
+            def answer(device: Device, inbox: Parcel, sent_replies: Any = sent_replies) -> Reply:
                 sent = {name: torch.randn(t.shape, generator=draw) for name, t in inbox["weights"].items()}
-                said[device.name] = Reply(device, int(device.name) + 1, {"weights": sent})
-                return said[device.name]  # type: ignore[no-any-return]
+                sent_replies[device.name] = Reply(device, int(device.name) + 1, {"weights": sent})
+                return sent_replies[device.name]  # type: ignore[no-any-return]
 
             context = RoundContext(number, cohort, fleet, scripted(answer))
             made = FedRolex(weighting).round({"weights": old}, context)["weights"]
             for name, tensor in old.items():
                 total, mass = torch.zeros(tensor.shape, dtype=torch.float64), torch.zeros(tensor.shape)
-                for reply in said.values():
+                for reply in sent_replies.values():
                     sent = reply.upload["weights"][name]
                     rows = [window(number, *sizes) for sizes in zip(sent.shape, tensor.shape, strict=True)]
                     share = reply.examples if weighting == "examples" else 1
                     for index in torch.ones(sent.shape).nonzero().tolist():
-                        at = tuple(rows[axis][place] for axis, place in enumerate(index))
+                        at = tuple(rows[axis][sim] for axis, sim in enumerate(index))
                         total[at] += share * float(sent[tuple(index)])
                         mass[at] += share
                 expected = torch.where(mass > 0, (total / mass.clamp_min(1)).float(), tensor)
@@ -108,15 +108,15 @@ def test_fedrolex_aggregate_is_mean_over_holders(weighting: Any, scripted: Calla
 def test_fedrolex_window_moves_every_round(
     world: Callable[..., Any], scripted: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
-    place = world(widths=(1.0, 0.5), sizes=(8, 8))
-    server = FedRolex().start(place.fleet, 0)
+    sim = world(widths=(1.0, 0.5), sizes=(8, 8))
+    server = FedRolex().start(sim.fleet, 0)
     boxes = [
-        {device.tier: inbox for device, inbox in asked(FedRolex(), place.fleet, server, number, scripted).items()}
+        {device.tier: inbox for device, inbox in asked(FedRolex(), sim.fleet, server, number, scripted).items()}
         for number in (1, 2)
     ]
     assert difference(boxes[0]["b"], boxes[1]["b"]) > 0
     assert difference(boxes[0]["a"], boxes[1]["a"]) == 0
-    assert difference(boxes[0]["b"], {"weights": place.fleet.smallest.footprint.read(server["weights"])}) == 0
+    assert difference(boxes[0]["b"], {"weights": sim.fleet.smallest.footprint.read(server["weights"])}) == 0
 
 
 @pytest.mark.usefixtures("double")
@@ -124,7 +124,7 @@ def test_fedrolex_window_moves_every_round(
 def test_fedrolex_rolled_model_gives_same_outputs(
     number: int, family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any]
 ) -> None:
-    """Of every family that is sliced in width alone: a window of the whole net is that of the net rolled back."""
+    """For every family sliced in width only: a window of the full model is a leading slice of the rolled model."""
     pool = {"exit_pool": "global"} if family == "preactresnet" else {}
     models = [
         (name, tiny_model(family, width=width, normalization="none", **pool))
@@ -151,7 +151,7 @@ def test_fedrolex_rolled_model_gives_same_outputs(
 
 
 def back(tensor: Tensor, small: torch.Size, steps: int) -> Tensor:
-    """Every axis that is sliced, rolled back by so many units."""
+    """Roll every sliced axis back by this many units."""
     for axis, size in enumerate(small):
         if size < tensor.shape[axis]:
             tensor = tensor.roll(-steps, axis)

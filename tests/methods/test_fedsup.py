@@ -1,4 +1,4 @@
-"""FedSup's objective against every sub-net it may have drawn, and what E-FedSup sends, pays and leaves alone."""
+"""FedSup's objective, compared for every sub-net it may have sampled; E-FedSup's aggregation and budgets."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fedloom
 from fedloom.client import Batch, Schedule, Sgd, gradient
-from fedloom.fleet import Device
+from fedloom.fleet import Device, Request
 from fedloom.methods import fleet_problem
 from fedloom.methods.efedsup import EFedSup
 from fedloom.methods.fedsup import FedSup
@@ -28,7 +28,7 @@ DRAWS = StepSeeds((0,))
 
 
 def logits_of(net: Model, whole: Model, weights: Tensors, batch: Batch) -> Tensor:
-    """Of the leading slice, cut by hand."""
+    """The logits of the leading slice, cut by hand."""
     cut = {
         name: weights[name][(slice(None), *(slice(0, size) for size in shape))] for name, shape in net.shapes().items()
     }
@@ -36,7 +36,7 @@ def logits_of(net: Model, whole: Model, weights: Tensors, batch: Batch) -> Tenso
 
 
 def slope(whole: Model, start: Tensors, batch: Batch, width: float, teacher: Tensor | None = None) -> dict[str, Tensor]:
-    """The gradient of one net's own loss: on the labels, or on the teacher's answers."""
+    """The gradient of one sub-net's loss: on the labels, or on the teacher's logits."""
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
         made = logits_of(whole.with_settings(width=width), whole, weights, batch)[0]
@@ -46,22 +46,22 @@ def slope(whole: Model, start: Tensors, batch: Batch, width: float, teacher: Ten
     return dict(gradient(loss, start, batch))
 
 
-class AttackContext:
-    """One device that takes one step of rate 1 in double precision: what it sends tells its gradient."""
+class OneStep:
+    """One device that takes one step of rate 1 in double precision, so that its upload shows its gradient."""
 
     def __init__(self, world: Callable[..., Any], meddling: Callable[..., Any]):
-        self.place = world(sizes=(6,), schedule=Schedule(100), optimizer=Sgd(1.0), hidden=(4, 6), normalization="group")
-        self.meddling, self.whole = meddling, self.place.fleet.global_model
+        self.sim = world(sizes=(6,), schedule=Schedule(100), optimizer=Sgd(1.0), hidden=(4, 6), normalization="group")
+        self.meddling, self.whole = meddling, self.sim.fleet.global_model
         self.start = {name: weight[None] for name, weight in self.whole.initial_weights(0).items()}
-        data = self.place.dataset
+        data = self.sim.dataset
         self.batch = Batch(data.preparation(data.train.x)[None], data.train.y[None], DRAWS)
         self.teacher = logits_of(self.whole, self.whole, self.start, self.batch)[0].detach()
         self.labels = {width: slope(self.whole, self.start, self.batch, width) for width in CHOICES}
         self.soft = {width: slope(self.whole, self.start, self.batch, width, self.teacher) for width in CHOICES}
 
     def found(self, method: FedSup, round_number: int) -> dict[str, Tensor]:
-        engine = self.meddling(self.place.engine(method, devices_per_block=1), list)
-        method.round({"weights": self.whole.initial_weights(0)}, self.place.context(engine, round_number))
+        engine = self.meddling(self.sim.engine(method, devices_per_block=1), list)
+        method.round({"weights": self.whole.initial_weights(0)}, self.sim.context(engine, round_number))
         sent = engine.delivered[0].upload["weights"]
         return {name: self.start[name][0] - weight for name, weight in sent.items()}
 
@@ -78,19 +78,19 @@ class AttackContext:
 def test_fedsup_gradient_is_sum_over_subnets(
     subnets: int, sandwich: bool, distillation: bool, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    """Some combination of draws explains it, over the rounds all do; the teacher learns nothing from the others."""
-    scene = AttackContext(world, meddling)
+    """Some combination of samples explains each step, and all occur; no gradient flows to the teacher."""
+    step = OneStep(world, meddling)
     method = FedSup(SPACE, subnets, sandwich, distillation)
-    others = scene.soft if distillation else scene.labels
-    fixed = ([scene.labels[1.0]] if sandwich else []) + ([others[CHOICES[0]]] if sandwich and subnets > 2 else [])
+    others = step.soft if distillation else step.labels
+    fixed = ([step.labels[1.0]] if sandwich else []) + ([others[CHOICES[0]]] if sandwich and subnets > 2 else [])
     free = subnets - len(fixed)
     seen = set()
     for number in range(1, 13 if free < 2 else 5):
-        found = scene.found(method, number)
+        found = step.found(method, number)
         matching = set()
         for widths in product(CHOICES, repeat=free):
-            drawn = [(others if sandwich or place else scene.labels)[width] for place, width in enumerate(widths)]
-            if scene.explained(found, fixed + drawn):
+            drawn = [(others if sandwich or index else step.labels)[width] for index, width in enumerate(widths)]
+            if step.explained(found, fixed + drawn):
                 matching.add(widths)
         assert len({tuple(sorted(widths)) if sandwich or not distillation else widths[:1] for widths in matching}) == 1
         seen |= matching
@@ -99,15 +99,15 @@ def test_fedsup_gradient_is_sum_over_subnets(
 
 @pytest.mark.usefixtures("double")
 def test_fedsup_proximal_term_is_added(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
-    place = world(sizes=(8,), schedule=Schedule(100, 2), optimizer=Sgd(0.1), normalization="group")
-    once = replace(place, schedule=Schedule(100, 1))
+    sim = world(sizes=(8,), schedule=Schedule(100, 2), optimizer=Sgd(0.1), normalization="group")
+    once = replace(sim, schedule=Schedule(100, 1))
     sent = []
-    for one, proximal in ((once, 0.0), (place, 0.0), (place, 0.7)):
+    for one, proximal in ((once, 0.0), (sim, 0.0), (sim, 0.7)):
         method = FedSup({"width": (0.5,)}, proximal=proximal)
         engine = meddling(one.engine(method, devices_per_block=1), list)
         method.round(method.start(one.fleet, 0), one.context(engine))
         sent.append(engine.delivered[0].upload["weights"])
-    for name, weight in place.fleet.global_model.initial_weights(0).items():
+    for name, weight in sim.fleet.global_model.initial_weights(0).items():
         after_one, without, pulled = (made[name] for made in sent)
         assert torch.allclose(pulled, without - 0.1 * 0.7 * (after_one - weight), atol=1e-12)
 
@@ -116,19 +116,19 @@ def test_fedsup_proximal_term_is_added(world: Callable[..., Any], meddling: Call
 def test_fedsup_devices_exchange_whole_supernet(
     subnets: int, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    place, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), FedSup(subnets=subnets)
-    engine = meddling(place.engine(method), list)
-    method.round(method.start(place.fleet, 0), place.context(engine))
+    sim, method = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8)), FedSup(subnets=subnets)
+    engine = meddling(sim.engine(method), list)
+    method.round(method.start(sim.fleet, 0), sim.context(engine))
     assert len(engine.delivered) == 4
     for reply in engine.delivered:
         assert {
             name: tensor.shape for name, tensor in reply.upload["weights"].items()
-        } == place.fleet.global_model.shapes()
+        } == sim.fleet.global_model.shapes()
 
 
 @pytest.fixture
 def supernet(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any:
-    """Mobile nets that differ in width, depth and kernel; two devices of each tier."""
+    """MobileNets that differ in width, depth and kernel; two devices of each tier."""
     sizes: list[dict[str, Any]] = [
         {"widths": (4, 6), "depths": (1, 2), "kernels": (5, 5)},
         {"widths": (4, 4), "depths": (1, 2), "kernels": (3, 5)},
@@ -140,7 +140,7 @@ def supernet(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any
 
 
 def covered(device: Device, whole: Tensors) -> dict[str, Tensor]:
-    """Which entries of the supernet a device's sub-net has: leading channels, the middle of each kernel."""
+    """Which entries of the supernet a sub-net has: leading channels, the center of each kernel."""
     marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in whole.items()}
     for name, shape in device.model.shapes().items():
         starts = [
@@ -154,7 +154,7 @@ def covered(device: Device, whole: Tensors) -> dict[str, Tensor]:
 def test_efedsup_entries_in_no_subnet_are_unchanged(
     supernet: Any, meddling: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
-    """In single precision, with momentum and weight decay, over several rounds; of the others most move."""
+    """In single precision, with momentum and weight decay, over several rounds; most other entries change."""
     method = EFedSup()
     engine, server = meddling(supernet.engine(method), list), method.start(supernet.fleet, 0)
     outside, moved, inside = 0, 0, 0
@@ -173,7 +173,7 @@ def test_efedsup_entries_in_no_subnet_are_unchanged(
 
 
 def test_efedsup_missing_weights_are_filled_with_broadcast(supernet: Any, meddling: Callable[..., Any]) -> None:
-    """Against a loop over devices: the old model with the device's own part in it, weighed by examples."""
+    """Compared with a loop over devices: the old model with the device's part in it, weighted by examples."""
     method = EFedSup()
     engine, start = meddling(supernet.engine(method), list), method.start(supernet.fleet, 0)
     made = method.round(start, supernet.context(engine))["weights"]
@@ -205,7 +205,7 @@ def test_efedsup_subnets_stay_within_budget(
             assert compute_cost(device.model).macs <= limit
             assert {name: tensor.shape for name, tensor in inbox["weights"].items()} == device.model.shapes()
             seen.add((device.name, device.model))
-    for name in "0123":  # not always the same, where there is a choice
+    for name in "0123":  # varies where there is a choice
         assert len({net for device, net in seen if device == name}) > 1
 
 
@@ -214,8 +214,8 @@ def test_efedsup_subnet_depends_on_seed_round_and_device_only(supernet: Any, scr
 
     def drawn(number: int, participation: float, seed: int = 0) -> dict[str, Model]:
         engine = scripted(lambda device, inbox: None)
-        place = replace(supernet, fleet=replace(supernet.fleet, seed=seed))
-        method.round(method.start(place.fleet, 0), place.context(engine, number, participation))
+        sim = replace(supernet, fleet=replace(supernet.fleet, seed=seed))
+        method.round(method.start(sim.fleet, 0), sim.context(engine, number, participation))
         return {device.name: device.model for device in engine.asked[0][1]}
 
     assert drawn(1, 0.5).items() <= drawn(1, 1.0).items()
@@ -227,7 +227,7 @@ def test_efedsup_subnet_depends_on_seed_round_and_device_only(supernet: Any, scr
 def test_fedsup_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -> None:
     assert fleet_problem(method, supernet.fleet) is None
     name = type(method).__name__.lower()
-    for space, said in {
+    for space, message in {
         "nowhere": "nowhere",
         "code": "does not lie in the larger",
         "width": {"width": (0.5, 2.0)},
@@ -236,43 +236,43 @@ def test_fedsup_spaces_that_do_not_fit_are_refused(method: Any, supernet: Any) -
         "an empty place": {"depths": ((), (1,))},
         "unordered": {"width": ("wide", 0.5)},
     }.items():
-        refusal = fleet_problem(replace(method, space=space if isinstance(said, str) else said), supernet.fleet)
+        refusal = fleet_problem(replace(method, space=space if isinstance(message, str) else message), supernet.fleet)
         assert refusal is not None, space
         assert name in refusal
-        assert not isinstance(said, str) or said in refusal
+        assert not isinstance(message, str) or message in refusal
 
 
 @pytest.mark.parametrize("space", sorted(SPACES))
 def test_fedsup_published_spaces_fit_published_model(space: str, world: Callable[..., Any]) -> None:
     net = build_model("mobilenet", mobilenet, {}, (3, 32, 32), 10)
-    place = world(models=[("whole", net)], input_shape=(3, 32, 32), classes=10)
-    assert fleet_problem(FedSup(space), place.fleet) is None
-    assert fleet_problem(EFedSup(space), place.fleet) is None
+    sim = world(models=[("whole", net)], input_shape=(3, 32, 32), classes=10)
+    assert fleet_problem(FedSup(space), sim.fleet) is None
+    assert fleet_problem(EFedSup(space), sim.fleet) is None
 
 
 @pytest.mark.parametrize("stream", ["device", "shared"])
 def test_fedsup_subnets_do_not_depend_on_block(stream: Any, supernet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By device and step; or by the step alone, where all draw as one."""
-    by_block, real = [], FedSup._nets
+    """They depend on device and step, or on the step alone with a shared stream."""
+    by_block, real = [], FedSup._draw_subnets
     for block in (1, 2, 6):
         noted: list[tuple[str, ...]] = []
-        place = replace(supernet, schedule=Schedule(4, 2, "wrap"))
+        sim = replace(supernet, schedule=Schedule(4, 2, "wrap"))
         method = FedSup(subnet_stream=stream)
-        plan = place.engine(method).plan
-        names = {plan(method.train, device, 1, 0).seed: device.name for device in place.fleet.devices(1)}
+        plan = sim.engine(method).plan
+        names = {plan(Request(method.train, {}, 1), device).seed: device.name for device in sim.fleet.devices(1)}
 
         def note(self: FedSup, client: Any, batch: Batch, noted: Any = noted, names: Any = names) -> Any:
             nets = real(self, client, batch)
             common = client.plan[0].step_seeds.common
-            for place, seed in enumerate(batch.step_seeds.per_device):  # type: ignore[union-attr]
+            for index, seed in enumerate(batch.step_seeds.per_device):  # type: ignore[union-attr]
                 step = batch.step_seeds.common - common  # type: ignore[union-attr]
-                chosen = nets[1][0 if len(nets[1]) == 1 else place]
+                chosen = nets[1][0 if len(nets[1]) == 1 else index]
                 noted.append((names[seed - step], step, chosen))
             return nets
 
         with monkeypatch.context() as patch:
-            patch.setattr(FedSup, "_nets", note)
-            method.round(method.start(place.fleet, 0), place.context(place.engine(method, devices_per_block=block)))
+            patch.setattr(FedSup, "_draw_subnets", note)
+            method.round(method.start(sim.fleet, 0), sim.context(sim.engine(method, devices_per_block=block)))
         by_block.append({(device, step): net for device, step, net in noted})
     shared = [key for key in by_block[0] if all(key in one for one in by_block)]
     assert len(shared) >= 24
@@ -283,11 +283,9 @@ def test_fedsup_subnets_do_not_depend_on_block(stream: Any, supernet: Any, monke
 
 
 def test_fedsup_space_as_table_gives_same_run(world: Callable[..., Any]) -> None:
-    """A space given as a table, the same as the tiers': the same bits."""
-    place = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8))
-    made: list[Parcel] = [
-        place.play(method, place.engine(method)) for method in (FedSup(), FedSup({"width": (1.0, 0.5)}))
-    ]
+    """A space given as a table equal to the tiers' space gives the same bits."""
+    sim = world(widths=(1.0, 0.5), sizes=(8, 8, 8, 8))
+    made: list[Parcel] = [sim.play(method, sim.engine(method)) for method in (FedSup(), FedSup({"width": (1.0, 0.5)}))]
     assert fingerprint(made[0]) == fingerprint(made[1])
 
 
@@ -320,13 +318,13 @@ def recipe(**method: Any) -> dict[str, Any]:
 )
 def test_fedsup_recipe_runs(method: dict[str, Any], tmp_path: Path) -> None:
     rows = fedloom.run(recipe(**method), out=tmp_path / "run").rows()
-    judged = {row.tier: row.value for row in rows if row.metric == "loss" and not row.device}
-    assert judged.keys() == {"large", "small"}
-    assert all(0 < loss < 10 for loss in judged.values())
+    evaluated = {row.tier: row.value for row in rows if row.metric == "loss" and not row.device}
+    assert evaluated.keys() == {"large", "small"}
+    assert all(0 < loss < 10 for loss in evaluated.values())
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "message"),
     [
         ({"name": "fedsup", "space": "codes"}, "knows the spaces"),
         ({"name": "fedsup", "space": "paper"}, "cannot cut"),
@@ -342,7 +340,7 @@ def test_fedsup_recipe_runs(method: dict[str, Any], tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_fedsup_impossible_recipe_is_refused(method: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_fedsup_impossible_recipe_is_refused(method: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
         fedloom.run(recipe(**method), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

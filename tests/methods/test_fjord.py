@@ -1,4 +1,4 @@
-"""FjORD: which widths a device draws, what it trains on each batch, and how shells are averaged."""
+"""FjORD: which widths a device samples, what it trains on each batch, and the aggregation."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +20,7 @@ WIDTHS = (1.0, 0.5, 0.25)
 
 
 def slope(own: Model, width: float, start: Tensors, batch: Batch, teacher: Tensor | None = None) -> dict[str, Tensor]:
-    """The gradient of one leading slice's own loss: on the labels, or on the teacher's answers."""
+    """The gradient of one leading slice's loss: on the labels, or on the teacher's logits."""
     net = own.with_settings(width=width)
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
@@ -40,20 +40,20 @@ def slope(own: Model, width: float, start: Tensors, batch: Batch, teacher: Tenso
 def test_fjord_step_trains_sampled_width_and_teacher(
     widths: tuple[float, ...], distillation: bool, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    """One step of rate 1, so that what is sent tells the gradient; no device trains more than it can carry."""
-    place = world(widths=WIDTHS, sizes=(6, 6, 6), normalization="group", schedule=Schedule(100), optimizer=Sgd(1.0))
+    """One step of rate 1, so that the upload shows the gradient; no device trains more than its own model."""
+    sim = world(widths=WIDTHS, sizes=(6, 6, 6), normalization="group", schedule=Schedule(100), optimizer=Sgd(1.0))
     method, drawn = FjORD(widths, distillation), Counter[tuple[str, float]]()
-    engine, first = meddling(place.engine(method, devices_per_block=1), list), method.start(place.fleet, 0)
-    data, known = place.dataset, {}
+    engine, first = meddling(sim.engine(method, devices_per_block=1), list), method.start(sim.fleet, 0)
+    data, known = sim.dataset, {}
     for number in range(1, 13):
-        method.round(first, place.context(engine, number))
+        method.round(first, sim.context(engine, number))
     for reply in engine.delivered:
         own = reply.device.model
         able = [width for width in WIDTHS if width <= dict(own.settings)["width"]]
         start = reply.device.footprint.read(first["weights"])
         found = {name: start[name] - weight for name, weight in reply.upload["weights"].items()}
         if reply.device.name not in known:
-            rows = torch.as_tensor(place.partition.train[int(reply.device.name)])
+            rows = torch.as_tensor(sim.partition.train[int(reply.device.name)])
             batch = Batch(data.preparation(data.train.x[rows])[None], data.train.y[rows][None], StepSeeds((0,)))
             block = {name: weight[None] for name, weight in start.items()}
             teacher = own(block, batch.x, batch.step_seeds).logits[0].detach() if distillation else None
@@ -73,11 +73,11 @@ def test_fjord_step_trains_sampled_width_and_teacher(
 def test_fjord_aggregate_is_example_weighted_mean_over_holders(
     assignment: Any, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
-    place = world(widths=WIDTHS, sizes=(4, 9, 6, 5, 12, 7))
-    place = replace(place, fleet=replace(place.fleet, assignment=assignment))
+    sim = world(widths=WIDTHS, sizes=(4, 9, 6, 5, 12, 7))
+    sim = replace(sim, fleet=replace(sim.fleet, assignment=assignment))
     method = FjORD()
-    engine, start = meddling(place.engine(method), list), method.start(place.fleet, 0)
-    made = method.round(start, place.context(engine))["weights"]
+    engine, start = meddling(sim.engine(method), list), method.start(sim.fleet, 0)
+    made = method.round(start, sim.context(engine))["weights"]
     assert len({reply.examples for reply in engine.delivered}) > 3
     for name, old in start["weights"].items():
         for index in torch.ones(old.shape).nonzero().tolist():
@@ -93,18 +93,18 @@ def test_fjord_aggregate_is_example_weighted_mean_over_holders(
 def test_fjord_widths_beyond_device_are_not_sampled(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
-    """So that a list of widths too wide for everybody changes nothing."""
-    place = world(widths=(0.5, 0.25), sizes=(8, 8))
+    """So a list of widths that are too wide for all changes nothing."""
+    sim = world(widths=(0.5, 0.25), sizes=(8, 8))
     methods = FjORD((0.25, 0.5)), FjORD((0.25, 0.5, 0.75, 1.0))
-    made = [place.play(method, place.engine(method)) for method in methods]
+    made = [sim.play(method, sim.engine(method)) for method in methods]
     assert parcels_equal(*made)
 
 
 def test_fjord_subnet_stream_decides_shared_sampling(
     world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alike devices in one round: nets by step, device after device."""
-    place = world(widths=WIDTHS, shares=(1.0, 0.0, 0.0), sizes=(8, 8, 8), schedule=Schedule(4, 4))
+    """Equal devices in one round: sub-nets by step, in device order."""
+    sim = world(widths=WIDTHS, shares=(1.0, 0.0, 0.0), sizes=(8, 8, 8), schedule=Schedule(4, 4))
     inside = import_module("fedloom.methods.fjord")
     for stream in ("device", "shared"):
         noted: list[Model] = []
@@ -115,7 +115,7 @@ def test_fjord_subnet_stream_decides_shared_sampling(
 
         monkeypatch.setattr(inside, "subnet_logits", note)
         method = FjORD(subnet_stream=stream)  # type: ignore[arg-type]
-        method.round(method.start(place.fleet, 0), place.context(place.engine(method, devices_per_block=1)))
+        method.round(method.start(sim.fleet, 0), sim.context(sim.engine(method, devices_per_block=1)))
         by_device = {tuple(noted[start : start + 8]) for start in (0, 8, 16)}
         assert len(noted) == 24
         assert len(by_device) == (1 if stream == "shared" else 3)

@@ -1,4 +1,4 @@
-"""HeteroFL's invariants: averaging against a loop over every weight, and what the width scaler and the mask do."""
+"""HeteroFL's invariants: aggregation compared with a loop over every weight, the width scaler and the mask."""
 
 import inspect
 import random
@@ -31,7 +31,7 @@ devices_in_round = st.lists(
 
 IMAGES = sorted(name for name, build in MODELS.items() if "tokens" not in inspect.signature(build).parameters)
 QUICK = ("convnet", "mobilenet", "preactresnet", "preresnet")
-SCALED = [  # text has no batch norm that could undo a scale
+SCALED = [  # text models have no batch norm that could undo a scale
     name
     for name, build in MODELS.items()
     if "scaler" in (named := inspect.signature(build).parameters) and "tokens" not in named
@@ -43,10 +43,10 @@ def fleet_of(tiny_model: Callable[..., Model], family: str, devices: int) -> Fle
     return Fleet(make_nested_tiers(models), (0.4, 0.3, 0.3), devices, seed=0)
 
 
-def drawn_replies(
+def random_replies(
     tiny_model: Callable[..., Model], family: str, round_of: list[tuple[str, set[int]]], seed: int
 ) -> tuple[Fleet, dict[str, Tensor], list[Reply]]:
-    """Devices of these tiers with these labels that send random weights, and an old global model."""
+    """A fleet, a global model, and replies with random weights from devices of these tiers and labels."""
     fleet, draw = fleet_of(tiny_model, family, len(round_of)), torch.Generator().manual_seed(seed)
     old = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     tiers = {tier.name: tier for tier in fleet.tiers}
@@ -75,7 +75,7 @@ def play(
 def mean_of_holders(
     name: str, index: tuple[int, ...], old: Tensor, replies: list[Reply], rows: tuple[str, ...], masked: bool
 ) -> Tensor:
-    """One weight: the mean over the devices whose slice has it, absent labels' classifier rows apart."""
+    """One weight: the mean over devices whose slice has it, except classifier rows of absent labels."""
     total, holders = 0.0, 0
     for reply in replies:
         sent = reply.upload["weights"][name]
@@ -98,7 +98,7 @@ def test_heterofl_aggregate_is_mean_over_holders(
     tiny_model: Callable[..., Model],
     scripted: Callable[..., Any],
 ) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, net, round_of, seed)
+    fleet, old, replies = random_replies(tiny_model, net, round_of, seed)
     made = play(scripted, fleet, old, replies, HeteroFL(only_seen_rows=masked))
     assert made.keys() == old.keys()
     for name, tensor in old.items():
@@ -116,7 +116,7 @@ def test_heterofl_reply_order_does_not_matter(
     tiny_model: Callable[..., Model],
     scripted: Callable[..., Any],
 ) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, "convnet", round_of, seed)
+    fleet, old, replies = random_replies(tiny_model, "convnet", round_of, seed)
     shuffled = shuffle.sample(replies, len(replies))
     made, again = play(scripted, fleet, old, replies), play(scripted, fleet, old, shuffled)
     assert all(torch.equal(made[name], again[name]) for name in old)
@@ -125,7 +125,7 @@ def test_heterofl_reply_order_does_not_matter(
 def test_heterofl_small_cohort_keeps_other_weights(
     family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, family, [("c", set(range(CLASSES)))] * 2, 5)
+    fleet, old, replies = random_replies(tiny_model, family, [("c", set(range(CLASSES)))] * 2, 5)
     made = play(scripted, fleet, old, replies)
     for name, tensor in old.items():
         outside = torch.ones(tensor.shape, dtype=torch.bool)
@@ -137,9 +137,9 @@ def test_heterofl_small_cohort_keeps_other_weights(
 def test_heterofl_unchanged_uploads_change_nothing(
     family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
-    """Every device returns its own slice: to the bit the old model, whoever it was."""
+    """Every device returns its slice unchanged: the old model, to the bit, for any cohort."""
     round_of = [(name, set(range(number))) for number, name in enumerate("abcabcab", start=1)]
-    fleet, old, replies = drawn_replies(tiny_model, family, round_of[:7], 2)
+    fleet, old, replies = random_replies(tiny_model, family, round_of[:7], 2)
     same = [replace(reply, upload={**reply.upload, "weights": reply.device.footprint.read(old)}) for reply in replies]
     made = play(scripted, fleet, old, same)
     assert all(bits_equal(made[name], tensor) for name, tensor in old.items())
@@ -148,7 +148,7 @@ def test_heterofl_unchanged_uploads_change_nothing(
 def test_heterofl_inbox_is_slice_of_tier(
     family: str, tiny_model: Callable[..., Model], scripted: Callable[..., Any]
 ) -> None:
-    fleet, old, replies = drawn_replies(tiny_model, family, [("a", {0}), ("b", {1}), ("c", {2})], 3)
+    fleet, old, replies = random_replies(tiny_model, family, [("a", {0}), ("b", {1}), ("c", {2})], 3)
     answers = {reply.device: reply for reply in replies}
     engine = scripted(lambda device, inbox: answers[device])
     HeteroFL().round({"weights": old}, RoundContext(1, list(answers), fleet, engine))
@@ -174,8 +174,8 @@ def test_footprint_write_then_read_is_identity(family: str, tiny_model: Callable
 def test_heterofl_one_tier_with_all_labels_is_fedavg(
     family: str, world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
-    place = world(family, sizes=(8, 8, 5, 9))
-    made = [place.play(method, place.engine(method), rounds=3) for method in (HeteroFL(), FedAvg("uniform"))]
+    sim = world(family, sizes=(8, 8, 5, 9))
+    made = [sim.play(method, sim.engine(method), rounds=3) for method in (HeteroFL(), FedAvg("uniform"))]
     assert parcels_equal(*made)
 
 
@@ -198,11 +198,11 @@ def test_scaler_is_off_in_evaluation(
 def test_scaler_without_norm_scales_by_width(
     width: float, widest: float, tiny_model: Callable[..., Model], block_weights: Callable[..., Any]
 ) -> None:
-    """The rate is relative to the global model, not to the full net."""
+    """The scale is relative to the global model, not to the full-width model."""
     net = tiny_model("convnet", width=width, widest=widest, hidden=(8,), normalization="none")
     block, x = block_weights(net, 2), torch.randn(2, 3, 1, 6, 6, dtype=torch.float64)
-    trained, judged = net(block, x, StepSeeds((0, 0))).taps["features"], net(block, x).taps["features"]
-    assert torch.allclose(trained, judged / (width / widest), rtol=1e-12, atol=0)
+    trained, evaluated = net(block, x, StepSeeds((0, 0))).taps["features"], net(block, x).taps["features"]
+    assert torch.allclose(trained, evaluated / (width / widest), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("family", SCALED)
@@ -215,11 +215,11 @@ def test_scaler_before_batch_norm_has_no_effect(family: str, width: float, tiny_
     x = torch.randn(1, 20, 1, 6, 6, dtype=torch.float64)
     with_scaler, without = (net(block, x, StepSeeds((0,))).logits for net in (scaled, plain))
     assert float((with_scaler - without).norm() / without.norm()) < 1e-3
-    assert not torch.equal(with_scaler, without)  # it is there: epsilon is not scaled
+    assert not torch.equal(with_scaler, without)  # not exactly equal, as epsilon is not scaled
 
 
-def merged(place: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    engine, fleet = place.engine(HeteroFL()), place.fleet
+def merged(sim: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    engine, fleet = sim.engine(HeteroFL()), sim.fleet
     tier = fleet.largest
     filled = query.fill({tier: weights}, fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1)[tier]
     return {name: filled[name] for name in fleet.global_model.statistics()}
@@ -227,10 +227,10 @@ def merged(place: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> di
 
 @given(sizes=st.lists(st.integers(2, 11), min_size=1, max_size=4))
 def test_static_batch_norm_is_cumulative_average_over_devices(sizes: list[int], world: Callable[..., Any]) -> None:
-    """Batch after batch through torch's own batch norm with momentum None, device after device."""
-    place = world(sizes=sizes)
-    weights = place.fleet.global_model.initial_weights(0)
-    found = merged(place, StaticBatchNorm("per_device", 3), weights)
+    """Batch by batch through torch's batch norm with momentum None, device by device."""
+    sim = world(sizes=sizes)
+    weights = sim.fleet.global_model.initial_weights(0)
+    found = merged(sim, StaticBatchNorm("per_device", 3), weights)
     batches: list[Tensor] = []
 
     def listen(client: Any, inbox: Parcel) -> Any:
@@ -240,10 +240,10 @@ def test_static_batch_norm_is_cumulative_average_over_devices(sizes: list[int], 
 
     task = StaticBatchNorm("per_device", 3).collect
     original = task.run
-    engine = place.engine(HeteroFL(), devices_per_block=1)  # where nobody runs beside itself
-    heard = replace(task, run=listen, schedule=Schedule(3))
-    list(engine.ask(Request(heard, {device: {"weights": weights} for device in place.fleet.devices(1)}, 1)))
-    module = place.fleet.global_model.module().eval()
+    engine = sim.engine(HeteroFL(), devices_per_block=1)  # without padding to a block of two
+    recording = replace(task, run=listen, schedule=Schedule(3))
+    list(engine.ask(Request(recording, {device: {"weights": weights} for device in sim.fleet.devices(1)}, 1)))
+    module = sim.fleet.global_model.module().eval()
     module.load_state_dict(weights, strict=False)
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
@@ -297,37 +297,37 @@ def test_heterofl_training_leaves_rows_of_absent_labels(
 ) -> None:
     """Without momentum and weight decay a row without gradient stays; with decay it moves, so it is not averaged."""
     labels = [[0, 2], [1, 2]]
-    place = world(sizes=(8, 8), labels=labels)
+    sim = world(sizes=(8, 8), labels=labels)
     method = HeteroFL(unseen_logit=fill)
-    old = method.start(place.fleet, 0)
+    old = method.start(sim.fleet, 0)
     for optimizer, stays in ((Sgd(0.1), True), (Sgd(0.1, weight_decay=0.1), False)):
-        engine = meddling(place.engine(method, optimizer=optimizer), lambda replies: replies)
-        new = method.round(old, place.context(engine))["weights"]["classifier.weight"]
+        engine = meddling(sim.engine(method, optimizer=optimizer), lambda replies: replies)
+        new = method.round(old, sim.context(engine))["weights"]["classifier.weight"]
         for reply in engine.delivered:
             own = labels[int(reply.device.name)]
             for label in range(CLASSES):
                 before = old["weights"]["classifier.weight"][label]
                 row = reply.upload["weights"]["classifier.weight"][label]
                 assert bits_equal(row, before) is (stays and label not in own)
-        assert bits_equal(new[3], old["weights"]["classifier.weight"][3])  # nobody has label 3
+        assert bits_equal(new[3], old["weights"]["classifier.weight"][3])  # no device has label 3
 
 
 def test_heterofl_without_mask_and_rows_ignores_labels(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
-    place = world(sizes=(8, 8), labels=[[0, 1], [2, 3]])
+    sim = world(sizes=(8, 8), labels=[[0, 1], [2, 3]])
     methods = (HeteroFL(mask_unseen_labels=False, only_seen_rows=False), FedAvg("uniform"), HeteroFL())
-    unmasked, plain, masked = (place.play(method, place.engine(method)) for method in methods)
+    unmasked, plain, masked = (sim.play(method, sim.engine(method)) for method in methods)
     assert parcels_equal(unmasked, plain)
     assert not parcels_equal(masked, plain)
 
 
 def test_heterofl_only_seen_rows_keeps_unseen_rows(world: Callable[..., Any]) -> None:
-    """Nobody has label 3, so nobody speaks for its row; the mask is a matter of the loss alone."""
-    place = world(sizes=(8, 8), labels=[[0, 1], [1, 2]])
+    """No device has label 3, so none updates its row; the mask affects the loss alone."""
+    sim = world(sizes=(8, 8), labels=[[0, 1], [1, 2]])
     for masked in (True, False):
         method = HeteroFL(mask_unseen_labels=masked)
-        before, after = method.start(place.fleet, 0)["weights"], place.play(method, place.engine(method))["weights"]
+        before, after = method.start(sim.fleet, 0)["weights"], sim.play(method, sim.engine(method))["weights"]
         for name in ("classifier.weight", "classifier.bias"):
             assert torch.equal(before[name][3], after[name][3])
             assert not torch.equal(before[name][:3], after[name][:3])
@@ -335,9 +335,9 @@ def test_heterofl_only_seen_rows_keeps_unseen_rows(world: Callable[..., Any]) ->
 
 def test_heterofl_uploads_seen_labels(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
     labels = [[0, 2], [1], [1, 3]]
-    place, method = world(sizes=(8, 8, 8), labels=labels), HeteroFL()
-    engine = meddling(place.engine(method), lambda replies: replies)
-    method.round(method.start(place.fleet, 0), place.context(engine))
+    sim, method = world(sizes=(8, 8, 8), labels=labels), HeteroFL()
+    engine = meddling(sim.engine(method), lambda replies: replies)
+    method.round(method.start(sim.fleet, 0), sim.context(engine))
     found = {
         reply.device.name: reply.upload["labels"]["seen"].nonzero().flatten().tolist() for reply in engine.delivered
     }

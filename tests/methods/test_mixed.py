@@ -1,4 +1,4 @@
-"""Mixed fleets: every part is as if it were alone, and what draws the parts to each other comes from all of them."""
+"""Mixed fleets: every part trains as if it were alone, and the alignment target comes from all of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.client import Task
-from fedloom.engines import ProcessPool
+from fedloom.engines import Simulation, WorkerPool
 from fedloom.fleet import Device, DeviceModel, Engine, Reply, Request, RoundContext, draw_cohort
 from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.methods.fedhen import FedHeN
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.slow
 
 
 @dataclass
-class Listening:
-    """An engine of which everything that it is asked is known."""
+class RecordingEngine:
+    """An engine that records everything it is asked."""
 
     engine: Engine
     asked: list[tuple[Task, Mapping[Device, Parcel]]] = field(default_factory=list)
 
     def ask(self, request: Request) -> list[Reply]:
-        self.asked.append((task, inboxes))
+        self.asked.append((request.task, request.inboxes))
         return list(self.engine.ask(request))
 
     def commit(self, round_number: int) -> None:
@@ -51,7 +51,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class Case:
-    """A fleet, and how it is dealt out."""
+    """A fleet and its parts."""
 
     models: tuple[tuple[str, str, dict[str, Any]], ...]  # tier, family, settings
     parts: tuple[MethodPart, ...]
@@ -84,44 +84,44 @@ FIRST = CASES["heterofl-fedhenn"]
 
 
 @dataclass(frozen=True)
-class Learned:
+class Result:
     server: Parcel
-    memories: Mapping[str, Parcel]
+    device_states: Mapping[str, Parcel]
 
 
-def together(place: World, method: Mixed, rounds: int = 2, participation: float = 1.0, **engine: Any) -> Learned:
-    assert fleet_problem(method, place.fleet) is None
-    made = place.engine(method, **engine)
-    server = place.play(method, made, rounds, participation)
-    assert place.refusals == []
-    return Learned(server, dict(made.client_states.committed))
+def train_mixed(sim: World, method: Mixed, rounds: int = 2, participation: float = 1.0, **engine: Any) -> Result:
+    assert fleet_problem(method, sim.fleet) is None
+    made = sim.engine(method, **engine)
+    server = sim.play(method, made, rounds, participation)
+    assert sim.refusals == []
+    return Result(server, dict(made.client_states.committed))
 
 
-def alone(place: World, part: MethodPart, rounds: int = 2, participation: float = 1.0) -> Learned:
-    """The part's method in a fleet where only its tiers take part, with the same devices in every round."""
-    method, fleet = part.method, place.fleet.restrict_tiers(part.tiers)
-    engine = replace(place, fleet=fleet).engine(method)
-    server = method.start(fleet, place.seed)
+def train_alone(sim: World, part: MethodPart, rounds: int = 2, participation: float = 1.0) -> Result:
+    """The part's method in a fleet where only its tiers take part, with the same cohorts."""
+    method, fleet = part.method, sim.fleet.restrict_tiers(part.tiers)
+    engine = replace(sim, fleet=fleet).engine(method)
+    server = method.start(fleet, sim.seed)
     for number in range(1, rounds + 1):
-        drawn = [one for one in draw_cohort(place.fleet, participation, number) if one.tier in part.tiers]
+        drawn = [one for one in draw_cohort(sim.fleet, participation, number) if one.tier in part.tiers]
         cohort = [fleet.device(int(one.name), number) for one in drawn]
-        server = method.round(server, RoundContext(number, cohort, fleet, engine, public=place.public))
+        server = method.round(server, RoundContext(number, cohort, fleet, engine, public=sim.public))
         engine.commit(number)
-    return Learned(server, dict(engine.client_states.committed))
+    return Result(server, dict(engine.client_states.committed))
 
 
-def of_part(learned: Learned, number: int, place: World, part: MethodPart) -> Learned:
+def part_result(learned: Result, number: int, sim: World, part: MethodPart) -> Result:
     prefix = f"{number}:"
-    own = {device.name for device in place.fleet.devices(1) if device.tier in part.tiers}
-    return Learned(
+    own = {device.name for device in sim.fleet.devices(1) if device.tier in part.tiers}
+    return Result(
         {name.removeprefix(prefix): one for name, one in learned.server.items() if name.startswith(prefix)},
-        {name: one for name, one in learned.memories.items() if name in own},
+        {name: one for name, one in learned.device_states.items() if name in own},
     )
 
 
-def same(left: Learned, right: Learned, parcels_equal: Callable[..., bool]) -> bool:
-    remembered = left.memories.keys() == right.memories.keys() and all(
-        parcels_equal(one, right.memories[name]) for name, one in left.memories.items()
+def results_equal(left: Result, right: Result, parcels_equal: Callable[..., bool]) -> bool:
+    remembered = left.device_states.keys() == right.device_states.keys() and all(
+        parcels_equal(one, right.device_states[name]) for name, one in left.device_states.items()
     )
     return remembered and parcels_equal(left.server, right.server)
 
@@ -129,7 +129,9 @@ def same(left: Learned, right: Learned, parcels_equal: Callable[..., bool]) -> b
 @every_case
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize(
-    "settings", [{"align": True, "strength": 0.0}, {"align": False, "strength": 3.0}], ids=["no pull", "nobody aligns"]
+    "settings",
+    [{"align": True, "strength": 0.0}, {"align": False, "strength": 3.0}],
+    ids=["zero strength", "no alignment"],
 )
 def test_mixed_zero_strength_trains_parts_as_if_alone(
     case: Case,
@@ -139,22 +141,22 @@ def test_mixed_zero_strength_trains_parts_as_if_alone(
     tiny_model: Build,
     parcels_equal: Callable[..., bool],
 ) -> None:
-    place, mixed = case.world(world, tiny_model), case.mixed(**settings)
-    both = together(place, mixed, 3, participation)
+    sim, mixed = case.world(world, tiny_model), case.mixed(**settings)
+    both = train_mixed(sim, mixed, 3, participation)
     for number, part in enumerate(mixed.parts):
-        found, expected = of_part(both, number, place, part), alone(place, part, 3, participation)
-        assert same(found, expected, parcels_equal)
-        assert found.server or found.memories
+        found, expected = part_result(both, number, sim, part), train_alone(sim, part, 3, participation)
+        assert results_equal(found, expected, parcels_equal)
+        assert found.server or found.device_states
 
 
 @every_case
 def test_mixed_only_aligned_parts_change(
     case: Case, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
-    both = together(place, mixed)
+    sim, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
+    both = train_mixed(sim, mixed)
     others, drawn = (
-        same(of_part(both, number, place, part), alone(place, part), parcels_equal)
+        results_equal(part_result(both, number, sim, part), train_alone(sim, part), parcels_equal)
         for number, part in enumerate(mixed.parts)
     )
     assert (others, drawn) == (True, False)
@@ -165,29 +167,29 @@ def test_mixed_alignment_works_with_every_method(
 ) -> None:
     case = CASES["fedsup-fedhenn"]
     parts = tuple(replace(part, align=True) for part in case.parts)
-    place, mixed = case.world(world, tiny_model), replace(case.mixed(strength=3.0), parts=parts)
-    both = together(place, mixed)
+    sim, mixed = case.world(world, tiny_model), replace(case.mixed(strength=3.0), parts=parts)
+    both = train_mixed(sim, mixed)
     for number, part in enumerate(parts):
-        assert not same(of_part(both, number, place, part), alone(place, part), parcels_equal)
+        assert not results_equal(part_result(both, number, sim, part), train_alone(sim, part), parcels_equal)
 
 
 def test_mixed_growing_strength_sends_nothing_in_first_round(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0, growth="root")
-    both = together(place, mixed, rounds=1)
+    sim, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0, growth="root")
+    both = train_mixed(sim, mixed, rounds=1)
     for number, part in enumerate(mixed.parts):
-        assert same(of_part(both, number, place, part), alone(place, part, rounds=1), parcels_equal)
+        assert results_equal(part_result(both, number, sim, part), train_alone(sim, part, rounds=1), parcels_equal)
 
 
-def kernel_of(place: World, model: Model, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def kernel_of(sim: World, model: Model, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     block = {name: one.unsqueeze(0) for name, one in weights.items()}
-    features = model.features(block, place.dataset.preparation(x).unsqueeze(0))[0]
+    features = model.features(block, sim.dataset.preparation(x).unsqueeze(0))[0]
     return features @ features.T
 
 
-def told_target(engine: Listening) -> Parcel:
-    """What came to those who align from the whole fleet."""
+def sent_target(engine: RecordingEngine) -> Parcel:
+    """The common bundles in the inboxes of aligned devices."""
     (found,) = [
         inbox
         for task, inboxes in engine.asked
@@ -204,20 +206,20 @@ def told_target(engine: Listening) -> Parcel:
 def test_mixed_mean_kernel_weights_parts_by_devices(
     participation: float, probe_size: int, world: Callable[..., Any], tiny_model: Build
 ) -> None:
-    """As it is before the round: the global model at its tier, or a model of its own."""
-    place = FIRST.world(world, tiny_model)
+    """The model before the round: the tier's slice of the global model, or the device's own."""
+    sim = FIRST.world(world, tiny_model)
     mixed = FIRST.mixed(align=True, strength=3.0, probe_size=probe_size)
-    inner = place.engine(mixed)
-    server, engine = place.play(mixed, inner, 2), Listening(inner)
-    context = place.context(engine, 3, participation)
+    inner = sim.engine(mixed)
+    server, engine = sim.play(mixed, inner, 2), RecordingEngine(inner)
+    context = sim.context(engine, 3, participation)
     mixed.round(server, context)
-    inbox = told_target(engine)
+    inbox = sent_target(engine)
     x, target = inbox["fleet.public"]["x"], inbox["fleet.target"]
     held = mixed.eval_targets(server)["server"]
     kernels = [
-        kernel_of(place, one.model, inner.client_states.committed[one.name]["weights"], x)
+        kernel_of(sim, one.model, inner.client_states.committed[one.name]["weights"], x)
         if one.tier == "c"
-        else kernel_of(place, one.model, held.weights(one), x)  # type: ignore[union-attr, arg-type]
+        else kernel_of(sim, one.model, held.weights(one), x)  # type: ignore[union-attr, arg-type]
         for one in context.cohort
     ]
     found = target["kernel"] if "kernel" in target else target["features"] @ target["features"].T
@@ -228,12 +230,12 @@ def test_mixed_mean_kernel_weights_parts_by_devices(
 def test_mixed_training_of_one_part_reaches_other(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
-    first = mixed.start(place.fleet, 0)
+    sim, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
+    first = mixed.start(sim.fleet, 0)
     other = {**first, "0:weights": {name: one + torch.randn_like(one) for name, one in first["0:weights"].items()}}
-    engines = [place.engine(mixed) for _ in range(2)]
+    engines = [sim.engine(mixed) for _ in range(2)]
     for server, engine in zip((first, other), engines, strict=True):
-        mixed.round(server, place.context(engine))
+        mixed.round(server, sim.context(engine))
         engine.commit(1)
     one, two = (dict(engine.client_states.committed) for engine in engines)
     assert one.keys() == two.keys() == {"4", "5"}
@@ -246,24 +248,24 @@ def test_mixed_unrelated_families_are_aligned(
     kernel: Any, world: Callable[..., Any], tiny_model: Build, difference: Callable[..., float]
 ) -> None:
     families = ("convnet", "preactresnet", "mlp", "lenet")
-    place = world(models=[(name, tiny_model(name)) for name in families], sizes=(8,) * 8)
+    sim = world(models=[(name, tiny_model(name)) for name in families], sizes=(8,) * 8)
     methods = (HeteroFL(), FedHeN(), Standalone(), FedHeNN(strength=0.5, growth="none", share="weights"))
     parts = tuple(MethodPart((name,), method, align=True) for name, method in zip(families, methods, strict=True))
     mixed = Mixed(strength=2.0, growth="none", probe_size=8, kernel=kernel, parts=parts)
-    drawn, free = (together(place, one) for one in (mixed, replace(mixed, strength=0)))
-    assert set(drawn.memories) == {"4", "5", "6", "7"}
+    drawn, free = (train_mixed(sim, one) for one in (mixed, replace(mixed, strength=0)))
+    assert set(drawn.device_states) == {"4", "5", "6", "7"}
     assert drawn.server.keys() == {"0:weights", "1:weights", "3:weights"}
     assert all(difference({name: one}, {name: free.server[name]}) > 1e-4 for name, one in drawn.server.items())
-    assert all(difference(one, free.memories[name]) > 1e-4 for name, one in drawn.memories.items())
+    assert all(difference(one, free.device_states[name]) > 1e-4 for name, one in drawn.device_states.items())
 
 
 def test_mixed_own_and_common_alignment_add_up(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    place = FIRST.world(world, tiny_model)
+    sim = FIRST.world(world, tiny_model)
     both = FIRST.mixed(align=True, strength=3.0)
     without_own = replace(both, parts=(both.parts[0], replace(both.parts[1], method=replace(OWN_PULL, strength=0))))
-    made = [together(place, one).memories for one in (both, without_own, replace(both, strength=0))]
+    made = [train_mixed(sim, one).device_states for one in (both, without_own, replace(both, strength=0))]
     assert len({tuple(float(m[n]["weights"]["hidden.0.weight"].sum()) for n in m) for m in made}) == 3
 
 
@@ -271,58 +273,59 @@ def test_mixed_own_and_common_alignment_add_up(
 def test_mixed_two_processes_give_same_bits(
     case: Case, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    """Device by device, for a single block would stay in the process that asks."""
-    place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
-    expected = together(place, mixed, devices_per_block=1)
-    inner = place.engine(mixed, devices_per_block=1)
-    pool = ProcessPool(inner, place.fleet, lambda address: mixed.find(*address), 2)
+    """Blocks of one device, because a single block would stay in the main process."""
+    sim, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
+    expected = train_mixed(sim, mixed, devices_per_block=1)
+    pool = WorkerPool(2)
+    pooled = sim.engine(mixed, devices_per_block=1, executor=pool)
+    pool.register(Simulation(pooled, sim.fleet, lambda ref: mixed.find(*ref)))
     try:
-        found = Learned(place.play(mixed, pool), dict(inner.client_states.committed))
-        assert pool.crew.pool
+        found = Result(sim.play(mixed, pooled), dict(pooled.client_states.committed))
+        assert pool.pool
     finally:
         pool.close()
-    assert place.refusals == []
-    assert same(found, expected, parcels_equal)
+    assert sim.refusals == []
+    assert results_equal(found, expected, parcels_equal)
 
 
 @every_case
 def test_mixed_every_tier_is_evaluated_once(case: Case, world: Callable[..., Any], tiny_model: Build) -> None:
-    place, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
-    engine = place.engine(mixed)
-    candidates = mixed.eval_targets(place.play(mixed, engine))
+    sim, mixed = case.world(world, tiny_model), case.mixed(align=True, strength=3.0)
+    engine = sim.engine(mixed)
+    candidates = mixed.eval_targets(sim.play(mixed, engine))
     tiers = [tier for one in candidates.values() for tier in one.tiers]
     assert sorted(tiers) == ["a", "b", "c"]
-    rows = place.evaluator().rows(candidates, place.fleet, place.context(engine, 3).ask, 2, per_device=False)
+    rows = sim.evaluator().rows(candidates, sim.fleet, sim.context(engine, 3).ask, 2, per_device=False)
     for test in ("local", "global"):
-        judged = sorted(row.tier for row in rows if row.test == test and row.metric == "accuracy")
-        assert judged == ["a", "b", "c"]
-    assert place.refusals == []
+        evaluated = sorted(row.tier for row in rows if row.test == test and row.metric == "accuracy")
+        assert evaluated == ["a", "b", "c"]
+    assert sim.refusals == []
 
 
 def test_mixed_tier_is_evaluated_as_in_own_fleet(world: Callable[..., Any], tiny_model: Build) -> None:
-    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
-    engine = place.engine(mixed)
-    server = place.play(mixed, engine)
-    found = evaluate(place, mixed.eval_targets(server), engine)
+    sim, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
+    engine = sim.engine(mixed)
+    server = sim.play(mixed, engine)
+    found = evaluate(sim, mixed.eval_targets(server), engine)
     for part in mixed.parts:
-        own = replace(place, fleet=place.fleet.restrict_tiers(part.tiers))
-        expected = alone(place, part)
+        own = replace(sim, fleet=sim.fleet.restrict_tiers(part.tiers))
+        expected = train_alone(sim, part)
         memory = own.engine(part.method)
-        memory.memory.committed = expected.memories
-        for key, value in judged(own, part.method.eval_targets(expected.server), memory).items():
+        memory.memory.committed = expected.device_states
+        for key, value in evaluate(own, part.method.eval_targets(expected.server), memory).items():
             assert found[key] == value
 
 
-def evaluate(place: World, candidates: Any, engine: Any) -> dict[tuple[str, ...], float]:
-    rows = place.evaluator().rows(candidates, place.fleet, place.context(engine, 3).ask, 2, per_device=True)
+def evaluate(sim: World, candidates: Any, engine: Any) -> dict[tuple[str, ...], float]:
+    rows = sim.evaluator().rows(candidates, sim.fleet, sim.context(engine, 3).ask, 2, per_device=True)
     return {(row.candidate, row.tier, row.device, row.test, row.metric): row.value for row in rows}
 
 
 def test_mixed_equal_target_names_are_made_unique(world: Callable[..., Any], tiny_model: Build) -> None:
-    place = FIRST.world(world, tiny_model)
+    sim = FIRST.world(world, tiny_model)
     parts = (MethodPart(("a",), Standalone()), MethodPart(("b",), HeteroFL()), MethodPart(("c",), OWN_PULL))
     mixed = Mixed(strength=0, parts=parts)
-    candidates = mixed.eval_targets(mixed.start(place.fleet, 0))
+    candidates = mixed.eval_targets(mixed.start(sim.fleet, 0))
     assert {name: one.tiers for name, one in candidates.items()} == {
         "personal": ("a",),
         "server": ("b",),
@@ -367,7 +370,7 @@ def test_mixed_inactive_tier_needs_no_part(world: Callable[..., Any], tiny_model
 def test_mixed_problem_of_part_is_reported(
     method: Method, assignment: Any, world: Callable[..., Any], tiny_model: Build
 ) -> None:
-    """With the part's own words; what is said of models holds among the part's tiers alone."""
+    """With the part's own message; models are compared among the part's tiers only."""
     fleet = replace(FIRST.world(world, tiny_model).fleet, assignment=assignment)
     mixed = Mixed(parts=(MethodPart(("a",), HeteroFL()), MethodPart(("b", "c"), method)))
     refused = fleet_problem(mixed, fleet)
@@ -379,44 +382,44 @@ def test_mixed_problem_of_part_is_reported(
 def test_mixed_finish_runs_parts_that_have_one(
     participation: float, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
-    engine = place.engine(mixed)
-    server = place.play(mixed, engine, 2, participation)
-    ended = mixed.finish(server, place.context(engine, 3))
+    sim, mixed = FIRST.world(world, tiny_model), FIRST.mixed()
+    engine = sim.engine(mixed)
+    server = sim.play(mixed, engine, 2, participation)
+    ended = mixed.finish(server, sim.context(engine, 3))
     engine.commit(3)
     assert ended is not None
     assert parcels_equal({"w": ended["0:weights"]}, {"w": server["0:weights"]})
     part = mixed.parts[1]
-    own = place.fleet.restrict_tiers(part.tiers)
-    fedhenn = alone(place, part, 2, participation)
-    memory = replace(place, fleet=own).engine(part.method)
-    memory.memory.committed = fedhenn.memories
+    own = sim.fleet.restrict_tiers(part.tiers)
+    fedhenn = train_alone(sim, part, 2, participation)
+    memory = replace(sim, fleet=own).engine(part.method)
+    memory.memory.committed = fedhenn.device_states
     expected = part.method.finish(
-        fedhenn.server, RoundContext(3, own.eligible_devices(3), own, memory, public=place.public)
+        fedhenn.server, RoundContext(3, own.eligible_devices(3), own, memory, public=sim.public)
     )
     memory.commit(3)
     assert expected is not None
-    found = of_part(Learned(ended, dict(engine.client_states.committed)), 1, place, part)
-    assert same(found, Learned(expected, dict(memory.memory.committed)), parcels_equal)
+    found = part_result(Result(ended, dict(engine.client_states.committed)), 1, sim, part)
+    assert results_equal(found, Result(expected, dict(memory.memory.committed)), parcels_equal)
 
 
 def test_mixed_finish_without_any_part_is_none(world: Callable[..., Any], tiny_model: Build) -> None:
-    place = FIRST.world(world, tiny_model)
+    sim = FIRST.world(world, tiny_model)
     last = replace(FIRST.parts[1], method=replace(OWN_PULL, last_round=False))
     mixed = replace(FIRST.mixed(), parts=(FIRST.parts[0], last))
-    engine = Listening(place.engine(mixed))
-    assert mixed.finish(mixed.start(place.fleet, 0), place.context(engine)) is None
+    engine = RecordingEngine(sim.engine(mixed))
+    assert mixed.finish(mixed.start(sim.fleet, 0), sim.context(engine)) is None
     assert engine.asked == []
 
 
 def test_mixed_part_without_devices_is_unchanged(
     world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    place, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
-    server = mixed.start(place.fleet, 0)
+    sim, mixed = FIRST.world(world, tiny_model), FIRST.mixed(align=True, strength=3.0)
+    server = mixed.start(sim.fleet, 0)
     for absent in ("c", "ab"):
-        engine = place.engine(mixed)
-        context = place.context(engine)
+        engine = sim.engine(mixed)
+        context = sim.context(engine)
         some = replace(context, cohort=[one for one in context.cohort if one.tier not in absent])
         made = mixed.round(server, some)
         still, moving = ("1:", "0:") if absent == "c" else ("0:", "1:")
@@ -425,16 +428,16 @@ def test_mixed_part_without_devices_is_unchanged(
 
 
 def test_mixed_traffic_counts_all_parts(world: Callable[..., Any], tiny_model: Build) -> None:
-    place = FIRST.world(world, tiny_model)
+    sim = FIRST.world(world, tiny_model)
     mixed, free = FIRST.mixed(align=True, strength=3.0), FIRST.mixed()
-    turns = [place.context(place.engine(one)) for one in (mixed, free)]
+    turns = [sim.context(sim.engine(one)) for one in (mixed, free)]
     for one, context in zip((mixed, free), turns, strict=True):
-        one.round(one.start(place.fleet, 0), context)
+        one.round(one.start(sim.fleet, 0), context)
     drawn, plain = (context.traffic for context in turns)
-    assert (plain.asked, drawn.asked) == (6, 8)  # two devices of their own models are asked how they see
-    shown, features, kernel = 8 * 36 + 4, 8 * 3 * 4, 8 * 8 * 4
-    assert drawn.up - plain.up == 2 * features
-    assert drawn.down - plain.down == 2 * shown + 2 * (shown + kernel)
+    assert (plain.asked, drawn.asked) == (6, 8)  # two devices with their own models are asked for kernels
+    public, features, kernel = 8 * 36 + 4, 8 * 3 * 4, 8 * 8 * 4
+    assert drawn.bytes_up - plain.bytes_up == 2 * features
+    assert drawn.bytes_down - plain.bytes_down == 2 * public + 2 * (public + kernel)
 
 
 def test_mixed_from_settings_builds_parts() -> None:
@@ -467,10 +470,10 @@ def test_mixed_needs_public_data_if_any_part_aligns(strength: float, align: bool
 def test_mixed_part_sees_only_its_tier_models(
     method: Method, world: Callable[..., Any], tiny_model: Build, parcels_equal: Callable[..., bool]
 ) -> None:
-    place = world(
+    sim = world(
         models=[(tier, tiny_model("convnet", width=w)) for tier, w in zip("abc", (1, 0.5, 0.25), strict=True)],
         sizes=SIZES,
     )
     mixed = Mixed(strength=0, parts=(MethodPart(("a", "b"), method), MethodPart(("c",), Standalone())))
-    both = together(place, mixed)
-    assert same(of_part(both, 0, place, mixed.parts[0]), alone(place, mixed.parts[0]), parcels_equal)
+    both = train_mixed(sim, mixed)
+    assert results_equal(part_result(both, 0, sim, mixed.parts[0]), train_alone(sim, mixed.parts[0]), parcels_equal)

@@ -1,4 +1,4 @@
-"""The documentation's bottleneck net, plain torch in a file of its own, sliced by shapes alone."""
+"""The documentation's custom bottleneck model, plain torch, sliced by shapes alone."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""HeteroFL on MNIST from its recipes, cut to seconds. Needs the real files; skipped where they are not."""
+"""HeteroFL on MNIST from its recipes, shortened to seconds. Needs the real files; skipped without them."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def last(run: object, test: str) -> dict[str, float]:
 def test_heterofl_levels_c_d_e_reach_accuracy_on_iid_data(tmp_path: Path) -> None:
     found = last(fedloom.run(RECIPES / "heterofl_mnist_cde.toml", sets=SHORT, out=tmp_path / "run"), "global")
     assert set(found) == {"c", "d", "e"}
-    assert found["c"] > 60  # a tenth would be guessing
+    assert found["c"] > 60  # guessing gives 10
 
 
 def test_heterofl_masked_loss_raises_local_accuracy(tmp_path: Path) -> None:
