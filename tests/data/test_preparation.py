@@ -69,7 +69,7 @@ def images_for(preparation, count, seed=0):
 def test_preparation_every_named_one_matches_reference(name):
     preparation = PREPARATIONS[name]
     x = images_for(preparation, 24)
-    augmentation = preparation.draw_augmentation(generator(1, "step_seeds"), 24, 20, 24)
+    augmentation = preparation.draw_augmentation(generator(1, "augmentation"), 24, 20, 24)
     for given_draws in ({}, augmentation):
         prepared = preparation(x, given_draws, torch.float64)
         for index in range(24):
@@ -89,7 +89,7 @@ def test_preparation_every_named_one_matches_reference(name):
 def test_preparation_any_augmentation_matches_reference(padding, chance, flip, cutout, normalized, seed):
     preparation = Preparation((0.4,), (0.2,), None, None, padding, chance, flip, cutout, pad_normalized=normalized)
     x = images_for(preparation, 4, seed)
-    augmentation = preparation.draw_augmentation(generator(seed, "step_seeds"), 4, 20, 24)
+    augmentation = preparation.draw_augmentation(generator(seed, "augmentation"), 4, 20, 24)
     prepared = preparation(x, augmentation, torch.float64)
     for index in range(4):
         own = {key: numbers[index].numpy() for key, numbers in augmentation.items()}
@@ -99,7 +99,7 @@ def test_preparation_any_augmentation_matches_reference(padding, chance, flip, c
 def test_preparation_leading_axes_do_not_change_result():
     preparation = PREPARATIONS["fedml_cifar10"]
     x = images_for(preparation, 12)
-    augmentation = preparation.draw_augmentation(generator(1, "step_seeds"), 12, 20, 24)
+    augmentation = preparation.draw_augmentation(generator(1, "augmentation"), 12, 20, 24)
     block = preparation(
         x.view(2, 3, 2, 3, 20, 24), {name: numbers.view(2, 3, 2, -1) for name, numbers in augmentation.items()}
     )
@@ -117,7 +117,7 @@ def test_preparation_crop_padding_is_black_or_zero_after_normalization():
 
 def test_draw_augmentation_is_in_range_and_has_shape():
     preparation = Preparation(size=(32, 40), crop_padding=4, crop_chance=0.5, flip=True, cutout=6)
-    augmentation = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 8, 8)
+    augmentation = preparation.draw_augmentation(generator(0, "augmentation"), 4000, 8, 8)
     assert {name: tuple(numbers.shape) for name, numbers in augmentation.items()} == {
         "crop": (4000, 2),
         "flip": (4000, 1),

@@ -115,14 +115,14 @@ def test_wikitext2_invalid_missing_or_short_file_raises(tmp_path):
 def test_preparation_masks_have_their_rate_and_hide_only_masked_tokens():
     preparation = Preparation(mask_chance=0.15, mask_token=9)
     x = torch.arange(4000 * 64).view(4000, 64) % 9
-    step_seeds = preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 64)
-    mask = step_seeds["mask"]
-    assert set(step_seeds) == {"mask"} and mask.shape == (4000, 64) and mask.dtype == torch.bool
+    augmentation = preparation.draw_augmentation(generator(0, "augmentation"), 4000, 64)
+    mask = augmentation["mask"]
+    assert set(augmentation) == {"mask"} and mask.shape == (4000, 64) and mask.dtype == torch.bool
     assert abs(mask.float().mean().item() - 0.15) < 0.005
     seen = preparation(x.view(40, 100, 64), {"mask": mask.view(40, 100, 64)}).view(4000, 64)
     assert torch.equal(seen, torch.where(mask, 9, x)) and x.max() == 8
-    assert preparation(x) is x and PREPARATIONS["plain"].draw_augmentation(generator(0, "step_seeds"), 5, 64) == {}
-    assert torch.equal(preparation.draw_augmentation(generator(0, "step_seeds"), 4000, 64)["mask"], mask)
+    assert preparation(x) is x and PREPARATIONS["plain"].draw_augmentation(generator(0, "augmentation"), 5, 64) == {}
+    assert torch.equal(preparation.draw_augmentation(generator(0, "augmentation"), 4000, 64)["mask"], mask)
 
 
 @pytest.mark.parametrize("name", PREPARATIONS)
@@ -136,11 +136,11 @@ def test_draw_augmentation_size_and_full_shape_agree(name):
 
 def test_draw_augmentation_calls_generator_in_pinned_order():
     preparation = Preparation(crop_padding=4, crop_chance=0.5, flip=True, cutout=16)
-    step_seeds, stream = preparation.draw_augmentation(generator(1, "d"), 6, 3, 20, 24), generator(1, "d")
+    augmentation, stream = preparation.draw_augmentation(generator(1, "d"), 6, 3, 20, 24), generator(1, "d")
     offsets, moved = stream.integers(0, 9, (6, 2)), stream.random((6, 1)) < 0.5
-    assert np.array_equal(step_seeds["crop"].numpy(), np.where(moved, offsets, 4))
-    assert np.array_equal(step_seeds["flip"].numpy(), stream.random((6, 1)) < 0.5)
-    assert np.array_equal(step_seeds["cutout"].numpy(), stream.integers(0, (20, 24), (6, 2)))
+    assert np.array_equal(augmentation["crop"].numpy(), np.where(moved, offsets, 4))
+    assert np.array_equal(augmentation["flip"].numpy(), stream.random((6, 1)) < 0.5)
+    assert np.array_equal(augmentation["cutout"].numpy(), stream.integers(0, (20, 24), (6, 2)))
 
 
 def make(x, y, tokens=5, **options):

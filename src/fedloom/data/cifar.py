@@ -15,7 +15,7 @@ import numpy as np
 from . import adapters
 from .adapters import Array, Arrays, build_dataset
 from .dataset import DataBroken, DataMissing, Dataset
-from .npz import ARRAY_NAMES, read_npz
+from .npz import ARRAY_NAMES, find_npz
 from .preparation import PREPARATIONS
 
 _PLANES = 3 * 32 * 32
@@ -47,7 +47,7 @@ _CIFAR10 = CifarFiles(
 
 def cifar10(*, folder: Path) -> Dataset:
     """Small photographs: 50,000 + 10,000 color images of 32 x 32 in 10 classes."""
-    arrays = _read_binary(_CIFAR10, folder) or _read_npz("cifar10", folder, ARRAY_NAMES)
+    arrays = _read_binary(_CIFAR10, folder) or find_npz("cifar10", folder)
     arrays = arrays or adapters.download("cifar10", _missing_error(_CIFAR10, folder))
     return build_dataset("cifar10", arrays, 10, PREPARATIONS["heterofl_cifar10"])
 
@@ -60,7 +60,7 @@ def cifar100(*, folder: Path, labels: Literal["fine", "coarse"] = "fine") -> Dat
     archive = "cifar-100-binary.tar.gz"
     files = CifarFiles("cifar100", "cifar-100-binary", archive, ("train.bin",), "test.bin", 2, int(fine))
     coarse = (("train_images", "train_coarse_labels", "test_images", "test_coarse_labels"),)
-    arrays = _read_binary(files, folder) or _read_npz("cifar100", folder, ARRAY_NAMES if fine else coarse)
+    arrays = _read_binary(files, folder) or find_npz("cifar100", folder, ARRAY_NAMES if fine else coarse)
     arrays = arrays or adapters.download("cifar100", _missing_error(files, folder), (f"{labels}_label",))
     return build_dataset("cifar100", arrays, 100 if fine else 20, PREPARATIONS["cifar100"])
 
@@ -75,11 +75,6 @@ def _read_binary(files: CifarFiles, folder: Path) -> Arrays | None:
         if (path / files.archive).is_file():
             return _to_arrays(files, _read_archive(files, path / files.archive), str(path / files.archive))
     return None
-
-
-def _read_npz(name: str, folder: Path, array_names: tuple[tuple[str, str, str, str], ...]) -> Arrays | None:
-    paths = (folder / name / f"{name}.npz", folder / f"{name}.npz")
-    return next((read_npz(path, array_names) for path in paths if path.is_file()), None)
 
 
 def _missing_error(files: CifarFiles, folder: Path) -> DataMissing:

@@ -16,7 +16,8 @@ from .adapters import Array, Arrays, build_dataset
 from .dataset import DataBroken, DataMissing, Dataset
 from .preparation import PREPARATIONS
 
-ARRAY_NAMES = (
+ArrayNames = tuple[str, str, str, str]
+ARRAY_NAMES: tuple[ArrayNames, ...] = (
     ("x_train", "y_train", "x_test", "y_test"),
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
@@ -56,7 +57,7 @@ def pneumoniamnist(*, folder: Path) -> Dataset:
     return build_dataset("pneumoniamnist", _read_medmnist("pneumoniamnist", folder), 2, PREPARATIONS["plain"])
 
 
-def read_npz(path: Path, array_names: tuple[tuple[str, str, str, str], ...] = ARRAY_NAMES) -> Arrays:
+def read_npz(path: Path, array_names: tuple[ArrayNames, ...] = ARRAY_NAMES) -> Arrays:
     """Read the four arrays of a file under the first set of names that it has completely."""
     content = _load(path, {name for names in array_names for name in names})
     for names in array_names:
@@ -64,6 +65,12 @@ def read_npz(path: Path, array_names: tuple[tuple[str, str, str, str], ...] = AR
             return Arrays(str(path), *(content[name] for name in names))
     expected = " or ".join(", ".join(names) for names in array_names)
     raise DataBroken(f"{path} lacks the arrays of a data set", f"Save it with numpy.savez and the names {expected}.")
+
+
+def find_npz(name: str, folder: Path, array_names: tuple[ArrayNames, ...] = ARRAY_NAMES) -> Arrays | None:
+    """Read NAME/NAME.npz or NAME.npz of the data directory; None if there is neither."""
+    paths = (folder / name / f"{name}.npz", folder / f"{name}.npz")
+    return next((read_npz(path, array_names) for path in paths if path.is_file()), None)
 
 
 def _load(path: Path, names: set[str]) -> dict[str, Array]:
@@ -78,7 +85,5 @@ def _load(path: Path, names: set[str]) -> dict[str, Array]:
 
 
 def _read_medmnist(name: str, folder: Path) -> Arrays:
-    for path in (folder / name / f"{name}.npz", folder / f"{name}.npz"):
-        if path.is_file():
-            return read_npz(path)
-    return adapters.download(name, adapters.missing_data(name, folder, f"{name}.npz into {folder / name}"))
+    missing = adapters.missing_data(name, folder, f"{name}.npz into {folder / name}")
+    return find_npz(name, folder) or adapters.download(name, missing)

@@ -32,10 +32,7 @@ class ConvNet(nn.Module):
         channels = [sliced.channels(size) for size in hidden]
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(before, after, 3, padding=1),
-                sliced.make_scaler(),
-                sliced.make_norm(size),
-                nn.ReLU(),
+                nn.Conv2d(before, after, 3, padding=1), sliced.make_scaler(), sliced.make_norm(size), nn.ReLU()
             )
             for before, after, size in zip([inputs, *channels], channels, hidden, strict=False)
         )

@@ -23,11 +23,7 @@ DEPTHS = ((1,), (1, 2), (1, 2), (1, 2))
 KERNELS = (3, 5, 7)
 
 SPACES: dict[str, dict[str, tuple[tuple[Any, ...], ...]]] = {
-    "code": {
-        "widths": ((32, 64), (64, 128), (128, 256), (512, 1024)),
-        "depths": DEPTHS,
-        "kernels": (KERNELS,) * 4,
-    },
+    "code": {"widths": ((32, 64), (64, 128), (128, 256), (512, 1024)), "depths": DEPTHS, "kernels": (KERNELS,) * 4},
     "paper": {
         "widths": ((32, 64), (64, 128), (128, 256), (256, 512, 1024)),
         "depths": DEPTHS,
@@ -105,14 +101,7 @@ class SeparableBlock(nn.Module):
     """A depthwise and a pointwise convolution plus a shortcut without norm."""
 
     def __init__(
-        self,
-        before: int,
-        after: int,
-        kernel: int,
-        stride: int,
-        sliced: WidthSlice,
-        widens: bool,
-        has_shortcut: bool,
+        self, before: int, after: int, kernel: int, stride: int, sliced: WidthSlice, widens: bool, has_shortcut: bool
     ):
         super().__init__()
         inputs, outputs = sliced.channels(before), sliced.channels(after)

@@ -51,16 +51,9 @@ class Model:
     tokens: int | None = None  # number of token ids, if inputs are tokens instead of numbers
 
     def __call__(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Outputs:
-        """Run K devices, in training mode if there are `step_seeds`.
+        """Run K devices: weights [K, ...] and x [K, batch, ...] -> exits and taps [K, batch, ...].
 
-        Parameters
-        ----------
-        weights: name -> [K, ...]; evaluation needs the normalization statistics too.
-        x: [K, batch, ...]
-
-        Returns
-        -------
-        Exits and taps [K, batch, ...].
+        With `step_seeds` in training mode. Evaluation needs the normalization statistics among the weights.
         """
         if step_seeds is None:
             self._require_statistics(weights)
