@@ -147,7 +147,7 @@ def test_cohort_members_have_their_tier_of_the_round() -> None:
 
 @pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
 def test_only_eligible_tiers_take_part(assignment: Any) -> None:
-    fleet = fleet_of((0.5, 0.5), 20, assignment=assignment, eligible=("b",))
+    fleet = fleet_of((0.5, 0.5), 20, assignment=assignment, eligible_tiers=("b",))
     able = [device.name for device in fleet.devices(3) if device.tier == "b"]
     assert [device.name for device in draw_cohort(fleet, 1.0, 3)] == able
     half = draw_cohort(fleet, 0.5, 3)
@@ -156,7 +156,7 @@ def test_only_eligible_tiers_take_part(assignment: Any) -> None:
 
 
 def test_a_fleet_with_nobody_eligible_has_an_empty_cohort() -> None:
-    assert draw_cohort(fleet_of((1.0,), 5, eligible=("z",)), 1.0, 1) == []
+    assert draw_cohort(fleet_of((1.0,), 5, eligible_tiers=("z",)), 1.0, 1) == []
 
 
 def test_the_global_model_is_the_largest_tiers() -> None:

@@ -46,7 +46,7 @@ def test_certainty_is_everybody_and_a_small_chance_may_be_nobody(fleet: Fleet) -
 
 
 def test_only_who_may_take_part(fleet: Fleet) -> None:
-    able = replace(fleet, eligible=("small",), holdout_devices=frozenset({20, 21}))
+    able = replace(fleet, eligible_tiers=("small",), holdout_devices=frozenset({20, 21}))
     names = set(drawn(able, 3, participation=1.0))
     assert names == {fleet.name(index) for index in range(10, 40)} - {"20", "21"}
 
@@ -57,7 +57,7 @@ def test_votes_that_are_expected(fleet: Fleet) -> None:
         "large": 4.5,
         "small": 14.0,
     }
-    assert expected_participants(replace(fleet, eligible=("small",)), 0.1) == {"small": 3.0}
+    assert expected_participants(replace(fleet, eligible_tiers=("small",)), 0.1) == {"small": 3.0}
     assert expected_participants(replace(fleet, shares=(0.01, 0.99)), 1.0) == {"large": 0.0, "small": 40.0}
 
 

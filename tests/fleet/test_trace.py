@@ -33,8 +33,8 @@ def test_both_forms_say_the_same(tmp_path):
     as_npz = read_trace(tmp_path / "trace.npz", 3)
     for number in range(1, 13):  # three times round
         expected = [bool(one) for one in table[:, (number - 1) % 4]]
-        assert [as_json.there(index, number) for index in range(3)] == expected
-        assert [as_npz.there(index, number) for index in range(3)] == expected
+        assert [as_json.is_available(index, number) for index in range(3)] == expected
+        assert [as_npz.is_available(index, number) for index in range(3)] == expected
 
 
 def test_without_a_period_it_ends_and_who_is_not_named_is_always_there(tmp_path):
