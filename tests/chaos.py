@@ -22,8 +22,8 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest
-from fedloom.runs.recorder import recorded
-from fedloom.runs.resume import reopened
+from fedloom.runs.recorder import record_rounds
+from fedloom.runs.resume import reopen_run
 from fedloom.tensors import fingerprint
 
 TIERS = [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "width": 0.5}]
@@ -72,7 +72,7 @@ def recipe(family: str, rounds: int) -> dict[str, Any]:
 
 
 def begin(document: dict[str, Any], folder: Path, workers: int) -> None:
-    for _ in recorded(assemble(load(document, Registry()), Registry(), folder, workers=workers), folder):
+    for _ in record_rounds(assemble(load(document, Registry()), Registry(), folder, workers=workers), folder):
         pass
 
 
@@ -82,8 +82,8 @@ def go_on(document: dict[str, Any], folder: Path, workers: int) -> None:
         return
     if read_manifest(folder)["status"] == "finished":  # killed after all was done
         return
-    experiment, since = reopened(folder, Registry(), folder, workers)
-    for _ in recorded(experiment, folder, since):
+    experiment, since = reopen_run(folder, Registry(), folder, workers)
+    for _ in record_rounds(experiment, folder, since):
         pass
 
 

@@ -52,13 +52,13 @@ def run(
     from .recipe.paths import choose_output_folder, resolve_data_folder
     from .recipe.registry import Registry
     from .runs.build import assemble
-    from .runs.recorder import recorded
+    from .runs.recorder import record_rounds
 
     registry = Registry().with_names(methods, models, datasets)
     loaded = load(recipe, registry, sets)
     data, folder = resolve_data_folder(data_dir), choose_output_folder(out, loaded.recipe.method.name)
     experiment = attach_engine(assemble(loaded, registry, data, workers=workers), registry, data, folder)
-    for _ in recorded(experiment, folder):
+    for _ in record_rounds(experiment, folder):
         pass
     return Run(folder, registry, data)
 
@@ -77,13 +77,13 @@ def resume(
     from .deploy.remote import attach_engine
     from .recipe.paths import resolve_data_folder
     from .recipe.registry import Registry
-    from .runs.recorder import recorded
-    from .runs.resume import reopened
+    from .runs.recorder import record_rounds
+    from .runs.resume import reopen_run
 
     registry, path = Registry().with_names(methods, models, datasets), Path(folder)
     data = resolve_data_folder(data_dir)
-    experiment, since = reopened(path, registry, data, workers, attach_engine)
-    for _ in recorded(experiment, path, since):
+    experiment, since = reopen_run(path, registry, data, workers, attach_engine)
+    for _ in record_rounds(experiment, path, since):
         pass
     return Run(path, registry, data)
 

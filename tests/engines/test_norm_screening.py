@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 import fedloom
 from fedloom.client import Client, ClientResult, Task, like, shaped
-from fedloom.engines import Norms
+from fedloom.engines import NormScreening
 from fedloom.engines.norm_screening import KEPT
 from fedloom.fleet import Reply, Request
 from fedloom.fleet.round_context import update_norm
@@ -21,8 +21,8 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest
-from fedloom.runs.recorder import recorded
-from fedloom.runs.resume import reopened
+from fedloom.runs.recorder import record_rounds
+from fedloom.runs.resume import reopen_run
 from fedloom.tensors import Parcel
 
 Recipe = Callable[..., dict[str, Any]]
@@ -53,11 +53,31 @@ def place(world: Callable[..., Any]) -> Any:
     return world(sizes=(4, 4, 4, 4))
 
 
-def engine_of(place: Any, most: float = 5.0) -> Any:
-    return place.engine(METHODS["ditto"](), norms=Norms(most))
+@dataclass(frozen=True)
+class Screened:
+    """An engine behind norm screening."""
+
+    engine: Any
+    screening: NormScreening
+
+    def ask(self, request: Request) -> Any:
+        return self.engine.ask(replace(request, transports=(self.screening,)))
+
+    def commit(self, number: int) -> None:
+        self.screening.commit()
+        self.engine.commit(number)
+
+    @property
+    def client_states(self) -> Any:
+        return self.engine.client_states
 
 
-def test_in_the_first_round_those_are_compared_who_answer_the_same(place: Any) -> None:
+def engine_of(place: Any, limit: float = 5.0, **known: Any) -> Screened:
+    engine = place.engine(METHODS["ditto"]())
+    return Screened(engine, NormScreening(limit, report=engine.gate.report, **known))
+
+
+def test_screening_first_round_compares_within_request(place: Any) -> None:
     engine = engine_of(place)
     assert asked(place, engine, 1, 1.0, 20.0, 1.5, 0.1) == ["0", "2", "3"]
     (refusal,) = place.refusals
@@ -66,7 +86,7 @@ def test_in_the_first_round_those_are_compared_who_answer_the_same(place: Any) -
     assert sorted(engine.client_states.committed) == ["0", "2", "3"]  # what it would remember is not kept either
 
 
-def test_later_updates_are_compared_with_those_admitted_before(place: Any) -> None:
+def test_screening_later_rounds_compare_with_history(place: Any) -> None:
     engine = engine_of(place)
     asked(place, engine, 1, 1.0, 1.0, 1.0)
     assert asked(place, engine, 2, 20.0, 20.0, 2.0) == ["2"]  # were it only for this round, the others would pass
@@ -74,19 +94,19 @@ def test_later_updates_are_compared_with_those_admitted_before(place: Any) -> No
     assert asked(place, engine, 4, 4.9) == ["0"]
 
 
-def test_of_two_one_may_be_beyond_measure(place: Any) -> None:
+def test_screening_two_devices_refuses_longer(place: Any) -> None:
     assert asked(place, engine_of(place), 1, 1e9, 1.0) == ["1"]
 
 
-def test_nobody_is_measured_by_those_who_stand_still(place: Any) -> None:
+def test_screening_zero_median_refuses_none(place: Any) -> None:
     assert asked(place, engine_of(place), 1, 0.0, 0.0, 3.0) == ["0", "1", "2"]
 
 
-def test_without_the_check_all_are_admitted(place: Any) -> None:
+def test_engine_without_screening_admits_all(place: Any) -> None:
     assert asked(place, place.engine(METHODS["ditto"]()), 1, 1.0, 20.0, 1.0) == ["0", "1", "2"]
 
 
-def test_only_what_comes_back_as_it_was_given_is_measured(place: Any) -> None:
+def test_update_norm_covers_mirrored_bundles_only(place: Any) -> None:
     device = place.fleet.devices(1)[0]
     given = {"weights": {"a": torch.zeros(2, 2)}, "other": {"b": torch.zeros(3)}}
     sent = {"weights": {"a": torch.full((2, 2), 3.0)}, "other": {"c": torch.ones(3)}, "new": {"d": torch.ones(9)}}
@@ -96,7 +116,7 @@ def test_only_what_comes_back_as_it_was_given_is_measured(place: Any) -> None:
     assert update_norm(Reply(device.on_server(), 0, sent), given) is None
 
 
-def test_a_task_that_moves_nothing_is_left_alone(place: Any) -> None:
+def test_screening_task_without_update_is_ignored(place: Any) -> None:
     def run(client: Client, inbox: Parcel) -> ClientResult:
         return ClientResult({"told": {"x": torch.tensor([[1.0], [1e9], [1.0]])}})
 
@@ -106,9 +126,9 @@ def test_a_task_that_moves_nothing_is_left_alone(place: Any) -> None:
     assert len(replies) == 3
 
 
-def test_what_is_known_is_json_and_bounded(place: Any) -> None:
+def test_screening_history_is_json_and_bounded(place: Any) -> None:
     known: dict[str, list[float]] = {}
-    engine = place.engine(METHODS["ditto"](), norms=Norms(5.0, lambda: known))
+    engine = engine_of(place, history=lambda: known)
     asked(place, engine, 1, 1.0, 2.0, 3.0)
     assert json.loads(json.dumps(known)) == known
     (kind,) = known
@@ -119,7 +139,7 @@ def test_what_is_known_is_json_and_bounded(place: Any) -> None:
     assert len(known[kind]) == KEPT
 
 
-def test_tiers_are_not_compared_with_each_other(world: Callable[..., Any]) -> None:
+def test_screening_tiers_are_compared_separately(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(4, 4, 4, 4))
     engine = engine_of(place)
     devices = place.fleet.devices(1)
@@ -135,26 +155,24 @@ def test_tiers_are_not_compared_with_each_other(world: Callable[..., Any]) -> No
 
 
 @pytest.mark.slow
-def test_a_run_with_the_check_is_the_same_with_workers_and_after_an_interruption(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_run_with_screening_resumed_gives_same_bits(recipe: Recipe, tmp_path: Path) -> None:
     document = recipe(admission={"norm": 1.02, "quarantine": 2}, rounds=5)
     for folder, workers in (("one", 1), ("two", 2)):
         fedloom.run(document, out=tmp_path / folder, workers=workers)
     events = (tmp_path / "one/events.jsonl").read_text()
     assert '"NORM"' in events and '"QUARANTINE"' in events
-    left = recorded(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "left")
+    left = record_rounds(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "left")
     for _ in range(3):
         next(left)
     left.close()  # type: ignore[attr-defined]
-    again, since = reopened(tmp_path / "left", Registry(), tmp_path, 1)
-    assert [done.number for done in recorded(again, tmp_path / "left", since)] == [4, 5]
+    again, since = reopen_run(tmp_path / "left", Registry(), tmp_path, 1)
+    assert [done.number for done in record_rounds(again, tmp_path / "left", since)] == [4, 5]
     for other in ("two", "left"):
         assert (tmp_path / other / "events.jsonl").read_text() == events
         assert read_manifest(tmp_path / other)["sha256"] == read_manifest(tmp_path / "one")["sha256"]
 
 
-def test_whoever_is_refused_again_and_again_is_not_asked_any_more(recipe: Recipe, tmp_path: Path) -> None:
+def test_run_device_refused_repeatedly_is_quarantined(recipe: Recipe, tmp_path: Path) -> None:
     broken = recipe(
         faults={"corrupt": {"devices": 1, "how": "nan"}}, admission={"quarantine": 3}, rounds=6, evaluation={"every": 6}
     )
@@ -167,6 +185,6 @@ def test_whoever_is_refused_again_and_again_is_not_asked_any_more(recipe: Recipe
     assert all(one["reason"] for one in events)
 
 
-def test_with_differential_privacy_nobody_is_measured_by_others(recipe: Recipe) -> None:
+def test_recipe_screening_with_dp_is_refused(recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match=r"admission\.norm"):
         load(recipe(admission={"norm": 5.0}, privacy={"clip": 1.0, "noise": 1.0}), Registry())

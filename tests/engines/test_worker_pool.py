@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import fedloom
-from fedloom.engines import ProcessPool, worker_pool
+from fedloom.engines import Simulation, WorkerPool, worker_pool
 from fedloom.engines.serialization import pack, unpack
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest, read_rows
-from fedloom.runs.recorder import recorded
+from fedloom.runs.recorder import record_rounds
 from fedloom.tensors import Parcel
 from tests.pickles import pickles_heard
 
@@ -26,7 +26,7 @@ Recipe = Callable[..., dict[str, Any]]
 
 
 @pytest.mark.parametrize("method", ["heterofl", "standalone"])
-def test_one_sha256_for_any_number_of_workers(method: str, recipe: Recipe, tmp_path: Path) -> None:
+def test_run_any_number_of_workers_gives_one_sha256(method: str, recipe: Recipe, tmp_path: Path) -> None:
     document = recipe(method={"name": method})
     runs = [fedloom.run(document, out=tmp_path / str(workers), workers=workers) for workers in (1, 2, 4)]
     assert len({read_manifest(run.folder)["sha256"] for run in runs}) == 1
@@ -35,35 +35,36 @@ def test_one_sha256_for_any_number_of_workers(method: str, recipe: Recipe, tmp_p
 
 
 @pytest.mark.parametrize("deaths", [3, 40])
-def test_a_worker_that_is_killed_changes_nothing(deaths: int, recipe: Recipe, tmp_path: Path) -> None:
-    """Nor do workers that are killed again and again: then the work is done where it was asked for."""
+def test_pool_killed_workers_change_no_bits(deaths: int, recipe: Recipe, tmp_path: Path) -> None:
+    """Nor do workers that are killed again and again: their blocks then run in the parent."""
     whole = fedloom.run(recipe(), out=tmp_path / "whole")
     experiment = assemble(load(recipe(), Registry()), Registry(), tmp_path, workers=2)
-    engine = experiment.engine
-    assert isinstance(engine, ProcessPool)
-    hand, killed = engine.crew._hand, []
+    pool = experiment.simulator.executor
+    assert isinstance(pool, WorkerPool)
+    send, killed = pool._send, []
 
-    def hand_and_kill(worker: Any, work: Any) -> None:
-        hand(worker, work)
+    def send_and_kill(worker: Any, block: Any) -> None:
+        send(worker, block)
         if len(killed) < deaths:
             killed.append(worker.process.pid)
             os.kill(worker.process.pid, signal.SIGKILL)
 
-    engine.crew._hand = hand_and_kill  # type: ignore[method-assign]
-    for _ in recorded(experiment, tmp_path / "killed"):
+    pool._send = send_and_kill  # type: ignore[method-assign]
+    for _ in record_rounds(experiment, tmp_path / "killed"):
         pass
     assert len(killed) >= 3
     assert read_manifest(tmp_path / "killed")["sha256"] == read_manifest(whole.folder)["sha256"]
 
 
-def test_no_worker_outlives_its_run(recipe: Recipe, tmp_path: Path) -> None:
+def test_pool_closed_with_run_leaves_no_process(recipe: Recipe, tmp_path: Path) -> None:
     experiment = assemble(load(recipe(), Registry()), Registry(), tmp_path, workers=2)
-    assert isinstance(experiment.engine, ProcessPool)
-    hired: list[int] = []
-    for _ in recorded(experiment, tmp_path / "run"):
-        hired += [worker.process.pid for worker in experiment.engine.crew.pool if worker.process.pid]
-    assert len(set(hired)) == 2  # not one a round
-    for process in set(hired):
+    pool = experiment.simulator.executor
+    assert isinstance(pool, WorkerPool)
+    spawned: list[int] = []
+    for _ in record_rounds(experiment, tmp_path / "run"):
+        spawned += [worker.process.pid for worker in pool.pool if worker.process.pid]
+    assert len(set(spawned)) == 2  # not one a round
+    for process in set(spawned):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
 
@@ -79,7 +80,7 @@ class Haunting:
             (self.seen / str(os.getpid())).touch()
 
 
-def test_workers_do_not_collect_what_their_parent_threw_away(
+def test_worker_garbage_of_parent_is_not_collected(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = tmp_path / "seen"
@@ -102,14 +103,14 @@ def test_workers_do_not_collect_what_their_parent_threw_away(
     assert list(seen.iterdir()) == []
 
 
-def test_no_pickle_is_read_while_workers_answer(recipe: Recipe, tmp_path: Path) -> None:
+def test_pool_run_reads_no_pickle(recipe: Recipe, tmp_path: Path) -> None:
     """What travels is JSON and safetensors."""
     with pickles_heard() as heard:
         fedloom.run(recipe(), out=tmp_path / "run", workers=2)
     assert heard == []
 
 
-def test_an_error_in_a_task_is_raised_with_its_own_traceback(recipe: Recipe, tmp_path: Path) -> None:
+def test_pool_error_in_task_is_raised_in_parent(recipe: Recipe, tmp_path: Path) -> None:
     def build(*, input_shape: tuple[int, ...], classes: int, width: float = 1.0) -> torch.nn.Module:
         class Net(torch.nn.Module):
             def __init__(self) -> None:
@@ -140,12 +141,12 @@ def parcels() -> list[Parcel]:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_parcel_comes_back_as_it_was(number: int, parcels_equal: Callable[[Parcel, Parcel], bool]) -> None:
+def test_unpack_packed_parcel_is_equal(number: int, parcels_equal: Callable[[Parcel, Parcel], bool]) -> None:
     parcel = parcels()[number]
     assert parcels_equal(unpack(pack(parcel), list(parcel)), parcel)
 
 
-def test_what_all_devices_share_is_sent_once() -> None:
+def test_pack_shared_tensor_is_written_once() -> None:
     shared = torch.zeros(1, 1000).expand(16, 1000)
     assert len(pack({"weights": {"w": shared}})) < 2 * 4000
     back = unpack(pack({"weights": {"w": shared}}), ["weights"])["weights"]["w"]
@@ -154,15 +155,16 @@ def test_what_all_devices_share_is_sent_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("double")
-def test_every_method_learns_the_same_in_other_processes(
+def test_pool_every_method_gives_same_bits(
     method: Any, family: str, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
 ) -> None:
     """To the bit, on every model family: the only difference is where the work was done."""
     place = world_for(method, family, sizes=(8, 5, 9, 8, 5, 7))
-    here, there = place.engine(method), place.engine(method)
-    pool = ProcessPool(there, place.fleet, lambda address: getattr(method, address[0]), workers=2)
+    pool = WorkerPool(2)
+    here, there = place.engine(method), place.engine(method, executor=pool)
+    pool.register(Simulation(there, place.fleet, lambda ref: getattr(method, ref[0])))
     try:
-        assert parcels_equal(place.play(method, here), place.play(method, pool))
+        assert parcels_equal(place.play(method, here), place.play(method, there))
     finally:
         pool.close()
     assert here.client_states.committed.keys() == there.client_states.committed.keys()

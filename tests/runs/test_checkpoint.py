@@ -21,8 +21,8 @@ from fedloom.runs import checkpoint
 from fedloom.runs.build import assemble
 from fedloom.runs.checkpoint import FILES, KEPT, Checkpoint, CheckpointPolicy, Checkpoints
 from fedloom.runs.folder import read_manifest
-from fedloom.runs.recorder import recorded
-from fedloom.runs.resume import changes, newest_run, reopened, verify
+from fedloom.runs.recorder import record_rounds
+from fedloom.runs.resume import find_newest_run, list_changes, reopen_run, verify
 from fedloom.tensors import Parcel, Tensors
 from tests.chaos import recipe
 from tests.pickles import pickles_heard
@@ -32,8 +32,8 @@ def parcel(value: float, *names: str) -> dict[str, Tensors]:
     return {name: {"w": torch.full((2, 3), value), "n": torch.tensor(7)} for name in names}
 
 
-def point(number: int, memories: Mapping[str, Parcel] | None = None, **changes: Any) -> Checkpoint:
-    return Checkpoint(number, parcel(number, "weights"), memories or {}, {"sizes": {"rows.jsonl": number}}, **changes)
+def point(number: int, client_states: Mapping[str, Parcel] | None = None, **changes: Any) -> Checkpoint:
+    return Checkpoint(number, parcel(number, "weights"), client_states or {}, {"sizes": {"rows.jsonl": number}}, **changes)
 
 
 @pytest.fixture
@@ -52,24 +52,24 @@ class TestStore:
         odd = {"a/b": {"half": torch.ones(2, dtype=torch.bfloat16), "none": torch.zeros(0, 3)}, "empty": {}}
         saved = Checkpoint(3, parcel(1.0, "weights", "x/y"), {"0": odd, "device 1": {}}, {"seconds": 1.5})
         store.save(saved)
-        read = store.newest()
+        read = store.read_newest()
         assert read is not None
         assert (read.number, read.about) == (3, {"seconds": 1.5})
         assert parcels_equal(read.server, saved.server)
-        assert read.memories.keys() == saved.memories.keys()
-        assert all(parcels_equal(read.memories[who], saved.memories[who]) for who in saved.memories)
-        assert list(read.memories["0"]) == list(odd)
+        assert read.client_states.keys() == saved.client_states.keys()
+        assert all(parcels_equal(read.client_states[who], saved.client_states[who]) for who in saved.client_states)
+        assert list(read.client_states["0"]) == list(odd)
 
     def test_what_did_not_change_is_not_written_again(self, store: Checkpoints) -> None:
         large = {"large": {"w": torch.zeros(1000)}}
         for number in range(1, FILES + 3):
-            store.save(Checkpoint(number, {**large, **parcel(number, "weights")}, {"0": large}, stamps={"0": 1}))
+            store.save(Checkpoint(number, {**large, **parcel(number, "weights")}, {"0": large}, versions={"0": 1}))
         sizes = [size_of(store, number) > 4000 for number in store.numbers()]
         assert sum(sizes) <= 1  # written whole once in a while, so that old files can go
-        read = store.newest()
+        read = store.read_newest()
         assert read is not None
         assert torch.equal(read.server["large"]["w"], large["large"]["w"])
-        assert torch.equal(read.memories["0"]["large"]["w"], large["large"]["w"])
+        assert torch.equal(read.client_states["0"]["large"]["w"], large["large"]["w"])
 
     def test_tensors_that_are_shared_are_written_once(self, store: Checkpoints) -> None:
         shared = {"w": torch.zeros(1000)}
@@ -78,10 +78,10 @@ class TestStore:
 
     def test_a_memory_with_another_stamp_is_written(self, store: Checkpoints) -> None:
         for number in (1, 2):
-            store.save(point(number, {"0": parcel(number, "own")}, stamps={"0": number}))
-        read = store.newest()
+            store.save(point(number, {"0": parcel(number, "own")}, versions={"0": number}))
+        read = store.read_newest()
         assert read is not None
-        assert read.memories["0"]["own"]["w"].eq(2).all()
+        assert read.client_states["0"]["own"]["w"].eq(2).all()
 
     def test_the_newest_and_the_best_are_kept_and_nothing_else(self, store: Checkpoints) -> None:
         for number in range(1, 10):
@@ -107,7 +107,7 @@ class TestStore:
             flipped = bytes([*whole[:place], whole[place] ^ (1 << draw.randrange(8)), *whole[place + 1 :]])
             path.write_bytes(whole[:place] if trial % 2 else flipped)
             caplog.clear()
-            read = store.newest()
+            read = store.read_newest()
             assert read is not None
             assert read.number == 2 or (read.number == 1 and (caplog.messages or path.name == "LATEST"))
             assert read.server["weights"]["w"].eq(read.number).all()
@@ -119,13 +119,13 @@ class TestStore:
         store.save(point(1))
         store.save(point(2))
         (store.folder / "000002.safetensors").unlink()
-        read = store.newest()
+        read = store.read_newest()
         assert read is not None
         assert read.number == 1
         assert caplog.messages == ["checkpoint of round 2 cannot be used: 000002.safetensors is missing or damaged"]
 
     def test_without_any_there_is_none(self, store: Checkpoints) -> None:
-        assert store.newest() is None
+        assert store.read_newest() is None
 
     @pytest.mark.parametrize("moment", range(1, 20))
     def test_a_disk_that_fails_at_any_moment_leaves_the_last_good_one(
@@ -151,7 +151,7 @@ class TestStore:
         except OSError:
             assert left[0] == 0
         monkeypatch.undo()
-        read = Checkpoints(store.folder).newest()
+        read = Checkpoints(store.folder).read_newest()
         assert read is not None
         assert read.server["weights"]["w"].eq(read.number).all()
 
@@ -198,7 +198,7 @@ class TestRuns:
     def begun(self, tmp_path: Path) -> Path:
         """A run that was left after five of eight rounds."""
         document = recipe("heterofl", rounds=8)
-        steps = recorded(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "run")
+        steps = record_rounds(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "run")
         for done in steps:
             if done.number == 5:
                 break
@@ -206,8 +206,8 @@ class TestRuns:
         return tmp_path / "run"
 
     def go_on(self, folder: Path) -> Iterator[Any]:
-        experiment, since = reopened(folder, Registry(), folder, 1)
-        return recorded(experiment, folder, since)
+        experiment, since = reopen_run(folder, Registry(), folder, 1)
+        return record_rounds(experiment, folder, since)
 
     def test_who_leaves_a_run_loses_nothing(self, begun: Path) -> None:
         assert read_manifest(begun)["status"] == "interrupted"
@@ -221,7 +221,7 @@ class TestRuns:
         written = tmp_path / "recipe.toml"
         written.write_text(toml.dumps(recipe("fedhenn", rounds=3)))
         with pickles_heard() as heard:
-            steps = recorded(assemble(load(written, Registry()), Registry(), tmp_path), tmp_path / "run")
+            steps = record_rounds(assemble(load(written, Registry()), Registry(), tmp_path), tmp_path / "run")
             next(steps)
             steps.close()  # type: ignore[attr-defined]
             assert [done.number for done in self.go_on(tmp_path / "run")] == [2, 3, 4]  # a last exchange
@@ -237,15 +237,15 @@ class TestRuns:
     def test_all_torn_begins_anew(self, begun: Path, caplog: pytest.LogCaptureFixture) -> None:
         for path in (begun / "checkpoints").glob("*.safetensors"):
             path.write_bytes(b"")
-        experiment, since = reopened(begun, Registry(), begun, 1)
+        experiment, since = reopen_run(begun, Registry(), begun, 1)
         assert (since.number, len(caplog.messages)) == (0, KEPT)
-        assert [done.number for done in recorded(experiment, begun, since)] == list(range(1, 9))
+        assert [done.number for done in record_rounds(experiment, begun, since)] == list(range(1, 9))
 
     def test_a_changed_recipe_is_refused_with_what_changed(self, begun: Path) -> None:
         path = begun / "recipe.toml"
         path.write_text(path.read_text().replace("batch_size = 6", "batch_size = 3"))
         with pytest.raises(RecipeError) as refused:
-            reopened(begun, Registry(), begun, 1)
+            reopen_run(begun, Registry(), begun, 1)
         assert refused.value.issues[0].code == "RECIPE_CHANGED"
         assert "training.batch_size was 6, is 3" in str(refused.value)
 
@@ -256,7 +256,7 @@ class TestRuns:
         said["about"]["data"] = "other"
         manifest.write_text(json.dumps({**said, "sha256": checkpoint._digest(said)}))
         with pytest.raises(RecipeError, match="DATA_CHANGED"):
-            reopened(begun, Registry(), begun, 1)
+            reopen_run(begun, Registry(), begun, 1)
 
     def test_a_finished_run_is_not_gone_on_with(self, begun: Path) -> None:
         list(self.go_on(begun))
@@ -269,9 +269,9 @@ class TestRuns:
 
     def test_the_newest_unfinished_run_is_found(self, begun: Path) -> None:
         fedloom.run(recipe("heterofl", rounds=1), out=begun.parent / "later")
-        assert newest_run(begun.parent) == begun
+        assert find_newest_run(begun.parent) == begun
         with pytest.raises(RecipeError, match="there is no run here"):
-            newest_run(begun / "models")
+            find_newest_run(begun / "models")
 
     @pytest.mark.parametrize("back", [1, 2, 100])
     def test_the_last_rounds_come_out_the_same(self, back: int, begun: Path) -> None:
@@ -314,7 +314,7 @@ class TestRuns:
         whole = fedloom.run(document, out=tmp_path / "whole").folder
         for left in range(1, 8):
             folder = tmp_path / str(left)
-            steps = recorded(assemble(load(document, Registry()), Registry(), tmp_path), folder)
+            steps = record_rounds(assemble(load(document, Registry()), Registry(), tmp_path), folder)
             for _ in range(left):
                 next(steps)
             steps.close()  # type: ignore[attr-defined]
@@ -344,4 +344,4 @@ class TestRuns:
     ],
 )
 def test_changes_are_told_where_they_are(before: Any, now: Any, said: list[str]) -> None:
-    assert list(changes(before, now)) == said
+    assert list(list_changes(before, now)) == said

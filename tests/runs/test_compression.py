@@ -19,8 +19,8 @@ from fedloom.runs.compression import build_compression
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.loop import rounds
-from fedloom.runs.recorder import recorded
-from fedloom.runs.resume import reopened, verify
+from fedloom.runs.recorder import record_rounds
+from fedloom.runs.resume import reopen_run, verify
 from fedloom.studies.attack_bench import build_attack_bench
 from fedloom.tensors import fingerprint
 
@@ -200,14 +200,14 @@ def test_a_run_that_is_interrupted_ends_as_if_it_had_not_been(
     whole = run("whole", **changes)
     folder = tmp_path / "cut"
     experiment = assemble(load(document(**changes), Registry()), Registry(), tmp_path)
-    going = recorded(experiment, folder)
+    going = record_rounds(experiment, folder)
     for _ in range(3):
         next(going)
     going.close()
     held = json.loads((folder / "checkpoints" / "000003.json").read_text())["owners"]
     assert any(owner.endswith(" left out") for owner in held)
-    again, since = reopened(folder, Registry(), tmp_path, 1)
-    assert [done.number for done in recorded(again, folder, since)] == [4, 5]
+    again, since = reopen_run(folder, Registry(), tmp_path, 1)
+    assert [done.number for done in record_rounds(again, folder, since)] == [4, 5]
     assert read_manifest(folder)["sha256"] == prints(whole)[0]
     assert read_manifest(folder)["devices_sha256"] == prints(whole)[1]
     assert (folder / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()

@@ -14,7 +14,7 @@ from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble, build
-from fedloom.runs.data import outline
+from fedloom.runs.data import read_data_spec
 
 TABLES = Registry()
 
@@ -121,7 +121,7 @@ def test_tuning_is_refused_where_it_would_not_be_judged() -> None:
     tuning = 'evaluation.fine_tune={part="head", epochs=1, batch_size=10, learning_rate=0.1}'
     loaded = load(Path(__file__).parents[2] / "recipes" / "heterofl_wikitext2_small.toml", TABLES, [tuning])
     with pytest.raises(RecipeError, match="every position is a question"):
-        build(loaded, TABLES, outline(loaded, TABLES, Path("nowhere")))
+        build(loaded, TABLES, read_data_spec(loaded, TABLES, Path("nowhere")))
 
 
 def test_settings_can_be_settled_without_a_look_at_the_test_set(made: Callable[..., Any]) -> None:
@@ -138,7 +138,7 @@ def test_settings_can_be_settled_without_a_look_at_the_test_set(made: Callable[.
 
 def test_a_plan_knows_of_the_validation_set(document: Callable[..., dict[str, Any]]) -> None:
     loaded = load(document(data__dataset="mnist", data__validation=1000), TABLES)
-    seen = outline(loaded, TABLES, Path("nowhere"))
+    seen = read_data_spec(loaded, TABLES, Path("nowhere"))
     assert (len(seen.labels.train), len(seen.labels.test)) == (59_000, 1000)
 
 

@@ -223,7 +223,7 @@ def times_of(experiment):
     """By hand, as the clock counts: bytes both ways over bandwidth, three passes over speed; with the device's pace."""
     found, held = {}, experiment.simulator.client_data
     for device in experiment.fleet.devices(1):
-        pace, tier = experiment.faults.clock.paces[device.name], FAST[0]
+        pace, tier = experiment.faults.clock.device_speeds[device.name], FAST[0]
         size = sum(shape.numel() for shape in device.model.shapes().values())
         carried = (2 * 4 * size + 2) / (tier["bandwidth"] * pace.bandwidth)
         found[device.name] = carried + 3 * compute_cost(device.model).macs * held.count(device) / (

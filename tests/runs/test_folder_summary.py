@@ -1,4 +1,4 @@
-"""The end of a run in a few numbers."""
+"""The summary of a run's rows: last, best and mean values."""
 
 import math
 
@@ -22,6 +22,12 @@ def test_summarize_loss_has_lowest_as_best():
     assert (final.value, final.best, final.best_round) == (0.7, 0.5, 2)
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "initial", "personalized"])
+def test_summarize_accuracy_has_highest_as_best(metric):
+    (final,) = summarize([row(1, 40.0, metric), row(2, 60.0, metric), row(3, 50.0, metric)])
+    assert (final.best, final.best_round) == (60.0, 2)
+
+
 def test_summarize_equal_values_has_first_as_best():
     (final,) = summarize([row(1, 10.0), row(2, 30.0), row(3, 30.0)])
     assert (final.value, final.best, final.best_round) == (30.0, 30.0, 2)
@@ -33,7 +39,7 @@ def test_summarize_one_round_is_last_and_best():
 
 
 def test_summarize_groups_by_candidate_tier_test_and_metric():
-    judged = [
+    series = [
         ("server", "a", "global", "accuracy"),
         ("server", "a", "local", "accuracy"),
         ("server", "b", "global", "loss"),
@@ -42,10 +48,10 @@ def test_summarize_groups_by_candidate_tier_test_and_metric():
     rows = [
         row(number, float(10 * number + place), metric, candidate, tier, "", test)
         for number in (1, 2)
-        for place, (candidate, tier, test, metric) in enumerate(judged)
+        for place, (candidate, tier, test, metric) in enumerate(series)
     ]
     finals = summarize(rows)
-    assert [(one.candidate, one.tier, one.test, one.metric) for one in finals] == judged
+    assert [(one.candidate, one.tier, one.test, one.metric) for one in finals] == series
     assert [one.value for one in finals] == [20.0, 21.0, 22.0, 23.0]
 
 

@@ -21,10 +21,10 @@ from fedloom.methods.standalone import Standalone
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.runs.build import assemble, refuse_deployment
+from fedloom.runs.build import assemble, check_deployment
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.loop import aggregate_for
-from fedloom.runs.privacy import AccountantMissing, Mechanism, spent, told
+from fedloom.runs.privacy import AccountantMissing, Mechanism, compute_epsilon, summarize_privacy
 from fedloom.runs.resume import verify
 from fedloom.studies.compare import plan_comparison
 
@@ -99,13 +99,13 @@ def test_a_run_without_privacy_has_none(run: Callable[..., Any], made: Callable[
     assert not [row for row in run().rows() if row.metric == "epsilon"]
     experiment = made(privacy={})
     assert aggregate_for(experiment, 1) is experiment.aggregate is coverage_mean
-    assert (spent(experiment.loaded.recipe, 5), told(experiment.loaded.recipe)) == (None, "")
+    assert (compute_epsilon(experiment.loaded.recipe, 5), summarize_privacy(experiment.loaded.recipe)) == (None, "")
 
 
 def test_a_run_is_told_in_a_line(made: Callable[..., Experiment]) -> None:
     recipe = made(rounds=4).loaded.recipe
     cost = Mechanism(2.0, 0.5, 1e-5).epsilon(4)
-    assert told(recipe) == f"privacy: epsilon {cost:.3f} at delta 1e-05 for every device, after 4 rounds"
+    assert summarize_privacy(recipe) == f"privacy: epsilon {cost:.3f} at delta 1e-05 for every device, after 4 rounds"
 
 
 def test_workers_and_repeats_change_no_bit(run: Callable[..., Any], manifest_of: Callable[..., Any]) -> None:
@@ -314,5 +314,5 @@ def test_controls_keep_the_recipes_privacy(document: Callable[..., dict[str, Any
 def test_real_devices_are_not_promised_what_a_seed_gives_away(made: Callable[..., Experiment]) -> None:
     experiment = made()
     with pytest.raises(RecipeError, match="seed") as found:
-        refuse_deployment(experiment.loaded, experiment.method)
+        check_deployment(experiment.loaded, experiment.method)
     assert [one.code for one in found.value.issues] == ["SIMULATION_ONLY"]

@@ -14,7 +14,7 @@ from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
-from fedloom.runs.recorder import recorded
+from fedloom.runs.recorder import record_rounds
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_written(make, c
 def test_rounds_can_be_followed_one_by_one(document, tmp_path):
     experiment = assemble(load(document(), Registry()), Registry(), tmp_path)
     seen = []
-    for done in recorded(experiment, tmp_path / "run"):
+    for done in record_rounds(experiment, tmp_path / "run"):
         written = (tmp_path / "run" / "rows.jsonl").read_text().splitlines()
         seen.append((done.number, done.of, done.traffic.replied, done.refused, len(written)))
         assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "running"
@@ -193,7 +193,7 @@ def test_rounds_can_be_followed_one_by_one(document, tmp_path):
 
 def test_a_run_that_is_left_early_says_so(document, tmp_path):
     experiment = assemble(load(document(), Registry()), Registry(), tmp_path)
-    for _ in recorded(experiment, tmp_path / "run"):
+    for _ in record_rounds(experiment, tmp_path / "run"):
         break
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
 

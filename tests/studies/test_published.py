@@ -1,4 +1,4 @@
-"""The lists of what papers published: whole, well formed, and every row a recipe that can be run."""
+"""The lists of published rows and claims are complete, well formed, and every row can be built."""
 
 import re
 from collections import Counter
@@ -10,6 +10,7 @@ from fedloom.evaluation import Row
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
+from fedloom.reporting.ledger import read_ledger
 from fedloom.runs.build import build
 from fedloom.runs.data import build_partition, read_data_spec
 from fedloom.studies.published import Claim, PublishedNumber, measure_number, read_claims, read_published
@@ -32,7 +33,7 @@ TABLES = {  # rows with numbers, by table: as many as the paper prints, noside-t
 
 
 def printed(beginning: str) -> list[str]:
-    rows = [row for row in ROWS.values() if any(said is not None for _, said in row.numbers)]
+    rows = [row for row in ROWS.values() if any(number is not None for _, number in row.numbers)]
     return [row.name for row in rows if re.match(rf"{beginning}(_|$)", row.name)]
 
 
@@ -57,14 +58,14 @@ def test_published_figures_are_complete(figure: str, curves: int) -> None:
 def test_published_numbers_match_their_recipes() -> None:
     """Both were written down from the papers, one for people and one for programs. HeteroFL's image recipes print only
     the row that they are, and none what its modes cost."""
-    unsaid = []
+    missing = []
     for row in ROWS.values():
         text = row.recipe.read_text("utf-8")
-        whole = "published" in text.lower() and not re.match(r"heterofl_(mnist|cifar10)", row.recipe.stem)
-        for _, said in row.numbers if whole and not row.name.startswith("heterofl_costs") else ():
-            if said is not None and not any(form in text for form in forms(said)):
-                unsaid.append((row.name, said))
-    assert unsaid == []
+        prints_all = "published" in text.lower() and not re.match(r"heterofl_(mnist|cifar10)", row.recipe.stem)
+        for _, number in row.numbers if prints_all and not row.name.startswith("heterofl_costs") else ():
+            if number is not None and not any(form in text for form in forms(number)):
+                missing.append((row.name, number))
+    assert missing == []
 
 
 def forms(number: float) -> set[str]:
@@ -93,7 +94,7 @@ def test_published_rows_can_all_be_built(paper: str, tmp_path: Path) -> None:
 
 
 def can_be_run(name: str, folder: Path) -> None:
-    """As `fedloom check` does it, without the data."""
+    """Build a row as `fedloom check` does, without the data."""
     registry, row = Registry(), ROWS[name]
     loaded = load(row.recipe, registry, row.changes)
     seen = read_data_spec(loaded, registry, folder)
@@ -129,6 +130,13 @@ def test_claim_sides_are_in_its_recipe(claim: Claim) -> None:
     ) or "fedhen" in claim.recipe
 
 
+def test_ledger_has_only_listed_claims_and_existing_recipes() -> None:
+    ledger = read_ledger(RECIPES.parent / "docs" / "results.json")
+    assert {entry["claim"] for entry in ledger["claims"]} <= CLAIMS.by_name.keys()
+    recipes = {entry["recipe"] for entry in ledger["claims"]} | ledger["comparisons"].keys()
+    assert all((RECIPES / recipe).is_file() for recipe in recipes)
+
+
 def test_claim_list_uses_every_reduced_recipe() -> None:
     reduced = {path.relative_to(RECIPES).as_posix() for path in (RECIPES / "reduced").glob("*.toml")}
     assert {claim.recipe for claim in CLAIMS.claims} == reduced
@@ -162,7 +170,7 @@ ROUNDS = [
         (PublishedNumber(selection="within seconds", target=20), 60),
         (PublishedNumber(selection="within seconds", target=99), 55),
         (PublishedNumber(selection="within seconds", target=9), None),
-        (PublishedNumber(candidate="nobody"), None),
+        (PublishedNumber(candidate="unknown"), None),
         (PublishedNumber(tier="*"), 55),
     ],
 )

@@ -13,7 +13,7 @@ from ..models import Model
 from ..recipe.registry import Registry
 from ..runs.experiment import Experiment
 from ..runs.final_models import SHARED
-from ..runs.loop import one_thread
+from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
 from ..tensors import Tensors
 
@@ -33,7 +33,7 @@ class Audit:
 def audit(folder: Path, registry: Registry, data: Path, examples: int, steps: int) -> Audit:
     experiment = open_finished_run(folder, registry, data)
     method, recipe = experiment.method, experiment.loaded.recipe
-    with one_thread():
+    with single_thread():
         inversion = _invert_features(experiment, folder, examples, steps) if method.shares_features else None
     return Audit(
         recipe.method.name, method.info.uploads, method.info.client_state, method.shares_features,

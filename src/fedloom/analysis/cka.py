@@ -9,7 +9,7 @@ from torch import Tensor
 from ..evaluation.cka import cka_map, features
 from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
-from ..runs.loop import one_thread
+from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
 
 
@@ -23,7 +23,7 @@ class CkaMap:
 
 
 def compute_cka(first: Path, second: Path, tier: str | None, examples: int, registry: Registry, data: Path) -> CkaMap:
-    with one_thread():
+    with single_thread():
         rows, columns = (_features(folder, tier, examples, registry, data) for folder in (first, second))
     if len(next(iter(rows.values()))) != len(next(iter(columns.values()))):
         raise recipe_error(second, "RUN_DATA", "the two runs have different test examples")

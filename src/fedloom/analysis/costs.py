@@ -17,7 +17,7 @@ from ..recipe.validation import instantiate
 from ..runs.build import build
 from ..runs.clock import Clock
 from ..runs.compression import build_compression
-from ..runs.data import Outline, outline, server_rows
+from ..runs.data import DataSpec, draw_server_rows, read_data_spec
 from .profiling import latency_ms, training_memory
 
 
@@ -51,7 +51,7 @@ def tier_costs(
     loaded: LoadedRecipe, registry: Registry, folder: Path, timed: bool = False, memory: bool = False
 ) -> list[TierCost]:
     """Found by a dry run with one device per tier; known data sets need not be on disk."""
-    data_spec = outline(loaded, registry, folder)
+    data_spec = read_data_spec(loaded, registry, folder)
     fleet, method = build(loaded, registry, data_spec)
     traffic = dry_run(loaded, method, fleet, data_spec)
     is_compressed = build_compression(loaded.recipe) is not None
@@ -73,7 +73,7 @@ def tier_costs(
 
 
 def _device_seconds(
-    loaded: LoadedRecipe, method: Method, fleet: Fleet, tier_cost: TierCost, data_spec: Outline
+    loaded: LoadedRecipe, method: Method, fleet: Fleet, tier_cost: TierCost, data_spec: DataSpec
 ) -> float | None:
     clock = Clock(loaded.recipe, method, {})
     if not clock.knows([tier_cost.name]):
@@ -82,10 +82,10 @@ def _device_seconds(
     return clock.seconds(device, tier_cost.bytes_moved, examples_per_device(loaded, data_spec))
 
 
-def examples_per_device(loaded: LoadedRecipe, data_spec: Outline) -> int:
+def examples_per_device(loaded: LoadedRecipe, data_spec: DataSpec) -> int:
     """Training examples of a device if they are shared out evenly."""
     data, total = loaded.recipe.data, len(data_spec.labels.train)
-    examples = (total - len(server_rows(loaded, total))) // data.devices
+    examples = (total - len(draw_server_rows(loaded, total))) // data.devices
     return min(examples, data.max_examples or examples)
 
 
@@ -96,7 +96,7 @@ def one_device_per_tier(fleet: Fleet) -> Fleet:
     )
 
 
-def dry_run(loaded: LoadedRecipe, method: Method, fleet: Fleet, data_spec: Outline) -> DryRun:
+def dry_run(loaded: LoadedRecipe, method: Method, fleet: Fleet, data_spec: DataSpec) -> DryRun:
     """Dry-run two rounds with one device per tier; returns the second, since some methods send less in the first."""
     data, examples = loaded.recipe.data, examples_per_device(loaded, data_spec)
     total = len(data_spec.labels.train)

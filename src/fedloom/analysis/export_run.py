@@ -32,13 +32,13 @@ from ..export import (
     write_card,
 )
 from ..export.parity import COMPARED, TIMED
-from ..models import compute_cost, build_model
+from ..models import build_model, compute_cost
 from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
 from ..recipe.validation import as_tuples
 from ..runs.experiment import Experiment
 from ..runs.folder import read_manifest
-from ..runs.loop import one_thread
+from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
 from .trained import InputKind, ModelSelector, TrainedModel, select_model
 
@@ -73,7 +73,7 @@ def export(
         raise recipe_error("--to", "FORMAT_NAME", f"there is no format {to!r}", suggest(to, FORMATS))
     FORMATS[to].require(to)
     experiment = open_finished_run(run, registry, data)
-    with one_thread():
+    with single_thread():
         trained = select_model(run, experiment, selector, registry, data)
         folder = run / "exports" / f"{trained.name}-{to}" if out is None else out
         if folder.exists():

@@ -23,7 +23,7 @@ from ..recipe.errors import recipe_error, suggest
 from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..runs.build import build
-from ..runs.data import outline
+from ..runs.data import read_data_spec
 from .costs import TierCost, examples_per_device
 from .profiling import training_speed
 
@@ -132,7 +132,7 @@ def plan_fleet(
 
     `costs` are those of the recipe's tiers, with training memory; `headroom` multiplies that memory.
     """
-    data_spec = outline(loaded, registry, folder)
+    data_spec = read_data_spec(loaded, registry, folder)
     fleet, method = build(loaded, registry, data_spec)
     default_examples = examples_per_device(loaded, data_spec)
     costs_by_tier = {cost.name: cost for cost in costs}

@@ -28,9 +28,9 @@ from ..models import Model, StepSeeds, compute_cost
 from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..runs.build import assemble
-from ..runs.data import Outline, outline, read_data
+from ..runs.data import DataSpec, read_data, read_data_spec
 from ..runs.experiment import Experiment
-from ..runs.loop import evaluate, one_thread, rounds
+from ..runs.loop import evaluate, rounds, single_thread
 from ..seeds import PROFILING_DATA, generator
 from ..tensors import Parcel, combine, join
 
@@ -114,7 +114,7 @@ def training_speed(model: Model, batch_size: int, optimizer: Optimizer) -> float
     """Multiply-adds per second of training steps on one thread of this machine, without the set-up before them."""
     _train_dummy(model, batch_size, optimizer, 1)
     differences = []
-    with one_thread():
+    with single_thread():
         for _ in range(REPEATS):
             start = time.perf_counter()
             _train_dummy(model, batch_size, optimizer, SHORT)
@@ -146,7 +146,7 @@ def _zeros(model: Model) -> dict[str, Tensor]:
 def latency_ms(net: Model) -> float:
     """Milliseconds for one example in the plain module on one thread of this machine: the median of TIMED runs."""
     module, example, times = net.module().eval(), net.zero_inputs(1), []
-    with one_thread(), torch.inference_mode():
+    with single_thread(), torch.inference_mode():
         for _ in range(WARM_UPS + TIMED):
             start = time.perf_counter()
             module(example)
@@ -228,7 +228,7 @@ def estimate_round_time(loaded: LoadedRecipe, registry: Registry, folder: Path, 
         return assemble(_shorten(loaded, batches, devices_per_block), registry, folder, dataset, workers)
 
     experiment = assemble(loaded, registry, folder, dataset, workers)
-    with one_thread(), closing(experiment.engine):
+    with single_thread(), closing(experiment.engine):
         training = _estimate_training(experiment, shortened)
         server = experiment.method.start(experiment.fleet, loaded.recipe.seed, experiment.warm)
         evaluation = _time_evaluation(experiment, server)
@@ -330,10 +330,10 @@ def _read_or_generate(loaded: LoadedRecipe, registry: Registry, folder: Path) ->
     try:
         return read_data(loaded, registry, folder), False
     except DataMissing:
-        return _generate_noise(outline(loaded, registry, folder)), True
+        return _generate_noise(read_data_spec(loaded, registry, folder)), True
 
 
-def _generate_noise(data_spec: Outline) -> Dataset:
+def _generate_noise(data_spec: DataSpec) -> Dataset:
     labels, draw = data_spec.labels, generator(0, PROFILING_DATA)
     limit, dtype = (256, np.uint8) if data_spec.tokens is None else (data_spec.tokens, np.int64)
     train, test = (

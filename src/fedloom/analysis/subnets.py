@@ -28,9 +28,9 @@ from ..methods._supernet import SpaceChoice, build_space
 from ..models import SPACES, Model, SearchSpace, compute_cost
 from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
-from ..runs.build import simulation_of
+from ..runs.build import build_simulation
 from ..runs.experiment import Experiment
-from ..runs.loop import one_thread
+from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
 from ..seeds import SUBNET_EXAMPLES, SUBNET_SEARCH, SUBNET_SEARCH_IN_BUDGET, generator
 from ..tensors import Tensors, to_safetensors
@@ -79,7 +79,7 @@ class Supernet:
         return net
 
     def sample(self, count: int, seed: int) -> list[Model]:
-        """The smallest, the largest, the tiers' and random nets, all distinct. A larger sample extends a smaller one."""
+        """The smallest, the largest, the tiers' and random nets, distinct. A larger sample extends a smaller one."""
         space, global_model, draw = self.space, self.global_model, generator(seed, SUBNET_SEARCH)
         found = dict.fromkeys([space.smallest(global_model), space.largest(global_model), *self.tiers])
         if space.count() <= count:
@@ -188,7 +188,7 @@ class SubnetSearch:
         """Evaluate the nets that have not been measured; yields a few at a time, after storing them."""
         known = self.rows()
         tiers = [self._tier(number, net) for number, net in enumerate(self.nets) if net not in known]
-        with one_thread(), closing(self._engine(tiers, workers)) as engine:
+        with single_thread(), closing(self._engine(tiers, workers)) as engine:
             for start in range(0, len(tiers), NETS_PER_WORKER * workers):
                 rows = self._evaluate(tiers[start : start + NETS_PER_WORKER * workers], engine)
                 with self.file.open("a", encoding="utf-8") as file:
@@ -221,7 +221,7 @@ class SubnetSearch:
     def weights(self, net: Model) -> Tensors:
         """The net's weights with the batch-norm statistics it is evaluated with."""
         tier = self._tier(self.nets.index(net), net)
-        with one_thread(), closing(self._engine([tier], 1)) as engine:
+        with single_thread(), closing(self._engine([tier], 1)) as engine:
             return self._with_statistics([tier], self._ask(engine))[tier]
 
     def _tier(self, number: int, net: Model) -> Tier:
@@ -243,7 +243,7 @@ class SubnetSearch:
         known = Fleet(tuple(tiers), (), fleet.size, fleet.seed)
         pool = WorkerPool(workers)
         engine = replace(alone, executor=pool)
-        pool.register(replace(simulation_of(experiment), engine=engine, fleet=known))
+        pool.register(replace(build_simulation(experiment), engine=engine, fleet=known))
         return engine
 
     def _ask(self, engine: Engine) -> Ask:

@@ -14,10 +14,10 @@ from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
 from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.experiment import Experiment
-from ..runs.final_models import carried
+from ..runs.final_models import load_device_model
 from ..runs.folder import read_rows
-from ..runs.loop import one_thread
-from ..runs.recorder import put_back
+from ..runs.loop import single_thread
+from ..runs.recorder import restore_experiment
 from ..tensors import Tensors
 from .subnets import Budget, open_supernet, start_search
 
@@ -76,7 +76,7 @@ def _tier_model(folder: Path, experiment: Experiment, tier: str | None) -> Train
 
 
 def _device_model(folder: Path, experiment: Experiment, name: str) -> TrainedModel:
-    checkpoint = Checkpoints(folder / FOLDER).newest()
+    checkpoint = Checkpoints(folder / FOLDER).read_newest()
     if checkpoint is None:
         message = "there is no usable checkpoint, which holds the devices' models"
         raise recipe_error(folder, "CHECKPOINT_MISSING", message)
@@ -90,9 +90,9 @@ def _device_model(folder: Path, experiment: Experiment, name: str) -> TrainedMod
         message = f"{experiment.loaded.recipe.method.name} keeps no model on device {device.name}: it uses its tier's"
         raise recipe_error(folder, "DEVICE_MODEL", message, f"pass --tier {device.tier}")
     candidate, target = next(iter(targets.items()))
-    put_back(experiment, checkpoint)
-    with one_thread():
-        model, weights = carried(experiment, device, target, checkpoint.number)
+    restore_experiment(experiment, checkpoint)
+    with single_thread():
+        model, weights = load_device_model(experiment, device, target, checkpoint.number)
     last, metrics = _read_metrics(folder, candidate, device.tier, device.name)
     rows = experiment.simulator.client_data.tests(device)
     return TrainedModel(

@@ -57,7 +57,7 @@ def verify(
     folder = run or find_newest_run()
     verdict = verify(folder, options.registry, options.data, rounds, options.processes)
     outcome = "; ".join(verdict.differences) or "the same to the bit"
-    text = f"{verdict.rounds} rounds after round {verdict.since} played again: {outcome}"
+    text = f"{verdict.rounds} rounds after round {verdict.since} replayed: {outcome}"
     options.show({"run": str(folder), **asdict(verdict)}, text)
     if verdict.differences:
         raise Exit(RUN_FAILED)

@@ -46,7 +46,7 @@ def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
     dataset = read_data(loaded, registry, data)
     fleet, method = build(loaded, registry, data_spec_of(dataset))
     check_deployment(loaded, method)
-    _refuse_pooled_statistics(loaded, fleet)
+    _check_statistics(loaded, fleet)
     if fleet_folder is None:
         nodes = build_node_registry(grid, fleet)
     else:
@@ -66,7 +66,7 @@ def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
         pass
 
 
-def _refuse_pooled_statistics(loaded: LoadedRecipe, fleet: Fleet) -> None:
+def _check_statistics(loaded: LoadedRecipe, fleet: Fleet) -> None:
     """Raise if batch norm statistics would need batches with examples of several devices."""
     query = StaticBatchNorm(**loaded.recipe.evaluation.statistics).query
     if query == "pooled" and any(tier.model.statistics() for tier in fleet.active_tiers):

@@ -43,10 +43,10 @@ def build_runtime(recipe: Mapping[str, Any], config: NodeConfig) -> "ClientRunti
     if devices_own_data(experiment.loaded):
         engine = replace(engine, client_data=_whole_dataset(experiment, name))
         evaluator = replace(evaluator, tests=("local",))  # no other device shares its test set
-    codec = build_compression(experiment.loaded.recipe)
+    compression = build_compression(experiment.loaded.recipe)
     folder = Path(str(config.get("folder", "devices"))).expanduser()
     return ClientRuntime(
-        name, engine, experiment.fleet, build_task_registry(experiment.method, evaluator), folder, codec
+        name, engine, experiment.fleet, build_task_registry(experiment.method, evaluator), folder, compression
     )
 
 

@@ -42,20 +42,20 @@ from ..recipe.validation import instantiate
 from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
 from .clock import build_clock
-from .compression import build_compression, refuse_incompressible
-from .data import Outline, build_partition, holds_its_own, outline_of, public_examples, read_data
+from .compression import build_compression, check_compression
+from .data import DataSpec, build_partition, devices_own_data, data_spec_of, read_public_examples, read_data
 from .experiment import Experiment
 from .faults import build_faults
-from .privacy import refuse_known_noise, refuse_uncovered
+from .privacy import check_noise_is_secret, check_privacy
 from .state import RunState
 
 
-def build_fleet(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> Fleet:
+def build_fleet(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> Fleet:
     recipe, part = loaded.recipe, loaded.recipe.fleet
     _refuse_given_amiss(loaded)
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
-    models, strangers = build_models(loaded, registry, seen), round(part.holdout_fraction * recipe.data.devices)
+    models, strangers = build_models(loaded, registry, data_spec), round(part.holdout_fraction * recipe.data.devices)
     unseen = generator(recipe.seed, HOLDOUT_DEVICES).permutation(recipe.data.devices)[:strangers]
     fleet = Fleet(
         make_tiers(models), shares, recipe.data.devices, recipe.seed, part.assignment,
@@ -80,7 +80,7 @@ def _refuse_given_amiss(loaded: LoadedRecipe) -> None:
         raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "RECIPE_VALUE", said))
 
 
-def build_models(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> list[tuple[str, Model]]:
+def build_models(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> list[tuple[str, Model]]:
     """Every tier's model, under the tier's name."""
     recipe = loaded.recipe
     found: list[tuple[str, Model]] = []
@@ -89,7 +89,7 @@ def build_models(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> lis
         try:
             size = _size(loaded, registry, number)
             made = build_model(
-                family, registry.models[family], size, seen.input_shape, seen.labels.classes, seen.tokens
+                family, registry.models[family], size, data_spec.input_shape, data_spec.labels.classes, data_spec.tokens
             )
             made.check_output_size()
         except Exception as error:
@@ -140,9 +140,9 @@ def build_aggregate(aggregation: AggregationConfig) -> Aggregate:
     return RobustAggregator(rule, aggregation.low_coverage, aggregation.min_contributors) if rule else coverage_mean
 
 
-def refuse_deployment(loaded: LoadedRecipe, method: Method) -> None:
+def check_deployment(loaded: LoadedRecipe, method: Method) -> None:
     """Raise unless real devices may be asked for what this method takes from them."""
-    refuse_known_noise(loaded)
+    check_noise_is_secret(loaded)
     if method.info.simulation_only:
         said = f"{loaded.recipe.method.name} uploads {method.info.uploads}"
         raise loaded.error(RecipeIssue(("method", "name"), "SIMULATION_ONLY", said))
@@ -152,20 +152,20 @@ def refuse_deployment(loaded: LoadedRecipe, method: Method) -> None:
         raise loaded.error(RecipeIssue(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
 
 
-def refuse_unjudged(loaded: LoadedRecipe, seen: Outline) -> None:
+def check_fine_tuning(loaded: LoadedRecipe, data_spec: DataSpec) -> None:
     """Raise where the recipe wants a evaluation that its data has none of."""
-    if loaded.recipe.evaluation.fine_tune is not None and seen.labels.train.ndim > 1:
+    if loaded.recipe.evaluation.fine_tune is not None and data_spec.labels.train.ndim > 1:
         said = "where every position is a question, nothing is judged before and after tuning"
         raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", said, "leave it out"))
 
 
-def build(loaded: LoadedRecipe, registry: Registry, seen: Outline) -> tuple[Fleet, Method]:
+def build(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> tuple[Fleet, Method]:
     """Who learns and how: all of a recipe that can be refused without its data."""
-    fleet = build_fleet(loaded, registry, seen)
+    fleet = build_fleet(loaded, registry, data_spec)
     method = build_method(loaded, registry, fleet)
-    refuse_uncovered(loaded, fleet, method)
-    refuse_incompressible(loaded, fleet, method)
-    refuse_unjudged(loaded, seen)
+    check_privacy(loaded, fleet, method)
+    check_compression(loaded, fleet, method)
+    check_fine_tuning(loaded, data_spec)
     return fleet, method
 
 
@@ -268,9 +268,9 @@ def assemble(
     by default one with so many `workers`, whose number changes nothing but the time.
     """
     dataset = dataset or read_data(loaded, registry, folder)
-    seen = outline_of(dataset)
-    partition = build_partition(loaded, seen.labels)
-    fleet, method = build(loaded, registry, seen)
+    data_spec = data_spec_of(dataset)
+    partition = build_partition(loaded, data_spec.labels)
+    fleet, method = build(loaded, registry, data_spec)
     warm, client_data = warm_start(loaded, fleet), build_client_data(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
     state = RunState()
@@ -280,7 +280,7 @@ def assemble(
 
     executor = executor or (WorkerPool(workers) if workers > 1 else InlineExecutor())
     simulator = build_simulator(loaded, method, client_data, warm, report, executor)
-    evaluator = build_evaluator(loaded.recipe.evaluation, dataset, partition, client_data, fleet, holds_its_own(loaded))
+    evaluator = build_evaluator(loaded.recipe.evaluation, dataset, partition, client_data, fleet, devices_own_data(loaded))
     limit = loaded.recipe.admission.norm
     experiment = Experiment(
         loaded=loaded,
@@ -297,15 +297,15 @@ def assemble(
         refusals=refusals,
         state=state,
         warm=warm,
-        public=public_examples(loaded, registry, folder, dataset),
+        public=read_public_examples(loaded, registry, folder, dataset),
         compression=build_compression(loaded.recipe),
         screening=NormScreening(limit, lambda: state.norm_history, report) if limit else None,
     )
-    executor.register(simulation_of(experiment))
+    executor.register(build_simulation(experiment))
     return experiment
 
 
-def simulation_of(experiment: Experiment) -> Simulation:
+def build_simulation(experiment: Experiment) -> Simulation:
     """What another process needs to run the experiment's blocks."""
     find_task = build_task_registry(experiment.method, experiment.evaluator)
     return Simulation(experiment.simulator, experiment.fleet, find_task)

@@ -44,9 +44,9 @@ class Checkpoint:
 
     number: int
     server: Parcel
-    memories: Mapping[str, Parcel]  # by device
+    client_states: Mapping[str, Parcel]  # by device
     about: Mapping[str, Any] = field(default_factory=dict)
-    stamps: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Checkpoints:
         digests = {**self._digests, name: write_atomic(self.folder / name, _packed(new))}
         said = {
             "round": point.number,
-            "owners": ["", *point.memories],
+            "owners": ["", *point.client_states],
             "items": [[*item, file] for item, file in places.items()],
             "files": {file: digests[file] for file in sorted({name, *places.values()})},
             "about": dict(point.about),
@@ -81,11 +81,11 @@ class Checkpoints:
         sync_folder(self.folder)
         write_atomic(self.folder / LATEST, f"{manifest.name}\n".encode())
         sync_folder(self.folder)
-        self._files, self._digests, self._server, self._stamps = places, digests, point.server, dict(point.stamps)
+        self._files, self._digests, self._server, self._stamps = places, digests, point.server, dict(point.versions)
         self._prune()
 
     def _unchanged(self, point: Checkpoint) -> dict[Item, str]:
-        still = {who for who, stamp in point.stamps.items() if self._stamps.get(who) == stamp}
+        still = {who for who, stamp in point.versions.items() if self._stamps.get(who) == stamp}
         bundles = {name for name, one in point.server.items() if _same(one, self._server.get(name, {}))}
         return {
             (who, bundle): file
@@ -93,7 +93,7 @@ class Checkpoints:
             if who in still or (who == "" and bundle in bundles)
         }
 
-    def newest(self) -> Checkpoint | None:
+    def read_newest(self) -> Checkpoint | None:
         """The last good one; what had to be passed over is said."""
         for number in self._in_order():
             try:
@@ -119,7 +119,7 @@ class Checkpoints:
         """The rounds that have one, good or not."""
         return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
 
-    def forget_after(self, number: int) -> None:
+    def delete_after(self, number: int) -> None:
         """What comes later was not good, or will be made again."""
         for later in [one for one in self.numbers() if one > number]:
             (self.folder / f"{later:06d}.json").unlink()
@@ -204,9 +204,9 @@ def _others(point: Checkpoint, known: Mapping[Item, str]) -> dict[Item, Tensors]
     """All that is not known, read only where that is so."""
     made: dict[Item, Tensors] = {("", name): one for name, one in point.server.items() if ("", name) not in known}
     safe = {who for who, _ in known}
-    for who in point.memories:
+    for who in point.client_states:
         if who not in safe:
-            made |= {(who, bundle): tensors for bundle, tensors in point.memories[who].items()}
+            made |= {(who, bundle): tensors for bundle, tensors in point.client_states[who].items()}
     return made
 
 

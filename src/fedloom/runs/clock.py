@@ -21,7 +21,7 @@ from ..recipe.validation import instantiate
 class Clock:
     recipe: Recipe
     method: Method
-    paces: DeviceSpeeds
+    device_speeds: DeviceSpeeds
 
     def knows(self, tiers: Iterable[str]) -> bool:
         """Whether the recipe says how fast these are."""
@@ -31,7 +31,7 @@ class Clock:
         """Of one device that has moved so many bytes and trains on so many examples as often as the recipe says."""
         (speed, bandwidth), pace, part = (
             self._able[device.tier],
-            self.paces.get(device.name, DeviceSpeed()),
+            self.device_speeds.get(device.name, DeviceSpeed()),
             self.recipe.training,
         )
         steps = part.epochs * -(-examples // part.batch_size)

@@ -27,7 +27,7 @@ def build_compression(recipe: Recipe) -> Compression | None:
     )
 
 
-def refuse_incompressible(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
+def check_compression(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
     problems = list(_incompressible(loaded.recipe, fleet, method))
     if problems:
         raise loaded.error(*problems)

@@ -37,13 +37,13 @@ def read_data(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Dataset
     place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
     dataset = reader(**place, **data.settings)
     if data.validation is not None:
-        dataset = dataset.with_validation_split(torch.from_numpy(validation_rows(loaded, len(dataset.train))))
+        dataset = dataset.with_validation_split(torch.from_numpy(draw_validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
         dataset = dataset.limit_test_examples(data.test_examples)
     return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
 
 
-def validation_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
+def draw_validation_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
     """The same for every seed: what is chosen by them must be chosen for all seeds."""
     count = loaded.recipe.data.validation or 0
     if count >= examples:
@@ -53,7 +53,7 @@ def validation_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Outline:
+class DataSpec:
     """A recipe's data as far as models and partitions can tell."""
 
     input_shape: tuple[int, ...]
@@ -63,34 +63,34 @@ class Outline:
     preparation: Preparation = PREPARATIONS["plain"]
 
 
-def outline(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Outline:
+def read_data_spec(loaded: LoadedRecipe, registry: Registry, folder: Path) -> DataSpec:
     """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
     data = loaded.recipe.data
     ours = registry.datasets[data.dataset] is DATASETS.get(data.dataset)
     info = lookup_dataset_info(data.dataset, data.settings) if ours else None
     if info is None:
-        return outline_of(read_data(loaded, registry, folder))
+        return data_spec_of(read_data(loaded, registry, folder))
     prepare = PREPARATIONS[data.preparation or info.preparation]
     made_up = prepare(torch.zeros(1, *info.shape, dtype=torch.uint8 if info.tokens is None else torch.int64))
-    held = len(validation_rows(loaded, info.train))
+    held = len(draw_validation_rows(loaded, info.train))
     info = replace(info, train=info.train - held, test=held) if held else info
     labels = synthetic_labels(info, data.test_examples)
-    return Outline(tuple(made_up.shape[1:]), info.shape, labels, info.tokens, prepare)
+    return DataSpec(tuple(made_up.shape[1:]), info.shape, labels, info.tokens, prepare)
 
 
-def outline_of(dataset: Dataset) -> Outline:
+def data_spec_of(dataset: Dataset) -> DataSpec:
     stored = tuple(dataset.train.x.shape[1:])
-    return Outline(dataset.input_shape, stored, extract_labels(dataset), dataset.tokens, dataset.preparation)
+    return DataSpec(dataset.input_shape, stored, extract_labels(dataset), dataset.tokens, dataset.preparation)
 
 
-def public_examples(loaded: LoadedRecipe, registry: Registry, folder: Path, dataset: Dataset) -> Tensor | None:
+def read_public_examples(loaded: LoadedRecipe, registry: Registry, folder: Path, dataset: Dataset) -> Tensor | None:
     """What the server has, as it is stored; None if the recipe gives it nothing."""
     part = loaded.recipe.data.public
     if part is None:
         return None
     match part.source:
         case "holdout":
-            return dataset.train.x[torch.from_numpy(server_rows(loaded, len(dataset.train)))]
+            return dataset.train.x[torch.from_numpy(draw_server_rows(loaded, len(dataset.train)))]
         case "train_pool":
             return dataset.train.x
         case "dataset":
@@ -105,7 +105,7 @@ def _alike(loaded: LoadedRecipe, public: Tensor, own: Tensor) -> Tensor:
     raise loaded.error(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", said))
 
 
-def server_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
+def draw_server_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
     """The training examples that no device gets, because the server has them."""
     part = loaded.recipe.data.public
     count = part.examples if part is not None and part.source == "holdout" else 0
@@ -115,17 +115,17 @@ def server_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
     return hold_out(examples, count, generator(loaded.recipe.seed, PUBLIC))
 
 
-def holds_its_own(loaded: LoadedRecipe) -> bool:
+def devices_own_data(loaded: LoadedRecipe) -> bool:
     """Whether devices have data that the server knows nothing of."""
     return bool(loaded.recipe.data.partition["kind"] == "own")
 
 
 def build_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
-    if holds_its_own(loaded) and loaded.recipe.engine.kind != "flower":
+    if devices_own_data(loaded) and loaded.recipe.engine.kind != "flower":
         said, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
         raise loaded.error(RecipeIssue(("data", "partition"), "DEPLOYMENT", said, hint))
-    if not holds_its_own(loaded) and data.devices > len(labels.train):
+    if not devices_own_data(loaded) and data.devices > len(labels.train):
         said = f"there are only {len(labels.train)} training examples for {data.devices} devices"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
     try:
@@ -146,7 +146,7 @@ def build_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
 def _partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
     """Of what the server leaves; a map from a file must do so by itself."""
     data, draw = loaded.recipe.data, generator(loaded.recipe.seed, PARTITION)
-    cut, kept_back = instantiate(PARTITIONS, data.partition), server_rows(loaded, len(labels.train))
+    cut, kept_back = instantiate(PARTITIONS, data.partition), draw_server_rows(loaded, len(labels.train))
     if not len(kept_back):
         made: Partition = cut(labels, data.devices, draw)
         return made

@@ -34,7 +34,7 @@ def save_models(experiment: Experiment, server: Parcel, number: int, journal: Ru
             journal.model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)
 
 
-def carried(experiment: Experiment, device: Device, candidate: DeviceModel, number: int) -> ModelWeights:
+def load_device_model(experiment: Experiment, device: Device, candidate: DeviceModel, number: int) -> ModelWeights:
     """By the question with which it is judged after this round, for that decides the batches of its examples. Right
     here: neither workers nor a convoy know this task."""
     found: list[ModelWeights] = []
@@ -62,7 +62,7 @@ FILE = "cka.json"
 EXAMPLES = 128
 
 
-def tiers_alike(experiment: Experiment, server: Parcel, number: int, folder: Path) -> list[dict[str, Any]]:
+def compute_tier_cka(experiment: Experiment, server: Parcel, number: int, folder: Path) -> list[dict[str, Any]]:
     """Every tier's model after the last round, of this number, against the largest tier's: the one that the server
     has, else that of one of its devices."""
     largest = experiment.fleet.largest.name
@@ -99,7 +99,7 @@ def _of_device(tier: Tier, experiment: Experiment, server: Parcel, number: int) 
         return None
     learned = experiment.client_states.committed
     device = next((one for one in devices if one.name in learned), devices[0])
-    return carried(experiment, device, candidates[0], number)
+    return load_device_model(experiment, device, candidates[0], number)
 
 
 def _plain(values: list[list[float]]) -> list[list[float | None]]:

@@ -17,7 +17,7 @@ from ..footprints import Aggregate, DPAggregator
 from ..tensors import Parcel
 from .checkpoint import Checkpoint
 from .experiment import Experiment
-from .privacy import spent
+from .privacy import compute_epsilon
 
 ADMITTED, MISSING = "admitted", "missing"
 Line = dict[str, Any]
@@ -165,7 +165,7 @@ def _figures(experiment: Experiment, context: RoundContext) -> list[Row]:
         "bytes_up": traffic.bytes_up,
         **compressed,
         "simulated_seconds": experiment.faults.round_seconds(context),
-        "epsilon": spent(experiment.loaded.recipe, context.number),
+        "epsilon": compute_epsilon(experiment.loaded.recipe, context.number),
     }
     rows = [Row(context.number, "", "", "", "", name, value) for name, value in figures.items() if value is not None]
     return rows + experiment.faults.rows(experiment.state, context)
@@ -208,7 +208,7 @@ def _norms(traffic: Traffic, names: Sequence[str]) -> Line:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """One torch thread: the same bits on every machine, and no slower for nets of this size."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -44,8 +44,8 @@ def _epsilon(one: Mechanism, rounds: int) -> float:
     if one.accountant == "pld":
         return float(_privacy_loss(one.noise, one.chance).self_compose(rounds).get_epsilon_for_delta(one.delta))
     orders, costs = _renyi(one.noise, one.chance)
-    spent, _ = _library().rdp.compute_epsilon(orders, [rounds * cost for cost in costs], one.delta)
-    return float(spent)
+    epsilon, _ = _library().rdp.compute_epsilon(orders, [rounds * cost for cost in costs], one.delta)
+    return float(epsilon)
 
 
 @lru_cache(maxsize=8)
@@ -101,21 +101,21 @@ def mechanism(recipe: Recipe) -> Mechanism | None:
     return Mechanism(said.noise, recipe.fleet.participation, said.delta, said.accountant)
 
 
-def spent(recipe: Recipe, rounds: int) -> float | None:
+def compute_epsilon(recipe: Recipe, rounds: int) -> float | None:
     """Epsilon after so many rounds; None for a run without privacy."""
     made = mechanism(recipe)
     return made.epsilon(rounds) if made else None
 
 
-def told(recipe: Recipe) -> str:
+def summarize_privacy(recipe: Recipe) -> str:
     """A whole run's privacy in one line; "" where it has none."""
-    epsilon, said = spent(recipe, recipe.rounds), recipe.privacy
+    epsilon, said = compute_epsilon(recipe, recipe.rounds), recipe.privacy
     if epsilon is None:
         return ""
     return f"privacy: epsilon {epsilon:.3f} at delta {said.delta:g} for every device, after {recipe.rounds} rounds"
 
 
-def refuse_uncovered(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
+def check_privacy(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
     """Raise if a recipe asks for privacy together with anything the figure would not be true of."""
     if loaded.recipe.privacy.clip is None:
         return
@@ -124,7 +124,7 @@ def refuse_uncovered(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None
         raise loaded.error(*problems)
 
 
-def refuse_known_noise(loaded: LoadedRecipe) -> None:
+def check_noise_is_secret(loaded: LoadedRecipe) -> None:
     """Raise if real devices were to trust in noise that whoever has the recipe can draw again and take off."""
     if loaded.recipe.privacy.noise is not None:
         said = (

@@ -29,7 +29,7 @@ from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
 from .experiment import Experiment
 from .final_models import save_models
 from .folder import RunWriter, peak_memory
-from .loop import RoundResult, one_thread, rounds
+from .loop import RoundResult, single_thread, rounds
 from .trackers import NONE, Trackers
 
 FILE = "fleet.json"
@@ -104,7 +104,7 @@ class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
         self.hint = f"every refusal is in {folder / 'events.jsonl'}"
 
 
-def recorded(
+def record_rounds(
     experiment: Experiment, folder: Path, since: Checkpoint | None = None, followers: Trackers = NONE
 ) -> Iterator[RoundResult]:
     """The rounds of an experiment, each written into the run's folder before it is handed on. With `since`, the folder
@@ -113,7 +113,7 @@ def recorded(
     journal = RunWriter(folder)
     keeper = CheckpointPolicy(Checkpoints(folder / FOLDER), saved_every(experiment), journal.sync)
     record = Recorder(experiment, journal, keeper)
-    with one_thread(), closing(experiment.engine):
+    with single_thread(), closing(experiment.engine):
         record.open(since)
         with record.journal.watched(), followers.told(folder, recipe, since is not None), record.kept():
             for done in rounds(experiment, since):
@@ -148,9 +148,9 @@ class Recorder:
         self.journal.document(FILE, fleet_summary(self.experiment))
         if since is None:
             return
-        self.keeper.checkpoints.forget_after(since.number)
+        self.keeper.checkpoints.delete_after(since.number)
         self.journal.reopen(since.about.get("sizes", {}))
-        put_back(self.experiment, since)
+        restore_experiment(self.experiment, since)
         self.server, self.last, self.replied = since.server, since.number, since.about.get("replied", 0)
         self.began -= since.about.get("seconds", 0.0)
 
@@ -184,7 +184,7 @@ class Recorder:
     @cached_property
     def _made_of(self) -> dict[str, Any]:
         """What a run cannot go on with if it has become another."""
-        return made_of(self.experiment)
+        return collect_inputs(self.experiment)
 
     def _seconds(self) -> float:
         return round(time.perf_counter() - self.began, 3)
@@ -205,15 +205,15 @@ class Recorder:
             raise NothingAdmitted(experiment.refusals[0][1], self.journal.folder)
         self.keeper.save()
         save_models(experiment, self.server, self.last, self.journal)
-        alike = final_models.tiers_alike(experiment, self.server, self.last, self.journal.folder)
+        alike = final_models.compute_tier_cka(experiment, self.server, self.last, self.journal.folder)
         self.journal.document(final_models.FILE, alike)
         spent = {"seconds": self._seconds(), "checkpoint_seconds": round(self.keeper.spent, 3)}
         self.journal.update(status="finished", **spent, **fingerprints(experiment, self.server))
 
 
-def put_back(experiment: Experiment, since: Checkpoint) -> None:
+def restore_experiment(experiment: Experiment, since: Checkpoint) -> None:
     """Everything but the server's state, as it was after a round."""
-    experiment.client_states.committed = since.memories
+    experiment.client_states.committed = since.client_states
     experiment.state.restore(since.about.get("state", {}))
 
 
@@ -230,7 +230,7 @@ def score(rows: tuple[Row, ...]) -> float | None:
     return sum(marks) / len(marks) if marks else None
 
 
-def made_of(experiment: Experiment) -> dict[str, Any]:
+def collect_inputs(experiment: Experiment) -> dict[str, Any]:
     """All that decides a run's result, in JSON's words."""
     document = json.loads(json.dumps(experiment.loaded.recipe.document()))
     return {

@@ -15,13 +15,13 @@ from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
 from .experiment import Experiment
 from .folder import read_manifest, read_rows
-from .loop import one_thread, rounds
-from .recorder import fingerprints, made_of, put_back
+from .loop import single_thread, rounds
+from .recorder import fingerprints, collect_inputs, restore_experiment
 
 logger = logging.getLogger(__name__)
 
 
-def newest_run(home: Path = Path("runs")) -> Path:
+def find_newest_run(home: Path = Path("runs")) -> Path:
     """The one that was begun last and is not finished; else the last. A comparison counts as one."""
     found = {path.parent: read_manifest(path.parent) for path in home.glob("*/manifest.json")}
     if not found:
@@ -29,18 +29,18 @@ def newest_run(home: Path = Path("runs")) -> Path:
     return max(found, key=lambda one: (found[one]["status"] != "finished", found[one]["started"]))
 
 
-Engage = Callable[[Experiment, Registry, Path, Path], Experiment]
+AttachEngine = Callable[[Experiment, Registry, Path, Path], Experiment]
 """(experiment, registry, data folder, run folder) -> the same with the engine that its recipe names."""
 
 
-def in_process_only(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
+def require_in_process(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
     if experiment.loaded.recipe.engine.kind != "in_process":
         raise recipe_error(folder, "RUN_ENGINE", "the devices of this run are elsewhere", "fedloom resume finds them")
     return experiment
 
 
-def reopened(
-    folder: Path, registry: Registry, data: Path, workers: int, engage: Engage = in_process_only
+def reopen_run(
+    folder: Path, registry: Registry, data: Path, workers: int, engage: AttachEngine = require_in_process
 ) -> tuple[Experiment, Checkpoint]:
     """An unfinished run as it stood when it was last saved; refused if its recipe or data have changed since."""
     if _status(folder) == "finished":
@@ -49,7 +49,7 @@ def reopened(
         )
     experiment = assemble(load(folder / "recipe.toml", registry), registry, data, workers=workers)
     experiment = engage(experiment, registry, data, folder)
-    return experiment, standing_of(folder, experiment)
+    return experiment, read_resume_point(folder, experiment)
 
 
 def open_finished_run(
@@ -76,17 +76,17 @@ def open_finished_run(
     return experiment
 
 
-def standing_of(folder: Path, experiment: Experiment) -> Checkpoint:
+def read_resume_point(folder: Path, experiment: Experiment) -> Checkpoint:
     """Where an experiment can go on that was begun in this folder; refused if it was another one."""
-    point = Checkpoints(folder / FOLDER).newest() or Checkpoint(0, {}, {})
-    before = point.about if point.number else {**made_of(experiment), **_remembered(folder)}
-    refuse_changes(folder, before, made_of(experiment))
+    point = Checkpoints(folder / FOLDER).read_newest() or Checkpoint(0, {}, {})
+    before = point.about if point.number else {**collect_inputs(experiment), **_remembered(folder)}
+    check_unchanged(folder, before, collect_inputs(experiment))
     return point
 
 
-def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if before["recipe"] != now["recipe"]:
-        changed = "; ".join(changes(before["recipe"], now["recipe"]))
+        changed = "; ".join(list_changes(before["recipe"], now["recipe"]))
         hint = "put it back as it was, or begin another run"
         raise recipe_error(folder / "recipe.toml", "RECIPE_CHANGED", f"the recipe has changed since: {changed}", hint)
     for what in ("data", "partition"):
@@ -95,14 +95,14 @@ def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
             raise recipe_error(folder, "DATA_CHANGED", f"the {what} is not that of the run any more", hint)
 
 
-def changes(before: Any, now: Any, place: str = "") -> Iterator[str]:
+def list_changes(before: Any, now: Any, place: str = "") -> Iterator[str]:
     """What is different, and where, in a recipe's own words."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in [*before, *(key for key in now if key not in before)]:
-            yield from changes(before.get(key), now.get(key), f"{place}.{key}" if place else key)
+            yield from list_changes(before.get(key), now.get(key), f"{place}.{key}" if place else key)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for number, pair in enumerate(zip(before, now, strict=True)):
-            yield from changes(*pair, f"{place}[{number}]")
+            yield from list_changes(*pair, f"{place}[{number}]")
     elif before != now:
         yield f"{place} was {_said(before)}, is {_said(now)}"
 
@@ -130,14 +130,14 @@ def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int
     old = [number for number in store.numbers() if number <= last - back]
     point = store.read(old[-1]) if old else Checkpoint(0, {}, {})
     if point.number:
-        refuse_changes(folder, point.about, made_of(experiment))
+        check_unchanged(folder, point.about, collect_inputs(experiment))
     made, server = list[Row](), point.server
-    put_back(experiment, point)
-    with one_thread(), closing(experiment.engine):
+    restore_experiment(experiment, point)
+    with single_thread(), closing(experiment.engine):
         for done in rounds(experiment, point):
             made += done.rows
             server = done.server
-            logger.info("round %d played again", done.number)
+            logger.info("round %d replayed", done.number)
         found = fingerprints(experiment, server)
     wrong = [f"{name}: {said[name]} then, {now} now" for name, now in found.items() if said[name] != now]
     written = [row for row in read_rows(folder) if row.round > point.number]

@@ -231,7 +231,7 @@ class TrackerMissing(Exception):  # noqa: N818 - named for what is wrong
         self.hint = "pip install 'fedloom[track]'"
 
 
-def followed_by(names: Sequence[str], run: str = "") -> Trackers:
+def build_trackers(names: Sequence[str], run: str = "") -> Trackers:
     """The trackers of these names, for one run."""
     return Trackers(run, {name: _opened(name) for name in names})
 

@@ -99,7 +99,10 @@ class Comparison:
                 group, free = {}, MEMORY_LIMIT
             since = read_resume_point(folder, experiment) if _has_started(folder) else None
             followers = build_trackers(self.track, name)
-            group[name] = experiment.simulator, self._log_failure(name, record_rounds(experiment, folder, since, followers))
+            group[name] = (
+                experiment.simulator,
+                self._log_failure(name, record_rounds(experiment, folder, since, followers)),
+            )
             free -= size
         yield group
 

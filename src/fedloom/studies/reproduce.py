@@ -81,7 +81,7 @@ def start_row(row: PublishedRow, sets: Sequence[str], folder: Path, context: Rep
 
 
 def check_same_recipe(folder: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    different = "; ".join(changes(_plain(before), _plain(after)))
+    different = "; ".join(list_changes(_plain(before), _plain(after)))
     if different:
         message = f"the folder holds runs of another recipe: {different}"
         raise recipe_error(folder, "RECIPE_CHANGED", message, "remove the folder, or choose another with --runs")
