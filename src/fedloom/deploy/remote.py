@@ -70,7 +70,7 @@ def attach_flower(
     from ..flower.engine import Flower
 
     loaded = experiment.loaded
-    _refuse_simulated_faults(experiment)
+    _check_faults(experiment)
     engine = Flower(
         inner=replace(experiment.simulator, executor=InlineExecutor()),  # forking is not safe with Flower's threads
         nodes=nodes,
@@ -84,8 +84,8 @@ def attach_flower(
 
 
 def _attach_ray(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
-    _refuse_simulated_faults(experiment)
-    _refuse_unnamed(experiment, registry)
+    _check_faults(experiment)
+    _check_names(experiment, registry)
     from ..flower.apps import client_app
     from ..flower.ray import RayGrid  # slow to import, so check the recipe first
 
@@ -108,7 +108,7 @@ def device_by_index(fleet: Fleet, node: int, info: Mapping[str, Any]) -> str | N
     return fleet.name(index) if type(index) is int and 0 <= index < fleet.size else None
 
 
-def _refuse_simulated_faults(experiment: Experiment) -> None:
+def _check_faults(experiment: Experiment) -> None:
     loaded = experiment.loaded
     for key in SIMULATED_FAULTS:
         if getattr(loaded.recipe.faults, key):
@@ -116,7 +116,7 @@ def _refuse_simulated_faults(experiment: Experiment) -> None:
             raise loaded.error(RecipeIssue(("faults", key), "SIMULATION_ONLY", message, "leave it out"))
 
 
-def _refuse_unnamed(experiment: Experiment, registry: Registry) -> None:
+def _check_names(experiment: Experiment, registry: Registry) -> None:
     """Raise if the experiment uses names that were registered in this process and not by a file."""
     known = load_extensions(tuple(str(file) for file in registry.files))
     for table in ("methods", "models", "datasets"):

@@ -65,7 +65,7 @@ def assign_tiers(
             message = f"{device.name} is limited to tier {device.max_tier!r}, which the recipe does not have"
             raise loaded.error(RecipeIssue(("tiers",), "TIER_NAME", message))
     if loaded.recipe.fleet.device_tiers:
-        _refuse_above_limit(loaded, enrolled, names)
+        _check_limits(loaded, enrolled, names)
         return loaded
     deadline = loaded.recipe.faults.deadline
     machines = [
@@ -117,7 +117,7 @@ def read_rejected_connections(log: Path, state: RunState) -> Iterator[Refusal]:
             yield Refusal("", rejection["code"], rejection["reason"])
 
 
-def _refuse_above_limit(loaded: LoadedRecipe, enrolled: FleetRegistry, tiers: Sequence[str]) -> None:
+def _check_limits(loaded: LoadedRecipe, enrolled: FleetRegistry, tiers: Sequence[str]) -> None:
     for device, tier in zip(enrolled.devices, loaded.recipe.fleet.device_tiers, strict=True):
         if device.max_tier and tiers.index(tier) < tiers.index(device.max_tier):
             message = f"{device.name} is assigned {tier}, its enrollment allows {device.max_tier} at most"
