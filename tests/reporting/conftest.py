@@ -1,4 +1,4 @@
-"""Real runs of tiny nets, made once, for the tests that only look at what they left."""
+"""Folders of small runs, created once for all tests that only read them."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ TIERS = [
 
 
 def recipe(**changes: Any) -> dict[str, Any]:
-    """Devices with half of the labels, of which some are silent and one is broken."""
+    """Devices with half of the labels each, two tiers with simulated speed."""
     return {
         "seed": 0, "rounds": 4, "tiers": TIERS, "method": {"name": "heterofl"},
         "data": {
@@ -48,26 +48,26 @@ def quietly(*arguments: object) -> None:
 
 @pytest.fixture(scope="package")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that a run can have to show."""
+    """A run with everything that a report can show."""
     folder = tmp_path_factory.mktemp("one") / "run"
-    said = recipe(
+    document = recipe(
         evaluation={"fine_tune": {"part": "head", "epochs": 1, "batch_size": 10, "learning_rate": 0.1}},
         faults={"dropout": 0.3, "corrupt": {"devices": 1, "how": "nan"}},
     )
-    fedloom.run(said, out=folder)
+    fedloom.run(document, out=folder)
     quietly("subnet", folder, "--count", 5, "--examples", 40, "--workers", 1, "--quiet")
     return folder
 
 
 @pytest.fixture(scope="package")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """HeteroFL beside two other ways, with two seeds."""
+    """HeteroFL compared with three arms over two seeds."""
     home = tmp_path_factory.mktemp("several") / "home"
-    said = {
+    document = {
         **recipe(rounds=3),
         "compare": {"arms": {"fjord": ["method={name='fjord'}"]}, "baseline": "fjord", "margin": 0.0},
     }
-    planned = plan_comparison(load(said, Registry()), Registry(), 2, ["standalone", "drop-the-small"], home, home)
+    planned = plan_comparison(load(document, Registry()), Registry(), 2, ["standalone", "drop-the-small"], home, home)
     list(planned.rounds())
     planned.result("global")
     return home
@@ -75,7 +75,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Words that are hidden and guessed."""
+    """A masked language model."""
 
     def words() -> Dataset:
         draw = torch.Generator().manual_seed(0)
@@ -85,11 +85,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("text") / "run"
     sizes: dict[str, Any] = {"embedding": 4, "heads": 2, "hidden": 6, "layers": 1, "dropout": 0.0}
-    said = recipe(
+    document = recipe(
         rounds=3, data={"dataset": "words", "devices": 4, "partition": {"kind": "iid"}},
         model={"family": "transformer", **sizes}, evaluation={"tests": ["global"]},
     )  # fmt: skip
-    fedloom.run(said, out=folder, datasets={"words": words})
+    fedloom.run(document, out=folder, datasets={"words": words})
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Every figure: its CSV's columns, a series that says something, a sentence, and words for its picture."""
+"""Every chart: its CSV columns, values that vary, a sentence, and text alternatives."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ ONE_RUN = {
     "norms": ["round", "tier", "least", "median", "most"],
     "uploads": ["round", "tier", "bundle", "bytes"],
 }
-SAYS = {  # the column whose values must differ, or the figure would show nothing
+SAYS = {  # a column whose values must differ
     "learning_rounds": "accuracy_mean", "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
     "devices": "accuracy", "time": "training_seconds", "personalized": "personalized", "participation": "outcome",
     "coverage": "updates", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median",
@@ -52,8 +52,8 @@ SEVERAL = {
 
 
 def charts_of(report: ReportData) -> dict[str, Chart]:
-    made = [make(report) for make in (*COMPARED, *SINGLE)]
-    return {one.key: one for one in made if isinstance(one, Chart)}
+    built = [make(report) for make in (*COMPARED, *SINGLE)]
+    return {one.key: one for one in built if isinstance(one, Chart)}
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +116,11 @@ def test_participation_chart_includes_lost_and_refused_replies(charts: dict[str,
 def test_coverage_chart_counts_admitted_updates(report: ReportData) -> None:
     reader, chart = report.first, build_coverage_chart(report)
     assert isinstance(chart, Chart)
-    heard = sum(
+    admitted = sum(
         len(one["devices"]) for one in reader.participation if one["outcome"] == "admitted" and one["round"] == 1
     )
     assert [one["updates"] for one in lines(chart) if (one["round"], one["region"]) == ("1", "large+small")] == [
-        str(heard)
+        str(admitted)
     ]
 
 
@@ -132,10 +132,10 @@ def test_charts_of_language_model_use_perplexity(text: Path) -> None:
 
 
 def test_missing_charts_give_reasons(text: Path) -> None:
-    made = [make(read_report_data([text])) for make in (*COMPARED, *SINGLE)]
-    why = {one.title: one.reason for one in made if isinstance(one, MissingChart)}
-    assert why["Initial against personalized accuracy"] == "the recipe has no evaluation.fine_tune"
-    assert why["Lost and refused replies"] == "every reply was admitted"
+    built = [make(read_report_data([text])) for make in (*COMPARED, *SINGLE)]
+    reasons = {one.title: one.reason for one in built if isinstance(one, MissingChart)}
+    assert reasons["Initial against personalized accuracy"] == "the recipe has no evaluation.fine_tune"
+    assert reasons["Lost and refused replies"] == "every reply was admitted"
 
 
 def test_charts_of_new_run_are_only_the_partition(run: Path, tmp_path: Path) -> None:
@@ -149,17 +149,17 @@ def test_charts_of_new_run_are_only_the_partition(run: Path, tmp_path: Path) -> 
 def test_partition_chart_of_unknown_data_is_missing(run: Path, tmp_path: Path) -> None:
     for name in ("manifest.json", "recipe.toml", "fleet.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    said = json.loads((tmp_path / "fleet.json").read_text())
-    said["holdings"]["counts"] = [[0] * len(line) for line in said["holdings"]["counts"]]
-    (tmp_path / "fleet.json").write_text(json.dumps(said))
-    found = build_partition_chart(read_report_data([tmp_path]))
-    assert isinstance(found, MissingChart) and "known only to them" in found.reason
+    fleet = json.loads((tmp_path / "fleet.json").read_text())
+    fleet["holdings"]["counts"] = [[0] * len(line) for line in fleet["holdings"]["counts"]]
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet))
+    chart = build_partition_chart(read_report_data([tmp_path]))
+    assert isinstance(chart, MissingChart) and "known only to them" in chart.reason
 
 
 def test_run_reader_incomplete_line_is_skipped(run: Path, tmp_path: Path) -> None:
-    whole = (run / "rows.jsonl").read_text()
-    (tmp_path / "rows.jsonl").write_text(whole[:-20])
-    assert len(RunReader(tmp_path).rows) == len(whole.splitlines()) - 1
+    text_of_rows = (run / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(text_of_rows[:-20])
+    assert len(RunReader(tmp_path).rows) == len(text_of_rows.splitlines()) - 1
 
 
 @pytest.mark.parametrize(("values", "worst"), [([5.0], 5.0), (list(range(20)), 0.5), ([3.0, 1.0, 2.0], 1.0)])

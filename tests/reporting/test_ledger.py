@@ -1,4 +1,4 @@
-"""The ledger of claims: merged, never lost, and a page of which only one part is written."""
+"""The ledger of claims: entries are merged and never lost, and only one section of the page is written."""
 
 import json
 import math
@@ -92,8 +92,8 @@ def test_write_claims_section_without_marks_appends_them(tmp_path: Path) -> None
 
 
 def test_measured_text_has_median_and_range() -> None:
-    found = ClaimResult([Amount(80.0), Amount(82.0), Amount(81.0)], [Amount(70.0)] * 3, [10.0, 12.0, 11.0], "holds", 3)
-    assert measured_text(found, "last", ("x", "y")) == (
+    result = ClaimResult([Amount(80.0), Amount(82.0), Amount(81.0)], [Amount(70.0)] * 3, [10.0, 12.0, 11.0], "holds", 3)
+    assert measured_text(result, "last", ("x", "y")) == (
         "x 81.00 [80.00–82.00]; y 70.00 [70.00–70.00]; paired +11.00 [+10.00 to +12.00]"
     )
     sides = [Amount(5), Amount(6)], [Amount(9, exact=False), Amount(8)]

@@ -1,4 +1,4 @@
-"""Verdicts over seeds: the one rule, on numbers worked out by hand."""
+"""Verdicts of claims over seeds, on numbers worked out by hand."""
 
 import math
 from dataclasses import replace
@@ -59,63 +59,63 @@ def test_amount_difference_of_unreached_targets_is_infinite_or_tie() -> None:
 
 
 def rows(*values: float, tier: str = "a", candidate: str = "server", metric: str = "accuracy") -> list[Row]:
-    judged = [Row(number, candidate, tier, "", "global", metric, value) for number, value in enumerate(values, 1)]
+    evaluated = [Row(number, candidate, tier, "", "global", metric, value) for number, value in enumerate(values, 1)]
     moved = [Row(number, "", "", "", "", "bytes_down", 10.0) for number in range(1, len(values) + 1)]
-    return judged + moved
+    return evaluated + moved
 
 
 def test_evaluate_claim_uses_last_value_not_best() -> None:
-    seen = Evidence({"x": [rows(50, 90, 70)], "y": [rows(60, 60, 71)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    found = evaluate_claim(ClaimSide("x"), ClaimSide("y"), MORE, seen)
-    assert ([one.value for one in found.this], found.gaps, found.verdict) == ([70], [-1], "does not hold")
+    evidence = Evidence({"x": [rows(50, 90, 70)], "y": [rows(60, 60, 71)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    result = evaluate_claim(ClaimSide("x"), ClaimSide("y"), MORE, evidence)
+    assert ([one.value for one in result.this], result.gaps, result.verdict) == ([70], [-1], "does not hold")
 
 
 def test_side_amounts_of_all_devices_are_weighted_by_share() -> None:
     both = rows(80, 80) + rows(40, 60, tier="b")
-    seen = Evidence({"x": [both]}, {"x": {"a": 0.25, "b": 0.5, "empty": 0.25}})
-    assert side_amounts(ClaimSide("x"), MORE, seen)[0].value == pytest.approx((0.25 * 80 + 0.5 * 60) / 0.75)
-    assert side_amounts(ClaimSide("x", "b"), MORE, seen)[0].value == 60
+    evidence = Evidence({"x": [both]}, {"x": {"a": 0.25, "b": 0.5, "empty": 0.25}})
+    assert side_amounts(ClaimSide("x"), MORE, evidence)[0].value == pytest.approx((0.25 * 80 + 0.5 * 60) / 0.75)
+    assert side_amounts(ClaimSide("x", "b"), MORE, evidence)[0].value == 60
 
 
 def test_side_amounts_candidate_defaults_to_first() -> None:
-    seen = Evidence({"x": [rows(10) + rows(20, candidate="personal")]}, {"x": {"a": 1.0}})
-    assert side_amounts(ClaimSide("x"), MORE, seen)[0].value == 10
-    assert side_amounts(ClaimSide("x", candidate="personal"), MORE, seen)[0].value == 20
-    for side in (ClaimSide("x", candidate="nobody"), ClaimSide("x", "nowhere")):
+    evidence = Evidence({"x": [rows(10) + rows(20, candidate="personal")]}, {"x": {"a": 1.0}})
+    assert side_amounts(ClaimSide("x"), MORE, evidence)[0].value == 10
+    assert side_amounts(ClaimSide("x", candidate="personal"), MORE, evidence)[0].value == 20
+    for side in (ClaimSide("x", candidate="unknown"), ClaimSide("x", "nowhere")):
         with pytest.raises(NotMeasuredError, match="x has no"):
-            side_amounts(side, MORE, seen)
+            side_amounts(side, MORE, evidence)
 
 
 def test_side_amounts_to_baseline_target_count_rounds_and_bytes() -> None:
     runs = {"base": [rows(50, 60, 70), rows(50, 60, 72)], "x": [rows(60, 70, 71), rows(50, 60, 65)]}
-    seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
-    aims = baseline_target(ClaimSide("base", "a"), MORE, 1.0, seen)
+    evidence = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
+    aims = baseline_target(ClaimSide("base", "a"), MORE, 1.0, evidence)
     assert aims == {"a": 70.0}  # the median of 70 and 72, less a point
     both = (ClaimTerms("rounds", "less", targets=aims), [2, 3]), (ClaimTerms("bytes", "less", targets=aims), [20, 30])
-    for terms, wanted in both:
-        found = side_amounts(ClaimSide("x", "a"), terms, seen)
-        assert [one.value for one in found] == wanted
-        assert [one.exact for one in found] == [True, False]
+    for terms, expected in both:
+        result = side_amounts(ClaimSide("x", "a"), terms, evidence)
+        assert [one.value for one in result] == expected
+        assert [one.exact for one in result] == [True, False]
 
 
 def test_side_amounts_with_minus_are_leads_and_gains() -> None:
     runs = {"x": [rows(60, 80)], "y": [rows(50, 70)]}
-    seen = Evidence(runs, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    assert side_amounts(ClaimSide("x", "a", minus="y"), MORE, seen) == [Amount(10)]
-    assert side_amounts(ClaimSide("x", "a", minus="y"), ClaimTerms("gain", "more", targets={"a": 60}), seen) == [
+    evidence = Evidence(runs, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    assert side_amounts(ClaimSide("x", "a", minus="y"), MORE, evidence) == [Amount(10)]
+    assert side_amounts(ClaimSide("x", "a", minus="y"), ClaimTerms("gain", "more", targets={"a": 60}), evidence) == [
         Amount(2.0)
     ]
 
 
 def test_side_amounts_with_several_minus_use_best_arm_by_seed() -> None:
-    """Seed by seed: who is best may change, and who never arrives is later than whoever does."""
+    """The best arm may differ by seed; an unreached target counts as later than a reached one."""
     runs = {"x": [rows(60, 80), rows(60, 80)], "y": [rows(60, 70), rows(50, 90)], "z": [rows(50, 75), rows(50, 55)]}
-    seen = Evidence(runs, {arm: {"a": 1.0} for arm in runs})
+    evidence = Evidence(runs, {arm: {"a": 1.0} for arm in runs})
     side = ClaimSide("x", "a", minus=("y", "z"))
-    assert side_amounts(side, MORE, seen) == [Amount(5), Amount(-10)]
-    assert side_amounts(side, ClaimTerms("gain", "more", targets={"a": 60}), seen) == [Amount(1.0), Amount(2.0)]
-    assert side_amounts(side, ClaimTerms("gain", "more", targets={"a": 80}), seen)[0] == Amount(1.0, exact=False)
-    less = Evidence({arm: [rows(*values, metric="perplexity")] for arm, values in RISING.items()}, seen.shares)
+    assert side_amounts(side, MORE, evidence) == [Amount(5), Amount(-10)]
+    assert side_amounts(side, ClaimTerms("gain", "more", targets={"a": 60}), evidence) == [Amount(1.0), Amount(2.0)]
+    assert side_amounts(side, ClaimTerms("gain", "more", targets={"a": 80}), evidence)[0] == Amount(1.0, exact=False)
+    less = Evidence({arm: [rows(*values, metric="perplexity")] for arm, values in RISING.items()}, evidence.shares)
     assert side_amounts(side, replace(MORE, metric="perplexity"), less) == [Amount(2)]
 
 
@@ -132,24 +132,24 @@ def test_amount_ratio_of_unreached_targets_is_bound_or_nan() -> None:
 
 def test_side_amounts_in_seconds_are_means_over_rounds() -> None:
     ticks = [Row(number, "", "", "", "", "simulated_seconds", seconds) for number, seconds in ((1, 1.5), (2, 2.5))]
-    seen = Evidence({"x": [ticks], "y": [[]]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    assert side_amounts(ClaimSide("x"), ClaimTerms("seconds", "less"), seen) == [Amount(2.0)]
+    evidence = Evidence({"x": [ticks], "y": [[]]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    assert side_amounts(ClaimSide("x"), ClaimTerms("seconds", "less"), evidence) == [Amount(2.0)]
     with pytest.raises(NotMeasuredError, match="y has no simulated seconds"):
-        side_amounts(ClaimSide("y"), ClaimTerms("seconds", "less"), seen)
+        side_amounts(ClaimSide("y"), ClaimTerms("seconds", "less"), evidence)
 
 
 def test_baseline_target_of_perplexity_is_reached_from_above() -> None:
     runs = {"base": [rows(50, 40, 30, metric="perplexity")], "x": [rows(40, 31, 35, metric="perplexity")]}
-    seen = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
+    evidence = Evidence(runs, {"base": {"a": 1.0}, "x": {"a": 1.0}})
     terms = ClaimTerms("rounds", "less", metric="perplexity")
-    aims = baseline_target(ClaimSide("base", "a"), terms, 1.0, seen)
+    aims = baseline_target(ClaimSide("base", "a"), terms, 1.0, evidence)
     assert aims == {"a": 31.0}
-    assert side_amounts(ClaimSide("x", "a"), replace(terms, targets=aims), seen) == [Amount(2)]
+    assert side_amounts(ClaimSide("x", "a"), replace(terms, targets=aims), evidence) == [Amount(2)]
 
 
 def test_claim_record_has_no_infinite_numbers() -> None:
-    seen = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
-    found = evaluate_claim(
-        ClaimSide("x", "a"), ClaimSide("y", "a"), ClaimTerms("rounds", "less", targets={"a": 70}), seen
+    evidence = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
+    result = evaluate_claim(
+        ClaimSide("x", "a"), ClaimSide("y", "a"), ClaimTerms("rounds", "less", targets={"a": 70}), evidence
     )
-    assert claim_record(found) == {"this": [2], "other": [None], "difference": [None], "agreeing_seeds": 1}
+    assert claim_record(result) == {"this": [2], "other": [None], "difference": [None], "agreeing_seeds": 1}

@@ -1,4 +1,4 @@
-"""The page: whole, offline, small, and readable by whoever cannot see it."""
+"""The page: valid, self-contained, small and accessible."""
 
 import json
 import re
@@ -17,7 +17,7 @@ LIMIT = 3_000_000
 
 
 class Reader(HTMLParser):
-    """Keeps the tags that are open, and all that were."""
+    """Collects all tags, those still open, and those closed in the wrong order."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -46,36 +46,36 @@ def read(html: str) -> Reader:
 
 
 @pytest.fixture(params=["run", "comparison", "text"])
-def made(request: pytest.FixtureRequest, pages: dict[str, Page]) -> Page:
+def built(request: pytest.FixtureRequest, pages: dict[str, Page]) -> Page:
     return pages[request.param]
 
 
-def test_page_tags_are_closed(made: Page) -> None:
-    reader = read(made.html)
+def test_page_tags_are_closed(built: Page) -> None:
+    reader = read(built.html)
     assert (reader.wrong, reader.open) == ([], [])
-    assert made.html.startswith("<!doctype html>")
+    assert built.html.startswith("<!doctype html>")
 
 
-def test_page_has_no_external_references(made: Page) -> None:
-    assert not re.search(r"https?://|//\w+\.", made.html)
-    asked = [value for _, marks in read(made.html).seen for key, value in marks.items() if key in ("src", "href")]
-    assert all(value and value.startswith(("#", "data:", "figures/")) for value in asked)
-    assert "@import" not in made.html
+def test_page_has_no_external_references(built: Page) -> None:
+    assert not re.search(r"https?://|//\w+\.", built.html)
+    references = [value for _, marks in read(built.html).seen for key, value in marks.items() if key in ("src", "href")]
+    assert all(value and value.startswith(("#", "data:", "figures/")) for value in references)
+    assert "@import" not in built.html
 
 
-def test_page_size_is_small(made: Page) -> None:
-    assert len(made.html.encode()) < LIMIT / 4
+def test_page_size_is_small(built: Page) -> None:
+    assert len(built.html.encode()) < LIMIT / 4
 
 
-def test_page_ids_are_unique_and_defined(made: Page) -> None:
-    names = Counter(marks["id"] for _, marks in read(made.html).seen if "id" in marks)
+def test_page_ids_are_unique_and_defined(built: Page) -> None:
+    names = Counter(marks["id"] for _, marks in read(built.html).seen if "id" in marks)
     assert names and max(names.values()) == 1
-    asked = re.findall(r'aria-labelledby="([^"]+)"|href="#([^"]+)"|url\(#([^)]+)\)', made.html)
-    assert {next(filter(None, one)) for one in asked} <= names.keys()
+    references = re.findall(r'aria-labelledby="([^"]+)"|href="#([^"]+)"|url\(#([^)]+)\)', built.html)
+    assert {next(filter(None, one)) for one in references} <= names.keys()
 
 
-def test_page_charts_have_text_alternatives(made: Page) -> None:
-    seen = read(made.html).seen
+def test_page_charts_have_text_alternatives(built: Page) -> None:
+    seen = read(built.html).seen
     pictures = [(at, marks) for at, (tag, marks) in enumerate(seen) if tag == "svg"]
     assert len(pictures) > 5
     for at, marks in pictures:
@@ -86,37 +86,37 @@ def test_page_charts_have_text_alternatives(made: Page) -> None:
     assert not any(tag == "img" for tag, _ in seen)
 
 
-def test_page_tables_have_captions_and_headers(made: Page) -> None:
-    tags = [tag for tag, _ in read(made.html).seen]
+def test_page_tables_have_captions_and_headers(built: Page) -> None:
+    tags = [tag for tag, _ in read(built.html).seen]
     assert tags.count("table") == tags.count("caption") == tags.count("thead")
-    assert all(marks.get("scope") in ("col", "row") for tag, marks in read(made.html).seen if tag == "th")
+    assert all(marks.get("scope") in ("col", "row") for tag, marks in read(built.html).seen if tag == "th")
 
 
-def test_page_headings_descend_by_one_level(made: Page) -> None:
-    levels = [int(tag[1]) for tag, _ in read(made.html).seen if re.fullmatch("h[1-6]", tag)]
+def test_page_headings_descend_by_one_level(built: Page) -> None:
+    levels = [int(tag[1]) for tag, _ in read(built.html).seen if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_page_is_usable_by_keyboard(made: Page) -> None:
-    seen = read(made.html).seen
+def test_page_is_usable_by_keyboard(built: Page) -> None:
+    seen = read(built.html).seen
     assert next(marks["href"] for tag, marks in seen if tag == "a") == "#verdict"
     choices = [marks["value"] for tag, marks in seen if tag == "input" and marks.get("name") == "tier"]
     assert choices == ["", "large", "small"]
-    assert "prefers-color-scheme: dark" in made.html and "@media print" in made.html and ":focus-visible" in made.html
+    assert all(rule in built.html for rule in ("prefers-color-scheme: dark", "@media print", ":focus-visible"))
 
 
-def test_page_charts_use_colors_of_the_page(made: Page) -> None:
-    pictures = "".join(re.findall(r"<svg.*?</svg>", made.html, flags=re.DOTALL))
+def test_page_charts_use_colors_of_the_page(built: Page) -> None:
+    pictures = "".join(re.findall(r"<svg.*?</svg>", built.html, flags=re.DOTALL))
     assert "var(--c0)" in pictures and "var(--ink)" in pictures
     assert set(re.findall(r"#[0-9a-fA-F]{6}\b", pictures)) <= {"#000000", "#ffffff"}
 
 
-def test_page_csv_files_are_written_and_linked(made: Page, tmp_path: Path) -> None:
-    made.write(tmp_path / "report.html")
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(made.csvs)
-    for name in made.csvs:
-        assert f'download="{name}"' in made.html
+def test_page_csv_files_are_written_and_linked(built: Page, tmp_path: Path) -> None:
+    built.write(tmp_path / "report.html")
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(built.csvs)
+    for name in built.csvs:
+        assert f'download="{name}"' in built.html
 
 
 def test_page_in_shared_folder_has_its_own_figures(pages: dict[str, Page], tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_page_of_running_experiment_reloads_itself(run: Path, tmp_path: Path) ->
     for path in run.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    said = json.loads((tmp_path / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps({**said, "status": "running"}))
+    message = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**message, "status": "running"}))
     rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(line for line in rows if '"round": 4' not in line))
     html = build_page(read_report_data([tmp_path])).html
@@ -187,7 +187,7 @@ def test_report_data_of_several_seeds_is_one_arm(compared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folders", "said"),
+    ("folders", "message"),
     [
         (["heterofl/seed-0", "heterofl/seed-0"], "named twice"),
         (["heterofl/seed-0", "fjord/seed-1"], "different seeds"),
@@ -195,6 +195,6 @@ def test_report_data_of_several_seeds_is_one_arm(compared: Path) -> None:
         (["heterofl"], "not the folder of a run"),
     ],
 )
-def test_report_data_of_unpaired_runs_is_refused(compared: Path, folders: list[str], said: str) -> None:
-    with pytest.raises(ReportError, match=said):
+def test_report_data_of_unpaired_runs_is_refused(compared: Path, folders: list[str], message: str) -> None:
+    with pytest.raises(ReportError, match=message):
         read_report_data([compared / folder for folder in folders])

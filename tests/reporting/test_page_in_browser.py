@@ -1,4 +1,4 @@
-"""The page in a real browser: all of it is there, nothing complains, tiers can be picked. Keeps a screenshot."""
+"""The page in a real browser: complete, without errors, with selectable tiers. Saves screenshots."""
 
 import os
 import shutil
@@ -17,16 +17,16 @@ PACKAGES = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 
 
 def programs() -> dict[str, str]:
-    """The browser and its driver, installed where that is possible."""
-    found = {name: shutil.which(name) for name in PACKAGES}
-    if not all(found.values()) and shutil.which("apt-get") and os.geteuid() == 0:
+    """Paths of the browser and its driver, installed if possible."""
+    paths = {name: shutil.which(name) for name in PACKAGES}
+    if not all(paths.values()) and shutil.which("apt-get") and os.geteuid() == 0:
         for command in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES.values()]):
             subprocess.run(["apt-get", *command], check=False, capture_output=True, timeout=600)
-        found = {name: shutil.which(name) for name in PACKAGES}
-    missing = [PACKAGES[name] for name, place in found.items() if not place]
+        paths = {name: shutil.which(name) for name in PACKAGES}
+    missing = [PACKAGES[name] for name, path in paths.items() if not path]
     if missing:
         pytest.skip(f"no {' and no '.join(missing)} here, and none could be installed")
-    return {name: str(place) for name, place in found.items()}
+    return {name: str(path) for name, path in paths.items()}
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,12 @@ def browser() -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver")
     from selenium.webdriver.chrome.service import Service
 
-    found, options = programs(), webdriver.ChromeOptions()
-    options.binary_location = found["chromium"]
+    paths, options = programs(), webdriver.ChromeOptions()
+    options.binary_location = paths["chromium"]
     for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(one)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(found["chromedriver"]))
+    driver = webdriver.Chrome(options=options, service=Service(paths["chromedriver"]))
     yield driver
     driver.quit()
 

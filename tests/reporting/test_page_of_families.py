@@ -1,4 +1,4 @@
-"""Whatever a method keeps, sends and judges, there is a page of it."""
+"""A page can be built for every family of methods and every kind of fleet."""
 
 from pathlib import Path
 
@@ -15,16 +15,17 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tests", [["global", "local"], ["local"]], ids=["both tests", "local"])
 def test_page_of_every_family_is_built(family: str, tests: list[str], tmp_path: Path) -> None:
-    said = recipe(family, rounds=3)
-    fedloom.run({**said, "evaluation": {**said["evaluation"], "every": 1, "tests": tests}}, out=tmp_path / "run")
-    made = build_page(read_report_data([tmp_path / "run"]))
-    assert {"learning_rounds.csv", "participation.csv", "partition.csv", "devices.csv", "time.csv"} <= made.csvs.keys()
+    document = recipe(family, rounds=3)
+    evaluation = {**document["evaluation"], "every": 1, "tests": tests}
+    fedloom.run({**document, "evaluation": evaluation}, out=tmp_path / "run")
+    built = build_page(read_report_data([tmp_path / "run"]))
+    assert {"learning_rounds.csv", "participation.csv", "partition.csv", "devices.csv", "time.csv"} <= built.csvs.keys()
 
 
 @pytest.mark.parametrize(
     "changes", [{"assignment": "redrawn"}, {"eligible": ["large"]}, {"holdout_fraction": 0.5}], ids=str
 )
 def test_page_of_every_kind_of_fleet_is_built(changes: dict[str, object], tmp_path: Path) -> None:
-    said = recipe("heterofl", rounds=3)
-    fedloom.run({**said, "fleet": {**said["fleet"], **changes}}, out=tmp_path / "run")
+    document = recipe("heterofl", rounds=3)
+    fedloom.run({**document, "fleet": {**document["fleet"], **changes}}, out=tmp_path / "run")
     assert "devices.csv" in build_page(read_report_data([tmp_path / "run"])).csvs

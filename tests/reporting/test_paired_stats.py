@@ -1,4 +1,4 @@
-"""Arms side by side, and when a difference is more than noise."""
+"""Statistics over paired seeds: differences, noise and verdicts."""
 
 import math
 import statistics
@@ -39,9 +39,9 @@ def gap(ours, theirs, examples=10_000, tier="large"):
 
 
 def test_difference_of_one_seed_has_noise_of_test_set():
-    found = gap([80.0], [70.0], examples=100)
-    assert found.noise == pytest.approx(2 * 100 * math.sqrt(2 * 0.75 * 0.25 / 100))
-    assert gap([80.0, 80.0], [70.0, 70.0], examples=100).noise == pytest.approx(found.noise)  # one test set for all
+    result = gap([80.0], [70.0], examples=100)
+    assert result.noise == pytest.approx(2 * 100 * math.sqrt(2 * 0.75 * 0.25 / 100))
+    assert gap([80.0, 80.0], [70.0, 70.0], examples=100).noise == pytest.approx(result.noise)  # one test set for all
 
 
 def test_difference_noise_includes_spread_of_seeds():
@@ -52,8 +52,8 @@ def test_difference_noise_includes_spread_of_seeds():
 
 @pytest.mark.parametrize(("examples", "beyond"), [(100, False), (10_000, True)])
 def test_difference_of_one_seed_needs_large_test_set(examples, beyond):
-    found = gap([80.0], [70.0], examples)
-    assert (found.mean, found.beyond_noise) == (10.0, beyond)
+    result = gap([80.0], [70.0], examples)
+    assert (result.mean, result.beyond_noise) == (10.0, beyond)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -66,8 +66,8 @@ def test_difference_of_three_seeds_needs_agreement_and_size(sign):
 
 
 def test_difference_of_disagreeing_seeds_is_within_noise():
-    found = gap([90.0, 90.0, 69.9], [70.0, 70.0, 70.0])
-    assert not found.beyond_noise
+    result = gap([90.0, 90.0, 69.9], [70.0, 70.0, 70.0])
+    assert not result.beyond_noise
 
 
 def test_difference_with_a_tied_seed_is_within_noise():
@@ -79,9 +79,9 @@ def test_difference_with_a_tied_seed_is_within_noise():
 def test_difference_of_five_agreeing_seeds_is_beyond_noise_at_any_size(sign):
     level, tiny = [70.0, 71.0, 69.0, 70.5, 70.2], sign * 0.01
     ours = [value + tiny for value in level]
-    found = gap(ours, level, examples=10)
-    assert abs(found.mean) < found.noise
-    assert found.beyond_noise
+    result = gap(ours, level, examples=10)
+    assert abs(result.mean) < result.noise
+    assert result.beyond_noise
     assert not gap(ours[:4], level[:4], examples=10).beyond_noise
 
 
@@ -91,7 +91,7 @@ def test_difference_of_five_disagreeing_seeds_is_within_noise():
 
 
 def test_difference_pairs_seeds():
-    """Between seeds much moves, within each pair little does: that is what counts."""
+    """Values vary much between seeds and little within pairs; only the latter counts."""
     ours, theirs = [90.0, 50.0, 70.0, 60.0, 80.0], [89.0, 49.0, 69.0, 59.0, 79.0]
     assert gap(ours, theirs, examples=100).beyond_noise
     assert not gap(ours, theirs[::-1], examples=100).beyond_noise
@@ -100,9 +100,9 @@ def test_difference_pairs_seeds():
 
 
 def test_difference_has_means_and_names():
-    found = gap([72.0, 74.0], [70.0, 70.0])
-    assert (found.tier, found.this, found.other) == ("large", "this", "other")
-    assert (found.this_mean, found.other_mean, found.mean) == (73.0, 70.0, 3.0)
+    result = gap([72.0, 74.0], [70.0, 70.0])
+    assert (result.tier, result.this, result.other) == ("large", "this", "other")
+    assert (result.this_mean, result.other_mean, result.mean) == (73.0, 70.0, 3.0)
 
 
 def test_difference_as_text_states_values_and_verdict():
@@ -138,7 +138,7 @@ def test_summarize_arms_has_values_and_costs():
     assert dropped["accuracy"] == {"large": {"mean": 90.0, "std": 0.0}, "small": {"mean": 90.0, "std": 0.0}}
     assert dropped["can_run"] == {"large": True, "small": False}
     assert (dropped["served_percent"], dropped["bytes_per_round"]) == (25.0, 400.0)
-    assert math.isnan(dropped["worst_tier"]["mean"])  # what it gives its small devices they cannot carry
+    assert math.isnan(dropped["worst_tier"]["mean"])  # its small devices cannot run their model
 
 
 def test_summarize_arms_includes_local_test():
@@ -238,11 +238,11 @@ def test_compare_overall_holds_only_if_all_seeds_agree(gains: list[float], verdi
     shares = {"a": 0.75, "b": 0.25}
     this = runs_of("this", [{"a": 50.0 + gain, "b": 60.0 + gain} for gain in gains])
     other = runs_of("other", [{"a": 50.0, "b": 60.0} for _ in gains])
-    found = compare_overall(this, other, shares, "local")
-    assert found is not None
-    assert (found.verdict, found.seeds, found.better) == (verdict, len(gains), sum(gain > 0 for gain in gains))
-    assert (found.this_mean, found.other_mean) == (pytest.approx(52.5 + sum(gains) / len(gains)), pytest.approx(52.5))
-    assert str(found).startswith("all devices: this")
+    result = compare_overall(this, other, shares, "local")
+    assert result is not None
+    assert (result.verdict, result.seeds, result.better) == (verdict, len(gains), sum(gain > 0 for gain in gains))
+    assert (result.this_mean, result.other_mean) == (pytest.approx(52.5 + sum(gains) / len(gains)), pytest.approx(52.5))
+    assert str(result).startswith("all devices: this")
 
 
 def test_compare_overall_with_unevaluated_tier_is_none() -> None:

@@ -1,4 +1,4 @@
-"""A result as Markdown, CSV and LaTeX, and who wins."""
+"""The result of a comparison: winners, and tables as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -26,16 +26,16 @@ TERMS = ComparisonTerms(
 
 def rows(large: float, small: float) -> list[Row]:
     """Two rounds, the first of which is five points worse."""
-    found = [
+    concluded = [
         Row(number, "server", tier, "", "global", "accuracy", value - 5 * (2 - number))
         for number in (1, 2)
         for tier, value in (("large", large), ("small", small))
     ]
-    return found + [Row(number, "", "", "", "", "bytes_down", 1e6) for number in (1, 2)]
+    return concluded + [Row(number, "", "", "", "", "bytes_down", 1e6) for number in (1, 2)]
 
 
-def arm(name: str, large: float, small: float, seeds: int = 2, carried: bool = True) -> Arm:
-    serving = {"large": ServedModel("large", True), "small": ServedModel("small" if carried else "large", carried)}
+def arm(name: str, large: float, small: float, seeds: int = 2, can_run: bool = True) -> Arm:
+    serving = {"large": ServedModel("large", True), "small": ServedModel("small" if can_run else "large", can_run)}
     return Arm(name, serving, [rows(large + seed / 10, small + seed / 10) for seed in range(seeds)])
 
 
@@ -45,7 +45,7 @@ def result(*arms: Arm) -> ComparisonResult:
 
 @pytest.fixture
 def clear() -> ComparisonResult:
-    return result(arm("this", 80, 60), arm("other", 70, 60.05), arm("a|b_c", 60, 99, carried=False))
+    return result(arm("this", 80, 60), arm("other", 70, 60.05), arm("a|b_c", 60, 99, can_run=False))
 
 
 def test_find_winners_requires_difference_beyond_noise(clear: ComparisonResult) -> None:
@@ -53,7 +53,7 @@ def test_find_winners_requires_difference_beyond_noise(clear: ComparisonResult) 
 
 
 def test_find_winners_ignores_models_that_devices_cannot_run() -> None:
-    assert result(arm("this", 80, 60), arm("other", 70, 90, carried=False)).winners == {"large": "this", "small": None}
+    assert result(arm("this", 80, 60), arm("other", 70, 90, can_run=False)).winners == {"large": "this", "small": None}
 
 
 def test_find_winners_of_one_arm_is_none() -> None:
@@ -62,14 +62,14 @@ def test_find_winners_of_one_arm_is_none() -> None:
 
 
 def test_to_markdown_has_values_targets_and_verdict(clear: ComparisonResult) -> None:
-    said = to_markdown(clear)
-    head, rule, *lines = said.splitlines()
+    text = to_markdown(clear)
+    head, rule, *lines = text.splitlines()
     assert head == "| arm | large | small | worst | served | MB per round |"
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: |"
     assert lines[0] == "| this | **80.0 ± 0.1** | 60.0 ± 0.1 | 60.0 ± 0.1 | 100 % | 1.00 |"
     assert lines[2].startswith("| a\\|b_c | 60.0 ± 0.1 | (60.0 ± 0.1) | – | 50 %")
-    assert "| this | large | 69.5 % | 1 [1–1] | 1.00 [1.00–1.00] | – | 2.0 |" in said
-    assert all(f"- {line}" in said for line in clear.verdict)
+    assert "| this | large | 69.5 % | 1 [1–1] | 1.00 [1.00–1.00] | – | 2.0 |" in text
+    assert all(f"- {line}" in text for line in clear.verdict)
 
 
 def test_to_csv_has_unrounded_numbers(clear: ComparisonResult) -> None:
@@ -84,20 +84,20 @@ def test_to_csv_has_unrounded_numbers(clear: ComparisonResult) -> None:
 
 
 def test_to_latex_is_balanced_and_escaped(clear: ComparisonResult) -> None:
-    said = to_latex(clear)
+    text = to_latex(clear)
     for name in ("table", "tabular"):
-        assert said.count(f"\\begin{{{name}}}") == said.count(f"\\end{{{name}}}") == 2
-    assert r"\textbf{80.0 $\pm$ 0.1}" in said
-    assert r"a|b\_c" in said and "100 \\%" in said
-    tables = [line for line in said.splitlines() if not line.startswith("%")]
+        assert text.count(f"\\begin{{{name}}}") == text.count(f"\\end{{{name}}}") == 2
+    assert r"\textbf{80.0 $\pm$ 0.1}" in text
+    assert r"a|b\_c" in text and "100 \\%" in text
+    tables = [line for line in text.splitlines() if not line.startswith("%")]
     assert "±" not in "".join(tables) and "–" not in "".join(tables)
 
 
 def test_to_markdown_tier_without_devices_is_dash() -> None:
     empty = arm("this", 80, 60)
-    nobody = replace(empty, runs=[[row for row in run if row.tier != "small"] for run in empty.runs])
-    said = to_markdown(conclude([nobody], replace(TERMS, baseline=None)))
-    assert "| this | 80.0 ± 0.1 | – | 80.0 ± 0.1 | 100 % |" in said
+    without_small = replace(empty, runs=[[row for row in run if row.tier != "small"] for run in empty.runs])
+    text = to_markdown(conclude([without_small], replace(TERMS, baseline=None)))
+    assert "| this | 80.0 ± 0.1 | – | 80.0 ± 0.1 | 100 % |" in text
 
 
 def test_to_markdown_with_costs_has_macs_and_seconds() -> None:
@@ -106,35 +106,36 @@ def test_to_markdown_with_costs_has_macs_and_seconds() -> None:
         [*run, *(Row(number, "", "", "", "", "simulated_seconds", 1.5) for number in (1, 2))] for run in ticking.runs
     ]
     known = replace(ticking, runs=runs, macs={"large": 3_282_688, "small": 1_659_300})
-    found = result(known, arm("other", 70, 50))
-    head, _, this, other = to_markdown(found).splitlines()[:4]
+    concluded = result(known, arm("other", 70, 50))
+    head, _, this, other = to_markdown(concluded).splitlines()[:4]
     assert head.endswith("| served | million MACs | MB per round | simulated s |")
     assert this.endswith("| 100 % | 3.28 / 1.66 | 1.00 | 3.0 |") and other.endswith("| 100 % | – | 1.00 | – |")
-    read = list(csv.DictReader(io.StringIO(to_csv(found))))
+    read = list(csv.DictReader(io.StringIO(to_csv(concluded))))
     assert [(one["macs"], one["seconds"]) for one in read[:2]] == [("3282688", "3.0"), ("1659300", "3.0")]
 
 
 def worse(name: str, *ends: float, seeds: int = 2) -> Arm:
-    """An arm whose two tiers end with such perplexities, after one that is twice as high."""
-    found = [
+    """An arm whose two tiers end with these perplexities, after a round with twice as high ones."""
+    concluded = [
         Row(number, "server", tier, "", "global", "perplexity", value * (3 - number))
         for number in (1, 2)
         for tier, value in zip(("large", "small"), ends, strict=True)
     ]
-    found += [Row(number, "", "", "", "", "bytes_down", 1e6) for number in (1, 2)]
+    concluded += [Row(number, "", "", "", "", "bytes_down", 1e6) for number in (1, 2)]
     serving = {tier: ServedModel(tier, True) for tier in ("large", "small")}
-    return Arm(name, serving, [found] * seeds, metric=PERPLEXITY)
+    return Arm(name, serving, [concluded] * seeds, metric=PERPLEXITY)
 
 
 def test_conclude_prefers_lower_perplexity() -> None:
-    found = result(worse("this", 20, 30), worse("other", 40, 30))
-    assert found.winners == {"large": "this", "small": None}
-    assert [one.verdict for one in found.overall] == ["holds"]
-    assert "large devices: this reaches 40.5 sooner than other in 2 of 2 seeds: holds" in found.verdict
-    assert found.records[0]["perplexity"]["large"]["mean"] == 20 and found.records[0]["worst_tier"]["mean"] == 30
-    said = to_markdown(found)
-    assert "| this | **20.0** | 30.0 | 30.0 |" in said and "Perplexity, of the model" in said
-    assert "all devices: this 25.0, other 35.0: -10.0, better in 2 of 2 seeds: holds" in said
+    concluded = result(worse("this", 20, 30), worse("other", 40, 30))
+    assert concluded.winners == {"large": "this", "small": None}
+    assert [one.verdict for one in concluded.overall] == ["holds"]
+    assert "large devices: this reaches 40.5 sooner than other in 2 of 2 seeds: holds" in concluded.verdict
+    record = concluded.records[0]
+    assert record["perplexity"]["large"]["mean"] == 20 and record["worst_tier"]["mean"] == 30
+    text = to_markdown(concluded)
+    assert "| this | **20.0** | 30.0 | 30.0 |" in text and "Perplexity, of the model" in text
+    assert "all devices: this 25.0, other 35.0: -10.0, better in 2 of 2 seeds: holds" in text
 
 
 def test_conclude_perplexity_of_one_seed_is_undecided() -> None:

@@ -1,4 +1,4 @@
-"""Rounds to target: the first crossing, what it took, and who is sooner."""
+"""Cost to target: the first crossing, rounds and bytes until it, and which arm is sooner."""
 
 import math
 
@@ -26,8 +26,8 @@ OWN = {"small": ServedModel("small", True)}
 
 
 def run_of(*accuracies, candidate="server", moved=10.0):
-    judged = [Row(n, candidate, "small", "", "global", "accuracy", value) for n, value in enumerate(accuracies, 1)]
-    return judged + [
+    curve_rows = [Row(n, candidate, "small", "", "global", "accuracy", value) for n, value in enumerate(accuracies, 1)]
+    return curve_rows + [
         Row(n, "", "", "", "", way, moved) for n in range(1, len(accuracies) + 1) for way in ("bytes_down", "bytes_up")
     ]
 
@@ -38,7 +38,7 @@ def took(*rounds, of=60, arm="this"):
 
 
 def test_rounds_to_first_crossing_counts():
-    """The golden example: what falls below again has reached it all the same."""
+    """A target counts as reached even if the curve falls below it again."""
     curve = {1: 0.80, 2: 0.84, 3: 0.83, 4: 0.85}
     assert rounds_to(0.84, curve) == 2
     assert rounds_to(0.86, curve) is None
@@ -51,9 +51,9 @@ def test_compute_gain_matches_published_value():
 
 def test_cost_to_target_sums_bytes_of_all_rounds():
     assert bytes_to(2, run_of(80.0, 84.0, 83.0)) == 40.0
-    found = cost_to_target(Arm("a", OWN, [run_of(80.0, 84.0, 83.0), run_of(70.0, 71.0)]), "small", "global", 84.0)
-    assert found.record() == {"tier": "small", "target": 84.0, "arm": "a", "rounds": [2, None], "bytes": [40.0, None]}
-    assert (found.rounds[1], found.bytes[1]) == (Amount(2, False), Amount(40.0, False))
+    reached = cost_to_target(Arm("a", OWN, [run_of(80.0, 84.0, 83.0), run_of(70.0, 71.0)]), "small", "global", 84.0)
+    assert reached.record() == {"tier": "small", "target": 84.0, "arm": "a", "rounds": [2, None], "bytes": [40.0, None]}
+    assert (reached.rounds[1], reached.bytes[1]) == (Amount(2, False), Amount(40.0, False))
 
 
 def test_cost_to_target_with_compression_counts_compressed_bytes():
@@ -67,8 +67,8 @@ def test_cost_to_target_with_compression_counts_compressed_bytes():
 
 def test_cost_to_target_includes_bytes_of_unevaluated_rounds():
     rows = [row for row in run_of(80.0, 85.0, 86.0, 87.0) if row.metric != "accuracy" or row.round % 2 == 0]
-    found = cost_to_target(Arm("a", OWN, [rows]), "small", "global", 81.0)
-    assert (found.rounds, found.bytes) == ([Amount(2)], [Amount(40.0)])
+    reached = cost_to_target(Arm("a", OWN, [rows]), "small", "global", 81.0)
+    assert (reached.rounds, reached.bytes) == ([Amount(2)], [Amount(40.0)])
 
 
 def test_cost_to_target_uses_chosen_candidate():
@@ -113,7 +113,7 @@ def test_evaluate_sooner_holds_if_all_seeds_agree(this, other, verdict):
 
 
 @pytest.mark.parametrize(
-    ("this", "others", "said"),
+    ("this", "others", "expected"),
     [
         (Amount(20), [Amount(60, False)], ">3.0"),
         (Amount(21), [Amount(60, False)], ">2.8"),  # 2.857…: a lower bound is never rounded up
@@ -123,8 +123,8 @@ def test_evaluate_sooner_holds_if_all_seeds_agree(this, other, verdict):
         (Amount(60), [Amount(60, False), Amount(60)], "1.0"),
     ],
 )
-def test_compute_gain_marks_bounds(this, others, said):
-    assert compute_gain(this, others) == said
+def test_compute_gain_marks_bounds(this, others, expected):
+    assert compute_gain(this, others) == expected
 
 
 def test_median_amount_is_bound_if_middle_is():
@@ -150,16 +150,16 @@ rounds = st.lists(st.none() | st.integers(1, 60), min_size=1, max_size=6)
 @given(accuracies, st.floats(0, 100), st.floats(0, 100))
 def test_rounds_to_is_monotonic_in_target(values, one, two):
     lower, higher = sorted((one, two))
-    judged = dict(enumerate(values, 1))
-    assert (rounds_to(lower, judged) or math.inf) <= (rounds_to(higher, judged) or math.inf)
+    curve_rows = dict(enumerate(values, 1))
+    assert (rounds_to(lower, curve_rows) or math.inf) <= (rounds_to(higher, curve_rows) or math.inf)
 
 
 @given(accuracies, st.floats(0, 100))
 def test_rounds_to_is_first_round_at_target(values, target):
-    found = rounds_to(target, dict(enumerate(values, 1)))
-    before = values if found is None else values[: found - 1]
+    reached = rounds_to(target, dict(enumerate(values, 1)))
+    before = values if reached is None else values[: reached - 1]
     assert all(value < target for value in before)
-    assert found is None or values[found - 1] >= target
+    assert reached is None or values[reached - 1] >= target
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(1, 60), st.none() | st.integers(1, 60)), min_size=1, max_size=6))
@@ -171,7 +171,7 @@ def test_evaluate_sooner_and_its_reverse_never_both_hold(pairs):
 
 @given(rounds, st.lists(st.integers(61, 1000), min_size=6, max_size=6))
 def test_median_amount_of_bounds_is_below_true_median(seen, truth):
-    """Were the run longer, every seed would reach it later than the run was long."""
+    """In a longer run, unreached targets would be reached after the end of this one."""
     known = median_amount(took(*seen).rounds)
     later = median_amount([Amount(true if one is None else one) for one, true in zip(seen, truth, strict=False)])
     assert known.value == later.value if known.exact else known.value < later.value

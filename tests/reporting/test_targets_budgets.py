@@ -1,4 +1,4 @@
-"""Arms at equal rounds, bytes or seconds."""
+"""Arms compared at equal rounds, bytes or seconds."""
 
 import pytest
 
@@ -8,15 +8,15 @@ from fedloom.reporting.targets import budget_lines, cumulative_cost, limit_to_bu
 
 
 def rows(per_round: float, rounds: int, seconds: float = 1.0) -> list[Row]:
-    made = []
+    built = []
     for number in range(1, rounds + 1):
-        made += [
+        built += [
             Row(number, "server", "large", "", "global", "accuracy", 10.0 * number),
             Row(number, "", "", "", "", "bytes_down", per_round / 4),
             Row(number, "", "", "", "", "bytes_up", 3 * per_round / 4),
             Row(number, "", "", "", "", "simulated_seconds", seconds),
         ]
-    return made
+    return built
 
 
 def arm(name: str, *runs: list[Row]) -> Arm:
@@ -57,16 +57,16 @@ def test_budget_lines_state_last_round_of_each_arm() -> None:
     assert budget_lines(ARMS, "bytes")[1] == "at equal bytes: dear counts up to round 2 of 6"
 
 
-def coded(per_round: float, rounds: int, share: float) -> list[Row]:
-    """The same run behind a codec that leaves this share of the bytes."""
+def compressed(per_round: float, rounds: int, share: float) -> list[Row]:
+    """The same run with compression to this share of the bytes."""
     plain = rows(per_round, rounds)
     moved = [row for row in plain if row.metric in ("bytes_down", "bytes_up")]
     return plain + [Row(row.round, "", "", "", "", f"{row.metric}_compressed", share * row.value) for row in moved]
 
 
 def test_cumulative_cost_with_compression_counts_compressed_bytes() -> None:
-    assert cumulative_cost(coded(8.0, 3, 0.25), "bytes") == {1: 2.0, 2: 4.0, 3: 6.0}
-    arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(16.0, 6, 0.25))]  # 24 bytes at 4 a round
+    assert cumulative_cost(compressed(8.0, 3, 0.25), "bytes") == {1: 2.0, 2: 4.0, 3: 6.0}
+    arms = [arm("plain", rows(8.0, 3)), arm("coded", compressed(16.0, 6, 0.25))]  # 24 bytes at 4 a round
     assert budget_lines(arms, "bytes")[1] == "at equal bytes: coded counts up to round 6 of 6"
     assert budget_lines(arms[::-1], "bytes") == [
         "at equal bytes: coded counts up to round 6 of 6", "at equal bytes: plain counts up to round 3 of 3",
@@ -74,11 +74,11 @@ def test_cumulative_cost_with_compression_counts_compressed_bytes() -> None:
 
 
 def test_limit_to_budget_with_compression_ignores_uncompressed_bytes() -> None:
-    arms = [arm("plain", rows(8.0, 3)), arm("coded", coded(32.0, 6, 0.25)), arm("raw", rows(32.0, 6))]
+    arms = [arm("plain", rows(8.0, 3)), arm("coded", compressed(32.0, 6, 0.25)), arm("raw", rows(32.0, 6))]
     assert [one.final_values("large", "global") for one in limit_to_budget(arms[:2], "bytes")] == [[30.0], [30.0]]
     assert limit_to_budget([arms[0], arms[2]], "bytes")[1].runs == [[]]
 
 
 def test_bytes_per_round_counts_compressed_bytes() -> None:
     assert arm("plain", rows(8.0, 3)).bytes_per_round() == 8.0
-    assert arm("coded", coded(8.0, 3, 0.25), coded(16.0, 3, 0.25)).bytes_per_round() == 3.0
+    assert arm("coded", compressed(8.0, 3, 0.25), compressed(16.0, 3, 0.25)).bytes_per_round() == 3.0

@@ -1,4 +1,4 @@
-"""The controls of a comparison: each treats the fleet as it says, whatever the recipe does with it."""
+"""The arms and controls of a comparison."""
 
 import pytest
 
@@ -26,23 +26,23 @@ def prepared(document, tmp_path):
     return prepare
 
 
-def made(prepared, name, **changes):
+def control_recipe(prepared, name, **changes):
     loaded, fleet = prepared(**changes)
     return build_arms(loaded, Registry(), fleet, [name])[name].recipe
 
 
 def test_build_arms_puts_recipe_first(prepared):
     loaded, fleet = prepared()
-    found = build_arms(loaded, Registry(), fleet, list(CONTROLS))
-    assert list(found) == ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
-    assert found["heterofl"] is loaded
+    arms = build_arms(loaded, Registry(), fleet, list(CONTROLS))
+    assert list(arms) == ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
+    assert arms["heterofl"] is loaded
 
 
 REDRAWN = {"assignment": "redrawn", "participation": 0.5, "eligible": ["small", "medium"]}
 
 
 def test_standalone_keeps_tiers_and_fixes_assignment(prepared):
-    recipe = made(prepared, "standalone", fleet=REDRAWN, method={"name": "heterofl", "unseen_logit": -1.0})
+    recipe = control_recipe(prepared, "standalone", fleet=REDRAWN, method={"name": "heterofl", "unseen_logit": -1.0})
     assert (recipe.method.name, recipe.method.settings) == ("standalone", {})
     assert recipe.fleet.assignment == "fixed"
     assert recipe.fleet.participation == 0.5
@@ -51,7 +51,7 @@ def test_standalone_keeps_tiers_and_fixes_assignment(prepared):
 
 @pytest.mark.parametrize(("name", "tier", "width"), [("small-for-all", "small", 0.25), ("all-large", "large", 1.0)])
 def test_one_tier_controls_keep_one_tier(name, tier, width, prepared):
-    recipe = made(prepared, name, fleet=REDRAWN)
+    recipe = control_recipe(prepared, name, fleet=REDRAWN)
     (kept,) = recipe.tiers
     assert (kept.name, kept.share, kept.settings) == (tier, 1.0, {"width": width})
     assert (recipe.fleet.assignment, recipe.fleet.eligible, recipe.fleet.participation) == ("fixed", (), 0.5)
@@ -60,7 +60,7 @@ def test_one_tier_controls_keep_one_tier(name, tier, width, prepared):
 
 def test_drop_the_small_changes_only_eligible_tiers(prepared):
     loaded, _ = prepared()
-    recipe = made(prepared, "drop-the-small")
+    recipe = control_recipe(prepared, "drop-the-small")
     assert recipe.fleet.eligible == ("large",)
     assert recipe.document() == {
         **loaded.recipe.document(),
@@ -90,7 +90,7 @@ def test_build_arms_unknown_control_is_refused(prepared):
 
 
 @pytest.mark.parametrize(
-    ("name", "models", "carried"),
+    ("name", "models", "can_run_each"),
     [
         ("heterofl", ["medium", "small", "large"], [True, True, True]),
         ("standalone", ["medium", "small", "large"], [True, True, True]),
@@ -99,11 +99,11 @@ def test_build_arms_unknown_control_is_refused(prepared):
         ("all-large", ["large", "large", "large"], [False, False, True]),
     ],
 )
-def test_served_models_by_control(name, models, carried, prepared):
+def test_served_models_by_control(name, models, can_run_each, prepared):
     _, fleet = prepared()
     assert served_models(name, fleet, fleet) == {
         tier: ServedModel(model, can_run)
-        for tier, model, can_run in zip(["medium", "small", "large"], models, carried, strict=True)
+        for tier, model, can_run in zip(["medium", "small", "large"], models, can_run_each, strict=True)
     }
 
 
@@ -113,9 +113,9 @@ def beside(**compare):
 
 def test_build_arms_puts_recipe_arms_before_controls(prepared):
     loaded, fleet = prepared(**beside())
-    found = build_arms(loaded, Registry(), fleet, ["standalone"])
-    assert list(found) == ["heterofl", "other", "standalone"]
-    assert found["other"].recipe.method.name == "decouple"
+    arms = build_arms(loaded, Registry(), fleet, ["standalone"])
+    assert list(arms) == ["heterofl", "other", "standalone"]
+    assert arms["other"].recipe.method.name == "decouple"
 
 
 def test_build_arms_applies_changes_and_drops_compare_section(prepared):
@@ -126,7 +126,7 @@ def test_build_arms_applies_changes_and_drops_compare_section(prepared):
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said"),
+    ("change", "code", "message"),
     [
         ("method.name=decoupel", "RECIPE_NAME", "method.name: there is no method of that name"),
         ("training.epoch=2", "RECIPE_KEY", "training.epoch: there is no key 'epoch' here"),
@@ -137,13 +137,13 @@ def test_build_arms_applies_changes_and_drops_compare_section(prepared):
         ("tiers.0.name=tiny", "ARM_DIFFERS", "an arm must have the recipe's seed"),
     ],
 )
-def test_build_arms_reports_errors_at_the_arm(change, code, said, prepared):
+def test_build_arms_reports_errors_at_the_arm(change, code, message, prepared):
     loaded, fleet = prepared(compare={"arms": {"other": [change]}})
     with pytest.raises(RecipeError) as caught:
         build_arms(loaded, Registry(), fleet, [])
     (problem,) = caught.value.issues
     assert (problem.key_path, problem.code) == (("compare", "arms", "other"), code)
-    assert problem.message.startswith(said)
+    assert problem.message.startswith(message)
 
 
 def test_build_arms_allows_other_lengths_and_evaluation_intervals(prepared):
@@ -159,10 +159,10 @@ def test_build_arms_refuses_names_of_controls(prepared):
 
 
 def test_served_models_of_untrained_tiers_are_the_largest_trained(prepared):
-    """Who is left out of a model no smaller than its own cannot carry it."""
+    """A device cannot run a model larger than that of its own tier."""
     _, fleet = prepared()
-    found = served_models("mine", fleet, fleet.restrict_tiers(["medium"]))
-    assert found == {
+    arms = served_models("mine", fleet, fleet.restrict_tiers(["medium"]))
+    assert arms == {
         "large": ServedModel("medium", True),
         "medium": ServedModel("medium", True),
         "small": ServedModel("medium", False),

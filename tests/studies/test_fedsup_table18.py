@@ -1,4 +1,4 @@
-"""FedSup, Table 18: a round waits for its slowest device, so small nets for slow devices make it three times as short.
+"""FedSup, Table 18: a round waits for its slowest device, so small models on slow devices make it three times shorter.
 
 The paper assumes the seconds, so a tier's speed here is the work of its net over the seconds that the paper gives it.
 """
@@ -31,12 +31,12 @@ def assembled(document, tmp_path, method, nets, speeds, faults):
         "model": {"family": "mobilenet", "stem": 2, "normalization": "none"},
         "evaluation": {"tests": ["global"], "per_device": "never"},
     }
-    said = document(**change, tiers=tiers, method=method, rounds=1, faults=faults)
-    return assemble(load(said, Registry()), Registry(), tmp_path)
+    recipe = document(**change, tiers=tiers, method=method, rounds=1, faults=faults)
+    return assemble(load(recipe, Registry()), Registry(), tmp_path)
 
 
 def round_of(document, tmp_path, method, nets, **faults):
-    """One round in which each class of devices trains this net, or parts of it; its clock and who was late."""
+    """Simulated seconds of a round in which each class of devices trains this model, and the late classes."""
     slow = assembled(document, tmp_path, method, nets, {}, {})
     work: dict[str, float] = {}  # with one multiply-add a second, seconds are multiply-adds
     for one in slow.fleet.devices(1):

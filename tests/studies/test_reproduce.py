@@ -1,4 +1,4 @@
-"""Which commit a result is of."""
+"""The commit recorded with a result."""
 
 import subprocess
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 from fedloom.studies.reproduce import current_commit
 
 
-def git(folder: Path, *said: str) -> str:
-    own = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *own, *said], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+def git(folder: Path, *arguments: str) -> str:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    command = ["git", *settings, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_current_commit_ignores_generated_files(tmp_path: Path) -> None:
