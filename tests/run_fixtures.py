@@ -1,4 +1,4 @@
-"""A recipe small enough to run in a blink, as a mapping."""
+"""A small recipe as a mapping, and a fixture that runs it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedloom.analysis.run import Run
 
 
 def small(**changes: Any) -> dict[str, Any]:
-    """Two tiers on the bundled digits; a change `training__epochs=2` is of a section, one of two words of the top."""
+    """Two tiers on the bundled digits; `training__epochs=2` changes a key of a section, `rounds=1` a top-level one."""
     document: dict[str, Any] = {
         "seed": 0,
         "rounds": 2,
@@ -21,8 +21,8 @@ def small(**changes: Any) -> dict[str, Any]:
         "training": {"batch_size": 100},
         "method": {"name": "heterofl"},
     }
-    for place, value in changes.items():
-        section, _, key = place.partition("__")
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
         if key:
             document[section] = {**document.get(section, {}), key: value}
         else:
@@ -37,11 +37,11 @@ def document() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Run the small recipe with changes, into a folder of that name."""
+    """Run the small recipe with changes in a folder of the given name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDLOOM_DATA", raising=False)
 
-    def go(name: str = "run", own: Mapping[str, Any] | None = None, **changes: Any) -> Run:
-        return fedloom.run(small(**changes), out=tmp_path / name, **(own or {}))
+    def go(name: str = "run", options: Mapping[str, Any] | None = None, **changes: Any) -> Run:
+        return fedloom.run(small(**changes), out=tmp_path / name, **(options or {}))
 
     return go

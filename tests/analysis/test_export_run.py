@@ -1,4 +1,4 @@
-"""Models of text, of a user's own names, and of mixed fleets, exported."""
+"""Export of text models, user-defined families and personal models."""
 
 from functools import partial
 from typing import Any
@@ -15,15 +15,15 @@ WORDS = 6
 
 
 def rows_of_words(positions: bool) -> Dataset:
-    """Rows of five words; asked for is each word, of which a fifth is hidden, or which comes first."""
+    """Rows of five words; the label is every word, a fifth of them masked, or the first word."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, WORDS, (60, 5), generator=draw)
     y = x.clone() if positions else x[:, 0].clone()
     tests = x[40:].masked_fill(torch.rand(20, 5, generator=draw) < 0.2, WORDS) if positions else x[40:]
-    seen = Preparation(mask_chance=0.2, mask_token=WORDS) if positions else Preparation()
+    preparation = Preparation(mask_chance=0.2, mask_token=WORDS) if positions else Preparation()
     words = (*(f"word{number}" for number in range(WORDS)), "<mask>")
     parts = Examples(x[:40], y[:40]), Examples(tests, y[40:])
-    return Dataset("rows", *parts, WORDS, seen, WORDS + 1, vocabulary=words)
+    return Dataset("rows", *parts, WORDS, preparation, WORDS + 1, vocabulary=words)
 
 
 TEXT: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -34,17 +34,17 @@ TEXT: dict[str, tuple[bool, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(TEXT))
-def test_text_models_are_judged_again_by_the_judges_own_metrics(family, document, tmp_path):
+def test_export_text_model_measures_the_evaluators_metrics(family, document, tmp_path):
     positions, settings = TEXT[family]
     datasets = {"rows": partial(rows_of_words, positions)}
-    said = document(
+    recipe = document(
         data={"dataset": "rows", "devices": 4}, model={"family": family, **settings}, training={"batch_size": 5}
     )
-    run = fedloom.run(said, datasets=datasets, out=tmp_path / "run")
+    run = fedloom.run(recipe, datasets=datasets, out=tmp_path / "run")
     card = run.export("pt2", "small", out=tmp_path / "out").card
-    judged = card["evaluated"]["tests"]["global"]
-    assert ("perplexity_hidden" in judged) == positions
-    for metric, value in judged.items():
+    evaluated = card["evaluated"]["tests"]["global"]
+    assert ("perplexity_hidden" in evaluated) == positions
+    for metric, value in evaluated.items():
         assert card["measured"]["global"][metric] == pytest.approx(value, rel=1e-4), metric
     assert (card["input"]["dtype"], card["input"]["shape"], card["input"]["tokens"]) == ("int64", [5], WORDS + 1)
     assert card["output"]["shape"] == ([5, WORDS] if positions else [WORDS])
@@ -64,13 +64,13 @@ def own(*, classes: int, width: float = 1.0) -> nn.Module:
     return Own(classes, width)
 
 
-def test_a_users_own_family_is_exported_and_loaded_by_its_name(document, tmp_path):
+def test_export_user_family_is_loaded_by_name(document, tmp_path):
     run = fedloom.run(document(model={"family": "own"}), models={"own": own}, out=tmp_path / "run")
-    made, x = run.export("safetensors", "small", out=tmp_path / "out"), torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    again = fedloom.load(made.folder, models={"own": own})
+    exported, x = run.export("safetensors", "small", out=tmp_path / "out"), torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    again = fedloom.load(exported.folder, models={"own": own})
     assert torch.equal(again(x), run.model("small")(x))
     with pytest.raises(RecipeError, match="MODEL_NAME"):
-        fedloom.load(made.folder)
+        fedloom.load(exported.folder)
 
 
 PERSONAL: dict[str, dict[str, Any]] = {
@@ -85,7 +85,7 @@ PERSONAL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(PERSONAL))
-def test_the_personal_models_of_every_kind_of_method(name, document, run):
+def test_export_personal_model_matches_recorded_accuracy(name, document, run):
     changes: dict[str, Any] = {"method": {"name": name, **PERSONAL[name]}, "data__max_examples": 50}
     if name == "ditto":
         changes["tiers"] = [{"name": "large", "share": 1.0}]
@@ -93,13 +93,13 @@ def test_the_personal_models_of_every_kind_of_method(name, document, run):
         changes["data__public"] = {"examples": 16}
     finished = run("run", **changes)
     card = finished.export("safetensors", device="3").card
-    judged, measured = card["evaluated"]["tests"], card["measured"]
-    assert judged["local"]["accuracy"] == pytest.approx(measured["local"]["accuracy"])
-    assert judged["global"]["accuracy"] == pytest.approx(measured["global"]["accuracy"])
+    evaluated, measured = card["evaluated"]["tests"], card["measured"]
+    assert evaluated["local"]["accuracy"] == pytest.approx(measured["local"]["accuracy"])
+    assert evaluated["global"]["accuracy"] == pytest.approx(measured["global"]["accuracy"])
     assert card["parity"]["difference"] <= card["parity"]["bound"]
 
 
-def test_a_run_whose_data_is_gone_is_refused(document, run, tmp_path):
+def test_model_changed_data_is_refused(document, run, tmp_path):
     finished = run("run")
     manifest = finished.folder / "manifest.json"
     manifest.write_text(manifest.read_text("utf-8").replace('"data": "', '"data": "x'), encoding="utf-8")

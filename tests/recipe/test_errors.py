@@ -1,4 +1,4 @@
-"""Where a key stands in a recipe, and how a problem is said."""
+"""Lines of keys in a recipe, and the text of recipe errors."""
 
 import pytest
 
@@ -71,17 +71,17 @@ LINES = {
 }
 
 
-def test_every_key_has_its_line():
+def test_find_key_lines_every_key_has_its_line():
     assert find_key_lines(TEXT) == LINES
 
 
-def test_nothing_has_no_lines():
+def test_find_key_lines_empty_text_has_none():
     assert find_key_lines("") == {}
     assert find_key_lines("# key = value\n\n   # [table]\n") == {}
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("key_path", "text"),
     [
         (("rounds",), "rounds"),
         (("tiers", 2, "width"), "tiers[2].width"),
@@ -89,26 +89,26 @@ def test_nothing_has_no_lines():
         ((), ""),
     ],
 )
-def test_a_place_is_spelled_as_it_would_be_written(place, said):
-    assert dotted(place) == said
+def test_dotted_key_path_is_formatted(key_path, text):
+    assert dotted(key_path) == text
 
 
-def test_the_nearest_name_or_else_all_of_them():
+def test_suggest_unknown_name_lists_closest_or_all():
     assert suggest("hetrofl", ["heterofl", "fedavg"]) == "did you mean 'heterofl'?"
     assert suggest("zzz", ["heterofl", "fedavg"]) == "known: fedavg, heterofl"
 
 
-def test_a_problem_is_said_with_its_place_value_and_hint():
+def test_recipe_error_message_has_key_value_and_hint():
     text = "[[tiers]]\nname = 'a'\nwidth = 1.5\n"
-    problem = RecipeIssue(("tiers", 0, "width"), "RECIPE_RANGE", "width must be <= 1", "did you mean 0.5?", 1.5)
-    error = RecipeError([problem], "my.toml", text)
+    issue = RecipeIssue(("tiers", 0, "width"), "RECIPE_RANGE", "width must be <= 1", "did you mean 0.5?", 1.5)
+    error = RecipeError([issue], "my.toml", text)
     assert str(error) == (
         "my.toml:3  tiers[0].width = 1.5\n  error RECIPE_RANGE: width must be <= 1\n  hint: did you mean 0.5?"
     )
 
 
 @pytest.mark.parametrize(
-    ("place", "where"),
+    ("key_path", "location"),
     [
         (("tiers", 0, "share"), "my.toml:2"),
         (("tiers", 1, "share"), "my.toml:2"),
@@ -118,15 +118,15 @@ def test_a_problem_is_said_with_its_place_value_and_hint():
     ],
     ids=["missing key of a table", "missing table", "inline table", "missing key", "no place"],
 )
-def test_what_has_no_line_has_that_of_what_it_is_in(place, where):
+def test_recipe_error_missing_key_has_line_of_its_table(key_path, location):
     error = RecipeError(
-        [RecipeIssue(place, "X", "x")], "my.toml", "seed = 0\n[[tiers]]\nname = 'a'\n[data]\npartition = {}\n"
+        [RecipeIssue(key_path, "X", "x")], "my.toml", "seed = 0\n[[tiers]]\nname = 'a'\n[data]\npartition = {}\n"
     )
-    assert error.lines()[0].split("  ")[0] == where
+    assert error.lines()[0].split("  ")[0] == location
 
 
 @pytest.mark.parametrize(
-    ("place", "where"),
+    ("key_path", "location"),
     [
         (("data",), "my.toml:1"),
         (("data", "devices"), "--set"),
@@ -134,11 +134,11 @@ def test_what_has_no_line_has_that_of_what_it_is_in(place, where):
         (("data", "d"), "my.toml:1"),
     ],
 )
-def test_what_was_set_on_the_command_line_has_no_line(place, where):
-    error = RecipeError([RecipeIssue(place, "X", "x")], "my.toml", "[data]\ndevices = 3\n", [("data", "devices")])
-    assert error.lines()[0].split("  ")[0] == where
+def test_recipe_error_override_is_located_at_set(key_path, location):
+    error = RecipeError([RecipeIssue(key_path, "X", "x")], "my.toml", "[data]\ndevices = 3\n", [("data", "devices")])
+    assert error.lines()[0].split("  ")[0] == location
 
 
-def test_long_values_are_not_repeated():
+def test_recipe_error_compound_values_are_not_shown():
     error = RecipeError([RecipeIssue(("a",), "X", "x", value=value) for value in ([1], {"b": 1}, (1,), None)])
     assert [line for line in error.lines() if not line.startswith("  ")] == ["recipe  a"] * 4

@@ -1,14 +1,14 @@
-"""Where data sets and runs lie."""
+"""Folders of data and runs."""
 
 from pathlib import Path
 
 import pytest
 
 from fedloom.recipe.errors import RecipeError
-from fedloom.recipe.paths import resolve_data_folder, choose_output_folder
+from fedloom.recipe.paths import choose_output_folder, resolve_data_folder
 
 
-def test_the_data_folder(monkeypatch):
+def test_resolve_data_folder_option_beats_environment(monkeypatch):
     monkeypatch.delenv("FEDLOOM_DATA", raising=False)
     assert resolve_data_folder() == Path("data")
     monkeypatch.setenv("FEDLOOM_DATA", "/elsewhere")
@@ -17,7 +17,7 @@ def test_the_data_folder(monkeypatch):
     assert resolve_data_folder("~/sets") == Path.home() / "sets"
 
 
-def test_a_runs_folder_is_named_after_time_and_method(tmp_path, monkeypatch):
+def test_choose_output_folder_default_is_named_after_time_and_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = choose_output_folder(None, "heterofl")
     assert folder.parent == Path("runs")
@@ -25,7 +25,7 @@ def test_a_runs_folder_is_named_after_time_and_method(tmp_path, monkeypatch):
     assert not folder.exists()
 
 
-def test_two_runs_of_one_second_do_not_share_a_folder(tmp_path, monkeypatch):
+def test_choose_output_folder_same_second_gives_distinct_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = []
     for _ in range(3):
@@ -35,7 +35,7 @@ def test_two_runs_of_one_second_do_not_share_a_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_a_folder_that_is_there_is_refused(kind, tmp_path):
+def test_choose_output_folder_existing_path_is_refused(kind, tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir() if kind == "folder" else taken.touch()
     with pytest.raises(RecipeError, match="OUT_EXISTS"):

@@ -71,7 +71,8 @@ def test_dumps_recipe_is_readable():
         {"rounds": 2, "data": {"dataset": "digits", "partition": {"kind": "iid"}}, "tiers": [{"name": "a"}]}
     )
     assert written == (
-        'rounds = 2\ntiers = [\n    { name = "a" },\n]\n\n[data]\ndataset = "digits"\n\n[data.partition]\nkind = "iid"\n'
+        'rounds = 2\ntiers = [\n    { name = "a" },\n]\n\n'
+        '[data]\ndataset = "digits"\n\n[data.partition]\nkind = "iid"\n'
     )
 
 

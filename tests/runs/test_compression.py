@@ -186,7 +186,7 @@ def test_the_clock_counts_what_travels(
 
 def test_workers_and_repeats_change_no_bit(run: Callable[..., Any]) -> None:
     changes = {"compression": BOTH, "data": {**FEW, "devices": 8}, "rounds": 3}
-    runs = [run("one", **changes), run("again", **changes), run("two", own={"workers": 2}, **changes)]
+    runs = [run("one", **changes), run("again", **changes), run("two", options={"workers": 2}, **changes)]
     assert len({prints(one) for one in runs}) == 1
     assert runs[0].rows() == runs[1].rows() == runs[2].rows()
 

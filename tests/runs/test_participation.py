@@ -106,7 +106,7 @@ def test_models_that_the_server_has_are_compared(run: Go) -> None:
 @pytest.mark.parametrize(("method", "workers"), [("standalone", 1), ("standalone", 2), ("fedrep", 1)])
 def test_where_it_has_none_a_device_of_each_tier_stands_for_it(run: Go, method: str, workers: int) -> None:
     """By what is read from the checkpoint afterwards. Both tiers' first devices: 0 and 2."""
-    done = run(own={"workers": workers}, rounds=1, method={"name": method})
+    done = run(options={"workers": workers}, rounds=1, method={"name": method})
     experiment = open_finished_run(done.folder, Registry(), done.data)
     x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
     seen = []

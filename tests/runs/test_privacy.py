@@ -110,7 +110,7 @@ def test_a_run_is_told_in_a_line(made: Callable[..., Experiment]) -> None:
 
 def test_workers_and_repeats_change_no_bit(run: Callable[..., Any], manifest_of: Callable[..., Any]) -> None:
     changes = {**PRIVATE, "data": {"dataset": "digits", "devices": 8}}
-    runs = [run("one", **changes), run("again", **changes), run("two", own={"workers": 2}, **changes)]
+    runs = [run("one", **changes), run("again", **changes), run("two", options={"workers": 2}, **changes)]
     assert len({manifest_of(one)["sha256"] for one in runs}) == 1
     assert runs[0].rows() == runs[1].rows() == runs[2].rows()
     other = run("other", **{**changes, "privacy": {"clip": 1.0, "noise": 2.1}})

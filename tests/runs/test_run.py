@@ -95,7 +95,9 @@ def test_devices_at_once_or_one_by_one_give_the_same_up_to_rounding(method, run)
     ("rounds", "every", "due"), [(5, 2, {2, 4, 5}), (4, 2, {2, 4}), (2, 9, {2}), (3, 1, {1, 2, 3})]
 )
 def test_rounds_are_judged_when_due_and_the_last_always(rounds, every, due, run):
-    done = run(own={"methods": {"still": Still}}, method={"name": "still"}, rounds=rounds, evaluation={"every": every})
+    done = run(
+        options={"methods": {"still": Still}}, method={"name": "still"}, rounds=rounds, evaluation={"every": every}
+    )
     assert {row.round for row in done.rows() if row.candidate} == due
     assert {row.round for row in done.rows() if row.metric == "bytes_down"} == set(range(1, rounds + 1))
 
@@ -125,7 +127,7 @@ def test_a_run_goes_on_from_an_earlier_one(source, run):
     large = load_file(first.folder / "models" / "large.safetensors")
     start = first.folder if source == "folder" else first.folder / "models" / "large.safetensors"
     still = run(
-        "second", own={"methods": {"still": Still}}, method={"name": "still"}, rounds=1, start={"from": str(start)}
+        "second", options={"methods": {"still": Still}}, method={"name": "still"}, rounds=1, start={"from": str(start)}
     )
     assert manifest(still)["sha256"] == manifest(first)["sha256"]
     for name, weight in load_file(still.folder / "models" / "large.safetensors").items():

@@ -1,4 +1,4 @@
-"""A user's own method, model family and data set, written outside the package, by fedloom.run."""
+"""Methods, model families and data sets that a user passes to fedloom.run."""
 
 import functools
 import importlib.util
@@ -37,8 +37,8 @@ class Mine(Method):
     def round(self, server, context):
         asked = context.cohort[:1] if self.order == "first" else context.cohort[-1:]
         replies = context.ask(self.train, {d: {"weights": d.footprint.read(server["weights"])} for d in asked})
-        said = [ClientUpdate(r.device.footprint, r.upload["weights"], self.part) for r in replies]
-        return {"weights": context.aggregate(server["weights"], said)}
+        updates = [ClientUpdate(r.device.footprint, r.upload["weights"], self.part) for r in replies]
+        return {"weights": context.aggregate(server["weights"], updates)}
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client, inbox):
@@ -76,23 +76,23 @@ def load(classes: int = 3) -> Dataset:
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module from a file that is no part of the package."""
+    """A module from a file outside the package."""
 
     def make(name, source):
         (tmp_path / f"{name}.py").write_text(source)
         spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
-        made = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, made)
-        spec.loader.exec_module(made)
-        return made
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
 
     return make
 
 
-def test_a_method(module, document, tmp_path):
-    own = {"methods": {"mine": module("my_method", METHOD).Mine}}
+def test_registry_user_method_runs(module, document, tmp_path):
+    names = {"methods": {"mine": module("my_method", METHOD).Mine}}
     runs = {
-        order: fedloom.run(document(method={"name": "mine", "order": order}), out=tmp_path / order, **own)
+        order: fedloom.run(document(method={"name": "mine", "order": order}), out=tmp_path / order, **names)
         for order in ("first", "last")
     }
     for run in runs.values():
@@ -101,7 +101,7 @@ def test_a_method(module, document, tmp_path):
     assert moved == {"first": {4 * 158}, "last": {4 * 66}}
 
 
-def test_a_models_family(module, document, tmp_path):
+def test_registry_user_model_family_runs(module, document, tmp_path):
     family = module("my_model", MODEL).perceptron
     run = fedloom.run(
         document(model={"family": "perceptron", "units": [8, 4]}, rounds=1),
@@ -114,7 +114,7 @@ def test_a_models_family(module, document, tmp_path):
     assert torch.equal(large["3.weight"][:2, :4], small["3.weight"])
 
 
-def test_a_data_set_with_an_option(module, document, tmp_path):
+def test_registry_user_dataset_with_option_runs(module, document, tmp_path):
     run = fedloom.run(
         document(data={"dataset": "mine", "classes": 5, "devices": 3}, rounds=1),
         datasets={"mine": module("my_data", DATA).load}, out=tmp_path / "run",
@@ -123,7 +123,7 @@ def test_a_data_set_with_an_option(module, document, tmp_path):
     assert large["classifier.weight"].shape == (5, 4)
 
 
-def test_all_three_at_once(module, document, tmp_path):
+def test_registry_user_method_model_and_dataset_run_together(module, document, tmp_path):
     run = fedloom.run(
         document(
             data={"dataset": "mine", "devices": 3}, model={"family": "perceptron"}, method={"name": "mine"}, rounds=1
@@ -137,7 +137,7 @@ def test_all_three_at_once(module, document, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "place", "hint"),
+    ("changes", "key_path", "hint"),
     [
         ({"method": {"name": "mine", "prt": 1.0}}, ("method", "prt"), "part"),
         ({"method": {"name": "mine", "order": "frst"}}, ("method", "order"), "first"),
@@ -146,7 +146,7 @@ def test_all_three_at_once(module, document, tmp_path):
         ({"data": {"dataset": "mine", "classs": 4}}, ("data", "classs"), "classes"),
     ],
 )
-def test_their_settings_are_checked_like_ours(changes, place, hint, module, document, tmp_path):
+def test_registry_user_settings_are_validated(changes, key_path, hint, module, document, tmp_path):
     with pytest.raises(RecipeError) as caught:
         fedloom.run(
             document(**changes),
@@ -155,13 +155,13 @@ def test_their_settings_are_checked_like_ours(changes, place, hint, module, docu
             datasets={"mine": module("my_data", DATA).load},
             out=tmp_path / "run",
         )
-    (problem,) = caught.value.issues
-    assert problem.key_path == place
-    assert hint in problem.hint
+    (issue,) = caught.value.issues
+    assert issue.key_path == key_path
+    assert hint in issue.hint
     assert not (tmp_path / "run").exists()
 
 
-def test_the_projects_tables_are_not_changed(module, document, tmp_path):
+def test_registry_user_names_leave_defaults_unchanged(module, document, tmp_path):
     before = Registry()
     fedloom.run(
         document(data={"dataset": "digits", "devices": 3}, rounds=1),
@@ -171,14 +171,14 @@ def test_the_projects_tables_are_not_changed(module, document, tmp_path):
     assert load_file(tmp_path / "run" / "models" / "large.safetensors")["classifier.weight"].shape == (3, 4)
 
 
-def test_a_function_with_some_of_its_settings_filled_in(module, document, tmp_path):
-    """functools.partial makes one family out of another."""
+def test_registry_partial_function_is_a_family(module, document, tmp_path):
+    """A family derived from another with functools.partial."""
     narrow = functools.partial(module("my_model", MODEL).perceptron, units=(2,))
     run = fedloom.run(document(model={"family": "narrow"}, rounds=1), models={"narrow": narrow}, out=tmp_path / "run")
     assert load_file(run.folder / "models" / "large.safetensors")["1.weight"].shape == (2, 64)
 
 
-def test_a_class_is_a_family_too(document, tmp_path):
+def test_registry_class_is_a_family(document, tmp_path):
     class Linear(torch.nn.Module):
         def __init__(self, *, classes: int, bias: bool = True):
             super().__init__()

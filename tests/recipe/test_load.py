@@ -1,4 +1,4 @@
-"""A recipe: its defaults, how it is read, and that what is written beside a run reads as the same recipe."""
+"""Loading recipes: defaults, overrides, errors, and the round trip through TOML."""
 
 import dataclasses
 import math
@@ -16,16 +16,16 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.recipe.toml import dumps
 
-TABLES = Registry()
-LEAST = {"rounds": 3, "tiers": [{"name": "all", "share": 1.0}], "method": {"name": "fedavg"}}
+REGISTRY = Registry()
+MINIMAL = {"rounds": 3, "tiers": [{"name": "all", "share": 1.0}], "method": {"name": "fedavg"}}
 
 
-def again(recipe):
-    return load(tomllib.loads(dumps(recipe.document())), TABLES).recipe
+def round_trip(recipe):
+    return load(tomllib.loads(dumps(recipe.document())), REGISTRY).recipe
 
 
-def test_defaults():
-    recipe = load(LEAST, TABLES).recipe
+def test_load_minimal_recipe_has_defaults():
+    recipe = load(MINIMAL, REGISTRY).recipe
     assert recipe.document() == {
         "seed": 0,
         "rounds": 3,
@@ -48,7 +48,8 @@ def test_defaults():
         },
         "engine": {"kind": "in_process"},
         "faults": {
-            "dropout": 0.0, "outages": (), "quorum": 0.0, "min_coverage": 1, "over_selection": 0.0, "max_failed_rounds": 5,
+            "dropout": 0.0, "outages": (), "quorum": 0.0, "min_coverage": 1, "over_selection": 0.0,
+            "max_failed_rounds": 5,
         },
         "start": {},
         "checkpoints": {"every": "auto"},
@@ -59,7 +60,7 @@ def test_defaults():
     }  # fmt: skip
 
 
-def test_a_recipe_comes_back_from_what_is_written(document):
+def test_load_written_recipe_round_trips(document):
     recipe = load(
         document(
             data__partition={"kind": "dirichlet_per_label", "alpha": 0.3, "balanced": False},
@@ -75,16 +76,16 @@ def test_a_recipe_comes_back_from_what_is_written(document):
             evaluation={"tests": ["local"], "statistics": {"query": "per_device", "max_batches": 3}},
             start={"from": 'runs/é \\ "earlier"'},
         ),
-        TABLES,
+        REGISTRY,
     ).recipe
-    assert again(recipe) == recipe
-    assert again(recipe).start.source == 'runs/é \\ "earlier"'
-    assert again(recipe).method.settings == {"unseen_logit": -math.inf}
+    assert round_trip(recipe) == recipe
+    assert round_trip(recipe).start.source == 'runs/é \\ "earlier"'
+    assert round_trip(recipe).method.settings == {"unseen_logit": -math.inf}
 
 
 @pytest.mark.parametrize("name", METHODS)
 @given(data=st.data())
-def test_hyper_parameters_of_every_method_survive(name, data):
+def test_load_method_settings_round_trip(name, data):
     hints = get_type_hints(METHODS[name], include_extras=True)
     drawn = {
         field.name: data.draw(st.from_type(hints[field.name]), label=field.name)
@@ -92,38 +93,40 @@ def test_hyper_parameters_of_every_method_survive(name, data):
         if field.name != "parts"  # tables of their own, which stand for methods of their own
     }
     drawn = {key: 0.0 if isinstance(value, float) and math.isnan(value) else value for key, value in drawn.items()}
-    drawn = {key: value for key, value in drawn.items() if value is not None}  # which is said by saying nothing
-    recipe = load({**LEAST, "method": {"name": name, **drawn}}, TABLES).recipe
-    assert again(recipe) == recipe
-    assert METHODS[name](**again(recipe).method.settings) == METHODS[name](**drawn)
+    drawn = {
+        key: value for key, value in drawn.items() if value is not None
+    }  # None is expressed by leaving the key out
+    recipe = load({**MINIMAL, "method": {"name": name, **drawn}}, REGISTRY).recipe
+    assert round_trip(recipe) == recipe
+    assert METHODS[name](**round_trip(recipe).method.settings) == METHODS[name](**drawn)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_frozen_and_has_defaults(name):
+def test_methods_are_frozen_and_have_defaults(name):
     method = METHODS[name]()
     assert dataclasses.is_dataclass(method)
     assert type(method).__dataclass_params__.frozen
-    assert load({**LEAST, "method": {"name": name}}, TABLES).recipe.method.name == name
+    assert load({**MINIMAL, "method": {"name": name}}, REGISTRY).recipe.method.name == name
 
 
-def test_a_recipe_is_frozen(document):
-    recipe = load(document(), TABLES).recipe
+def test_recipe_assignment_is_refused(document):
+    recipe = load(document(), REGISTRY).recipe
     with pytest.raises(ValueError, match="frozen"):
         recipe.rounds = 5
     with pytest.raises(ValueError, match="frozen"):
         recipe.training.epochs = 5
 
 
-def test_a_mapping_is_not_changed_by_reading_it(document):
-    said = document()
-    load(said, TABLES, ["tiers.0.width=0.75", "training.epochs=2", "data.partition={kind='iid'}"])
-    assert said == document()
+def test_load_mapping_is_not_modified(document):
+    mapping = document()
+    load(mapping, REGISTRY, ["tiers.0.width=0.75", "training.epochs=2", "data.partition={kind='iid'}"])
+    assert mapping == document()
 
 
-def test_a_file_and_a_mapping_are_the_same_recipe(document, tmp_path):
+def test_load_file_and_mapping_are_equal(document, tmp_path):
     path = tmp_path / "my.toml"
     path.write_text(dumps(document()))
-    assert load(path, TABLES).recipe == load(str(path), TABLES).recipe == load(document(), TABLES).recipe
+    assert load(path, REGISTRY).recipe == load(str(path), REGISTRY).recipe == load(document(), REGISTRY).recipe
 
 
 @pytest.mark.parametrize(
@@ -143,36 +146,36 @@ def test_a_file_and_a_mapping_are_the_same_recipe(document, tmp_path):
         ("fleet.participation=0.5", lambda recipe: recipe.fleet.participation == 0.5),
     ],
 )
-def test_changes_beat_the_document(change, read, document):
-    loaded = load(document(), TABLES, [change])
+def test_load_override_beats_document(change, read, document):
+    loaded = load(document(), REGISTRY, [change])
     assert read(loaded.recipe)
-    assert again(loaded.recipe) == loaded.recipe
+    assert round_trip(loaded.recipe) == loaded.recipe
 
 
-def test_a_whole_number_does_where_a_fraction_is_asked_for(document):
+def test_load_integer_is_accepted_as_float(document):
     tiers = [{"name": "all", "share": 1, "width": 1}]
-    recipe = load(document(tiers=tiers, method={"name": "heterofl", "unseen_logit": -3}), TABLES).recipe
+    recipe = load(document(tiers=tiers, method={"name": "heterofl", "unseen_logit": -3}), REGISTRY).recipe
     assert (recipe.tiers[0].share, recipe.tiers[0].settings, recipe.method.settings) == (
         1.0, {"width": 1}, {"unseen_logit": -3},
     )  # fmt: skip
-    assert again(recipe) == recipe
+    assert round_trip(recipe) == recipe
 
 
-def test_changes_come_one_after_the_other(document):
+def test_load_overrides_apply_in_order(document):
     changes = ["rounds=5", "rounds=6", "training={epochs=9}", "training.batch_size=3"]
-    recipe = load(document(), TABLES, changes).recipe
+    recipe = load(document(), REGISTRY, changes).recipe
     assert (recipe.rounds, recipe.training.epochs, recipe.training.batch_size) == (6, 9, 3)
 
 
-ODD = [3, -1, 2.5, True, "", "x", [], [1], ["x"], [[1]], {}, {"a": 1}, [{"a": 1}], math.inf, math.nan, 10**30]
-PLACES = [
+ODD_VALUES = [3, -1, 2.5, True, "", "x", [], [1], ["x"], [[1]], {}, {"a": 1}, [{"a": 1}], math.inf, math.nan, 10**30]
+KEYS = [
     "seed", "rounds", "data", "data.dataset", "data.devices", "data.partition", "data.partition.kind",
     "data.preparation", "data.tier_label_correlation", "data.other", "fleet", "fleet.participation", "fleet.assignment",
     "fleet.eligible", "fleet.other", "model", "model.family", "model.hidden", "model.normalization", "model.other",
     "tiers", "tiers.0", "tiers.0.name", "tiers.0.share", "tiers.0.width", "tiers.0.other", "training",
     "training.epochs", "training.batch_size", "training.last_batch", "training.optimizer", "training.optimizer.kind",
-    "training.lr_schedule", "training.lr_schedule.kind", "method", "method.name", "method.unseen_logit", "method.weighting",
-    "method.other", "evaluation", "evaluation.every", "evaluation.tests", "evaluation.per_device",
+    "training.lr_schedule", "training.lr_schedule.kind", "method", "method.name", "method.unseen_logit",
+    "method.weighting", "method.other", "evaluation", "evaluation.every", "evaluation.tests", "evaluation.per_device",
     "evaluation.batch_size", "evaluation.statistics", "evaluation.statistics.query", "engine", "engine.kind",
     "engine.devices_per_block", "start", "start.from", "compare", "compare.arms", "compare.arms.a", "compare.candidate",
     "compare.baseline", "compare.margin", "compare.other", "other",
@@ -186,51 +189,51 @@ def put(document, place, value):
     document[last] = value
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_whatever_stands_anywhere_is_a_recipe_or_its_problem(place, document):
-    """Never an error of another kind: that would be called a bug of the project."""
-    for value in ODD:
+@pytest.mark.parametrize("place", KEYS)
+def test_load_arbitrary_value_is_valid_or_recipe_error(place, document):
+    """Any other exception would be reported as a bug."""
+    for value in ODD_VALUES:
         odd = document()
         put(odd, place, value)
         try:
-            recipe = load(odd, TABLES).recipe
+            recipe = load(odd, REGISTRY).recipe
         except RecipeError as error:
             assert error.issues, value
         else:
-            assert again(recipe).rounds == recipe.rounds, value
+            assert round_trip(recipe).rounds == recipe.rounds, value
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_every_partition_can_be_named(name, document):
+def test_load_every_partition_round_trips(name, document):
     options = {"label_shards": {"labels_per_device": 5}, "sorted_shards": {"shards_per_device": 2}, "iid": {},
                "own": {}, "rows": {}, "natural": {},
                "file": {"path": "map.json"}}.get(name, {"alpha": 1.0})  # fmt: skip
-    recipe = load(document(data__partition={"kind": name, **options}), TABLES).recipe
-    assert again(recipe).data.partition == {"kind": name, **options}
+    recipe = load(document(data__partition={"kind": name, **options}), REGISTRY).recipe
+    assert round_trip(recipe).data.partition == {"kind": name, **options}
 
 
-def test_the_same_problem_is_said_once(document):
+def test_load_issue_is_reported_once(document):
     with pytest.raises(RecipeError) as caught:
-        load(document(rounds=0, method={"name": "hetrofl"}), TABLES)
+        load(document(rounds=0, method={"name": "hetrofl"}), REGISTRY)
     assert [problem.key_path for problem in caught.value.issues] == [("rounds",), ("method", "name")]
 
 
-def test_a_problem_of_a_mapping_says_recipe(document):
+def test_load_mapping_issue_has_source_recipe(document):
     with pytest.raises(RecipeError, match=r"^recipe  rounds = 0\n  error RECIPE_RANGE: "):
-        load(document(rounds=0), TABLES)
+        load(document(rounds=0), REGISTRY)
 
 
 ARMS = {"arms": {"other": ["method.name=fedprox"]}}
 
 
-def test_what_is_compared_is_no_part_of_what_decides_a_run(document):
-    loaded = load(document(compare={**ARMS, "baseline": "other", "margin": 2}), TABLES)
+def test_document_compare_section_is_left_out(document):
+    loaded = load(document(compare={**ARMS, "baseline": "other", "margin": 2}), REGISTRY)
     assert loaded.recipe.compare.margin == 2
     assert "compare" not in loaded.recipe.document()
 
 
 @pytest.mark.parametrize(
-    ("compare", "place", "said"),
+    ("compare", "key_path", "message"),
     [
         ({**ARMS, "baseline": "othr"}, ("compare", "baseline"), "there are: other"),
         ({"baseline": "other"}, ("compare", "baseline"), "there are: none"),
@@ -243,9 +246,9 @@ def test_what_is_compared_is_no_part_of_what_decides_a_run(document):
         ({"margin": -1.0}, ("compare", "margin"), "margin must be >= 0"),
     ],
 )
-def test_what_is_wrong_with_a_comparison_is_found_by_whoever_reads_the_recipe(compare, place, said, document):
+def test_load_invalid_compare_section_is_refused(compare, key_path, message, document):
     with pytest.raises(RecipeError) as caught:
-        load(document(compare=compare), TABLES)
-    (problem,) = caught.value.issues
-    assert problem.key_path == place
-    assert said in problem.message
+        load(document(compare=compare), REGISTRY)
+    (issue,) = caught.value.issues
+    assert issue.key_path == key_path
+    assert message in issue.message
