@@ -81,7 +81,7 @@ def test_fedhen_aggregate_is_mean_over_contributors(
     made = play(method, scripted, fleet, old, replies)
     for tier in fleet.tiers:
         for name, shape in tier.model.shapes().items():
-            said = [
+            updates = [
                 reply.upload["weights"][name]
                 for reply in replies
                 if name in reply.upload["weights"]
@@ -93,7 +93,7 @@ def test_fedhen_aggregate_is_mean_over_contributors(
                 )
             ]
             assert made[tier.name][name].shape == shape
-            assert torch.equal(made[tier.name][name], mean(said, old[name])), name
+            assert torch.equal(made[tier.name][name], mean(updates, old[name])), name
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)

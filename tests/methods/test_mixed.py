@@ -310,9 +310,9 @@ def test_mixed_tier_is_evaluated_as_in_own_fleet(world: Callable[..., Any], tiny
     for part in mixed.parts:
         own = replace(sim, fleet=sim.fleet.restrict_tiers(part.tiers))
         expected = train_alone(sim, part)
-        memory = own.engine(part.method)
-        memory.memory.committed = expected.device_states
-        for key, value in evaluate(own, part.method.eval_targets(expected.server), memory).items():
+        part_engine = own.engine(part.method)
+        part_engine.client_states.committed = expected.device_states
+        for key, value in evaluate(own, part.method.eval_targets(expected.server), part_engine).items():
             assert found[key] == value
 
 
@@ -392,15 +392,15 @@ def test_mixed_finish_runs_parts_that_have_one(
     part = mixed.parts[1]
     own = sim.fleet.restrict_tiers(part.tiers)
     fedhenn = train_alone(sim, part, 2, participation)
-    memory = replace(sim, fleet=own).engine(part.method)
-    memory.memory.committed = fedhenn.device_states
+    part_engine = replace(sim, fleet=own).engine(part.method)
+    part_engine.client_states.committed = fedhenn.device_states
     expected = part.method.finish(
-        fedhenn.server, RoundContext(3, own.eligible_devices(3), own, memory, public=sim.public)
+        fedhenn.server, RoundContext(3, own.eligible_devices(3), own, part_engine, public=sim.public)
     )
-    memory.commit(3)
+    part_engine.commit(3)
     assert expected is not None
     found = part_result(Result(ended, dict(engine.client_states.committed)), 1, sim, part)
-    assert results_equal(found, Result(expected, dict(memory.memory.committed)), parcels_equal)
+    assert results_equal(found, Result(expected, dict(part_engine.client_states.committed)), parcels_equal)
 
 
 def test_mixed_finish_without_any_part_is_none(world: Callable[..., Any], tiny_model: Build) -> None:

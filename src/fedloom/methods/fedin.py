@@ -30,7 +30,7 @@ from ..seeds import FEATURE_PAIRS, generator
 from ..settings import Count, NonNegative
 from ..tensors import Parcel, Tensors, combine, inner, per_device
 from ._net_parts import parts_problem, run_part
-from ._partial_sharing import PartialSharing, split_shared
+from ._personal import PartialSharing, split_shared
 from .method import MethodInfo
 
 PARTS = ("extractor", "intermediate", "classifier")

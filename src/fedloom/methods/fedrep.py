@@ -11,7 +11,7 @@ from ..fleet import RoundContext
 from ..seeds import FIT_HEAD
 from ..settings import Count
 from ..tensors import Parcel, Tensors
-from ._partial_sharing import PartialSharing, split_shared
+from ._personal import PartialSharing, split_shared
 from .method import MethodInfo
 
 

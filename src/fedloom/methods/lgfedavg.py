@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..client import Client, ClientResult, fit, label_loss, like, on_device
 from ..fleet import RoundContext
 from ..tensors import Parcel
-from ._partial_sharing import PartialSharing, Shared, split_shared
+from ._personal import PartialSharing, Shared, split_shared
 from .method import MethodInfo
 
 
