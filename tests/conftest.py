@@ -16,9 +16,33 @@ from torch import Tensor
 
 from fedloom.client import Client, Constant, Optimizer, PaddedIndices, Schedule, Sgd, Step
 from fedloom.data import Dataset, Examples, Partition, Preparation
-from fedloom.engines import ClientStateStore, Gate, InProcess, Refusal, build_client_data
+from fedloom.engines import (
+    ClientStateStore,
+    Compression,
+    DeviceEnd,
+    FaultInjector,
+    FaultPlan,
+    Gate,
+    InProcess,
+    Refusal,
+    ServerEnd,
+    build_client_data,
+)
 from fedloom.evaluation import Evaluator, StaticBatchNorm
-from fedloom.fleet import Device, Engine, Fleet, Reply, Request, RoundContext, draw_cohort, make_tiers
+from fedloom.fleet import (
+    UNCOMPRESSED,
+    ByteCounter,
+    Device,
+    Engine,
+    Fleet,
+    Reply,
+    Request,
+    Responses,
+    RoundContext,
+    Transport,
+    draw_cohort,
+    make_tiers,
+)
 from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.models import MODELS, Model, build_model
 from fedloom.tensors import Parcel, Tensors
@@ -311,6 +335,41 @@ class ScriptedEngine:
 
     def close(self) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class TransportedEngine:
+    """An engine whose requests pass some more transports."""
+
+    engine: Engine
+    transports: tuple[Transport, ...]
+
+    def ask(self, request: Request) -> Iterable[Reply]:
+        return self.engine.ask(replace(request, transports=(*request.transports, *self.transports)))
+
+    def commit(self, round_number: int) -> None:
+        self.engine.commit(round_number)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def with_transports(engine: Engine, *transports: Transport) -> TransportedEngine:
+    return TransportedEngine(engine, transports)
+
+
+def with_compression(engine: InProcess, compression: Compression, *network: Transport) -> TransportedEngine:
+    """Both ends of compression, and what happens between them."""
+    gate = engine.gate
+    server = ServerEnd(compression, gate.report, gate.max_examples)
+    return TransportedEngine(engine, (server, *network, DeviceEnd(compression, engine.client_states.residual)))
+
+
+def inject_faults(
+    engine: InProcess, plan: FaultPlan, seconds: Any = None, report: Callable[[Refusal], None] = lambda refusal: None,
+    wire: ByteCounter = UNCOMPRESSED,
+) -> FaultInjector:  # fmt: skip
+    return FaultInjector(plan, seconds, engine.client_data.count, wire, Responses(), report)
 
 
 @dataclass

@@ -9,26 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.engines import Question, Refusal, encode_reply, opened
+from fedloom.engines import Expected, Refusal, decode_reply, encode_reply
 from fedloom.engines.protocol import Header
 
 Sent = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Letter:
+class SentMessage:
     """An honest one, to be spoiled."""
 
     data: bytes
-    question: Question
-    heading: Header
+    expected: Expected
+    header: Header
     sent: Sent
 
     def headed(self, **changes: Any) -> bytes:
-        return encode_reply(replace(self.heading, **changes), self.sent)
+        return encode_reply(replace(self.header, **changes), self.sent)
 
     def holding(self, sent: Sent) -> bytes:
-        return encode_reply(self.heading, sent)
+        return encode_reply(self.header, sent)
 
     def floats(self) -> list[tuple[str, str, Tensor]]:
         """Those with something in them, the longest shape first."""
@@ -45,22 +45,22 @@ class Letter:
         return self.holding({**self.sent, bundle: {**self.sent.get(bundle, {}), "stowaway": extra}})
 
 
-def honest(data: bytes, question: Question) -> Letter:
-    reply = opened(data, question)
+def honest(data: bytes, expected: Expected) -> SentMessage:
+    reply = decode_reply(data, expected)
     assert not isinstance(reply, Refusal), reply
     sent = {bundle: dict(tensors) for bundle, tensors in reply.upload.items()}
-    return Letter(data, question, question.heading(reply.examples), sent)
+    return SentMessage(data, expected, expected.header(reply.examples), sent)
 
 
-def in_one(change: Callable[[Tensor], Tensor]) -> Callable[[Letter], list[bytes]]:
+def in_one(change: Callable[[Tensor], Tensor]) -> Callable[[SentMessage], list[bytes]]:
     """Change the first tensor that becomes another by it; where a device sends none, it sends one."""
 
-    def craft(letter: Letter) -> list[bytes]:
-        for bundle, name, tensor in letter.floats():
+    def craft(message: SentMessage) -> list[bytes]:
+        for bundle, name, tensor in message.floats():
             made = change(tensor.clone())
             if made.shape != tensor.shape or made.dtype != tensor.dtype or not torch.equal(made, tensor):
-                return [letter.changed(bundle, name, made)]
-        return [letter.with_extra(change(torch.ones(2, 3)))]
+                return [message.changed(bundle, name, made)]
+        return [message.with_extra(change(torch.ones(2, 3)))]
 
     return craft
 
@@ -85,27 +85,27 @@ def _grown(tensor: Tensor) -> Tensor:
     return torch.ones([size + 1 for size in tensor.shape] or [1], dtype=tensor.dtype)
 
 
-def _missing(letter: Letter) -> list[bytes]:
-    if not letter.floats():
-        return [letter.with_extra()]
-    bundle, missing, _ = letter.floats()[0]
-    rest = {name: tensor for name, tensor in letter.sent[bundle].items() if name != missing}
-    return [letter.holding({**letter.sent, bundle: rest})]
+def _missing(message: SentMessage) -> list[bytes]:
+    if not message.floats():
+        return [message.with_extra()]
+    bundle, missing, _ = message.floats()[0]
+    rest = {name: tensor for name, tensor in message.sent[bundle].items() if name != missing}
+    return [message.holding({**message.sent, bundle: rest})]
 
 
-def _renamed(letter: Letter) -> list[bytes]:
-    if not letter.floats():
-        return [letter.with_extra()]
-    bundle, old, _ = letter.floats()[0]
-    renamed = {f"{name}_" if name == old else name: tensor for name, tensor in letter.sent[bundle].items()}
-    return [letter.holding({**letter.sent, bundle: renamed})]
+def _renamed(message: SentMessage) -> list[bytes]:
+    if not message.floats():
+        return [message.with_extra()]
+    bundle, old, _ = message.floats()[0]
+    renamed = {f"{name}_" if name == old else name: tensor for name, tensor in message.sent[bundle].items()}
+    return [message.holding({**message.sent, bundle: renamed})]
 
 
-def _of_a_smaller_tier(letter: Letter) -> list[bytes]:
+def _of_a_smaller_tier(message: SentMessage) -> list[bytes]:
     smaller = {
-        bundle: {name: t[:1] if t.dim() else t for name, t in one.items()} for bundle, one in letter.sent.items()
+        bundle: {name: t[:1] if t.dim() else t for name, t in one.items()} for bundle, one in message.sent.items()
     }
-    return [encode_reply(replace(letter.heading, tier="smaller", spec="0" * 64), smaller)]
+    return [encode_reply(replace(message.header, tier="smaller", spec="0" * 64), smaller)]
 
 
 def with_head(data: bytes, change: Callable[[str], str]) -> bytes:
@@ -115,32 +115,32 @@ def with_head(data: bytes, change: Callable[[str], str]) -> bytes:
     return len(head).to_bytes(8, "little") + head + data[8 + size :]
 
 
-def _of_strings(letter: Letter) -> list[bytes]:
-    data = letter.data if letter.floats() else letter.with_extra()
+def _of_strings(message: SentMessage) -> list[bytes]:
+    data = message.data if message.floats() else message.with_extra()
     return [with_head(data, lambda head: head.replace('"dtype":"F', '"dtype":"STRING_', 1))]
 
 
-def _giant_head(letter: Letter) -> list[bytes]:
-    return [with_head(letter.data, lambda head: head + " " * 500_000)]
+def _giant_head(message: SentMessage) -> list[bytes]:
+    return [with_head(message.data, lambda head: head + " " * 500_000)]
 
 
-def _noise(letter: Letter) -> list[bytes]:
+def _noise(message: SentMessage) -> list[bytes]:
     return [torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(3)).to(torch.uint8).numpy().tobytes()]
 
 
-def _numbered(examples: Any) -> Callable[[Letter], list[bytes]]:
-    return lambda letter: [letter.headed(examples=examples)]
+def _numbered(examples: Any) -> Callable[[SentMessage], list[bytes]]:
+    return lambda message: [message.headed(examples=examples)]
 
 
-MALFORMED: dict[str, tuple[Callable[[Letter], list[bytes]], str]] = {
-    "empty": (lambda letter: [b""], "BAD_FORMAT"),
-    "truncated": (lambda letter: [letter.data[:-5]], "BAD_FORMAT"),
+MALFORMED: dict[str, tuple[Callable[[SentMessage], list[bytes]], str]] = {
+    "empty": (lambda message: [b""], "BAD_FORMAT"),
+    "truncated": (lambda message: [message.data[:-5]], "BAD_FORMAT"),
     "random bytes": (_noise, "BAD_FORMAT"),
-    "pickle": (lambda letter: [pickle.dumps({"weights": [1.0] * 50})], "BAD_FORMAT"),
-    "wrong magic": (lambda letter: [letter.data[:8] + b"PK" + letter.data[10:]], "BAD_FORMAT"),
+    "pickle": (lambda message: [pickle.dumps({"weights": [1.0] * 50})], "BAD_FORMAT"),
+    "wrong magic": (lambda message: [message.data[:8] + b"PK" + message.data[10:]], "BAD_FORMAT"),
     "giant header": (_giant_head, "TOO_BIG"),
     "missing key": (_missing, "KEYS"),
-    "extra key": (lambda letter: [letter.with_extra()], "KEYS"),
+    "extra key": (lambda message: [message.with_extra()], "KEYS"),
     "renamed key": (_renamed, "KEYS"),
     "transposed": (in_one(_transposed), "SHAPE"),
     "broadcastable": (in_one(_broadcastable), "SHAPE"),
@@ -157,16 +157,16 @@ MALFORMED: dict[str, tuple[Callable[[Letter], list[bytes]], str]] = {
     "weight 0": (_numbered(0), "VALUE"),
     "weight NaN": (_numbered(torch.nan), "VALUE"),
     "weight 1e18": (_numbered(10**18), "VALUE"),
-    "old round": (lambda letter: [letter.headed(round=letter.heading.round - 1)], "STALE"),
-    "other run": (lambda letter: [letter.headed(run="another")], "STALE"),
-    "duplicate": (lambda letter: [letter.data, letter.data], "DUPLICATE"),
+    "old round": (lambda message: [message.headed(round=message.header.round - 1)], "STALE"),
+    "other run": (lambda message: [message.headed(run="another")], "STALE"),
+    "duplicate": (lambda message: [message.data, message.data], "DUPLICATE"),
 }
 OF_TENSORS = {"SHAPE", "DTYPE", "NONFINITE", "HUGE"}  # without tensors there is only one way to spoil them: to add one
 
 
-def expected_code(kind: str, letter: Letter) -> str:
+def expected_code(kind: str, message: SentMessage) -> str:
     code = MALFORMED[kind][1]
-    return "KEYS" if code in OF_TENSORS and not letter.floats() else code
+    return "KEYS" if code in OF_TENSORS and not message.floats() else code
 
 
 def head_of(data: bytes | bytearray) -> dict[str, Any]:

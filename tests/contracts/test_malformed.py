@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from fedloom.client import ClientResult
-from fedloom.engines import ByMail, Question
-from fedloom.engines.in_process import Block, Request, make_blocks, run_block
+from fedloom.engines import BytesTransport, Expected, InlineExecutor
+from fedloom.engines.in_process import Block, Job, make_blocks, run_block
 from fedloom.methods import Method
 from fedloom.tensors import Parcel, fingerprint
+from tests.conftest import with_transports
 from tests.malformed import MALFORMED, expected_code, honest
 
 SIZES = (6, 5, 9, 8)
@@ -27,14 +28,14 @@ class OneIsBad:
     kind: str | None  # None: nothing of it arrives
     codes: list[tuple[str, str]] = field(default_factory=list)  # device and code of all that should be refused
 
-    def __call__(self, data: bytes, question: Question) -> Iterable[bytes]:
-        if question.device.name not in BAD:
+    def __call__(self, data: bytes, expected: Expected) -> Iterable[bytes]:
+        if expected.device.name not in BAD:
             return [data]
         if self.kind is None:
             return []
-        letter = honest(data, question)
-        self.codes.append((question.device.name, expected_code(self.kind, letter)))
-        return MALFORMED[self.kind][0](letter)
+        message = honest(data, expected)
+        self.codes.append((expected.device.name, expected_code(self.kind, message)))
+        return MALFORMED[self.kind][0](message)
 
 
 def bits(parcel: Parcel) -> str:
@@ -47,18 +48,19 @@ def bits(parcel: Parcel) -> str:
 
 
 @dataclass
-class Remembering:
-    """What a block of devices makes of the same question is worked out once: only what becomes of it is tried here."""
+class Remembering(InlineExecutor):
+    """What a block of devices makes of the same expected is worked out once: only what becomes of it is tried here."""
 
     known: dict[Any, ClientResult] = field(default_factory=dict)
 
-    def __call__(self, errand: Request) -> Iterator[tuple[Block, ClientResult]]:
-        for work in make_blocks([errand]):
-            asked = errand.task.name, errand.round_number, errand.repeat, *(seat.device.name for seat in work.seats)
-            key = asked, bits(work.inbox), bits(work.memory)
+    def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+        for block in make_blocks([job]):
+            request, devices = job.request, tuple(member.device.name for member in block.members)
+            asked = request.task.name, request.round_number, request.repeat, *devices
+            key = asked, bits(block.inbox), bits(block.state)
             if key not in self.known:
-                self.known[key] = run_block(work)
-            yield work, self.known[key]
+                self.known[key] = run_block(block)
+            yield block, self.known[key]
 
 
 def played(place: Any, method: Method, engine: Any, inner: Any) -> Prints:
@@ -70,12 +72,13 @@ def played(place: Any, method: Method, engine: Any, inner: Any) -> Prints:
 
 @pytest.fixture
 def round_of(method: Method, world_for: Callable[..., Any]) -> Callable[..., tuple[Prints, list[tuple[str, str]]]]:
-    place, carry = world_for(method, None, sizes=SIZES, labels=LABELS), Remembering()
+    place, executor = world_for(method, None, sizes=SIZES, labels=LABELS), Remembering()
 
     def play(transit: Any) -> tuple[Prints, list[tuple[str, str]]]:
         place.refusals.clear()
-        inner = place.engine(method, carry=carry)
-        engine = inner if transit is None else ByMail(inner, transit=transit)
+        inner = place.engine(method, executor=executor)
+        bytes_transport = BytesTransport(transit=transit, report=inner.gate.report)
+        engine = inner if transit is None else with_transports(inner, bytes_transport)
         prints = played(place, method, engine, inner)
         return prints, [(refusal.device, refusal.code) for refusal in place.refusals]
 
@@ -85,7 +88,7 @@ def round_of(method: Method, world_for: Callable[..., Any]) -> Callable[..., tup
 def test_a_malformed_reply_is_as_one_that_never_came(
     round_of: Callable[..., tuple[Prints, list[tuple[str, str]]]],
 ) -> None:
-    with_it, none = round_of(lambda data, question: [data])
+    with_it, none = round_of(lambda data, expected: [data])
     assert none == []
     without, none = round_of(OneIsBad(None))
     assert none == []
@@ -98,7 +101,7 @@ def test_a_malformed_reply_is_as_one_that_never_came(
 
 
 def test_mail_changes_no_bits(round_of: Callable[..., tuple[Prints, list[tuple[str, str]]]]) -> None:
-    assert round_of(None) == round_of(lambda data, question: [data])
+    assert round_of(None) == round_of(lambda data, expected: [data])
 
 
 def test_there_are_as_many_kinds_as_promised() -> None:

@@ -1,18 +1,36 @@
 """Devices that misbehave: each attack does what it says, through the gate, and only where it should."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import pytest
 import torch
 
-from fedloom.engines import ATTACKS, Attacked, malicious, poisoned
-from fedloom.fleet import Device, Reply, Request
+from fedloom.engines import ATTACKS, AttackTransport, malicious, poisoned
+from fedloom.fleet import Device, Exchange, Reply, Request
 from fedloom.footprints import RULES, RobustAggregator
 from fedloom.tensors import Parcel
+from tests.conftest import with_transports
 
 BAD = frozenset({"1", "4"})
+
+
+@dataclass(frozen=True)
+class Reordering:
+    """A transport that hands on all replies in another order."""
+
+    change: Callable[[list[Reply]], list[Reply]]
+    end: Literal["network"] = "network"
+
+    def open(self, request: Request) -> Exchange:
+        change = self.change
+
+        class Reordered(Exchange):
+            def gather(self, replies: Iterable[Reply]) -> Iterable[Reply]:
+                return change(list(replies))
+
+        return Reordered()
 
 
 @pytest.fixture
@@ -26,7 +44,9 @@ def answers(tiers: Any, method: Any, attack: str | None) -> tuple[dict[str, Repl
     engine = tiers.engine(method)
     if attack:
         client_data = poisoned(ATTACKS[attack], engine.client_data, BAD)
-        engine = Attacked(replace(engine, client_data=client_data), ATTACKS[attack], BAD, tiers.fleet)
+        engine = with_transports(
+            replace(engine, client_data=client_data), AttackTransport(ATTACKS[attack], BAD, tiers.fleet)
+        )
     whole = method.start(tiers.fleet, 0)["weights"]
     devices = tiers.fleet.devices(1)
     inboxes: dict[Device, Parcel] = {one: {"weights": one.footprint.read(whole)} for one in devices}
@@ -61,7 +81,9 @@ def alike(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], by: flo
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_the_honest_stay_honest(attack: str, tiers: Any, heterofl: Any, parcels_equal: Callable[..., bool]) -> None:
+def test_attack_honest_devices_send_unchanged_updates(
+    attack: str, tiers: Any, heterofl: Any, parcels_equal: Callable[..., bool]
+) -> None:
     before, _ = answers(tiers, heterofl, None)
     after, _ = answers(tiers, heterofl, attack)
     for name in before.keys() - BAD:
@@ -69,18 +91,18 @@ def test_the_honest_stay_honest(attack: str, tiers: Any, heterofl: Any, parcels_
             assert alike(dict(after[name].upload["weights"]), dict(before[name].upload["weights"]))
         else:
             assert parcels_equal(after[name].upload, before[name].upload)
-    if attack != "tier_lie":
+    if attack != "wrong_tier":
         assert after.keys() == before.keys()
         assert any(not parcels_equal(after[name].upload, before[name].upload) for name in BAD)
 
 
 @pytest.mark.parametrize(("attack", "factor"), [("sign_flip", -5.0), ("scaling", 20.0)])
-def test_updates_are_scaled(attack: str, factor: float, tiers: Any, heterofl: Any, honest: Any) -> None:
+def test_scaling_update_is_multiplied(attack: str, factor: float, tiers: Any, heterofl: Any, honest: Any) -> None:
     found = steps(tiers, heterofl, attack)
     assert all(alike(found[name], honest[name], factor) for name in BAD)
 
 
-def test_noise_is_a_hundred_times_as_long_and_leads_nowhere(tiers: Any, heterofl: Any, honest: Any) -> None:
+def test_gaussian_update_is_long_and_unrelated(tiers: Any, heterofl: Any, honest: Any) -> None:
     found = steps(tiers, heterofl, "gaussian")
     for name in BAD:
         noise, update = (torch.cat([one.flatten() for one in side[name].values()]) for side in (found, honest))
@@ -91,8 +113,8 @@ def test_noise_is_a_hundred_times_as_long_and_leads_nowhere(tiers: Any, heterofl
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_the_order_of_replies_and_of_their_tensors_does_not_matter(
-    attack: str, tiers: Any, heterofl: Any, meddling: Any, parcels_equal: Callable[..., bool]
+def test_attack_any_order_of_replies_gives_same_bits(
+    attack: str, tiers: Any, heterofl: Any, parcels_equal: Callable[..., bool]
 ) -> None:
     def turned(replies: list[Reply]) -> list[Reply]:
         return [
@@ -104,28 +126,28 @@ def test_the_order_of_replies_and_of_their_tensors_does_not_matter(
     for change in (list, turned):
         engine = tiers.engine(heterofl)
         client_data = poisoned(ATTACKS[attack], engine.client_data, BAD)
-        inner = meddling(replace(engine, client_data=client_data), change)
-        inner.on_refusal = engine.on_refusal
-        found.append(tiers.play(heterofl, Attacked(inner, ATTACKS[attack], BAD, tiers.fleet)))
+        attacker = AttackTransport(ATTACKS[attack], BAD, tiers.fleet)
+        attacked = with_transports(replace(engine, client_data=client_data), attacker, Reordering(change))
+        found.append(tiers.play(heterofl, attacked))
     assert parcels_equal(*found)
 
 
-def test_ipm_turns_the_honest_mean_of_the_tier_round(tiers: Any, heterofl: Any, honest: Any) -> None:
+def test_ipm_update_is_negated_mean_of_tier(tiers: Any, heterofl: Any, honest: Any) -> None:
     found = steps(tiers, heterofl, "ipm")
     for bad, good in (("1", ("0", "2")), ("4", ("3", "5"))):
         mean = {name: (honest[good[0]][name] + honest[good[1]][name]) / 2 for name in honest[bad]}
         assert alike(found[bad], mean, -1.0)
 
 
-def test_alie_stays_within_so_many_deviations(tiers: Any, heterofl: Any, honest: Any) -> None:
+def test_alie_update_is_mean_minus_deviations(tiers: Any, heterofl: Any, honest: Any) -> None:
     found = steps(tiers, heterofl, "alie")
     for name, update in found["1"].items():
         both = torch.stack([honest["0"][name], honest["2"][name]])
         assert torch.allclose(update, both.mean(0) - 1.5 * both.std(0, correction=0), rtol=1e-3, atol=1e-5)
 
 
-def test_the_thinnest_ring_is_where_only_the_wide_vote(tiers: Any, heterofl: Any, honest: Any) -> None:
-    found = steps(tiers, heterofl, "thin_ring")
+def test_low_coverage_only_weights_of_wide_tier_are_scaled(tiers: Any, heterofl: Any, honest: Any) -> None:
+    found = steps(tiers, heterofl, "low_coverage")
     assert alike(found["4"], honest["4"])
     narrow = tiers.fleet.devices(1)[5].footprint
     for name, update in found["1"].items():
@@ -136,21 +158,22 @@ def test_the_thinnest_ring_is_where_only_the_wide_vote(tiers: Any, heterofl: Any
     assert any(not alike({name: update}, {name: honest["1"][name]}) for name, update in found["1"].items())
 
 
-def test_a_lie_about_the_tier_is_refused_at_the_gate(tiers: Any, heterofl: Any) -> None:
-    replies, _ = answers(tiers, heterofl, "tier_lie")
+def test_wrong_tier_upload_is_refused(tiers: Any, heterofl: Any) -> None:
+    replies, _ = answers(tiers, heterofl, "wrong_tier")
     assert replies.keys() == {"0", "2", "3", "5"}
     assert {(one.device, one.code) for one in tiers.refusals} == {(name, "SHAPE") for name in BAD}
 
 
-def test_what_is_scaled_beyond_numbers_is_refused(tiers: Any, heterofl: Any) -> None:
+def test_scaling_overflow_is_refused(tiers: Any, heterofl: Any) -> None:
     from fedloom.engines.attacks import Attack, scaled
 
-    engine = Attacked(tiers.engine(heterofl), Attack(scaled(1e38 * 1e3)), BAD, tiers.fleet)
+    attacker = AttackTransport(Attack(scaled(1e38 * 1e3)), BAD, tiers.fleet)
+    engine = with_transports(tiers.engine(heterofl), attacker)
     tiers.play(heterofl, engine, rounds=1)
     assert {(one.device, one.code) for one in tiers.refusals} == {(name, "NONFINITE") for name in BAD}
 
 
-def test_labels_are_flipped_for_the_bad_alone_even_where_rows_are_shared(tiers: Any, heterofl: Any) -> None:
+def test_label_flip_shared_rows_change_for_attackers_only(tiers: Any, heterofl: Any) -> None:
     held = tiers.engine(heterofl).client_data
     shared = replace(held, train={**held.train, "0": held.train["1"]})
     found = poisoned(ATTACKS["label_flip"], shared, BAD)
@@ -166,7 +189,7 @@ def test_labels_are_flipped_for_the_bad_alone_even_where_rows_are_shared(tiers: 
     assert len(held.dataset.train) == 48
 
 
-def test_who_is_bad_is_drawn_by_the_seed(tiers: Any) -> None:
+def test_malicious_same_seed_draws_same_devices(tiers: Any) -> None:
     fleet = replace(tiers.fleet, size=50)
     assert len(malicious(fleet, 0.2)) == 10
     assert malicious(fleet, 0.2) == malicious(fleet, 0.2)
@@ -175,14 +198,14 @@ def test_who_is_bad_is_drawn_by_the_seed(tiers: Any) -> None:
     assert malicious(fleet, 0.0) == frozenset()
 
 
-def test_every_attack_with_every_method(method: Any, world_for: Callable[..., Any]) -> None:
+def test_attack_any_method_round_stays_finite(method: Any, world_for: Callable[..., Any]) -> None:
     """Whatever a method sends, its rounds end; the defence is the same for all."""
     tiny = world_for(method, sizes=(8,) * 4)
     names = frozenset({"0", "3"})
     for name, attack in ATTACKS.items():
         engine = tiny.engine(method)
         client_data = poisoned(attack, engine.client_data, names)
-        under = Attacked(replace(engine, client_data=client_data), attack, names, tiny.fleet)
+        under = with_transports(replace(engine, client_data=client_data), AttackTransport(attack, names, tiny.fleet))
         server = method.start(tiny.fleet, 0)
         context = replace(tiny.context(under), aggregate=RobustAggregator(RULES["default"]()))  # type: ignore[arg-type]
         server = method.round(server, context)

@@ -1,4 +1,4 @@
-"""What devices keep: two generations, only what was admitted, and no more in memory than the budget."""
+"""Client states: two generations, only those of admitted replies, and no more in memory than the budget."""
 
 import gc
 import subprocess
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedloom.client import Client, ClientResult, Task, shaped
 from fedloom.engines import ClientStateStore
-from fedloom.fleet import Device, Request
+from fedloom.fleet import Device, Reply, Request
 from fedloom.methods import Method
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import Parcel
@@ -28,41 +28,45 @@ def note(value: float) -> Parcel:
     return {"note": {"value": torch.tensor(value)}}
 
 
-def read(memory: ClientStateStore, one: Device) -> float:
-    return float(memory.recall(one)["note"]["value"])
+def stage(store: ClientStateStore, one: Device, state: Parcel) -> None:
+    store.stage(Reply(one, 1, {}, state))
 
 
-def test_the_first_memory_is_prepared_for_each_device(world: Callable[..., Any]) -> None:
-    memory = ClientStateStore(lambda one: note(float(one.name)))
-    assert [read(memory, device(name, world)) for name in "012"] == [0.0, 1.0, 2.0]
-    assert memory.committed == {}  # looking is not remembering
+def read(store: ClientStateStore, one: Device) -> float:
+    return float(store.read(one)["note"]["value"])
 
 
-def test_what_is_remembered_counts_from_its_commit_on(world: Callable[..., Any]) -> None:
-    memory, one = ClientStateStore(lambda one: note(0.0)), device("1", world)
-    memory.remember(one, note(5.0))
-    assert memory.committed == {}
-    assert read(memory, one) == 5.0  # a second exchange of the same round sees it
-    memory.commit()
-    memory.rollback()
-    assert read(memory, one) == 5.0
-    memory.remember(one, note(6.0))
-    assert read(memory, one) == 6.0
+def test_store_device_without_state_gets_initial_state(world: Callable[..., Any]) -> None:
+    store = ClientStateStore(lambda one: note(float(one.name)))
+    assert [read(store, device(name, world)) for name in "012"] == [0.0, 1.0, 2.0]
+    assert store.committed == {}  # looking is not remembering
 
 
-def test_an_abandoned_round_leaves_no_trace(world: Callable[..., Any]) -> None:
-    memory, one, other = ClientStateStore(lambda one: note(0.0)), device("1", world), device("2", world)
-    memory.remember(one, note(5.0))
-    memory.commit()
-    memory.remember(one, note(6.0))
-    memory.remember(other, note(7.0))
-    memory.rollback()
-    memory.commit()
-    assert read(memory, one) == 5.0
-    assert read(memory, other) == 0.0
+def test_store_staged_state_counts_from_commit(world: Callable[..., Any]) -> None:
+    store, one = ClientStateStore(lambda one: note(0.0)), device("1", world)
+    stage(store, one, note(5.0))
+    assert store.committed == {}
+    assert read(store, one) == 5.0  # a second exchange of the same round sees it
+    store.commit()
+    store.rollback()
+    assert read(store, one) == 5.0
+    stage(store, one, note(6.0))
+    assert read(store, one) == 6.0
 
 
-def remembering(value: float, broken: bool) -> Callable[[Client, Parcel], ClientResult]:
+def test_store_rollback_forgets_staged_states(world: Callable[..., Any]) -> None:
+    store, one, other = ClientStateStore(lambda one: note(0.0)), device("1", world), device("2", world)
+    stage(store, one, note(5.0))
+    store.commit()
+    stage(store, one, note(6.0))
+    stage(store, other, note(7.0))
+    store.rollback()
+    store.commit()
+    assert read(store, one) == 5.0
+    assert read(store, other) == 0.0
+
+
+def storing(value: float, broken: bool) -> Callable[[Client, Parcel], ClientResult]:
     def run(client: Client, inbox: Parcel) -> ClientResult:
         devices = len(client.seen_labels)
         flags = torch.ones(devices, 4)
@@ -73,19 +77,19 @@ def remembering(value: float, broken: bool) -> Callable[[Client, Parcel], Client
     return run
 
 
-def test_a_refused_device_keeps_its_old_memory(world: Callable[..., Any]) -> None:
+def test_engine_refused_reply_keeps_old_state(world: Callable[..., Any]) -> None:
     place = world(sizes=(4, 4, 4))
-    engine = place.engine(Standalone(), memory=ClientStateStore(lambda one: note(0.0)))
+    engine = place.engine(Standalone(), client_states=ClientStateStore(lambda one: note(0.0)))
     for value, broken in ((1.0, False), (2.0, True)):
-        task = Task("note", remembering(value, broken), {"flags": shaped(one=(("classes",), torch.float32))})
+        task = Task("note", storing(value, broken), {"flags": shaped(one=(("classes",), torch.float32))})
         list(engine.ask(Request(task, {one: {} for one in place.fleet.devices(1)}, 1)))
         engine.commit(1)
     assert [read(engine.client_states, one) for one in place.fleet.devices(1)] == [2.0, 1.0, 2.0]
     assert [refusal.code for refusal in place.refusals] == ["NONFINITE"]
 
 
-def test_memory_belongs_to_the_device_and_not_to_its_block(world: Callable[..., Any]) -> None:
-    """A view of a block's memory would keep all of the block alive."""
+def test_engine_state_of_device_owns_its_memory(world: Callable[..., Any]) -> None:
+    """A view of a block's store would keep all of the block alive."""
     place = world(sizes=(4, 4, 4))
     engine = place.engine(Standalone())
     place.play(Standalone(), engine, rounds=1)
@@ -94,7 +98,7 @@ def test_memory_belongs_to_the_device_and_not_to_its_block(world: Callable[..., 
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def test_an_engine_that_does_not_commit_repeats_the_round(
+def test_engine_round_after_rollback_gives_same_bits(
     world: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """A server that dies after its devices trained resumes to the same bits."""
@@ -107,18 +111,16 @@ def test_an_engine_that_does_not_commit_repeats_the_round(
     once = place.engine(method)
     place.play(method, once, rounds=1)
     assert engine.client_states.committed.keys() == {"0", "1", "2"}
-    for name, parcel in once.memory.committed.items():
+    for name, parcel in once.client_states.committed.items():
         assert parcels_equal(engine.client_states.committed[name], parcel)
 
 
 @pytest.mark.parametrize("experienced", ["0", "1"])
 @pytest.mark.parametrize("block", [1, 16])
-def test_devices_that_remember_different_things_are_kept_apart(
-    block: int, experienced: str, world: Callable[..., Any]
-) -> None:
-    """One has been asked before and one has not: neither loses its memory to the other."""
+def test_engine_states_of_different_layout_stay_apart(block: int, experienced: str, world: Callable[..., Any]) -> None:
+    """One has been asked before and one has not: neither loses its store to the other."""
     place = world(sizes=(4, 4))
-    engine = place.engine(Standalone(), memory=ClientStateStore(lambda one: {}), devices_per_block=block)
+    engine = place.engine(Standalone(), client_states=ClientStateStore(lambda one: {}), devices_per_block=block)
 
     def count(client: Client, inbox: Parcel) -> ClientResult:
         before = client.state["note"]["value"] if "note" in client.state else torch.zeros(len(client.seen_labels))
@@ -161,57 +163,57 @@ def names_of(parcel: Parcel) -> list[tuple[str, list[str]]]:
 
 
 DEVICES, PARCELS = st.integers(0, 3), st.integers(0, len(odd_parcels()) - 1)
-DEEDS = st.one_of(
-    st.tuples(st.just("remember"), DEVICES, PARCELS),
-    st.tuples(st.just("recall"), DEVICES),
+ACTIONS = st.one_of(
+    st.tuples(st.just("stage"), DEVICES, PARCELS),
+    st.tuples(st.just("read"), DEVICES),
     st.tuples(st.just("commit")),
-    st.tuples(st.just("abandon")),
+    st.tuples(st.just("rollback")),
 )
 
 
 @settings(max_examples=150)
-@given(deeds=st.lists(DEEDS, max_size=40), budget=st.sampled_from([0, 1, 100, 300, 10_000]))
-def test_what_is_in_files_is_remembered_like_the_rest(
-    deeds: list[Any],
+@given(actions=st.lists(ACTIONS, max_size=40), budget=st.sampled_from([0, 1, 100, 300, 10_000]))
+def test_store_states_in_files_equal_states_in_memory(
+    actions: list[Any],
     budget: int,
     world: Callable[..., Any],
     parcels_equal: Callable[..., bool],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     devices, parcels = world(sizes=(4,) * 4).fleet.devices(1), odd_parcels()
-    folder = tmp_path_factory.mktemp("memory")
-    memory = ClientStateStore(lambda one: note(float(one.name)), budget, folder)
+    folder = tmp_path_factory.mktemp("store")
+    store = ClientStateStore(lambda one: note(float(one.name)), budget, folder)
     committed: dict[str, Parcel] = {}
     staged: dict[str, Parcel] = {}
 
     def check(one: Device) -> None:
         expected = {**committed, **staged}.get(one.name, note(float(one.name)))
-        found = memory.recall(one)
+        found = store.read(one)
         assert parcels_equal(found, expected)
         assert names_of(found) == names_of(expected)
 
-    for what, *whom in deeds:
+    for what, *which in actions:
         match what:
-            case "remember":
-                one, parcel = devices[whom[0]], parcels[whom[1]]
-                memory.remember(one, parcel)
+            case "stage":
+                one, parcel = devices[which[0]], parcels[which[1]]
+                stage(store, one, parcel)
                 staged[one.name] = parcel
-            case "recall":
-                check(devices[whom[0]])
+            case "read":
+                check(devices[which[0]])
             case "commit":
-                memory.commit()
+                store.commit()
                 committed.update(staged)
                 staged.clear()
-            case "abandon":
-                memory.rollback()
+            case "rollback":
+                store.rollback()
                 staged.clear()
-        assert memory.resident <= budget
+        assert store.resident <= budget
         assert len(list(folder.glob("*/*"))) <= len(committed) + len(staged)
     for one in devices:
         check(one)
-    assert memory.committed.keys() == committed.keys()
-    assert all(parcels_equal(memory.committed[name], parcel) for name, parcel in committed.items())
-    memory.close()
+    assert store.committed.keys() == committed.keys()
+    assert all(parcels_equal(store.committed[name], parcel) for name, parcel in committed.items())
+    store.close()
     assert list(folder.iterdir()) == []
 
 
@@ -230,97 +232,97 @@ def alive() -> int:
 
 
 @pytest.mark.slow
-def test_no_more_is_alive_than_the_budget(world: Callable[..., Any], tmp_path: Path) -> None:
+def test_store_many_states_hold_no_more_than_budget(world: Callable[..., Any], tmp_path: Path) -> None:
     """Counted from outside, while many devices remember within one round and over several."""
-    memory = ClientStateStore(lambda one: {}, budget=3 * LARGE, folder=tmp_path)
+    store = ClientStateStore(lambda one: {}, budget=3 * LARGE, folder=tmp_path)
     for number in range(2):
         for one in world(sizes=(1,) * 6).fleet.devices(1):
-            memory.recall(one)
-            memory.remember(one, large(number + float(one.name)))
-            assert memory.resident == alive() <= memory.budget
-        memory.commit()
-    assert memory.resident > 0
+            store.read(one)
+            stage(store, one, large(number + float(one.name)))
+            assert store.resident == alive() <= store.budget
+        store.commit()
+    assert store.resident > 0
     assert len(list(tmp_path.glob("*/*"))) <= 6  # those of the first round are gone
 
 
 @pytest.mark.parametrize("view", [lambda block: block[3], lambda block: block.T, lambda block: block[:1].expand(5, 10)])
-def test_what_is_remembered_is_plain_memory_of_its_own(
+def test_store_view_is_copied_to_own_memory(
     view: Callable[[torch.Tensor], torch.Tensor], world: Callable[..., Any]
 ) -> None:
     """Or the budget would count less than is kept alive, and a file would give back another layout."""
-    memory, one, seen = ClientStateStore(lambda one: {}), device("0", world), view(torch.rand(10, 10))
-    memory.remember(one, {"weights": {"w": seen}})
-    kept = memory.recall(one)["weights"]["w"]
+    store, one, seen = ClientStateStore(lambda one: {}), device("0", world), view(torch.rand(10, 10))
+    stage(store, one, {"weights": {"w": seen}})
+    kept = store.read(one)["weights"]["w"]
     assert torch.equal(kept, seen)
     assert kept.is_contiguous()
-    assert memory.resident == kept.nbytes == kept.untyped_storage().nbytes()
+    assert store.resident == kept.nbytes == kept.untyped_storage().nbytes()
 
 
-def test_the_least_recently_used_go_to_files(world: Callable[..., Any], tmp_path: Path) -> None:
+def test_store_over_budget_writes_least_recently_used(world: Callable[..., Any], tmp_path: Path) -> None:
     first, second, third = world().fleet.devices(1)
-    memory = ClientStateStore(lambda one: {}, budget=2 * LARGE, folder=tmp_path)
+    store = ClientStateStore(lambda one: {}, budget=2 * LARGE, folder=tmp_path)
     for one in (first, second):
-        memory.remember(one, large(float(one.name)))
-        memory.commit()
+        stage(store, one, large(float(one.name)))
+        store.commit()
     assert list(tmp_path.iterdir()) == []  # nothing is made before it is needed
-    memory.recall(first)
-    memory.remember(third, large(2.0))
-    kept = memory.recall(first)
-    assert memory.recall(first) is kept
+    store.read(first)
+    stage(store, third, large(2.0))
+    kept = store.read(first)
+    assert store.read(first) is kept
     (file,) = tmp_path.glob("*/*")
-    assert float(memory.recall(second)["weights"]["w"][0]) == 1.0
+    assert float(store.read(second)["weights"]["w"][0]) == 1.0
     assert len(list(tmp_path.glob("*/*"))) == 2  # it took the place of another, which was written
     assert file.exists()
 
 
-def test_looking_writes_nothing_twice(world: Callable[..., Any], tmp_path: Path) -> None:
+def test_store_reading_writes_no_file_twice(world: Callable[..., Any], tmp_path: Path) -> None:
     devices = world().fleet.devices(1)
-    memory = ClientStateStore(lambda one: {}, budget=LARGE, folder=tmp_path)
+    store = ClientStateStore(lambda one: {}, budget=LARGE, folder=tmp_path)
 
     def files() -> dict[Path, int]:
         for one in devices:
-            memory.recall(one)
+            store.read(one)
         return {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*")}
 
     for one in devices:
-        memory.remember(one, large(float(one.name)))
-    memory.commit()
+        stage(store, one, large(float(one.name)))
+    store.commit()
     before = files()
     assert len(before) == 3
     assert files() == before
 
 
-def test_a_closed_memory_has_no_files_and_is_closed_again_in_peace(world: Callable[..., Any], tmp_path: Path) -> None:
+def test_store_closed_twice_has_no_files(world: Callable[..., Any], tmp_path: Path) -> None:
     first, second, _ = world().fleet.devices(1)
-    memory = ClientStateStore(lambda one: {}, budget=LARGE, folder=tmp_path)
-    memory.close()
-    memory.remember(first, large(0.0))
-    memory.remember(second, large(1.0))
-    memory.commit()
-    memory.close()
-    memory.close()
+    store = ClientStateStore(lambda one: {}, budget=LARGE, folder=tmp_path)
+    store.close()
+    stage(store, first, large(0.0))
+    stage(store, second, large(1.0))
+    store.commit()
+    store.close()
+    store.close()
     assert list(tmp_path.iterdir()) == []
-    assert float(memory.recall(second)["weights"]["w"][0]) == 1.0
+    assert float(store.read(second)["weights"]["w"][0]) == 1.0
     with pytest.raises(FileNotFoundError):  # rather than a fresh start that nobody asked for
-        memory.recall(first)
+        store.read(first)
 
 
-def test_a_closed_memory_still_knows_what_it_holds(world: Callable[..., Any], tmp_path: Path) -> None:
+def test_store_closed_keeps_states_in_memory(world: Callable[..., Any], tmp_path: Path) -> None:
     first, second, _ = world().fleet.devices(1)
-    memory = ClientStateStore(lambda one: {}, budget=LARGE, folder=tmp_path)
-    memory.remember(first, large(0.0))
-    memory.remember(second, large(1.0))
-    memory.recall(first)  # from its file, which goes
-    memory.close()
-    memory.remember(second, large(2.0))  # makes it go to a new one
-    assert float(memory.recall(first)["weights"]["w"][0]) == 0.0
+    store = ClientStateStore(lambda one: {}, budget=LARGE, folder=tmp_path)
+    stage(store, first, large(0.0))
+    stage(store, second, large(1.0))
+    store.read(first)  # from its file, which goes
+    store.close()
+    stage(store, second, large(2.0))  # makes it go to a new one
+    assert float(store.read(first)["weights"]["w"][0]) == 0.0
 
 
-def test_a_memory_nobody_holds_any_more_has_no_files(world: Callable[..., Any], tmp_path: Path) -> None:
-    memory = ClientStateStore(lambda one: {}, budget=0, folder=tmp_path)
-    memory.remember(device("0", world), large(0.0))
+def test_store_collected_has_no_files(world: Callable[..., Any], tmp_path: Path) -> None:
+    store = ClientStateStore(lambda one: {}, budget=0, folder=tmp_path)
+    stage(store, device("0", world), large(0.0))
     assert list(tmp_path.iterdir())
-    del memory
+    del store
     gc.collect()
     assert list(tmp_path.iterdir()) == []
 
@@ -330,38 +332,39 @@ import os, sys
 from pathlib import Path
 from types import SimpleNamespace
 import torch
-from fedloom.engines import Memory
+from fedloom.engines import ClientStateStore
+from fedloom.fleet import Reply
 
 folder, ending = Path(sys.argv[1]), sys.argv[2]
-memory, one = Memory(lambda one: {}, budget=0, folder=folder), SimpleNamespace(name="one", here=False)
-memory.remember(one, {"note": {"value": torch.tensor(5.0)}})
-memory.commit()
+store, one = ClientStateStore(lambda one: {}, budget=0, folder=folder), SimpleNamespace(name="one", is_server=False)
+store.stage(Reply(one, 1, {}, {"note": {"value": torch.tensor(5.0)}}))
+store.commit()
 child = os.fork()
 if not child:
     if ending == "close":
-        memory.close()
+        store.close()
     sys.exit()
 assert os.waitpid(child, 0)[1] == 0
-assert float(memory.recall(one)["note"]["value"]) == 5.0
+assert float(store.read(one)["note"]["value"]) == 5.0
 assert len(list(folder.glob("*/*.safetensors"))) == 1
 """
 
 
 @pytest.mark.parametrize("ending", [pytest.param("close", marks=pytest.mark.slow), "exit"])
-def test_files_end_with_the_process_that_made_them_and_not_with_a_forked_one(ending: str, tmp_path: Path) -> None:
+def test_store_files_end_with_process_that_made_them(ending: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", FORKING, tmp_path, ending], check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_the_budget_changes_nothing_that_is_learned(
+def test_store_any_budget_gives_same_bits(
     method: Method, world_for: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     place = world_for(method, None, sizes=(8, 5, 9, 8, 12, 7))
 
     def play(budget: int) -> tuple[Parcel, ClientStateStore]:
-        memory = ClientStateStore(lambda one: method.init_client(one, place.seed), budget)
-        return place.play(method, place.engine(method, memory=memory), rounds=4, participation=0.5), memory
+        store = ClientStateStore(lambda one: method.init_client(one, place.seed), budget)
+        return place.play(method, place.engine(method, client_states=store), rounds=4, participation=0.5), store
 
     server, roomy = play(10**9)
     other, tight = play(roomy.resident // 2)

@@ -7,10 +7,11 @@ import torch
 
 from fedloom.client import Task, like, shaped
 from fedloom.engines import refuse
-from fedloom.engines.faults import FaultInjector, FaultPlan, damaged
+from fedloom.engines.faults import FaultPlan, corrupt
 from fedloom.fleet import Device, Reply, Request
 from fedloom.footprints import Footprint
 from fedloom.methods import METHODS
+from tests.conftest import inject_faults, with_transports
 
 
 @pytest.fixture
@@ -25,24 +26,24 @@ def asked(tiny_model):
 @pytest.mark.parametrize(
     ("how", "code"), [("nan", "NONFINITE"), ("inf", "NONFINITE"), ("huge", "HUGE"), ("shape", "SHAPE")]
 )
-def test_the_gate_sees_what_is_wrong(how, code, asked):
+def test_corrupt_reply_is_refused_with_code(how, code, asked):
     task, inbox, reply = asked
     assert refuse(reply, task, inbox) is None
-    refusal = refuse(damaged(reply, how), task, inbox)
+    refusal = refuse(corrupt(reply, how), task, inbox)
     assert (refusal.device, refusal.code) == ("0", code)
     assert torch.equal(reply.upload["weights"]["a"], torch.ones(3)), "the device's own numbers stay as they are"
 
 
 @pytest.mark.parametrize("how", ["nan", "inf", "huge", "shape"])
-def test_what_has_no_numbers_is_broken_otherwise(how, asked):
+def test_corrupt_reply_without_floats_breaks_shape(how, asked):
     task, inbox, reply = asked
     truths = replace(task, sends={"seen": task.sends["seen"]})
     only = replace(reply, upload={"seen": reply.upload["seen"]})
-    assert refuse(damaged(only, how), truths, inbox).code == "SHAPE"
-    assert refuse(damaged(replace(reply, upload={}), how), replace(task, sends={}), inbox).code == "KEYS"
+    assert refuse(corrupt(only, how), truths, inbox).code == "SHAPE"
+    assert refuse(corrupt(replace(reply, upload={}), how), replace(task, sends={}), inbox).code == "KEYS"
 
 
-def test_large_numbers_pass_and_larger_ones_do_not(asked):
+def test_refuse_values_beyond_limit_are_huge(asked):
     task, inbox, reply = asked
     for value, code in ((1e17, None), (-1e17, None), (1e19, "HUGE"), (-1e19, "HUGE")):
         weights = {**reply.upload["weights"], "a": torch.tensor([0.0, value, 0.0])}
@@ -50,29 +51,34 @@ def test_large_numbers_pass_and_larger_ones_do_not(asked):
         assert (refusal.code if refusal else None) == code
 
 
-def test_whoever_is_lost_once_is_lost_for_the_round(world):
+def test_fault_injector_late_device_is_lost_for_round(world):
     """Two questions in one round: who is late with the first is not heard with the second, and told of once."""
     method = METHODS["fedavg"]()
     made = world()
     engine, events = made.engine(method), []
-    slow = FaultInjector(
-        engine, FaultPlan(deadline=1.0), lambda device, moved, examples: float(device.name == "1") * 2, events.append
+    faults = inject_faults(
+        engine, FaultPlan(), lambda device, moved, examples: float(device.name == "1") * 2, events.append
     )
+    slow = with_transports(engine, faults)
     cohort, weights = made.fleet.eligible_devices(1), method.start(made.fleet, 0)["weights"]
     for repeat in (0, 1):
-        replies = list(slow.ask(Request(method.train, {device: {"weights": weights} for device in cohort}, 1, repeat)))
+        inboxes = {device: {"weights": weights} for device in cohort}
+        replies = list(slow.ask(Request(method.train, inboxes, 1, repeat, deadline=1.0)))
+        faults.responses.note(inboxes, replies)
         assert {reply.device.name for reply in replies} == {"0", "2"}
     assert [(one.device, one.code) for one in events] == [("1", "LATE")]
-    assert [device.name for device in slow.hearing.answered()] == ["0", "2"]
-    assert slow.hearing.waited == 1.0
+    assert [device.name for device in faults.responses.answered()] == ["0", "2"]
+    assert faults.responses.waited == 1.0
 
 
-def test_the_server_does_not_lose_itself(world):
+def test_fault_injector_server_tasks_are_unaffected(world):
     method = METHODS["fedavg"]()
     made = world()
-    dead = FaultInjector(made.engine(method), FaultPlan(dead=dict.fromkeys("012", "gone")), None, lambda lost: None)
+    engine = made.engine(method)
+    faults = inject_faults(engine, FaultPlan(outages=dict.fromkeys("012", "gone")))
+    dead = with_transports(engine, faults)
     answers = list(dead.ask(Request(replace(method.train, sends={}, run=method.train.without_upload("train").run), {
         device.on_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.eligible_devices(1)
     }, 1)))  # fmt: skip
     assert len(answers) == 3
-    assert dead.hearing.asked == {}
+    assert faults.responses.waited == 0.0

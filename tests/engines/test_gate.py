@@ -47,7 +47,7 @@ def without(bundle: str, name: str) -> dict[str, dict[str, Any]]:
     return {**good(), bundle: {key: value for key, value in good()[bundle].items() if key != name}}
 
 
-def test_a_good_reply_is_admitted() -> None:
+def test_refuse_good_reply_is_admitted() -> None:
     assert refuse(Reply(device(), 1, good()), TASK, INBOX) is None
 
 
@@ -68,7 +68,7 @@ def test_a_good_reply_is_admitted() -> None:
         (changed("weights", "weight", torch.full((3, 2), 1e30)), "HUGE", "weight"),
     ],
 )
-def test_each_fault_has_its_code_and_says_where(sent: Parcel, code: str, word: str) -> None:
+def test_refuse_each_fault_has_code_and_place(sent: Parcel, code: str, word: str) -> None:
     refusal = refuse(Reply(device(), 1, sent), TASK, INBOX)
     assert refusal is not None
     assert (refusal.device, refusal.code) == ("07", code)
@@ -76,20 +76,20 @@ def test_each_fault_has_its_code_and_says_where(sent: Parcel, code: str, word: s
 
 
 @pytest.mark.parametrize("examples", [0, -1, 10**18, 2.0, float("nan"), True, None])
-def test_a_count_that_cannot_be_is_refused(examples: Any) -> None:
+def test_refuse_impossible_example_count(examples: Any) -> None:
     refusal = refuse(Reply(device(), examples, good()), TASK, INBOX)
     assert refusal is not None
     assert refusal.code == "VALUE"
 
 
-def test_the_declaration_follows_the_inbox() -> None:
+def test_refuse_declared_layout_follows_inbox() -> None:
     """A narrower device's reply must be as narrow as what it was given."""
     inbox = {"weights": {"weight": torch.zeros(3, 1), "bias": torch.zeros(3)}}
     assert refuse(Reply(device(), 1, good()), TASK, inbox) is not None
     assert refuse(Reply(device(), 1, changed("weights", "weight", torch.ones(3, 1))), TASK, inbox) is None
 
 
-def test_a_task_that_declares_nothing_may_send_nothing() -> None:
+def test_refuse_undeclared_bundle() -> None:
     silent = replace(TASK, sends={})
     assert refuse(Reply(device(), 1, {}), silent, {}) is None
     refusal = refuse(Reply(device(), 1, good()), silent, {})
@@ -97,7 +97,7 @@ def test_a_task_that_declares_nothing_may_send_nothing() -> None:
     assert refusal.code == "KEYS"
 
 
-def test_the_engine_reports_refusals_and_goes_on(world: Callable[..., Any]) -> None:
+def test_engine_refused_reply_is_reported_and_skipped(world: Callable[..., Any]) -> None:
     from fedloom.methods.fedavg import FedAvg
 
     place = world(sizes=(4, 4, 4))
@@ -116,9 +116,9 @@ def test_the_engine_reports_refusals_and_goes_on(world: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_a_device_would_remember_must_be_finite(value: float) -> None:
+def test_refuse_nonfinite_state(value: float) -> None:
     """A personal model that diverged once would stay so for good."""
     kept = {"weights": {"weight": torch.tensor([1.0, value])}}
-    refusal = refuse(Reply(device(), 1, good()), TASK, INBOX, kept)
+    refusal = refuse(Reply(device(), 1, good(), state=kept), TASK, INBOX)
     assert refusal is not None and refusal.code == "NONFINITE"
-    assert refuse(Reply(device(), 1, good()), TASK, INBOX, {"weights": {"weight": torch.ones(2)}}) is None
+    assert refuse(Reply(device(), 1, good(), state={"weights": {"weight": torch.ones(2)}}), TASK, INBOX) is None

@@ -46,7 +46,7 @@ def ask(place: Any, task: Task, devices: list[Device] | None = None, **changes: 
         ("keep", 1, [1, 1, 1, 1, 1]),
     ],
 )
-def test_devices_share_a_block_where_their_batches_allow(
+def test_make_blocks_equal_plans_share_a_block(
     world: Callable[..., Any], last: Any, block: int, expected: list[int]
 ) -> None:
     place = world(sizes=(8, 5, 9, 8, 5), schedule=Schedule(4, 1, last))
@@ -57,7 +57,7 @@ def test_devices_share_a_block_where_their_batches_allow(
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 9)], ids=["beside another", "left over"])
-def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: Callable[..., Any]) -> None:
+def test_engine_larger_request_changes_no_bits(sizes: tuple[int, ...], world: Callable[..., Any]) -> None:
     """In single precision too: a device left over by the others' data runs the same kernels as in company."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -65,7 +65,9 @@ def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: C
         place = world(sizes=(*sizes, 8), schedule=Schedule(4))
         first = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:1]}
         both = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:2]}
-        alone, company = (list(place.engine(FedAvg()).ask(Request(FedAvg().train, inboxes, 1))) for inboxes in (first, both))
+        alone, company = (
+            list(place.engine(FedAvg()).ask(Request(FedAvg().train, inboxes, 1))) for inboxes in (first, both)
+        )
     finally:
         torch.set_default_dtype(before)
     own = {reply.device.name: reply.upload["weights"] for reply in company}["0"]
@@ -73,18 +75,18 @@ def test_company_does_not_change_a_devices_bits(sizes: tuple[int, ...], world: C
 
 
 @pytest.mark.parametrize(("width", "at_once"), [(1.0, 1), (0.5, 4), (0.25, 8), (0.125, 8), (0.0625, 8)])
-def test_how_many_run_at_once_depends_on_the_model_alone(width: float, at_once: int) -> None:
+def test_devices_at_once_depends_on_model_only(width: float, at_once: int) -> None:
     assert devices_at_once(build_model("convnet", MODELS["convnet"], {"width": width}, (1, 28, 28), 10)) == at_once
 
 
-def test_tiers_can_have_blocks_of_their_own(world: Callable[..., Any]) -> None:
+def test_devices_per_block_can_differ_per_tier(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8,) * 8)
     seen: list[Client] = []
     ask(place, watching(seen), devices_per_block={place.fleet.tiers[0].name: 1})
     assert sorted(len(client.seen_labels) for client in seen) == [1, 1, 1, 1, 4]
 
 
-def test_tiers_do_not_share_blocks(world: Callable[..., Any]) -> None:
+def test_make_blocks_tiers_are_kept_apart(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8,) * 6)
     seen: list[Client] = []
     ask(place, watching(seen))
@@ -92,7 +94,7 @@ def test_tiers_do_not_share_blocks(world: Callable[..., Any]) -> None:
     assert len({client.model for client in seen}) == 2
 
 
-def test_the_longest_plans_share_a_block(world: Callable[..., Any]) -> None:
+def test_make_blocks_longest_plans_come_first(world: Callable[..., Any]) -> None:
     """A device that has finished still costs its computation."""
     place = world(sizes=(4, 40, 8, 36), schedule=Schedule(4, 1, "wrap"))
     seen: list[Client] = []
@@ -100,7 +102,7 @@ def test_the_longest_plans_share_a_block(world: Callable[..., Any]) -> None:
     assert [len(client.plan) for client in seen] == [10, 2]
 
 
-def test_blocks_do_not_depend_on_the_order_of_asking(world: Callable[..., Any]) -> None:
+def test_make_blocks_any_order_of_devices_is_equal(world: Callable[..., Any]) -> None:
     place = world(sizes=(8, 4, 12, 8), schedule=Schedule(4, 1, "wrap"))
     found = []
     for devices in (place.fleet.devices(1), place.fleet.devices(1)[::-1]):
@@ -110,7 +112,7 @@ def test_blocks_do_not_depend_on_the_order_of_asking(world: Callable[..., Any]) 
     assert found[0] == found[1]
 
 
-def test_a_device_sees_its_own_examples_and_labels_alone(world: Callable[..., Any]) -> None:
+def test_client_sees_only_its_own_examples(world: Callable[..., Any]) -> None:
     labels = [[0, 1], [2], [1, 3]]
     place = world(sizes=(8, 4, 6), labels=labels)
     seen: list[Client] = []
@@ -124,7 +126,7 @@ def test_a_device_sees_its_own_examples_and_labels_alone(world: Callable[..., An
         assert client.test_indices.rows[client.test_indices.real].tolist() == place.partition.test[number].tolist()
 
 
-def test_shorter_test_lists_are_padded_and_marked(world: Callable[..., Any]) -> None:
+def test_client_test_indices_are_padded(world: Callable[..., Any]) -> None:
     place = world(sizes=(4, 4), test_sizes=(3, 1))
     seen: list[Client] = []
     ask(place, watching(seen))
@@ -133,7 +135,7 @@ def test_shorter_test_lists_are_padded_and_marked(world: Callable[..., Any]) -> 
     assert client.test_indices.real.tolist() == [[True, True, True], [True, False, False]]
 
 
-def test_a_pool_holds_what_its_devices_hold(world: Callable[..., Any]) -> None:
+def test_pooled_device_holds_data_of_its_devices(world: Callable[..., Any]) -> None:
     place = world(sizes=(3, 5, 4), labels=[[0], [1, 2], [3]])
     held = build_client_data(place.dataset, place.partition, place.fleet)
     pool = place.fleet.pooled_device(place.fleet.largest, 0.67)
@@ -148,7 +150,7 @@ def batches(place: Any, number: int = 1, repeat: int = 0, stream: str = "watch",
     return [[step.rows.tolist() for step in client.plan] for client in seen]
 
 
-def test_batches_depend_on_seed_round_stream_and_repeat(world: Callable[..., Any]) -> None:
+def test_plan_depends_on_seed_round_stream_and_repeat(world: Callable[..., Any]) -> None:
     place = world(sizes=(12, 12))
     first = batches(place)
     assert batches(place) == first
@@ -161,7 +163,7 @@ def test_batches_depend_on_seed_round_stream_and_repeat(world: Callable[..., Any
     assert all(other != first for other in others)
 
 
-def test_devices_shuffle_each_in_its_own_way(world: Callable[..., Any]) -> None:
+def test_plan_differs_between_devices(world: Callable[..., Any]) -> None:
     place = world(sizes=(12, 12))
     (steps,) = batches(place)
     first, second = ([row for step in steps for row in step[device]] for device in (0, 1))
@@ -169,14 +171,14 @@ def test_devices_shuffle_each_in_its_own_way(world: Callable[..., Any]) -> None:
     assert [row + 12 for row in first] != second
 
 
-def test_a_task_may_bring_its_own_schedule(world: Callable[..., Any]) -> None:
+def test_plan_uses_schedule_of_task(world: Callable[..., Any]) -> None:
     place = world(sizes=(12, 12), schedule=Schedule(4, 3))
     seen: list[Client] = []
     ask(place, replace(watching(seen), schedule=Schedule(6)))
     assert [tuple(step.rows.shape) for step in seen[0].plan] == [(2, 6), (2, 6)]
 
 
-def test_the_learning_rate_follows_the_round(world: Callable[..., Any]) -> None:
+def test_optimizer_learning_rate_follows_round(world: Callable[..., Any]) -> None:
     place = world(sizes=(4,))
     engine = place.engine(FedAvg(), lr_schedule=Milestones((2,), 0.5))
     rates = []
@@ -187,7 +189,7 @@ def test_the_learning_rate_follows_the_round(world: Callable[..., Any]) -> None:
     assert rates == [0.1, 0.1, 0.05]
 
 
-def test_what_all_devices_share_reaches_the_block_uncopied(world: Callable[..., Any]) -> None:
+def test_block_shared_inbox_is_not_copied(world: Callable[..., Any]) -> None:
     place = world(sizes=(4, 4, 4))
     weights, found = place.fleet.global_model.initial_weights(0), []
 
@@ -201,7 +203,7 @@ def test_what_all_devices_share_reaches_the_block_uncopied(world: Callable[..., 
     assert found[0].untyped_storage().data_ptr() == weights["classifier.weight"].untyped_storage().data_ptr()
 
 
-def test_replies_are_their_own_memory(world: Callable[..., Any]) -> None:
+def test_reply_owns_its_memory(world: Callable[..., Any]) -> None:
     """The server may keep a reply; a block's tensor behind it would be kept too."""
     for reply in ask(world(sizes=(4, 4, 4)), watching([])):
         for tensor in reply.upload["weights"].values():
@@ -216,7 +218,7 @@ def as_floats(data: Any, broken_rows: Any = ()) -> Any:
 
 
 @pytest.mark.parametrize("block", [1, 16])
-def test_a_device_with_broken_data_is_left_out_and_harms_nobody(
+def test_engine_nonfinite_data_refuses_one_device(
     block: int, world: Callable[..., Any], meddling: Callable[..., Any], parcels_equal: Callable[..., bool]
 ) -> None:
     """To the bit what comes of a round in which that device trained well but its reply was lost."""
@@ -232,7 +234,9 @@ def test_a_device_with_broken_data_is_left_out_and_harms_nobody(
     assert [(one.device, one.code) for one in broken.refusals] == [("1", "NONFINITE")] * 2
 
 
-def test_a_device_without_examples_is_left_out(world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+def test_engine_device_without_examples_is_refused(
+    world: Callable[..., Any], parcels_equal: Callable[..., bool]
+) -> None:
     place, method = world(sizes=(8, 0, 8), test_sizes=(2, 2, 2)), HeteroFL()
     with_empty = place.play(method, place.engine(method), rounds=1)
     assert [(refusal.device, refusal.code) for refusal in place.refusals] == [("1", "VALUE")]
@@ -243,7 +247,7 @@ def test_a_device_without_examples_is_left_out(world: Callable[..., Any], parcel
 
 @pytest.mark.parametrize("block", [1, 16])
 @pytest.mark.parametrize("sizes", [(5, 8), (5, 5), (1, 8)])
-def test_a_last_batch_of_one_example_does_not_end_the_run(
+def test_engine_batch_of_one_example_trains(
     sizes: tuple[int, ...], block: int, world: Callable[..., Any], meddling: Callable[..., Any]
 ) -> None:
     """Where the last map is one pixel, batch norm has one number per channel to go by."""
@@ -256,7 +260,7 @@ def test_a_last_batch_of_one_example_does_not_end_the_run(
     assert any(not torch.equal(server[name], tensor) for name, tensor in first.items())
 
 
-def test_the_server_is_never_changed_by_devices(
+def test_engine_inbox_is_not_modified(
     method: Any, world_for: Callable[..., Any], bits_equal: Callable[..., bool]
 ) -> None:
     place = world_for(method, None, sizes=(8, 8, 6))

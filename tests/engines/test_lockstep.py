@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from fedloom.fleet import Request
 import fedloom
 from fedloom.client import ClientResult, Schedule, Sgd
-from fedloom.engines import InProcess, WorkerPool, lockstep
-from fedloom.engines import blocks as module_of_works
-from fedloom.engines.in_process import Block, Request, is_block_invariant, make_blocks, run_block
+from fedloom.engines import InProcess, Lockstep, WorkerPool, in_process
+from fedloom.engines.in_process import Block, Job, is_block_invariant, make_blocks
+from fedloom.fleet import Request
 from fedloom.methods import Method
 from fedloom.models import Model
 from fedloom.recipe.load import load
@@ -28,14 +27,14 @@ def planned(home: Path, document: dict[str, Any], workers: int = 1) -> Compariso
 
 
 def watched(seen: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep every block that is carried out."""
-    plain = WorkerPool.outcomes
+    """Keep every block that runs."""
+    plain = WorkerPool.run_blocks
 
-    def outcomes(self: WorkerPool, make_blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
-        seen.extend(make_blocks)
-        return plain(self, make_blocks)
+    def run_blocks(self: WorkerPool, blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
+        seen.extend(blocks)
+        return plain(self, blocks)
 
-    monkeypatch.setattr(WorkerPool, "outcomes", outcomes)
+    monkeypatch.setattr(WorkerPool, "run_blocks", run_blocks)
 
 
 @pytest.mark.slow
@@ -44,7 +43,7 @@ def watched(seen: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
     "hidden",
     [pytest.param([16, 32], id="whole vectors"), pytest.param([3, 5], id="odd channels")],
 )
-def test_an_arm_has_the_bits_of_running_alone(
+def test_arm_in_lockstep_has_bits_of_running_alone(
     hidden: list[int],
     workers: int,
     recipe: Callable[..., dict[str, Any]],
@@ -56,7 +55,7 @@ def test_an_arm_has_the_bits_of_running_alone(
     arms = planned(tmp_path / "together", document, workers)
     for _ in arms.rounds():
         pass
-    shared = [work for work in blocks if len({id(seat.request.engine) for seat in work.seats}) > 1]
+    shared = [block for block in blocks if len({id(member.job.engine) for member in block.members}) > 1]
     assert bool(shared) == (hidden == [16, 32])
     for arm, experiments in arms.experiments.items():
         for experiment, folder in zip(experiments, arms.folders(arm), strict=True):
@@ -81,18 +80,18 @@ def assert_bits_of_running_alone(method: Method, place: Any, parcels_equal: Call
         for number in (1, 2):
             server = method.round(server, place.context(engine, number))
             engine.commit(number)
-            kept = {device.name: engine.client_states.recall(device) for device in place.fleet.devices(1)}
+            kept = {device.name: engine.client_states.read(device) for device in place.fleet.devices(1)}
             yield {**server, **{f"{who} {name}": one for who, parcel in kept.items() for name, one in parcel.items()}}
 
-    engines = [place.engine(method, seed=seed) for seed in (0, 1)]
-    journeys = {str(seed): (engines[seed], played(engines[seed], seed)) for seed in (0, 1)}
-    together = dict(lockstep(journeys, lambda some: [(work, run_block(work)) for work in some]))  # the last of each
+    lockstep = Lockstep(WorkerPool(1))
+    engines = [place.engine(method, seed=seed, executor=lockstep) for seed in (0, 1)]
+    together = dict(lockstep.steps({str(seed): played(engines[seed], seed) for seed in (0, 1)}))  # the last of each
     for seed in (0, 1):
         *_, alone = played(place.engine(method, seed=seed), seed)
         assert parcels_equal(together[str(seed)], alone)
 
 
-def test_every_method_has_the_bits_of_running_alone(
+def test_method_in_lockstep_has_bits_of_running_alone(
     method: Method, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
 ) -> None:
     family = world_for(method).fleet.global_model.family
@@ -101,7 +100,7 @@ def test_every_method_has_the_bits_of_running_alone(
 
 
 @pytest.mark.parametrize("batch", [2, 4, 20])
-def test_who_may_share_a_block_depends_on_the_batch(
+def test_lockstep_any_batch_size_has_bits_of_running_alone(
     batch: int, world: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
 ) -> None:
     """With batches of two, devices with this net keep their bits in any company; with more, in none."""
@@ -110,38 +109,42 @@ def test_who_may_share_a_block_depends_on_the_batch(
     assert_bits_of_running_alone(method, place, parcels_equal)
 
 
-def test_different_rates_and_tasks_do_not_share_a_block(world: Callable[..., Any]) -> None:
+def test_make_blocks_other_optimizer_or_task_is_kept_apart(world: Callable[..., Any]) -> None:
     place, heterofl = world(sizes=(8, 8), hidden=(16, 32)), Registry().methods["heterofl"]
 
-    def request(seed: int = 0, optimizer: Sgd | None = None, **settings: Any) -> Request:
+    def job(seed: int = 0, optimizer: Sgd | None = None, **settings: Any) -> Job:
         method = heterofl(**settings)
         engine = place.engine(method, seed=seed, optimizer=optimizer or place.optimizer)
-        inboxes = {device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)}
-        return Request(engine, method.train, inboxes, 1)  # type: ignore[attr-defined]
+        inboxes = {
+            device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)
+        }
+        return Job(engine, Request(method.train, inboxes, 1))  # type: ignore[attr-defined]
 
-    def blocks(*requests: Request) -> int:
-        return len(make_blocks(requests))
+    def blocks(*jobs: Job) -> int:
+        return len(make_blocks(jobs))
 
-    assert blocks(request(), request(seed=1)) == 1
-    assert blocks(request(), request(mask_unseen_labels=False)) == 2
-    assert blocks(request(), request(optimizer=Sgd(0.2))) == 2
+    assert blocks(job(), job(seed=1)) == 1
+    assert blocks(job(), job(mask_unseen_labels=False)) == 2
+    assert blocks(job(), job(optimizer=Sgd(0.2))) == 2
 
 
-def test_whom_nobody_could_join_is_not_asked_whether_it_minds(
+def test_make_blocks_single_job_skips_invariance_trial(
     world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is dear, and a net that one device drew for one round will hardly ever have company."""
     asked: list[Model] = []
-    monkeypatch.setattr(module_of_works, "is_block_invariant", lambda model, batch: asked.append(model) or True)
+    monkeypatch.setattr(in_process, "is_block_invariant", lambda model, batch: asked.append(model) or True)
     place, method = world(sizes=(8, 8), hidden=(16, 32)), Registry().methods["fedavg"]()
 
-    def request(seed: int) -> Request:
-        inboxes = {device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)}
-        return Request(place.engine(method, seed=seed), method.train, inboxes, 1)  # type: ignore[attr-defined]
+    def job(seed: int) -> Job:
+        inboxes = {
+            device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)
+        }
+        return Job(place.engine(method, seed=seed), Request(method.train, inboxes, 1))  # type: ignore[attr-defined]
 
-    assert len(make_blocks([request(0)])) == 1
+    assert len(make_blocks([job(0)])) == 1
     assert asked == []
-    assert len(make_blocks([request(0), request(1)])) == 1
+    assert len(make_blocks([job(0), job(1)])) == 1
     assert set(asked) == {place.fleet.global_model}
 
 
@@ -158,7 +161,7 @@ def test_whom_nobody_could_join_is_not_asked_whether_it_minds(
         ("mobilenet", {"stem": 8, "widths": (8,), "depths": (1,), "kernels": (3,)}, 2, False),
     ],
 )
-def test_who_may_share_a_block(
+def test_is_block_invariant_by_layer_width_and_batch(
     family: str, settings: Any, batch: int, in_any_company: bool, tiny_model: Callable[..., Model]
 ) -> None:
     """As this project's kernels add up; another build of torch may know better, so the test is of the trial."""
@@ -166,16 +169,21 @@ def test_who_may_share_a_block(
 
 
 @pytest.fixture
-def engine(world: Callable[..., Any]) -> Callable[[], InProcess]:
-    return lambda: world().engine(Registry().methods["fedavg"]())
+def lockstep() -> Lockstep:
+    return Lockstep(WorkerPool(1))
 
 
-class TestConvoy:
-    def test_steps_come_in_turn_and_under_their_names(self, engine: Callable[[], InProcess]) -> None:
-        steps = lockstep({"a": (engine(), iter([1, 2])), "b": (engine(), iter([3]))}, lambda make_blocks: [])
+@pytest.fixture
+def engine(world: Callable[..., Any], lockstep: Lockstep) -> Callable[[], InProcess]:
+    return lambda: world().engine(Registry().methods["fedavg"](), executor=lockstep)
+
+
+class TestLockstep:
+    def test_steps_of_two_experiments_come_in_turn(self, lockstep: Lockstep) -> None:
+        steps = lockstep.steps({"a": iter([1, 2]), "b": iter([3])})
         assert list(steps) == [("a", 1), ("a", 2), ("b", 3)]
 
-    def test_an_error_of_one_ends_all(self, engine: Callable[[], InProcess]) -> None:
+    def test_error_of_one_experiment_ends_all(self, lockstep: Lockstep, engine: Callable[[], InProcess]) -> None:
         ended = []
 
         def fails() -> Iterator[int]:
@@ -190,13 +198,12 @@ class TestConvoy:
             finally:
                 ended.append(True)
 
-        first, second = engine(), engine()
-        steps = lockstep({"asks": (first, asks(first)), "fails": (second, fails())}, lambda make_blocks: [])
+        steps = lockstep.steps({"asks": asks(engine()), "fails": fails()})
         with pytest.raises(LookupError, match="gone"):
             list(steps)
         assert ended == [True]
 
-    def test_who_stops_listening_ends_all(self, engine: Callable[[], InProcess]) -> None:
+    def test_closed_iterator_ends_all(self, lockstep: Lockstep) -> None:
         ended = []
 
         def goes_on() -> Iterator[int]:
@@ -206,7 +213,7 @@ class TestConvoy:
             finally:
                 ended.append(True)
 
-        steps = lockstep({"a": (engine(), goes_on()), "b": (engine(), goes_on())}, lambda make_blocks: [])
+        steps = lockstep.steps({"a": goes_on(), "b": goes_on()})
         assert next(steps) == ("a", 1)
         steps.close()  # type: ignore[attr-defined]
         assert ended  # the other never began

@@ -1,8 +1,7 @@
-"""A test bench: an engine some of whose devices misbehave, so that a defence can be seen to hold.
+"""Attacks by devices that work together, to see whether a defence holds.
 
-Attackers see all that the server sends and what everybody answers, and work together. What they send goes through the
-same gate as any reply. Attacks change the bundle "weights" of replies to a bundle "weights", whatever the method;
-replies to other questions, such as those of a evaluation, stay honest.
+Attackers see what the server sends and what all others answer; what they upload passes the same gate. Attacks change
+the bundle "weights" of updates, whatever the method. Evaluation stays honest.
 """
 
 import math
@@ -26,31 +25,31 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class AttackContext:
-    """What the attackers know in one ask: their own honest replies, the others', and what all were given."""
+    """What attackers know in one request: their own honest replies, those of the others, and all inboxes."""
 
-    bad: list[Reply]
-    good: list[Reply]
+    malicious: list[Reply]
+    honest: list[Reply]
     inboxes: Inboxes
     fleet: Fleet
     draw: np.random.Generator
 
-    def given(self, reply: Reply) -> Tensors:
+    def received(self, reply: Reply) -> Tensors:
         return self.inboxes[reply.device][WEIGHTS]
 
     def update(self, reply: Reply) -> dict[str, Tensor]:
-        return combine(torch.sub, reply.upload[WEIGHTS], self.given(reply))
+        return combine(torch.sub, reply.upload[WEIGHTS], self.received(reply))
 
     def honest_updates(self, like: Reply) -> list[dict[str, Tensor]]:
-        """Those of honest devices with the same layout; an attacker whom nobody is like has only its own."""
-        alike = [reply for reply in self.good if _shapes(reply.upload[WEIGHTS]) == _shapes(like.upload[WEIGHTS])]
+        """Updates of honest devices with the same layout; without any, the attacker's own."""
+        alike = [one for one in self.honest if _shapes(one.upload[WEIGHTS]) == _shapes(like.upload[WEIGHTS])]
         return [self.update(reply) for reply in alike or [like]]
 
 
 Craft = Callable[[AttackContext], list[Tensors]]
-"""What the attackers send instead, in their order."""
+"""The weights that attackers upload instead, in their order."""
 
 Poison = Callable[[ClientData, Collection[str]], ClientData]
-"""What devices hold, once these have spoiled their own examples."""
+"""The data of all devices after these have poisoned their own."""
 
 
 @dataclass(frozen=True)
@@ -60,98 +59,99 @@ class Attack:
 
 
 def scaled(factor: float) -> Craft:
-    """Everybody's own update, so many times as long; negative: away from where it leads."""
-    return lambda scene: [
-        combine(lambda old, step: old + factor * step, scene.given(one), scene.update(one)) for one in scene.bad
+    """The attacker's own update times a factor; a negative one points away from the optimum."""
+    return lambda context: [
+        combine(lambda old, step: old + factor * step, context.received(one), context.update(one))
+        for one in context.malicious
     ]
 
 
 def gaussian(strength: float) -> Craft:
-    """Noise in place of an update, so many times as long as that."""
+    """Noise in place of an update, `strength` times as long."""
 
-    def craft(scene: AttackContext) -> list[Tensors]:
+    def craft(context: AttackContext) -> list[Tensors]:
         return [
-            combine(lambda old, noise: old + noise, scene.given(one), _noise(scene, one, strength)) for one in scene.bad
+            combine(lambda old, noise: old + noise, context.received(one), _noise(context, one, strength))
+            for one in context.malicious
         ]
 
     return craft
 
 
 def inner_product(strength: float) -> Craft:
-    """IPM, Xie, Koyejo & Gupta, UAI 2019: the honest mean, turned round; not longer than honest ones, so that no norm
-    gives it away."""
+    """IPM, Xie, Koyejo & Gupta, UAI 2019: the negated mean of honest updates, no longer than honest ones, so that norms
+    do not reveal it."""
 
-    def craft(scene: AttackContext) -> list[Tensors]:
-        return [_moved(scene, one, lambda steps: -strength * steps.mean(0)) for one in scene.bad]
+    def craft(context: AttackContext) -> list[Tensors]:
+        return [_moved(context, one, lambda steps: -strength * steps.mean(0)) for one in context.malicious]
 
     return craft
 
 
 def little_is_enough(deviations: float) -> Craft:
-    """ALIE, Baruch, Baruch & Goldberg, NeurIPS 2019: the honest mean less so many standard deviations, entry by entry:
-    each a value that an honest device might have."""
+    """ALIE, Baruch, Baruch & Goldberg, NeurIPS 2019: the honest mean minus some standard deviations, entry by entry, so
+    that each value could be an honest one."""
 
-    def craft(scene: AttackContext) -> list[Tensors]:
+    def craft(context: AttackContext) -> list[Tensors]:
         def shifted(steps: Tensor) -> Tensor:
             return steps.mean(0) - deviations * steps.std(0, correction=0)
 
-        return [_moved(scene, one, shifted) for one in scene.bad]
+        return [_moved(context, one, shifted) for one in context.malicious]
 
     return craft
 
 
-def thinnest_ring(factor: float) -> Craft:
-    """Devices of the widest tier scale their update where hardly anybody else has a vote; the rest of it, and all
-    other attackers, are honest."""
+def low_coverage(factor: float) -> Craft:
+    """Attackers of the largest tier scale their update where the fewest devices contribute, and are honest elsewhere;
+    all other attackers are honest."""
 
-    def craft(scene: AttackContext) -> list[Tensors]:
-        widest = max((count_parameters(one.device.model.shapes()) for one in (*scene.bad, *scene.good)), default=0)
-        votes = _votes(scene)
+    def craft(context: AttackContext) -> list[Tensors]:
+        everyone = (*context.malicious, *context.honest)
+        largest = max((count_parameters(one.device.model.shapes()) for one in everyone), default=0)
+        contributors = _count_contributors(context)
 
         def attacked(one: Reply) -> Tensors:
-            if count_parameters(one.device.model.shapes()) < widest:
+            if count_parameters(one.device.model.shapes()) < largest:
                 return one.upload[WEIGHTS]
-            counts = {name: take_block(votes[name], block) for name, block in _lying(one).blocks.items()}
+            counts = {name: take_block(contributors[name], b) for name, b in _covered(one).blocks.items()}
             fewest = min((int(count.min()) for count in counts.values()), default=0)
-            steps = scene.update(one)
-            thin = {
+            steps = context.update(one)
+            factors = {
                 name: torch.where(counts[name] == fewest, factor, 1.0) if name in counts else torch.ones(())
                 for name in steps
             }
-            return combine(lambda old, step, by: old + by.to(step.dtype) * step, scene.given(one), steps, thin)
+            received = context.received(one)
+            return combine(lambda old, step, by: old + by.to(step.dtype) * step, received, steps, factors)
 
-        return [attacked(one) for one in scene.bad]
+        return [attacked(one) for one in context.malicious]
 
     return craft
 
 
-def wrong_tier(scene: AttackContext) -> list[Tensors]:
-    """The weights of somebody of another tier: refused at the gate, where there is such a one."""
-    everybody = [*scene.good, *scene.bad]
+def wrong_tier(context: AttackContext) -> list[Tensors]:
+    """The weights of a device of another tier, where there is one: the gate refuses them."""
+    everyone = [*context.honest, *context.malicious]
 
     def borrowed(one: Reply) -> Tensors:
-        own = _shapes(one.upload[WEIGHTS])
-        others = (other.upload[WEIGHTS] for other in everybody if _shapes(other.upload[WEIGHTS]) != own)
+        shapes = _shapes(one.upload[WEIGHTS])
+        others = (other.upload[WEIGHTS] for other in everyone if _shapes(other.upload[WEIGHTS]) != shapes)
         return next(others, one.upload[WEIGHTS])
 
-    return [borrowed(one) for one in scene.bad]
+    return [borrowed(one) for one in context.malicious]
 
 
-def label_flip(client_data: ClientData, names: Collection[str]) -> ClientData:
-    """The attackers' examples get the label opposite, y -> classes - 1 - y. They are copies: a partition may give one
-    example to several devices, and the honest keep theirs."""
-    held = (
-        torch.cat([client_data.train[name] for name in sorted(names)]) if names else torch.zeros(0, dtype=torch.int64)
-    )
-    data, first = client_data.dataset, len(client_data.dataset.train)
-    flipped = Examples(
-        torch.cat([data.train.x, data.train.x[held]]), torch.cat([data.train.y, data.classes - 1 - data.train.y[held]])
-    )
-    rows = dict(client_data.train)
+def label_flip(data: ClientData, names: Collection[str]) -> ClientData:
+    """The attackers' examples get the opposite label, y -> classes - 1 - y. They are copies, because a partition may
+    give one example to several devices."""
+    rows = torch.cat([data.train[name] for name in sorted(names)]) if names else torch.zeros(0, dtype=torch.int64)
+    dataset, first = data.dataset, len(data.dataset.train)
+    train = dataset.train
+    flipped = Examples(torch.cat([train.x, train.x[rows]]), torch.cat([train.y, dataset.classes - 1 - train.y[rows]]))
+    indices = dict(data.train)
     for name in sorted(names):
-        rows[name] = torch.arange(first, first + len(rows[name]))
-        first += len(rows[name])
-    return replace(client_data, dataset=replace(data, train=flipped, groups=None), train=rows)
+        indices[name] = torch.arange(first, first + len(indices[name]))
+        first += len(indices[name])
+    return replace(data, dataset=replace(dataset, train=flipped, groups=None), train=indices)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -161,20 +161,20 @@ ATTACKS: dict[str, Attack] = {
     "scaling": Attack(scaled(20.0)),
     "ipm": Attack(inner_product(1.0)),
     "alie": Attack(little_is_enough(1.5)),
-    "thin_ring": Attack(thinnest_ring(-20.0)),
-    "tier_lie": Attack(wrong_tier),
+    "low_coverage": Attack(low_coverage(-20.0)),
+    "wrong_tier": Attack(wrong_tier),
 }
 
 
 def malicious(fleet: Fleet, share: float) -> frozenset[str]:
-    """Who misbehaves: a share of the devices, the same for every attack and every defence of a seed."""
+    """The devices that attack: a share of all, the same for every attack and defence of a seed."""
     drawn = generator(fleet.seed, MALICIOUS).permutation(fleet.size)[: round(share * fleet.size)]
     return frozenset(fleet.name(int(index)) for index in drawn)
 
 
-def poisoned(attack: Attack, client_data: ClientData, names: Collection[str]) -> ClientData:
-    """What devices hold under an attack; the engine that is attacked must be given it."""
-    return attack.poison(client_data, names) if attack.poison else client_data
+def poisoned(attack: Attack, data: ClientData, names: Collection[str]) -> ClientData:
+    """The data of all devices under an attack."""
+    return attack.poison(data, names) if attack.poison else data
 
 
 @dataclass(frozen=True)
@@ -224,32 +224,34 @@ def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
-def _moved(scene: AttackContext, one: Reply, step: Callable[[Tensor], Tensor]) -> Tensors:
-    honest = scene.honest_updates(one)
-    return {name: old + step(torch.stack([own[name] for own in honest])) for name, old in scene.given(one).items()}
+def _moved(context: AttackContext, one: Reply, step: Callable[[Tensor], Tensor]) -> Tensors:
+    honest, received = context.honest_updates(one), context.received(one)
+    return {name: old + step(torch.stack([update[name] for update in honest])) for name, old in received.items()}
 
 
-def _noise(scene: AttackContext, one: Reply, strength: float) -> Tensors:
-    """Drawn by name: in which order tensors stand in a reply depends on how it came."""
-    steps = dict(sorted(scene.update(one).items()))
+def _noise(context: AttackContext, one: Reply, strength: float) -> Tensors:
+    """Drawn in order of names, because the order of tensors depends on how a reply came."""
+    steps = dict(sorted(context.update(one).items()))
     entries = sum(step.numel() for step in steps.values())
     size = math.sqrt(sum(float(step.double().square().sum()) for step in steps.values()) / max(1, entries))
     return combine(
-        lambda step: torch.from_numpy(scene.draw.standard_normal(step.shape)).to(step.dtype) * (strength * size), steps
+        lambda step: torch.from_numpy(context.draw.standard_normal(step.shape)).to(step.dtype) * (strength * size),
+        steps,
     )
 
 
-def _lying(one: Reply) -> Footprint:
-    """Where a device's weights lie in the global model, as far as they are of the shape that this says."""
+def _covered(one: Reply) -> Footprint:
+    """The footprint of a device's weights, as far as their shapes are those of its model."""
     shapes = one.device.model.shapes()
     fitting = [name for name, tensor in one.upload[WEIGHTS].items() if shapes.get(name) == tensor.shape]
     return Footprint({name: block for name, block in one.device.footprint.blocks.items() if name in fitting})
 
 
-def _votes(scene: AttackContext) -> dict[str, Tensor]:
-    """For every entry of the global model, how many speak for it."""
-    votes = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in scene.fleet.global_model.shapes().items()}
-    for one in (*scene.bad, *scene.good):
-        part = _lying(one)
-        votes = part.write(votes, {name: count + 1 for name, count in part.read(votes).items()})
-    return votes
+def _count_contributors(context: AttackContext) -> dict[str, Tensor]:
+    """For every entry of the global model, the number of devices that contribute to it."""
+    shapes = context.fleet.global_model.shapes()
+    counts = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in shapes.items()}
+    for one in (*context.malicious, *context.honest):
+        covered = _covered(one)
+        counts = covered.write(counts, {name: count + 1 for name, count in covered.read(counts).items()})
+    return counts
