@@ -1,4 +1,4 @@
-"""The command line called in this process, and a recipe small enough to run in a blink."""
+"""The command line called in this process, and a recipe that runs in less than a second."""
 
 import contextlib
 import hashlib
@@ -65,13 +65,13 @@ class CommandResult:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The one object on stdout, by the letter of JSON: NaN and Infinity are no numbers there."""
+        """The one object on stdout, in strict JSON, without NaN and Infinity."""
         content: dict[str, Any] = json.loads(self.out, parse_constant=_no_number)
         return content
 
     @property
     def issues(self) -> "list[ReportedIssue]":
-        """What is wrong with a recipe, as reported on stderr: a head, the error and maybe a hint each."""
+        """Issues of a recipe, as reported on stderr: a head, the error and maybe a hint each."""
         found = re.findall(r"(\S+)(?:  (.*))?\n  error ([A-Z_]+): (.*)\n(?:  hint: (.*)\n)?", self.err)
         return [ReportedIssue(*one) for one in found]
 
@@ -148,7 +148,7 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[[], Mapping[str, str]]:
-    """Every file and folder there is, with its content's hash: to see that nothing was written."""
+    """All files and folders with hashes of their contents, to check that nothing was written."""
 
     def look() -> Mapping[str, str]:
         return {
@@ -162,7 +162,7 @@ def files(tmp_path: Path) -> Callable[[], Mapping[str, str]]:
 
 @pytest.fixture
 def line_of() -> Callable[[Path, str], int]:
-    """The number of the one line of a file that begins with some words."""
+    """The number of the only line of a file with this prefix."""
 
     def find(path: Path, begins: str) -> int:
         lines = path.read_text(encoding="utf-8").splitlines()

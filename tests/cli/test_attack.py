@@ -1,4 +1,4 @@
-"""fedloom attack: every attack against every rule, with the same devices bad in all."""
+"""fedloom attack: every attack against every rule, with the same malicious devices in all."""
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_attack_text_is_a_table_and_a_verdict(fedloom, write):
     assert header.split() == ["attack", "plain", "mean", "default"]
     assert honest.startswith("no attack")
     assert scaled.startswith("scaling")
-    assert "20 % of the devices bad" in legend
+    assert "20 % of the devices malicious" in legend
     assert [line.split(":")[0].strip() for line in verdict.splitlines()[1:]] == ["plain mean", "default"]
 
 
@@ -108,7 +108,7 @@ def test_attack_default_runs_all_attacks(fedloom, write, files):
     before = files()
     result = fedloom("attack", "my.toml", "--rules", "none", "--set", "rounds=1", "--format", "json", "--quiet")
     assert [one["attack"] for one in result.data["cells"]] == ["none", *ATTACKS]
-    assert files() == before  # a run under attack is no run to go on from
+    assert files() == before  # runs under attack are not saved
 
 
 def test_attack_rule_settings_come_from_the_recipe(fedloom, write):

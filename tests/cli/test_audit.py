@@ -1,4 +1,4 @@
-"""fedloom audit: what left the devices, and how well inputs can be rebuilt from it."""
+"""fedloom audit: what left the devices, and how well inputs can be reconstructed from it."""
 
 import pytest
 

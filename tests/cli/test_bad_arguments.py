@@ -1,4 +1,4 @@
-"""Arguments that cannot work: exit 4, the option that is wrong, and nothing written."""
+"""Invalid arguments: exit 4, the option is named, and nothing is written."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A recipe that cannot work: exit 4, the code, the place with its line, a way to mend it, and nothing written."""
+"""Invalid recipes: exit 4, the code, the key with its line, a hint, and nothing is written."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ import pytest
 
 class Case(NamedTuple):
     old: str  # text of the small recipe ...
-    new: str  # ... and what stands there instead
+    new: str  # ... and its replacement
     code: str
-    line: str  # the beginning of the line that is named
-    what: str  # the place, and its value where there is one
+    line: str  # prefix of the line that is named
+    what: str  # the key, and its value if there is one
     hint: str = ""
 
 

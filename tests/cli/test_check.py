@@ -1,4 +1,4 @@
-"""fedloom check: is a recipe right? Nothing is run and nothing written."""
+"""fedloom check: is a recipe valid? Nothing is run and nothing written."""
 
 import re
 import shlex
@@ -90,7 +90,7 @@ def test_check_set_applies_to_every_recipe(fedloom, write):
 
 
 def variants(recipe):
-    """What a recipe's opening comment says to set, line by line; a backslash carries a line on."""
+    """The --set options of the commands in a recipe's opening comment; a backslash continues a line."""
     opening = re.match(r"(#.*\n)*", recipe.read_text("utf-8"))[0]
     lines = opening.replace("\\\n#", "").splitlines()
     return [shlex.split(line[line.index("--set") :]) for line in lines if re.search(r":\s+--set", line)]

@@ -1,4 +1,4 @@
-"""fedloom doctor: what this machine has, and what of a recipe to watch out for."""
+"""fedloom doctor: what this machine has, and pitfalls of a recipe."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, what it says on which stream, and what a run that ended early leaves behind."""
+"""How a command ends: its exit code, what it writes to which stream, and what an interrupted run leaves behind."""
 
 import contextlib
 import gc
@@ -181,7 +181,7 @@ def test_run_full_disk_is_exit_1(format, fedloom, write, monkeypatch, tmp_path):
     def full(self, rows):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RunWriter, "rows", full)
+    monkeypatch.setattr(RunWriter, "write_rows", full)
     result = fedloom("run", "my.toml", "--out", "run", "--format", format)
     assert result.code == 1
     assert "Traceback" not in result.err
@@ -215,7 +215,7 @@ def test_run_round_without_large_device_continues(fedloom, write, tmp_path):
 
 
 def test_run_devices_without_test_examples_json_is_valid(fedloom, write, tmp_path):
-    """360 test images do not reach 400 devices, so there is no accuracy on their own ones; JSON has no NaN."""
+    """360 test images for 400 devices leave some without a local accuracy; JSON has no NaN."""
     write(("devices = 4", "devices = 400"), ("rounds = 2", "rounds = 1"))
     result = fedloom("run", "my.toml", "--out", "run", "--format", "json")
     assert result.code == 0

@@ -158,7 +158,7 @@ def test_export_missing_dependency_hint_is_the_extra(runs, monkeypatch):
 
 
 def test_export_differing_outputs_are_refused_and_removed(runs, monkeypatch):
-    """A runtime that gets it wrong."""
+    """A runtime with wrong outputs."""
     from dataclasses import replace
 
     kind = FORMATS["safetensors"]

@@ -1,4 +1,4 @@
-"""A run that too few devices answer ends with an exit code of its own, and says why."""
+"""A run that too few devices answer ends with exit code 3 and the reason."""
 
 import json
 

@@ -138,7 +138,7 @@ def test_init_user_method_required_setting_is_named(fedloom, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["init", "mine"], ["list", "methods"]], ids=" ".join)
 def test_init_user_method_without_info_works(arguments, fedloom, tmp_path):
-    """It runs, so it can be listed and started from; only the words about it are missing."""
+    """It runs, so `list` and `init` work; only its description is missing."""
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words="", settings="strength: float = 0.5"))
     result = fedloom(*arguments, "--with", "my.py")
     assert (result.code, result.err) == (0, "")

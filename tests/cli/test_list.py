@@ -1,4 +1,4 @@
-"""fedloom list: every name a recipe can use, with what can be set."""
+"""fedloom list: every name a recipe can use, with its settings."""
 
 import pytest
 

@@ -13,7 +13,7 @@ logger = logging.getLogger("fedloom.anything")
 
 @pytest.fixture
 def root():
-    """The package's logger, as it was after the test."""
+    """The package's logger, restored after the test."""
     level, handlers, propagate = logs.ROOT.level, list(logs.ROOT.handlers), logs.ROOT.propagate
     yield logs.ROOT
     logs.ROOT.setLevel(level)
@@ -57,7 +57,7 @@ def test_showing_after_show_restores_it(root, capsys):
 
 
 def test_quiet_run_still_shows_warnings(fedloom, write, monkeypatch):
-    """A report that cannot be written is no progress."""
+    """A report that cannot be written is a warning, not progress."""
     write(("rounds = 2", "rounds = 1"))
 
     def fail(*arguments):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from fedloom.runs.folder import read_manifest
 
 MINE = '''
-"""Everything of my own."""
+"""My own method, model and data set."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from fedloom.client import ClientResult, fit, label_loss, like, on_device
 
 @dataclass(frozen=True)
 class Mine(Method):
-    """Goes only a part of the way to the mean."""
+    """Moves only a part of the way to the mean."""
 
     info = MethodInfo(paper="none yet", uploads="weights")
 
@@ -94,7 +94,7 @@ part = 0.25
 
 @pytest.fixture
 def own(tmp_path):
-    """A recipe of own names, and the options that make them known."""
+    """A recipe that uses these names, and the options that add them."""
     (tmp_path / "my.py").write_text(MINE)
     (tmp_path / "own.toml").write_text(RECIPE)
     return ["own.toml", "--with", "my.py"]
@@ -177,7 +177,7 @@ def test_with_several_files_the_last_wins(own, fedloom, tmp_path):
 
 
 def test_with_bundled_name_is_overridden(own, fedloom, tmp_path):
-    """A data set called digits is the user's, so its own shape counts and not what is known of the bundled one."""
+    """The user's `digits` replaces the bundled one, so its own shape counts."""
     (tmp_path / "my.py").write_text(MINE + "\nDATASETS = {'digits': patches}\n")
     result = fedloom("plan", *own, "--set", "data.dataset=digits", "--format", "json")
     assert result.code == 0
@@ -201,7 +201,7 @@ def test_run_user_model_build_error_is_a_recipe_issue(own, fedloom, tmp_path, fi
 )
 @pytest.mark.parametrize("verb", ["run", "check", "plan"])
 def test_user_model_unfitting_data_is_a_recipe_issue(verb, old, new, own, fedloom, tmp_path, files):
-    """It is built, but cannot make one number per class out of the images."""
+    """It can be built, but does not map the images to one number per class."""
     (tmp_path / "my.py").write_text(MINE.replace(old, new))
     before = files()
     result = fedloom(verb, *own)

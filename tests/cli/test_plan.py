@@ -1,11 +1,11 @@
-"""fedloom plan: what each tier costs, found without data and without training."""
+"""fedloom plan: what each tier costs, computed without data and without training."""
 
 import math
 
 import numpy as np
 import pytest
 
-KNOWN = {  # colours and classes
+KNOWN = {  # colors and classes
     "digits": (1, 10),
     "fashion-mini": (1, 10),
     "mnist": (1, 10),
@@ -19,7 +19,7 @@ KEYS = ["name", "parameters", "macs", "published_flops", "bytes_down", "bytes_up
 
 
 def convnet_parameters(inputs, first, second, classes):
-    """Two convolutions of 3 x 3 with bias, each under a batch norm, and a classifier."""
+    """Two convolutions of 3 x 3 with bias, each with a batch norm, and a classifier."""
     return (9 * inputs + 1) * first + 2 * first + (9 * first + 1) * second + 2 * second + (second + 1) * classes
 
 

@@ -1,4 +1,4 @@
-"""The command as a process of its own: the entry point, how fast it answers, and a real Ctrl-C."""
+"""The command as a process: the entry point, the time of --help, and a real Ctrl-C."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Bars where somebody sees them move, lines elsewhere, nothing for the quiet; and a terminal left as it was found."""
+"""Progress: bars on a terminal, lines elsewhere, nothing with --quiet; the terminal is restored."""
 
 import contextlib
 import io
@@ -27,12 +27,12 @@ def ended(number, of=4, seconds=2.0, **accuracies):
 
 @pytest.fixture
 def terminal():
-    """A console that takes its file for a terminal of 120 letters."""
+    """A console that treats its file as a terminal 120 characters wide."""
     return Console(force_terminal=True, file=io.StringIO(), width=120, color_system=None)
 
 
 def frames(console):
-    """All that was drawn, one string a line."""
+    """Everything that was drawn, as a list of lines."""
     drawn = console.file.getvalue().replace("\r", "\n")
     return [Text.from_ansi(one).plain.rstrip() for one in drawn.split("\n")]
 
@@ -92,7 +92,7 @@ def test_round_display_without_terminal_logs_lines(capsys, monkeypatch):
 
 
 def on_a_terminal(monkeypatch, *arguments, term="xterm"):
-    """The command with a real terminal as its stderr: (stdout, all that the terminal got)."""
+    """The command with a real terminal as its stderr: (stdout, everything the terminal received)."""
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("COLUMNS", "120")
     ours, theirs = pty.openpty()
@@ -105,7 +105,7 @@ def on_a_terminal(monkeypatch, *arguments, term="xterm"):
     ):
         main([*arguments, "--workers", "1"])
     got = b""
-    with contextlib.suppress(OSError):  # there is no more
+    with contextlib.suppress(OSError):  # end of the stream
         while chunk := os.read(ours, 65536):
             got += chunk
     os.close(ours)

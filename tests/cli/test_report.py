@@ -36,7 +36,7 @@ def test_report_comparison_writes_one_page(home):
     assert "Paired differences" in html and "fedloom compare my.toml --seeds 1 --controls standalone" in html
 
 
-def test_report_several_runs_need_out(home):
+def test_report_several_runs_shows_paired_differences(home):
     call, folder = home
     assert call("report", "both/heterofl/seed-0", "both/standalone/seed-0", "--out", "page.html").code == 0
     assert "Paired differences" in (folder / "page.html").read_text()
@@ -51,7 +51,7 @@ def test_report_several_runs_need_out(home):
         (["report", "run", "--test", "other"], "available: global, local"),
     ],
 )
-def test_report_other_folder_is_refused(home, arguments, hint):
+def test_report_bad_arguments_are_refused(home, arguments, hint):
     result = home[0](*arguments, "--format", "json")
     assert result.code == 4
     assert result.failure["error_code"] == "RUN_FOLDER"

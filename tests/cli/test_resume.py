@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.runs.folder import read_manifest
 
-# a method that, in its third round, has its process sent the signal that STOP names
+# a method that sends its process the signal STOP in the third round
 STOPPED = """
 import os
 from fedloom.methods import METHODS as KNOWN
@@ -56,7 +56,7 @@ def test_resume_interrupted_run_gives_the_same_bits(number, write, fedloom, tmp_
 def test_verify_finished_run_finds_differences(saving, fedloom, tmp_path):
     fedloom("run", saving, "--set", "rounds=3", "--out", "run", "--quiet")
     done = fedloom("verify", "run", "--rounds", "2")
-    assert (done.code, done.out) == (0, "2 rounds after round 1 played again: the same to the bit\n")
+    assert (done.code, done.out) == (0, "2 rounds after round 1 replayed: the same to the bit\n")
     manifest = tmp_path / "run" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "sha256": "0"}))
     done = fedloom("verify", "run", "--format", "json", "--quiet")
@@ -68,7 +68,7 @@ def test_verify_finished_run_finds_differences(saving, fedloom, tmp_path):
 def test_resume_and_verify_other_folder_is_refused(verb, fedloom, tmp_path):
     done = fedloom(verb, tmp_path)
     assert (done.code, done.issues[0].code) == (4, "RUN_FOLDER")
-    assert fedloom(verb).code == 4  # nor is there one in ./runs
+    assert fedloom(verb).code == 4  # ./runs is empty too
 
 
 def test_resume_finished_run_is_refused(saving, fedloom):

@@ -1,4 +1,4 @@
-"""fedloom run: what it says at the end, and how options change a recipe."""
+"""fedloom run: its result, and how options change a recipe."""
 
 import tomllib
 
@@ -9,7 +9,7 @@ from fedloom.runs.folder import read_manifest, read_rows
 
 @pytest.fixture(scope="module")
 def finished(fedloom_in):
-    """One run of the small recipe, for the tests that only look at it."""
+    """One run of the small recipe, for tests that only read it."""
     call, write, folder = fedloom_in
     write()
     result = call("run", "my.toml", "--out", "run", "--format", "json")

@@ -1,4 +1,4 @@
-"""fedloom subnet: the best sub-net of a finished run within a budget, and what accuracy costs."""
+"""fedloom subnet: the best subnet of a finished run within a budget, and the Pareto front."""
 
 import json
 

@@ -73,7 +73,7 @@ def test_track_failing_tracker_warns_once_and_changes_nothing(recordings, fedloo
     write()
     recordings.fail()
     result = fedloom("run", "my.toml", "--out", "failed", "--track", "mlflow", "--quiet", *SOON)
-    assert (result.code, result.err) == (0, "mlflow follows no further: OSError: the disk is full\n")
+    assert (result.code, result.err) == (0, "mlflow is dropped for the rest of the run: OSError: the disk is full\n")
     fedloom("run", "my.toml", "--out", "without", "--quiet", *SOON)
     hashes = [read_manifest(tmp_path / name)["sha256"] for name in ("failed", "without")]
     assert hashes[0] == hashes[1]
