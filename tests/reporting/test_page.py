@@ -146,6 +146,16 @@ def test_page_of_running_experiment_reloads_itself(run: Path, tmp_path: Path) ->
     assert "So far, after 3 of 4 rounds" in html
 
 
+def test_sentences_of_run_with_void_round_mention_it_once(run: Path, tmp_path: Path) -> None:
+    for path in run.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"round": 2, "device": "", "code": "QUORUM", "reason": "too few"}\n')
+    (sentence,) = [line for line in write_sentences(read_report_data([tmp_path])) if "requests" in line]
+    assert sentence.endswith("were transferred. 1 round did not count: too few replies.")
+
+
 def test_page_of_large_fleet_stays_within_size_limit(run: Path, tmp_path: Path) -> None:
     devices, rounds = [f"{number:04d}" for number in range(1500)], range(1, 101)
     for name in ("manifest.json", "recipe.toml"):

@@ -148,7 +148,8 @@ def _winner_sentences(report: ReportData) -> list[str]:
     won = [f"{name} for tier {tier}" for tier, name in winners.items() if name]
     undecided = [tier for tier, name in winners.items() if not name]
     lines = [f"Best beyond noise: {join_words(won)}."] if won else []
-    return [*lines, *([f"No arm is best beyond noise for tier {join_words(undecided)}."] if undecided else [])]
+    tiers = f"tier{'s' if len(undecided) > 1 else ''} {join_words(undecided)}" if undecided else ""
+    return [*lines, *([f"No arm is best beyond noise for {tiers}."] if undecided else [])]
 
 
 def _final_value_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
@@ -171,13 +172,9 @@ def _participation_sentences(reader: RunReader) -> list[str]:
     if not outcomes.total():
         return []
     share = 100 * outcomes["admitted"] / outcomes.total()
-    void = (
-        f" {pluralize(len(reader.void_rounds), 'round')} did not count: too few replies." if reader.void_rounds else ""
-    )
-    return [
-        f"{share:.0f} % of {outcomes.total():,} requests to devices were answered; {format_bytes(moved)} were "
-        "transferred." + (f" {void} did not count: too few replies." if reader.void_rounds else "")
-    ]
+    replies = f"{share:.0f} % of {outcomes.total():,} requests to devices led to an admitted reply"
+    void = f"{pluralize(len(reader.void_rounds), 'round')} did not count: too few replies."
+    return [f"{replies}; {format_bytes(moved)} were transferred." + (f" {void}" if reader.void_rounds else "")]
 
 
 def _noise_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:

@@ -25,7 +25,7 @@ from ..runs.experiment import Experiment
 from ..runs.faults import NoQuorum
 from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.loop import RoundResult, single_thread
-from ..runs.recorder import NothingAdmitted, now, record_rounds
+from ..runs.recorder import NothingAdmitted, record_rounds, utc_now
 from ..runs.resume import read_resume_point
 from ..runs.trackers import build_trackers
 from ..tensors import payload_bytes
@@ -118,7 +118,7 @@ class Comparison:
     def _write_manifest(self, status: str) -> None:
         """Write what is needed to resume it from its folder."""
         arms = {name: experiments[0].loaded.recipe.document() for name, experiments in self.experiments.items()}
-        started = read_manifest(self.home)["started"] if (self.home / MANIFEST).is_file() else now()
+        started = read_manifest(self.home)["started"] if (self.home / MANIFEST).is_file() else utc_now()
         self.home.mkdir(parents=True, exist_ok=True)
         manifest = {"kind": KIND, "status": status, "started": started, "seeds": self.seeds, "arms": arms}
         write_atomic(self.home / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())

@@ -30,7 +30,7 @@ from ..runs.build import assemble
 from ..runs.checkpoint import Checkpoint
 from ..runs.experiment import Experiment
 from ..runs.folder import MANIFEST, read_manifest, read_rows
-from ..runs.recorder import now
+from ..runs.recorder import utc_now
 from ..runs.resume import AttachEngine, list_changes, reopen_run
 from .compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from .published import Claim, PublishedNumber, PublishedRow, measure_number
@@ -207,7 +207,7 @@ def ledger_entry(claim: Claim, planned: Comparison, evidence: Evidence, command:
         "measured": {**measured, **({"targets": dict(terms.targets)} if terms.targets else {})},
         "seeds": planned.seeds,
         "verdict": result.verdict, "command": command, "wall_seconds": round(wall_seconds(planned.home), 1),
-        "commit": start_commit(planned.home), "date": now(), "recipe": claim.recipe,
+        "commit": start_commit(planned.home), "date": utc_now(), "recipe": claim.recipe,
     }  # fmt: skip
 
 

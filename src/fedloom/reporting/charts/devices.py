@@ -107,7 +107,7 @@ def _devices_sentence(by_arm: dict[str, list[DeviceAccuracy]]) -> str:
         return f"Mean accuracy of the worst tenth of devices (dotted): {join_words(parts)}."
     (devices,) = by_arm.values()
     return (
-        f"Mean accuracy is {_mean(devices):.1f} %, of the worst tenth of devices {_worst_mean(devices):.1f} % "
+        f"Mean accuracy is {_mean(devices):.1f} %, and {_worst_mean(devices):.1f} % for the worst tenth of devices "
         f"(dotted); {_range(devices)}."
     )
 

@@ -169,5 +169,5 @@ def _time_sentence(records: list[ChartRow], report: ReportData) -> str:
     devices = f" On the fleet's devices the rounds would take {sum(simulated):,.3g} s." if simulated else ""
     spent = f"{pluralize(len(records), 'round')} took {total:,.1f} s on this machine: {shares}"
     if report.has_several_arms:
-        spent = f"Seconds were spent on {shares}; arms run side by side, so their seconds overlap"
+        spent = f"Shares of the time: {shares}; arms run side by side, so their seconds overlap"
     return f"{spent}; peak memory of the main process was {peak:,.0f} MB.{devices}"
