@@ -33,7 +33,9 @@ def parcel(value: float, *names: str) -> dict[str, Tensors]:
 
 
 def point(number: int, client_states: Mapping[str, Parcel] | None = None, **changes: Any) -> Checkpoint:
-    return Checkpoint(number, parcel(number, "weights"), client_states or {}, {"sizes": {"rows.jsonl": number}}, **changes)
+    return Checkpoint(
+        number, parcel(number, "weights"), client_states or {}, {"sizes": {"rows.jsonl": number}}, **changes
+    )
 
 
 @pytest.fixture

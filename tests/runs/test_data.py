@@ -120,7 +120,7 @@ def test_somebody_must_be_left_to_train(made: Callable[..., Any]) -> None:
 def test_tuning_is_refused_where_it_would_not_be_judged() -> None:
     tuning = 'evaluation.fine_tune={part="head", epochs=1, batch_size=10, learning_rate=0.1}'
     loaded = load(Path(__file__).parents[2] / "recipes" / "heterofl_wikitext2_small.toml", TABLES, [tuning])
-    with pytest.raises(RecipeError, match="every position is a question"):
+    with pytest.raises(RecipeError, match="label for every position"):
         build(loaded, TABLES, read_data_spec(loaded, TABLES, Path("nowhere")))
 
 

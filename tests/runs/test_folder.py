@@ -17,41 +17,41 @@ ROWS = [Row(1, "server", "large", "", "global", "accuracy", 12.5), Row(2, "", ""
 
 
 @pytest.fixture
-def journal(tmp_path):
+def writer(tmp_path):
     made = RunWriter(tmp_path / "runs" / "one")
     made.open("rounds = 1\n", {"seed": 7})
     return made
 
 
-def test_a_new_folder(journal):
-    assert sorted(path.name for path in journal.folder.iterdir()) == [
+def test_a_new_folder(writer):
+    assert sorted(path.name for path in writer.folder.iterdir()) == [
         "events.jsonl", "manifest.json", "participation.jsonl", "recipe.toml", "rows.jsonl", "timings.jsonl",
     ]  # fmt: skip
-    assert (journal.folder / "recipe.toml").read_text() == "rounds = 1\n"
-    manifest = read_manifest(journal.folder)
+    assert (writer.folder / "recipe.toml").read_text() == "rounds = 1\n"
+    manifest = read_manifest(writer.folder)
     assert (manifest["seed"], manifest["status"]) == (7, "running")
     assert {"python", "torch", "numpy", "machine", "threads"} <= manifest.keys()
-    assert list(read_rows(journal.folder)) == []
+    assert list(read_rows(writer.folder)) == []
 
 
-def test_a_folder_that_is_there_is_not_touched(journal):
-    before = {path.name: path.read_bytes() for path in journal.folder.iterdir()}
+def test_a_folder_that_is_there_is_not_touched(writer):
+    before = {path.name: path.read_bytes() for path in writer.folder.iterdir()}
     with pytest.raises(FileExistsError):
-        journal.open("rounds = 2\n", {"seed": 8})
-    assert {path.name: path.read_bytes() for path in journal.folder.iterdir()} == before
+        writer.open("rounds = 2\n", {"seed": 8})
+    assert {path.name: path.read_bytes() for path in writer.folder.iterdir()} == before
 
 
-def test_rows_are_appended_and_read_back(journal):
-    journal.rows(ROWS[:1])
-    journal.rows(ROWS[1:])
-    assert list(read_rows(journal.folder)) == ROWS
+def test_rows_are_appended_and_read_back(writer):
+    writer.write_rows(ROWS[:1])
+    writer.write_rows(ROWS[1:])
+    assert list(read_rows(writer.folder)) == ROWS
 
 
-def test_a_value_that_is_no_number_is_json_all_the_same(journal):
-    journal.rows([Row(1, "server", "large", "", "global", "loss", value) for value in (math.nan, math.inf, 2.0)])
-    lines = (journal.folder / "rows.jsonl").read_text().splitlines()
+def test_a_value_that_is_no_number_is_json_all_the_same(writer):
+    writer.write_rows([Row(1, "server", "large", "", "global", "loss", value) for value in (math.nan, math.inf, 2.0)])
+    lines = (writer.folder / "rows.jsonl").read_text().splitlines()
     assert [json.loads(line, parse_constant=lambda word: pytest.fail(word))["value"] for line in lines][2] == 2.0
-    values = [row.value for row in read_rows(journal.folder)]
+    values = [row.value for row in read_rows(writer.folder)]
     assert not any(map(math.isfinite, values[:2]))
     assert values[2] == 2.0
 
@@ -64,67 +64,67 @@ def test_a_value_that_is_no_number_is_json_all_the_same(journal):
     )
 )
 def test_any_rows_come_back(tmp_path_factory, rows):
-    journal = RunWriter(tmp_path_factory.mktemp("rows") / "run")
-    journal.open("", {})
-    journal.rows(rows)
-    assert list(read_rows(journal.folder)) == rows
+    writer = RunWriter(tmp_path_factory.mktemp("rows") / "run")
+    writer.open("", {})
+    writer.write_rows(rows)
+    assert list(read_rows(writer.folder)) == rows
 
 
-def test_events_are_appended(journal):
-    journal.events([{"round": 1, "code": "SHAPE"}])
-    journal.events([{"round": 2, "code": "KEYS"}])
-    lines = (journal.folder / "events.jsonl").read_text().splitlines()
+def test_events_are_appended(writer):
+    writer.write_events([{"round": 1, "code": "SHAPE"}])
+    writer.write_events([{"round": 2, "code": "KEYS"}])
+    lines = (writer.folder / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["code"] for line in lines] == ["SHAPE", "KEYS"]
 
 
-def test_the_manifest_is_replaced_as_a_whole(journal):
-    journal.update(status="finished", sha256="0f")
-    manifest = read_manifest(journal.folder)
+def test_the_manifest_is_replaced_as_a_whole(writer):
+    writer.update(status="finished", sha256="0f")
+    manifest = read_manifest(writer.folder)
     assert (manifest["seed"], manifest["status"], manifest["sha256"]) == (7, "finished", "0f")
-    assert not list(journal.folder.glob("manifest.json.*"))
+    assert not list(writer.folder.glob("manifest.json.*"))
 
 
-def test_a_manifest_that_could_not_be_written_leaves_the_old_one(journal):
+def test_a_manifest_that_could_not_be_written_leaves_the_old_one(writer):
     with pytest.raises(TypeError):
-        journal.update(status=object())
-    assert read_manifest(journal.folder)["status"] == "running"
+        writer.update(status=object())
+    assert read_manifest(writer.folder)["status"] == "running"
 
 
-def test_a_run_that_ends_well_is_not_touched(journal):
-    with journal.watched():
+def test_a_run_that_ends_well_is_not_touched(writer):
+    with writer.record_failure():
         pass
-    assert read_manifest(journal.folder)["status"] == "running"
-    assert not (journal.folder / "errors").exists()
+    assert read_manifest(writer.folder)["status"] == "running"
+    assert not (writer.folder / "errors").exists()
 
 
-def test_a_run_that_fails_says_so_with_its_traceback(journal):
-    with pytest.raises(ZeroDivisionError), journal.watched():
+def test_a_run_that_fails_says_so_with_its_traceback(writer):
+    with pytest.raises(ZeroDivisionError), writer.record_failure():
         raise ZeroDivisionError("at last")
-    assert read_manifest(journal.folder)["status"] == "failed"
-    text = (journal.folder / "errors" / "traceback.txt").read_text()
+    assert read_manifest(writer.folder)["status"] == "failed"
+    text = (writer.folder / "errors" / "traceback.txt").read_text()
     assert text.startswith("Traceback (most recent call last)")
     assert text.endswith("ZeroDivisionError: at last\n")
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_a_run_that_is_interrupted_says_so(interrupt, journal):
-    with pytest.raises(interrupt), journal.watched():
+def test_a_run_that_is_interrupted_says_so(interrupt, writer):
+    with pytest.raises(interrupt), writer.record_failure():
         raise interrupt
-    assert read_manifest(journal.folder)["status"] == "interrupted"
-    assert not (journal.folder / "errors").exists()
+    assert read_manifest(writer.folder)["status"] == "interrupted"
+    assert not (writer.folder / "errors").exists()
 
 
-def test_models_are_written_as_they_are(journal):
+def test_models_are_written_as_they_are(writer):
     whole = torch.arange(12.0).reshape(3, 4)
     weights = {"slice": whole[:2, :2], "turned": whole.T, "same": whole[:2, :2], "leaf": whole.clone().requires_grad_()}
     about = {"tier": "small", "family": "mlp", "settings": "{}", "more": ""}
-    journal.model("small", weights, about)
-    read = load_file(journal.folder / "models" / "small.safetensors")
+    writer.write_model("small", weights, about)
+    read = load_file(writer.folder / "models" / "small.safetensors")
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weight) for name, weight in weights.items())
-    with safe_open(journal.folder / "models" / "small.safetensors", "pt") as file:
+    with safe_open(writer.folder / "models" / "small.safetensors", "pt") as file:
         assert json.loads(file.metadata()["about"]) == about
-    first = (journal.folder / "models" / "small.safetensors").read_bytes()
+    first = (writer.folder / "models" / "small.safetensors").read_bytes()
     for _ in range(5):  # the library alone would shuffle what is said beside the tensors
-        journal.model("small", dict(reversed(weights.items())), dict(reversed(about.items())))
-        assert (journal.folder / "models" / "small.safetensors").read_bytes() == first
+        writer.write_model("small", dict(reversed(weights.items())), dict(reversed(about.items())))
+        assert (writer.folder / "models" / "small.safetensors").read_bytes() == first

@@ -27,33 +27,33 @@ TITLES = {"server/large/global/accuracy", "server/large/device 3/local/accuracy"
 
 
 @pytest.fixture
-def journal(tmp_path):
+def writer(tmp_path):
     made = RunWriter(tmp_path / "my-run")
     made.open('seed = 0\n[method]\nname = "heterofl"\n', {"seed": 0})
     return made
 
 
-def write(journal, trackers, numbers, resumed=False):
+def write(writer, trackers, numbers, resumed=False):
     """Rounds as a run writes them: into its folder first, then to the trackers."""
-    with trackers.told(journal.folder, RECIPE, resumed):
+    with trackers.follow(writer.folder, RECIPE, resumed):
         for number in numbers:
-            journal.rows(rows_of(number))
+            writer.write_rows(rows_of(number))
             trackers.rows(rows_of(number))
 
 
-def write_and_die(journal, trackers, numbers):
-    with pytest.raises(KeyboardInterrupt), trackers.told(journal.folder, RECIPE, False):
+def write_and_die(writer, trackers, numbers):
+    with pytest.raises(KeyboardInterrupt), trackers.follow(writer.folder, RECIPE, False):
         for number in numbers:
-            journal.rows(rows_of(number))
+            writer.write_rows(rows_of(number))
             trackers.rows(rows_of(number))
         raise KeyboardInterrupt
 
 
-def back_to(journal, number):
+def back_to(writer, number):
     """The folder as a checkpoint of this round finds it."""
-    text = (journal.folder / "rows.jsonl").read_text().splitlines(keepends=True)
+    text = (writer.folder / "rows.jsonl").read_text().splitlines(keepends=True)
     kept = sum(len(line) for line in text if json.loads(line)["round"] <= number)
-    journal.reopen({"rows.jsonl": kept})
+    writer.reopen({"rows.jsonl": kept})
 
 
 class Recording:
@@ -77,27 +77,27 @@ class Recording:
         self._call("end", status)
 
 
-def test_trackers_get_all_rows_in_order(journal):
+def test_trackers_get_all_rows_in_order(writer):
     one = Recording()
-    write(journal, Trackers("", {"one": one}), (1, 2))
+    write(writer, Trackers("", {"one": one}), (1, 2))
     assert one.calls == [("begin", "my-run", 0, False), ("rows", 1), ("rows", 2), ("end", "finished")]
 
 
-def test_trackers_get_status_of_ended_run(journal):
+def test_trackers_get_status_of_ended_run(writer):
     ends = []
     for error in (KeyboardInterrupt, ValueError):
         one = Recording()
-        with pytest.raises(error), Trackers("", {"one": one}).told(journal.folder, RECIPE, False):
+        with pytest.raises(error), Trackers("", {"one": one}).follow(writer.folder, RECIPE, False):
             raise error
         ends.append(one.calls[-1])
     assert ends == [("end", "interrupted"), ("end", "failed")]
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 4])
-def test_trackers_failing_one_is_reported_once_and_dropped(fails_at, journal, caplog):
+def test_trackers_failing_one_is_reported_once_and_dropped(fails_at, writer, caplog):
     bad, good = Recording(fails_at), Recording()
-    write(journal, Trackers("", {"bad": bad, "good": good}), (1, 2))
-    assert caplog.messages == ["bad follows no further: ConnectionError: nobody there"]
+    write(writer, Trackers("", {"bad": bad, "good": good}), (1, 2))
+    assert caplog.messages == ["bad is dropped for the rest of the run: ConnectionError: nobody there"]
     assert len(bad.calls) == fails_at
     assert good.calls[-1] == ("end", "finished")
 
@@ -128,33 +128,33 @@ def curves():
     return read
 
 
-def test_tensorboard_has_every_finite_row(journal, curves):
-    write(journal, build_trackers(["tensorboard"]), (1, 2))
-    found = curves(journal.folder)
+def test_tensorboard_has_every_finite_row(writer, curves):
+    write(writer, build_trackers(["tensorboard"]), (1, 2))
+    found = curves(writer.folder)
     assert found.keys() == TITLES
     assert found["server/large/global/accuracy"] == [(1, 10.0), (2, 20.0)]
 
 
-def test_tensorboard_of_resumed_run_has_each_round_once(journal, curves):
-    write_and_die(journal, build_trackers(["tensorboard"]), (1, 2, 3))
-    back_to(journal, 2)
-    write(journal, build_trackers(["tensorboard"]), (3, 4), resumed=True)
-    assert curves(journal.folder)["bytes_down"] == [(number, 100.0) for number in (1, 2, 3, 4)]
+def test_tensorboard_of_resumed_run_has_each_round_once(writer, curves):
+    write_and_die(writer, build_trackers(["tensorboard"]), (1, 2, 3))
+    back_to(writer, 2)
+    write(writer, build_trackers(["tensorboard"]), (3, 4), resumed=True)
+    assert curves(writer.folder)["bytes_down"] == [(number, 100.0) for number in (1, 2, 3, 4)]
 
 
-def test_tensorboard_added_on_resume_has_earlier_rounds(journal, curves):
-    write_and_die(journal, Trackers(), (1, 2))
-    write(journal, build_trackers(["tensorboard"]), (3,), resumed=True)
-    assert [step for step, _ in curves(journal.folder)["bytes_down"]] == [1, 2, 3]
+def test_tensorboard_added_on_resume_has_earlier_rounds(writer, curves):
+    write_and_die(writer, Trackers(), (1, 2))
+    write(writer, build_trackers(["tensorboard"]), (3,), resumed=True)
+    assert [step for step, _ in curves(writer.folder)["bytes_down"]] == [1, 2, 3]
 
 
 @pytest.fixture
 def mlflow(monkeypatch):
     """Its runs, read from a run's folder; no name of the environment is left behind, and there is no network."""
     pytest.importorskip("mlflow", reason="MLflow comes with fedloom[track]")
-    from fedloom.runs.trackers import UNLESS_SAID
+    from fedloom.runs.trackers import MLFLOW_DEFAULTS
 
-    for name in (*UNLESS_SAID, "MLFLOW_ALLOW_FILE_STORE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+    for name in (*MLFLOW_DEFAULTS, "MLFLOW_ALLOW_FILE_STORE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(socket.socket, "connect", lambda *said: pytest.fail("it called somebody"))
@@ -173,9 +173,9 @@ def steps(client, run, name):
     return [one.step for one in client.get_metric_history(run.info.run_id, name)]
 
 
-def test_mlflow_has_every_finite_row_and_the_recipe(journal, mlflow):
-    write(journal, build_trackers(["mlflow"], "heterofl seed 1"), (1, 2))
-    client, (run,) = mlflow(journal.folder)
+def test_mlflow_has_every_finite_row_and_the_recipe(writer, mlflow):
+    write(writer, build_trackers(["mlflow"], "heterofl seed 1"), (1, 2))
+    client, (run,) = mlflow(writer.folder)
     assert (run.info.run_name, run.info.status) == ("heterofl seed 1", "FINISHED")
     assert run.data.metrics.keys() == TITLES
     assert run.data.metrics["server/large/global/accuracy"] == 20.0
@@ -193,32 +193,32 @@ def test_mlflow_telemetry_is_off_unless_enabled(mlflow, monkeypatch):
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
 
 
-def test_mlflow_of_resumed_run_has_each_round_once(journal, mlflow):
-    write_and_die(journal, build_trackers(["mlflow"]), (1, 2, 3))
-    assert mlflow(journal.folder)[1][0].info.status == "KILLED"
-    back_to(journal, 2)
-    write(journal, build_trackers(["mlflow"]), (3, 4), resumed=True)
-    client, (run,) = mlflow(journal.folder)
+def test_mlflow_of_resumed_run_has_each_round_once(writer, mlflow):
+    write_and_die(writer, build_trackers(["mlflow"]), (1, 2, 3))
+    assert mlflow(writer.folder)[1][0].info.status == "KILLED"
+    back_to(writer, 2)
+    write(writer, build_trackers(["mlflow"]), (3, 4), resumed=True)
+    client, (run,) = mlflow(writer.folder)
     assert (steps(client, run, "bytes_down"), run.info.status) == ([1, 2, 3, 4], "FINISHED")
 
 
-def test_mlflow_added_on_resume_has_earlier_rounds(journal, mlflow):
-    write_and_die(journal, Trackers(), (1, 2))
-    write(journal, build_trackers(["mlflow"]), (3,), resumed=True)
-    client, (run,) = mlflow(journal.folder)
+def test_mlflow_added_on_resume_has_earlier_rounds(writer, mlflow):
+    write_and_die(writer, Trackers(), (1, 2))
+    write(writer, build_trackers(["mlflow"]), (3,), resumed=True)
+    client, (run,) = mlflow(writer.folder)
     assert steps(client, run, "bytes_down") == [1, 2, 3]
 
 
-def test_mlflow_uses_tracking_uri_of_environment(journal, mlflow, monkeypatch, tmp_path):
+def test_mlflow_uses_tracking_uri_of_environment(writer, mlflow, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "all" / "mlflow").as_uri())
-    write(journal, build_trackers(["mlflow"]), (1,))
-    assert not (journal.folder / "mlflow").exists()
+    write(writer, build_trackers(["mlflow"]), (1,))
+    assert not (writer.folder / "mlflow").exists()
     assert len(mlflow(tmp_path / "all")[1]) == 1
 
 
-def test_mlflow_invalid_metric_names_are_replaced(journal, mlflow):
+def test_mlflow_invalid_metric_names_are_replaced(writer, mlflow):
     trackers = build_trackers(["mlflow"])
-    with trackers.told(journal.folder, RECIPE, False):
+    with trackers.follow(writer.folder, RECIPE, False):
         trackers.rows([Row(1, "server", "a+b", "", "global", "accuracy", 1.0)])
-    assert list(mlflow(journal.folder)[1][0].data.metrics) == ["server/a_b/global/accuracy"]
+    assert list(mlflow(writer.folder)[1][0].data.metrics) == ["server/a_b/global/accuracy"]

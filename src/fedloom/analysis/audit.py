@@ -12,7 +12,7 @@ from ..fleet import Tier
 from ..models import Model
 from ..recipe.registry import Registry
 from ..runs.experiment import Experiment
-from ..runs.final_models import SHARED
+from ..runs.final_models import SHARED_FILE
 from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
 from ..tensors import Tensors
@@ -54,7 +54,7 @@ def _invert_features(experiment: Experiment, folder: Path, examples: int, steps:
 
 def _extractor_weights(folder: Path, tier: Tier, part: str, seed: int) -> dict[str, Tensor]:
     """The server's weights of the part, or the initial ones if the server does not have it."""
-    shared = load_file(folder / SHARED) if (folder / SHARED).is_file() else {}
+    shared = load_file(folder / SHARED_FILE) if (folder / SHARED_FILE).is_file() else {}
     names = [name for name in tier.model.shapes() if name.startswith(f"{part}.")]
     trained = {name: shared[name] for name in names} if set(names) <= shared.keys() else {}
     return tier.model.submodel_weights(part, {**tier.model.initial_weights(seed), **trained})

@@ -1,4 +1,4 @@
-"""From a recipe to the things it names. What cannot work is refused here, before anything is written."""
+"""Build everything that a recipe names. What cannot work is refused here, before anything is written."""
 
 import inspect
 import json
@@ -43,7 +43,7 @@ from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
 from .clock import build_clock
 from .compression import build_compression, check_compression
-from .data import DataSpec, build_partition, devices_own_data, data_spec_of, read_public_examples, read_data
+from .data import DataSpec, build_partition, data_spec_of, devices_own_data, read_data, read_public_examples
 from .experiment import Experiment
 from .faults import build_faults
 from .privacy import check_noise_is_secret, check_privacy
@@ -51,116 +51,114 @@ from .state import RunState
 
 
 def build_fleet(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> Fleet:
-    recipe, part = loaded.recipe, loaded.recipe.fleet
-    _refuse_given_amiss(loaded)
+    recipe, config = loaded.recipe, loaded.recipe.fleet
+    _check_device_tiers(loaded)
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
-    models, strangers = build_models(loaded, registry, data_spec), round(part.holdout_fraction * recipe.data.devices)
-    unseen = generator(recipe.seed, HOLDOUT_DEVICES).permutation(recipe.data.devices)[:strangers]
+    models, held_out = build_models(loaded, registry, data_spec), round(config.holdout_fraction * recipe.data.devices)
+    holdout_devices = generator(recipe.seed, HOLDOUT_DEVICES).permutation(recipe.data.devices)[:held_out]
     fleet = Fleet(
-        make_tiers(models), shares, recipe.data.devices, recipe.seed, part.assignment,
-        holdout_devices=frozenset(unseen.tolist()), device_tiers=part.device_tiers,
+        make_tiers(models), shares, recipe.data.devices, recipe.seed, config.assignment,
+        holdout_devices=frozenset(holdout_devices.tolist()), device_tiers=config.device_tiers,
     )  # fmt: skip
-    if part.eligible:
-        fleet = fleet.restrict_tiers(part.eligible)
-    if part.assignment == "fixed" and not draw_cohort(fleet, 1.0, 1):
-        said = "no device belongs to these tiers, so nobody would train"
-        place = ("fleet", "eligible" if part.eligible else "holdout_fraction")
-        raise loaded.error(RecipeIssue(place, "RECIPE_VALUE", said))
+    if config.eligible:
+        fleet = fleet.restrict_tiers(config.eligible)
+    if config.assignment == "fixed" and not draw_cohort(fleet, 1.0, 1):
+        key = ("fleet", "eligible" if config.eligible else "holdout_fraction")
+        raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", "no device would train: none belongs to these tiers"))
     return fleet
 
 
-def _refuse_given_amiss(loaded: LoadedRecipe) -> None:
-    part, devices = loaded.recipe.fleet, loaded.recipe.data.devices
-    if part.device_tiers and part.assignment == "redrawn":
-        said = "tiers cannot be given and redrawn"
-        raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "RECIPE_VALUE", said, "leave fleet.assignment out"))
-    if part.device_tiers and len(part.device_tiers) != devices:
-        said = f"{len(part.device_tiers)} devices are given a tier, the recipe has {devices}"
-        raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "RECIPE_VALUE", said))
+def _check_device_tiers(loaded: LoadedRecipe) -> None:
+    config, devices, key = loaded.recipe.fleet, loaded.recipe.data.devices, ("fleet", "device_tiers")
+    if config.device_tiers and config.assignment == "redrawn":
+        message = "tiers cannot be given and redrawn"
+        raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", message, "leave fleet.assignment out"))
+    if config.device_tiers and len(config.device_tiers) != devices:
+        message = f"{len(config.device_tiers)} devices are given a tier, the recipe has {devices}"
+        raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", message))
 
 
 def build_models(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> list[tuple[str, Model]]:
     """Every tier's model, under the tier's name."""
     recipe = loaded.recipe
-    found: list[tuple[str, Model]] = []
+    models: list[tuple[str, Model]] = []
     for number, tier in enumerate(recipe.tiers):
         family = tier.family or recipe.model.family
         try:
-            size = _size(loaded, registry, number)
-            made = build_model(
+            size = _model_settings(loaded, registry, number)
+            model = build_model(
                 family, registry.models[family], size, data_spec.input_shape, data_spec.labels.classes, data_spec.tokens
             )
-            made.check_output_size()
+            model.check_output_size()
         except Exception as error:
-            said = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
-            raise loaded.error(RecipeIssue(("tiers", number), "MODEL_BUILD", said)) from error
-        found.append((tier.name, made))
-    return found
+            message = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
+            raise loaded.error(RecipeIssue(("tiers", number), "MODEL_BUILD", message)) from error
+        models.append((tier.name, model))
+    return models
 
 
-def _size(loaded: LoadedRecipe, registry: Registry, number: int) -> dict[str, Any]:
-    """A tier's settings, and the widest of its family where a family asks for it."""
+def _model_settings(loaded: LoadedRecipe, registry: Registry, number: int) -> dict[str, Any]:
+    """Settings of a tier's model; with the largest width of its family if the family takes `widest`."""
     recipe = loaded.recipe
-    common, own = recipe.model.settings, recipe.tiers[number]
-    alike = [tier for tier in recipe.tiers if tier.family == own.family]
-    sizes = [{**({} if tier.family else common), **tier.settings} for tier in alike]
-    named = inspect.signature(registry.models[own.family or recipe.model.family]).parameters
-    if "widest" in named and "width" in named:
-        widest = max(size.get("width", named["width"].default) for size in sizes)
-        sizes = [{**size, "widest": widest} for size in sizes]
-    return sizes[alike.index(own)]
+    common, config = recipe.model.settings, recipe.tiers[number]
+    family = [tier for tier in recipe.tiers if tier.family == config.family]
+    settings = [{**({} if tier.family else common), **tier.settings} for tier in family]
+    parameters = inspect.signature(registry.models[config.family or recipe.model.family]).parameters
+    if "widest" in parameters and "width" in parameters:
+        widest = max(one.get("width", parameters["width"].default) for one in settings)
+        settings = [{**one, "widest": widest} for one in settings]
+    return settings[family.index(config)]
 
 
 def build_method(loaded: LoadedRecipe, registry: Registry, fleet: Fleet) -> Method:
-    part = loaded.recipe.method
-    kind = registry.methods[part.name]
+    config = loaded.recipe.method
+    kind = registry.methods[config.name]
     missing = getattr(kind, "__abstractmethods__", ())
     if missing:
-        said = f"{part.name} lacks {', '.join(sorted(missing))}, which every method has"
-        raise loaded.error(RecipeIssue(("method", "name"), "METHOD_INCOMPLETE", said, value=part.name))
-    made = kind.from_settings(part.settings, registry.methods)
-    outside = find_nesting_problem(fleet) if made.info.heterogeneity == "nested" else None
+        message = f"{config.name} lacks {', '.join(sorted(missing))}, which every method must define"
+        raise loaded.error(RecipeIssue(("method", "name"), "METHOD_INCOMPLETE", message, value=config.name))
+    method = kind.from_settings(config.settings, registry.methods)
+    outside = find_nesting_problem(fleet) if method.info.heterogeneity == "nested" else None
     if outside:
         raise loaded.error(RecipeIssue(("tiers",), "TIER_SHAPE", outside))
-    refusal = fleet_problem(made, fleet)
-    if refusal:
-        raise loaded.error(RecipeIssue(("method", "name"), "METHOD_REFUSES", refusal, value=part.name))
-    if made.needs_public_data and loaded.recipe.data.public is None:
-        said = f"{part.name} needs examples without labels at the server"
-        raise loaded.error(
-            RecipeIssue(("data", "public"), "PUBLIC_MISSING", said, "set data.public = { examples = 256 }")
-        )
-    return made
+    problem = fleet_problem(method, fleet)
+    if problem:
+        raise loaded.error(RecipeIssue(("method", "name"), "METHOD_REFUSES", problem, value=config.name))
+    if method.needs_public_data and loaded.recipe.data.public is None:
+        message, hint = f"{config.name} needs unlabeled examples at the server", "set data.public = { examples = 256 }"
+        raise loaded.error(RecipeIssue(("data", "public"), "PUBLIC_MISSING", message, hint))
+    return method
 
 
 def build_aggregate(aggregation: AggregationConfig) -> Aggregate:
-    """How replies become weights: the papers' mean, or a rule that a few bad ones cannot bend."""
+    """How updates become weights: the papers' weighted mean, or a rule that is robust to a few bad updates."""
     rule = instantiate(RULES, {"rule": aggregation.rule, **aggregation.settings}, "rule")()
     return RobustAggregator(rule, aggregation.low_coverage, aggregation.min_contributors) if rule else coverage_mean
 
 
 def check_deployment(loaded: LoadedRecipe, method: Method) -> None:
-    """Raise unless real devices may be asked for what this method takes from them."""
+    """Raise if a method may not be used with real devices."""
     check_noise_is_secret(loaded)
     if method.info.simulation_only:
-        said = f"{loaded.recipe.method.name} uploads {method.info.uploads}"
-        raise loaded.error(RecipeIssue(("method", "name"), "SIMULATION_ONLY", said))
+        message = f"{loaded.recipe.method.name} uploads {method.info.uploads}"
+        raise loaded.error(RecipeIssue(("method", "name"), "SIMULATION_ONLY", message))
     if method.shares_features and not loaded.recipe.privacy.acknowledge_feature_sharing:
-        said = f"{loaded.recipe.method.name} uploads features of the {method.shares_features}: inputs can be rebuilt from them"
+        name, features = loaded.recipe.method.name, method.shares_features
+        message = f"{name} uploads features of the {features}: inputs can be reconstructed from them"
         hint = "fedloom audit RUN measures how well; if that is acceptable, set it to true"
-        raise loaded.error(RecipeIssue(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", said, hint))
+        raise loaded.error(RecipeIssue(("privacy", "acknowledge_feature_sharing"), "FEATURES_LEAVE", message, hint))
 
 
 def check_fine_tuning(loaded: LoadedRecipe, data_spec: DataSpec) -> None:
-    """Raise where the recipe wants a evaluation that its data has none of."""
+    """Raise if fine-tuning is to be evaluated on data that has no such evaluation."""
     if loaded.recipe.evaluation.fine_tune is not None and data_spec.labels.train.ndim > 1:
-        said = "where every position is a question, nothing is judged before and after tuning"
-        raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", said, "leave it out"))
+        message = "fine-tuning is not evaluated on data with a label for every position"
+        raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", message, "leave it out"))
 
 
 def build(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> tuple[Fleet, Method]:
-    """Who learns and how: all of a recipe that can be refused without its data."""
+    """Fleet and method, with every check that does not need the data itself."""
     fleet = build_fleet(loaded, registry, data_spec)
     method = build_method(loaded, registry, fleet)
     check_privacy(loaded, fleet, method)
@@ -170,31 +168,31 @@ def build(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> tupl
 
 
 def warm_start(loaded: LoadedRecipe, fleet: Fleet) -> Tensors | None:
-    """The weights of an earlier model, where the recipe names one."""
+    """The weights of an earlier model, if the recipe names one."""
     source = loaded.recipe.start.source
     if source is None:
         return None
     path = Path(source) / "models" / f"{fleet.largest.name}.safetensors" if Path(source).is_dir() else Path(source)
 
-    def wrong(code: str, said: str) -> RecipeError:
-        return loaded.error(RecipeIssue(("start", "from"), code, said))
+    def start_error(code: str, message: str) -> RecipeError:
+        return loaded.error(RecipeIssue(("start", "from"), code, message))
 
     if not path.is_file():
-        raise wrong("FILE_MISSING", f"there is no file {path}")
+        raise start_error("FILE_MISSING", f"there is no file {path}")
     try:
-        held = load_file(path)
+        weights = load_file(path)
     except SafetensorError as error:
-        raise wrong("START_FORMAT", f"{path} is not a safetensors file: {error}") from error
+        raise start_error("START_FORMAT", f"{path} is not a safetensors file: {error}") from error
     for name, shape in fleet.global_model.shapes().items():
-        if name not in held or held[name].shape != shape:
-            raise wrong(
+        if name not in weights or weights[name].shape != shape:
+            raise start_error(
                 "START_SHAPE", f"{path} does not hold this recipe's global model: {name} is missing or different"
             )
-    return {name: held[name].to(torch.get_default_dtype()) for name in fleet.global_model.shapes()}
+    return {name: weights[name].to(torch.get_default_dtype()) for name in fleet.global_model.shapes()}
 
 
 def build_task_registry(method: Method, evaluator: Evaluator) -> TaskRegistry:
-    """How other processes find the tasks of a run."""
+    """Find the tasks of a run by name, as other processes must."""
 
     def find_local(fill: str, *ref: str) -> Task:
         load = load_server_model if ref == SERVER_MODEL_REF else method.find(*ref)
@@ -264,8 +262,8 @@ def assemble(
 ) -> Experiment:
     """Build everything that a recipe names.
 
-    `dataset`: the recipe's data where it has been read before; arms of a comparison share it. `executor`: runs blocks;
-    by default one with so many `workers`, whose number changes nothing but the time.
+    `dataset`: the recipe's data if it has been read before; arms of a comparison share it. `executor`: runs blocks, by
+    default with this many `workers`; their number changes only the time.
     """
     dataset = dataset or read_data(loaded, registry, folder)
     data_spec = data_spec_of(dataset)
@@ -280,7 +278,9 @@ def assemble(
 
     executor = executor or (WorkerPool(workers) if workers > 1 else InlineExecutor())
     simulator = build_simulator(loaded, method, client_data, warm, report, executor)
-    evaluator = build_evaluator(loaded.recipe.evaluation, dataset, partition, client_data, fleet, devices_own_data(loaded))
+    evaluator = build_evaluator(
+        loaded.recipe.evaluation, dataset, partition, client_data, fleet, devices_own_data(loaded)
+    )
     limit = loaded.recipe.admission.norm
     experiment = Experiment(
         loaded=loaded,

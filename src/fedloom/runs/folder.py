@@ -1,7 +1,4 @@
-"""A run's folder: what was asked for, what happened, what came of it. Plain files, written as the run goes.
-
-The end of a run in a few numbers: the last and the best value of everything that was judged.
-"""
+"""A run's folder: plain files, written while the run goes, read back and summarized."""
 
 import json
 import math
@@ -31,40 +28,42 @@ LINES = ("rows.jsonl", "events.jsonl", "participation.jsonl", "timings.jsonl")
 
 @dataclass(frozen=True)
 class RunWriter:
+    """Writes the files of one run. Lines are appended, everything else is replaced atomically."""
+
     folder: Path
 
     def open(self, recipe: str, manifest: Mapping[str, Any]) -> None:
-        """Make the folder, whole at once; a run never writes into one that is there."""
+        """Create the folder with its first files in one step; an existing folder is an error."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         if self.folder.exists():
-            raise FileExistsError(f"{self.folder} is there already")
+            raise FileExistsError(f"{self.folder} exists already")
         new = RunWriter(Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent)))
         new.folder.chmod(0o755)
         (new.folder / "recipe.toml").write_text(recipe, encoding="utf-8")
-        new.manifest({**manifest, **versions(), "status": "running"})
+        new.write_manifest({**manifest, **collect_versions(), "status": "running"})
         for name in LINES:
             (new.folder / name).touch()
         new.folder.rename(self.folder)
 
     def reopen(self, sizes: Mapping[str, int]) -> None:
-        """Go on after a crash: lines that were written later than this are dropped."""
+        """Resume after a crash: cut every file of lines to its size at the checkpoint."""
         for name in LINES:
-            (self.folder / name).touch()  # a run of an older release lacks some
+            (self.folder / name).touch()  # runs of older releases lack some
             with (self.folder / name).open("r+b") as file:
                 file.truncate(sizes.get(name, 0))
         self.update(status="running")
 
     def sync(self) -> None:
-        """All lines are on the disk."""
+        """Force all lines to disk."""
         sync_files(self.folder / name for name in LINES)
 
     def sizes(self) -> dict[str, int]:
-        """How many bytes of lines there are."""
+        """Bytes of every file of lines."""
         return {name: (self.folder / name).stat().st_size for name in LINES}
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Whatever ends a run early is said in its folder."""
+    def record_failure(self) -> Iterator[None]:
+        """Set the manifest's status, and write the traceback, if an exception ends the run."""
         try:
             yield
         except BaseException as error:
@@ -74,39 +73,38 @@ class RunWriter:
             self.update(status="failed" if isinstance(error, Exception) else "interrupted")
             raise
 
-    def manifest(self, content: Mapping[str, Any]) -> None:
+    def write_manifest(self, content: Mapping[str, Any]) -> None:
         write_atomic(self.folder / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
 
     def update(self, **content: Any) -> None:
-        self.manifest({**read_manifest(self.folder), **content})
+        self.write_manifest({**read_manifest(self.folder), **content})
 
-    def rows(self, rows: Iterable[Row]) -> None:
+    def write_rows(self, rows: Iterable[Row]) -> None:
         self._append("rows.jsonl", (asdict(row) for row in rows))
 
-    def events(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def write_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._append("events.jsonl", events)
 
-    def participation(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Who was asked in a round, and what came of it."""
+    def write_participation(self, lines: Iterable[Mapping[str, Any]]) -> None:
         self._append("participation.jsonl", lines)
 
-    def timings(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """What another machine, or the same one on another day, would not say again."""
+    def write_timings(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Measurements that differ from machine to machine and from day to day."""
         self._append("timings.jsonl", lines)
 
-    def document(self, name: str, content: Any) -> None:
+    def write_document(self, name: str, content: Any) -> None:
         write_atomic(self.folder / name, (json.dumps(content, allow_nan=False) + "\n").encode())
 
-    def model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    def write_model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         (self.folder / "models").mkdir(exist_ok=True)
-        self.tensors(f"models/{name}.safetensors", weights, about)
+        self.write_tensors(f"models/{name}.safetensors", weights, about)
 
-    def tensors(self, file: str, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    def write_tensors(self, file: str, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
         write_atomic(self.folder / file, to_safetensors(weights, about))
 
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(_plain(line), allow_nan=False) + "\n" for line in lines)
+            file.writelines(json.dumps(_without_nonfinite(line), allow_nan=False) + "\n" for line in lines)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -115,28 +113,28 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(folder: Path, strict: bool = True) -> Iterator[Row]:
-    """The rows of a run; unless `strict`, a run that is still being written."""
+    """The rows of a run; with `strict=False`, a last line that is still being written is skipped."""
     for row in read_json_lines(folder / "rows.jsonl", strict):
         yield Row(**{**row, "value": math.nan if row["value"] is None else row["value"]})
 
 
-def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no word for a loss that is not a finite number; null is."""
-    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in line.items()}
+def _without_nonfinite(line: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN or infinity: null stands for both."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
 
 
 def peak_memory() -> int | None:
-    """The most that this process has held so far, in bytes; None where the system does not say."""
+    """Peak resident memory of this process in bytes; None where the system does not report it."""
     try:
         import resource
-    except ImportError:  # not there on every system
+    except ImportError:  # not on every system
         return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if platform.system() == "Darwin" else 1024 * most
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else 1024 * peak
 
 
-def versions() -> dict[str, Any]:
-    """What a result can depend on besides its recipe."""
+def collect_versions() -> dict[str, Any]:
+    """What a result can depend on besides the recipe."""
     return {
         "fedloom": version("fedloom"),
         "python": platform.python_version(),
@@ -149,7 +147,8 @@ def versions() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Final:
-    """`best` is the highest accuracy of any judged round; papers often print it, claims should use `value`."""
+    """The end of one series of rows. `best` is the best of all rounds: papers often report it, claims should use
+    `value`, that of the last round."""
 
     candidate: str
     tier: str
@@ -158,20 +157,20 @@ class Final:
     value: float
     best: float
     best_round: int
-    mean_of_10: float  # of the last ten judgements
+    mean_of_10: float  # of the last ten evaluations
 
 
 def summarize(rows: Iterable[Row]) -> list[Final]:
-    """Per candidate, tier and test; devices' own rows are left out."""
+    """Per candidate, tier, test and metric; rows of single devices are left out."""
     series: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
         if not row.device:
             series.setdefault((row.candidate, row.tier, row.test, row.metric), []).append(row)
-    return [_final(*key, judged) for key, judged in series.items()]
+    return [_summarize_series(*key, values) for key, values in series.items()]
 
 
-def _final(candidate: str, tier: str, test: str, metric: str, judged: list[Row]) -> Final:
+def _summarize_series(candidate: str, tier: str, test: str, metric: str, rows: list[Row]) -> Final:
     sign = metric_sign(metric)
-    best = max(judged, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
-    mean = statistics.fmean(row.value for row in judged[-10:])
-    return Final(candidate, tier, test, metric, judged[-1].value, best.value, best.round, mean)
+    best = max(rows, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
+    mean = statistics.fmean(row.value for row in rows[-10:])
+    return Final(candidate, tier, test, metric, rows[-1].value, best.value, best.round, mean)

@@ -15,8 +15,8 @@ from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
 from .experiment import Experiment
 from .folder import read_manifest, read_rows
-from .loop import single_thread, rounds
-from .recorder import fingerprints, collect_inputs, restore_experiment
+from .loop import rounds, single_thread
+from .recorder import collect_inputs, compute_fingerprints, restore_experiment
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int
             made += done.rows
             server = done.server
             logger.info("round %d replayed", done.number)
-        found = fingerprints(experiment, server)
+        found = compute_fingerprints(experiment, server)
     wrong = [f"{name}: {said[name]} then, {now} now" for name, now in found.items() if said[name] != now]
     written = [row for row in read_rows(folder) if row.round > point.number]
     if [repr(row) for row in written] != [repr(row) for row in made]:

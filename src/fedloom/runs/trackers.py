@@ -1,10 +1,6 @@
-"""Where a run's rows go besides its own folder, and how a run is kept safe from that.
+"""Experiment trackers: a run's rows in TensorBoard and MLflow, in addition to rows.jsonl.
 
-Rows as metrics of an MLflow run: in the run's folder, or wherever MLFLOW_TRACKING_URI says.
-
-Rows as TensorBoard's event files, in the run's folder.
-
-A run's rows in other people's tools, beside rows.jsonl. Their libraries are imported only when they are chosen.
+Their libraries are imported only when chosen, and a tracker that fails never stops the run.
 """
 
 import json
@@ -28,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """The run that is about to be followed. `kept` are the rows of rounds that are over: none, unless it is resumed."""
+class TrackedRun:
+    """The run that a tracker follows. `kept` are the rows of earlier rounds if the run is resumed."""
 
     folder: Path
     name: str
@@ -39,9 +35,9 @@ class Beginning:
 
 
 class Tracker(Protocol):
-    """Is told all that is written to rows.jsonl. Whatever it raises ends its own work, never the run."""
+    """Gets everything that is written to rows.jsonl. An exception ends the tracker, not the run."""
 
-    def begin(self, run: Beginning) -> None: ...
+    def begin(self, run: TrackedRun) -> None: ...
 
     def rows(self, rows: Sequence[Row]) -> None: ...
 
@@ -51,17 +47,17 @@ class Tracker(Protocol):
 
 @dataclass
 class Trackers:
-    """Those that follow one run. One that fails is told of once, and asked nothing more."""
+    """The trackers of one run. One that fails is reported once and then dropped."""
 
-    name: str = ""  # of the run; empty: as its folder
+    name: str = ""  # of the run; empty: the name of its folder
     each: dict[str, Tracker] = field(default_factory=dict)
 
     @contextmanager
-    def told(self, folder: Path, recipe: Mapping[str, Any], resumed: bool) -> Iterator[None]:
-        """Of a run from its beginning to its end, whatever that is."""
+    def follow(self, folder: Path, recipe: Mapping[str, Any], resumed: bool) -> Iterator[None]:
+        """Begin with the run, and end with its status however it ends."""
         kept = list(read_rows(folder)) if self.each else []
-        beginning = Beginning(folder, self.name or folder.resolve().name, recipe, kept, resumed)
-        self._all(lambda one: one.begin(beginning))
+        run = TrackedRun(folder, self.name or folder.resolve().name, recipe, kept, resumed)
+        self._call_each(lambda tracker: tracker.begin(run))
         status = "interrupted"
         try:
             yield
@@ -70,161 +66,25 @@ class Trackers:
             status = "failed"
             raise
         finally:
-            self._all(lambda one: one.end(status))
+            self._call_each(lambda tracker: tracker.end(status))
 
     def rows(self, rows: Sequence[Row]) -> None:
-        self._all(lambda one: one.rows(rows))
+        self._call_each(lambda tracker: tracker.rows(rows))
 
-    def _all(self, tell: Callable[[Tracker], None]) -> None:
+    def _call_each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.each.items()):
             try:
-                tell(tracker)
-            except Exception as error:  # of a library that is none of ours
+                call(tracker)
+            except Exception as error:  # any error of a third-party library
                 del self.each[name]
-                logger.warning("%s follows no further: %s: %s", name, type(error).__name__, error)
+                logger.warning("%s is dropped for the rest of the run: %s: %s", name, type(error).__name__, error)
 
 
 NONE = Trackers()
 
 
-def title(row: Row) -> str:
-    """One name for each curve: what was judged, from the general to the particular."""
-    device = f"device {row.device}" if row.device else ""
-    return "/".join(filter(None, (row.candidate, row.tier, device, row.test, row.metric)))
-
-
-def finite(rows: Sequence[Row]) -> list[Row]:
-    """A loss that is no number is a gap in a curve; rows.jsonl has it as null."""
-    return [row for row in rows if math.isfinite(row.value)]
-
-
-FOLDER, NOTE = "mlflow", "mlflow.json"
-WRITTEN = "fedloom.round"  # the tag that says up to which round all is there
-STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-AT_ONCE, LONGEST = 100, 500  # parameters and metrics in a message, letters of a parameter: what every server takes
-UNLESS_SAID = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # it would tell its makers of every run
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that does not answer must not hold a run up for minutes
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-}
-
-
-class MLflow:
-    def __init__(self) -> None:
-        for name, value in UNLESS_SAID.items():
-            os.environ.setdefault(name, value)  # before the import, which reads them
-        self._library, self._entities = import_module("mlflow"), import_module("mlflow.entities")
-        self._client: Any = None
-        self._run = ""
-        self._written = 0
-
-    def begin(self, run: Beginning) -> None:
-        """A run that is resumed goes on where it is known; rounds that are there already, which would come out the
-        same, are not written again."""
-        self._client = self._library.MlflowClient(tracking_uri=_place(run.folder))
-        known = self._known(run.folder / NOTE) if run.resumed else None
-        self._run, self._written = known or self._new(run)
-        write_atomic(run.folder / NOTE, (json.dumps({"run": self._run}) + "\n").encode())
-        self.rows(run.kept)
-
-    def rows(self, rows: Sequence[Row]) -> None:
-        new = [row for row in rows if row.round > self._written]
-        now = int(time.time() * 1000)
-        for some in _pieces(finite(new)):
-            metrics = [self._entities.Metric(_plain(title(row)), row.value, now, row.round) for row in some]
-            self._client.log_batch(self._run, metrics=metrics)
-        if new:
-            self._written = max(row.round for row in new)
-            self._client.set_tag(self._run, WRITTEN, str(self._written))
-
-    def end(self, status: str) -> None:
-        self._client.set_terminated(self._run, STATUS[status])
-
-    def _known(self, note: Path) -> tuple[str, int] | None:
-        """None: it was not followed so far, or elsewhere."""
-        if not note.is_file():
-            return None
-        name = json.loads(note.read_text(encoding="utf-8"))["run"]
-        try:
-            found = self._client.get_run(name)
-        except self._library.MlflowException:
-            return None
-        self._client.update_run(name, "RUNNING")
-        return name, int(found.data.tags.get(WRITTEN, 0))
-
-    def _new(self, run: Beginning) -> tuple[str, int]:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedloom")
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
-        made: str = self._client.create_run(experiment, run_name=run.name).info.run_id
-        said = [self._entities.Param(_plain(key), value[:LONGEST]) for key, value in _settings(run.recipe)]
-        for some in _pieces(said):
-            self._client.log_batch(made, params=some)
-        return made, 0
-
-
-def _place(folder: Path) -> str | None:
-    """None: as the environment says."""
-    if os.environ.get("MLFLOW_TRACKING_URI"):
-        return None
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer releases want to be asked for plain files
-    return (folder.resolve() / FOLDER).as_uri()
-
-
-def _settings(recipe: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of the recipe with its value, tables within tables joined by dots."""
-    for key, value in recipe.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value if isinstance(value, str) else json.dumps(value)
-
-
-def _pieces(many: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (many[start : start + AT_ONCE] for start in range(0, len(many), AT_ONCE))
-
-
-def _plain(name: str) -> str:
-    """Only with the letters that it allows in names."""
-    return re.sub(r"[^\w\-. /]", "_", name)
-
-
-TENSORBOARD_FOLDER = "tensorboard"
-
-
-class TensorBoard:
-    def __init__(self) -> None:
-        self._writer_into = import_module("torch.utils.tensorboard").SummaryWriter
-        self._writer: Any = None
-
-    def begin(self, run: Beginning) -> None:
-        """Of a run that is resumed all is written anew: no round is there twice, and none is missing that was not
-        followed the first time."""
-        place = run.folder / TENSORBOARD_FOLDER
-        for old in place.glob("events.out.tfevents.*"):
-            old.unlink()
-        self._writer = self._writer_into(str(place), purge_step=1 if run.resumed else None)
-        self._writer.add_text("recipe", _as_code(run.folder / "recipe.toml"))
-        self.rows(run.kept)
-
-    def rows(self, rows: Sequence[Row]) -> None:
-        for row in finite(rows):
-            self._writer.add_scalar(title(row), row.value, row.round)
-        self._writer.flush()
-
-    def end(self, status: str) -> None:
-        self._writer.close()
-
-
-def _as_code(path: Path) -> str:
-    return "".join(f"    {line}\n" for line in path.read_text(encoding="utf-8").splitlines())
-
-
-TRACKERS: Mapping[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
-
-
 class TrackerMissing(Exception):  # noqa: N818 - named for what is wrong
-    """A tracker whose library is not there."""
+    """The library of a tracker is not installed."""
 
     def __init__(self, name: str, error: ImportError):
         super().__init__(f"{name} is not installed: {error}")
@@ -233,11 +93,145 @@ class TrackerMissing(Exception):  # noqa: N818 - named for what is wrong
 
 def build_trackers(names: Sequence[str], run: str = "") -> Trackers:
     """The trackers of these names, for one run."""
-    return Trackers(run, {name: _opened(name) for name in names})
+    return Trackers(run, {name: _build_tracker(name) for name in names})
 
 
-def _opened(name: str) -> Tracker:
+def _build_tracker(name: str) -> Tracker:
     try:
         return TRACKERS[name]()
     except ImportError as error:
         raise TrackerMissing(name, error) from None
+
+
+def _curve_name(row: Row) -> str:
+    """One name per curve, from the general to the particular."""
+    device = f"device {row.device}" if row.device else ""
+    return "/".join(filter(None, (row.candidate, row.tier, device, row.test, row.metric)))
+
+
+def _finite(rows: Sequence[Row]) -> list[Row]:
+    """A value that is not finite is a gap in a curve; rows.jsonl has it as null."""
+    return [row for row in rows if math.isfinite(row.value)]
+
+
+class TensorBoard:
+    """Event files in the run's folder."""
+
+    def __init__(self) -> None:
+        self._open_writer = import_module("torch.utils.tensorboard").SummaryWriter
+        self._writer: Any = None
+
+    def begin(self, run: TrackedRun) -> None:
+        """Of a resumed run everything is written again: no round twice, and none missing that was untracked before."""
+        folder = run.folder / "tensorboard"
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = self._open_writer(str(folder), purge_step=1 if run.resumed else None)
+        lines = (run.folder / "recipe.toml").read_text(encoding="utf-8").splitlines()
+        self._writer.add_text("recipe", "".join(f"    {line}\n" for line in lines))  # indented: code in Markdown
+        self.rows(run.kept)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        for row in _finite(rows):
+            self._writer.add_scalar(_curve_name(row), row.value, row.round)
+        self._writer.flush()
+
+    def end(self, status: str) -> None:
+        self._writer.close()
+
+
+MLFLOW_NOTE = "mlflow.json"  # in the run's folder: the id of the MLflow run
+MLFLOW_ROUND = "fedloom.round"  # the tag with the last round that is logged completely
+MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+MLFLOW_BATCH, MLFLOW_VALUE_LENGTH = 100, 500  # limits that every server accepts
+MLFLOW_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # it would report every run to its makers
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that does not answer must not delay a run by minutes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+class MLflow:
+    """Metrics of an MLflow run: in the run's folder, or where MLFLOW_TRACKING_URI points."""
+
+    def __init__(self) -> None:
+        for name, value in MLFLOW_DEFAULTS.items():
+            os.environ.setdefault(name, value)  # before the import, which reads them
+        self._library, self._entities = import_module("mlflow"), import_module("mlflow.entities")
+        self._client: Any = None
+        self._run = ""
+        self._logged = 0
+
+    def begin(self, run: TrackedRun) -> None:
+        """A resumed run continues its MLflow run; rounds that are logged there already are not logged again, since they
+        would come out the same."""
+        self._client = self._library.MlflowClient(tracking_uri=_mlflow_uri(run.folder))
+        known = self._find(run.folder / MLFLOW_NOTE) if run.resumed else None
+        self._run, self._logged = known or (self._create(run), 0)
+        write_atomic(run.folder / MLFLOW_NOTE, (json.dumps({"run": self._run}) + "\n").encode())
+        self.rows(run.kept)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        new = [row for row in rows if row.round > self._logged]
+        now = int(time.time() * 1000)
+        for batch in _batches(_finite(new)):
+            metrics = [self._entities.Metric(_mlflow_name(_curve_name(r)), r.value, now, r.round) for r in batch]
+            self._client.log_batch(self._run, metrics=metrics)
+        if new:
+            self._logged = max(row.round for row in new)
+            self._client.set_tag(self._run, MLFLOW_ROUND, str(self._logged))
+
+    def end(self, status: str) -> None:
+        self._client.set_terminated(self._run, MLFLOW_STATUS[status])
+
+    def _find(self, note: Path) -> tuple[str, int] | None:
+        """(id, last logged round) of the MLflow run; None if there was none so far, or on another server."""
+        if not note.is_file():
+            return None
+        run_id = json.loads(note.read_text(encoding="utf-8"))["run"]
+        try:
+            run = self._client.get_run(run_id)
+        except self._library.MlflowException:
+            return None
+        self._client.update_run(run_id, "RUNNING")
+        return run_id, int(run.data.tags.get(MLFLOW_ROUND, 0))
+
+    def _create(self, run: TrackedRun) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedloom")
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        run_id: str = self._client.create_run(experiment, run_name=run.name).info.run_id
+        settings = _flatten(run.recipe)
+        params = [self._entities.Param(_mlflow_name(key), value[:MLFLOW_VALUE_LENGTH]) for key, value in settings]
+        for batch in _batches(params):
+            self._client.log_batch(run_id, params=batch)
+        return run_id
+
+
+def _mlflow_uri(folder: Path) -> str | None:
+    """None: as the environment says."""
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        return None
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer releases require this for plain files
+    return (folder.resolve() / "mlflow").as_uri()
+
+
+def _flatten(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of the recipe with its value, nested tables joined by dots."""
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
+
+
+def _batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (items[start : start + MLFLOW_BATCH] for start in range(0, len(items), MLFLOW_BATCH))
+
+
+def _mlflow_name(name: str) -> str:
+    """With only the characters that MLflow allows in names."""
+    return re.sub(r"[^\w\-. /]", "_", name)
+
+
+TRACKERS: Mapping[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
