@@ -58,7 +58,7 @@ def steps_for(counts: list[int], schedule: Schedule, examples: Examples) -> tupl
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_fit_is_the_loop_everybody_writes(name: str, client_for: Callable[..., Client]) -> None:
+def test_fit_one_device_matches_a_plain_torch_loop(name: str, client_for: Callable[..., Client]) -> None:
     net, examples = toy()
     steps = steps_for([10], Schedule(4, 3), examples)
     optimizer = Sgd(0.1, 0.9, 5e-4, 1.0) if name == "sgd" else Adam(0.01, weight_decay=1e-3, clip_norm=0.5)
@@ -81,7 +81,7 @@ def test_fit_is_the_loop_everybody_writes(name: str, client_for: Callable[..., C
         assert float((made[key][0] - weight.detach()).abs().max()) <= 1e-12
 
 
-def test_fit_leaves_what_it_is_given(client_for: Callable[..., Client], bits_equal: Callable[..., bool]) -> None:
+def test_fit_given_weights_are_not_modified(client_for: Callable[..., Client], bits_equal: Callable[..., bool]) -> None:
     net, examples = toy()
     client = client_for(net, examples, steps_for([10, 10], Schedule(4, 2), examples))
     shared = net.initial_weights(0)
@@ -95,7 +95,7 @@ def test_fit_leaves_what_it_is_given(client_for: Callable[..., Client], bits_equ
 
 @pytest.mark.parametrize("last", ["drop", "wrap"])
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, 0.9, 5e-4, 1.0), Adam(0.01)], ids=["sgd", "adam"])
-def test_unequal_devices_learn_as_if_alone(
+def test_fit_devices_of_unequal_size_match_single_devices(
     optimizer: Any, last: Any, client_for: Callable[..., Client], block_weights: Callable[..., Any], pick_device: Pick
 ) -> None:
     net, examples = toy()
@@ -121,7 +121,7 @@ def test_unequal_devices_learn_as_if_alone(
             assert float((tensor[0] - block[name][device]).abs().max()) <= 1e-10
 
 
-def test_an_objective_may_be_the_gradient_itself(
+def test_fit_objective_returning_a_gradient_is_used(
     client_for: Callable[..., Client], block_weights: Callable[..., Any]
 ) -> None:
     net, examples = toy()
@@ -132,7 +132,9 @@ def test_an_objective_may_be_the_gradient_itself(
     assert all(torch.equal(by_hand[name], by_loss[name]) for name in by_loss)
 
 
-def test_gradients_are_each_devices_own(client_for: Callable[..., Client], block_weights: Callable[..., Any]) -> None:
+def test_gradient_block_equals_single_devices(
+    client_for: Callable[..., Client], block_weights: Callable[..., Any]
+) -> None:
     net, examples = toy()
     client = client_for(net, examples, steps_for([8, 8, 8], Schedule(8), examples))
     weights, batch = block_weights(net, 3), client.batch(client.plan[0])
@@ -145,7 +147,7 @@ def test_gradients_are_each_devices_own(client_for: Callable[..., Client], block
             assert torch.allclose(slopes[name][device], leaf.grad, atol=1e-12)
 
 
-def test_a_weight_the_loss_does_not_use_has_no_slope() -> None:
+def test_gradient_unused_weight_is_zero() -> None:
     weights = {"used": torch.ones(2, 1), "idle": torch.ones(2, 3)}
     batch = Batch(torch.zeros(2, 1, 1), torch.zeros(2, 1, dtype=torch.int64))
     slopes = gradient(lambda w, b: w["used"].flatten(1).sum(1), weights, batch)
@@ -157,21 +159,21 @@ def test_a_weight_the_loss_does_not_use_has_no_slope() -> None:
 @pytest.mark.parametrize(
     "reduce", [torch.mean, lambda each: each, lambda each: each.mean(1, keepdim=True), lambda each: each.mean(0)]
 )
-def test_a_loss_of_another_shape_is_refused(devices: int, reduce: Callable[[Tensor], Tensor]) -> None:
+def test_gradient_loss_of_wrong_shape_is_refused(devices: int, reduce: Callable[[Tensor], Tensor]) -> None:
     weights = {"w": torch.ones(devices, 1)}
     batch = Batch(torch.ones(devices, 5, 1), torch.zeros(devices, 5, dtype=torch.int64))
     with pytest.raises(ValueError, match="one number per device"):
         gradient(lambda w, b: reduce((b.x * w["w"][:, None]).squeeze(-1)), weights, batch)
 
 
-def test_gradients_are_taken_also_where_nobody_else_takes_them() -> None:
+def test_gradient_under_no_grad_is_computed() -> None:
     batch = Batch(torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64))
     with torch.no_grad():
         slopes = gradient(lambda w, b: w["w"].square().sum(1), {"w": torch.tensor([[3.0]])}, batch)
     assert slopes["w"].tolist() == [[6.0]]
 
 
-def test_cross_entropy_is_the_mean_of_each_devices_batch() -> None:
+def test_cross_entropy_block_is_mean_of_each_batch() -> None:
     logits, y = torch.randn(3, 5, 4), torch.randint(0, 4, (3, 5))
     made = cross_entropy(logits, Batch(torch.zeros(3, 5), y))
     for device in range(3):
@@ -183,7 +185,7 @@ def test_cross_entropy_is_the_mean_of_each_devices_batch() -> None:
 
 
 @pytest.mark.parametrize("fill", [0.0, -1.5, float("-inf")])
-def test_masking_replaces_each_devices_own_unseen_logits(fill: float) -> None:
+def test_mask_logits_fill_replaces_unseen_classes_per_device(fill: float) -> None:
     logits = torch.randn(2, 3, 4)
     seen = torch.tensor([[True, False, True, True], [False, False, True, False]])
     made = mask_logits(logits, seen, fill)
@@ -194,12 +196,12 @@ def test_masking_replaces_each_devices_own_unseen_logits(fill: float) -> None:
                 assert float(made[device, example, label]) == float(expected)
 
 
-def test_without_a_fill_logits_stay_as_they_are() -> None:
+def test_mask_logits_no_fill_returns_logits() -> None:
     logits = torch.randn(2, 3, 4)
     assert torch.equal(mask_logits(logits, torch.zeros(2, 4, dtype=torch.bool), None), logits)
 
 
-def test_a_declared_layout_knows_how_many_classes_and_examples_there_are() -> None:
+def test_shaped_named_axes_resolve_to_classes_and_examples() -> None:
     sent = shaped(
         seen=(("classes",), torch.bool),
         rows=(("examples", 2), torch.float32),
@@ -214,7 +216,7 @@ def test_a_declared_layout_knows_how_many_classes_and_examples_there_are() -> No
     }
 
 
-def test_a_client_reaches_only_what_its_plan_names(client_for: Callable[..., Client]) -> None:
+def test_client_batch_reads_only_planned_rows(client_for: Callable[..., Client]) -> None:
     net, examples = toy()
     client = client_for(net, examples, steps_for([6, 6], Schedule(3), examples))
     batch = client.batch(client.plan[1])
@@ -223,7 +225,7 @@ def test_a_client_reaches_only_what_its_plan_names(client_for: Callable[..., Cli
     assert batch.step_seeds == client.plan[1].step_seeds
 
 
-def test_augmentation_follows_the_plan(client_for: Callable[..., Client]) -> None:
+def test_client_batch_applies_planned_augmentation(client_for: Callable[..., Client]) -> None:
     images = Examples(torch.arange(4 * 9, dtype=torch.uint8).view(4, 1, 3, 3), torch.zeros(4, dtype=torch.int64))
     flip = Preparation(flip=True)
     made = draw_plan(torch.arange(4), Schedule(4), images, flip, generator(0, "x"))
@@ -235,7 +237,7 @@ def test_augmentation_follows_the_plan(client_for: Callable[..., Client]) -> Non
     assert 0 < int(made.augmentation["flip"].sum()) < 4
 
 
-def test_test_examples_come_in_order_and_know_what_is_padding(client_for: Callable[..., Client]) -> None:
+def test_client_test_batches_are_ordered_and_mark_padding(client_for: Callable[..., Client]) -> None:
     net, examples = toy()
     client = client_for(net, examples, steps_for([4, 4], Schedule(4), examples))
     holdings = replace(
@@ -249,10 +251,10 @@ def test_test_examples_come_in_order_and_know_what_is_padding(client_for: Callab
         [[9 % 4], [3]],
     ]
     assert [real.tolist() for _, real in found] == [[[True, True], [True, False]], [[True], [False]]]
-    assert all(batch.step_seeds is None for batch, _ in found)  # judged, not trained
+    assert all(batch.step_seeds is None for batch, _ in found)  # evaluation mode
 
 
-def test_only_what_is_named_moves(client_for: Callable[..., Client]) -> None:
+def test_fit_only_named_weights_change(client_for: Callable[..., Client]) -> None:
     """Neither decay nor momentum touches the rest, and the objective still sees all of it."""
     net, examples = toy()
     plan = steps_for([20, 20], Schedule(batch_size=5), examples)
@@ -263,7 +265,7 @@ def test_only_what_is_named_moves(client_for: Callable[..., Client]) -> None:
     assert not torch.equal(after["bias"], before["bias"])
 
 
-def test_soft_cross_entropy_as_worked_by_hand() -> None:
+def test_soft_cross_entropy_matches_a_hand_computation() -> None:
     teacher, student = torch.tensor([[[2.0, 0.0]]]), torch.zeros(1, 1, 2, requires_grad=True)
     teacher.requires_grad_()
     loss = soft_cross_entropy(student, teacher)
@@ -273,7 +275,7 @@ def test_soft_cross_entropy_as_worked_by_hand() -> None:
     assert none is None
 
 
-def test_distance_is_per_device_and_pulls_back() -> None:
+def test_distance_per_device_has_gradient_towards_anchor() -> None:
     """FedProx by hand: f = (w - 3)²/2 from 2 with anchor 1, mu = 0.5, rate 0.1."""
     w = torch.tensor([[2.0], [1.0]], requires_grad=True)
     far = distance({"w": w}, {"w": torch.ones(2, 1)})
@@ -282,7 +284,7 @@ def test_distance_is_per_device_and_pulls_back() -> None:
     assert float((w - 0.1 * slope)[0].detach()) == pytest.approx(2.05)
 
 
-def test_smoothed_labels_are_torchs() -> None:
+def test_cross_entropy_label_smoothing_matches_torch() -> None:
     logits, y = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 3, 0]])
     ours = cross_entropy(logits, Batch(torch.zeros(2, 3), y, label_smoothing=0.1))
     theirs = torch.stack([F.cross_entropy(logits[k], y[k], label_smoothing=0.1) for k in range(2)])

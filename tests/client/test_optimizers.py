@@ -61,7 +61,7 @@ def assert_same(made: dict[str, Tensor], expected: dict[str, Tensor], device: in
 
 
 @pytest.mark.parametrize(("momentum", "decay", "clip"), list(product([0.0, 0.9], [0.0, 5e-4], [None, 1.0])))
-def test_sgd_is_torchs(momentum: float, decay: float, clip: float | None) -> None:
+def test_sgd_any_settings_match_torch(momentum: float, decay: float, clip: float | None) -> None:
     made = ours(Sgd(0.1, momentum, decay, clip))[-1]
     for device in range(DEVICES):
         expected = theirs(
@@ -73,7 +73,7 @@ def test_sgd_is_torchs(momentum: float, decay: float, clip: float | None) -> Non
 @pytest.mark.parametrize(
     ("betas", "decay", "clip"), list(product([(0.9, 0.999), (0.5, 0.7), (0.0, 0.9)], [0.0, 1e-2], [None, 1.0]))
 )
-def test_adam_is_torchs(betas: tuple[float, float], decay: float, clip: float | None) -> None:
+def test_adam_any_settings_match_torch(betas: tuple[float, float], decay: float, clip: float | None) -> None:
     made = ours(Adam(0.01, *betas, epsilon=1e-6, weight_decay=decay, clip_norm=clip))[-1]
     for device in range(DEVICES):
         expected = theirs(
@@ -86,7 +86,7 @@ FULL = [Sgd(0.1, 0.9, 5e-4, 1.0), Adam(0.01, weight_decay=1e-2, clip_norm=1.0)]
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=["sgd", "adam"])
-def test_a_device_that_has_finished_stays_to_the_bit(optimizer: Optimizer, bits_equal: Callable[..., bool]) -> None:
+def test_optimizer_inactive_device_stays_bit_for_bit(optimizer: Optimizer, bits_equal: Callable[..., bool]) -> None:
     """Weights and state, whatever its gradient; the others go on as if it were not there."""
     weights = drawn(1)
     state, untouched = optimizer.start(weights), ours(optimizer)[-1]
@@ -108,7 +108,7 @@ def test_a_device_that_has_finished_stays_to_the_bit(optimizer: Optimizer, bits_
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=["sgd", "adam"])
-def test_a_device_that_pauses_goes_on_where_it_was(optimizer: Optimizer) -> None:
+def test_optimizer_paused_device_resumes_its_state(optimizer: Optimizer) -> None:
     """Idle steps leave momentum, averages and step counts as they were."""
     weights = drawn(1)
     state = optimizer.start(weights)
@@ -121,7 +121,7 @@ def test_a_device_that_pauses_goes_on_where_it_was(optimizer: Optimizer) -> None
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=["sgd", "adam"])
-def test_a_nan_gradient_stays_with_its_device(optimizer: Optimizer) -> None:
+def test_optimizer_nan_gradient_does_not_affect_others(optimizer: Optimizer) -> None:
     weights = drawn(1)
     state = optimizer.start(weights)
     for step in range(STEPS):
@@ -135,7 +135,7 @@ def test_a_nan_gradient_stays_with_its_device(optimizer: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=["sgd", "adam"])
-def test_gradients_are_not_changed(optimizer: Optimizer, bits_equal: Callable[..., bool]) -> None:
+def test_optimizer_gradients_are_not_modified(optimizer: Optimizer, bits_equal: Callable[..., bool]) -> None:
     """Autograd hands one tensor to two weights."""
     weights, slope, working = drawn(1), slopes(0), torch.tensor([1.0, 0.0, 1.0])
     kept = combine(torch.clone, slope)
@@ -145,7 +145,7 @@ def test_gradients_are_not_changed(optimizer: Optimizer, bits_equal: Callable[..
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=["sgd", "adam"])
-def test_the_order_of_names_does_not_matter_to_the_bit(optimizer: Optimizer, bits_equal: Callable[..., bool]) -> None:
+def test_optimizer_order_of_names_keeps_bits(optimizer: Optimizer, bits_equal: Callable[..., bool]) -> None:
     """A bundle that comes out of a file or a message has another order than the model's."""
     made = []
     for backwards in (False, True):
@@ -157,7 +157,7 @@ def test_the_order_of_names_does_not_matter_to_the_bit(optimizer: Optimizer, bit
     assert all(bits_equal(made[0][name], made[1][name]) for name in made[0])
 
 
-def test_clipping_is_of_each_device_over_all_its_weights() -> None:
+def test_sgd_clip_norm_is_per_device_over_all_weights() -> None:
     """Lengths 5, 0.3 and 10 with a limit of 1: the first and the last are shortened, each by its own factor."""
     weights = {"a": torch.zeros(3, 1, dtype=torch.float64), "b": torch.zeros(3, 1, dtype=torch.float64)}
     gradient = {
@@ -171,7 +171,7 @@ def test_clipping_is_of_each_device_over_all_its_weights() -> None:
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=["sgd", "adam"])
-def test_a_weight_that_is_one_number_is_trained_like_any_other(optimizer: Optimizer) -> None:
+def test_optimizer_scalar_weight_is_trained(optimizer: Optimizer) -> None:
     """Such as a temperature: one number a device makes a tensor with the device axis alone."""
     weights = {"matrix": torch.zeros(2, 1, dtype=torch.float64), "scalar": torch.zeros(2, dtype=torch.float64)}
     gradient = {"matrix": torch.full((2, 1), 2.0).double(), "scalar": torch.tensor([2.0, -2.0]).double()}
@@ -180,7 +180,7 @@ def test_a_weight_that_is_one_number_is_trained_like_any_other(optimizer: Optimi
     assert bool((weights["scalar"] != 0).all())
 
 
-def test_frozen_devices_keep_zeros_of_either_sign(bits_equal: Callable[..., bool]) -> None:
+def test_sgd_inactive_device_keeps_signed_zeros(bits_equal: Callable[..., bool]) -> None:
     for optimizer in FULL:
         weights = {"w": torch.tensor([[-0.0, 0.0]])}
         state = optimizer.start(weights)
@@ -189,14 +189,14 @@ def test_frozen_devices_keep_zeros_of_either_sign(bits_equal: Callable[..., bool
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=["sgd", "adam"])
-def test_float32_weights_stay_float32(optimizer: Optimizer) -> None:
+def test_optimizer_float32_weights_stay_float32(optimizer: Optimizer) -> None:
     weights = combine(torch.Tensor.float, drawn(1))
     optimizer.step(weights, combine(torch.Tensor.float, slopes(0)), optimizer.start(weights), torch.ones(DEVICES))
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_every_optimiser_descends(name: str) -> None:
+def test_optimizer_every_registered_one_descends(name: str) -> None:
     optimizer: Any = OPTIMIZERS[name](learning_rate=0.05)
     weights = {"w": torch.tensor([[1.0], [-2.0]])}
     state = optimizer.start(weights)
@@ -206,21 +206,21 @@ def test_every_optimiser_descends(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LR_SCHEDULES))
-def test_every_rate_starts_at_the_whole(name: str) -> None:
+def test_lr_schedule_first_round_has_factor_one(name: str) -> None:
     required = {"cosine": {"rounds": 10}}.get(name, {})
     assert LR_SCHEDULES[name](**required).factor(1) == 1.0
 
 
-def test_milestones_lower_the_rate_once_their_round_is_over() -> None:
+def test_milestones_factor_drops_after_the_round() -> None:
     rates = Milestones((2, 4), factor_each=0.5)
     assert [rates.factor(number) for number in range(1, 7)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 
 
-def test_the_order_of_milestones_does_not_matter() -> None:
+def test_milestones_order_is_irrelevant() -> None:
     assert [Milestones((4, 2)).factor(number) for number in (1, 3, 5)] == pytest.approx([1.0, 0.1, 0.01])
 
 
-def test_a_round_changes_the_learning_rate_alone() -> None:
+def test_optimizer_at_changes_only_the_learning_rate() -> None:
     optimizer = Adam(0.4, beta1=0.5, clip_norm=2.0)
     changed = optimizer_at(optimizer, Milestones((1,), 0.5), 2)
     assert changed == Adam(0.2, beta1=0.5, clip_norm=2.0)
@@ -228,21 +228,21 @@ def test_a_round_changes_the_learning_rate_alone() -> None:
     assert math.isclose(optimizer.learning_rate, 0.4)
 
 
-def test_cosine_after_a_warm_up_as_fedsup_has_it() -> None:
+def test_cosine_warmup_matches_fedsup() -> None:
     rates = Cosine(rounds=500, warmup=20)
     found = {past: 0.1 * rates.factor(past + 1) for past in (0, 10, 19, 20, 250)}
     assert found == pytest.approx({0: 1.0e-4, 10: 0.050001, 19: 0.094667, 20: 0.099606, 250: 0.05}, abs=2e-6)
     assert rates.factor(501) == rates.factor(600) == pytest.approx(0)
 
 
-def test_clipping_by_value_comes_once_and_to_the_sum() -> None:
+def test_sgd_clip_value_applies_once_to_the_sum() -> None:
     weights = {"w": torch.zeros(1, 2)}
     sgd = Sgd(1.0, clip_value=1.0)
     sgd.step(weights, {"w": torch.tensor([[0.4 + 0.9, -0.2]])}, sgd.start(weights), torch.ones(1))
     torch.testing.assert_close(weights["w"], torch.tensor([[-1.0, 0.2]]))
 
 
-def test_decay_can_leave_biases_and_norms_alone() -> None:
+def test_sgd_decay_vectors_false_skips_biases_and_norms() -> None:
     weights = {"matrix": torch.ones(2, 3, 3), "vector": torch.ones(2, 3)}
     sgd = Sgd(0.1, weight_decay=0.5, decay_vectors=False)
     sgd.step(weights, {name: torch.zeros_like(w) for name, w in weights.items()}, sgd.start(weights), torch.ones(2))

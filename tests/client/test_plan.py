@@ -44,7 +44,7 @@ def rows_of(count: int, first: int = 10) -> Tensor:
         (0, "keep", ()),
     ],
 )
-def test_batch_sizes(examples: int, last: Last, sizes: tuple[int, ...]) -> None:
+def test_draw_plan_last_batch_rule_sets_batch_sizes(examples: int, last: Last, sizes: tuple[int, ...]) -> None:
     assert plan(rows_of(examples), Schedule(4, 2, last)).sizes == sizes * 2  # two epochs
 
 
@@ -53,9 +53,7 @@ lasts: st.SearchStrategy[Last] = st.sampled_from(["keep", "drop", "wrap"])
 
 
 @given(count=st.integers(1, 30), size=st.integers(1, 12), epochs=take_epochs, last=lasts, seed=st.integers(0, 99))
-def test_every_epoch_goes_through_the_devices_own_examples(
-    count: int, size: int, epochs: int, last: Last, seed: int
-) -> None:
+def test_draw_plan_every_epoch_visits_own_examples(count: int, size: int, epochs: int, last: Last, seed: int) -> None:
     rows = rows_of(count)
     made = plan(rows, Schedule(size, epochs, last), seed)
     assert len(made.rows) == sum(made.sizes)
@@ -75,13 +73,13 @@ def test_every_epoch_goes_through_the_devices_own_examples(
 
 
 @given(count=st.integers(20, 40), seed=st.integers(0, 99))
-def test_epochs_are_shuffled_anew(count: int, seed: int) -> None:
+def test_draw_plan_epochs_are_shuffled_anew(count: int, seed: int) -> None:
     made = plan(rows_of(count), Schedule(7, 2), seed)
     assert made.rows[:count].tolist() != made.rows[count:].tolist()
     assert made.rows[:count].tolist() != rows_of(count).tolist()
 
 
-def test_the_same_draw_makes_the_same_plan() -> None:
+def test_draw_plan_same_generator_gives_the_same_plan() -> None:
     flips = Preparation(flip=True, crop_padding=1)
     first, again, other = (plan(rows_of(9), Schedule(4, 2), seed, flips) for seed in (1, 1, 2))
     assert torch.equal(first.rows, again.rows)
@@ -91,13 +89,13 @@ def test_the_same_draw_makes_the_same_plan() -> None:
     assert not torch.equal(first.rows, other.rows)
 
 
-def test_every_visit_has_its_own_augmentation() -> None:
+def test_draw_plan_every_visit_has_own_augmentation() -> None:
     made = plan(rows_of(50), Schedule(10, 2), preparation=Preparation(crop_padding=3))
     assert made.augmentation["crop"].shape == (100, 2)
     assert not torch.equal(made.augmentation["crop"][:50], made.augmentation["crop"][50:])
 
 
-def test_examples_that_are_no_images_have_plans() -> None:
+def test_draw_plan_tokens_need_no_images() -> None:
     words = Examples(torch.zeros(30, 5, dtype=torch.int64), torch.zeros(30, dtype=torch.int64))
     assert plan(torch.arange(30), Schedule(10), store=words).sizes == (10, 10, 10)
 
@@ -106,7 +104,7 @@ counts = st.lists(st.integers(1, 25), min_size=1, max_size=4)
 
 
 @given(counts=counts, size=st.integers(1, 6), epochs=take_epochs, last=lasts)
-def test_a_device_has_the_same_steps_whoever_shares_its_block(
+def test_merge_plans_device_steps_do_not_depend_on_the_block(
     counts: list[int], size: int, epochs: int, last: Last
 ) -> None:
     schedule, flips = Schedule(size, epochs, last), Preparation(flip=True)
@@ -130,7 +128,7 @@ def test_a_device_has_the_same_steps_whoever_shares_its_block(
 
 
 @given(counts=counts, size=st.integers(1, 6), last=lasts)
-def test_plans_of_one_shape_have_batches_of_one_size(counts: list[int], size: int, last: Last) -> None:
+def test_device_plan_equal_shape_means_equal_batch_sizes(counts: list[int], size: int, last: Last) -> None:
     """Batch norm would see padding, so a block's batches are equally long at every step, idle devices apart."""
     plans = [plan(rows_of(count), Schedule(size, 1, last)) for count in counts]
     for one in plans:
@@ -139,12 +137,12 @@ def test_plans_of_one_shape_have_batches_of_one_size(counts: list[int], size: in
             assert one.shape != other.shape or all(mine == theirs for mine, theirs in shared)
 
 
-def test_steps_of_one_device_draw_from_different_seeds() -> None:
+def test_merge_plans_steps_have_different_seeds() -> None:
     steps = merge_plans([plan(rows_of(20), Schedule(4, 3))])
     assert len({step.step_seeds.per_device for step in steps}) == len(steps) == 15
 
 
-def test_rows_name_only_what_the_device_holds() -> None:
+def test_merge_plans_rows_are_the_devices_own() -> None:
     held = torch.tensor([5, 190, 77])
     steps = merge_plans([plan(held, Schedule(2, 3, "wrap"))])
     assert {row for step in steps for row in step.rows.flatten().tolist()} == {5, 77, 190}

@@ -1,4 +1,4 @@
-"""Several batches to a step, and some epochs of a plan: the same for a device in company as alone."""
+"""Groups of steps and selected epochs of a plan: the same for a device in any block."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -59,7 +59,7 @@ def seen_by(step: Step, device: int) -> tuple[Any, ...]:
 
 
 @given(counts=counts, size=sizes, epochs=epochs, last=lasts, group=groups)
-def test_a_device_has_the_same_groups_whoever_shares_its_block(
+def test_group_steps_device_groups_do_not_depend_on_the_block(
     counts: list[int], size: int, epochs: int, last: Last, group: int
 ) -> None:
     plans = plans_of(counts, Schedule(size, epochs, last))
@@ -67,14 +67,14 @@ def test_a_device_has_the_same_groups_whoever_shares_its_block(
     assert all(len(steps) == group for steps in made)
     for device, own in enumerate(plans):
         alone = list(group_steps(merge_plans([own]), group))
-        going = [steps for steps in made if bool(steps[0].working[device])]
+        going = [steps for steps in made if bool(steps[0].active[device])]
         assert going == made[: len(alone)]
         for ours, theirs in zip(going, alone, strict=True):
             assert [seen_by(step, device) for step in ours] == [seen_by(step, 0) for step in theirs]
 
 
 @given(count=st.integers(1, 25), size=sizes, epochs=epochs, last=lasts, group=groups)
-def test_every_step_is_in_one_group_and_a_groups_first_stands_in_for_what_is_missing(
+def test_group_steps_incomplete_group_repeats_its_first_step(
     count: int, size: int, epochs: int, last: Last, group: int
 ) -> None:
     steps = merge_plans(plans_of([count], Schedule(size, epochs, last)))
@@ -86,23 +86,23 @@ def test_every_step_is_in_one_group_and_a_groups_first_stands_in_for_what_is_mis
     assert all(step is made[-1][0] for step in flat[len(steps) :])
 
 
-def test_one_at_a_time_is_the_plan_itself() -> None:
+def test_group_steps_size_one_is_the_plan() -> None:
     steps = merge_plans(plans_of([7, 12], Schedule(4, 2, "wrap")))
     assert [one for (one,) in group_steps(steps, 1)] == list(steps)
 
 
-def test_a_device_that_is_done_halfway_through_a_group_sees_its_first_batch_again() -> None:
+def test_group_steps_device_done_midway_repeats_the_first_batch() -> None:
     """Three batches beside four, by twos: the third stands in for the fourth, which the other has."""
     steps = merge_plans(plans_of([12, 16], Schedule(4, 1, "wrap")))
     _, (first, second) = group_steps(steps, 2)
     assert first is steps[2]
     assert seen_by(second, 0) == seen_by(steps[2], 0)
     assert seen_by(second, 1) == seen_by(steps[3], 1)
-    assert steps[3].working.tolist() == [0.0, 1.0]
+    assert steps[3].active.tolist() == [0.0, 1.0]
 
 
 @given(counts=counts, size=sizes, epochs=epochs, last=lasts, count=st.integers(1, 5))
-def test_epochs_are_gone_through_in_turn_whoever_shares_the_block(
+def test_epochs_of_device_epochs_do_not_depend_on_the_block(
     counts: list[int], size: int, epochs: int, last: Last, count: int
 ) -> None:
     plans = plans_of(counts, Schedule(size, epochs, last))
@@ -115,13 +115,13 @@ def test_epochs_are_gone_through_in_turn_whoever_shares_the_block(
         assert found == [seen_by(step, 0) for step in expected]
 
 
-def test_all_epochs_of_a_plan_are_the_plan() -> None:
+def test_epochs_of_all_epochs_is_the_plan() -> None:
     steps = merge_plans(plans_of([8], Schedule(4, 3)))
     assert [seen_by(step, 0) for step in take_epochs(steps, 3)] == [seen_by(step, 0) for step in steps]
     assert len(take_epochs(steps, 1)) == 2
 
 
-def test_a_plan_is_left_as_it_was() -> None:
+def test_group_steps_plan_is_not_modified() -> None:
     steps = merge_plans(plans_of([5, 12], Schedule(4, 2, "wrap")))
     before = [step.active.tolist() for step in steps]
     take_epochs(steps, 3)
@@ -136,7 +136,7 @@ def linear() -> nn.Module:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("group", [1, 2, 3])
 @pytest.mark.parametrize("last", ["drop", "wrap"])
-def test_unequal_devices_learn_in_groups_as_if_alone(
+def test_fit_grouped_steps_match_single_devices(
     group: int,
     last: Last,
     client_for: Callable[..., Client],
@@ -172,7 +172,7 @@ def test_unequal_devices_learn_in_groups_as_if_alone(
     assert len({len(plan.sizes) % 2 for plan in plans}) == 2
 
 
-def test_steps_by_hand_need_no_epochs_or_places() -> None:
+def test_group_steps_without_epochs_or_positions_works() -> None:
     """As tests and small scripts write them."""
     done = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     assert [len(one) for one in group_steps([done], 2)] == [2]

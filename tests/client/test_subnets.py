@@ -27,7 +27,7 @@ steps = st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=5, unique=True)
 
 
 @given(seeds=steps, common=st.integers(0, 2**62 - 1), data=st.data())
-def test_a_devices_draw_is_the_same_in_any_company(seeds: list[int], common: int, data: st.DataObject) -> None:
+def test_draw_subnets_device_stream_ignores_the_block(seeds: list[int], common: int, data: st.DataObject) -> None:
     together = draw_subnets(lottery, StepSeeds(tuple(seeds), common), "device")
     alone = [draw_subnets(lottery, StepSeeds((seed,), data.draw(st.integers(0, 9))), "device") for seed in seeds]
     assert [[one] for one in together] == alone
@@ -35,7 +35,7 @@ def test_a_devices_draw_is_the_same_in_any_company(seeds: list[int], common: int
 
 
 @given(seeds=steps, others=steps, common=st.integers(0, 2**62 - 1))
-def test_a_shared_draw_depends_on_the_step_alone(seeds: list[int], others: list[int], common: int) -> None:
+def test_draw_subnets_shared_stream_depends_only_on_the_step(seeds: list[int], others: list[int], common: int) -> None:
     mine, theirs = (draw_subnets(lottery, StepSeeds(tuple(each), common), "shared") for each in (seeds, others))
     assert mine == theirs
     assert len(mine) == 1
@@ -43,18 +43,18 @@ def test_a_shared_draw_depends_on_the_step_alone(seeds: list[int], others: list[
 
 
 @pytest.mark.parametrize("stream", ["device", "shared"])
-def test_the_draws_of_one_step_are_told_apart(stream: Any) -> None:
+def test_draw_subnets_numbers_of_one_step_differ(stream: Any) -> None:
     drawn = [draw_subnets(lottery, StepSeeds((5, 6), 7), stream, number) for number in range(4)]
     assert len({net for nets in drawn for net in nets}) == sum(map(len, drawn))
 
 
-def test_nothing_is_drawn_outside_of_training() -> None:
+def test_draw_subnets_in_evaluation_is_refused() -> None:
     with pytest.raises(ValueError, match="only in training"):
         draw_subnets(lottery, None, "device")
 
 
-def test_steps_draw_apart_and_blocks_do_not_matter() -> None:
-    """From plans: the same device has the same draws whoever is beside it, another in every step."""
+def test_draw_subnets_steps_differ_and_blocks_do_not_matter() -> None:
+    """With real plans: a device draws the same in every block, and differently in every step."""
     examples = Examples(torch.zeros(30, 3), torch.zeros(30, dtype=torch.int64))
     plans = [
         draw_plan(
@@ -104,7 +104,7 @@ def cut(net: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.usefixtures("double")
-def test_each_device_runs_its_own_part(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
+def test_subnet_logits_one_per_device_matches_single_devices(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
     whole, weights, batch = scene
     nets = parts_of(whole)
     made = subnet_logits(nets, whole, weights, batch)
@@ -114,7 +114,7 @@ def test_each_device_runs_its_own_part(scene: tuple[Model, dict[str, Tensor], Ba
 
 
 @pytest.mark.usefixtures("double")
-def test_one_part_for_all_is_the_part_for_each(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
+def test_subnet_logits_shared_subnet_equals_one_for_each(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
     whole, weights, batch = scene
     for net in parts_of(whole):
         at_once = subnet_logits([net], whole, weights, batch)
@@ -123,7 +123,7 @@ def test_one_part_for_all_is_the_part_for_each(scene: tuple[Model, dict[str, Ten
 
 
 @pytest.mark.usefixtures("double")
-def test_a_parts_gradient_lies_in_its_part(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
+def test_subnet_logits_gradient_lies_in_the_subnet(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
     """And is there what the part has when it is trained as a net of its own."""
     whole, weights, batch = scene
     nets = parts_of(whole)
@@ -147,7 +147,7 @@ def forgetful() -> nn.Module:
     return nn.Sequential(nn.Dropout(0.5), nn.Linear(20, 3, bias=False))
 
 
-def test_each_devices_part_has_its_own_randomness(block_weights: Weights) -> None:
+def test_subnet_logits_each_device_has_own_dropout(block_weights: Weights) -> None:
     net = build_model("forgetful", forgetful, {}, (20,), 3)
     weights = {name: tensor[:1].expand(2, *tensor.shape[1:]) for name, tensor in block_weights(net, 1).items()}
     x, y = torch.ones(2, 4, 20, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.int64)

@@ -45,7 +45,7 @@ def mean_and_variance(images: Tensor) -> tuple[float, float]:
     return mean, sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)
 
 
-def test_each_device_counts_by_its_batches(world: Callable[..., Any]) -> None:
+def test_fill_per_device_weights_by_batches(world: Callable[..., Any]) -> None:
     """Devices with one batch each: the mean of their means, whatever their sizes."""
     place = norm_first_world(world, (2, 5, 9))
     data = place.dataset
@@ -55,7 +55,7 @@ def test_each_device_counts_by_its_batches(world: Callable[..., Any]) -> None:
     assert float(made["0.running_var"]) == pytest.approx(sum(variance for _, variance in each) / 3, abs=1e-5)
 
 
-def test_a_device_with_more_batches_counts_more(world: Callable[..., Any]) -> None:
+def test_fill_device_with_more_batches_counts_more(world: Callable[..., Any]) -> None:
     """Four examples in one batch beside eight identical twins of them in two."""
     place = norm_first_world(world, (4, 8))
     x = place.dataset.train.x
@@ -67,7 +67,7 @@ def test_a_device_with_more_batches_counts_more(world: Callable[..., Any]) -> No
     assert float(made["0.running_mean"]) == pytest.approx((first + 2 * second) / 3, abs=1e-5)
 
 
-def test_pooled_batches_mix_all_devices(world: Callable[..., Any]) -> None:
+def test_fill_pooled_batches_mix_devices(world: Callable[..., Any]) -> None:
     place = norm_first_world(world, (2, 5, 9))
     mean, variance = mean_and_variance(place.dataset.preparation(place.dataset.train.x))
     made = filled(place, StaticBatchNorm("pooled", 16))
@@ -75,9 +75,11 @@ def test_pooled_batches_mix_all_devices(world: Callable[..., Any]) -> None:
     assert float(made["0.running_var"]) == pytest.approx(variance, abs=1e-5)
 
 
-def test_pooled_and_per_device_differ_where_devices_do(world: Callable[..., Any]) -> None:
+def test_fill_pooled_and_per_device_differ(world: Callable[..., Any]) -> None:
     """Devices of one label each: their batches vary less than mixed ones."""
-    place = world(sizes=(8, 8), labels=[[0], [1]], models=[("a", build_model("norm_first", norm_first, {}, (1, 6, 6), 4))])
+    place = world(
+        sizes=(8, 8), labels=[[0], [1]], models=[("a", build_model("norm_first", norm_first, {}, (1, 6, 6), 4))]
+    )
     x = place.dataset.train.x
     x.copy_(x // 4)
     x[8:] += 150
@@ -87,7 +89,7 @@ def test_pooled_and_per_device_differ_where_devices_do(world: Callable[..., Any]
     assert pooled > 1.5 * apart
 
 
-def test_only_devices_that_can_carry_the_model_are_asked(world: Callable[..., Any]) -> None:
+def test_fill_per_device_asks_only_capable_devices(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(4,) * 6)
     large, small = place.fleet.tiers
     for tier, names in ((large, ["0", "1", "2"]), (small, ["0", "1", "2", "3", "4", "5"])):
@@ -98,7 +100,7 @@ def test_only_devices_that_can_carry_the_model_are_asked(world: Callable[..., An
         assert {name: made[name].shape for name in tier.model.statistics()} == dict(tier.model.statistics())
 
 
-def test_one_message_holds_sums_and_a_count(world: Callable[..., Any]) -> None:
+def test_collect_upload_is_sums_and_a_count(world: Callable[..., Any]) -> None:
     """Per norm layer 8 bytes a channel, and 4 for the number of batches."""
     place = world(sizes=(4, 4))
     replies: list[Any] = []
@@ -107,7 +109,7 @@ def test_one_message_holds_sums_and_a_count(world: Callable[..., Any]) -> None:
     assert [payload_bytes(reply.upload) for reply in replies] == [8 * channels + 4] * 2
 
 
-def test_what_is_looked_at_can_be_bounded(world: Callable[..., Any]) -> None:
+def test_collect_max_batches_bounds_the_count(world: Callable[..., Any]) -> None:
     place = world(sizes=(12, 12))
     counts = []
     for limit in (None, 1, 2, 100):
@@ -117,7 +119,7 @@ def test_what_is_looked_at_can_be_bounded(world: Callable[..., Any]) -> None:
     assert counts == [[3, 3], [1, 1], [2, 2], [3, 3]]
 
 
-def test_other_norms_ask_nobody(world: Callable[..., Any]) -> None:
+def test_fill_other_normalization_asks_no_device(world: Callable[..., Any]) -> None:
     place = world(normalization="group")
     replies: list[Any] = []
     made = filled(place, StaticBatchNorm(), None, replies)
@@ -125,8 +127,8 @@ def test_other_norms_ask_nobody(world: Callable[..., Any]) -> None:
     assert made.keys() == place.fleet.global_model.shapes().keys()
 
 
-def test_statistics_are_of_each_tier_as_it_is_judged(world: Callable[..., Any]) -> None:
-    """Without the scaler: a narrow net's statistics are of the numbers it will be judged on."""
+def test_fill_each_tier_has_its_own_statistics(world: Callable[..., Any]) -> None:
+    """Without the scaler: a narrow net's statistics are of the numbers it is evaluated on."""
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
     plain = world(widths=(1.0, 0.5), sizes=(8, 8), scaler=False)
     query = StaticBatchNorm("pooled", 16)
@@ -136,7 +138,7 @@ def test_statistics_are_of_each_tier_as_it_is_judged(world: Callable[..., Any]) 
 
 
 @pytest.mark.usefixtures("double")
-def test_the_order_of_answers_does_not_matter(world: Callable[..., Any]) -> None:
+def test_fill_order_of_replies_is_irrelevant(world: Callable[..., Any]) -> None:
     place = world(sizes=(8, 5, 9, 6, 7, 11, 4, 8))
     engine, weights, fleet = place.engine(METHOD), place.fleet.global_model.initial_weights(0), place.fleet
     made = [
@@ -151,7 +153,7 @@ def test_the_order_of_answers_does_not_matter(world: Callable[..., Any]) -> None
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
 
 
-def test_one_example_is_a_batch_like_any_other_where_its_map_has_many_pixels(world: Callable[..., Any]) -> None:
+def test_fill_single_example_with_many_pixels_counts(world: Callable[..., Any]) -> None:
     """Five examples in batches of four: whichever is left over counts as much as the four."""
     place = norm_first_world(world, (5,))
     images = place.dataset.preparation(place.dataset.train.x)
@@ -165,7 +167,7 @@ def test_one_example_is_a_batch_like_any_other_where_its_map_has_many_pixels(wor
 
 
 @pytest.mark.parametrize("query", ["pooled", "per_device"])
-def test_a_batch_of_one_example_has_no_variance_to_tell(query: Any, world: Callable[..., Any]) -> None:
+def test_fill_single_value_batch_is_skipped(query: Any, world: Callable[..., Any]) -> None:
     """Where the last map is one pixel; nine examples in batches of four leave one over, and so do five."""
     place = world(input_shape=(1, 2, 2), sizes=(5, 4))
     made = filled(place, StaticBatchNorm(query, 4))
@@ -174,7 +176,7 @@ def test_a_batch_of_one_example_has_no_variance_to_tell(query: Any, world: Calla
     assert float(made["blocks.1.2.running_var"].max()) > 0
 
 
-def test_augmented_images_are_looked_at_as_in_training(world: Callable[..., Any]) -> None:
+def test_fill_images_are_augmented_as_in_training(world: Callable[..., Any]) -> None:
     """Published statistics are of augmented data: all crops of a white image next to a black border are darker."""
     place = world(
         sizes=(8,),
@@ -185,7 +187,7 @@ def test_augmented_images_are_looked_at_as_in_training(world: Callable[..., Any]
     assert float(filled(place, StaticBatchNorm("pooled", 8))["0.running_mean"]) < 0.99
 
 
-def test_tiers_nest_for_statistics_too(world: Callable[..., Any]) -> None:
+def test_fill_statistics_of_tiers_are_nested(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
     small = make_nested_tiers([(tier.name, tier.model) for tier in place.fleet.tiers])[1]
     made = filled(place, StaticBatchNorm("pooled", 16), small)

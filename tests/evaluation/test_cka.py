@@ -23,23 +23,23 @@ def pair() -> tuple[Tensor, Tensor]:
     return torch.randn(20, 5, dtype=torch.float64), torch.randn(20, 3, dtype=torch.float64)
 
 
-def test_it_is_what_the_gram_matrices_say(pair: tuple[Tensor, Tensor]) -> None:
+def test_linear_cka_any_features_matches_gram_matrices(pair: tuple[Tensor, Tensor]) -> None:
     assert linear_cka(*pair) == pytest.approx(by_gram_matrices(*pair), abs=1e-12)
 
 
-def test_rotation_scale_and_shift_do_not_matter(pair: tuple[Tensor, Tensor]) -> None:
+def test_linear_cka_rotation_scale_and_shift_are_ignored(pair: tuple[Tensor, Tensor]) -> None:
     left, _ = pair
     rotation, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
     assert linear_cka(left, 3 * left @ rotation + 7) == pytest.approx(1)
     assert linear_cka(*pair) == pytest.approx(linear_cka(*reversed(pair)))
 
 
-def test_features_that_never_change_have_no_likeness(pair: tuple[Tensor, Tensor]) -> None:
+def test_linear_cka_constant_features_is_nan(pair: tuple[Tensor, Tensor]) -> None:
     assert torch.tensor(linear_cka(pair[0], torch.ones(20, 2))).isnan()
 
 
 @pytest.mark.parametrize("family", ["preactresnet", "mobilenet"])
-def test_a_map_of_a_net_with_itself_has_ones_on_its_diagonal(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_cka_map_of_a_net_with_itself_has_unit_diagonal(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
     weights = {name: torch.randn(shape) for name, shape in net.shapes().items()}
     x = torch.randn(12, *net.input_shape)

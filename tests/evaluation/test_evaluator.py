@@ -1,4 +1,4 @@
-"""Every judged number against a loop over the test examples."""
+"""Every row against a loop over the test examples."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ def passing() -> nn.Module:
     return nn.Linear(CLASSES, CLASSES, bias=False)
 
 
-def judge_of(
+def make_evaluator(
     logits: Tensor, answers: Tensor, own: Sequence[Sequence[int]], seen: Sequence[set[int]]
 ) -> tuple[Evaluator, Fleet]:
     examples = Examples(logits, answers)
@@ -74,13 +74,13 @@ label_sets = st.sets(st.integers(0, CLASSES - 1))
     devices=st.lists(st.tuples(label_sets, st.lists(st.integers(0, 9), max_size=6)), min_size=1, max_size=4),
     fill=st.sampled_from([None, 0.0, -math.inf]),
 )
-def test_accuracies_are_counted_one_by_one(
+def test_rows_accuracies_match_a_plain_count(
     cases: list[tuple[list[float], int]], devices: list[tuple[set[int], list[int]]], fill: float | None
 ) -> None:
     """Local: the labels a device has not trained on are filled; all examples of all devices count alike."""
     logits, answers = torch.tensor([case[0] for case in cases]), torch.tensor([case[1] for case in cases])
     own = [[row % len(cases) for row in rows] for _, rows in devices]
-    evaluator, fleet = judge_of(logits, answers, own, [seen for seen, _ in devices])
+    evaluator, fleet = make_evaluator(logits, answers, own, [seen for seen, _ in devices])
     rows = evaluator.rows(
         {"server": tier_slices({"weight": torch.eye(CLASSES)}, fill)}, fleet, ask_of(evaluator, fleet), 3, True
     )
@@ -101,9 +101,9 @@ def test_accuracies_are_counted_one_by_one(
     assert {(row.round, row.candidate, row.tier) for row in rows} == {(3, "server", "a")}
 
 
-def test_loss_is_the_mean_cross_entropy() -> None:
+def test_rows_loss_is_mean_cross_entropy() -> None:
     logits, answers = torch.randn(7, CLASSES), torch.randint(0, CLASSES, (7,))
-    evaluator, fleet = judge_of(logits, answers, [[0]], [{0}])
+    evaluator, fleet = make_evaluator(logits, answers, [[0]], [{0}])
     rows = evaluator.rows(
         {"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, ask_of(evaluator, fleet), 1, False
     )
@@ -115,8 +115,8 @@ def test_loss_is_the_mean_cross_entropy() -> None:
 
 @pytest.mark.parametrize("tests", [("global",), ("local",), ("global", "local")])
 @pytest.mark.parametrize("per_device", [True, False])
-def test_only_what_was_asked_for_is_written(tests: tuple[str, ...], per_device: bool) -> None:
-    evaluator, fleet = judge_of(torch.eye(CLASSES), torch.arange(CLASSES), [[0], [1, 2]], [{0}, {1}])
+def test_rows_contain_only_selected_tests(tests: tuple[str, ...], per_device: bool) -> None:
+    evaluator, fleet = make_evaluator(torch.eye(CLASSES), torch.arange(CLASSES), [[0], [1, 2]], [{0}, {1}])
     evaluator = replace(evaluator, tests=tests)
     rows = evaluator.rows(
         {"server": tier_slices({"weight": torch.eye(CLASSES)})}, fleet, lambda t, i: [], 1, per_device
@@ -125,7 +125,7 @@ def test_only_what_was_asked_for_is_written(tests: tuple[str, ...], per_device: 
     assert any(row.device for row in rows) is (per_device and "local" in tests)
 
 
-def test_batches_of_the_judge_do_not_matter(world: Callable[..., Any]) -> None:
+def test_rows_batch_size_is_irrelevant(world: Callable[..., Any]) -> None:
     place, method = world(normalization="group"), HeteroFL()
     candidates = method.eval_targets(method.start(place.fleet, 0))
     engine = place.engine(method)
@@ -145,7 +145,7 @@ def plain_module(net: Model, weights: Mapping[str, Tensor]) -> nn.Module:
     return module
 
 
-def test_every_tier_is_judged_with_its_own_slice_and_statistics(world: Callable[..., Any]) -> None:
+def test_rows_every_tier_uses_its_slice_and_statistics(world: Callable[..., Any]) -> None:
     """One batch of all training data: statistics that do not depend on how it is shuffled."""
     place, method = world(widths=(1.0, 0.5), sizes=(8, 9), labels=[[0, 1], [2, 3]]), HeteroFL()
     server = place.play(method, place.engine(method))
@@ -159,7 +159,7 @@ def test_every_tier_is_judged_with_its_own_slice_and_statistics(world: Callable[
         norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
         for norm in norms:
             norm.momentum = 1.0
-            norm.train()  # but not the scaler: statistics are of the net as it is judged
+            norm.train()  # but not the scaler: statistics are of the net as it is evaluated
         with torch.no_grad():
             module(data.preparation(data.train.x))
             logits = module.eval()(data.preparation(data.test.x)).logits
@@ -177,7 +177,7 @@ def test_every_tier_is_judged_with_its_own_slice_and_statistics(world: Callable[
 
 @pytest.mark.parametrize("normalization", ["group", "static_batch"])
 @pytest.mark.parametrize("block", [1, 16])
-def test_personal_models_are_judged_where_they_are(normalization: str, block: int, world: Callable[..., Any]) -> None:
+def test_rows_device_models_are_evaluated_on_devices(normalization: str, block: int, world: Callable[..., Any]) -> None:
     """Each with the statistics of its own data, on its own test examples and on all; blocks pad the shorter lists."""
     place = world(
         widths=(1.0, 0.5),
@@ -194,7 +194,7 @@ def test_personal_models_are_judged_where_they_are(normalization: str, block: in
     found = {(row.test, row.device, row.tier): row.value for row in rows}
     totals: dict[tuple[str, str], list[int]] = {}
     for number, device in enumerate(place.fleet.devices(1)):
-        module = plain_module(device.model, engine.client_states.recall(device)["weights"])
+        module = plain_module(device.model, engine.client_states.read(device)["weights"])
         for part in module.modules():
             if isinstance(part, nn.BatchNorm2d):
                 part.momentum = 1.0
@@ -212,7 +212,7 @@ def test_personal_models_are_judged_where_they_are(normalization: str, block: in
     assert {row.candidate for row in rows} == {"personal"}
 
 
-def test_padding_counts_neither_as_right_nor_as_asked(world: Callable[..., Any]) -> None:
+def test_rows_padding_is_not_counted(world: Callable[..., Any]) -> None:
     """Every device answers 0, which is right for the first example of the shorter list."""
     place = world(sizes=(4, 4), test_sizes=(5, 2), labels=[[1, 0], [0, 1]], normalization="none")
     zeros = {name: torch.zeros(shape) for name, shape in place.fleet.global_model.shapes().items()}
@@ -226,7 +226,7 @@ def test_padding_counts_neither_as_right_nor_as_asked(world: Callable[..., Any])
 
 
 @pytest.mark.parametrize("fill", [0.0, -math.inf])
-def test_a_personal_model_may_be_masked_too(fill: float, world: Callable[..., Any]) -> None:
+def test_rows_device_model_unseen_logit_is_applied(fill: float, world: Callable[..., Any]) -> None:
     labels = [[0, 1], [2]]
     place, method = world(sizes=(6, 6), labels=labels, normalization="none"), Standalone()
     engine = place.engine(method)
@@ -236,7 +236,7 @@ def test_a_personal_model_may_be_masked_too(fill: float, world: Callable[..., An
     )
     found = {(row.test, row.device): row.value for row in rows}
     for number, device in enumerate(place.fleet.devices(1)):
-        module = plain_module(device.model, engine.client_states.recall(device)["weights"])
+        module = plain_module(device.model, engine.client_states.read(device)["weights"])
         with torch.no_grad():
             logits = module(place.dataset.preparation(place.dataset.test.x)).logits.tolist()
         hits = 0
@@ -246,7 +246,7 @@ def test_a_personal_model_may_be_masked_too(fill: float, world: Callable[..., An
         assert found["local", device.name] == pytest.approx(100 * hits / len(place.partition.test[number]))
 
 
-def test_a_personal_model_may_need_what_the_server_holds(world: Callable[..., Any]) -> None:
+def test_rows_device_model_can_use_an_inbox(world: Callable[..., Any]) -> None:
     """The inbox of a evaluation reaches the device."""
     place = world(sizes=(4, 4), normalization="none")
     weights = place.fleet.global_model.initial_weights(3)
@@ -266,7 +266,7 @@ def test_a_personal_model_may_need_what_the_server_holds(world: Callable[..., An
         assert found[0] == pytest.approx(found[1])
 
 
-def test_a_device_without_test_examples_has_no_local_accuracy(world: Callable[..., Any]) -> None:
+def test_rows_device_without_tests_has_no_local_row(world: Callable[..., Any]) -> None:
     place, method = world(sizes=(4, 4), test_sizes=(0, 6)), Standalone()
     engine = place.engine(method)
     rows = place.evaluator().rows(
@@ -277,9 +277,7 @@ def test_a_device_without_test_examples_has_no_local_accuracy(world: Callable[..
     assert found["local", ""] == found["local", "1"]
 
 
-def test_missing_answers_leave_the_other_devices_judged(
-    world: Callable[..., Any], meddling: Callable[..., Any]
-) -> None:
+def test_rows_missing_replies_leave_the_other_devices(world: Callable[..., Any], meddling: Callable[..., Any]) -> None:
     place, method = world(sizes=(4, 4, 4)), Standalone()
     engine = meddling(place.engine(method), lambda replies: [one for one in replies if one.device.name != "1"])
     rows = place.evaluator().rows(
@@ -288,7 +286,7 @@ def test_missing_answers_leave_the_other_devices_judged(
     assert {row.device for row in rows} == {"", "0", "2"}
 
 
-def test_a_model_that_went_astray_is_still_judged(world: Callable[..., Any]) -> None:
+def test_rows_diverged_model_is_still_evaluated(world: Callable[..., Any]) -> None:
     """Finite weights whose activations overflow: a bad result, but no reason for a run to die."""
     place, method = world(), HeteroFL()
     server = {"weights": {name: tensor * 1e30 for name, tensor in method.start(place.fleet, 0)["weights"].items()}}
@@ -299,8 +297,8 @@ def test_a_model_that_went_astray_is_still_judged(world: Callable[..., Any]) -> 
     assert {(row.test, row.metric) for row in rows} >= {("global", "accuracy"), ("local", "accuracy")}
 
 
-def test_a_tier_nobody_can_carry_does_not_stop_the_others_from_being_judged(world: Callable[..., Any]) -> None:
-    """A tenth of four devices is nobody, so nobody can sum up the large model's statistics."""
+def test_rows_tier_without_devices_does_not_stop_the_others(world: Callable[..., Any]) -> None:
+    """A tenth of four devices is none, so no device can collect the large model's statistics."""
     place, method = world(widths=(1.0, 0.5), shares=(0.1, 0.9), sizes=(4, 4, 4, 4)), HeteroFL()
     engine = place.engine(method)
     rows = place.evaluator(StaticBatchNorm("per_device", 4)).rows(
@@ -314,9 +312,7 @@ def test_a_tier_nobody_can_carry_does_not_stop_the_others_from_being_judged(worl
 
 
 @pytest.mark.parametrize("method", [HeteroFL(), Standalone()], ids=["heterofl", "standalone"])
-def test_a_device_without_examples_does_not_stop_the_others_from_being_judged(
-    method: Any, world: Callable[..., Any]
-) -> None:
+def test_rows_device_without_examples_does_not_stop_the_others(method: Any, world: Callable[..., Any]) -> None:
     place = world(sizes=(4, 0, 4), test_sizes=(2, 2, 2))
     engine = place.engine(method)
     rows = place.evaluator(StaticBatchNorm("per_device", 4)).rows(
@@ -333,13 +329,13 @@ def asked_of(engine: Any, asked: list[int]) -> Any:
     """Ask, and count how many nets were put to the test."""
 
     def ask(task: Any, boxes: Any) -> Any:
-        asked.append(len(boxes) if task.ref[0] == "exam" else 0)
+        asked.append(len(boxes) if task.ref[0] == "test_set" else 0)
         return engine.ask(Request(task, boxes, 1))
 
     return ask
 
 
-def test_who_looks_at_the_whole_batch_gets_each_devices_own(world: Callable[..., Any]) -> None:
+def test_rows_batch_dependent_model_sees_one_device_per_batch(world: Callable[..., Any]) -> None:
     """Local accuracy of a server's model: against a loop over devices and their batches, and against what the devices
     find themselves with the same weights."""
     place, method = world("mobilenet", sizes=(8, 8, 8), test_sizes=(7, 2, 5), labels=[[0, 1], [2], [3]]), Standalone()
@@ -359,7 +355,7 @@ def test_who_looks_at_the_whole_batch_gets_each_devices_own(world: Callable[...,
             assert found[candidate, str(number)] == pytest.approx(100 * right / len(own))
 
 
-def test_tiers_with_the_same_net_and_nested_exits_are_put_to_the_test_once(world: Callable[..., Any]) -> None:
+def test_logits_nested_exits_share_one_forward_pass(world: Callable[..., Any]) -> None:
     method, asked = HeteroFL(), []
     place = world(widths=(1.0, 1.0, 0.5), sizes=(6, 6, 6), normalization="group")
     candidates = method.eval_targets(method.start(place.fleet, 0))
@@ -371,7 +367,7 @@ def test_tiers_with_the_same_net_and_nested_exits_are_put_to_the_test_once(world
     assert found["a", "global", "loss"] != found["c", "global", "loss"]
 
 
-def test_what_is_saved_is_what_was_judged_and_nobody_is_asked_again(world: Callable[..., Any]) -> None:
+def test_models_same_weights_reuse_evaluated_statistics(world: Callable[..., Any]) -> None:
     place, method, asked = world(widths=(1.0, 0.5), sizes=(6, 6)), HeteroFL(), []
     engine, evaluator, fleet = place.engine(method), place.evaluator(StaticBatchNorm("per_device", 4)), place.fleet
 

@@ -1,4 +1,4 @@
-"""What devices judge themselves, and fine-tuning the global model to a device's own data."""
+"""Evaluation on devices, and fine-tuning of the global model on a device's own data."""
 
 import statistics
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def values(rows: list[Row], metric: str, tier: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_device_tries_every_tier_before_and_after(family: str, world: Callable[..., Any]) -> None:
+def test_fine_tune_rows_cover_every_device_and_tier(family: str, world: Callable[..., Any]) -> None:
     place = world(family, widths=(1.0, 0.5), sizes=(12, 8, 9))
     rows, _ = tuned_rows(place, FineTune("all", epochs=20, batch_size=4, learning_rate=0.3))
     gains = []
@@ -50,12 +50,12 @@ def test_every_device_tries_every_tier_before_and_after(family: str, world: Call
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("part", ["head", "body", "all"])
-def test_only_the_named_part_is_tuned(
+def test_fine_tune_only_selected_part_is_trained(
     part: Any, family: str, world: Callable[..., Any], client_for: Callable[..., Any]
 ) -> None:
     place = world(family, sizes=(8, 8))
     model = place.fleet.global_model
-    moving = set(FineTune(part).tuned(model))
+    moving = set(FineTune(part).trainable(model))
     head = set(model.label_rows()) & set(model.last_exit_weights())
     assert (
         moving
@@ -65,7 +65,7 @@ def test_only_the_named_part_is_tuned(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_initial_is_what_the_judge_says_of_each_device(family: str, world: Callable[..., Any]) -> None:
+def test_fine_tune_initial_equals_local_accuracy(family: str, world: Callable[..., Any]) -> None:
     """Also for a net that looks at the whole batch, where padding would be seen: devices hold 3, 5 and 8 tests."""
     place = world(family, sizes=(8, 8, 8), test_sizes=(3, 5, 8))
     rows, weights = tuned_rows(place, FineTune(epochs=1, batch_size=100))
@@ -85,13 +85,13 @@ def test_initial_is_what_the_judge_says_of_each_device(family: str, world: Calla
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_in_company_and_alone(family: str, world: Callable[..., Any]) -> None:
+def test_fine_tune_block_size_keeps_results(family: str, world: Callable[..., Any]) -> None:
     place = world(family, widths=(1.0, 0.5), sizes=(8, 8, 12), optimizer=Sgd(9.0))
     tune = FineTune(epochs=2, batch_size=4, learning_rate=0.1)
     assert tuned_rows(place, tune)[0] == tuned_rows(place, tune, block=1)[0]
 
 
-def test_a_tier_that_is_an_exit_of_another_needs_no_pass_of_its_own(
+def test_logits_tier_that_is_an_exit_needs_no_own_pass(
     world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = world("preactresnet", widths=(1.0, 1.0), sizes=(8, 8), models=None)
@@ -127,7 +127,7 @@ def test_a_tier_that_is_an_exit_of_another_needs_no_pass_of_its_own(
     assert passes.count("simple") >= batches
 
 
-def test_a_net_that_looks_at_its_batch_is_also_judged_shuffled(world: Callable[..., Any]) -> None:
+def test_rows_batch_dependent_model_is_also_evaluated_shuffled(world: Callable[..., Any]) -> None:
     place = world("mobilenet", sizes=(8, 8))
     rows, _ = tuned_rows(place, FineTune(epochs=1))
     assert any(row.metric == "accuracy_shuffled" for row in rows)

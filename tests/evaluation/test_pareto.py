@@ -27,12 +27,12 @@ def betters(one: CostGain, other: CostGain) -> bool:
     ],
     ids=["by hand", "in any order", "same cost", "same gain", "twins", "nothing"],
 )
-def test_the_front(points: list[CostGain], kept: list[CostGain]) -> None:
+def test_pareto_front_examples_match_hand_results(points: list[CostGain], kept: list[CostGain]) -> None:
     assert pareto_front(points) == kept
 
 
 @given(POINTS)
-def test_the_front_is_what_no_point_betters(points: list[CostGain]) -> None:
+def test_pareto_front_any_points_matches_brute_force(points: list[CostGain]) -> None:
     assert pareto_front(points) == sorted(one for one in points if not any(betters(other, one) for other in points))
 
 
@@ -47,18 +47,18 @@ def test_the_front_is_what_no_point_betters(points: list[CostGain]) -> None:
         ([], (3, 0), 0),
     ],
 )
-def test_the_hyper_volume(points: list[CostGain], reference: CostGain, area: float) -> None:
+def test_hypervolume_examples_match_hand_results(points: list[CostGain], reference: CostGain, area: float) -> None:
     assert hypervolume(points, reference) == area
 
 
 @given(POINTS)
-def test_the_hyper_volume_is_the_number_of_unit_squares_under_the_front(points: list[CostGain]) -> None:
+def test_hypervolume_integer_points_counts_unit_squares(points: list[CostGain]) -> None:
     squares = [(cost, gain) for cost in range(9) for gain in range(1, 10)]
     under = sum(any(c <= cost and g >= gain for c, g in points) for cost, gain in squares)
     assert hypervolume(points, (9, 0)) == under
 
 
 @given(POINTS, st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_one_more_point_never_takes_area_away(points: list[CostGain], more: CostGain) -> None:
+def test_hypervolume_additional_point_never_decreases(points: list[CostGain], more: CostGain) -> None:
     assert hypervolume([*points, more], (9, 0)) >= hypervolume(points, (9, 0))
     assert math.isclose(hypervolume(pareto_front(points), (9, 0)), hypervolume(points, (9, 0)))

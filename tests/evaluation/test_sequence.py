@@ -17,23 +17,23 @@ def measured(losses: Tensor, batch_size: int) -> dict[str, float]:
     return sequence_metrics([device_sums(rows, torch.ones(1, len(losses), dtype=torch.bool), batch_size)])
 
 
-def test_perplexity_is_a_mean_of_exponentials_or_the_exponential_of_a_mean() -> None:
+def test_sequence_metrics_both_perplexities_match_their_definitions() -> None:
     """Two batches of equal rows, with mean losses 1 and 2."""
     found = measured(torch.tensor([[0.5, 1.5], [1.0, 1.0], [2.0, 2.0], [1.0, 3.0]]), 2)
     assert (round(found["perplexity"], 6), round(found["perplexity_of_mean"], 6)) == (5.053669, 4.481689)
 
 
-def test_batches_count_by_their_rows() -> None:
+def test_device_sums_batches_are_weighted_by_rows() -> None:
     found = measured(torch.tensor([[1.0], [1.0], [2.0]]), 2)
     assert found["perplexity"] == pytest.approx((2 * math.e + math.exp(2)) / 3)
 
 
-def test_a_batch_of_everything_makes_both_the_same() -> None:
+def test_sequence_metrics_single_batch_perplexities_are_equal() -> None:
     found = measured(torch.rand(5, 3), 5)
     assert found["perplexity"] == pytest.approx(found["perplexity_of_mean"])
 
 
-def test_padding_is_in_no_sum() -> None:
+def test_device_sums_padding_is_excluded() -> None:
     """Two devices: three rows, and one row with two of padding, whose losses are not even numbers."""
     losses = torch.tensor([[[1.0, 3.0], [2.0, 2.0], [4.0, 4.0]], [[5.0, 7.0], [torch.nan] * 2, [torch.inf] * 2]])
     real = torch.tensor([[True] * 3, [True, False, False]])
@@ -62,7 +62,7 @@ def test_padding_is_in_no_sum() -> None:
     )
 
 
-def test_without_questions_there_is_nothing_to_say() -> None:
+def test_sum_over_batches_no_examples_has_no_metrics() -> None:
     none = sum_over_batches(iter(()), Preparation(), devices=2, batch_size=4)
     assert none.pop("log_exponentials").tolist() == [-LARGEST_LOSS] * 2  # of nothing at all
     assert all(one.tolist() == [0.0, 0.0] for one in none.values())
@@ -70,7 +70,7 @@ def test_without_questions_there_is_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize("logit", [-1e30, -math.inf, math.nan])
-def test_a_lost_device_sends_numbers_and_makes_perplexity_infinite(logit: float) -> None:
+def test_sum_over_batches_diverged_device_is_finite_with_infinite_perplexity(logit: float) -> None:
     """It must neither be refused, which would flatter those it is averaged with, nor stop the run."""
     logits = torch.zeros(2, 1, 3, 2)
     logits[1, 0, 0, 0] = logit

@@ -1,4 +1,4 @@
-"""Putting the test to a model takes the memory of one batch, however many there are."""
+"""Evaluation on the test set takes the memory of one batch, however many there are."""
 
 import multiprocessing
 import re
@@ -20,7 +20,7 @@ ACTIVATIONS = BATCH * WIDE * 4 / 1e6  # megabytes
 
 
 class Asked:
-    """As much of a client as an exam looks at."""
+    """The part of a client that the evaluation uses."""
 
     preparation = Preparation()
 
@@ -47,14 +47,14 @@ def grown(task: str, link: Any) -> None:
 
 
 def held() -> float:
-    said = re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert said
-    return int(said[1]) * 1024 / 1e6
+    match = re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024 / 1e6
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read from /proc")
 @pytest.mark.parametrize("task", ["answer", "score"])
-def test_memory_does_not_grow_with_the_number_of_batches(task: str) -> None:
+def test_global_evaluation_memory_does_not_grow_with_batches(task: str) -> None:
     near, far = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=grown, args=(task, far))
     process.start()

@@ -34,7 +34,7 @@ def backwards(replies: dict[str, Parcel]) -> Callable[..., Any]:
     return lambda device, inbox: Reply(device, 1, replies[device.name]) if device.name in replies else None
 
 
-def test_replies_are_sorted_by_device(scripted: Callable[..., Any]) -> None:
+def test_ask_replies_are_sorted_by_device(scripted: Callable[..., Any]) -> None:
     fleet = fleet_of(11)
     shuffled = list(reversed(fleet.devices(1)))
     context = RoundContext(1, shuffled, fleet, scripted(lambda device, inbox: Reply(device, 1, {})))
@@ -43,7 +43,7 @@ def test_replies_are_sorted_by_device(scripted: Callable[..., Any]) -> None:
     assert len(names) == 11
 
 
-def test_bytes_are_counted_from_the_parcels(scripted: Callable[..., Any]) -> None:
+def test_ask_counts_bytes_of_the_parcels(scripted: Callable[..., Any]) -> None:
     """4 bytes a float, 8 an integer, a bit a truth value, rounded up to bytes tensor by tensor."""
     fleet = fleet_of(3)
     inbox = {"weights": {"w": torch.zeros(5)}, "meta": {"round": torch.tensor(3)}}
@@ -59,7 +59,7 @@ def test_bytes_are_counted_from_the_parcels(scripted: Callable[..., Any]) -> Non
     assert (context.traffic.asked, context.traffic.replied) == (4, 3)
 
 
-def test_a_round_of_heterofl_costs_what_its_slices_cost(scripted: Callable[..., Any]) -> None:
+def test_ask_heterofl_round_costs_the_bytes_of_its_slices(scripted: Callable[..., Any]) -> None:
     """Down 4 bytes a weight of the slice; up the same and one bit a class."""
     fleet = fleet_of(4)
 
@@ -86,7 +86,7 @@ class Counting:
     def commit(self, round_number: int) -> None: ...
 
 
-def test_a_task_asked_twice_is_told_so() -> None:
+def test_ask_same_stream_twice_increments_repeat() -> None:
     """Otherwise both exchanges would draw the same batches."""
     fleet, engine = fleet_of(2), Counting()
     context = RoundContext(7, fleet.devices(7), fleet, engine)
@@ -97,7 +97,7 @@ def test_a_task_asked_twice_is_told_so() -> None:
     assert engine.repeats[-1] == ("nothing", 8, 0)
 
 
-def test_draws_depend_on_purpose_and_round_alone() -> None:
+def test_draw_depends_only_on_purpose_and_round() -> None:
     fleet = fleet_of(2)
     context, again, later = (RoundContext(number, [], fleet, Counting()) for number in (1, 1, 2))
     again.draw("other").random(10)
@@ -107,7 +107,7 @@ def test_draws_depend_on_purpose_and_round_alone() -> None:
     assert later.draw("pick").random(4).tolist() != first
 
 
-def test_a_global_model_is_judged_through_each_tiers_footprint() -> None:
+def test_tier_slices_weights_have_each_tiers_shapes() -> None:
     fleet = fleet_of(2)
     weights = fleet.global_model.initial_weights(0)
     candidate = tier_slices(weights, -1.0)

@@ -20,7 +20,7 @@ def drawn(fleet: Fleet, number: int, participation: float = 0.3) -> list[str]:
     return [one.name for one in draw_cohort(fleet, participation, number, sampling="poisson")]
 
 
-def test_each_device_is_drawn_by_its_own_chance(fleet: Fleet) -> None:
+def test_draw_cohort_poisson_devices_are_independent(fleet: Fleet) -> None:
     rounds = 2000
     cohorts = [set(drawn(fleet, number)) for number in range(1, rounds + 1)]
     spread = math.sqrt(0.3 * 0.7 / rounds)
@@ -34,24 +34,24 @@ def test_each_device_is_drawn_by_its_own_chance(fleet: Fleet) -> None:
     assert abs(sum((size - mean) ** 2 for size in sizes) / rounds - 40 * 0.21) < 1.2
 
 
-def test_a_draw_depends_on_seed_and_round_alone_and_is_in_order(fleet: Fleet) -> None:
+def test_draw_cohort_poisson_is_reproducible_and_ordered(fleet: Fleet) -> None:
     assert drawn(fleet, 5) == drawn(replace(fleet, assignment="redrawn"), 5) == sorted(drawn(fleet, 5))
     assert drawn(fleet, 5) != drawn(fleet, 6)
     assert drawn(fleet, 5) != drawn(replace(fleet, seed=2), 5)
 
 
-def test_certainty_is_everybody_and_a_small_chance_may_be_nobody(fleet: Fleet) -> None:
+def test_draw_cohort_poisson_probability_one_takes_every_device(fleet: Fleet) -> None:
     assert len(drawn(fleet, 1, participation=1.0)) == 40
     assert [] in [drawn(fleet, number, participation=0.01) for number in range(1, 20)]
 
 
-def test_only_who_may_take_part(fleet: Fleet) -> None:
+def test_draw_cohort_poisson_takes_only_eligible_devices(fleet: Fleet) -> None:
     able = replace(fleet, eligible_tiers=("small",), holdout_devices=frozenset({20, 21}))
     names = set(drawn(able, 3, participation=1.0))
     assert names == {fleet.name(index) for index in range(10, 40)} - {"20", "21"}
 
 
-def test_votes_that_are_expected(fleet: Fleet) -> None:
+def test_expected_participants_fixed_tiers_counts_devices(fleet: Fleet) -> None:
     assert expected_participants(fleet, 0.5) == {"large": 5.0, "small": 15.0}
     assert expected_participants(replace(fleet, holdout_devices=frozenset({0, 20, 21})), 0.5) == {
         "large": 4.5,
@@ -61,7 +61,7 @@ def test_votes_that_are_expected(fleet: Fleet) -> None:
     assert expected_participants(replace(fleet, shares=(0.01, 0.99)), 1.0) == {"large": 0.0, "small": 40.0}
 
 
-def test_votes_that_are_expected_where_tiers_are_redrawn(fleet: Fleet) -> None:
+def test_expected_participants_redrawn_tiers_uses_shares(fleet: Fleet) -> None:
     """By the shares, although no round may have just these."""
     other = replace(fleet, assignment="redrawn", holdout_devices=frozenset(range(8)))
     assert expected_participants(other, 0.5) == {"large": 4.0, "small": 12.0}

@@ -25,7 +25,7 @@ def written(path: Path, content: object) -> Path:
     return path
 
 
-def test_both_forms_say_the_same(tmp_path):
+def test_read_trace_json_and_npz_are_equivalent(tmp_path):
     table = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=bool)
     np.savez(tmp_path / "trace.npz", available=table)
     spans = {"0": [[1, 2], [4, 4]], "1": [], "2": [[1, 4]]}
@@ -37,7 +37,7 @@ def test_both_forms_say_the_same(tmp_path):
         assert [as_npz.is_available(index, number) for index in range(3)] == expected
 
 
-def test_without_a_period_it_ends_and_who_is_not_named_is_always_there(tmp_path):
+def test_trace_without_period_ends_and_unlisted_device_is_available(tmp_path):
     trace = read_trace(written(tmp_path / "t.json", {"available": {"01": [[2, 3]]}}), 2)
     assert [trace.is_available(1, number) for number in range(1, 6)] == [False, True, True, False, False]
     assert all(trace.is_available(0, number) for number in range(1, 6))
@@ -58,7 +58,7 @@ def test_without_a_period_it_ends_and_who_is_not_named_is_always_there(tmp_path)
         {"available": {}, "period": 0},
     ],
 )
-def test_what_is_no_trace_is_refused(content, tmp_path):
+def test_read_trace_invalid_json_is_refused(content, tmp_path):
     with pytest.raises(InvalidTrace):
         read_trace(written(tmp_path / "t.json", content), 3)
 
@@ -73,14 +73,14 @@ def test_what_is_no_trace_is_refused(content, tmp_path):
         {"available": np.array([[{}]], dtype=object)},
     ],
 )
-def test_what_is_no_table_is_refused(arrays, tmp_path):
+def test_read_trace_invalid_npz_is_refused(arrays, tmp_path):
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(InvalidTrace):
         read_trace(tmp_path / "t.npz", 3)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.npz"])
-def test_a_file_that_is_missing_or_something_else_is_refused(name, tmp_path):
+def test_read_trace_missing_or_other_file_is_refused(name, tmp_path):
     with pytest.raises(InvalidTrace, match="no file"):
         read_trace(tmp_path / name, 3)
     (tmp_path / name).write_bytes(b"\x80\x04 no trace")
@@ -88,7 +88,7 @@ def test_a_file_that_is_missing_or_something_else_is_refused(name, tmp_path):
         read_trace(tmp_path / name, 3)
 
 
-def test_whoever_is_missing_is_replaced_by_the_next(fleet):
+def test_draw_cohort_unavailable_device_is_replaced_by_the_next(fleet):
     names = {number: [one.name for one in draw_cohort(fleet, 0.25, number)] for number in range(1, 9)}
     for number, before in names.items():
         gone = int(before[0])
@@ -98,14 +98,14 @@ def test_whoever_is_missing_is_replaced_by_the_next(fleet):
     assert draw_cohort(fleet, 0.25, 1, AvailabilityTrace(dict.fromkeys(range(20), ()))) == []
 
 
-def test_over_selection_adds_to_the_same_cohort(fleet):
+def test_draw_cohort_over_selection_extends_the_cohort(fleet):
     for number in range(1, 9):
         few, many = draw_cohort(fleet, 0.25, number), draw_cohort(fleet, 0.25, number, ALWAYS, 0.3)
         assert (len(few), len(many)) == (5, 7)  # ceil(6.5)
         assert {one.name for one in few} < {one.name for one in many}
 
 
-def test_paces_are_spread_around_that_of_the_tier(fleet):
+def test_lognormal_factors_have_median_one(fleet):
     crowd = Fleet(fleet.tiers, fleet.shares, 2000, seed=1)
     speeds = [math.log(pace.speed) for pace in lognormal(crowd, speed=0.5, bandwidth=0.0).values()]
     assert statistics.fmean(speeds) == pytest.approx(0.0, abs=0.05)
@@ -114,7 +114,7 @@ def test_paces_are_spread_around_that_of_the_tier(fleet):
     assert lognormal(fleet) == lognormal(fleet)
 
 
-def test_paces_from_a_file(fleet, tmp_path):
+def test_from_file_factors_are_read_and_checked(fleet, tmp_path):
     path = written(tmp_path / "p.json", {"3": {"speed": 0.25}, "11": {"bandwidth": 2}})
     assert from_file(fleet, path=str(path)) == {"03": DeviceSpeed(0.25, 1.0), "11": DeviceSpeed(1.0, 2.0)}
     for wrong in ({"30": {}}, {"1": {"speed": 0}}, {"1": {"sped": 1}}, {"1": 2}, []):
@@ -122,7 +122,7 @@ def test_paces_from_a_file(fleet, tmp_path):
             from_file(fleet, path=str(written(tmp_path / "q.json", wrong)))
 
 
-def test_rings_are_what_the_same_tiers_hold(fleet, tiny_model):
+def test_tier_regions_group_weights_by_tiers(fleet, tiny_model):
     assert {region_name(region) for region in tier_regions(fleet)} == {"large", "large+small"}
     apart = make_tiers([("a", tiny_model("mlp")), ("b", tiny_model("convnet"))])
     named = {region_name(region) for region in tier_regions(Fleet(apart, (0.5, 0.5), 4, seed=0))}

@@ -33,13 +33,13 @@ SHAPES = {"weight": (4, 3, 2), "bias": (4,), "head": (5, 4), "scale": ()}
 
 @st.composite
 def cases(draw: st.DrawFn, weights: tuple[float, ...] = (1.0, 0.25, 3.0)) -> Case:
-    """Devices of a few widths, nested or with a window that wraps, some of which speak for a few labels' rows alone."""
+    """Devices of a few widths, nested or with a window that wraps, some of which cover only a few labels' rows."""
     numbers = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     dtype = draw(st.sampled_from([torch.float32, torch.float64]))
     whole = {name: torch.randn(shape, generator=numbers, dtype=dtype) for name, shape in SHAPES.items()}
     large = {name: torch.Size(shape) for name, shape in SHAPES.items()}
     place = leading if draw(st.booleans()) else rolling(draw(st.integers(0, 5)))
-    said = []
+    updates = []
     for _ in range(draw(st.integers(0, 7))):
         width = draw(st.integers(1, 4))
         small = {"weight": (width, 3, 2), "bias": (width,), "head": (5, width), "scale": ()}
@@ -54,53 +54,53 @@ def cases(draw: st.DrawFn, weights: tuple[float, ...] = (1.0, 0.25, 3.0)) -> Cas
             name: read + strength * torch.randn(read.shape, generator=numbers, dtype=dtype)
             for name, read in footprint.read(whole).items()
         }
-        said.append(ClientUpdate(footprint, tensors, draw(st.sampled_from(weights))))
-    return whole, said
+        updates.append(ClientUpdate(footprint, tensors, draw(st.sampled_from(weights))))
+    return whole, updates
 
 
 # the oracle: nothing in it knows of tensors beyond reading one number
 
 
-def spoken(contribution: ClientUpdate, whole: dict[str, Tensor]) -> dict[Entry, float]:
-    """Every entry a device speaks for, and what it says."""
+def covered_values(update: ClientUpdate, whole: dict[str, Tensor]) -> dict[Entry, float]:
+    """Every entry that an update covers, and its value."""
     found: dict[Entry, float] = {}
-    for name, block in contribution.footprint.blocks.items():
+    for name, block in update.footprint.blocks.items():
         on_axes = [
             part.tolist() if isinstance(part, Tensor) else list(range(size))[part]
             for part, size in zip(block, whole[name].shape, strict=True)
         ]
-        tensor = contribution.tensors[name]
+        tensor = update.tensors[name]
         for place in torch.ones(tensor.shape).nonzero().tolist() if tensor.dim() else [[]]:
             entry = tuple(numbers[at] for numbers, at in zip(on_axes, place, strict=True))
             found[name, entry] = float(tensor[tuple(place)])
     return found
 
 
-class Votes(NamedTuple):
-    """One ring: its entries as they were, and what its voters say on them."""
+class RegionCase(NamedTuple):
+    """One region: its old entries, and the values of its contributors."""
 
     entries: list[Entry]
     old: list[float]
-    told: list[list[float]]
+    values: list[list[float]]
     weights: list[float]
-    kinds: list[str]
+    groups: list[str]
 
 
-def votes_of(whole: dict[str, Tensor], said: list[ClientUpdate]) -> list[Votes]:
-    speeches = [spoken(one, whole) for one in said]
-    kinds = [repr(sorted((name, one.tensors[name].shape[1:]) for name in one.footprint.blocks)) for one in said]
-    by_voters: defaultdict[tuple[int, ...], list[Entry]] = defaultdict(list)
-    for entry in sorted({entry for speech in speeches for entry in speech}):
-        by_voters[tuple(n for n, speech in enumerate(speeches) if entry in speech)].append(entry)
+def region_cases(whole: dict[str, Tensor], updates: list[ClientUpdate]) -> list[RegionCase]:
+    all_values = [covered_values(one, whole) for one in updates]
+    groups = [repr(sorted((name, one.tensors[name].shape[1:]) for name in one.footprint.blocks)) for one in updates]
+    by_contributors: defaultdict[tuple[int, ...], list[Entry]] = defaultdict(list)
+    for entry in sorted({entry for values in all_values for entry in values}):
+        by_contributors[tuple(n for n, values in enumerate(all_values) if entry in values)].append(entry)
     return [
-        Votes(
+        RegionCase(
             entries,
             [float(whole[name][at]) for name, at in entries],
-            [[speeches[n][entry] for entry in entries] for n in voters],
-            [said[n].weight for n in voters],
-            [kinds[n] for n in voters],
+            [[all_values[n][entry] for entry in entries] for n in contributors],
+            [updates[n].weight for n in contributors],
+            [groups[n] for n in contributors],
         )
-        for voters, entries in by_voters.items()
+        for contributors, entries in by_contributors.items()
     ]
 
 
@@ -112,17 +112,17 @@ def minus(left: list[float], right: list[float]) -> list[float]:
     return [a - b for a, b in zip(left, right, strict=True)]
 
 
-def cut_to(region: Votes, limit: float) -> list[list[float]]:
+def cut_to(region: RegionCase, limit: float) -> list[list[float]]:
     rows = []
-    for row in region.told:
+    for row in region.values:
         update = minus(row, region.old)
         factor = min(1.0, limit / length(update)) if length(update) else 1.0
         rows.append([was + factor * change for was, change in zip(region.old, update, strict=True)])
     return rows
 
 
-def to_the_median(region: Votes, multiple: float) -> list[list[float]]:
-    return cut_to(region, multiple * statistics.median_low([length(minus(row, region.old)) for row in region.told]))
+def to_the_median(region: RegionCase, multiple: float) -> list[list[float]]:
+    return cut_to(region, multiple * statistics.median_low([length(minus(row, region.old)) for row in region.values]))
 
 
 def weighted(rows: list[list[float]], weights: list[float]) -> list[float]:
@@ -137,17 +137,17 @@ def trimmed(rows: list[list[float]], share: float) -> list[float]:
     return [statistics.fmean(sorted(column)[cut : len(rows) - cut]) for column in zip(*rows, strict=True)]
 
 
-def of_the_nearest(region: Votes, reach: float, multiple: float) -> list[float]:
-    def near(voters: list[int]) -> set[int]:
-        centre = [statistics.median(column) for column in zip(*(region.told[n] for n in voters), strict=True)]
-        gaps = {n: length(minus(region.told[n], centre)) for n in voters}
+def of_the_nearest(region: RegionCase, reach: float, multiple: float) -> list[float]:
+    def near(contributors: list[int]) -> set[int]:
+        center = [statistics.median(column) for column in zip(*(region.values[n] for n in contributors), strict=True)]
+        gaps = {n: length(minus(region.values[n], center)) for n in contributors}
         limit = reach * statistics.median_low(gaps.values()) * (1 + 1e-12)
-        return {n for n in voters if gaps[n] <= limit}
+        return {n for n in contributors if gaps[n] <= limit}
 
-    everybody = list(range(len(region.told)))
-    by_all, kept = near(everybody), set[int]()
-    for kind in set(region.kinds):
-        own = [n for n in everybody if region.kinds[n] == kind]
+    everyone = list(range(len(region.values)))
+    by_all, kept = near(everyone), set[int]()
+    for group in set(region.groups):
+        own = [n for n in everyone if region.groups[n] == group]
         kept |= near(own) if len(own) >= 3 else by_all & set(own)
     rows = to_the_median(region, multiple)
     return weighted([rows[n] for n in sorted(kept)], [1.0] * len(kept))
@@ -164,164 +164,178 @@ def weiszfeld(rows: list[list[float]], steps: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A rule and how its oracle does it, ring by ring."""
+class RuleCase:
+    """A rule and its plain Python implementation for one region."""
 
     rule: Rule
-    oracle: Callable[[Votes], list[float]]
+    oracle: Callable[[RegionCase], list[float]]
 
 
-RING_RULES = {
-    "clipping": Told(Clipping(1.5), lambda region: weighted(to_the_median(region, 1.5), region.weights)),
-    "median": Told(Median(), lambda region: [statistics.median(column) for column in zip(*region.told, strict=True)]),
-    "trimmed_mean": Told(TrimmedMean(0.25), lambda region: trimmed(region.told, 0.25)),
-    "geometric_median": Told(GeometricMedian(5), lambda region: weiszfeld(region.told, 5)),
-    "default": Told(NearestMean(1.4, 1.1), lambda region: of_the_nearest(region, 1.4, 1.1)),
+REGION_RULES = {
+    "clipping": RuleCase(Clipping(1.5), lambda region: weighted(to_the_median(region, 1.5), region.weights)),
+    "median": RuleCase(
+        Median(), lambda region: [statistics.median(column) for column in zip(*region.values, strict=True)]
+    ),
+    "trimmed_mean": RuleCase(TrimmedMean(0.25), lambda region: trimmed(region.values, 0.25)),
+    "geometric_median": RuleCase(GeometricMedian(5), lambda region: weiszfeld(region.values, 5)),
+    "default": RuleCase(NearestMean(1.4, 1.1), lambda region: of_the_nearest(region, 1.4, 1.1)),
 }
 
 
-def usual_step(found: list[Votes], said: list[ClientUpdate], whole: dict[str, Tensor], enough: int) -> float | None:
-    """The median device's root mean square of changes, over the entries with votes enough."""
-    thick = {entry for region in found if len(region.told) >= enough for entry in region.entries}
+def median_step(
+    found: list[RegionCase], updates: list[ClientUpdate], whole: dict[str, Tensor], min_contributors: int
+) -> float | None:
+    """The median device's root mean square of changes, over the entries with enough contributors."""
+    thick = {entry for region in found if len(region.values) >= min_contributors for entry in region.entries}
     sizes = []
-    for one in said:
-        changes = [v - float(whole[n][at]) for (n, at), v in spoken(one, whole).items() if (n, at) in thick]
+    for one in updates:
+        changes = [v - float(whole[n][at]) for (n, at), v in covered_values(one, whole).items() if (n, at) in thick]
         if changes:
             sizes.append(length(changes) / math.sqrt(len(changes)))
     return statistics.median_low(sizes) if sizes else None
 
 
 def expected(
-    whole: dict[str, Tensor], said: list[ClientUpdate], oracle: Callable[[Votes], list[float]], thin: str, enough: int
+    whole: dict[str, Tensor],
+    updates: list[ClientUpdate],
+    oracle: Callable[[RegionCase], list[float]],
+    low_coverage: str,
+    min_contributors: int,
 ) -> dict[Entry, float]:
     """Every entry that must change, and to what."""
-    found = votes_of(whole, said)
-    usual = usual_step(found, said, whole, enough)
-    made: dict[Entry, float] = {}
+    found = region_cases(whole, updates)
+    usual = median_step(found, updates, whole, min_contributors)
+    result: dict[Entry, float] = {}
     for region in found:
-        if len(region.told) >= enough:
-            made.update(zip(region.entries, oracle(region), strict=True))
-        elif thin == "clipped" and usual is not None:
+        if len(region.values) >= min_contributors:
+            result.update(zip(region.entries, oracle(region), strict=True))
+        elif low_coverage == "clipped" and usual is not None:
             rows = cut_to(region, usual * math.sqrt(len(region.entries)))
-            made.update(zip(region.entries, weighted(rows, [1.0] * len(rows)), strict=True))
-    return made
+            result.update(zip(region.entries, weighted(rows, [1.0] * len(rows)), strict=True))
+    return result
 
 
-def check(made: dict[str, Tensor], whole: dict[str, Tensor], wanted: dict[Entry, float]) -> None:
-    assert made.keys() == whole.keys()
+def check(result: dict[str, Tensor], whole: dict[str, Tensor], wanted: dict[Entry, float]) -> None:
+    assert result.keys() == whole.keys()
     for name, old in whole.items():
-        assert made[name].dtype == old.dtype
-        assert made[name].shape == old.shape
+        assert result[name].dtype == old.dtype
+        assert result[name].shape == old.shape
         exact = 1e-5 if old.dtype == torch.float32 else 1e-9
         for index in torch.ones(old.shape).nonzero().tolist() if old.dim() else [[]]:
-            found, at = float(made[name][tuple(index)]), (name, tuple(index))
+            found, at = float(result[name][tuple(index)]), (name, tuple(index))
             if at in wanted:
                 assert found == pytest.approx(wanted[at], rel=exact, abs=exact)
             else:
                 assert found == float(old[tuple(index)])
 
 
-@pytest.mark.parametrize("name", RING_RULES)
-@given(case=cases(), thin=st.sampled_from(["hold", "clipped"]), enough=st.integers(1, 4))
-def test_every_rule_does_on_every_ring_what_it_says(name: str, case: Case, thin: str, enough: int) -> None:
-    whole, said = case
-    told = RING_RULES[name]
-    made = RobustAggregator(told.rule, thin, enough)(whole, said)  # type: ignore[arg-type]
-    check(made, whole, expected(whole, said, told.oracle, thin, enough))
+@pytest.mark.parametrize("name", REGION_RULES)
+@given(case=cases(), low_coverage=st.sampled_from(["hold", "clipped"]), min_contributors=st.integers(1, 4))
+def test_robust_aggregator_every_rule_matches_plain_python(
+    name: str, case: Case, low_coverage: str, min_contributors: int
+) -> None:
+    whole, updates = case
+    case_rule = REGION_RULES[name]
+    result = RobustAggregator(case_rule.rule, low_coverage, min_contributors)(whole, updates)  # type: ignore[arg-type]
+    check(result, whole, expected(whole, updates, case_rule.oracle, low_coverage, min_contributors))
 
 
 @given(case=cases(), norm=st.sampled_from([0.5, 5.0, 1000.0]))
-def test_a_fixed_norm_holds_for_a_devices_whole_update(case: Case, norm: float) -> None:
-    whole, said = case
+def test_clipping_fixed_norm_limits_the_whole_update(case: Case, norm: float) -> None:
+    whole, updates = case
     shortened = []
-    for one in said:
-        speech = spoken(one, whole)
-        changes = {entry: value - float(whole[entry[0]][entry[1]]) for entry, value in speech.items()}
+    for one in updates:
+        values = covered_values(one, whole)
+        changes = {entry: value - float(whole[entry[0]][entry[1]]) for entry, value in values.items()}
         shortened.append(min(1.0, norm / (length(list(changes.values())) or norm)))
 
     totals: defaultdict[Entry, list[tuple[float, float]]] = defaultdict(list)
-    for one, factor in zip(said, shortened, strict=True):
-        for entry, value in spoken(one, whole).items():
+    for one, factor in zip(updates, shortened, strict=True):
+        for entry, value in covered_values(one, whole).items():
             old = float(whole[entry[0]][entry[1]])
             totals[entry].append((one.weight, old + factor * (value - old)))
     wanted = {
         entry: math.fsum(w * v for w, v in all_said) / math.fsum(w for w, _ in all_said)
         for entry, all_said in totals.items()
     }
-    check(RobustAggregator(Clipping(norm=norm), min_contributors=1)(whole, said), whole, wanted)
+    check(RobustAggregator(Clipping(norm=norm), min_contributors=1)(whole, updates), whole, wanted)
 
 
-@given(case=cases(), enough=st.integers(1, 3), thin=st.sampled_from(["hold", "clipped"]))
-def test_multi_krum_chooses_where_all_speak_and_averages_everywhere(case: Case, enough: int, thin: str) -> None:
-    whole, said = case
+@given(case=cases(), min_contributors=st.integers(1, 3), low_coverage=st.sampled_from(["hold", "clipped"]))
+def test_multi_krum_selects_on_the_common_region_and_averages_all(
+    case: Case, min_contributors: int, low_coverage: str
+) -> None:
+    whole, updates = case
     rule = MultiKrum(0.3)
-    speeches = [spoken(one, whole) for one in said]
-    common = set.intersection(*map(set, speeches)) if speeches else set()
+    all_values = [covered_values(one, whole) for one in updates]
+    common = set.intersection(*map(set, all_values)) if all_values else set()
     kept: list[ClientUpdate] = []
     if common:
-        bad = math.ceil(0.3 * len(said) - 1e-9)
+        bad = math.ceil(0.3 * len(updates) - 1e-9)
         scores = []
-        for one in speeches:
-            gaps = [math.fsum((one[e] - other[e]) ** 2 for e in common) for other in speeches if other is not one]
-            scores.append(math.fsum(sorted(gaps)[: max(1, len(said) - bad - 2)]))
-        chosen = sorted(sorted(range(len(said)), key=lambda n: scores[n])[: len(said) - bad])
-        kept = [said[n] for n in chosen]
-    wanted = expected(whole, kept, lambda region: weighted(region.told, region.weights), thin, enough)
-    check(RobustAggregator(rule, thin, enough)(whole, said), whole, wanted)  # type: ignore[arg-type]
+        for one in all_values:
+            gaps = [math.fsum((one[e] - other[e]) ** 2 for e in common) for other in all_values if other is not one]
+            scores.append(math.fsum(sorted(gaps)[: max(1, len(updates) - bad - 2)]))
+        chosen = sorted(sorted(range(len(updates)), key=lambda n: scores[n])[: len(updates) - bad])
+        kept = [updates[n] for n in chosen]
+    wanted = expected(
+        whole, kept, lambda region: weighted(region.values, region.weights), low_coverage, min_contributors
+    )
+    check(RobustAggregator(rule, low_coverage, min_contributors)(whole, updates), whole, wanted)  # type: ignore[arg-type]
 
 
 @given(case=cases())
-def test_every_covered_entry_is_in_exactly_one_ring(case: Case) -> None:
-    whole, said = case
-    found = update_regions(whole, said)
+def test_update_regions_covered_entry_is_in_exactly_one(case: Case) -> None:
+    whole, updates = case
+    found = update_regions(whole, updates)
     count = {name: torch.zeros(old.numel(), dtype=torch.int64) for name, old in whole.items()}
     for region in found:
         for name, where in region.entries.items():
             count[name][where] += 1
-    covered = {entry for one in said for entry in spoken(one, whole)}
+    covered = {entry for one in updates for entry in covered_values(one, whole)}
     assert sum(len(region) for region in found) == len(covered)
     assert all(int(one.max()) <= 1 for one in count.values())
     assert len({region.contributors for region in found}) == len(found)
 
 
 @given(case=cases())
-def test_without_limits_it_is_the_mean(case: Case) -> None:
-    """A clip that nobody reaches, and a trim of nobody where all count the same."""
-    whole, said = case
-    alike = [one._replace(weight=1.0) for one in said]
-    made = RobustAggregator(Clipping(1e9), min_contributors=1)(whole, said)
+def test_robust_aggregator_without_limits_equals_the_mean(case: Case) -> None:
+    """A clip that no update reaches, and a trim of none with equal weights."""
+    whole, updates = case
+    alike = [one._replace(weight=1.0) for one in updates]
+    result = RobustAggregator(Clipping(1e9), min_contributors=1)(whole, updates)
     untrimmed = RobustAggregator(TrimmedMean(0.0), min_contributors=1)(whole, alike)
-    plain, mean = coverage_mean(whole, copies(said)), coverage_mean(whole, copies(alike))
+    plain, mean = coverage_mean(whole, copies(updates)), coverage_mean(whole, copies(alike))
     for name in whole:
-        assert torch.allclose(made[name], plain[name], rtol=1e-6, atol=1e-6)
+        assert torch.allclose(result[name], plain[name], rtol=1e-6, atol=1e-6)
         assert torch.allclose(untrimmed[name], mean[name], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "none"])
 @given(case=cases())
-def test_the_same_again_to_the_bit_and_nothing_given_is_changed(name: str, case: Case) -> None:
-    whole, said = case
+def test_robust_aggregator_repeated_call_is_bit_identical_and_pure(name: str, case: Case) -> None:
+    whole, updates = case
     rule = RULES[name]()
     assert rule is not None
     before = {key: tensor.clone() for key, tensor in whole.items()}
-    spoke = [{key: tensor.clone() for key, tensor in one.tensors.items()} for one in said]
-    first, second = (RobustAggregator(rule, "clipped")(whole, iter(said)) for _ in range(2))
+    copied = [{key: tensor.clone() for key, tensor in one.tensors.items()} for one in updates]
+    first, second = (RobustAggregator(rule, "clipped")(whole, iter(updates)) for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in whole)
     assert all(torch.equal(whole[key], before[key]) for key in whole)
-    for one, kept in zip(said, spoke, strict=True):
+    for one, kept in zip(updates, copied, strict=True):
         assert all(torch.equal(one.tensors[key], kept[key]) for key in kept)
 
 
-def copies(said: list[ClientUpdate]) -> list[ClientUpdate]:
+def copies(updates: list[ClientUpdate]) -> list[ClientUpdate]:
     """Each with tensors of its own."""
-    return [one._replace(tensors={name: tensor.clone() for name, tensor in one.tensors.items()}) for one in said]
+    return [one._replace(tensors={name: tensor.clone() for name, tensor in one.tensors.items()}) for one in updates]
 
 
 def everything(*shape: int) -> Footprint:
     return find_footprint({"w": torch.Size(shape)}, {"w": torch.Size(shape)})
 
 
-def saying(*values: float, weight: float = 1.0) -> list[ClientUpdate]:
+def make_updates(*values: float, weight: float = 1.0) -> list[ClientUpdate]:
     return [ClientUpdate(everything(2), {"w": torch.tensor([value, 2 * value])}, weight) for value in values]
 
 
@@ -330,76 +344,78 @@ ROBUST = [name for name in RULES if name != "none"]
 
 @pytest.mark.parametrize("far", [1e3, 1e30])
 @pytest.mark.parametrize("name", ROBUST)
-def test_one_in_five_cannot_carry_the_model_away(name: str, far: float) -> None:
+def test_robust_aggregator_one_outlier_in_five_is_bounded(name: str, far: float) -> None:
     rule = RULES[name]()
     assert rule is not None
-    made = RobustAggregator(rule)({"w": torch.zeros(2)}, saying(0.9, 1.0, 1.1, 1.05, far))["w"]
-    assert 0.7 < float(made[0]) < 1.3
-    assert float(coverage_mean({"w": torch.zeros(2)}, saying(0.9, 1.0, 1.1, 1.05, far))["w"][0]) > 200
+    result = RobustAggregator(rule)({"w": torch.zeros(2)}, make_updates(0.9, 1.0, 1.1, 1.05, far))["w"]
+    assert 0.7 < float(result[0]) < 1.3
+    assert float(coverage_mean({"w": torch.zeros(2)}, make_updates(0.9, 1.0, 1.1, 1.05, far))["w"][0]) > 200
 
 
-def test_an_honest_tier_that_differs_is_heard_and_a_liar_in_it_is_not() -> None:
-    """Narrow devices pull their ring another way; held against all voters together they would be the odd ones out."""
+def test_nearest_mean_deviating_tier_is_kept_and_its_outlier_dropped() -> None:
+    """Narrow devices move their region another way; compared with all contributors they would be outliers."""
     draw = torch.Generator().manual_seed(1)
     small = find_footprint({"w": torch.Size([1, 50])}, {"w": torch.Size([1, 80])})
     wide = [1 + 0.1 * torch.randn(1, 80, generator=draw) for _ in range(6)]
     narrow = [-1 + 0.1 * torch.randn(1, 50, generator=draw) for _ in range(4)]
-    said = [ClientUpdate(everything(1, 80), {"w": values}, 1.0) for values in wide]
-    said += [ClientUpdate(small, {"w": values}, 1.0) for values in (*narrow, torch.full((1, 50), 1.0))]
-    made = RobustAggregator(NearestMean())({"w": torch.zeros(1, 80)}, said)["w"]
-    heard = torch.stack([values[:, :50] for values in (*wide, *narrow)]).mean(0)
-    assert torch.allclose(made[:, :50], heard, atol=1e-6)
-    assert torch.allclose(made[:, 50:], torch.stack(wide)[..., 50:].mean(0), atol=1e-6)
+    updates = [ClientUpdate(everything(1, 80), {"w": values}, 1.0) for values in wide]
+    updates += [ClientUpdate(small, {"w": values}, 1.0) for values in (*narrow, torch.full((1, 50), 1.0))]
+    result = RobustAggregator(NearestMean())({"w": torch.zeros(1, 80)}, updates)["w"]
+    expected_mean = torch.stack([values[:, :50] for values in (*wide, *narrow)]).mean(0)
+    assert torch.allclose(result[:, :50], expected_mean, atol=1e-6)
+    assert torch.allclose(result[:, 50:], torch.stack(wide)[..., 50:].mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["default", "median", "trimmed_mean", "geometric_median"])
-def test_a_claimed_number_of_examples_buys_no_votes(name: str) -> None:
+def test_robust_aggregator_claimed_examples_do_not_add_influence(name: str) -> None:
     rule = RULES[name]()
     assert rule is not None
-    said = [*saying(1.0, 1.1, 0.9), *saying(-9.0, weight=1e18)]
-    honest = [*saying(1.0, 1.1, 0.9), *saying(-9.0)]
+    updates = [*make_updates(1.0, 1.1, 0.9), *make_updates(-9.0, weight=1e18)]
+    honest = [*make_updates(1.0, 1.1, 0.9), *make_updates(-9.0)]
     old = {"w": torch.zeros(2)}
-    assert torch.equal(RobustAggregator(rule)(old, said)["w"], RobustAggregator(rule)(old, honest)["w"])
+    assert torch.equal(RobustAggregator(rule)(old, updates)["w"], RobustAggregator(rule)(old, honest)["w"])
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_a_thin_ring_holds_to_the_bit(name: str, bits_equal: Callable[..., bool]) -> None:
+def test_robust_aggregator_low_coverage_hold_keeps_bits(name: str, bits_equal: Callable[..., bool]) -> None:
     rule = RULES[name]()
     assert rule is not None
     old = {"w": torch.tensor([1.0, 2.0, -0.0, float("nan")])}
     small = find_footprint({"w": torch.Size([2])}, {"w": torch.Size([4])})
-    said = [ClientUpdate(small, {"w": torch.tensor([5.0, 5.0])}, 1.0) for _ in range(4)]
-    said += [ClientUpdate(everything(4), {"w": torch.tensor([5.0, 5.0, 9.0, 9.0])}, 1.0) for _ in range(2)]
-    made = RobustAggregator(rule, min_contributors=3)(old, said)["w"]
-    assert made[:2].tolist() == pytest.approx([5.0, 5.0])
-    assert bits_equal(made[2:], old["w"][2:])
+    updates = [ClientUpdate(small, {"w": torch.tensor([5.0, 5.0])}, 1.0) for _ in range(4)]
+    updates += [ClientUpdate(everything(4), {"w": torch.tensor([5.0, 5.0, 9.0, 9.0])}, 1.0) for _ in range(2)]
+    result = RobustAggregator(rule, min_contributors=3)(old, updates)["w"]
+    assert result[:2].tolist() == pytest.approx([5.0, 5.0])
+    assert bits_equal(result[2:], old["w"][2:])
 
 
-def test_alone_on_a_ring_nobody_goes_farther_than_the_others_do() -> None:
+def test_robust_aggregator_low_coverage_clipped_bounds_a_lone_update() -> None:
     small = find_footprint({"w": torch.Size([1])}, {"w": torch.Size([3])})
-    said = [ClientUpdate(small, {"w": torch.tensor([step])}, 1.0) for step in (0.9, 1.0, 1.1)]
-    said += [ClientUpdate(everything(3), {"w": torch.tensor([1.0, 300.0, 400.0])}, 7.0)]
-    made = RobustAggregator(Median(), "clipped")({"w": torch.zeros(3)}, said)["w"]
-    assert float(made[0]) == 1.0
-    assert made[1:].tolist() == pytest.approx([0.6 * 2**0.5, 0.8 * 2**0.5])
+    updates = [ClientUpdate(small, {"w": torch.tensor([step])}, 1.0) for step in (0.9, 1.0, 1.1)]
+    updates += [ClientUpdate(everything(3), {"w": torch.tensor([1.0, 300.0, 400.0])}, 7.0)]
+    result = RobustAggregator(Median(), "clipped")({"w": torch.zeros(3)}, updates)["w"]
+    assert float(result[0]) == 1.0
+    assert result[1:].tolist() == pytest.approx([0.6 * 2**0.5, 0.8 * 2**0.5])
 
 
-def test_where_votes_are_enough_nowhere_everything_holds() -> None:
+def test_robust_aggregator_low_coverage_everywhere_keeps_the_weights() -> None:
     old = torch.tensor([1.0, 2.0])
-    assert torch.equal(RobustAggregator(Median(), "clipped")({"w": old}, saying(5.0, 6.0))["w"], old)
+    assert torch.equal(RobustAggregator(Median(), "clipped")({"w": old}, make_updates(5.0, 6.0))["w"], old)
 
 
-def test_who_counts_nothing_has_no_vote() -> None:
-    made = RobustAggregator(Median())({"w": torch.zeros(2)}, [*saying(1.0, 2.0, 3.0), *saying(50.0, 60.0, weight=0.0)])
-    assert made["w"].tolist() == [2.0, 4.0]
+def test_robust_aggregator_update_of_weight_zero_is_ignored() -> None:
+    result = RobustAggregator(Median())(
+        {"w": torch.zeros(2)}, [*make_updates(1.0, 2.0, 3.0), *make_updates(50.0, 60.0, weight=0.0)]
+    )
+    assert result["w"].tolist() == [2.0, 4.0]
 
 
-def test_the_geometric_median_of_a_majority_on_one_point_is_that_point() -> None:
-    made = RobustAggregator(GeometricMedian())({"w": torch.zeros(2)}, saying(1.0, 1.0, 1.0, 70.0, -30.0))["w"]
-    assert made.tolist() == pytest.approx([1.0, 2.0], abs=1e-6)
+def test_geometric_median_majority_on_a_point_is_that_point() -> None:
+    result = RobustAggregator(GeometricMedian())({"w": torch.zeros(2)}, make_updates(1.0, 1.0, 1.0, 70.0, -30.0))["w"]
+    assert result.tolist() == pytest.approx([1.0, 2.0], abs=1e-6)
 
 
-def test_an_unknown_order_in_memory_is_no_trouble() -> None:
+def test_robust_aggregator_transposed_memory_is_handled() -> None:
     old = torch.arange(6.0).view(2, 3).t()
-    said = [ClientUpdate(everything(3, 2), {"w": old + step}, 1.0) for step in (1.0, 2.0, 3.0)]
-    assert torch.equal(RobustAggregator(Median())({"w": old}, said)["w"], old + 2)
+    updates = [ClientUpdate(everything(3, 2), {"w": old + step}, 1.0) for step in (1.0, 2.0, 3.0)]
+    assert torch.equal(RobustAggregator(Median())({"w": old}, updates)["w"], old + 2)

@@ -11,13 +11,13 @@ from torch import Tensor
 from fedloom.tensors import all_finite, combine, fingerprint, inner, join, payload_bytes, per_device, split
 
 
-def test_combine_works_name_by_name() -> None:
+def test_combine_bundles_are_combined_by_name() -> None:
     made = combine(torch.add, {"a": torch.ones(2), "b": torch.zeros(1)}, {"b": torch.ones(1), "a": torch.ones(2)})
     assert {name: tensor.tolist() for name, tensor in made.items()} == {"a": [2.0, 2.0], "b": [1.0]}
 
 
 @given(devices=st.integers(1, 4), seed=st.integers(0, 1000))
-def test_inner_is_each_devices_own_product(devices: int, seed: int) -> None:
+def test_inner_block_is_one_product_per_device(devices: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     shapes = {"a": (devices, 3), "b": (devices, 2, 2), "c": (devices,)}
     left, right = (
@@ -35,14 +35,14 @@ def test_inner_is_each_devices_own_product(devices: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 4, 5)])
-def test_beside_multiplies_device_by_device(shape: tuple[int, ...]) -> None:
+def test_per_device_any_shape_multiplies_by_device(shape: tuple[int, ...]) -> None:
     tensor, numbers = torch.randn(shape), torch.tensor([1.0, -2.0, 0.5])
     made = per_device(numbers, tensor) * tensor
     for device, number in enumerate(numbers.tolist()):
         assert torch.equal(made[device], tensor[device] * number)
 
 
-def test_joined_parcels_split_into_what_they_were(parcels_equal: Callable[..., bool]) -> None:
+def test_split_joined_parcels_are_restored(parcels_equal: Callable[..., bool]) -> None:
     parcels = [
         {"weights": {"a": torch.randn(2, 3), "b": torch.randn(())}, "labels": {"seen": torch.rand(4) > 0.5}}
         for _ in range(3)
@@ -53,14 +53,14 @@ def test_joined_parcels_split_into_what_they_were(parcels_equal: Callable[..., b
         assert parcels_equal(split(block, number), parcel)
 
 
-def test_what_all_devices_share_is_not_copied() -> None:
+def test_join_shared_tensor_is_not_copied() -> None:
     shared = torch.randn(50)
     block = join([{"weights": {"a": shared}}] * 4)["weights"]["a"]
     assert tuple(block.shape) == (4, 50)
     assert block.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
 
 
-def test_a_devices_part_does_not_keep_the_block_alive() -> None:
+def test_split_result_does_not_keep_the_block_alive() -> None:
     block = {"weights": {"a": torch.randn(8, 10)}}
     own = split(block, 3)["weights"]["a"]
     assert own.untyped_storage().nbytes() == 10 * own.element_size()
@@ -68,7 +68,7 @@ def test_a_devices_part_does_not_keep_the_block_alive() -> None:
     assert bool((block["weights"]["a"][3] != 0).any())
 
 
-def test_empty_parcels_join_and_split() -> None:
+def test_join_empty_parcels_can_be_split() -> None:
     assert join([{}, {}]) == {}
     assert split({}, 0) == {}
 
@@ -86,16 +86,16 @@ def test_empty_parcels_join_and_split() -> None:
         (torch.zeros(0), 0),
     ],
 )
-def test_bytes_of_a_tensor(tensor: Tensor, size: int) -> None:
+def test_payload_bytes_of_a_tensor_match_its_dtype(tensor: Tensor, size: int) -> None:
     assert payload_bytes({"bundle": {"name": tensor}}) == size
 
 
-def test_bytes_of_a_parcel_add_up() -> None:
+def test_payload_bytes_of_a_parcel_add_up() -> None:
     parcel = {"weights": {"a": torch.zeros(3), "b": torch.zeros(2, 2)}, "labels": {"seen": torch.ones(9) > 0}}
     assert payload_bytes(parcel) == 12 + 16 + 2
 
 
-def test_an_expanded_tensor_costs_what_arrives() -> None:
+def test_payload_bytes_expanded_tensor_counts_every_entry() -> None:
     assert payload_bytes({"bundle": {"name": torch.zeros(1).expand(6)}}) == 24
 
 
@@ -114,17 +114,17 @@ def fingerprints() -> dict[str, str]:
     return {what: fingerprint(parcel) for what, parcel in parcels.items()}
 
 
-def test_fingerprints_differ_where_parcels_do() -> None:
+def test_fingerprint_different_parcels_differ() -> None:
     assert len(set(fingerprints().values())) == len(fingerprints())
 
 
-def test_fingerprints_do_not_depend_on_order_or_layout() -> None:
+def test_fingerprint_ignores_order_and_memory_layout() -> None:
     a, b = torch.randn(3, 4), torch.rand(5) > 0.5
     first = fingerprint({"x": {"a": a, "b": b}, "y": {"a": a}})
     assert fingerprint({"y": {"a": a.clone()}, "x": {"b": b, "a": a.t().contiguous().t()}}) == first
 
 
-def test_scalars_have_fingerprints() -> None:
+def test_fingerprint_scalar_is_supported() -> None:
     assert fingerprint({"x": {"a": torch.tensor(1.0)}}) != fingerprint({"x": {"a": torch.tensor(2.0)}})
 
 
@@ -139,5 +139,5 @@ def test_scalars_have_fingerprints() -> None:
         (torch.zeros(0), True),
     ],
 )
-def test_finiteness(tensor: Tensor, finite: bool) -> None:
+def test_all_finite_detects_nan_and_infinity(tensor: Tensor, finite: bool) -> None:
     assert all_finite([torch.zeros(1), tensor]) is finite

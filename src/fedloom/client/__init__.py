@@ -1,8 +1,15 @@
 """What happens on a device: tasks and what they see, the training loop, losses and optimizers."""
 
 from .alignment import Kernel, alignment_loss, average_kernels, represent, representation_kind, select_examples
-from .batchnorm import sum_batch_statistics, with_batchnorm_statistics
-from .client import AuxiliaryLoss, Batch, Client, ClientResult, PaddedIndices
+from .client import (
+    AuxiliaryLoss,
+    Batch,
+    Client,
+    ClientResult,
+    PaddedIndices,
+    sum_batch_statistics,
+    with_batchnorm_statistics,
+)
 from .fit import fit, gradient
 from .losses import cross_entropy, distance, dummy_loss, label_loss, mask_logits, soft_cross_entropy
 from .optimizers import OPTIMIZERS, Adam, Optimizer, Sgd

@@ -17,7 +17,7 @@ from ..seeds import SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors, fingerprint
 from .batchnorm import StaticBatchNorm
 from .local import FineTune, LocalEvaluation, device_batch_size, group_replies
-from .metrics import Row, is_correct, log_loss, per_group, percent
+from .metrics import METRICS, Metric, Row, accuracy, is_correct, per_group, percent
 from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, exit_names, last_exit
 
 SERVER_MODEL_REF = ("server model",)  # of `load_server_model`
@@ -34,6 +34,7 @@ class Evaluator:
     batch_size: int = 500
     tests: tuple[str, ...] = ("global", "local")
     fine_tune: FineTune | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)  # on the global test set
     candidates: tuple[str, ...] = ()  # names of the targets to evaluate; empty: all
     tests_on_devices: bool = False  # only the devices have their local tests, so they evaluate themselves
     filled: dict[str, FilledStatistics] = field(default_factory=dict, compare=False)  # by target
@@ -152,16 +153,16 @@ class Evaluator:
                 return Row(round_number, name, tier.name, device, test, metric, value)
 
             if "global" in self.tests:
-                yield row("global", "accuracy", percent(float(is_correct(logits[tier], labels).sum()), len(labels)))
-                yield row("global", "loss", log_loss(logits[tier], labels))
+                for metric, definition in self.metrics.items():
+                    yield row("global", metric, definition.compute(logits[tier], labels))
             if "local" in self.tests and not self.tests_on_devices:
                 own = local_logits[tier] if tier in local_logits else logits[tier][torch.cat(list(self.local_tests))]
                 correct, total = self._local_counts(own, target.unseen_logit)
                 for test, devices in _group_devices(fleet).items():
                     yield row(test, "accuracy", percent(float(correct[devices].sum()), float(total[devices].sum())))
                     for index in devices:
-                        accuracy = percent(float(correct[index]), float(total[index]))
-                        yield row(test, "accuracy", accuracy, fleet.name(index))
+                        value = percent(float(correct[index]), float(total[index]))
+                        yield row(test, "accuracy", value, fleet.name(index))
         yield from self._shuffled_rows(name, models, fleet, ask, round_number)
         if "local" in self.tests and self.tests_on_devices:
             inbox = partial(_tier_inbox, models)
@@ -180,8 +181,8 @@ class Evaluator:
         labels = self.dataset.test.y
         order = torch.from_numpy(generator(0, SHUFFLED_TEST).permutation(len(labels)))
         for tier, logits in self.logits(dependent, fleet, ask, order).items():
-            correct = float(is_correct(logits, labels[order]).sum())
-            yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", percent(correct, len(labels)))
+            value = accuracy(logits, labels[order])
+            yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", value)
 
     def _local_logits(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensor]:
         """Batch-dependent models predict each device's test examples in batches of that device alone."""

@@ -1,12 +1,11 @@
 """Definitions of the metrics, and the row that an evaluation writes. Rows are written before any averaging."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-HIGHER_IS_BETTER = ("accuracy", "initial", "personalized")  # all others, such as losses and costs: lower is better
 
 
 @dataclass(frozen=True)
@@ -18,11 +17,6 @@ class Row:
     test: str  # "global": the test set; "local": devices' own examples; "unseen": those of holdout devices
     metric: str
     value: float
-
-
-def metric_sign(metric: str) -> int:
-    """1 if higher values of the metric are better, else -1."""
-    return 1 if metric.startswith(HIGHER_IS_BETTER) else -1
 
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
@@ -37,6 +31,30 @@ def percent(correct: float, total: float) -> float:
 def log_loss(logits: Tensor, labels: Tensor) -> float:
     """Mean cross entropy."""
     return float(F.cross_entropy(logits.double(), labels))
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    return percent(float(is_correct(logits, labels).sum()), len(labels))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a model's predictions on a test set: (logits [examples, classes], labels [examples]) -> value."""
+
+    compute: Callable[[Tensor, Tensor], float]
+    higher_is_better: bool = False
+
+
+METRICS: Mapping[str, Metric] = {"accuracy": Metric(accuracy, higher_is_better=True), "loss": Metric(log_loss)}
+"""Metrics on the global test set. An `Evaluator` takes any others."""
+
+ACCURACIES = ("accuracy", "initial", "personalized")  # beginnings of row metrics that are accuracies
+
+
+def metric_sign(metric: str, metrics: Mapping[str, Metric] = METRICS) -> int:
+    """1 if higher values of the metric are better, else -1 (losses, costs)."""
+    known = metrics.get(metric)
+    return 1 if (known.higher_is_better if known else metric.startswith(ACCURACIES)) else -1
 
 
 def perplexity_from_loss(mean_loss: float) -> float:

@@ -1,7 +1,7 @@
 """The fleet as the server knows it: devices, tiers, client sampling, and the context of a round."""
 
 from .device import SERVER_PREFIX, Device, Reply, Tier
-from .engine import UNCOMPRESSED, Ask, ByteCounter, Engine, Exchange, Inboxes, Request, Transport
+from .engine import UNCOMPRESSED, Ask, ByteCounter, Channel, Engine, Exchange, Inboxes, Request, Transport, make_ask
 from .eval_targets import DeviceModel, EvalTarget, ModelWeights, ServerModel, tier_slices
 from .round_context import Responses, RoundContext, Traffic
 from .sampling import Sampling, draw_cohort, expected_participants
@@ -22,6 +22,7 @@ __all__ = [
     "Ask",
     "Assignment",
     "ByteCounter",
+    "Channel",
     "Device",
     "DeviceModel",
     "Engine",
@@ -45,6 +46,7 @@ __all__ = [
     "draw_cohort",
     "expected_participants",
     "find_nesting_problem",
+    "make_ask",
     "make_nested_tiers",
     "make_tiers",
     "tier_slices",

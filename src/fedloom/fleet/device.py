@@ -40,7 +40,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a device answers. `state` and `residual` are what it keeps if the reply is admitted; methods never see them."""
+    """A device's reply. If it is admitted, the device keeps `state` and `residual`; methods never see them."""
 
     device: Device
     examples: int

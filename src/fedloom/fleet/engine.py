@@ -6,7 +6,7 @@ transport, and every engine applies the same list.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -72,6 +72,47 @@ class Transport(Protocol):
     def open(self, request: Request) -> Exchange: ...
 
 
+EVERYWHERE = frozenset({"server", "network", "device"})
+
+
+class Channel:
+    """Messages to devices pass the exchanges in order, replies in reverse. The server does not write to itself."""
+
+    def __init__(self, request: Request, ends: Collection[str] = EVERYWHERE):
+        travels = any(not device.is_server for device in request.inboxes)
+        transports = [transport for transport in request.transports if transport.end in ends] if travels else []
+        self.exchanges: list[Exchange] = [transport.open(request) for transport in transports]
+
+    def encoded_task(self, task: Task) -> Task:
+        """The task as it declares what travels beyond the last transport."""
+        for exchange in self.exchanges:
+            task = exchange.encoded_task(task)
+        return task
+
+    def deliver(self, inboxes: Inboxes) -> Inboxes:
+        """The inboxes as they reach the devices, without those that are out of reach."""
+        delivered = {}
+        for device, inbox in inboxes.items():
+            arrived: Parcel | None = inbox
+            for exchange in () if device.is_server else self.exchanges:
+                arrived = None if arrived is None else exchange.deliver(device, arrived)
+            if arrived is not None:
+                delivered[device] = arrived
+        return delivered
+
+    def upload(self, reply: Reply) -> Reply | None:
+        """One reply as it reaches the server; None: it is lost."""
+        arrived: Reply | None = reply
+        for exchange in () if reply.device.is_server else reversed(self.exchanges):
+            arrived = None if arrived is None else exchange.upload(arrived)
+        return arrived
+
+    def gather(self, replies: Iterable[Reply]) -> Iterable[Reply]:
+        for exchange in reversed(self.exchanges):
+            replies = exchange.gather(replies)
+        return replies
+
+
 class Engine(Protocol):
     """Carries tasks to devices and replies back."""
 
@@ -84,6 +125,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End whatever was started for the run."""
+
+
+def make_ask(engine: Engine, round_number: int) -> Ask:
+    """Ask devices outside of a method's round, as evaluation does: no transports, and nothing is counted."""
+    return lambda task, inboxes: engine.ask(Request(task, inboxes, round_number))
 
 
 class ByteCounter(Protocol):

@@ -1,4 +1,4 @@
-"""Writing a small model back where it lies, and naming exactly the entries it covers."""
+"""Writing a small model back into a large one, and indexing exactly the entries it covers."""
 
 from collections.abc import Callable
 
@@ -42,27 +42,27 @@ def marked(shape: torch.Size, block: tuple[Axis, ...]) -> Tensor:
 
 
 @given(case=blocks())
-def test_what_is_written_is_read_back_and_the_rest_is_as_it_was(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+def test_write_any_block_is_read_back_and_the_rest_is_kept(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
     shape, block = case
     footprint, whole = Footprint({"w": block}), {"w": torch.randn(shape), "other": torch.randn(2)}
     kept, marks = whole["w"].clone(), marked(shape, block)
     part = {"w": torch.randn(footprint.read(whole)["w"].shape)}
-    made = footprint.write(whole, part)
-    assert torch.equal(footprint.read(made)["w"], part["w"])
-    assert torch.equal(made["w"][~marks], kept[~marks])
+    result = footprint.write(whole, part)
+    assert torch.equal(footprint.read(result)["w"], part["w"])
+    assert torch.equal(result["w"][~marks], kept[~marks])
     assert torch.equal(whole["w"], kept)  # what it was written into is unchanged
-    assert made["other"] is whole["other"]
+    assert result["other"] is whole["other"]
 
 
 @given(case=blocks())
-def test_writing_what_was_read_changes_nothing(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+def test_write_what_was_read_changes_nothing(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
     shape, block = case
     footprint, whole = Footprint({"w": block}), {"w": torch.randn(shape)}
     assert torch.equal(footprint.write(whole, footprint.read(whole))["w"], whole["w"])
 
 
 @given(case=blocks())
-def test_a_grid_names_the_covered_entries_in_order(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+def test_block_index_any_block_selects_covered_entries_in_order(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
     shape, block = case
     tensor = torch.arange(shape.numel()).view(shape)
     assert torch.equal(tensor[block_index(tensor, block)], take_block(tensor, block))
@@ -72,37 +72,37 @@ def test_a_grid_names_the_covered_entries_in_order(case: tuple[torch.Size, tuple
 
 
 @given(case=blocks())
-def test_adding_on_a_grid_counts_every_covered_entry_once(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
+def test_block_index_addition_counts_every_entry_once(case: tuple[torch.Size, tuple[Axis, ...]]) -> None:
     shape, block = case
     count = torch.zeros(shape)
     count[block_index(count, block)] += torch.ones(())
     assert torch.equal(count, marked(shape, block).float())
 
 
-def test_a_grid_of_slices_is_the_slices_themselves() -> None:
+def test_block_index_slices_are_returned_unchanged() -> None:
     block = (slice(0, 2), slice(1, 3))
     assert block_index(torch.zeros(3, 4), block) == block
 
 
-def test_what_a_smaller_net_lacks_is_the_larger_nets_own() -> None:
+def test_write_names_missing_in_the_small_model_are_kept() -> None:
     small = {"shared": torch.Size([2])}
     whole = {"shared": torch.zeros(3), "deeper": torch.ones(2)}
-    made = find_footprint(small, {name: tensor.shape for name, tensor in whole.items()}).write(
+    result = find_footprint(small, {name: tensor.shape for name, tensor in whole.items()}).write(
         whole, {"shared": torch.ones(2)}
     )
-    assert made["shared"].tolist() == [1.0, 1.0, 0.0]
-    assert made["deeper"] is whole["deeper"]
+    assert result["shared"].tolist() == [1.0, 1.0, 0.0]
+    assert result["deeper"] is whole["deeper"]
 
 
-@pytest.mark.parametrize("place", [leading, rolling(3)])
-def test_a_size_of_every_family_is_written_back(family: str, place: object, tiny_model: Callable[..., Model]) -> None:
+@pytest.mark.parametrize("slicer", [leading, rolling(3)])
+def test_write_every_family_is_read_back(family: str, slicer: object, tiny_model: Callable[..., Model]) -> None:
     whole, small = tiny_model(family), tiny_model(family, width=0.5)
-    footprint = find_footprint(small.shapes(), whole.shapes(), place)  # type: ignore[arg-type]
-    made = footprint.write(whole.initial_weights(0), small.initial_weights(1))
-    assert all(torch.equal(tensor, small.initial_weights(1)[name]) for name, tensor in footprint.read(made).items())
+    footprint = find_footprint(small.shapes(), whole.shapes(), slicer)  # type: ignore[arg-type]
+    result = footprint.write(whole.initial_weights(0), small.initial_weights(1))
+    assert all(torch.equal(tensor, small.initial_weights(1)[name]) for name, tensor in footprint.read(result).items())
 
 
-def test_a_part_is_found_inside_and_refused_outside(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_subnet_footprint_larger_model_is_refused(family: str, tiny_model: Callable[..., Model]) -> None:
     whole, small = tiny_model(family), tiny_model(family, width=0.5)
     assert subnet_footprint(small, whole).blocks == find_footprint(small.shapes(), whole.shapes()).blocks
     assert is_submodel(small.shapes(), whole.shapes())
@@ -124,11 +124,11 @@ def test_a_part_is_found_inside_and_refused_outside(family: str, tiny_model: Cal
         ({"w": (1, 1), "v": (1,)}, False),
     ],
 )
-def test_all_of_a_part_lies_inside(small: dict[str, tuple[int, ...]], inside: bool) -> None:
+def test_is_submodel_requires_every_tensor_to_fit(small: dict[str, tuple[int, ...]], inside: bool) -> None:
     assert is_submodel({name: torch.Size(shape) for name, shape in small.items()}, {"w": torch.Size([3, 4])}) == inside
 
 
-def test_a_device_carries_another_part_for_one_question(tiny_model: Callable[..., Model]) -> None:
+def test_device_with_model_has_the_other_models_footprint(tiny_model: Callable[..., Model]) -> None:
     whole, small = tiny_model("convnet"), tiny_model("convnet", width=0.5)
     device = Device("3", "large", whole, subnet_footprint(whole, whole), pooled_from=("1",))
     other = device.with_model(small, whole)

@@ -38,7 +38,7 @@ def tiers_of(fleet: Fleet, round_number: int = 1) -> str:
     return "".join(device.tier for device in fleet.devices(round_number))
 
 
-def test_half_and_half_of_a_hundred_in_index_order() -> None:
+def test_fleet_two_equal_shares_split_by_index() -> None:
     assert tiers_of(fleet_of((0.5, 0.5), 100)) == "a" * 50 + "b" * 50
 
 
@@ -55,12 +55,12 @@ def test_half_and_half_of_a_hundred_in_index_order() -> None:
         ((0.05, 0.95), 10, "b" * 10),
     ],
 )
-def test_fixed_assignment(shares: tuple[float, ...], devices: int, expected: str) -> None:
+def test_fleet_fixed_assignment_fills_tiers_in_order(shares: tuple[float, ...], devices: int, expected: str) -> None:
     assert tiers_of(fleet_of(shares, devices)) == expected
 
 
 @given(devices=st.integers(1, 60), weights=st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_fixed_assignment_gives_every_tier_its_share(devices: int, weights: list[int]) -> None:
+def test_fleet_fixed_assignment_respects_shares(devices: int, weights: list[int]) -> None:
     shares = tuple(weight / sum(weights) for weight in weights)
     found = tiers_of(fleet_of(shares, devices))
     assert len(found) == devices
@@ -69,12 +69,12 @@ def test_fixed_assignment_gives_every_tier_its_share(devices: int, weights: list
         assert found.count(name) == weight * devices // sum(weights)
 
 
-def test_fixed_tiers_last() -> None:
+def test_fleet_fixed_assignment_is_constant_over_rounds() -> None:
     fleet = fleet_of((0.5, 0.5), 8)
     assert tiers_of(fleet, 1) == tiers_of(fleet, 2) == tiers_of(fleet, 77)
 
 
-def test_redrawn_tiers_have_the_shares_asked_for() -> None:
+def test_fleet_redrawn_tiers_have_expected_shares() -> None:
     """Within four standard deviations of 6000 draws, and independent from round to round."""
     shares = (0.5, 0.3, 0.2)
     fleet = fleet_of(shares, 300, assignment="redrawn")
@@ -88,7 +88,7 @@ def test_redrawn_tiers_have_the_shares_asked_for() -> None:
     assert abs(same - 300 * chance) < 4 * (300 * chance * (1 - chance)) ** 0.5
 
 
-def test_redrawn_tiers_are_the_same_whenever_they_are_asked_for() -> None:
+def test_fleet_redrawn_tiers_are_reproducible() -> None:
     fleet = fleet_of((0.5, 0.5), 30, assignment="redrawn")
     later = fleet.device(7, 4).tier
     assert tiers_of(fleet, 4)[7] == later
@@ -96,7 +96,7 @@ def test_redrawn_tiers_are_the_same_whenever_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 10, 11, 100, 101, 1000])
-def test_names_sort_like_numbers(devices: int) -> None:
+def test_device_name_any_size_sorts_like_numbers(devices: int) -> None:
     fleet = fleet_of((1.0,), devices)
     names = [fleet.name(index) for index in range(devices)]
     assert names == sorted(names)
@@ -108,15 +108,15 @@ def test_names_sort_like_numbers(devices: int) -> None:
     ("devices", "participation", "expected"),
     [(100, 0.1, 10), (100, 0.101, 11), (10, 1.0, 10), (7, 0.5, 4), (10, 0.3, 3), (100, 0.07, 7), (3, 0.01, 1)],
 )
-def test_a_cohort_has_the_ceil_of_its_share(devices: int, participation: float, expected: int) -> None:
-    """0.07 * 100 is a little above 7 in floating point, and nobody means 8 devices."""
+def test_draw_cohort_size_is_ceil_of_the_share(devices: int, participation: float, expected: int) -> None:
+    """0.07 * 100 is a little above 7 in floating point, but 8 devices are not meant."""
     cohort = draw_cohort(fleet_of((1.0,), devices), participation, 1)
     names = [device.name for device in cohort]
     assert len(cohort) == expected
     assert names == sorted(set(names))
 
 
-def test_cohorts_change_from_round_to_round_and_take_everybody_in_turn() -> None:
+def test_draw_cohort_rounds_differ_and_reach_every_device() -> None:
     fleet = fleet_of((1.0,), 20)
     found = Counter(device.name for number in range(1, 401) for device in draw_cohort(fleet, 0.25, number))
     assert len(found) == 20
@@ -127,7 +127,7 @@ def cohort_names(fleet: Fleet, number: int = 5) -> list[str]:
     return [device.name for device in draw_cohort(fleet, 0.4, number)]
 
 
-def test_a_cohort_does_not_depend_on_other_draws() -> None:
+def test_draw_cohort_is_independent_of_other_draws() -> None:
     """The same devices whichever tiers there are, however they are assigned, and whatever was drawn before."""
     plain = fleet_of((1.0,), 20)
     first = cohort_names(plain)
@@ -138,7 +138,7 @@ def test_a_cohort_does_not_depend_on_other_draws() -> None:
     assert cohort_names(replace(plain, seed=4)) != first
 
 
-def test_cohort_members_have_their_tier_of_the_round() -> None:
+def test_draw_cohort_devices_have_their_tier_of_the_round() -> None:
     fleet = fleet_of((0.5, 0.5), 20, assignment="redrawn")
     for number in (1, 2):
         for device in draw_cohort(fleet, 0.5, number):
@@ -146,7 +146,7 @@ def test_cohort_members_have_their_tier_of_the_round() -> None:
 
 
 @pytest.mark.parametrize("assignment", ["fixed", "redrawn"])
-def test_only_eligible_tiers_take_part(assignment: Any) -> None:
+def test_draw_cohort_eligible_tiers_restrict_devices(assignment: Any) -> None:
     fleet = fleet_of((0.5, 0.5), 20, assignment=assignment, eligible_tiers=("b",))
     able = [device.name for device in fleet.devices(3) if device.tier == "b"]
     assert [device.name for device in draw_cohort(fleet, 1.0, 3)] == able
@@ -155,11 +155,11 @@ def test_only_eligible_tiers_take_part(assignment: Any) -> None:
     assert {device.tier for device in half} == {"b"}
 
 
-def test_a_fleet_with_nobody_eligible_has_an_empty_cohort() -> None:
+def test_draw_cohort_no_eligible_device_is_empty() -> None:
     assert draw_cohort(fleet_of((1.0,), 5, eligible_tiers=("z",)), 1.0, 1) == []
 
 
-def test_the_global_model_is_the_largest_tiers() -> None:
+def test_fleet_global_model_is_that_of_the_largest_tier() -> None:
     fleet = Fleet(
         make_nested_tiers([("small", size(2)), ("large", size(8)), ("middle", size(4))]), (0.3, 0.3, 0.4), 10, seed=0
     )
@@ -167,21 +167,21 @@ def test_the_global_model_is_the_largest_tiers() -> None:
     assert fleet.global_model == size(8)
 
 
-def test_a_pool_gathers_the_first_devices() -> None:
+def test_pooled_device_share_takes_the_first_devices() -> None:
     fleet = fleet_of((1.0,), 12)
     assert fleet.pooled_device(fleet.largest).pooled_from == tuple(f"{index:02d}" for index in range(12))
     assert fleet.pooled_device(fleet.largest, 0.25).pooled_from == ("00", "01", "02")
     assert fleet.pooled_device(fleet.largest, 0.001).pooled_from == ("00",)
 
 
-def test_nested_tiers_are_found_by_their_shapes() -> None:
+def test_make_nested_tiers_footprints_come_from_shapes() -> None:
     small, large = make_nested_tiers([("s", size(2)), ("l", size(8))])
     weights = size(8).initial_weights(0)
     assert {name: tensor.shape for name, tensor in small.footprint.read(weights).items()} == dict(size(2).shapes())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in large.footprint.read(weights).items())
 
 
-def test_a_shorter_net_covers_fewer_names() -> None:
+def test_make_nested_tiers_shallower_net_covers_fewer_names() -> None:
     short, _ = make_nested_tiers([("short", size(4, depth=2)), ("long", size(4, depth=3))])
     assert set(short.footprint.blocks) == set(size(4, depth=3).shapes()) - {"body.1.weight", "body.1.bias"}
 
@@ -192,7 +192,7 @@ def uneven(left: int, right: int) -> nn.Module:
     return made
 
 
-def test_a_tier_that_does_not_fit_is_refused_with_its_layer() -> None:
+def test_make_nested_tiers_larger_layer_is_refused_by_name() -> None:
     models = [
         ("big", build_model("uneven", uneven, {"left": 9, "right": 2}, (3,), 2)),
         ("odd", build_model("uneven", uneven, {"left": 2, "right": 4}, (3,), 2)),
@@ -217,7 +217,7 @@ def attentive(width: int) -> nn.Module:
     ("build", "key", "layer"),
     [(recurrent, "hidden", "lstm.weight_ih_l0"), (attentive, "width", "attention.in_proj_weight")],
 )
-def test_layers_that_stack_several_things_are_not_sliced(build: Callable[..., nn.Module], key: str, layer: str) -> None:
+def test_make_nested_tiers_stacked_layer_is_refused(build: Callable[..., nn.Module], key: str, layer: str) -> None:
     large, small = (build_model(build.__name__, build, {key: number}, (4,), 2) for number in (8, 4))
     with pytest.raises(InvalidTier, match=rf"tier 'small': {layer} stacks several things"):
         make_nested_tiers([("large", large), ("small", small)])

@@ -14,20 +14,20 @@ def logits() -> torch.Tensor:
     return torch.randn(K, BATCH, LENGTH, CLASSES)
 
 
-def test_cross_entropy_is_the_mean_over_positions(logits: torch.Tensor) -> None:
+def test_cross_entropy_sequences_is_mean_over_positions(logits: torch.Tensor) -> None:
     y = torch.randint(CLASSES, (K, BATCH, LENGTH))
     made = cross_entropy(logits, Batch(logits, y))
     expected = [F.cross_entropy(logits[k].flatten(0, 1), y[k].flatten()) for k in range(K)]
     assert torch.allclose(made, torch.stack(expected))
 
 
-def test_soft_cross_entropy_is_the_mean_over_positions(logits: torch.Tensor) -> None:
+def test_soft_cross_entropy_sequences_is_mean_over_positions(logits: torch.Tensor) -> None:
     teacher = torch.randn_like(logits)
     flat = [one.flatten(1, 2) for one in (logits, teacher)]
     assert torch.allclose(soft_cross_entropy(logits, teacher), soft_cross_entropy(*flat))
 
 
-def test_labels_a_device_has_not_seen_are_masked_at_every_position(logits: torch.Tensor) -> None:
+def test_mask_logits_sequences_masks_every_position(logits: torch.Tensor) -> None:
     seen = torch.rand(K, CLASSES) < 0.5
     made = mask_logits(logits, seen, 0.0)
     flat = mask_logits(logits.flatten(1, 2), seen, 0.0)

@@ -21,7 +21,7 @@ METRICS = {"perplexity", "perplexity_of_mean", "accuracy", "perplexity_hidden", 
 
 
 def text_world(world: Callable[..., Any], hide: bool = True, **changes: Any) -> Any:
-    """Some words of the test set are hidden; the last device's are not, nor are any if told so."""
+    """Some tokens of the test set are masked, but not the last device's; none if `hide` is false."""
     settings = {"widths": (1.0, 0.5), "sizes": (6, 6, 8, 8), "test_sizes": (7, 3, 2, 5), "labels": HELD, **changes}
     place = world("transformer", **settings)
     y = place.dataset.test.y
@@ -88,26 +88,26 @@ def expected(devices: Sequence[list[list[tuple[Any, ...]]]], batch_size: int = 3
 
 @pytest.mark.parametrize("hide", [True, False])
 @pytest.mark.parametrize("block", [1, 16])
-def test_devices_own_models_are_judged_at_every_position(block: int, hide: bool, world: Callable[..., Any]) -> None:
+def test_rows_sequence_device_models_cover_every_position(block: int, hide: bool, world: Callable[..., Any]) -> None:
     """Blocks pad the shorter lists of windows; what is not hidden from a device has no metrics of its own."""
     place, method = text_world(world, hide), Standalone()
     engine = place.engine(method, devices_per_block=block)
     candidates = method.eval_targets(place.play(method, engine))
     found = by_key(evaluate(place, candidates, engine))
-    said: dict[tuple[str, str], list[Any]] = {}
+    rows_by_test: dict[tuple[str, str], list[Any]] = {}
     for number, device in enumerate(place.fleet.devices(1)):
-        weights = engine.client_states.recall(device)["weights"]
+        weights = engine.client_states.read(device)["weights"]
         for test, rows in (("global", range(len(place.dataset.test))), ("local", place.partition.test[number])):
             own = answered(device.model, weights, place, rows)
             assert found.pop((test, device.tier, device.name)) == pytest.approx(expected([own]), rel=1e-4)
-            said.setdefault((test, device.tier), []).append(own)
-    for (test, tier), devices in said.items():
+            rows_by_test.setdefault((test, device.tier), []).append(own)
+    for (test, tier), devices in rows_by_test.items():
         assert found.pop((test, tier, "")) == pytest.approx(expected(devices), rel=1e-4)
     assert not found
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedhenn", "standalone"])
-def test_methods_that_leave_models_with_devices_give_perplexity(name: str, world: Callable[..., Any]) -> None:
+def test_rows_sequence_personalized_methods_have_perplexity(name: str, world: Callable[..., Any]) -> None:
     settings = {"fedhenn": {"probe_size": 6, "strength": 0.5, "growth": "none"}}.get(name, {})
     method: Method = METHODS[name].from_settings(settings, METHODS)
     place = text_world(world, widths=(1.0,))
@@ -120,14 +120,16 @@ def test_methods_that_leave_models_with_devices_give_perplexity(name: str, world
     }
 
 
-def test_one_model_is_worth_the_same_on_the_server_and_on_devices(world: Callable[..., Any]) -> None:
+def test_rows_sequence_server_and_devices_agree(world: Callable[..., Any]) -> None:
     """Though devices look at fewer rows at a time: 3 rows a batch here, one at a time there."""
     place = text_world(world, widths=(1.0,))
     weights, engine = place.fleet.global_model.initial_weights(3), place.engine(Standalone())
-    carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
+    device_model = DeviceModel(
+        lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights}
+    )
     on_server, on_devices = (
         by_key(evaluate(place, {"one": candidate}, engine))["global", "a", ""]
-        for candidate in (tier_slices(weights), carried)
+        for candidate in (tier_slices(weights), device_model)
     )
     assert on_server.keys() == METRICS
     assert on_devices == pytest.approx(on_server, rel=1e-5)
@@ -136,14 +138,14 @@ def test_one_model_is_worth_the_same_on_the_server_and_on_devices(world: Callabl
 
 
 @pytest.mark.parametrize("tests", [("global",), ("local",)])
-def test_only_the_tests_that_were_asked_for(tests: tuple[str, ...], world: Callable[..., Any]) -> None:
+def test_rows_sequence_contain_only_selected_tests(tests: tuple[str, ...], world: Callable[..., Any]) -> None:
     place, method = text_world(world), Standalone()
     rows = evaluate(place, method.eval_targets({}), place.engine(method), tests=tests)
     assert {row.test for row in rows} == set(tests)
     assert {row.metric for row in rows} == METRICS
 
 
-def test_a_device_without_windows_of_its_own_has_no_local_rows(world: Callable[..., Any]) -> None:
+def test_rows_sequence_device_without_tests_has_no_local_row(world: Callable[..., Any]) -> None:
     place, method = text_world(world, widths=(1.0,), test_sizes=(0, 3, 2, 5)), Standalone()
     found = by_key(evaluate(place, method.eval_targets({}), place.engine(method)))
     assert {device for test, _, device in found if test == "local"} == {"", "1", "2", "3"}
@@ -151,20 +153,22 @@ def test_a_device_without_windows_of_its_own_has_no_local_rows(world: Callable[.
 
 
 @pytest.mark.parametrize("held_by", ["server", "devices"])
-def test_a_model_that_went_astray_is_still_judged(held_by: str, world: Callable[..., Any]) -> None:
+def test_rows_sequence_diverged_model_is_still_evaluated(held_by: str, world: Callable[..., Any]) -> None:
     """Finite losses whose exponential is no number: a bad result, but no reason for a run to die."""
     place = text_world(world, widths=(1.0,))
     weights = place.fleet.global_model.initial_weights(0)
     weights["decoder.classifier.weight"] = weights["decoder.classifier.weight"] * 1e6
-    carried = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
-    candidate = tier_slices(weights) if held_by == "server" else carried
+    device_model = DeviceModel(
+        lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights}
+    )
+    candidate = tier_slices(weights) if held_by == "server" else device_model
     found = by_key(evaluate(place, {"one": candidate}, place.engine(Standalone())))["global", "a", ""]
     assert found["perplexity"] == found["perplexity_of_mean"] == math.inf
     assert 0 <= found["accuracy"] < 100
     assert place.refusals == []
 
 
-def test_words_a_device_never_saw_may_be_ruled_out(world: Callable[..., Any]) -> None:
+def test_rows_sequence_unseen_logit_masks_tokens(world: Callable[..., Any]) -> None:
     """In its own windows only: there it knows all words, so a model that knows nothing guesses among those."""
     place = text_world(world, widths=(1.0,))
     zeros = {name: torch.zeros(shape) for name, shape in place.fleet.global_model.shapes().items()}
@@ -177,6 +181,6 @@ def test_words_a_device_never_saw_may_be_ruled_out(world: Callable[..., Any]) ->
         assert found["global", "a", str(number)]["perplexity"] == pytest.approx(4)
 
 
-def test_of_images_devices_say_how_many_are_right_and_nothing_else(world: Callable[..., Any]) -> None:
+def test_rows_images_device_upload_is_only_counts(world: Callable[..., Any]) -> None:
     place, method = world("convnet", widths=(1.0, 0.5)), Standalone()
     assert {row.metric for row in evaluate(place, method.eval_targets({}), place.engine(method))} == {"accuracy"}
