@@ -14,9 +14,8 @@ from ..models import compute_cost
 from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
 from ..recipe.validation import instantiate
-from ..runs.build import build
+from ..runs.build import build, build_compression
 from ..runs.clock import Clock
-from ..runs.compression import build_compression
 from ..runs.data import DataSpec, draw_server_rows, read_data_spec
 from .profiling import latency_ms, training_memory
 

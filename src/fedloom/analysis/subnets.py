@@ -22,7 +22,7 @@ from ..engines import WorkerPool
 from ..evaluation.metrics import is_correct, percent
 from ..evaluation.pareto import hypervolume, pareto_front
 from ..files import write_atomic
-from ..fleet import Ask, Engine, Fleet, Tier
+from ..fleet import Ask, Engine, Fleet, Tier, make_ask
 from ..footprints import subnet_footprint
 from ..methods._supernet import SpaceChoice, build_space
 from ..models import SPACES, Model, SearchSpace, compute_cost
@@ -249,7 +249,7 @@ class SubnetSearch:
     def _ask(self, engine: Engine) -> Ask:
         """Ask as after the last round, so that statistics are those of the run."""
         experiment = self.supernet.experiment
-        return replace(experiment, engine=engine).ask(experiment.loaded.recipe.rounds)
+        return make_ask(engine, experiment.loaded.recipe.rounds)
 
     def _with_statistics(self, tiers: list[Tier], ask: Ask) -> dict[Tier, Tensors]:
         experiment = self.supernet.experiment
