@@ -1,7 +1,6 @@
 """Engines: implementations of `ask`, the gate that every reply passes, and the transports between."""
 
 from .attacks import ATTACKS, AttackTransport, malicious, poisoned
-from .channel import Channel
 from .client_data import ClientData, build_client_data, devices_at_once
 from .client_state import ClientStates, ClientStateStore
 from .compression import Compression, DeviceEnd, ServerEnd
@@ -19,7 +18,6 @@ __all__ = [
     "ATTACKS",
     "AttackTransport",
     "BytesTransport",
-    "Channel",
     "ClientData",
     "ClientStateStore",
     "ClientStates",

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ..client import Layout, Task
-from ..fleet import Device, Reply, Request
+from ..fleet import Channel, Device, Reply, Request
 from ..tensors import Parcel, all_finite
-from .channel import Channel
 
 LARGEST = 1e18  # beyond it, sums of squares overflow in single precision
 MAX_EXAMPLES = 10**9  # that a device may claim to hold, unless a recipe sets a limit

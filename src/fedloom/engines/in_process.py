@@ -28,11 +28,10 @@ from ..client import (
     merge_plans,
     optimizer_at,
 )
-from ..fleet import Device, Fleet, Reply, Request
+from ..fleet import Channel, Device, Fleet, Reply, Request
 from ..models import Model, StepSeeds
 from ..seeds import PLAN, generator, number
 from ..tensors import Parcel, join, layout, split
-from .channel import Channel
 from .client_data import ClientData, DevicesPerBlock, block_size, pad_indices
 from .client_state import ClientStateStore
 from .gate import Gate

@@ -12,13 +12,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from ..engines.channel import Channel
 from ..engines.client_state import ClientStateStore
 from ..engines.compression import Compression, DeviceEnd
 from ..engines.in_process import InProcess, Job, make_blocks, run_block
 from ..engines.protocol import Expected
 from ..engines.task_ref import FindTask, device_from_json, task_from_json
-from ..fleet import Device, Fleet, Reply, Request
+from ..fleet import Channel, Device, Fleet, Reply, Request
 from ..tensors import Parcel, all_finite, split
 from .client_state import SavedState, Version, open_state_files
 from .messages import DTYPES, decode_request, encode_refusal, encode_reply

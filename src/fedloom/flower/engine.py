@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from flwr.app import Message
 
-from ..engines.channel import Channel
 from ..engines.gate import Refusal
 from ..engines.in_process import InProcess
 from ..engines.protocol import Expected
 from ..engines.task_ref import device_to_json, task_to_json
-from ..fleet import Device, Reply, Request
+from ..fleet import Channel, Device, Reply, Request
 from .client_state import StateVersions, Version
 from .messages import MessageClient, PendingReply, RecordEncoder, decode_reply, read_error
 from .nodes import NodeRegistry

@@ -3,7 +3,6 @@
 from .bottleneck import bottleneck
 from .convnet import convnet
 from .cost import Cost, compute_cost
-from .interface import Family, InputSpec, Outputs, Shapes
 from .layers import Scaler
 from .lenet import lenet
 from .lstm import lstm
@@ -14,6 +13,7 @@ from .preactresnet import preactresnet
 from .preresnet import preresnet
 from .search_space import SearchSpace, make_space, space_from_models
 from .splitnet import splitnet
+from .structure import Family, InputSpec, Outputs, Shapes
 from .transformer import transformer
 
 MODELS: dict[str, Family] = {

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .interface import Family, Outputs, Shapes, as_outputs
 from .layers import StaticBatchNorm, fold, support_device_axis, unfold
-from .structure import is_foldable, last_layer, layer_kinds, non_size_settings
+from .structure import Family, Outputs, Shapes, as_outputs, is_foldable, last_layer, layer_kinds, non_size_settings
 
 logger = logging.getLogger(__name__)
 

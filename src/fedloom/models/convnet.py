@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..settings import Count, Share
-from .interface import Outputs
 from .layers import zero_bias_linear
 from .normalization import Normalization, WidthSlice
+from .structure import Outputs
 
 
 def convnet(

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Share
-from .interface import Outputs, check_token_input
 from .layers import uniform_parameter, zero_bias_linear
 from .normalization import kept_channels
+from .structure import Outputs, check_token_input
 
 GATES = 4
 

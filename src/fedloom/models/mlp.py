@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .interface import Outputs
 from .layers import dense_layers, zero_bias_linear
 from .normalization import kept_channels
+from .structure import Outputs
 
 
 def mlp(

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .interface import Outputs
 from .layers import zero_bias_linear
 from .normalization import Normalization, WidthSlice
+from .structure import Outputs
 
 PerBlock = Count | tuple[Count, ...]
 """One number for all blocks of a stage, or one per block; those beyond the stage's depth are unused."""

@@ -26,7 +26,7 @@ from .batching import (
     trial_batch,
     trial_inputs,
 )
-from .interface import Family, InputSpec, Outputs, Shapes, as_outputs
+from .structure import Family, InputSpec, Outputs, Shapes, as_outputs
 
 Finding = TypeVar("Finding")
 

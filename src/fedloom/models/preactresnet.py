@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
-from .interface import Outputs
 from .layers import zero_bias_linear
 from .normalization import Normalization, WidthSlice
 from .preresnet import preactivation_stages
+from .structure import Outputs
 
 ExitPool = Literal["four", "global"]
 

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .interface import Outputs
 from .layers import zero_bias_linear
 from .normalization import Normalization, WidthSlice
+from .structure import Outputs
 
 
 def preresnet(

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
 from . import layers
-from .interface import Outputs
 from .normalization import Normalization, WidthSlice
+from .structure import Outputs
 
 Pool = Literal["intermediate", "classifier"]
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Natural, Share
-from .interface import Outputs, check_token_input
 from .layers import Scaler, uniform_parameter, zero_bias_linear
 from .normalization import WidthSlice
+from .structure import Outputs, check_token_input
 
 
 def transformer(

@@ -3,19 +3,22 @@
 import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ..client import LR_SCHEDULES, OPTIMIZERS, Schedule, Task
 from ..data import Dataset, Partition
 from ..engines import (
     ClientData,
     ClientStateStore,
+    Compression,
     Executor,
     Gate,
     InlineExecutor,
@@ -27,27 +30,29 @@ from ..engines import (
     WorkerPool,
     build_client_data,
 )
+from ..engines.compression import DOWNLINK, UPLINK
 from ..engines.gate import Report
 from ..evaluation import Evaluator, FineTune, StaticBatchNorm
 from ..evaluation.evaluator import SERVER_MODEL_REF, load_server_model
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
-from ..footprints import RULES, Aggregate, RobustAggregator, coverage_mean
+from ..footprints import RULES, Aggregate, Footprint, RobustAggregator, coverage_mean
 from ..methods import Method, fleet_problem
 from ..models import Model, build_model
 from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registry import Registry
-from ..recipe.schema import AggregationConfig, EvaluationConfig
+from ..recipe.schema import AggregationConfig, EvaluationConfig, Recipe
 from ..recipe.validation import instantiate
 from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
 from .clock import build_clock
-from .compression import build_compression, check_compression
 from .data import DataSpec, build_partition, data_spec_of, devices_own_data, read_data, read_public_examples
 from .experiment import Experiment
 from .faults import build_faults
 from .privacy import check_noise_is_secret, check_privacy
 from .state import RunState
+
+ENTRYWISE_RULES = ("median", "trimmed_mean")
 
 
 def build_fleet(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> Fleet:
@@ -137,6 +142,58 @@ def build_aggregate(aggregation: AggregationConfig) -> Aggregate:
     return RobustAggregator(rule, aggregation.low_coverage, aggregation.min_contributors) if rule else coverage_mean
 
 
+def build_compression(recipe: Recipe) -> Compression | None:
+    """None if messages are not compressed."""
+    uplink, downlink = recipe.compression.uplink, recipe.compression.downlink
+    if uplink is None and downlink is None:
+        return None
+    return Compression(
+        instantiate(UPLINK, uplink)() if uplink else None, instantiate(DOWNLINK, downlink)() if downlink else None
+    )
+
+
+def check_compression(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
+    """Raise if compression does not work together with the rest of the recipe."""
+    issues = list(_find_compression_issues(loaded.recipe, fleet, method))
+    if issues:
+        raise loaded.error(*issues)
+
+
+def _find_compression_issues(recipe: Recipe, fleet: Fleet, method: Method) -> Iterator[RecipeIssue]:
+    compression, key = build_compression(recipe), ("compression", "uplink")
+    if compression is None or compression.uplink is None or not compression.uplink.of_updates:
+        return
+    if recipe.aggregation.rule in ENTRYWISE_RULES:
+        message = f"{recipe.aggregation.rule} compares devices entry by entry, and most devices would omit most entries"
+        yield RecipeIssue(key, "CODEC_DEFENCE", message, 'use another compression, or aggregation.rule = "default"')
+    if not compression.uplink.error_feedback:
+        return
+    hint = "leave it out, or set error_feedback = false"
+    if recipe.privacy.clip is not None:
+        message = "error feedback uploads parts of earlier updates, which epsilon does not account for"
+        yield RecipeIssue(key, "PRIVACY_CODEC", message, hint)
+    methods = [part.method for part in getattr(method, "parts", ())] or [method]
+    if any(_has_moving_footprints(one, fleet) for one in methods):
+        message = f"{recipe.method.name} gives a device other weights every round: its residual would not fit them"
+        yield RecipeIssue(key, "CODEC_METHOD", message, hint)
+
+
+def _has_moving_footprints(method: Method, fleet: Fleet) -> bool:
+    """Whether a tier covers other entries of the global model in the next round."""
+    return any(
+        _plain_blocks(method.aggregation_footprint(tier, fleet, 1))
+        != _plain_blocks(method.aggregation_footprint(tier, fleet, 2))
+        for tier in fleet.active_tiers
+    )
+
+
+def _plain_blocks(footprint: Footprint) -> dict[str, list[object]]:
+    return {
+        name: [indices.tolist() if isinstance(indices, Tensor) else indices for indices in block]
+        for name, block in footprint.blocks.items()
+    }
+
+
 def check_deployment(loaded: LoadedRecipe, method: Method) -> None:
     """Raise if a method may not be used with real devices."""
     check_noise_is_secret(loaded)
@@ -219,7 +276,7 @@ def build_simulator(
     recipe, training = loaded.recipe, loaded.recipe.training
     return InProcess(
         client_data=client_data,
-        client_states=ClientStateStore(lambda device: method.init_client(device, recipe.seed, warm)),
+        client_states=ClientStateStore(partial(method.init_client, seed=recipe.seed, warm_start=warm)),
         schedule=Schedule(training.batch_size, training.epochs, training.last_batch),
         optimizer=instantiate(OPTIMIZERS, training.optimizer)(),
         lr_schedule=instantiate(LR_SCHEDULES, training.lr_schedule)(),

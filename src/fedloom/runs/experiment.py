@@ -1,4 +1,4 @@
-"""A recipe with everything it names built: all that a run needs."""
+"""An experiment: everything that a recipe names, built and ready to run."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from ..data import Dataset, Partition
 from ..engines import AttackTransport, ClientStates, Compression, InProcess, NormScreening, Refusal
 from ..evaluation import Evaluator
-from ..fleet import Ask, Engine, Fleet, Request
+from ..fleet import Engine, Fleet
 from ..footprints import Aggregate
 from ..methods import Method
 from ..recipe.load import LoadedRecipe
@@ -24,9 +24,7 @@ class Experiment:
     fleet: Fleet
     method: Method
     engine: Engine
-    simulator: (
-        InProcess  # the engine that holds the simulated devices' data; `engine` itself unless devices are elsewhere
-    )
+    simulator: InProcess  # holds the simulated devices' data; `engine` itself unless devices are elsewhere
     client_states: ClientStates
     evaluator: Evaluator
     aggregate: Aggregate
@@ -39,7 +37,3 @@ class Experiment:
     screening: NormScreening | None = None
     attack: AttackTransport | None = None
     deployed: bool = False  # real devices, with data of their own
-
-    def ask(self, round_number: int) -> Ask:
-        """Ask devices outside of a method's round: nothing is compressed, attacked or counted."""
-        return lambda task, inboxes: self.engine.ask(Request(task, inboxes, round_number))

@@ -1,4 +1,4 @@
-"""What a recipe lets go wrong, round by round: who is asked, who replies, and whether a round counts."""
+"""Faults of a recipe: which devices are asked in a round, which of them fail, and whether the round counts."""
 
 import math
 from collections import Counter
@@ -33,8 +33,8 @@ class NoQuorum(Exception):  # noqa: N818 - named for what is wrong
 
     def __init__(self, failed: int, least: float):
         needed = f"{100 * least:g} % of the needed devices" if least else "any device"
-        super().__init__(f"{failed} rounds in a row failed: in none of them {needed} replied")
-        self.hint = "events.jsonl in the run's folder has the reason for every device; or change [faults]"
+        super().__init__(f"{failed} rounds in a row failed: in none of them did {needed} reply")
+        self.hint = "events.jsonl in the run's folder has a reason for every device; or change [faults]"
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class Faults:
 
     def round_seconds(self, context: RoundContext) -> float | None:
         """Seconds of the round on the fleet's own devices: until the last reply that was waited for."""
+        if not any(tier.speed for tier in self.recipe.tiers):
+            return None
         return self.clock.round_seconds(context, context.responses.waited if self.simulated and self.applies else None)
 
     def settle(
@@ -135,7 +137,7 @@ class Faults:
         config, names = self.recipe.faults, [device.name for device in context.cohort]
         draw = generator(self.fleet.seed, DROPOUT, context.number)
         silent = math.floor(config.dropout * len(names) + draw.random())  # on average exactly that share
-        outages = {one.tier for one in config.outages if one.first <= context.number <= one.to}
+        outages = {outage.tier for outage in config.outages if outage.first <= context.number <= outage.to}
         return FaultPlan(
             outages={one.name: f"tier {one.tier} is out of reach" for one in context.cohort if one.tier in outages},
             silent=frozenset(names[index] for index in draw.permutation(len(names))[:silent]),
@@ -164,8 +166,8 @@ class Faults:
         config = self.recipe.fleet
         if config.sampling != "fixed_size":
             return math.floor(len(context.cohort) / (1 + self.recipe.faults.over_selection) + 1e-9)
-        everybody = context.number > self.recipe.rounds
-        return cohort_size(self.fleet, 1.0 if everybody else config.participation, context.number)
+        last_exchange = context.number > self.recipe.rounds
+        return cohort_size(self.fleet, 1.0 if last_exchange else config.participation, context.number)
 
     def _wanted(self, context: RoundContext, responses: Responses) -> float:
         """The same in proportion to the devices that were asked: a method need not ask the whole cohort."""

@@ -12,7 +12,7 @@ import torch
 
 from ..engines import DeviceEnd, Refusal, ServerEnd
 from ..evaluation import Row
-from ..fleet import UNCOMPRESSED, Device, RoundContext, Traffic, Transport, expected_participants
+from ..fleet import UNCOMPRESSED, Device, RoundContext, Traffic, Transport, expected_participants, make_ask
 from ..footprints import Aggregate, DPAggregator
 from ..tensors import Parcel
 from .checkpoint import Checkpoint
@@ -62,8 +62,9 @@ class _Round:
     def __init__(self, experiment: Experiment, number: int, cohort: list[Device]):
         self.experiment, self.started, self.refusals_before = experiment, time.perf_counter(), len(experiment.refusals)
         limit = experiment.loaded.recipe.admission.quarantine
-        asked = [device for device in cohort if not experiment.state.is_quarantined(device, limit)]
-        self.context = round_context(experiment, number, asked)
+        if limit is not None:
+            cohort = [device for device in cohort if not experiment.state.is_quarantined(device, limit)]
+        self.context = round_context(experiment, number, cohort)
 
     @property
     def refusals(self) -> list[Refusal]:
@@ -149,12 +150,14 @@ def evaluate(experiment: Experiment, server: Parcel, number: int, last: bool) ->
     when = experiment.loaded.recipe.evaluation.per_device
     per_device = when == "always" or (when == "last" and last)
     targets = experiment.method.eval_targets(server)
-    return experiment.evaluator.rows(targets, experiment.fleet, experiment.ask(number), number, per_device, last)
+    return experiment.evaluator.rows(
+        targets, experiment.fleet, make_ask(experiment.engine, number), number, per_device, last
+    )
 
 
 def _figures(experiment: Experiment, context: RoundContext) -> list[Row]:
     """Rows about the round as a whole."""
-    traffic, compressed = context.traffic, {}
+    traffic, recipe, compressed = context.traffic, experiment.loaded.recipe, {}
     if experiment.compression:
         compressed = {
             "bytes_down_compressed": traffic.compressed_bytes_down,
@@ -165,7 +168,7 @@ def _figures(experiment: Experiment, context: RoundContext) -> list[Row]:
         "bytes_up": traffic.bytes_up,
         **compressed,
         "simulated_seconds": experiment.faults.round_seconds(context),
-        "epsilon": compute_epsilon(experiment.loaded.recipe, context.number),
+        "epsilon": None if recipe.privacy.clip is None else compute_epsilon(recipe, context.number),
     }
     rows = [Row(context.number, "", "", "", "", name, value) for name, value in figures.items() if value is not None]
     return rows + experiment.faults.rows(experiment.state, context)
