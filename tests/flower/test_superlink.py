@@ -134,7 +134,7 @@ def test_superlink_methods_equal_in_process(
             pass
         there, local = (Checkpoints(folder / name / FOLDER).read_newest() for folder in (out, tmp_path / "here"))
         assert there is not None and local is not None
-        states = read_client_states(disks, there.about["standing"]["others"].get("run", "none"))
+        states = read_client_states(disks, there.about["state"]["run_id"])
         assert states.keys() == here.client_states.committed.keys()
         distances = [difference(there.server, local.server)]
         distances += [difference(states[device], here.client_states.committed[device]) for device in states]

@@ -15,8 +15,7 @@ from ..recipe.errors import recipe_error
 from ..recipe.load import load
 from ..recipe.paths import resolve_data_folder
 from ..recipe.registry import Registry, import_file
-from ..runs.build import assemble, build_task_registry
-from ..runs.compression import build_compression
+from ..runs.build import assemble, build_compression, build_task_registry
 from ..runs.data import devices_own_data
 from ..runs.experiment import Experiment
 
