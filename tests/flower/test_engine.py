@@ -9,9 +9,9 @@ import pytest
 import torch
 from flwr.app import Message
 
-from fedloom.engines import Channel, Compression, ServerEnd
+from fedloom.engines import Compression, ServerEnd
 from fedloom.engines.compression import HalfPrecision, float16
-from fedloom.fleet import Request, RoundContext
+from fedloom.fleet import Channel, Request, RoundContext
 from fedloom.flower import engine as engine_module
 from fedloom.flower import messages, nodes
 from fedloom.flower.engine import LEAST_LINGER, Flower, _Asking
