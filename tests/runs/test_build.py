@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.client import Constant, Milestones, Schedule, Sgd
 from fedloom.data import PREPARATIONS, DataMissing, Partition
-from fedloom.evaluation import StaticBatchNorm
+from fedloom.evaluation import BatchNormStatistics
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
@@ -27,7 +27,7 @@ def test_defaults(made):
     assert experiment.engine.optimizer == Sgd()
     assert experiment.engine.lr_schedule == Constant()
     assert experiment.method == HeteroFL()
-    assert experiment.evaluator.statistics == StaticBatchNorm()
+    assert experiment.evaluator.statistics == BatchNormStatistics()
 
 
 def test_training(made):
@@ -64,7 +64,7 @@ def test_evaluation(made):
         evaluation={"tests": ["local"], "batch_size": 11, "statistics": {"query": "per_device", "batch_size": 5}}
     )
     assert (experiment.evaluator.tests, experiment.evaluator.batch_size) == (("local",), 11)
-    assert experiment.evaluator.statistics == StaticBatchNorm(query="per_device", batch_size=5)
+    assert experiment.evaluator.statistics == BatchNormStatistics(query="per_device", batch_size=5)
 
 
 def test_preparation(made):

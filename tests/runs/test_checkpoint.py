@@ -158,20 +158,20 @@ class TestStore:
         assert read.server["weights"]["w"].eq(read.number).all()
 
 
-class TestKeeper:
+class TestCheckpointPolicy:
     def test_every_so_many_rounds(self, store: Checkpoints) -> None:
-        keeper = CheckpointPolicy(store, every=2)
+        policy = CheckpointPolicy(store, every=2)
         for number in range(1, 6):
-            keeper.after(point(number))
+            policy.after(point(number))
         assert store.numbers() == [2, 4]
-        keeper.save()
+        policy.save()
         assert store.numbers() == [2, 4, 5]
 
     def test_never_but_at_the_end(self, store: Checkpoints) -> None:
-        keeper = CheckpointPolicy(store, every=0)
-        keeper.after(point(1))
+        policy = CheckpointPolicy(store, every=0)
+        policy.after(point(1))
         assert store.numbers() == []
-        keeper.save()
+        policy.save()
         assert store.numbers() == [1]
 
     def test_by_itself_it_takes_a_twentieth_of_the_time(
@@ -186,12 +186,12 @@ class TestKeeper:
             slow(*arguments)
 
         monkeypatch.setattr(store, "save", save)
-        keeper, saved = CheckpointPolicy(store, began=0.0), 0
+        policy, saved = CheckpointPolicy(store, started=0.0), 0
         for number in range(1, 401):
             now[0] += 1.0
-            keeper.after(point(number))
-            saved += keeper.saved == number
-        assert keeper.spent <= 0.05 * now[0]
+            policy.after(point(number))
+            saved += policy.saved == number
+        assert policy.spent <= 0.05 * now[0]
         assert saved >= 15
 
 
@@ -341,7 +341,7 @@ class TestRuns:
         ({"a": 1}, {"a": 2}, ["a was 1, is 2"]),
         ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, ["a.b[1] was 2, is 3"]),
         ({"a": [1]}, {"a": [1, 2]}, ["a was [1], is [1, 2]"]),
-        ({"a": 1}, {"b": "x"}, ["a was 1, is not said", "b was not said, is 'x'"]),
+        ({"a": 1}, {"b": "x"}, ["a was 1, is not set", "b was not set, is 'x'"]),
         ({"a": 1}, {"a": 1}, []),
     ],
 )

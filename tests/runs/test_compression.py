@@ -14,8 +14,7 @@ from fedloom.fleet import Exchange, Request
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
-from fedloom.runs.build import assemble
-from fedloom.runs.compression import build_compression
+from fedloom.runs.build import assemble, build_compression
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.loop import rounds

@@ -32,7 +32,7 @@ from ..engines import (
 )
 from ..engines.compression import DOWNLINK, UPLINK
 from ..engines.gate import Report
-from ..evaluation import Evaluator, FineTune, StaticBatchNorm
+from ..evaluation import BatchNormStatistics, Evaluator, FineTune
 from ..evaluation.evaluator import SERVER_MODEL_REF, load_server_model
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
 from ..footprints import RULES, Aggregate, Footprint, RobustAggregator, coverage_mean
@@ -300,7 +300,7 @@ def build_evaluator(
         dataset=dataset,
         local_tests=[torch.from_numpy(rows) for rows in partition.test],
         seen_labels=torch.stack([client_data.seen_labels(device) for device in fleet.devices(1)]),
-        statistics=StaticBatchNorm(**config.statistics),
+        statistics=BatchNormStatistics(**config.statistics),
         batch_size=config.batch_size,
         tests=config.tests,
         candidates=config.candidates,

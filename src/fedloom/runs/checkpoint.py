@@ -1,8 +1,7 @@
-"""Runs that outlive their process: how a run stood after a round, written so that a crash at any moment costs no more
-than the rounds since.
+"""Checkpoints that survive a crash at any moment.
 
-A checkpoint is a file of tensors that changed and a small file that says where all others are. It counts from the
-moment LATEST names it; until then nothing that counted before is touched.
+A checkpoint is a file of the tensors that changed and a manifest that says where all others are. It becomes valid when
+LATEST names it; until then nothing of earlier checkpoints is touched.
 """
 
 import contextlib
@@ -25,22 +24,22 @@ from ..tensors import Parcel, Tensors
 logger = logging.getLogger(__name__)
 
 FOLDER, LATEST = "checkpoints", "LATEST"
-KEPT = 3  # newest ones; and the best
-FILES = 8  # of tensors, that one checkpoint may lie in before all is written anew
-COST = 0.05  # of a run's time, for checkpoints
+KEPT = 3  # newest checkpoints; the best one is kept too
+FILES = 8  # that the tensors of one checkpoint may be spread over before all are written again
+COST = 0.05  # share of a run's time that checkpoints may take
 
 Item = tuple[str, str]
-"""Whose it is ("" is the server, else a device's name), and the bundle."""
+"""(owner, bundle); the owner is "" for the server, else the name of a device."""
 
 
 class CorruptCheckpoint(Exception):  # noqa: N818 - named for what is wrong
-    """A checkpoint that is not as it was written."""
+    """A checkpoint file is missing, damaged or changed."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run as it stands after a round. `about` is whatever else it needs, in JSON's words. A device whose memory has
-    the stamp that it had in the last checkpoint has not changed since."""
+    """A run after a round. `about` is everything else it needs, as JSON. A device whose state has the version that it
+    had in the last checkpoint has not changed since."""
 
     number: int
     server: Parcel
@@ -51,108 +50,108 @@ class Checkpoint:
 
 @dataclass
 class Checkpoints:
-    """Those of one run. Knows what it has written, so that what did not change is not written again."""
+    """The checkpoints of one run. Tensors that did not change since the last one are not written again."""
 
     folder: Path
-    _files: dict[Item, str] = field(default_factory=dict)  # where everything lies
+    _files: dict[Item, str] = field(default_factory=dict)  # the file of every item
     _digests: dict[str, str] = field(default_factory=dict)
     _server: Parcel = field(default_factory=dict)
-    _stamps: Mapping[str, int] = field(default_factory=dict)
+    _versions: Mapping[str, int] = field(default_factory=dict)
 
-    def save(self, point: Checkpoint, score: float | None = None) -> None:
+    def save(self, checkpoint: Checkpoint, score: float | None = None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        known = self._unchanged(point)
+        known = self._find_unchanged(checkpoint)
         if len(set(known.values())) >= FILES:
             known = {}
-        new = _others(point, known)
-        name = f"{point.number:06d}.safetensors"
-        places = {**known, **dict.fromkeys(new, name)}
-        digests = {**self._digests, name: write_atomic(self.folder / name, _packed(new))}
-        said = {
-            "round": point.number,
-            "owners": ["", *point.client_states],
-            "items": [[*item, file] for item, file in places.items()],
-            "files": {file: digests[file] for file in sorted({name, *places.values()})},
-            "about": dict(point.about),
+        new = _collect_new(checkpoint, known)
+        name = f"{checkpoint.number:06d}.safetensors"
+        files = {**known, **dict.fromkeys(new, name)}
+        digests = {**self._digests, name: write_atomic(self.folder / name, _pack(new))}
+        content = {
+            "round": checkpoint.number,
+            "owners": ["", *checkpoint.client_states],
+            "items": [[*item, file] for item, file in files.items()],
+            "files": {file: digests[file] for file in sorted({name, *files.values()})},
+            "about": dict(checkpoint.about),
             "score": score,
         }
-        manifest = self.folder / f"{point.number:06d}.json"
-        write_atomic(manifest, json.dumps({**said, "sha256": _digest(said)}).encode())
+        manifest = self.folder / f"{checkpoint.number:06d}.json"
+        write_atomic(manifest, json.dumps({**content, "sha256": _digest(content)}).encode())
         sync_folder(self.folder)
         write_atomic(self.folder / LATEST, f"{manifest.name}\n".encode())
         sync_folder(self.folder)
-        self._files, self._digests, self._server, self._stamps = places, digests, point.server, dict(point.versions)
+        self._files, self._digests = files, digests
+        self._server, self._versions = checkpoint.server, dict(checkpoint.versions)
         self._prune()
 
-    def _unchanged(self, point: Checkpoint) -> dict[Item, str]:
-        still = {who for who, stamp in point.versions.items() if self._stamps.get(who) == stamp}
-        bundles = {name for name, one in point.server.items() if _same(one, self._server.get(name, {}))}
+    def _find_unchanged(self, checkpoint: Checkpoint) -> dict[Item, str]:
+        devices = {name for name, version in checkpoint.versions.items() if self._versions.get(name) == version}
+        bundles = {name for name, one in checkpoint.server.items() if _is_same(one, self._server.get(name, {}))}
         return {
-            (who, bundle): file
-            for (who, bundle), file in self._files.items()
-            if who in still or (who == "" and bundle in bundles)
+            (owner, bundle): file
+            for (owner, bundle), file in self._files.items()
+            if owner in devices or (owner == "" and bundle in bundles)
         }
 
     def read_newest(self) -> Checkpoint | None:
-        """The last good one; what had to be passed over is said."""
-        for number in self._in_order():
+        """The last valid checkpoint; those that are skipped are logged. None without any."""
+        for number in self._newest_first():
             try:
                 return self.read(number)
-            except CorruptCheckpoint as torn:
-                logger.warning("checkpoint of round %d cannot be used: %s", number, torn)
+            except CorruptCheckpoint as error:
+                logger.warning("checkpoint of round %d cannot be used: %s", number, error)
         return None
 
     def read(self, number: int) -> Checkpoint:
-        said = self._manifest(number)
-        held: dict[tuple[str, str, str], Tensors] = {}
-        for file, digest in said["files"].items():
+        manifest = self._read_manifest(number)
+        stored: dict[tuple[str, str, str], Tensors] = {}
+        for file, digest in manifest["files"].items():
             data = (self.folder / file).read_bytes() if (self.folder / file).is_file() else b""
             if hashlib.sha256(data).hexdigest() != digest:
                 raise CorruptCheckpoint(f"{file} is missing or damaged")
-            held |= {(*item, file): tensors for item, tensors in _unpacked(data).items()}
-        parcels: dict[str, dict[str, Tensors]] = {owner: {} for owner in said["owners"]}
-        for owner, bundle, file in said["items"]:
-            parcels[owner][bundle] = held[owner, bundle, file]
-        return Checkpoint(said["round"], parcels.pop(""), parcels, said["about"])
+            stored |= {(*item, file): tensors for item, tensors in _unpack(data).items()}
+        parcels: dict[str, dict[str, Tensors]] = {owner: {} for owner in manifest["owners"]}
+        for owner, bundle, file in manifest["items"]:
+            parcels[owner][bundle] = stored[owner, bundle, file]
+        return Checkpoint(manifest["round"], parcels.pop(""), parcels, manifest["about"])
 
     def numbers(self) -> list[int]:
-        """The rounds that have one, good or not."""
+        """The rounds with a checkpoint, valid or not."""
         return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
 
     def delete_after(self, number: int) -> None:
-        """What comes later was not good, or will be made again."""
-        for later in [one for one in self.numbers() if one > number]:
+        """Delete all checkpoints after this round."""
+        for later in [other for other in self.numbers() if other > number]:
             (self.folder / f"{later:06d}.json").unlink()
         self._prune()
 
-    def _in_order(self) -> list[int]:
-        """What LATEST names first, then all the others: a manifest that LATEST does not know yet may be whole too, but
-        one that it has known is surely so."""
-        newest_first = self.numbers()[::-1]
+    def _newest_first(self) -> list[int]:
+        """What LATEST names, then all earlier ones: only LATEST guarantees that a checkpoint is complete."""
+        numbers = self.numbers()[::-1]
         with contextlib.suppress(OSError, ValueError):
             named = int((self.folder / LATEST).read_text(encoding="utf-8").strip().removesuffix(".json"))
-            if named in newest_first:
-                return [named, *(one for one in newest_first if one < named)]
-        return newest_first
+            if named in numbers:
+                return [named, *(number for number in numbers if number < named)]
+        return numbers
 
-    def _manifest(self, number: int) -> dict[str, Any]:
+    def _read_manifest(self, number: int) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = json.loads((self.folder / f"{number:06d}.json").read_bytes())
-            digest = said.pop("sha256")
+            content: dict[str, Any] = json.loads((self.folder / f"{number:06d}.json").read_bytes())
+            digest = content.pop("sha256")
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise CorruptCheckpoint(f"{number:06d}.json: {type(error).__name__}") from error
-        if digest != _digest(said):
+        if digest != _digest(content):
             raise CorruptCheckpoint(f"{number:06d}.json was changed")
-        return said
+        return content
 
     def _prune(self) -> None:
-        """Keep the newest and the best, and the files that they lie in."""
+        """Delete all files but those of the newest checkpoints and of the best."""
         manifests = {}
         for number in self.numbers():
             with contextlib.suppress(CorruptCheckpoint):
-                manifests[number] = self._manifest(number)
+                manifests[number] = self._read_manifest(number)
         newest = sorted(manifests)[-KEPT:]
-        scored = [number for number, said in manifests.items() if said["score"] is not None]
+        scored = [number for number, manifest in manifests.items() if manifest["score"] is not None]
         kept = {*newest, *([max(scored, key=lambda number: (manifests[number]["score"], number))] if scored else [])}
         needed = {file for number in kept for file in manifests[number]["files"]}
         keep = needed | {f"{number:06d}.json" for number in kept}
@@ -163,82 +162,82 @@ class Checkpoints:
 
 @dataclass
 class CheckpointPolicy:
-    """Saves a run's rounds as they are done: every so many or, by itself, as often as its time allows."""
+    """Saves a checkpoint every so many rounds or, with "auto", as often as `COST` allows."""
 
     checkpoints: Checkpoints
     every: int | Literal["auto"] = "auto"
-    first: Callable[[], None] = lambda: None  # what must be on the disk before a checkpoint is
-    began: float = field(default_factory=time.perf_counter)
+    first: Callable[[], None] = lambda: None  # writes what must be on disk before the checkpoint
+    started: float = field(default_factory=time.perf_counter)
     spent: float = 0.0
     last_cost: float = 0.02
-    newest: Checkpoint | None = None  # that may not be saved yet
+    newest: Checkpoint | None = None  # maybe not saved yet
     saved: int = 0
     score: float | None = None
 
-    def after(self, point: Checkpoint, score: float | None = None) -> None:
-        self.newest, self.score = point, score
-        if self._due(point.number):
+    def after(self, checkpoint: Checkpoint, score: float | None = None) -> None:
+        self.newest, self.score = checkpoint, score
+        if self._is_due(checkpoint.number):
             self.save()
 
-    def _due(self, number: int) -> bool:
+    def _is_due(self, number: int) -> bool:
         if self.every == "auto":
-            return self.spent + self.last_cost <= COST * (time.perf_counter() - self.began)
+            return self.spent + self.last_cost <= COST * (time.perf_counter() - self.started)
         return self.every > 0 and number % self.every == 0
 
     def save(self) -> None:
-        """Whatever is not saved yet."""
+        """Save the newest checkpoint, unless it is saved already."""
         if self.newest is None or self.newest.number == self.saved:
             return
-        began = time.perf_counter()
+        started = time.perf_counter()
         self.first()
         self.checkpoints.save(self.newest, self.score)
-        self.saved, self.last_cost = self.newest.number, time.perf_counter() - began
+        self.saved, self.last_cost = self.newest.number, time.perf_counter() - started
         self.spent += self.last_cost
 
 
-def _same(tensors: Tensors, before: Tensors) -> bool:
+def _is_same(tensors: Tensors, before: Tensors) -> bool:
     return tensors.keys() == before.keys() and all(before[name] is tensor for name, tensor in tensors.items())
 
 
-def _others(point: Checkpoint, known: Mapping[Item, str]) -> dict[Item, Tensors]:
-    """All that is not known, read only where that is so."""
-    made: dict[Item, Tensors] = {("", name): one for name, one in point.server.items() if ("", name) not in known}
-    safe = {who for who, _ in known}
-    for who in point.client_states:
-        if who not in safe:
-            made |= {(who, bundle): tensors for bundle, tensors in point.client_states[who].items()}
-    return made
+def _collect_new(checkpoint: Checkpoint, known: Mapping[Item, str]) -> dict[Item, Tensors]:
+    """Items that are not stored yet. States of other devices are not even read: that may be slow."""
+    new: dict[Item, Tensors] = {("", name): one for name, one in checkpoint.server.items() if ("", name) not in known}
+    stored = {owner for owner, _ in known}
+    for device in checkpoint.client_states:
+        if device not in stored:
+            new |= {(device, bundle): tensors for bundle, tensors in checkpoint.client_states[device].items()}
+    return new
 
 
-def _packed(items: Mapping[Item, Tensors]) -> bytes:
-    """Tensors under numbers, for names may be anything; one that several items share is written once."""
+def _pack(items: Mapping[Item, Tensors]) -> bytes:
+    """Tensors are stored under numbers, since names are arbitrary; one that several items share is stored once."""
     numbers: dict[tuple[Any, ...], str] = {}
     flat: dict[str, Tensor] = {}
     entries = []
     for item, tensors in items.items():
         listed = {}
         for name, tensor in tensors.items():
-            same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else ()
-            number = numbers.get(same) if same else None
+            identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else ()
+            number = numbers.get(identity) if identity else None
             if number is None:
                 number = str(len(flat))
                 flat[number] = tensor.detach().contiguous().clone()
-                if same:
-                    numbers[same] = number
+                if identity:
+                    numbers[identity] = number
             listed[name] = number
         entries.append([*item, listed])
     return save(flat, {"items": json.dumps(entries)})
 
 
-def _unpacked(data: bytes) -> dict[Item, Tensors]:
+def _unpack(data: bytes) -> dict[Item, Tensors]:
     try:
         flat = load(data)
         size = int.from_bytes(data[:8], "little")
         entries = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["items"])
-        return {(who, bundle): {name: flat[one] for name, one in listed.items()} for who, bundle, listed in entries}
+        return {(owner, bundle): {n: flat[number] for n, number in listed.items()} for owner, bundle, listed in entries}
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise CorruptCheckpoint(f"{type(error).__name__}: {error}") from error
 
 
-def _digest(said: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""How long a round would take on the fleet's own devices: a figure that does not depend on the machine that simulates.
+"""Simulated time of a round on the fleet's devices, independent of the machine that simulates.
 
-The slowest device decides: its bytes over its bandwidth, then three passes' worth of multiply-adds for each example it
-trains on over its speed; and after that the server. Where devices may fail, whoever is still waited for decides.
+A device needs its bytes over its bandwidth plus its multiply-adds over its speed. A round takes as long as the slowest
+device that the server waits for, plus the server's own work.
 """
 
 from collections.abc import Iterable
@@ -24,45 +24,42 @@ class Clock:
     device_speeds: DeviceSpeeds
 
     def knows(self, tiers: Iterable[str]) -> bool:
-        """Whether the recipe says how fast these are."""
-        return all(tier in self._able for tier in tiers)
+        """Whether the recipe gives speed and bandwidth of all these tiers."""
+        return all(tier in self._tier_speeds for tier in tiers)
 
     def seconds(self, device: Device, moved: int, examples: int) -> float:
-        """Of one device that has moved so many bytes and trains on so many examples as often as the recipe says."""
-        (speed, bandwidth), pace, part = (
-            self._able[device.tier],
-            self.device_speeds.get(device.name, DeviceSpeed()),
-            self.recipe.training,
-        )
-        steps = part.epochs * -(-examples // part.batch_size)
-        work = self.method.device_macs(device.model, part.epochs * examples, steps)
-        return moved / (bandwidth * pace.bandwidth) + work / (speed * pace.speed)
+        """Seconds of one device that moves this many bytes and trains on this many examples as the recipe says."""
+        training, (speed, bandwidth) = self.recipe.training, self._tier_speeds[device.tier]
+        factor = self.device_speeds.get(device.name, DeviceSpeed())
+        steps = training.epochs * -(-examples // training.batch_size)
+        macs = self.method.device_macs(device.model, training.epochs * examples, steps)
+        return moved / (bandwidth * factor.bandwidth) + macs / (speed * factor.speed)
 
     def round_seconds(self, context: RoundContext, waited: float | None = None) -> float | None:
-        """Seconds of a round; None unless the recipe says how fast every tier that was asked is. `waited`: until when
-        the server waited, where devices may fail."""
+        """Seconds of a round; None unless the speed of every asked tier is known. `waited`: how long the server waited
+        for replies, if devices may fail."""
         traffic, speed = context.traffic, self.recipe.fleet.server_speed
         if not self.knows(traffic.devices[name].tier for name in traffic.compressed_by_device):
             return None
-        held = {name: traffic.examples.get(name, 0) for name in traffic.compressed_by_device}
-        server_macs = self.method.server_macs(context.fleet.global_model, sum(held.values()))
+        examples = {name: traffic.examples.get(name, 0) for name in traffic.compressed_by_device}
+        server_macs = self.method.server_macs(context.fleet.global_model, sum(examples.values()))
         if server_macs and speed is None:
             return None
         seconds = (
-            self.seconds(traffic.devices[name], moved, held[name])
+            self.seconds(traffic.devices[name], moved, examples[name])
             for name, moved in traffic.compressed_by_device.items()
         )
         slowest = max(seconds, default=0.0) if waited is None else waited
         return slowest + server_macs / (speed or 1.0)
 
     @cached_property
-    def _able(self) -> dict[str, tuple[float, float]]:
-        return {one.name: (one.speed, one.bandwidth) for one in self.recipe.tiers if one.speed and one.bandwidth}
+    def _tier_speeds(self) -> dict[str, tuple[float, float]]:
+        return {t.name: (t.speed, t.bandwidth) for t in self.recipe.tiers if t.speed and t.bandwidth}
 
 
 def build_clock(loaded: LoadedRecipe, method: Method, fleet: Fleet) -> Clock:
-    said = loaded.recipe.faults.stragglers
+    config = loaded.recipe.faults.stragglers
     try:
-        return Clock(loaded.recipe, method, instantiate(STRAGGLERS, said)(fleet) if said else {})
+        return Clock(loaded.recipe, method, instantiate(STRAGGLERS, config)(fleet) if config else {})
     except ValueError as error:
         raise loaded.error(RecipeIssue(("faults", "stragglers"), "RECIPE_VALUE", str(error))) from error

@@ -1,4 +1,4 @@
-"""A recipe's data: what is read, what can be told without reading, and who holds which examples."""
+"""A recipe's data: reading it, its shape without reading it, and the partition among devices."""
 
 import inspect
 from dataclasses import dataclass, replace
@@ -34,8 +34,8 @@ from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRE
 def read_data(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Dataset:
     data = loaded.recipe.data
     reader = registry.datasets[data.dataset]
-    place = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
-    dataset = reader(**place, **data.settings)
+    where = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
+    dataset = reader(**where, **data.settings)
     if data.validation is not None:
         dataset = dataset.with_validation_split(torch.from_numpy(draw_validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
@@ -44,17 +44,17 @@ def read_data(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Dataset
 
 
 def draw_validation_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
-    """The same for every seed: what is chosen by them must be chosen for all seeds."""
+    """Indices of the validation examples, the same for every seed: settings are tuned for all seeds together."""
     count = loaded.recipe.data.validation or 0
     if count >= examples:
-        said = f"there are only {examples} training examples in all"
-        raise loaded.error(RecipeIssue(("data", "validation"), "RECIPE_VALUE", said, value=count))
+        message = f"there are only {examples} training examples in all"
+        raise loaded.error(RecipeIssue(("data", "validation"), "RECIPE_VALUE", message, value=count))
     return hold_out(examples, count, generator(0, VALIDATION))
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A recipe's data as far as models and partitions can tell."""
+    """What models and partitions need to know of the data."""
 
     input_shape: tuple[int, ...]
     stored_shape: tuple[int, ...]
@@ -64,18 +64,18 @@ class DataSpec:
 
 
 def read_data_spec(loaded: LoadedRecipe, registry: Registry, folder: Path) -> DataSpec:
-    """From what is known of the data set, with made-up balanced labels; of an unknown set from its files."""
+    """From what is known of a built-in data set, with synthetic balanced labels; any other is read."""
     data = loaded.recipe.data
-    ours = registry.datasets[data.dataset] is DATASETS.get(data.dataset)
-    info = lookup_dataset_info(data.dataset, data.settings) if ours else None
+    built_in = registry.datasets[data.dataset] is DATASETS.get(data.dataset)
+    info = lookup_dataset_info(data.dataset, data.settings) if built_in else None
     if info is None:
         return data_spec_of(read_data(loaded, registry, folder))
     prepare = PREPARATIONS[data.preparation or info.preparation]
-    made_up = prepare(torch.zeros(1, *info.shape, dtype=torch.uint8 if info.tokens is None else torch.int64))
-    held = len(draw_validation_rows(loaded, info.train))
-    info = replace(info, train=info.train - held, test=held) if held else info
+    prepared = prepare(torch.zeros(1, *info.shape, dtype=torch.uint8 if info.tokens is None else torch.int64))
+    held_out = len(draw_validation_rows(loaded, info.train))
+    info = replace(info, train=info.train - held_out, test=held_out) if held_out else info
     labels = synthetic_labels(info, data.test_examples)
-    return DataSpec(tuple(made_up.shape[1:]), info.shape, labels, info.tokens, prepare)
+    return DataSpec(tuple(prepared.shape[1:]), info.shape, labels, info.tokens, prepare)
 
 
 def data_spec_of(dataset: Dataset) -> DataSpec:
@@ -84,7 +84,7 @@ def data_spec_of(dataset: Dataset) -> DataSpec:
 
 
 def read_public_examples(loaded: LoadedRecipe, registry: Registry, folder: Path, dataset: Dataset) -> Tensor | None:
-    """What the server has, as it is stored; None if the recipe gives it nothing."""
+    """The server's unlabeled examples as they are stored; None if the recipe gives it none."""
     part = loaded.recipe.data.public
     if part is None:
         return None
@@ -95,66 +95,67 @@ def read_public_examples(loaded: LoadedRecipe, registry: Registry, folder: Path,
             return dataset.train.x
         case "dataset":
             other = loaded.with_document({**loaded.recipe.document(), "data": {"dataset": part.dataset}})
-            return _alike(loaded, read_data(other, registry, folder).train.x, dataset.train.x)[: part.examples]
+            examples = read_data(other, registry, folder).train.x
+            return _check_same_shape(loaded, examples, dataset.train.x)[: part.examples]
 
 
-def _alike(loaded: LoadedRecipe, public: Tensor, own: Tensor) -> Tensor:
-    if public.shape[1:] == own.shape[1:] and public.dtype == own.dtype:
+def _check_same_shape(loaded: LoadedRecipe, public: Tensor, local: Tensor) -> Tensor:
+    if public.shape[1:] == local.shape[1:] and public.dtype == local.dtype:
         return public
-    said = f"its examples are of shape {tuple(public.shape[1:])}, the devices' of {tuple(own.shape[1:])}"
-    raise loaded.error(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", said))
+    message = f"its examples have shape {tuple(public.shape[1:])}, the devices' have {tuple(local.shape[1:])}"
+    raise loaded.error(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", message))
 
 
 def draw_server_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
-    """The training examples that no device gets, because the server has them."""
+    """Indices of the training examples that the server holds and no device gets."""
     part = loaded.recipe.data.public
     count = part.examples if part is not None and part.source == "holdout" else 0
     if count >= examples:
-        said = f"there are only {examples} training examples in all"
-        raise loaded.error(RecipeIssue(("data", "public", "examples"), "RECIPE_VALUE", said, value=count))
+        message = f"there are only {examples} training examples in all"
+        raise loaded.error(RecipeIssue(("data", "public", "examples"), "RECIPE_VALUE", message, value=count))
     return hold_out(examples, count, generator(loaded.recipe.seed, PUBLIC))
 
 
 def devices_own_data(loaded: LoadedRecipe) -> bool:
-    """Whether devices have data that the server knows nothing of."""
+    """Whether devices bring their own data, unknown to the server."""
     return bool(loaded.recipe.data.partition["kind"] == "own")
 
 
 def build_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
     if devices_own_data(loaded) and loaded.recipe.engine.kind != "flower":
-        said, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
-        raise loaded.error(RecipeIssue(("data", "partition"), "DEPLOYMENT", said, hint))
+        message, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
+        raise loaded.error(RecipeIssue(("data", "partition"), "DEPLOYMENT", message, hint))
     if not devices_own_data(loaded) and data.devices > len(labels.train):
-        said = f"there are only {len(labels.train)} training examples for {data.devices} devices"
-        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
+        message = f"there are only {len(labels.train)} training examples for {data.devices} devices"
+        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))
     try:
-        made = _partition(loaded, labels)
+        partition = _draw_partition(loaded, labels)
     except ValueError as error:
         raise loaded.error(RecipeIssue(("data", "partition"), "RECIPE_VALUE", str(error))) from error
-    if len(made.train) != data.devices:
-        said = f"the partition is for {len(made.train)} devices, the recipe has {data.devices}"
-        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", said, value=data.devices))
-    made = limit_examples(made, data.max_examples, generator(seed, MAX_EXAMPLES))
+    if len(partition.train) != data.devices:
+        message = f"the partition is for {len(partition.train)} devices, the recipe has {data.devices}"
+        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))
+    partition = limit_examples(partition, data.max_examples, generator(seed, MAX_EXAMPLES))
     if data.subsample:
-        made = subsample(made, data.subsample.devices, data.subsample.keep, generator(seed, SUBSAMPLE))
+        partition = subsample(partition, data.subsample.devices, data.subsample.keep, generator(seed, SUBSAMPLE))
     return correlate_tiers_with_labels(
-        made, labels, data.tier_label_correlation, generator(seed, TIER_LABEL_CORRELATION)
+        partition, labels, data.tier_label_correlation, generator(seed, TIER_LABEL_CORRELATION)
     )
 
 
-def _partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
-    """Of what the server leaves; a map from a file must do so by itself."""
+def _draw_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
+    """Partition the examples that the server does not hold; a partition from a file must leave those out itself."""
     data, draw = loaded.recipe.data, generator(loaded.recipe.seed, PARTITION)
-    cut, kept_back = instantiate(PARTITIONS, data.partition), draw_server_rows(loaded, len(labels.train))
-    if not len(kept_back):
-        made: Partition = cut(labels, data.devices, draw)
-        return made
+    split, reserved = instantiate(PARTITIONS, data.partition), draw_server_rows(loaded, len(labels.train))
+    if not len(reserved):
+        partition: Partition = split(labels, data.devices, draw)
+        return partition
     if data.partition["kind"] == "file":
-        made = cut(labels, data.devices, draw)
-        if any(np.isin(rows, kept_back).any() for rows in made.train):
+        partition = split(labels, data.devices, draw)
+        if any(np.isin(rows, reserved).any() for rows in partition.train):
             raise ValueError("the partition gives devices examples that data.public holds out for the server")
-        return made
-    left = np.delete(np.arange(len(labels.train)), kept_back)
-    made = cut(labels.select_train(left), data.devices, draw)
-    return Partition(tuple(left[rows] for rows in made.train), made.test)
+        return partition
+    left = np.delete(np.arange(len(labels.train)), reserved)
+    partition = split(labels.select_train(left), data.devices, draw)
+    return Partition(tuple(left[rows] for rows in partition.train), partition.test)

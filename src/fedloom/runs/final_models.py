@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from ..client import Client, ClientResult, Schedule, with_batchnorm_statistics
 from ..engines.in_process import Job, make_blocks, run_block
 from ..evaluation.cka import cka_map, features
-from ..fleet import Device, DeviceModel, ModelWeights, Request, ServerModel, Tier
+from ..fleet import Device, DeviceModel, ModelWeights, Request, ServerModel, Tier, make_ask
 from ..tensors import Parcel
 from .experiment import Experiment
 from .folder import RunWriter
@@ -22,7 +22,7 @@ CKA_EXAMPLES = 128
 def save_models(experiment: Experiment, server: Parcel, number: int, writer: RunWriter) -> None:
     """Save every tier's model with its batch-norm statistics; if the server has no complete model, its weights."""
     fleet = experiment.fleet
-    ask = experiment.ask(number)
+    ask = make_ask(experiment.engine, number)
     targets = experiment.method.eval_targets(server)
     if "weights" in server and not any(isinstance(target, ServerModel) for target in targets.values()):
         writer.write_tensors(SHARED_FILE, server["weights"])

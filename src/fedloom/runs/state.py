@@ -1,4 +1,4 @@
-"""What a run must know of its past beside server state and device states. Small, and all JSON."""
+"""What a run knows of its earlier rounds besides server state and client states. Small, and all JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -28,8 +28,8 @@ class RunState:
 
         An admitted reply resets the count; a reply that never came changes nothing.
         """
-        refused = {one.device for one in refusals if one.code in CODES}
-        named = {one.device for one in refusals}
+        refused = {refusal.device for refusal in refusals if refusal.code in CODES}
+        named = {refusal.device for refusal in refusals}
         quarantined = []
         for name in sorted(device.name for device in context.cohort if device.name in context.traffic.devices):
             if name not in named:
@@ -37,7 +37,7 @@ class RunState:
             elif name in refused:
                 self.refused_in_a_row[name] = self.refused_in_a_row.get(name, 0) + 1
                 if self.refused_in_a_row[name] == limit:
-                    reason = f"refused {limit} rounds in a row: it is not asked any more"
+                    reason = f"refused {limit} rounds in a row: not asked any more"
                     quarantined.append(Refusal(name, "QUARANTINE", reason))
         return quarantined
 
@@ -45,7 +45,7 @@ class RunState:
         return asdict(self)
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Become what was saved; fields that were not saved are as at the start."""
+        """Set all fields to what was saved; those that were not saved are as at the start."""
         fresh = RunState()
-        for one in fields(self):
-            setattr(self, one.name, document.get(one.name, getattr(fresh, one.name)))
+        for item in fields(self):
+            setattr(self, item.name, document.get(item.name, getattr(fresh, item.name)))
