@@ -28,7 +28,7 @@ from fedloom.engines import (
     ServerEnd,
     build_client_data,
 )
-from fedloom.evaluation import Evaluator, StaticBatchNorm
+from fedloom.evaluation import BatchNormStatistics, Evaluator
 from fedloom.fleet import (
     UNCOMPRESSED,
     ByteCounter,
@@ -178,13 +178,13 @@ class World:
             engine.commit(number)
         return server
 
-    def evaluator(self, statistics: StaticBatchNorm | None = None, **changes: Any) -> Evaluator:
+    def evaluator(self, statistics: BatchNormStatistics | None = None, **changes: Any) -> Evaluator:
         held = build_client_data(self.dataset, self.partition, self.fleet)
         made = Evaluator(
             dataset=self.dataset,
             local_tests=[torch.from_numpy(rows) for rows in self.partition.test],
             seen_labels=torch.stack([held.seen_labels(device) for device in self.fleet.devices(1)]),
-            statistics=statistics or StaticBatchNorm(batch_size=5),
+            statistics=statistics or BatchNormStatistics(batch_size=5),
         )
         return replace(made, **changes)
 

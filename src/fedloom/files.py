@@ -36,9 +36,18 @@ def sync_files(paths: Iterable[Path]) -> None:
 
 
 def read_json_lines(path: Path, strict: bool = False) -> Iterator[Any]:
-    """The values of a file with one JSON value per line. Unless `strict`, the file may be missing, and a last line that
-    is still being written is skipped."""
+    """The values of a file with one JSON value per line.
+
+    Unless `strict`, the file may be missing, and lines that a crash cut off or that are still being written are skipped.
+    """
     if not (strict or path.is_file()):
         return
     with path.open(encoding="utf-8") as file:
-        yield from (json.loads(line) for line in file if strict or line.endswith("\n"))
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                if strict:
+                    raise
+                continue
+            yield value

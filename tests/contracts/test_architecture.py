@@ -1,6 +1,7 @@
 """Rules of the architecture that no linter knows."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,12 @@ from fedloom.methods import METHODS
 SOURCE = Path(fedloom.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 METHOD_FILES = [path for path in (SOURCE / "methods").glob("*.py") if path.name not in ("__init__.py", "method.py")]
-OF_METHODS = {kind.__module__.rpartition(".")[2] for kind in METHODS.values()}
-SHARED_ROOMS = ("client", "fleet", "footprints", "evaluation")
+METHOD_MODULES = {kind.__module__.rpartition(".")[2] for kind in METHODS.values()}
+SHARED_FOLDERS = ("client", "fleet", "footprints", "evaluation")
+ENGINES = {"InProcess", "Flower", "DryRun", "WorkerPool", "Lockstep", "InlineExecutor", "CompositeEngine"}
+RETIRED = re.compile(
+    r"\b(said|told|whom|whoever|nobody|errand|seat|convoy|diary|homes|knocking|at_ease|company)\b", re.IGNORECASE
+)
 
 
 def name_of(path: Path) -> str:
@@ -41,12 +46,12 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((module, alias.name) for alias in node.names)
 
 
-def test_the_source_is_found() -> None:
+def test_source_files_are_found() -> None:
     assert len(FILES) > 50
     assert {"fedavg.py", "heterofl.py"} <= {path.name for path in METHOD_FILES}
 
 
-def test_only_fit_steps_an_optimiser() -> None:
+def test_optimizer_step_is_called_in_fit_only() -> None:
     """Every method trains through the one loop."""
     stepping = {
         name_of(path)
@@ -57,8 +62,8 @@ def test_only_fit_steps_an_optimiser() -> None:
 
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=name_of)
-def test_no_method_imports_another(path: Path) -> None:
-    names = {other.stem for other in METHOD_FILES if other != path and other.stem in OF_METHODS}
+def test_method_file_imports_no_other_method(path: Path) -> None:
+    names = {other.stem for other in METHOD_FILES if other != path and other.stem in METHOD_MODULES}
     others = {f"fedloom.methods.{name}" for name in names}
     for module, name in imported(path):
         assert module not in others
@@ -72,57 +77,54 @@ def public_functions(path: Path) -> Iterator[str]:
 
 
 def users_of_shared_helpers() -> dict[tuple[str, str], set[str]]:
-    """(room, function) -> the files that use it, its own included if it is called there."""
+    """(folder, function) -> the files that use it, its own included if it is called there."""
     used: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    homes = {
-        (room, function): name_of(path)
-        for room in SHARED_ROOMS
-        for path in (SOURCE / room).glob("*.py")
+    defined_in = {
+        (folder, function): name_of(path)
+        for folder in SHARED_FOLDERS
+        for path in (SOURCE / folder).glob("*.py")
         for function in public_functions(path)
     }
     for path in FILES:
         if path.name == "__init__.py":
-            continue  # handing on is not using
+            continue  # a re-export is no use
         for module, name in imported(path):
-            room = module.removeprefix("fedloom.").split(".")[0]
-            if (room, name) in homes:
-                used[room, name].add(name_of(path))
+            folder = module.removeprefix("fedloom.").split(".")[0]
+            if (folder, name) in defined_in:
+                used[folder, name].add(name_of(path))
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                for room in SHARED_ROOMS:
-                    if homes.get((room, node.id)) == name_of(path):
-                        used[room, node.id].add(name_of(path))
-    return {helper: used[helper] for helper in homes}
+                for folder in SHARED_FOLDERS:
+                    if defined_in.get((folder, node.id)) == name_of(path):
+                        used[folder, node.id].add(name_of(path))
+    return {helper: used[helper] for helper in defined_in}
 
 
-def test_helpers_are_found_where_they_are_used() -> None:
-    """The check below would pass on nothing."""
+def test_users_of_shared_helpers_are_found() -> None:
+    """The next test would pass on nothing."""
     users = users_of_shared_helpers()
     assert {"methods/standalone.py", "methods/heterofl.py"} <= users["client", "fit"]
     assert "client/losses.py" in users["client", "cross_entropy"]
 
 
-def test_a_helper_of_one_method_lives_in_that_methods_file() -> None:
+def test_helper_of_one_method_is_in_its_file() -> None:
     of_one_method = {
-        helper: users
+        helper
         for helper, users in users_of_shared_helpers().items()
-        if len(users) == 1 and users <= {f"methods/{name}.py" for name in OF_METHODS}
+        if len(users) == 1 and users <= {f"methods/{name}.py" for name in METHOD_MODULES}
     }
-    places = {
-        ("footprints", place) for place in ("leading", "centered", "rolling")
-    }  # where a footprint lies: a set of values
-    assert of_one_method.keys() <= places
+    assert of_one_method <= {("footprints", slicer) for slicer in ("leading", "centered", "rolling")}  # a set of values
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_nothing_prints_and_nothing_runs_text(path: Path) -> None:
+def test_source_calls_no_print_eval_or_exec(path: Path) -> None:
     called = {call.func.id for call in calls(tree_of(path)) if isinstance(call.func, ast.Name)}
     assert called.isdisjoint({"print", "eval", "exec"})
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_nothing_is_pickled(path: Path) -> None:
-    """Also not by torch: what is read from a file or a message must not be able to run."""
+def test_source_uses_no_pickle(path: Path) -> None:
+    """Not by torch either: what is read from a file or a message must not be able to run."""
     roots = {module.split(".")[0] for module, _ in imported(path)}
     assert roots.isdisjoint({"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
     attributes = {
@@ -134,10 +136,47 @@ def test_nothing_is_pickled(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_only_its_own_room_needs_flower(path: Path) -> None:
-    """And nobody enters it unless a recipe asks for it."""
+def test_flwr_is_imported_in_flower_folder_only(path: Path) -> None:
+    """And that folder is imported when a recipe or a command asks for it, not with the package."""
     if name_of(path).startswith("flower/"):
         return
     assert "flwr" not in {module.split(".")[0] for module, _ in imported(path)}
-    at_once = [node for node in tree_of(path).body if isinstance(node, ast.ImportFrom)]
-    assert not any("flower" in (node.module or "") for node in at_once)
+    if not name_of(path).startswith("deploy/"):
+        at_import = [node for node in tree_of(path).body if isinstance(node, ast.ImportFrom)]
+        assert not any("flower" in (node.module or "") for node in at_import)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_engines_are_not_told_apart_by_class(path: Path) -> None:
+    """Nor is anything cast to one."""
+    for call in calls(tree_of(path)):
+        if isinstance(call.func, ast.Name) and call.func.id in ("isinstance", "cast"):
+            names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+            assert names.isdisjoint(ENGINES), f"{name_of(path)}:{call.lineno}"
+
+
+def test_public_type_names_are_defined_once() -> None:
+    defined: defaultdict[str, set[str]] = defaultdict(set)
+    for path in FILES:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined[node.name].add(name_of(path))
+    assert {name: files for name, files in defined.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_source_uses_no_retired_word(path: Path) -> None:
+    assert RETIRED.findall(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_strings_in_source_import_nothing(path: Path) -> None:
+    """Source text that imports the package would pass by the check of the layers."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert not re.search(r"^\s*(from fedloom[\w.]* import|import fedloom)", node.value, re.MULTILINE) or (
+                name_of(path) in ALLOWED_SOURCE_TEXT
+            ), f"{name_of(path)}:{node.lineno}"
+
+
+ALLOWED_SOURCE_TEXT = {"export/card.py"}  # model cards show users how to load a file

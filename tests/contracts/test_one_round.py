@@ -1,4 +1,4 @@
-"""One round is short enough to be read: the files that run in it are counted, and the page that explains it is checked."""
+"""One round can be read: the files that run in it are counted, and the page that explains it is checked."""
 
 import re
 import sys

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data import Preparation
-from fedloom.evaluation import StaticBatchNorm
+from fedloom.evaluation import BatchNormStatistics
 from fedloom.fleet import Request, Tier, make_nested_tiers
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import build_model
@@ -22,7 +22,7 @@ def norm_first() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, 4))
 
 
-def filled(place: Any, query: StaticBatchNorm, tier: Tier | None = None, listener: Any = None) -> Mapping[str, Tensor]:
+def filled(place: Any, query: BatchNormStatistics, tier: Tier | None = None, listener: Any = None) -> Mapping[str, Tensor]:
     engine = place.engine(METHOD)
     fleet, tier = place.fleet, tier or place.fleet.largest
 
@@ -50,7 +50,7 @@ def test_fill_per_device_weights_by_batches(world: Callable[..., Any]) -> None:
     place = norm_first_world(world, (2, 5, 9))
     data = place.dataset
     each = [mean_and_variance(data.preparation(data.train.x[torch.as_tensor(rows)])) for rows in place.partition.train]
-    made = filled(place, StaticBatchNorm("per_device", 10))
+    made = filled(place, BatchNormStatistics("per_device", 10))
     assert float(made["0.running_mean"]) == pytest.approx(sum(mean for mean, _ in each) / 3, abs=1e-5)
     assert float(made["0.running_var"]) == pytest.approx(sum(variance for _, variance in each) / 3, abs=1e-5)
 
@@ -63,14 +63,14 @@ def test_fill_device_with_more_batches_counts_more(world: Callable[..., Any]) ->
     x[4:] = x[4]  # all alike, so that how they are shuffled into batches does not matter
     first = mean_and_variance(place.dataset.preparation(x[:4]))[0]
     second = mean_and_variance(place.dataset.preparation(x[4:5]))[0]
-    made = filled(place, StaticBatchNorm("per_device", 4))
+    made = filled(place, BatchNormStatistics("per_device", 4))
     assert float(made["0.running_mean"]) == pytest.approx((first + 2 * second) / 3, abs=1e-5)
 
 
 def test_fill_pooled_batches_mix_devices(world: Callable[..., Any]) -> None:
     place = norm_first_world(world, (2, 5, 9))
     mean, variance = mean_and_variance(place.dataset.preparation(place.dataset.train.x))
-    made = filled(place, StaticBatchNorm("pooled", 16))
+    made = filled(place, BatchNormStatistics("pooled", 16))
     assert float(made["0.running_mean"]) == pytest.approx(mean, abs=1e-5)
     assert float(made["0.running_var"]) == pytest.approx(variance, abs=1e-5)
 
@@ -84,7 +84,7 @@ def test_fill_pooled_and_per_device_differ(world: Callable[..., Any]) -> None:
     x.copy_(x // 4)
     x[8:] += 150
     pooled, apart = (
-        float(filled(place, StaticBatchNorm(query, 8))["0.running_var"]) for query in ("pooled", "per_device")
+        float(filled(place, BatchNormStatistics(query, 8))["0.running_var"]) for query in ("pooled", "per_device")
     )
     assert pooled > 1.5 * apart
 
@@ -94,7 +94,7 @@ def test_fill_per_device_asks_only_capable_devices(world: Callable[..., Any]) ->
     large, small = place.fleet.tiers
     for tier, names in ((large, ["0", "1", "2"]), (small, ["0", "1", "2", "3", "4", "5"])):
         replies: list[Any] = []
-        made = filled(place, StaticBatchNorm("per_device", 4), tier, replies)
+        made = filled(place, BatchNormStatistics("per_device", 4), tier, replies)
         assert sorted(reply.device.name for reply in replies) == names
         assert {reply.device.model for reply in replies} == {tier.model}
         assert {name: made[name].shape for name in tier.model.statistics()} == dict(tier.model.statistics())
@@ -104,7 +104,7 @@ def test_collect_upload_is_sums_and_a_count(world: Callable[..., Any]) -> None:
     """Per norm layer 8 bytes a channel, and 4 for the number of batches."""
     place = world(sizes=(4, 4))
     replies: list[Any] = []
-    filled(place, StaticBatchNorm("per_device", 4), None, replies)
+    filled(place, BatchNormStatistics("per_device", 4), None, replies)
     channels = 4 + 6
     assert [payload_bytes(reply.upload) for reply in replies] == [8 * channels + 4] * 2
 
@@ -114,7 +114,7 @@ def test_collect_max_batches_bounds_the_count(world: Callable[..., Any]) -> None
     counts = []
     for limit in (None, 1, 2, 100):
         replies: list[Any] = []
-        filled(place, StaticBatchNorm("per_device", 4, limit), None, replies)
+        filled(place, BatchNormStatistics("per_device", 4, limit), None, replies)
         counts.append([float(reply.upload["count"]["batches"]) for reply in replies])
     assert counts == [[3, 3], [1, 1], [2, 2], [3, 3]]
 
@@ -122,7 +122,7 @@ def test_collect_max_batches_bounds_the_count(world: Callable[..., Any]) -> None
 def test_fill_other_normalization_asks_no_device(world: Callable[..., Any]) -> None:
     place = world(normalization="group")
     replies: list[Any] = []
-    made = filled(place, StaticBatchNorm(), None, replies)
+    made = filled(place, BatchNormStatistics(), None, replies)
     assert replies == []
     assert made.keys() == place.fleet.global_model.shapes().keys()
 
@@ -131,7 +131,7 @@ def test_fill_each_tier_has_its_own_statistics(world: Callable[..., Any]) -> Non
     """Without the scaler: a narrow net's statistics are of the numbers it is evaluated on."""
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
     plain = world(widths=(1.0, 0.5), sizes=(8, 8), scaler=False)
-    query = StaticBatchNorm("pooled", 16)
+    query = BatchNormStatistics("pooled", 16)
     for scaled_tier, plain_tier in zip(place.fleet.tiers, plain.fleet.tiers, strict=True):
         made, expected = filled(place, query, scaled_tier), filled(plain, query, plain_tier)
         assert all(torch.equal(made[name], expected[name]) for name in scaled_tier.model.statistics())
@@ -142,7 +142,7 @@ def test_fill_order_of_replies_is_irrelevant(world: Callable[..., Any]) -> None:
     place = world(sizes=(8, 5, 9, 6, 7, 11, 4, 8))
     engine, weights, fleet = place.engine(METHOD), place.fleet.global_model.initial_weights(0), place.fleet
     made = [
-        StaticBatchNorm("per_device", 4).fill(
+        BatchNormStatistics("per_device", 4).fill(
             {fleet.largest: weights},
             fleet,
             lambda t, boxes, step=step: list(engine.ask(Request(t, boxes, 1)))[::step],
@@ -161,7 +161,7 @@ def test_fill_single_example_with_many_pixels_counts(world: Callable[..., Any]) 
     for left_over in range(5):
         four, one = (mean_and_variance(images[torch.arange(5) != left_over]), mean_and_variance(images[left_over]))
         possible.append([(mine + theirs) / 2 for mine, theirs in zip(four, one, strict=True)])
-    made = filled(place, StaticBatchNorm("per_device", 4))
+    made = filled(place, BatchNormStatistics("per_device", 4))
     found = [float(made["0.running_mean"]), float(made["0.running_var"])]
     assert any(found == pytest.approx(each, abs=1e-5) for each in possible)
 
@@ -170,7 +170,7 @@ def test_fill_single_example_with_many_pixels_counts(world: Callable[..., Any]) 
 def test_fill_single_value_batch_is_skipped(query: Any, world: Callable[..., Any]) -> None:
     """Where the last map is one pixel; nine examples in batches of four leave one over, and so do five."""
     place = world(input_shape=(1, 2, 2), sizes=(5, 4))
-    made = filled(place, StaticBatchNorm(query, 4))
+    made = filled(place, BatchNormStatistics(query, 4))
     for name in place.fleet.global_model.statistics():
         assert bool(made[name].isfinite().all())
     assert float(made["blocks.1.2.running_var"].max()) > 0
@@ -184,11 +184,11 @@ def test_fill_images_are_augmented_as_in_training(world: Callable[..., Any]) -> 
         models=[("a", build_model("norm_first", norm_first, {}, (1, 6, 6), 4))],
     )
     place.dataset.train.x[:] = 255
-    assert float(filled(place, StaticBatchNorm("pooled", 8))["0.running_mean"]) < 0.99
+    assert float(filled(place, BatchNormStatistics("pooled", 8))["0.running_mean"]) < 0.99
 
 
 def test_fill_statistics_of_tiers_are_nested(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8, 8))
     small = make_nested_tiers([(tier.name, tier.model) for tier in place.fleet.tiers])[1]
-    made = filled(place, StaticBatchNorm("pooled", 16), small)
+    made = filled(place, BatchNormStatistics("pooled", 16), small)
     assert made["blocks.0.2.running_mean"].shape == (2,)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
-from fedloom.evaluation import Evaluator, Row, StaticBatchNorm
+from fedloom.evaluation import BatchNormStatistics, Evaluator, Row
 from fedloom.fleet import DeviceModel, Fleet, Request, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
@@ -37,7 +37,7 @@ def make_evaluator(
         Dataset("toy", examples, examples, CLASSES, Preparation()),
         local_tests=[torch.tensor(rows, dtype=torch.int64) for rows in own],
         seen_labels=torch.tensor([[label in labels for label in range(CLASSES)] for labels in seen]),
-        statistics=StaticBatchNorm(),
+        statistics=BatchNormStatistics(),
         batch_size=3,
     )
     tiers = make_nested_tiers([("a", build_model("passing", passing, {}, (CLASSES,), CLASSES))])
@@ -149,7 +149,7 @@ def test_rows_every_tier_uses_its_slice_and_statistics(world: Callable[..., Any]
     """One batch of all training data: statistics that do not depend on how it is shuffled."""
     place, method = world(widths=(1.0, 0.5), sizes=(8, 9), labels=[[0, 1], [2, 3]]), HeteroFL()
     server = place.play(method, place.engine(method))
-    evaluator, engine = place.evaluator(StaticBatchNorm("pooled", 100)), place.engine(method)
+    evaluator, engine = place.evaluator(BatchNormStatistics("pooled", 100)), place.engine(method)
     rows = evaluator.rows(
         method.eval_targets(server), place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 2, False
     )
@@ -189,7 +189,7 @@ def test_rows_device_models_are_evaluated_on_devices(normalization: str, block: 
     method = Standalone()
     engine = place.engine(method, devices_per_block=block)
     candidates = method.eval_targets(place.play(method, engine))
-    evaluator, data = place.evaluator(StaticBatchNorm(batch_size=100), batch_size=3), place.dataset
+    evaluator, data = place.evaluator(BatchNormStatistics(batch_size=100), batch_size=3), place.dataset
     rows = evaluator.rows(candidates, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 2)), 2, True)
     found = {(row.test, row.device, row.tier): row.value for row in rows}
     totals: dict[tuple[str, str], list[int]] = {}
@@ -301,7 +301,7 @@ def test_rows_tier_without_devices_does_not_stop_the_others(world: Callable[...,
     """A tenth of four devices is none, so no device can collect the large model's statistics."""
     place, method = world(widths=(1.0, 0.5), shares=(0.1, 0.9), sizes=(4, 4, 4, 4)), HeteroFL()
     engine = place.engine(method)
-    rows = place.evaluator(StaticBatchNorm("per_device", 4)).rows(
+    rows = place.evaluator(BatchNormStatistics("per_device", 4)).rows(
         method.eval_targets(method.start(place.fleet, 0)),
         place.fleet,
         lambda task, boxes: engine.ask(Request(task, boxes, 1)),
@@ -315,7 +315,7 @@ def test_rows_tier_without_devices_does_not_stop_the_others(world: Callable[...,
 def test_rows_device_without_examples_does_not_stop_the_others(method: Any, world: Callable[..., Any]) -> None:
     place = world(sizes=(4, 0, 4), test_sizes=(2, 2, 2))
     engine = place.engine(method)
-    rows = place.evaluator(StaticBatchNorm("per_device", 4)).rows(
+    rows = place.evaluator(BatchNormStatistics("per_device", 4)).rows(
         method.eval_targets(method.start(place.fleet, 0)),
         place.fleet,
         lambda task, boxes: engine.ask(Request(task, boxes, 1)),
@@ -369,7 +369,7 @@ def test_logits_nested_exits_share_one_forward_pass(world: Callable[..., Any]) -
 
 def test_models_same_weights_reuse_evaluated_statistics(world: Callable[..., Any]) -> None:
     place, method, asked = world(widths=(1.0, 0.5), sizes=(6, 6)), HeteroFL(), []
-    engine, evaluator, fleet = place.engine(method), place.evaluator(StaticBatchNorm("per_device", 4)), place.fleet
+    engine, evaluator, fleet = place.engine(method), place.evaluator(BatchNormStatistics("per_device", 4)), place.fleet
 
     def ask(task: Any, boxes: Any) -> Any:
         asked.extend([task.ref] if task.ref[0] == "statistics" else [])

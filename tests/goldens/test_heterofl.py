@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedloom.client import Batch, Constant, Milestones, Schedule, Sgd, cross_entropy, mask_logits, optimizer_at
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
-from fedloom.evaluation import Evaluator, StaticBatchNorm
+from fedloom.evaluation import BatchNormStatistics, Evaluator
 from fedloom.fleet import Device, Fleet, Reply, Request, RoundContext, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import build_model
@@ -133,7 +133,7 @@ def test_local_evaluation_masked_prediction_matches_hand_value(fill: float, accu
         Dataset("one", examples, examples, 3, Preparation()),
         local_tests=[torch.tensor([0])],
         seen_labels=torch.tensor([[True, False, True]]),
-        statistics=StaticBatchNorm(),
+        statistics=BatchNormStatistics(),
     )
     weights = {"weight": torch.zeros(3, 1), "bias": torch.tensor([-1.0, 5.0, -2.0])}
     fleet = Fleet(tiers, (1.0,), 1, seed=0)
@@ -174,7 +174,7 @@ def test_static_batch_norm_matches_hand_value(query: Any, batch_size: int, mean:
         Constant(),
         seed=0,
     )
-    asked = StaticBatchNorm(query, batch_size)
+    asked = BatchNormStatistics(query, batch_size)
     weights = fleet.global_model.initial_weights(0)
     tier = fleet.largest
     filled = asked.fill({tier: weights}, fleet, lambda task, inboxes: engine.ask(Request(task, inboxes, 1)), 1)[tier]

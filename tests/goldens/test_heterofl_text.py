@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
-from fedloom.evaluation import Evaluator, StaticBatchNorm
+from fedloom.evaluation import BatchNormStatistics, Evaluator
 from fedloom.fleet import DeviceModel, Fleet, Reply, Request, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, build_model
@@ -192,7 +192,7 @@ def test_perplexity_of_two_batches_matches_hand_value(held_by: str) -> None:
         Dataset("two batches", tests, tests, 2, Preparation(mask_token=2), 3),
         local_tests=[torch.from_numpy(rows) for rows in own],
         seen_labels=torch.ones(2, 2, dtype=torch.bool),
-        statistics=StaticBatchNorm(),
+        statistics=BatchNormStatistics(),
         batch_size=2,
     )
     engine = InProcess(

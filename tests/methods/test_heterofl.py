@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedloom.client import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
-from fedloom.evaluation import StaticBatchNorm
+from fedloom.evaluation import BatchNormStatistics
 from fedloom.fleet import Device, Fleet, Reply, Request, RoundContext, make_nested_tiers
 from fedloom.methods import fleet_problem
 from fedloom.methods.fedavg import FedAvg
@@ -218,7 +218,7 @@ def test_scaler_before_batch_norm_has_no_effect(family: str, width: float, tiny_
     assert not torch.equal(with_scaler, without)  # not exactly equal, as epsilon is not scaled
 
 
-def merged(sim: Any, query: StaticBatchNorm, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def merged(sim: Any, query: BatchNormStatistics, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     engine, fleet = sim.engine(HeteroFL()), sim.fleet
     tier = fleet.largest
     filled = query.fill({tier: weights}, fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1)[tier]
@@ -230,7 +230,7 @@ def test_static_batch_norm_is_cumulative_average_over_devices(sizes: list[int], 
     """Batch by batch through torch's batch norm with momentum None, device by device."""
     sim = world(sizes=sizes)
     weights = sim.fleet.global_model.initial_weights(0)
-    found = merged(sim, StaticBatchNorm("per_device", 3), weights)
+    found = merged(sim, BatchNormStatistics("per_device", 3), weights)
     batches: list[Tensor] = []
 
     def listen(client: Any, inbox: Parcel) -> Any:
@@ -238,7 +238,7 @@ def test_static_batch_norm_is_cumulative_average_over_devices(sizes: list[int], 
             batches.extend(client.batch(step).x[k] for k in range(len(step.rows)) if step.active[k])
         return original(client, inbox)
 
-    task = StaticBatchNorm("per_device", 3).collect
+    task = BatchNormStatistics("per_device", 3).collect
     original = task.run
     engine = sim.engine(HeteroFL(), devices_per_block=1)  # without padding to a block of two
     recording = replace(task, run=listen, schedule=Schedule(3))

@@ -9,18 +9,18 @@ from fedloom.runs.build import build_aggregate
 from fedloom.runs.folder import read_manifest
 
 
-def test_without_a_defence_it_is_the_papers_mean_itself():
+def test_build_aggregate_without_rule_is_coverage_mean():
     assert build_aggregate(AggregationConfig()) is coverage_mean
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "none"])
-def test_every_rule_can_be_named(rule):
+def test_build_aggregate_every_rule_name_is_built(rule):
     made = build_aggregate(AggregationConfig(rule=rule, low_coverage="clipped", min_contributors=4))
     assert isinstance(made, RobustAggregator)
     assert (made.rule, made.low_coverage, made.min_contributors) == (RULES[rule](), "clipped", 4)
 
 
-def test_settings_of_the_rule_stand_beside_it():
+def test_build_aggregate_rule_settings_reach_the_rule():
     made = build_aggregate(AggregationConfig(rule="trimmed_mean", share=0.4))
     assert isinstance(made, RobustAggregator)
     assert made.rule == TrimmedMean(0.4)
@@ -30,7 +30,7 @@ def test_settings_of_the_rule_stand_beside_it():
     "method",
     ["heterofl", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fedrolex", "fjord", "noside", "decouple"))],
 )
-def test_a_run_merges_by_its_defence(run, method):
+def test_run_with_robust_rule_aggregates_by_it(run, method):
     """With more votes asked for than there are, every ring holds: the run ends with what it began with."""
     found = {}
     for name, defence in {

@@ -21,7 +21,7 @@ def made(document, tmp_path):
     return make
 
 
-def test_defaults(made):
+def test_assemble_minimal_recipe_has_defaults(made):
     experiment = made()
     assert experiment.engine.schedule == Schedule(batch_size=100, epochs=1, last="keep")
     assert experiment.engine.optimizer == Sgd()
@@ -30,7 +30,7 @@ def test_defaults(made):
     assert experiment.evaluator.statistics == BatchNormStatistics()
 
 
-def test_training(made):
+def test_assemble_training_settings_reach_engine(made):
     experiment = made(
         training={
             "epochs": 3, "batch_size": 7, "last_batch": "wrap", "optimizer": {"kind": "sgd", "momentum": 0.5},
@@ -45,7 +45,7 @@ def test_training(made):
     assert (experiment.engine.devices_per_block, experiment.engine.seed, experiment.fleet.seed) == (5, 9, 9)
 
 
-def test_fleet(made):
+def test_assemble_fleet_settings_reach_fleet(made):
     experiment = made(data__devices=10, fleet={"assignment": "redrawn", "eligible": ["small"]})
     fleet = experiment.fleet
     assert (fleet.size, fleet.shares, fleet.assignment, fleet.eligible_tiers) == (10, (0.5, 0.5), "redrawn", ("small",))
@@ -54,12 +54,12 @@ def test_fleet(made):
     assert len(experiment.partition.train) == len(experiment.evaluator.local_tests) == 10
 
 
-def test_method(made):
+def test_assemble_method_settings_reach_method(made):
     experiment = made(method={"name": "heterofl", "mask_unseen_labels": False, "weighting": "examples"})
     assert experiment.method == HeteroFL(mask_unseen_labels=False, weighting="examples")
 
 
-def test_evaluation(made):
+def test_assemble_evaluation_settings_reach_evaluator(made):
     experiment = made(
         evaluation={"tests": ["local"], "batch_size": 11, "statistics": {"query": "per_device", "batch_size": 5}}
     )
@@ -67,13 +67,13 @@ def test_evaluation(made):
     assert experiment.evaluator.statistics == BatchNormStatistics(query="per_device", batch_size=5)
 
 
-def test_preparation(made):
+def test_assemble_preparation_replaces_that_of_dataset(made):
     assert made(data__preparation="crop_flip").dataset.preparation == PREPARATIONS["crop_flip"]
     assert made(data__preparation="fedin_fashion").dataset.input_shape == (1, 32, 32)
     assert made().dataset.preparation == PREPARATIONS["plain"]
 
 
-def test_a_tiers_setting_beats_the_familys(made):
+def test_build_models_tier_setting_overrides_family_setting(made):
     experiment = made(model={"hidden": [2, 4], "width": 1.0}, tiers=[
         {"name": "a", "share": 0.5}, {"name": "b", "share": 0.5, "width": 0.5, "hidden": [2, 2]},
     ])  # fmt: skip
@@ -81,14 +81,14 @@ def test_a_tiers_setting_beats_the_familys(made):
     assert (tuple(whole), tuple(part)) == ((4, 2, 3, 3), (1, 1, 3, 3))
 
 
-def test_widths_are_relative_to_the_widest_tier_there_is(made):
+def test_build_models_without_full_width_tier_scale_to_widest(made):
     """With no full-width tier the global model is the widest one's, and nothing is scaled in it."""
     experiment = made(tiers=[{"name": "a", "share": 0.5, "width": 0.5}, {"name": "b", "share": 0.5, "width": 0.25}])
     assert tuple(experiment.fleet.global_model.shapes()["blocks.1.0.weight"]) == (2, 1, 3, 3)
     assert dict(experiment.fleet.global_model.settings)["widest"] == 0.5
 
 
-def test_the_same_seed_gives_the_same_partition_whatever_else_changes(made):
+def test_build_partition_same_seed_gives_same_partition(made):
     prints = {
         made(**changes).partition.fingerprint()
         for changes in ({}, {"rounds": 9}, {"method": {"name": "standalone"}}, {"training": {"epochs": 2}})
@@ -97,14 +97,14 @@ def test_the_same_seed_gives_the_same_partition_whatever_else_changes(made):
     assert made(seed=1).partition.fingerprint() not in prints
 
 
-def test_the_dial_ties_tiers_to_labels(made):
+def test_build_partition_tier_label_correlation_sorts_labels(made):
     shards = {"kind": "sorted_shards", "shards_per_device": 1}
     tied = made(data__partition=shards, data__tier_label_correlation=1.0)
     labels = [tied.dataset.train.y[rows].float().mean() for rows in map(list, tied.partition.train)]
     assert labels == sorted(labels)
 
 
-def test_a_partition_from_a_file_must_be_for_as_many_devices(made, tmp_path):
+def test_build_partition_file_for_other_device_count_is_refused(made, tmp_path):
     rows = tuple(np.arange(10 * n, 10 * n + 10) for n in range(3))
     Partition(rows, rows).save(tmp_path / "map.json")
     partition = {"kind": "file", "path": str(tmp_path / "map.json")}
@@ -117,6 +117,6 @@ def test_a_partition_from_a_file_must_be_for_as_many_devices(made, tmp_path):
     )
 
 
-def test_missing_data_is_an_error_of_its_own(made):
+def test_assemble_missing_data_raises_data_missing(made):
     with pytest.raises(DataMissing):
         made(data__dataset="mnist")

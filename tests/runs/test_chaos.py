@@ -8,7 +8,7 @@ from tests.chaos import FAMILIES, story
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_kills_leave_no_trace(family: str, tmp_path: Path) -> None:
+def test_resume_killed_run_gives_same_result(family: str, tmp_path: Path) -> None:
     told = story(family, kills=4, seed=0, home=tmp_path)
     assert told.kills == 4
     assert told.same
@@ -16,7 +16,7 @@ def test_kills_leave_no_trace(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nor_do_they_with_workers(family: str, tmp_path: Path) -> None:
+def test_resume_killed_run_with_workers_gives_same_result(family: str, tmp_path: Path) -> None:
     told = story(family, kills=4, seed=1, home=tmp_path, workers=2)
     assert told.kills == 4
     assert told.same

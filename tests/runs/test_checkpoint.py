@@ -48,7 +48,7 @@ def size_of(store: Checkpoints, number: int) -> int:
 
 
 class TestStore:
-    def test_what_is_read_is_what_was_saved(
+    def test_checkpoints_roundtrip_keeps_everything(
         self, store: Checkpoints, parcels_equal: Callable[[Parcel, Parcel], bool]
     ) -> None:
         odd = {"a/b": {"half": torch.ones(2, dtype=torch.bfloat16), "none": torch.zeros(0, 3)}, "empty": {}}
@@ -62,7 +62,7 @@ class TestStore:
         assert all(parcels_equal(read.client_states[who], saved.client_states[who]) for who in saved.client_states)
         assert list(read.client_states["0"]) == list(odd)
 
-    def test_what_did_not_change_is_not_written_again(self, store: Checkpoints) -> None:
+    def test_checkpoints_unchanged_tensors_are_not_rewritten(self, store: Checkpoints) -> None:
         large = {"large": {"w": torch.zeros(1000)}}
         for number in range(1, FILES + 3):
             store.save(Checkpoint(number, {**large, **parcel(number, "weights")}, {"0": large}, versions={"0": 1}))
@@ -73,19 +73,19 @@ class TestStore:
         assert torch.equal(read.server["large"]["w"], large["large"]["w"])
         assert torch.equal(read.client_states["0"]["large"]["w"], large["large"]["w"])
 
-    def test_tensors_that_are_shared_are_written_once(self, store: Checkpoints) -> None:
+    def test_checkpoints_shared_tensors_are_written_once(self, store: Checkpoints) -> None:
         shared = {"w": torch.zeros(1000)}
         store.save(Checkpoint(1, {str(number): shared for number in range(50)}, {}))
         assert size_of(store, 1) < 10_000
 
-    def test_a_memory_with_another_stamp_is_written(self, store: Checkpoints) -> None:
+    def test_checkpoints_state_of_new_version_is_written(self, store: Checkpoints) -> None:
         for number in (1, 2):
             store.save(point(number, {"0": parcel(number, "own")}, versions={"0": number}))
         read = store.read_newest()
         assert read is not None
         assert read.client_states["0"]["own"]["w"].eq(2).all()
 
-    def test_the_newest_and_the_best_are_kept_and_nothing_else(self, store: Checkpoints) -> None:
+    def test_checkpoints_prune_keeps_newest_and_best(self, store: Checkpoints) -> None:
         for number in range(1, 10):
             store.save(point(number), score=-abs(number - 2.0))
         assert store.numbers() == [2, *range(10 - KEPT, 10)]
@@ -94,9 +94,7 @@ class TestStore:
         expected = {f"{number:06d}.{kind}" for number in store.numbers() for kind in ("json", "safetensors")}
         assert kept == expected | {"LATEST"}
 
-    def test_a_file_that_is_cut_or_changed_anywhere_is_noticed(
-        self, store: Checkpoints, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_checkpoints_damaged_file_is_detected(self, store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
         """Two hundred places, in every file of the newest: the one before it counts."""
         store.save(point(1))
         store.save(point(2))
@@ -117,7 +115,7 @@ class TestStore:
             path.write_bytes(whole)
         assert fell_back > 120  # all of the two files that matter
 
-    def test_a_missing_file_is_noticed(self, store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+    def test_checkpoints_missing_file_is_detected(self, store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
         store.save(point(1))
         store.save(point(2))
         (store.folder / "000002.safetensors").unlink()
@@ -126,11 +124,11 @@ class TestStore:
         assert read.number == 1
         assert caplog.messages == ["checkpoint of round 2 cannot be used: 000002.safetensors is missing or damaged"]
 
-    def test_without_any_there_is_none(self, store: Checkpoints) -> None:
+    def test_checkpoints_empty_folder_has_no_newest(self, store: Checkpoints) -> None:
         assert store.read_newest() is None
 
     @pytest.mark.parametrize("moment", range(1, 20))
-    def test_a_disk_that_fails_at_any_moment_leaves_the_last_good_one(
+    def test_checkpoints_disk_failure_keeps_last_valid(
         self, moment: int, store: Checkpoints, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.save(point(1))
@@ -159,7 +157,7 @@ class TestStore:
 
 
 class TestCheckpointPolicy:
-    def test_every_so_many_rounds(self, store: Checkpoints) -> None:
+    def test_policy_every_saves_at_interval(self, store: Checkpoints) -> None:
         policy = CheckpointPolicy(store, every=2)
         for number in range(1, 6):
             policy.after(point(number))
@@ -167,16 +165,14 @@ class TestCheckpointPolicy:
         policy.save()
         assert store.numbers() == [2, 4, 5]
 
-    def test_never_but_at_the_end(self, store: Checkpoints) -> None:
+    def test_policy_zero_saves_only_at_end(self, store: Checkpoints) -> None:
         policy = CheckpointPolicy(store, every=0)
         policy.after(point(1))
         assert store.numbers() == []
         policy.save()
         assert store.numbers() == [1]
 
-    def test_by_itself_it_takes_a_twentieth_of_the_time(
-        self, store: Checkpoints, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_policy_auto_stays_within_cost(self, store: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
         monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now[0])
         slow = store.save
@@ -211,14 +207,14 @@ class TestRuns:
         experiment, since = reopen_run(folder, Registry(), folder, 1)
         return record_rounds(experiment, folder, since)
 
-    def test_who_leaves_a_run_loses_nothing(self, begun: Path) -> None:
+    def test_resume_interrupted_run_gives_same_result(self, begun: Path) -> None:
         assert read_manifest(begun)["status"] == "interrupted"
         assert [done.number for done in self.go_on(begun)] == [6, 7, 8]
         whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
         assert read_manifest(begun)["sha256"] == read_manifest(whole.folder)["sha256"]
         assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
 
-    def test_no_pickle_is_read_with_a_recipe_its_data_or_a_checkpoint(self, tmp_path: Path) -> None:
+    def test_resume_reads_no_pickle(self, tmp_path: Path) -> None:
         """With devices that remember, and from the recipe as a file."""
         written = tmp_path / "recipe.toml"
         written.write_text(toml.dumps(recipe("fedhenn", rounds=3)))
@@ -229,21 +225,21 @@ class TestRuns:
             assert [done.number for done in self.go_on(tmp_path / "run")] == [2, 3, 4]  # a last exchange
         assert heard == []
 
-    def test_rows_beyond_the_checkpoint_are_dropped(self, begun: Path) -> None:
+    def test_resume_drops_rows_after_checkpoint(self, begun: Path) -> None:
         with (begun / "rows.jsonl").open("a") as file:
             file.write('{"round": 6, "half a li')
         list(self.go_on(begun))
         whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
         assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
 
-    def test_all_torn_begins_anew(self, begun: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_resume_without_valid_checkpoint_starts_again(self, begun: Path, caplog: pytest.LogCaptureFixture) -> None:
         for path in (begun / "checkpoints").glob("*.safetensors"):
             path.write_bytes(b"")
         experiment, since = reopen_run(begun, Registry(), begun, 1)
         assert (since.number, len(caplog.messages)) == (0, KEPT)
         assert [done.number for done in record_rounds(experiment, begun, since)] == list(range(1, 9))
 
-    def test_a_changed_recipe_is_refused_with_what_changed(self, begun: Path) -> None:
+    def test_reopen_run_changed_recipe_is_refused_with_changes(self, begun: Path) -> None:
         path = begun / "recipe.toml"
         path.write_text(path.read_text().replace("batch_size = 6", "batch_size = 3"))
         with pytest.raises(RecipeError) as refused:
@@ -251,7 +247,7 @@ class TestRuns:
         assert refused.value.issues[0].code == "RECIPE_CHANGED"
         assert "training.batch_size was 6, is 3" in str(refused.value)
 
-    def test_other_data_is_refused(self, begun: Path) -> None:
+    def test_reopen_run_other_data_is_refused(self, begun: Path) -> None:
         manifest = begun / "checkpoints" / "000005.json"
         said = json.loads(manifest.read_text())
         said.pop("sha256")
@@ -260,23 +256,23 @@ class TestRuns:
         with pytest.raises(RecipeError, match="DATA_CHANGED"):
             reopen_run(begun, Registry(), begun, 1)
 
-    def test_a_finished_run_is_not_gone_on_with(self, begun: Path) -> None:
+    def test_reopen_run_finished_is_refused(self, begun: Path) -> None:
         list(self.go_on(begun))
         with pytest.raises(RecipeError, match="RUN_FINISHED"):
             self.go_on(begun)
 
-    def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
+    def test_reopen_run_other_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match="RUN_FOLDER"):
             self.go_on(tmp_path)
 
-    def test_the_newest_unfinished_run_is_found(self, begun: Path) -> None:
+    def test_find_newest_run_prefers_unfinished(self, begun: Path) -> None:
         fedloom.run(recipe("heterofl", rounds=1), out=begun.parent / "later")
         assert find_newest_run(begun.parent) == begun
         with pytest.raises(RecipeError, match="there is no run here"):
             find_newest_run(begun / "models")
 
     @pytest.mark.parametrize("back", [1, 2, 100])
-    def test_the_last_rounds_come_out_the_same(self, back: int, begun: Path) -> None:
+    def test_verify_unchanged_run_has_no_differences(self, back: int, begun: Path) -> None:
         list(self.go_on(begun))
         before = sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*"))
         found = verify(begun, Registry(), begun, back, 1)
@@ -285,7 +281,7 @@ class TestRuns:
         assert sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*")) == before
 
     @pytest.mark.parametrize("what", ["sha256", "devices_sha256", "rows"])
-    def test_what_was_changed_is_told(self, what: str, begun: Path) -> None:
+    def test_verify_changed_run_names_difference(self, what: str, begun: Path) -> None:
         list(self.go_on(begun))
         if what == "rows":
             lines = (begun / "rows.jsonl").read_text().splitlines()
@@ -308,7 +304,7 @@ class TestRuns:
         ],
         ids=lambda changes: next(iter(changes)),
     )
-    def test_what_a_run_knows_of_its_past_is_saved_too(self, changes: Mapping[str, Any], tmp_path: Path) -> None:
+    def test_resume_restores_run_state(self, changes: Mapping[str, Any], tmp_path: Path) -> None:
         document = {**recipe("heterofl", rounds=8), **changes}
         if "privacy" in changes:
             document["method"] = {"name": "heterofl", "only_seen_rows": False}
@@ -326,11 +322,11 @@ class TestRuns:
                 assert (folder / lines).read_bytes() == (whole / lines).read_bytes()
 
     @pytest.mark.parametrize("family", ["fedhenn", "fedin"])
-    def test_memories_of_devices_are_compared_too(self, family: str, tmp_path: Path) -> None:
+    def test_verify_compares_client_states(self, family: str, tmp_path: Path) -> None:
         done = fedloom.run(recipe(family, rounds=4), out=tmp_path / "run")
         assert not verify(done.folder, Registry(), tmp_path, 2, 1).differences
 
-    def test_a_checkpoint_can_be_taken_to_another_folder(self, begun: Path) -> None:
+    def test_resume_moved_folder_works(self, begun: Path) -> None:
         shutil.move(begun, begun.parent / "elsewhere")
         assert [done.number for done in self.go_on(begun.parent / "elsewhere")] == [6, 7, 8]
 
@@ -345,5 +341,5 @@ class TestRuns:
         ({"a": 1}, {"a": 1}, []),
     ],
 )
-def test_changes_are_told_where_they_are(before: Any, now: Any, said: list[str]) -> None:
+def test_list_changes_names_keys_and_values(before: Any, now: Any, said: list[str]) -> None:
     assert list(list_changes(before, now)) == said

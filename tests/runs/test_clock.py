@@ -22,7 +22,7 @@ def size(width: float) -> Any:
     return build_model("convnet", MODELS["convnet"], settings, (1, 8, 8), 10)
 
 
-def test_the_slowest_device_decides(run: Callable[..., Any]) -> None:
+def test_clock_slowest_device_decides(run: Callable[..., Any]) -> None:
     """By hand: 359 examples each, twice; weights down, weights and ten truth values up."""
     done = run(tiers=TIERS, training={"epochs": 2, "batch_size": 100}, rounds=1)
     expected = []
@@ -33,12 +33,12 @@ def test_the_slowest_device_decides(run: Callable[..., Any]) -> None:
     assert clock_of(done) == [pytest.approx(max(expected))]
 
 
-def test_without_speeds_there_is_no_clock(run: Callable[..., Any]) -> None:
+def test_clock_without_speeds_reports_nothing(run: Callable[..., Any]) -> None:
     assert clock_of(run(rounds=1)) == []
     assert clock_of(run("other", tiers=[TIERS[0], {"name": "small", "share": 0.5, "width": 0.5}], rounds=1)) == []
 
 
-def test_a_server_that_trains_takes_its_time(run: Callable[..., Any]) -> None:
+def test_clock_training_server_adds_its_seconds(run: Callable[..., Any]) -> None:
     change: dict[str, Any] = {
         "model": {"family": "bottleneck", "stem": 2, "planes": [2], "blocks": [1]},
         "tiers": [{"name": "all", "share": 1.0, "speed": 1e6, "bandwidth": 1e4}],
@@ -53,7 +53,7 @@ def test_a_server_that_trains_takes_its_time(run: Callable[..., Any]) -> None:
     assert clock_of(run("c", **change, fleet={"server_speed": 1e30}))[0] == pytest.approx((10 * fast - slow) / 9)
 
 
-def test_a_pull_costs_a_pass_over_the_probe_every_step(run: Callable[..., Any]) -> None:
+def test_clock_alignment_loss_adds_probe_pass_per_step(run: Callable[..., Any]) -> None:
     kernel = {"name": "fedhenn", "strength": 1.0, "growth": "none", "kernels_on": "devices", "probe_size": 50}
     alone, drawn = (
         clock_of(run(name, tiers=[{"name": "all", "share": 1.0, "speed": 1.0, "bandwidth": 1e30}], rounds=1,

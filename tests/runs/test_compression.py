@@ -49,7 +49,7 @@ def values(run: Any, metric: str) -> list[float]:
     return [row.value for row in run.rows() if row.metric == metric]
 
 
-def test_a_recipe_says_how_parcels_travel(document: Callable[..., dict[str, Any]]) -> None:
+def test_build_compression_recipe_settings_are_used(document: Callable[..., dict[str, Any]]) -> None:
     def codec(**said: Any) -> Compression | None:
         return build_compression(load(document(compression=said), Registry()).recipe)
 
@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize(("said", "place", "code", "hint"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told(
+def test_load_bad_compression_is_refused_with_key_and_hint(
     said: dict[str, Any], place: str, code: str, hint: str, document: Callable[..., dict[str, Any]]
 ) -> None:
     with pytest.raises(RecipeError) as found:
@@ -111,7 +111,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "code"), UNFIT.values(), ids=UNFIT)
-def test_what_feedback_would_spoil_is_refused(
+def test_check_compression_unfit_error_feedback_is_refused(
     changes: dict[str, Any], code: str, made: Callable[..., Experiment]
 ) -> None:
     with pytest.raises(RecipeError) as found:
@@ -122,7 +122,7 @@ def test_what_feedback_would_spoil_is_refused(
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
-def test_rules_that_go_entry_by_entry_need_entries(rule: str, made: Callable[..., Experiment]) -> None:
+def test_check_compression_top_k_with_entrywise_rule_is_refused(rule: str, made: Callable[..., Experiment]) -> None:
     with pytest.raises(RecipeError) as found:
         made(aggregation={"rule": rule}, compression={"uplink": {**TOP, "error_feedback": False}})
     assert [one.code for one in found.value.issues] == ["CODEC_DEFENCE"]
@@ -130,7 +130,7 @@ def test_rules_that_go_entry_by_entry_need_entries(rule: str, made: Callable[...
     made(aggregation={"rule": "default"}, compression={"uplink": TOP})
 
 
-def test_a_bench_of_attacks_has_no_codec(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_attack_bench_with_compression_is_refused(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as found:
         build_attack_bench(
             load(document(compression=BOTH), Registry()),
@@ -145,14 +145,16 @@ def test_a_bench_of_attacks_has_no_codec(document: Callable[..., dict[str, Any]]
     assert [one.code for one in found.value.issues] == ["CODEC_TOO"]
 
 
-def test_without_a_codec_nothing_is_between(run: Callable[..., Any]) -> None:
+def test_run_with_empty_compression_equals_uncompressed_run(run: Callable[..., Any]) -> None:
     plain, empty = run("plain", data=FEW), run("empty", compression={}, data=FEW)
     assert prints(plain) == prints(empty)
     assert plain.rows() == empty.rows()
     assert values(plain, "bytes_down_compressed") == values(plain, "bytes_up_compressed") == []
 
 
-def test_bytes_are_told_before_and_after(run: Callable[..., Any], document: Callable[..., Any], tmp_path: Path) -> None:
+def test_run_compressed_reports_bytes_before_and_after(
+    run: Callable[..., Any], document: Callable[..., Any], tmp_path: Path
+) -> None:
     plain, coded = run("plain", data=FEW), run("coded", compression=BOTH, data=FEW)
     for way in ("bytes_down", "bytes_up"):
         assert values(plain, way) == values(coded, way)
@@ -170,7 +172,7 @@ def test_bytes_are_told_before_and_after(run: Callable[..., Any], document: Call
 
 
 @pytest.mark.parametrize("faults", [{}, {"quorum": 0.1}], ids=["all is well", "devices may fail"])
-def test_the_clock_counts_what_travels(
+def test_clock_compressed_run_counts_compressed_bytes(
     faults: dict[str, Any], run: Callable[..., Any], document: Callable[..., Any], tmp_path: Path
 ) -> None:
     coded = run(tiers=FAST, faults=faults, compression=BOTH, data=FEW)
@@ -183,14 +185,14 @@ def test_the_clock_counts_what_travels(
     )
 
 
-def test_workers_and_repeats_change_no_bit(run: Callable[..., Any]) -> None:
+def test_run_compressed_workers_and_repeats_change_no_bit(run: Callable[..., Any]) -> None:
     changes = {"compression": BOTH, "data": {**FEW, "devices": 8}, "rounds": 3}
     runs = [run("one", **changes), run("again", **changes), run("two", options={"workers": 2}, **changes)]
     assert len({prints(one) for one in runs}) == 1
     assert runs[0].rows() == runs[1].rows() == runs[2].rows()
 
 
-def test_a_run_that_is_interrupted_ends_as_if_it_had_not_been(
+def test_resume_compressed_run_gives_same_result(
     run: Callable[..., Any], document: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {
@@ -214,7 +216,7 @@ def test_a_run_that_is_interrupted_ends_as_if_it_had_not_been(
     assert (found.since, found.rounds, found.differences) == (3, 2, ())
 
 
-def test_a_round_that_fails_leaves_nothing_out(made: Callable[..., Experiment]) -> None:
+def test_run_compressed_failed_round_keeps_residuals(made: Callable[..., Experiment]) -> None:
     experiment = made(
         compression=BOTH, rounds=3, data=FEW, faults={"outages": [{"tier": "large", "from": 2, "to": 3}], "quorum": 0.9}
     )
@@ -226,7 +228,9 @@ def test_a_round_that_fails_leaves_nothing_out(made: Callable[..., Experiment]) 
     assert kept[0] == kept[1] == kept[2]
 
 
-def test_judging_is_not_coded(made: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_of_compressed_run_is_uncompressed(
+    made: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     open_exchange = ServerEnd.open
 
@@ -257,5 +261,5 @@ def test_judging_is_not_coded(made: Callable[..., Experiment], monkeypatch: pyte
     ],
     ids=["norms", "aggregation", "privacy", "faults", "tiers that change"],
 )
-def test_the_rest_works_with_it(changes: dict[str, Any], run: Callable[..., Any]) -> None:
+def test_run_compressed_works_with_other_features(changes: dict[str, Any], run: Callable[..., Any]) -> None:
     assert len(values(run(**{"data": FEW, **changes}), "bytes_up_compressed")) == changes.get("rounds", 2)

@@ -24,7 +24,7 @@ def made(document: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     return lambda **changes: assemble(load(document(**changes), TABLES), TABLES, Path("nowhere"))
 
 
-def test_what_is_held_out_is_no_devices(made: Callable[..., Any]) -> None:
+def test_public_holdout_belongs_to_no_device(made: Callable[..., Any]) -> None:
     experiment = made(data__public={"examples": 100})
     held = np.concatenate(experiment.partition.train)
     train = experiment.dataset.train.x
@@ -37,20 +37,20 @@ def test_what_is_held_out_is_no_devices(made: Callable[..., Any]) -> None:
     assert sum(image in theirs for image in ours) < 5  # the same picture may be there twice
 
 
-def test_what_is_held_out_depends_on_the_seed_alone(made: Callable[..., Any]) -> None:
+def test_public_holdout_depends_on_seed_only(made: Callable[..., Any]) -> None:
     one, same, other = (made(data__public={"examples": 50}, seed=seed).public for seed in (0, 0, 1))
     assert one.equal(same)
     assert not one.equal(other)
 
 
-def test_a_partition_by_labels_is_of_what_is_left(made: Callable[..., Any]) -> None:
+def test_build_partition_by_labels_leaves_out_holdout(made: Callable[..., Any]) -> None:
     experiment = made(
         data__public={"examples": 200}, data__partition={"kind": "dirichlet_per_label", "alpha": 1.0, "balanced": False}
     )
     assert sum(map(len, experiment.partition.train)) == len(experiment.dataset.train) - 200
 
 
-def test_a_partition_from_a_file_must_leave_the_server_its_own(made: Callable[..., Any], tmp_path: Path) -> None:
+def test_build_partition_file_with_held_out_examples_is_refused(made: Callable[..., Any], tmp_path: Path) -> None:
     free = made(data__public={"examples": 60}).partition
     free.save(tmp_path / "free.json")
     again = made(data__public={"examples": 60}, data__partition={"kind": "file", "path": str(tmp_path / "free.json")})
@@ -61,12 +61,12 @@ def test_a_partition_from_a_file_must_leave_the_server_its_own(made: Callable[..
         made(data__public={"examples": 60}, data__partition={"kind": "file", "path": str(tmp_path / "all.json")})
 
 
-def test_the_pool_of_all_training_data_can_be_shown(made: Callable[..., Any]) -> None:
+def test_public_train_pool_is_training_data(made: Callable[..., Any]) -> None:
     experiment = made(data__public={"source": "train_pool"})
     assert experiment.public.data_ptr() == experiment.dataset.train.x.data_ptr()
 
 
-def test_another_data_set_can_be_shown_if_it_looks_alike(made: Callable[..., Any]) -> None:
+def test_public_dataset_of_other_shape_is_refused(made: Callable[..., Any]) -> None:
     public = made(data__public={"source": "dataset", "dataset": "digits", "examples": 9}).public
     assert public.shape == (9, 1, 8, 8)
     with pytest.raises(RecipeError, match=r"shape \(1, 28, 28\)"):
@@ -74,28 +74,28 @@ def test_another_data_set_can_be_shown_if_it_looks_alike(made: Callable[..., Any
 
 
 @pytest.mark.parametrize("said", [{"source": "dataset"}, {"source": "dataset", "dataset": "nothing"}])
-def test_a_public_data_set_must_be_there(said: dict[str, Any], made: Callable[..., Any]) -> None:
+def test_public_dataset_unknown_is_refused(said: dict[str, Any], made: Callable[..., Any]) -> None:
     with pytest.raises(RecipeError, match=r"data\.public\.dataset"):
         made(data__public=said)
 
 
-def test_not_everything_can_be_held_out(made: Callable[..., Any]) -> None:
+def test_public_holdout_of_everything_is_refused(made: Callable[..., Any]) -> None:
     with pytest.raises(RecipeError, match="only 1437"):
         made(data__public={"examples": 1437})
 
 
-def test_a_method_that_needs_public_examples_asks_for_them(made: Callable[..., Any]) -> None:
+def test_build_method_without_needed_public_data_is_refused(made: Callable[..., Any]) -> None:
     with pytest.raises(RecipeError, match="PUBLIC_MISSING"):
         made(method={"name": "fedhenn"})
     assert made(method={"name": "fedhenn", "strength": 0.0}).public is None
 
 
-def test_a_share_of_the_devices_has_less(made: Callable[..., Any]) -> None:
+def test_build_partition_subsample_shrinks_share_of_devices(made: Callable[..., Any]) -> None:
     sizes = sorted(map(len, made(data__subsample={"devices": 0.5, "keep": 0.25}).partition.train))
     assert sizes == [90, 90, 359, 359]
 
 
-def test_unseen_devices_never_train_and_are_judged_apart(run: Callable[..., Any]) -> None:
+def test_run_holdout_devices_are_evaluated_but_not_trained(run: Callable[..., Any]) -> None:
     done = run(
         data__devices=8, fleet={"holdout_fraction": 0.25}, method={"name": "fedrep"}, rounds=2, training={"epochs": 5},
         tiers=[{"name": "all", "share": 1.0}], evaluation={"tests": ["local"], "per_device": "always"},
@@ -112,19 +112,19 @@ def test_unseen_devices_never_train_and_are_judged_apart(run: Callable[..., Any]
     assert events == []
 
 
-def test_somebody_must_be_left_to_train(made: Callable[..., Any]) -> None:
+def test_build_fleet_all_devices_held_out_is_refused(made: Callable[..., Any]) -> None:
     with pytest.raises(RecipeError, match=r"fleet\.holdout_fraction"):
         made(fleet={"holdout_fraction": 1.0})
 
 
-def test_tuning_is_refused_where_it_would_not_be_judged() -> None:
+def test_check_fine_tuning_labels_per_position_is_refused() -> None:
     tuning = 'evaluation.fine_tune={part="head", epochs=1, batch_size=10, learning_rate=0.1}'
     loaded = load(Path(__file__).parents[2] / "recipes" / "heterofl_wikitext2_small.toml", TABLES, [tuning])
     with pytest.raises(RecipeError, match="label for every position"):
         build(loaded, TABLES, read_data_spec(loaded, TABLES, Path("nowhere")))
 
 
-def test_settings_can_be_settled_without_a_look_at_the_test_set(made: Callable[..., Any]) -> None:
+def test_read_data_validation_replaces_test_set(made: Callable[..., Any]) -> None:
     usual = made().dataset
     one, other = (made(data__validation=300, seed=seed) for seed in (0, 1))
     assert len(one.dataset.test) == 300 and len(one.dataset.train) == len(usual.train) - 300
@@ -136,12 +136,12 @@ def test_settings_can_be_settled_without_a_look_at_the_test_set(made: Callable[.
     assert fewer.test.y.equal(one.dataset.test.y[:100])
 
 
-def test_a_plan_knows_of_the_validation_set(document: Callable[..., dict[str, Any]]) -> None:
+def test_read_data_spec_counts_validation_set(document: Callable[..., dict[str, Any]]) -> None:
     loaded = load(document(data__dataset="mnist", data__validation=1000), TABLES)
     seen = read_data_spec(loaded, TABLES, Path("nowhere"))
     assert (len(seen.labels.train), len(seen.labels.test)) == (59_000, 1000)
 
 
-def test_somebody_must_train(made: Callable[..., Any]) -> None:
+def test_read_data_validation_of_everything_is_refused(made: Callable[..., Any]) -> None:
     with pytest.raises(RecipeError, match=r"data\.validation"):
         made(data__validation=10_000)

@@ -76,7 +76,7 @@ def same(left, right):
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("method", METHODS)
-def test_with_devices_silent_every_round_ends(method, share, document, tmp_path):
+def test_faults_dropout_rounds_finish_without_silent_devices(method, share, document, tmp_path):
     experiment = made(document, tmp_path, {"dropout": share}, rounds=3, **METHODS[method])
     _, kept, steps = played(experiment)
     assert [done.number for done in steps[:3]] == [1, 2, 3]
@@ -92,7 +92,7 @@ def test_with_devices_silent_every_round_ends(method, share, document, tmp_path)
             assert len(changed) == 10 - len(mute)
 
 
-def test_as_many_are_silent_on_average_as_the_recipe_says(document, tmp_path):
+def test_faults_dropout_share_holds_on_average(document, tmp_path):
     experiment = made(document, tmp_path, {"dropout": 0.25}, data__devices=10)
     counts = [len(experiment.faults.injector(context_of(experiment, n)).plan.silent) for n in range(1, 401)]
     assert set(counts) == {2, 3}
@@ -103,7 +103,7 @@ def context_of(experiment, number):
     return RoundContext(number, experiment.faults.cohort(number), experiment.fleet, experiment.engine)
 
 
-def test_silence_is_asked_and_discarded_not_left_out(document, tmp_path):
+def test_faults_dropout_keeps_other_replies_unchanged(document, tmp_path):
     """The others' replies are those of a round in which all are heard."""
     experiment = made(document, tmp_path, {"dropout": 0.5}, rounds=1)
     whole = made(document, tmp_path, {}, rounds=1)
@@ -131,7 +131,7 @@ def moved(experiment, states, name):
     ]
 
 
-def test_the_ring_of_a_dead_tier_stays_and_comes_back(document, tmp_path):
+def test_faults_outage_freezes_region_until_tier_returns(document, tmp_path):
     faults = {"outages": [{"tier": "large", "from": 2, "to": 4}]}
     experiment = made(document, tmp_path, faults, rounds=6)
     states, _, steps = played(experiment)
@@ -144,7 +144,7 @@ def test_the_ring_of_a_dead_tier_stays_and_comes_back(document, tmp_path):
     assert lost(experiment, "DEAD") == {(n, f"{index}") for n in (2, 3, 4) for index in range(5)}
 
 
-def test_a_ring_that_nobody_speaks_for_is_told_of_once(document, tmp_path):
+def test_faults_old_region_is_reported_once(document, tmp_path):
     faults = {"outages": [{"tier": "large", "from": 1, "to": 99}]}
     experiment = made(document, tmp_path, faults, rounds=22, data__devices=4)
     for _ in rounds(experiment):
@@ -154,7 +154,7 @@ def test_a_ring_that_nobody_speaks_for_is_told_of_once(document, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["heterofl", "ditto", "mixed", "fedhenn"])
-def test_below_the_quorum_nothing_changes_by_a_bit(method, document, tmp_path):
+def test_faults_below_quorum_changes_no_bit(method, document, tmp_path):
     faults = {"dropout": 0.5, "quorum": 0.6}
     experiment = made(document, tmp_path, faults, rounds=2, **METHODS[method])
     states, kept, _ = played(experiment)
@@ -167,7 +167,7 @@ def test_below_the_quorum_nothing_changes_by_a_bit(method, document, tmp_path):
     assert not same(states[0], states[1]) or kept[1]
 
 
-def test_a_thin_ring_stays(document, tmp_path):
+def test_faults_region_below_min_coverage_is_unchanged(document, tmp_path):
     """Five large devices: on what only they hold there are never six votes, on the rest there are ten."""
     states, _, steps = played(experiment := made(document, tmp_path, {"min_coverage": 6}, rounds=2))
     assert moved(experiment, states, "large") == [False, False]
@@ -176,7 +176,7 @@ def test_a_thin_ring_stays(document, tmp_path):
 
 
 @pytest.mark.parametrize("after", [3, 5])
-def test_too_many_failed_rounds_in_a_row_end_the_run(after, document, tmp_path):
+def test_faults_max_failed_rounds_ends_run(after, document, tmp_path):
     experiment = made(document, tmp_path, {"dropout": 1.0, "max_failed_rounds": after}, rounds=9, data__devices=4)
     seen = []
     with pytest.raises(NoQuorum, match=f"{after} rounds in a row"):
@@ -185,7 +185,7 @@ def test_too_many_failed_rounds_in_a_row_end_the_run(after, document, tmp_path):
     assert seen == list(range(1, after + 1))
 
 
-def test_one_good_round_is_a_new_beginning(document, tmp_path):
+def test_faults_successful_round_resets_failure_count(document, tmp_path):
     windows = [
         {"tier": tier, "from": first, "to": last} for tier in ("large", "small") for first, last in ((1, 4), (6, 9))
     ]
@@ -195,7 +195,7 @@ def test_one_good_round_is_a_new_beginning(document, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["json", "npz"])
-def test_a_trace_decides_who_is_asked(form, document, tmp_path):
+def test_faults_trace_selects_available_devices(form, document, tmp_path):
     table = np.zeros((10, 3), dtype=bool)
     table[:4, 0], table[4:, 1], table[::2, 2] = True, True, True
     path = tmp_path / f"trace.{form}"
@@ -211,7 +211,7 @@ def test_a_trace_decides_who_is_asked(form, document, tmp_path):
         assert figures(done)["degraded"] == 1.0  # ten were wanted
 
 
-def test_a_round_with_nobody_there_fails(document, tmp_path):
+def test_faults_round_without_available_devices_fails(document, tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"available": {str(n): [[2, 2]] for n in range(10)}}))
     states, _, _ = played(experiment := made(document, tmp_path, {"trace": str(path)}, rounds=2))
@@ -235,7 +235,7 @@ def times_of(experiment):
 STRAGGLERS = {"kind": "lognormal", "speed": 0.8, "bandwidth": 0.8}
 
 
-def test_the_deadline_discards_exactly_those_who_take_longer(document, tmp_path):
+def test_faults_deadline_discards_slower_devices(document, tmp_path):
     took = times_of(made(document, tmp_path, {"stragglers": STRAGGLERS}, tiers=FAST))
     ordered = sorted(took.values())
     deadline = (ordered[6] + ordered[7]) / 2
@@ -250,7 +250,7 @@ def test_the_deadline_discards_exactly_those_who_take_longer(document, tmp_path)
     assert figures(done)["simulated_seconds"] == pytest.approx(ordered[-1])
 
 
-def test_of_more_than_needed_the_fastest_are_heard(document, tmp_path):
+def test_faults_over_selection_uses_fastest_replies(document, tmp_path):
     took = times_of(made(document, tmp_path, {"stragglers": STRAGGLERS}, tiers=FAST))
     faults = {"stragglers": STRAGGLERS, "over_selection": 0.6}
     experiment = made(document, tmp_path, faults, tiers=FAST, rounds=3, fleet={"participation": 0.5})
@@ -268,7 +268,7 @@ def test_of_more_than_needed_the_fastest_are_heard(document, tmp_path):
     ("how", "code"), [("nan", "NONFINITE"), ("inf", "NONFINITE"), ("huge", "HUGE"), ("shape", "SHAPE")]
 )
 @pytest.mark.parametrize("method", ["heterofl", "ditto"])
-def test_broken_replies_do_not_pass_the_gate(how, code, method, document, tmp_path):
+def test_faults_corrupt_replies_are_refused_by_gate(how, code, method, document, tmp_path):
     experiment = made(document, tmp_path, {"corrupt": {"devices": 3, "how": how}}, rounds=2, **METHODS[method])
     states, kept, steps = played(experiment)
     broken = {name for _, name in lost(experiment, code)}
@@ -279,7 +279,7 @@ def test_broken_replies_do_not_pass_the_gate(how, code, method, document, tmp_pa
     assert not broken & kept[-1].keys()
 
 
-def test_devices_that_send_nothing_can_be_broken_too(document, tmp_path):
+def test_faults_corrupt_empty_reply_is_refused(document, tmp_path):
     experiment = made(document, tmp_path, {"corrupt": {"devices": 0.2}}, rounds=1, method={"name": "standalone"})
     _, kept, _ = played(experiment)
     assert len(lost(experiment, "KEYS")) == 2
@@ -293,7 +293,7 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize("method", ["heterofl", "mixed"])
-def test_workers_change_nothing(method, document, tmp_path):
+def test_faults_number_of_workers_changes_nothing(method, document, tmp_path):
     changes = {**METHODS[method], "tiers": FAST, "data__devices": 10, "fleet": {"participation": 0.8}, "rounds": 3}
     said = document(**changes, faults=EVERYTHING)
     alone, pooled = (run_recipe(said, out=tmp_path / f"{n}", workers=n) for n in (1, 2))
@@ -306,7 +306,7 @@ def test_workers_change_nothing(method, document, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_cannot_happen_changes_nothing(method, document, tmp_path):
+def test_faults_that_never_occur_change_no_bit(method, document, tmp_path):
     """With the machinery at work but nothing going wrong, every bit is as without it."""
     harmless = {"outages": [{"tier": "all" if method == "ditto" else "small", "from": 90, "to": 99}]}
     plain, watched = (made(document, tmp_path, faults, rounds=2, **METHODS[method]) for faults in ({}, harmless))
@@ -319,7 +319,7 @@ def test_what_cannot_happen_changes_nothing(method, document, tmp_path):
     assert not watched.refusals
 
 
-def test_judging_is_not_hit(document, tmp_path):
+def test_faults_do_not_affect_evaluation(document, tmp_path):
     experiment = made(document, tmp_path, {"dropout": 0.9}, rounds=1, method={"name": "standalone"},
                       evaluation={"per_device": "always"})  # fmt: skip
     _, _, (done,) = played(experiment)
@@ -340,13 +340,13 @@ def test_judging_is_not_hit(document, tmp_path):
         ({"quroum": 0.5}, ("faults", "quroum")),
     ],
 )
-def test_faults_that_cannot_be_are_refused_where_they_stand(faults, place, document, tmp_path):
+def test_faults_invalid_settings_are_refused_at_their_key(faults, place, document, tmp_path):
     with pytest.raises(RecipeError) as caught:
         made(document, tmp_path, faults)
     assert place in [problem.key_path for problem in caught.value.issues]
 
 
-def test_the_standing_survives_json(document, tmp_path):
+def test_run_state_json_roundtrip_restores_state(document, tmp_path):
     """A run that goes on with what was written ends where the other does."""
     experiment = made(
         document, tmp_path, {"outages": [{"tier": "large", "from": 1, "to": 9}]}, rounds=3, data__devices=4
@@ -361,7 +361,7 @@ def test_the_standing_survives_json(document, tmp_path):
     assert replace(again, run_id="") == RunState(run_id="")
 
 
-def test_a_document_comes_back_from_toml(document):
+def test_faults_toml_roundtrip_gives_same_recipe(document):
     recipe = load(document(faults=EVERYTHING), Registry()).recipe
     assert load(tomllib.loads(dumps(recipe.document())), Registry()).recipe == recipe
     assert math.isclose(recipe.faults.deadline or 0, 40.0)

@@ -23,7 +23,7 @@ def writer(tmp_path):
     return made
 
 
-def test_a_new_folder(writer):
+def test_writer_open_creates_initial_files(writer):
     assert sorted(path.name for path in writer.folder.iterdir()) == [
         "events.jsonl", "manifest.json", "participation.jsonl", "recipe.toml", "rows.jsonl", "timings.jsonl",
     ]  # fmt: skip
@@ -34,20 +34,20 @@ def test_a_new_folder(writer):
     assert list(read_rows(writer.folder)) == []
 
 
-def test_a_folder_that_is_there_is_not_touched(writer):
+def test_writer_open_existing_folder_is_refused(writer):
     before = {path.name: path.read_bytes() for path in writer.folder.iterdir()}
     with pytest.raises(FileExistsError):
         writer.open("rounds = 2\n", {"seed": 8})
     assert {path.name: path.read_bytes() for path in writer.folder.iterdir()} == before
 
 
-def test_rows_are_appended_and_read_back(writer):
+def test_writer_rows_are_appended(writer):
     writer.write_rows(ROWS[:1])
     writer.write_rows(ROWS[1:])
     assert list(read_rows(writer.folder)) == ROWS
 
 
-def test_a_value_that_is_no_number_is_json_all_the_same(writer):
+def test_writer_nonfinite_value_is_null(writer):
     writer.write_rows([Row(1, "server", "large", "", "global", "loss", value) for value in (math.nan, math.inf, 2.0)])
     lines = (writer.folder / "rows.jsonl").read_text().splitlines()
     assert [json.loads(line, parse_constant=lambda word: pytest.fail(word))["value"] for line in lines][2] == 2.0
@@ -63,41 +63,41 @@ def test_a_value_that_is_no_number_is_json_all_the_same(writer):
         )
     )
 )
-def test_any_rows_come_back(tmp_path_factory, rows):
+def test_writer_any_rows_roundtrip(tmp_path_factory, rows):
     writer = RunWriter(tmp_path_factory.mktemp("rows") / "run")
     writer.open("", {})
     writer.write_rows(rows)
     assert list(read_rows(writer.folder)) == rows
 
 
-def test_events_are_appended(writer):
+def test_writer_events_are_appended(writer):
     writer.write_events([{"round": 1, "code": "SHAPE"}])
     writer.write_events([{"round": 2, "code": "KEYS"}])
     lines = (writer.folder / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["code"] for line in lines] == ["SHAPE", "KEYS"]
 
 
-def test_the_manifest_is_replaced_as_a_whole(writer):
+def test_writer_update_replaces_manifest_atomically(writer):
     writer.update(status="finished", sha256="0f")
     manifest = read_manifest(writer.folder)
     assert (manifest["seed"], manifest["status"], manifest["sha256"]) == (7, "finished", "0f")
     assert not list(writer.folder.glob("manifest.json.*"))
 
 
-def test_a_manifest_that_could_not_be_written_leaves_the_old_one(writer):
+def test_writer_update_failure_keeps_old_manifest(writer):
     with pytest.raises(TypeError):
         writer.update(status=object())
     assert read_manifest(writer.folder)["status"] == "running"
 
 
-def test_a_run_that_ends_well_is_not_touched(writer):
+def test_record_failure_without_error_changes_nothing(writer):
     with writer.record_failure():
         pass
     assert read_manifest(writer.folder)["status"] == "running"
     assert not (writer.folder / "errors").exists()
 
 
-def test_a_run_that_fails_says_so_with_its_traceback(writer):
+def test_record_failure_exception_writes_status_and_traceback(writer):
     with pytest.raises(ZeroDivisionError), writer.record_failure():
         raise ZeroDivisionError("at last")
     assert read_manifest(writer.folder)["status"] == "failed"
@@ -107,14 +107,14 @@ def test_a_run_that_fails_says_so_with_its_traceback(writer):
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_a_run_that_is_interrupted_says_so(interrupt, writer):
+def test_record_failure_interrupt_writes_status(interrupt, writer):
     with pytest.raises(interrupt), writer.record_failure():
         raise interrupt
     assert read_manifest(writer.folder)["status"] == "interrupted"
     assert not (writer.folder / "errors").exists()
 
 
-def test_models_are_written_as_they_are(writer):
+def test_writer_models_roundtrip_deterministically(writer):
     whole = torch.arange(12.0).reshape(3, 4)
     weights = {"slice": whole[:2, :2], "turned": whole.T, "same": whole[:2, :2], "leaf": whole.clone().requires_grad_()}
     about = {"tier": "small", "family": "mlp", "settings": "{}", "more": ""}

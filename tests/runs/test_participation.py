@@ -19,14 +19,14 @@ def lines(run: Run, name: str = "participation.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
 
 
-def test_everybody_asked_is_in_one_line_of_a_round(run: Go) -> None:
+def test_participation_each_asked_device_is_listed_once(run: Go) -> None:
     done = run(rounds=2, data__devices=6, fleet={"participation": 0.5})
     for number in (1, 2):
         names = [name for line in lines(done) if line["round"] == number for name in line["devices"]]
         assert len(names) == len(set(names)) == 3
 
 
-def test_bytes_add_up_to_those_of_the_rows(run: Go) -> None:
+def test_participation_bytes_sum_to_rows(run: Go) -> None:
     done = run(rounds=2)
     for number in (1, 2):
         met = [line for line in lines(done) if line["round"] == number]
@@ -36,7 +36,7 @@ def test_bytes_add_up_to_those_of_the_rows(run: Go) -> None:
         assert {bundle for line in met for bundle in line["bytes_up"]} == {"weights", "labels"}
 
 
-def test_who_is_lost_or_refused_is_told_by_the_reason(run: Go) -> None:
+def test_participation_outcome_of_lost_device_is_its_event(run: Go) -> None:
     done = run(rounds=3, data__devices=8, faults={"dropout": 0.3, "corrupt": {"devices": 1, "how": "nan"}})
     found = {(line["round"], name): line["outcome"] for line in lines(done) for name in line["devices"]}
     events = {(one["round"], one["device"]): one["code"] for one in lines(done, "events.jsonl") if one["device"]}
@@ -44,19 +44,19 @@ def test_who_is_lost_or_refused_is_told_by_the_reason(run: Go) -> None:
     assert {place: outcome for place, outcome in found.items() if outcome != "admitted"} == events
 
 
-def test_a_norm_is_least_median_and_most(run: Go) -> None:
+def test_participation_norms_are_min_median_max(run: Go) -> None:
     done = run(rounds=1)
     for line in lines(done):
         least, median, most = line["norms"]
         assert 0 < least <= median <= most
 
 
-def test_nothing_sent_has_no_norm(run: Go) -> None:
+def test_participation_empty_upload_has_no_norm(run: Go) -> None:
     done = run(rounds=1, method={"name": "standalone"})
     assert all(line["bytes_up"] == {} and "norms" not in line for line in lines(done))
 
 
-def test_private_runs_do_not_tell_norms(run: Go) -> None:
+def test_participation_private_run_has_no_norms(run: Go) -> None:
     pytest.importorskip("dp_accounting")
     done = run(
         rounds=1, fleet={"participation": 0.5, "sampling": "poisson"}, model__normalization="group",
@@ -66,7 +66,7 @@ def test_private_runs_do_not_tell_norms(run: Go) -> None:
     assert all("norms" not in line for line in lines(done))
 
 
-def test_workers_change_nothing_but_the_time(run: Go) -> None:
+def test_participation_is_independent_of_workers(run: Go) -> None:
     import fedloom
 
     first = run("first", rounds=2)
@@ -75,13 +75,13 @@ def test_workers_change_nothing_but_the_time(run: Go) -> None:
     assert [line["round"] for line in lines(second, "timings.jsonl")] == [1, 2]
 
 
-def test_times_are_apart_from_what_must_be_the_same_again(run: Go) -> None:
+def test_timings_have_their_own_file(run: Go) -> None:
     (line, *_) = lines(run(rounds=1), "timings.jsonl")
     assert list(line) == ["round", "seconds", "evaluation_seconds", "saving_seconds", "peak_memory"]
     assert line["seconds"] >= line["evaluation_seconds"] > 0
 
 
-def test_the_fleet_and_what_it_holds(run: Go) -> None:
+def test_summarize_fleet_lists_tiers_devices_and_label_counts(run: Go) -> None:
     done = run(rounds=1, data__partition={"kind": "label_shards", "labels_per_device": 5})
     said = json.loads((done.folder / "fleet.json").read_text())
     assert [tier["name"] for tier in said["tiers"]] == ["large", "small"]
@@ -95,7 +95,7 @@ def test_the_fleet_and_what_it_holds(run: Go) -> None:
     assert said["own_names"] == []
 
 
-def test_models_that_the_server_has_are_compared(run: Go) -> None:
+def test_tier_cka_compares_server_models(run: Go) -> None:
     done = run(rounds=1)
     same, other = json.loads((done.folder / "cka.json").read_text())
     assert (same["tier"], same["against"], other["tier"]) == ("large", "large", "small")
@@ -104,7 +104,7 @@ def test_models_that_the_server_has_are_compared(run: Go) -> None:
 
 
 @pytest.mark.parametrize(("method", "workers"), [("standalone", 1), ("standalone", 2), ("fedrep", 1)])
-def test_where_it_has_none_a_device_of_each_tier_stands_for_it(run: Go, method: str, workers: int) -> None:
+def test_tier_cka_without_server_models_uses_device_models(run: Go, method: str, workers: int) -> None:
     """By what is read from the checkpoint afterwards. Both tiers' first devices: 0 and 2."""
     done = run(options={"workers": workers}, rounds=1, method={"name": method})
     experiment = open_finished_run(done.folder, Registry(), done.data)
@@ -119,7 +119,7 @@ def test_where_it_has_none_a_device_of_each_tier_stands_for_it(run: Go, method: 
         assert one["cka"] == [pytest.approx(line, abs=1e-5) for line in cka_map(maps, seen[0])]
 
 
-def test_a_device_that_has_learned_stands_for_its_tier_before_one_that_has_not(run: Go) -> None:
+def test_tier_cka_prefers_device_with_state(run: Go) -> None:
     done = run(rounds=1, method={"name": "standalone"}, data__devices=8, fleet={"participation": 0.25}, seed=1)
     asked = {name for line in lines(done) for name in line["devices"]}
     assert "0" not in asked  # or this would show nothing

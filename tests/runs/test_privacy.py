@@ -56,12 +56,12 @@ def refused(made: Callable[..., Experiment], **changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("accountant", "expected"), [("rdp", 11.063), ("pld", 9.971)])
-def test_what_two_hundred_rounds_cost(accountant: Any, expected: float) -> None:
+def test_mechanism_200_rounds_cost_reference_epsilon(accountant: Any, expected: float) -> None:
     assert Mechanism(1.0, 0.1, 1e-5, accountant).epsilon(200) == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_the_library_itself_counts_the_same(accountant: Any) -> None:
+def test_mechanism_epsilon_equals_library_composition(accountant: Any) -> None:
     """However rounds are added up here to save time."""
     import dp_accounting
     from dp_accounting import pld, rdp
@@ -72,7 +72,7 @@ def test_the_library_itself_counts_the_same(accountant: Any) -> None:
     assert Mechanism(2.0, 0.3, 1e-4, accountant).epsilon(7) == pytest.approx(counting.get_epsilon(1e-4), rel=1e-9)
 
 
-def test_no_round_costs_nothing_and_more_rounds_cost_more() -> None:
+def test_mechanism_epsilon_grows_with_rounds() -> None:
     costs = [Mechanism(2.0, 0.3, 1e-5).epsilon(rounds) for rounds in range(20)]
     assert costs[0] == 0.0
     assert costs == sorted(set(costs))
@@ -80,14 +80,14 @@ def test_no_round_costs_nothing_and_more_rounds_cost_more() -> None:
     assert Mechanism(2.0, 0.3, 1e-7).epsilon(9) > costs[9]
 
 
-def test_counting_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_mechanism_epsilon_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     before = logging.getLogger("absl").level
     Mechanism(0.913, 0.117, 1e-5).epsilon(3)
     assert caplog.records == []
     assert logging.getLogger("absl").level == before
 
 
-def test_every_round_has_its_epsilon(run: Callable[..., Any]) -> None:
+def test_run_private_has_epsilon_row_per_round(run: Callable[..., Any]) -> None:
     rows = [row for row in run(rounds=3, **PRIVATE).rows() if row.metric == "epsilon"]
     assert [(row.round, row.candidate, row.tier, row.device, row.test) for row in rows] == [
         (number, "", "", "", "") for number in (1, 2, 3)
@@ -95,20 +95,22 @@ def test_every_round_has_its_epsilon(run: Callable[..., Any]) -> None:
     assert [row.value for row in rows] == [Mechanism(2.0, 0.5, 1e-5).epsilon(number) for number in (1, 2, 3)]
 
 
-def test_a_run_without_privacy_has_none(run: Callable[..., Any], made: Callable[..., Experiment]) -> None:
+def test_run_without_privacy_has_no_epsilon(run: Callable[..., Any], made: Callable[..., Experiment]) -> None:
     assert not [row for row in run().rows() if row.metric == "epsilon"]
     experiment = made(privacy={})
     assert aggregate_for(experiment, 1) is experiment.aggregate is coverage_mean
     assert (compute_epsilon(experiment.loaded.recipe, 5), summarize_privacy(experiment.loaded.recipe)) == (None, "")
 
 
-def test_a_run_is_told_in_a_line(made: Callable[..., Experiment]) -> None:
+def test_summarize_privacy_reports_epsilon_and_delta(made: Callable[..., Experiment]) -> None:
     recipe = made(rounds=4).loaded.recipe
     cost = Mechanism(2.0, 0.5, 1e-5).epsilon(4)
     assert summarize_privacy(recipe) == f"privacy: epsilon {cost:.3f} at delta 1e-05 for every device, after 4 rounds"
 
 
-def test_workers_and_repeats_change_no_bit(run: Callable[..., Any], manifest_of: Callable[..., Any]) -> None:
+def test_run_private_workers_and_repeats_change_no_bit(
+    run: Callable[..., Any], manifest_of: Callable[..., Any]
+) -> None:
     changes = {**PRIVATE, "data": {"dataset": "digits", "devices": 8}}
     runs = [run("one", **changes), run("again", **changes), run("two", options={"workers": 2}, **changes)]
     assert len({manifest_of(one)["sha256"] for one in runs}) == 1
@@ -117,7 +119,7 @@ def test_workers_and_repeats_change_no_bit(run: Callable[..., Any], manifest_of:
     assert manifest_of(other)["sha256"] != manifest_of(runs[0])["sha256"]
 
 
-def test_rounds_that_are_played_again_have_the_same_noise_and_epsilon(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_verify_private_run_replays_same_noise_and_epsilon(run: Callable[..., Any], tmp_path: Path) -> None:
     finished = run(rounds=4, checkpoints={"every": 1}, **PRIVATE)
     found = verify(finished.folder, Registry(), tmp_path, 2, 1)
     assert (found.since, found.rounds, found.differences) == (2, 2, ())
@@ -130,12 +132,12 @@ def manifest_of() -> Callable[..., Any]:
     return lambda finished: read_manifest(finished.folder)
 
 
-def test_a_round_in_which_nobody_takes_part(run: Callable[..., Any]) -> None:
+def test_run_private_with_empty_cohort_uploads_nothing(run: Callable[..., Any]) -> None:
     finished = run(rounds=3, **{**PRIVATE, "fleet": {"participation": 0.01, "sampling": "poisson"}})
     assert {row.value for row in finished.rows() if row.metric == "bytes_up"} == {0.0}
 
 
-def test_the_merge_has_what_the_recipe_says(made: Callable[..., Experiment]) -> None:
+def test_aggregate_for_private_recipe_has_its_settings(made: Callable[..., Experiment]) -> None:
     experiment = made(data={"dataset": "digits", "devices": 10}, seed=5)
     merge = aggregate_for(experiment, 3)
     assert isinstance(merge, DPAggregator)
@@ -147,7 +149,7 @@ def test_the_merge_has_what_the_recipe_says(made: Callable[..., Experiment]) -> 
     assert aggregate_for(experiment, 4) != merge
 
 
-def test_redrawn_tiers_are_expected_by_their_shares(made: Callable[..., Experiment]) -> None:
+def test_aggregate_for_redrawn_tiers_expects_shares(made: Callable[..., Experiment]) -> None:
     redrawn = made(fleet={"participation": 0.5, "sampling": "poisson", "assignment": "redrawn"}, data__devices=10)
     merge = aggregate_for(redrawn, 1)
     assert isinstance(merge, DPAggregator)
@@ -156,7 +158,7 @@ def test_redrawn_tiers_are_expected_by_their_shares(made: Callable[..., Experime
 
 @pytest.mark.parametrize("method", COVERED, ids=str)
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_method_that_hides_nothing_from_the_merge(
+def test_dp_aggregator_without_noise_equals_plain_round(
     method: Method, number: int, world_for: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
     """It makes at most one merge of votes of weight 1, where it says, and of that alone its next state: so without
@@ -179,11 +181,11 @@ def test_a_method_that_hides_nothing_from_the_merge(
     assert method.finish(server, plain) is None
 
 
-def test_only_methods_that_are_tried_above_say_they_hide_nothing(method: Method) -> None:
+def test_dp_uncovered_is_empty_only_for_covered_methods(method: Method) -> None:
     assert method.dp_uncovered or method in COVERED
 
 
-def test_a_method_of_which_nothing_is_known_is_taken_to_hide_something() -> None:
+def test_dp_uncovered_default_is_not_empty() -> None:
     class Own(FedAvg):
         info = MethodInfo()
         dp_uncovered = Method.dp_uncovered
@@ -206,7 +208,7 @@ def test_a_method_of_which_nothing_is_known_is_taken_to_hide_something() -> None
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_methods_that_take_more_are_refused(
+def test_check_privacy_uncovered_method_is_refused(
     method: dict[str, Any], reason: str, made: Callable[..., Experiment]
 ) -> None:
     with pytest.raises(RecipeError, match=reason) as found:
@@ -215,35 +217,35 @@ def test_methods_that_take_more_are_refused(
 
 
 @pytest.mark.parametrize("name", ["fedin", "fedgkt", "fedhenn", "mixed", "centralized", "fedavg"])
-def test_methods_that_send_something_else_hide_something(name: str) -> None:
+def test_dp_uncovered_other_uploads_are_named(name: str) -> None:
     assert METHODS[name].from_settings({}, METHODS).dp_uncovered
 
 
-def test_cohorts_of_fixed_size_are_refused(made: Callable[..., Experiment]) -> None:
+def test_check_privacy_fixed_size_cohort_is_refused(made: Callable[..., Experiment]) -> None:
     assert refused(made, fleet={"participation": 0.5}) == {"PRIVACY_SAMPLING": "fleet.sampling"}
 
 
-def test_statistics_of_batch_norm_are_refused(made: Callable[..., Experiment]) -> None:
+def test_check_privacy_static_batch_norm_is_refused(made: Callable[..., Experiment]) -> None:
     found = refused(made, model={"family": "convnet", "hidden": [2, 4], "normalization": "static_batch"})
     assert found == {"PRIVACY_STATISTICS": "model"}
 
 
-def test_robust_rules_are_refused(made: Callable[..., Experiment]) -> None:
+def test_check_privacy_robust_rule_is_refused(made: Callable[..., Experiment]) -> None:
     assert refused(made, aggregation={"rule": "median"}) == {"PRIVACY_DEFENCE": "aggregation.rule"}
 
 
 @pytest.mark.parametrize("fault", [{"quorum": 0.5}, {"min_coverage": 2}, {"dropout": 0.1}, {"over_selection": 0.2}])
-def test_rounds_that_depend_on_who_is_there_are_refused(
+def test_check_privacy_faults_that_change_rounds_are_refused(
     fault: dict[str, float], made: Callable[..., Experiment]
 ) -> None:
     assert refused(made, faults=fault) == {"PRIVACY_FAULTS": f"faults.{next(iter(fault))}"}
 
 
-def test_faults_that_change_no_round_are_not(made: Callable[..., Experiment]) -> None:
+def test_check_privacy_harmless_faults_are_accepted(made: Callable[..., Experiment]) -> None:
     assert made(faults={"max_failed_rounds": 9})
 
 
-def test_all_that_is_wrong_is_said_at_once(made: Callable[..., Experiment]) -> None:
+def test_check_privacy_reports_all_issues_at_once(made: Callable[..., Experiment]) -> None:
     found = refused(made, fleet={}, method={"name": "heterofl"}, privacy={"clip": 1.0})
     assert found.keys() == {"RECIPE_MISSING", "PRIVACY_SAMPLING", "PRIVACY_METHOD"}
     assert found["RECIPE_MISSING"] == "privacy.noise"
@@ -260,13 +262,13 @@ def test_all_that_is_wrong_is_said_at_once(made: Callable[..., Experiment]) -> N
         ({"clip": 1.0, "noise": 1.0, "delta": 1.0}, "privacy.delta"),
     ],
 )
-def test_settings_that_promise_nothing_are_refused(
+def test_load_invalid_privacy_settings_are_refused(
     privacy: dict[str, Any], place: str, made: Callable[..., Experiment]
 ) -> None:
     assert list(refused(made, privacy=privacy).values()) == [place]
 
 
-def test_a_budget_that_does_not_last_is_refused(made: Callable[..., Experiment]) -> None:
+def test_check_privacy_exceeded_budget_is_refused(made: Callable[..., Experiment]) -> None:
     cost = [Mechanism(2.0, 0.5, 1e-5).epsilon(rounds) for rounds in range(11)]
     budget = {"clip": 1.0, "noise": 2.0, "target_epsilon": (cost[6] + cost[7]) / 2}
     assert made(rounds=6, privacy=budget)
@@ -277,13 +279,13 @@ def test_a_budget_that_does_not_last_is_refused(made: Callable[..., Experiment])
     assert "enough for 6 of them" in problem.hint
 
 
-def test_nothing_is_written_of_what_is_refused(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_run_refused_for_privacy_writes_nothing(run: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(RecipeError):
         run("never", **{**PRIVATE, "fleet": {}})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_package_it_is_said_how_to_get_it(
+def test_check_privacy_without_accountant_names_the_extra(
     made: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.import_module
@@ -303,7 +305,7 @@ def test_without_the_package_it_is_said_how_to_get_it(
     assert made(privacy={})
 
 
-def test_controls_keep_the_recipes_privacy(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_plan_comparison_controls_keep_privacy(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     loaded = load(document(**PRIVATE), Registry())
     controls = ("standalone", "small-for-all", "drop-the-small")
     planned = plan_comparison(loaded, Registry(), 1, controls, tmp_path / "home", tmp_path)
@@ -311,7 +313,7 @@ def test_controls_keep_the_recipes_privacy(document: Callable[..., dict[str, Any
         assert isinstance(aggregate_for(experiment, 1), DPAggregator)
 
 
-def test_real_devices_are_not_promised_what_a_seed_gives_away(made: Callable[..., Experiment]) -> None:
+def test_check_deployment_private_recipe_is_refused(made: Callable[..., Experiment]) -> None:
     experiment = made()
     with pytest.raises(RecipeError, match="seed") as found:
         check_deployment(experiment.loaded, experiment.method)

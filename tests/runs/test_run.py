@@ -44,7 +44,7 @@ def judged(run, **wanted):
     }
 
 
-def test_devices_of_both_sizes_learn(run):
+def test_run_two_tiers_both_learn(run):
     done = run(
         rounds=4,
         model__hidden=[8, 16],
@@ -57,20 +57,20 @@ def test_devices_of_both_sizes_learn(run):
 
 
 @pytest.mark.parametrize("method", ["heterofl", "standalone"])
-def test_the_same_recipe_gives_the_same_rows(method, run):
+def test_run_same_recipe_gives_same_rows(method, run):
     first, second = run("first", method={"name": method}), run("second", method={"name": method})
     assert first.rows() == second.rows()
     assert manifest(first)["sha256"] == manifest(second)["sha256"]
 
 
-def test_another_seed_gives_another_run(run):
+def test_run_other_seed_gives_other_result(run):
     first, second = run("first", rounds=1), run("second", rounds=1, seed=1)
     assert manifest(first)["data"] == manifest(second)["data"]
     for key in ("partition", "sha256"):
         assert manifest(first)[key] != manifest(second)[key]
 
 
-def test_nobody_elses_randomness_is_touched(run):
+def test_run_leaves_global_random_state_unchanged(run):
     torch.manual_seed(3)
     wanted = torch.rand(4)
     torch.manual_seed(3)
@@ -79,7 +79,7 @@ def test_nobody_elses_randomness_is_touched(run):
 
 
 @pytest.mark.parametrize("method", ["heterofl", "standalone"])
-def test_devices_at_once_or_one_by_one_give_the_same_up_to_rounding(method, run):
+def test_run_block_size_changes_only_rounding(method, run):
     runs = [run(f"block {size}", method={"name": method}, engine={"devices_per_block": size}) for size in (1, 3, 16)]
     for other in runs[1:]:
         one_example = 100 / 360
@@ -94,7 +94,7 @@ def test_devices_at_once_or_one_by_one_give_the_same_up_to_rounding(method, run)
 @pytest.mark.parametrize(
     ("rounds", "every", "due"), [(5, 2, {2, 4, 5}), (4, 2, {2, 4}), (2, 9, {2}), (3, 1, {1, 2, 3})]
 )
-def test_rounds_are_judged_when_due_and_the_last_always(rounds, every, due, run):
+def test_run_evaluates_when_due_and_last_round(rounds, every, due, run):
     done = run(
         options={"methods": {"still": Still}}, method={"name": "still"}, rounds=rounds, evaluation={"every": every}
     )
@@ -104,25 +104,25 @@ def test_rounds_are_judged_when_due_and_the_last_always(rounds, every, due, run)
 
 @pytest.mark.parametrize(("when", "rounds"), [("last", {2}), ("always", {1, 2}), ("never", set())])
 @pytest.mark.parametrize("method", ["heterofl", "standalone"])
-def test_devices_have_rows_of_their_own_when_asked_for(method, when, rounds, run):
+def test_run_per_device_rows_follow_setting(method, when, rounds, run):
     done = run(method={"name": method}, evaluation={"per_device": when})
     assert {row.round for row in done.rows() if row.device} == rounds
     assert {row.round for row in done.rows() if row.candidate and not row.device} == {1, 2}
 
 
 @pytest.mark.parametrize("tests", [["global"], ["local"]])
-def test_only_what_is_asked_for_is_judged(tests, run):
+def test_run_evaluates_only_chosen_tests(tests, run):
     done = run(rounds=1, evaluation={"tests": tests})
     assert {row.test for row in done.rows() if row.candidate} == set(tests)
 
 
-def test_a_share_of_the_devices_takes_part(run):
+def test_run_participation_limits_cohort(run):
     done = run(rounds=1, fleet={"participation": 0.25})
     assert [row.value for row in done.rows() if row.metric == "bytes_down"] in ([4 * 158], [4 * 66])
 
 
 @pytest.mark.parametrize("source", ["folder", "file"])
-def test_a_run_goes_on_from_an_earlier_one(source, run):
+def test_run_start_from_uses_earlier_model(source, run):
     first = run("first", rounds=1)
     large = load_file(first.folder / "models" / "large.safetensors")
     start = first.folder if source == "folder" else first.folder / "models" / "large.safetensors"
@@ -134,7 +134,7 @@ def test_a_run_goes_on_from_an_earlier_one(source, run):
         assert torch.equal(weight, large[name])
 
 
-def test_a_run_that_goes_on_learns_from_there(run):
+def test_run_start_from_changes_result(run):
     first = run("first", rounds=1)
     second = run("second", rounds=1, start={"from": str(first.folder)})
     anew = run("anew", rounds=1)
@@ -171,7 +171,7 @@ def nothing_at_all(folder):
         (nothing_at_all, "FILE_MISSING"),
     ],
 )
-def test_a_start_that_does_not_fit_is_refused_before_anything_is_written(make, code, run, tmp_path):
+def test_run_unusable_start_is_refused_before_writing(make, code, run, tmp_path):
     make(tmp_path)
     with pytest.raises(RecipeError) as caught:
         run(start={"from": str(tmp_path / "start")})
@@ -181,7 +181,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_written(make, c
     assert not (tmp_path / "run").exists()
 
 
-def test_rounds_can_be_followed_one_by_one(document, tmp_path):
+def test_record_rounds_yields_each_written_round(document, tmp_path):
     experiment = assemble(load(document(), Registry()), Registry(), tmp_path)
     seen = []
     for done in record_rounds(experiment, tmp_path / "run"):
@@ -193,14 +193,14 @@ def test_rounds_can_be_followed_one_by_one(document, tmp_path):
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "finished"
 
 
-def test_a_run_that_is_left_early_says_so(document, tmp_path):
+def test_record_rounds_left_early_is_interrupted(document, tmp_path):
     experiment = assemble(load(document(), Registry()), Registry(), tmp_path)
     for _ in record_rounds(experiment, tmp_path / "run"):
         break
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
 
 
-def test_a_run_never_writes_over_another(run, tmp_path):
+def test_run_existing_folder_is_refused(run, tmp_path):
     first = run("taken", rounds=1)
     before = manifest(first)
     with pytest.raises(RecipeError, match="OUT_EXISTS"):
@@ -208,13 +208,13 @@ def test_a_run_never_writes_over_another(run, tmp_path):
     assert manifest(first) == before
 
 
-def test_a_bad_recipe_leaves_no_folder(document, tmp_path):
+def test_run_bad_recipe_leaves_no_folder(document, tmp_path):
     with pytest.raises(RecipeError):
         fedloom.run(document(method={"name": "fedavg"}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_changes_and_folders_can_be_given_from_python(document, tmp_path):
+def test_run_accepts_sets_and_folders(document, tmp_path):
     done = fedloom.run(document(), sets=["rounds=1", "data.devices=2"], out=str(tmp_path / "run"), data_dir=tmp_path)
     assert done.folder == tmp_path / "run"
     assert {row.round for row in done.rows()} == {1}

@@ -35,7 +35,7 @@ def lines(run, name):
     return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
 
 
-def test_the_files_there_are(finished):
+def test_run_folder_has_expected_files(finished):
     run, _ = finished
     found = [path.relative_to(run.folder) for path in run.folder.rglob("*") if path.is_file()]
     assert Path("checkpoints/LATEST") in found
@@ -46,7 +46,7 @@ def test_the_files_there_are(finished):
     ]  # fmt: skip
 
 
-def test_the_recipe_with_every_default_is_the_same_recipe(finished):
+def test_run_folder_recipe_with_defaults_equals_recipe(finished):
     run, said = finished
     written = tomllib.loads((run.folder / "recipe.toml").read_text())
     assert written["training"] == {
@@ -60,7 +60,7 @@ def test_the_recipe_with_every_default_is_the_same_recipe(finished):
     assert load(run.folder / "recipe.toml", Registry()).recipe == load(said, Registry()).recipe
 
 
-def test_the_manifest(finished):
+def test_manifest_has_status_versions_and_fingerprints(finished):
     run, _ = finished
     manifest = json.loads((run.folder / "manifest.json").read_text())
     assert manifest["status"] == "finished"
@@ -74,12 +74,12 @@ def test_the_manifest(finished):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest["started"])
 
 
-def test_the_manifest_says_which_fedloom_made_it(finished):
+def test_manifest_has_package_version(finished):
     run, _ = finished
     assert json.loads((run.folder / "manifest.json").read_text())["fedloom"] == fedloom.__version__
 
 
-def test_the_manifest_says_how_many_threads_were_used(run):
+def test_manifest_threads_is_one_and_restored(run):
     """Always one, whatever the machine offers; afterwards it has its own again."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -91,7 +91,7 @@ def test_the_manifest_says_how_many_threads_were_used(run):
     assert json.loads((done.folder / "manifest.json").read_text())["threads"] == 1
 
 
-def test_rows_have_all_their_keys(finished):
+def test_rows_have_all_keys(finished):
     run, _ = finished
     rows = lines(run, "rows.jsonl")
     assert all(list(row) == ["round", "candidate", "tier", "device", "test", "metric", "value"] for row in rows)
@@ -107,7 +107,7 @@ def test_rows_have_all_their_keys(finished):
     assert all(0 <= row["value"] <= 100 for row in judged if row["metric"] == "accuracy")
 
 
-def test_rows_say_what_every_round_moved(finished):
+def test_rows_report_bytes_of_every_round(finished):
     run, _ = finished
     moved = [(row["round"], row["metric"], row["value"]) for row in lines(run, "rows.jsonl") if not row["candidate"]]
     down, labels = 2 * 4 * (158 + 66), 4 * 2
@@ -116,12 +116,12 @@ def test_rows_say_what_every_round_moved(finished):
     ]
 
 
-def test_no_reply_was_refused(finished):
+def test_events_of_clean_run_are_empty(finished):
     run, _ = finished
     assert lines(run, "events.jsonl") == []
 
 
-def test_a_run_that_learned_nothing_fails_and_says_why(run, tmp_path):
+def test_run_without_admitted_reply_fails_with_reason(run, tmp_path):
     """A step so large that the weights are no numbers any more: every reply of every device is refused."""
     with pytest.raises(NothingAdmitted, match="no reply was ever admitted; device 0: NONFINITE") as caught:
         run(training__optimizer={"kind": "sgd", "learning_rate": 1e38})
@@ -136,7 +136,7 @@ def test_a_run_that_learned_nothing_fails_and_says_why(run, tmp_path):
     assert [row.value for row in done.rows() if row.metric == "bytes_up"] == [0, 0]
 
 
-def test_the_partition_can_be_used_again(finished, run):
+def test_run_folder_partition_can_be_reused(finished, run):
     first, said = finished
     partition = Partition.load(first.folder / "partition.json")
     manifest = json.loads((first.folder / "manifest.json").read_text())
@@ -146,7 +146,7 @@ def test_the_partition_can_be_used_again(finished, run):
     assert json.loads((again.folder / "manifest.json").read_text())["sha256"] == manifest["sha256"]
 
 
-def test_models_are_slices_of_the_largest(finished):
+def test_saved_models_are_slices_of_largest(finished):
     run, _ = finished
     large, small = (load_file(run.folder / "models" / f"{tier}.safetensors") for tier in ("large", "small"))
     assert large.keys() == small.keys()
@@ -159,7 +159,7 @@ def test_models_are_slices_of_the_largest(finished):
     assert all((large[name] > 0).all() for name in statistics if name.endswith("running_var"))
 
 
-def test_the_largest_model_has_the_runs_fingerprint(finished):
+def test_saved_largest_model_has_run_fingerprint(finished):
     run, _ = finished
     large = load_file(run.folder / "models" / "large.safetensors")
     weights = {name: weight for name, weight in large.items() if "running" not in name}
@@ -167,7 +167,7 @@ def test_the_largest_model_has_the_runs_fingerprint(finished):
     assert fingerprint({"weights": weights}) == manifest["sha256"]
 
 
-def test_a_model_says_how_it_is_built(finished):
+def test_saved_model_metadata_describes_model(finished):
     run, _ = finished
     with safe_open(run.folder / "models" / "small.safetensors", "pt") as file:
         about = json.loads(file.metadata()["about"])
@@ -175,7 +175,7 @@ def test_a_model_says_how_it_is_built(finished):
     assert "'width': 0.5" in about["settings"]
 
 
-def test_a_method_without_server_models_leaves_none(run):
+def test_run_without_server_model_saves_none(run):
     done = run(method={"name": "standalone"}, rounds=1)
     assert not (done.folder / "models").exists()
     assert {(row.candidate, row.tier) for row in done.rows() if row.candidate} == {
@@ -183,7 +183,7 @@ def test_a_method_without_server_models_leaves_none(run):
     }  # fmt: skip
 
 
-def test_a_finished_run_sums_itself_up(finished):
+def test_run_final_lists_every_series(finished):
     run, _ = finished
     assert [(one.tier, one.test, one.metric) for one in run.final] == [
         (tier, *judged)

@@ -72,7 +72,7 @@ class TierDemand:
 
 
 @dataclass(frozen=True)
-class DevicePlan:
+class DeviceAssignment:
     spec: DeviceSpec
     demand: TierDemand | None  # of the chosen tier; None: no tier is small enough
     problem: str = ""  # of the next larger tier, or of the smallest
@@ -101,7 +101,7 @@ class RegionPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    devices: tuple[DevicePlan, ...]
+    devices: tuple[DeviceAssignment, ...]
     regions: tuple[RegionPlan, ...]
     seconds: float  # of a round in which the slowest device takes part
 
@@ -157,19 +157,19 @@ def _training_macs(loaded: LoadedRecipe, method: Method, tier: Tier, examples: i
     return method.device_macs(tier.model, training.epochs * examples, steps)
 
 
-def _choose_tier(spec: DeviceSpec, demands: Sequence[TierDemand]) -> DevicePlan:
+def _choose_tier(spec: DeviceSpec, demands: Sequence[TierDemand]) -> DeviceAssignment:
     """The first tier that the device can train, with the reason why it cannot train the one before."""
     problem = ""
     for demand in demands:
         excess = demand.explain_excess(spec)
         if not excess:
-            return DevicePlan(spec, demand, problem)
+            return DeviceAssignment(spec, demand, problem)
         problem = f"{demand.tier} {excess}"
-    return DevicePlan(spec, None, problem)
+    return DeviceAssignment(spec, None, problem)
 
 
 def _plan_regions(
-    loaded: LoadedRecipe, fleet: Fleet, method: Method, plans: Sequence[DevicePlan]
+    loaded: LoadedRecipe, fleet: Fleet, method: Method, plans: Sequence[DeviceAssignment]
 ) -> tuple[RegionPlan, ...]:
     """Empty for methods whose models are not parts of a global one."""
     if method.info.heterogeneity == "any":

@@ -44,7 +44,7 @@ FEW_BATCHES, MORE_BATCHES = 2, 6  # per device, in the two shortened runs
 PAIR = 2  # the smallest block, unless devices run one by one
 ROUNDS = 4  # of a shortened run; the first, which also finds out how models run best, is not timed
 
-Numbers = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
 
 
 def training_memory(model: Model, batch_size: int, optimizer: Optimizer) -> int:
@@ -253,10 +253,10 @@ def _estimate_training(experiment: Experiment, shortened: Callable[..., Experime
     return times[1] + float(_solve_prices(np.array(loads), np.array(rises)) @ (work - end))
 
 
-def _solve_prices(loads: Numbers, rises: Numbers) -> Numbers:
+def _solve_prices(loads: FloatArray, rises: FloatArray) -> FloatArray:
     """Non-negative prices of a step and of a multiply-add; with one measurement only of the multiply-add."""
     if len(rises) == 2 and np.linalg.matrix_rank(loads) == 2:
-        solution: Numbers = np.linalg.solve(loads, rises).astype(np.float64)
+        solution: FloatArray = np.linalg.solve(loads, rises).astype(np.float64)
         if (solution >= 0).all():
             return solution
         index = 0 if solution[1] < 0 else 1
@@ -299,7 +299,7 @@ def _shorten(loaded: LoadedRecipe, batches: int, devices_per_block: int | None) 
     )
 
 
-def _work_per_round(experiment: Experiment) -> Numbers:
+def _work_per_round(experiment: Experiment) -> FloatArray:
     """Block steps and multiply-adds of an average round; devices of a block count with the steps of the longest."""
     recipe, steps, work, numbers = experiment.loaded.recipe, 0, 0, range(1, ROUNDS + 1)
     for number in numbers:

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..engines import WorkerPool
 from ..evaluation.metrics import is_correct, percent
 from ..evaluation.pareto import hypervolume, pareto_front
-from ..files import write_atomic
+from ..files import read_json_lines, write_atomic
 from ..fleet import Ask, Engine, Fleet, Tier, make_ask
 from ..footprints import subnet_footprint
 from ..methods._supernet import SpaceChoice, build_space
@@ -288,7 +288,7 @@ def _key(settings: dict[str, Any]) -> str:
 
 
 def _read(file: Path) -> Iterator[Subnet]:
-    """Stored results, without lines that were cut off by a crash, which may be followed by others."""
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        with suppress(ValueError, TypeError):
-            yield Subnet(**json.loads(line))
+    """Stored results, without lines that were cut off by a crash."""
+    for line in read_json_lines(file):
+        with suppress(TypeError):
+            yield Subnet(**line)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..evaluation import StaticBatchNorm
+from ..evaluation import BatchNormStatistics
 from ..fleet import Fleet
 from ..flower.apps import Config, client_app, server_app
 from ..flower.messages import Grid
@@ -68,7 +68,7 @@ def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
 
 def _check_statistics(loaded: LoadedRecipe, fleet: Fleet) -> None:
     """Raise if batch norm statistics would need batches with examples of several devices."""
-    query = StaticBatchNorm(**loaded.recipe.evaluation.statistics).query
+    query = BatchNormStatistics(**loaded.recipe.evaluation.statistics).query
     if query == "pooled" and any(tier.model.statistics() for tier in fleet.active_tiers):
         message = "static batch norm with pooled statistics needs the examples of all devices in one place"
         hint = 'set evaluation.statistics = { query = "per_device" }, or model.normalization = "group"'

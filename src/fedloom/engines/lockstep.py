@@ -13,7 +13,7 @@ from ..client import ClientResult
 from .in_process import Block, Job, Simulation, make_blocks
 from .worker_pool import WorkerPool
 
-Step = TypeVar("Step")
+StepT = TypeVar("StepT")
 Results = list[tuple[Block, ClientResult]]
 
 
@@ -25,7 +25,7 @@ class Cancelled(BaseException):
 class Lockstep:
     """The executor of experiments that run side by side. It runs a job at once unless its experiment is in lockstep.
 
-    The pool belongs to whoever made it: closing an experiment does not close it.
+    The creator of the pool closes it; closing an experiment does not.
     """
 
     pool: WorkerPool
@@ -41,7 +41,7 @@ class Lockstep:
     def close(self) -> None:
         pass
 
-    def steps(self, experiments: Mapping[str, Iterable[Step]]) -> Iterator[tuple[str, Step]]:
+    def steps(self, experiments: Mapping[str, Iterable[StepT]]) -> Iterator[tuple[str, StepT]]:
         """The steps of several experiments, each with its name, as they are made."""
         threads = {name: ExperimentThread(steps, self._threads) for name, steps in experiments.items()}
         try:
@@ -55,7 +55,7 @@ class Lockstep:
             for thread in threads.values():
                 thread.cancel()
 
-    def _run_together(self, threads: "list[ExperimentThread[Step]]") -> None:
+    def _run_together(self, threads: "list[ExperimentThread[StepT]]") -> None:
         results: Results = []
         failure = None
         try:
@@ -66,17 +66,17 @@ class Lockstep:
             thread.job, thread.answer = None, failure or results
 
 
-class ExperimentThread(Generic[Step]):
-    def __init__(self, steps: Iterable[Step], registry: "dict[int, ExperimentThread[Any]]"):
+class ExperimentThread(Generic[StepT]):
+    def __init__(self, steps: Iterable[StepT], registry: "dict[int, ExperimentThread[Any]]"):
         self.job: Job | None = None
         self.answer: Results | Exception = []
-        self._steps, self._step, self._error = steps, list[Step](), list[BaseException]()
+        self._steps, self._step, self._error = steps, list[StepT](), list[BaseException]()
         self._over = self._cancelled = False
         self._go, self._halt = Semaphore(0), Semaphore(0)
         self._registry = registry
         Thread(target=self._run, daemon=True).start()
 
-    def steps_to_next_job(self) -> Iterator[Step]:
+    def steps_to_next_job(self) -> Iterator[StepT]:
         while not self._over and self.job is None:
             self._advance()
             if self._error:

@@ -23,7 +23,7 @@ def statistics_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class StaticBatchNorm:
+class BatchNormStatistics:
     """`query`: over batches of the pooled data of all devices, as published, which is possible only in simulation
     (`pooled`), or over the batches of each device that can run the model (`per_device`).
     """

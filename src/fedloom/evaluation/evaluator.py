@@ -15,7 +15,7 @@ from ..fleet import Ask, Device, DeviceModel, EvalTarget, Fleet, ModelWeights, S
 from ..models import Model
 from ..seeds import SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors, fingerprint
-from .batchnorm import StaticBatchNorm
+from .batchnorm import BatchNormStatistics
 from .local import FineTune, LocalEvaluation, device_batch_size, group_replies
 from .metrics import METRICS, Metric, Row, accuracy, is_correct, per_group, percent
 from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, exit_names, last_exit
@@ -30,7 +30,7 @@ class Evaluator:
     dataset: Dataset
     local_tests: Sequence[Tensor]  # for each device, rows of the test set
     seen_labels: Tensor  # [devices, classes]
-    statistics: StaticBatchNorm
+    statistics: BatchNormStatistics
     batch_size: int = 500
     tests: tuple[str, ...] = ("global", "local")
     fine_tune: FineTune | None = None

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..models import Model
-from ..models.interface import as_outputs
+from ..models.structure import as_outputs
 
 LayerAndNorm = tuple[str, str]
 """The name of a layer and of the batch norm after it."""

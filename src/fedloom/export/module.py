@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from ..data import Preparation
 from ..models import Model, Scaler
-from ..models.interface import as_outputs
 from ..models.normalization import NormPerWidth
+from ..models.structure import as_outputs
 from ..tensors import Tensors
 from .fusion import find_fusable, fuse, replace_submodule
 

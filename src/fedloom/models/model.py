@@ -28,7 +28,7 @@ from .batching import (
 )
 from .structure import Family, InputSpec, Outputs, Shapes, as_outputs
 
-Finding = TypeVar("Finding")
+InspectedT = TypeVar("InspectedT")
 
 
 @dataclass(frozen=True)
@@ -262,9 +262,9 @@ def _require_child(model: Model, name: str) -> None:
         raise ValueError(f"{model.family} has no child module {name!r}; it has: {known}")
 
 
-def _inspect(model: Model, inspection: Callable[..., Finding], *arguments: Hashable) -> Finding:
+def _inspect(model: Model, inspection: Callable[..., InspectedT], *arguments: Hashable) -> InspectedT:
     """Apply a function of `structure` to a fresh module; cached."""
-    return cast(Finding, _cached_inspection(model, inspection, arguments))
+    return cast(InspectedT, _cached_inspection(model, inspection, arguments))
 
 
 @lru_cache(maxsize=8192)

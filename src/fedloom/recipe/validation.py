@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..client import LR_SCHEDULES, OPTIMIZERS
 from ..data import PARTITIONS, PREPARATIONS
 from ..engines.compression import DOWNLINK, UPLINK
-from ..evaluation import FineTune, StaticBatchNorm
+from ..evaluation import BatchNormStatistics, FineTune
 from ..fleet.speed import STRAGGLERS
 from ..footprints import RULES
 from .errors import KeyPath, RecipeIssue, issue_from_pydantic, suggest
@@ -43,7 +43,7 @@ def validate_recipe(document: Mapping[str, Any], registry: Registry) -> list[Rec
     issues += _validate_aggregation(sections.get("aggregation", {}))
     issues += _validate_compression(sections.get("compression", {}))
     issues += _validate_faults(sections.get("faults", {}), names)
-    for key, function in (("statistics", StaticBatchNorm), ("fine_tune", FineTune)):
+    for key, function in (("statistics", BatchNormStatistics), ("fine_tune", FineTune)):
         if isinstance(settings := evaluation.get(key, {}), Mapping):
             issues += validate_settings(function, settings, ("evaluation", key))
     return issues

@@ -14,7 +14,7 @@ from ..evaluation.metrics import metric_sign
 
 
 @dataclass(frozen=True)
-class Metric:
+class ComparedMetric:
     name: str  # as in the rows
     unit: str = ""
     difference_unit: str = ""
@@ -40,11 +40,11 @@ class Metric:
         return 100 * math.sqrt(max(0.0, share * (1 - share)) / examples) if self.unit else 0.0
 
 
-ACCURACY = Metric("accuracy", " %", " points")
-PERPLEXITY = Metric("perplexity")
+ACCURACY = ComparedMetric("accuracy", " %", " points")
+PERPLEXITY = ComparedMetric("perplexity")
 
 
-def metric_of(rows: Iterable[Row]) -> Metric:
+def metric_of(rows: Iterable[Row]) -> ComparedMetric:
     """Perplexity for language models, else accuracy."""
     return PERPLEXITY if any(row.metric == PERPLEXITY.name for row in rows) else ACCURACY
 
@@ -114,7 +114,7 @@ class Arm:
     runs: Sequence[Sequence[Row]]  # rows, by seed
     candidate: str = ""  # the evaluated model that counts; empty: the first
     shares: Mapping[str, float] = field(default_factory=dict)  # of its devices by tier, if other than the recipe's
-    metric: Metric = ACCURACY
+    metric: ComparedMetric = ACCURACY
     macs: Mapping[str, int] = field(default_factory=dict)  # per example, by tier
     failed: frozenset[int] = frozenset()  # indices of runs that failed; their last value does not count
 
@@ -165,7 +165,7 @@ class Difference:
     mean: float
     noise: float
     beyond_noise: bool
-    metric: Metric = ACCURACY
+    metric: ComparedMetric = ACCURACY
 
     @property
     def advantage(self) -> float:
@@ -217,7 +217,7 @@ class OverallComparison:
     better: int  # seeds
     seeds: int
     verdict: ClaimVerdict
-    metric: Metric = ACCURACY
+    metric: ComparedMetric = ACCURACY
 
     def record(self) -> dict[str, Any]:
         return {**vars(self), "metric": self.metric.name}

@@ -11,7 +11,7 @@ from typing import Any
 from ..evaluation import Row
 from ..files import read_json_lines
 from ..runs.folder import MANIFEST, read_manifest, read_rows
-from .paired_stats import Arm, Metric, ServedModel, metric_of
+from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of
 from .tables import DESCRIPTION_FILE, ComparisonResult, ComparisonTerms, conclude
 from .targets import BudgetUnit, budget_lines, limit_to_budget
 
@@ -156,7 +156,7 @@ class ReportData:
         return any(reader.is_running for reader in self.readers)
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> ComparedMetric:
         return self.groups[0].arm.metric
 
     @cached_property

@@ -16,7 +16,7 @@ from .paired_stats import (
     ACCURACY,
     Arm,
     ClaimVerdict,
-    Metric,
+    ComparedMetric,
     decide_unanimously,
     is_negative,
     is_positive,
@@ -63,7 +63,7 @@ class CostToTarget:
     rounds: list[Amount]
     bytes: list[Amount]
     seconds: list[Amount] = field(default_factory=list)  # simulated; empty if unknown
-    metric: Metric = ACCURACY
+    metric: ComparedMetric = ACCURACY
 
     def record(self) -> dict[str, Any]:
         amounts: dict[str, list[Any]] = {
@@ -147,7 +147,7 @@ class SoonerClaim:
     sooner: int  # seeds
     seeds: int
     verdict: ClaimVerdict
-    metric: Metric = ACCURACY
+    metric: ComparedMetric = ACCURACY
 
     def __str__(self) -> str:
         return (

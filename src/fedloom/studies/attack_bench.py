@@ -17,7 +17,7 @@ from ..recipe.schema import CompressionConfig, FaultsConfig
 from ..reporting.paired_stats import mean_by_share
 from ..runs.build import assemble, build_simulation
 from ..runs.experiment import Experiment
-from ..runs.loop import RoundResult, single_thread, rounds
+from ..runs.loop import RoundResult, rounds, single_thread
 from .compare import MEMORY_LIMIT, estimate_memory
 
 NONE = "none"  # no attack; as a rule: the plain mean

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from ..paired_stats import LOCAL_TEST, Difference, Metric, compute_difference
+from ..paired_stats import LOCAL_TEST, ComparedMetric, Difference, compute_difference
 from ..report_data import ReportData
 from . import drawing
 from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width, pluralize
@@ -40,7 +40,7 @@ def _value(arm: dict[str, Any], key: str, tier: str) -> dict[str, float]:
     return value
 
 
-def _arms_panel(arms: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Metric, key: str, title: str) -> Panel:
+def _arms_panel(arms: Sequence[dict[str, Any]], tiers: Sequence[str], metric: ComparedMetric, key: str, title: str) -> Panel:
     names = [arm["arm"] for arm in arms]
 
     def draw(axes: Axes) -> None:
@@ -66,12 +66,12 @@ def _arms_panel(arms: Sequence[dict[str, Any]], tiers: Sequence[str], metric: Me
     return Panel(alt, draw, title, "", (6.4, 0.7 + 0.3 * len(arms)), label_width(names))
 
 
-def _format_final(arm: dict[str, Any], tier: str, metric: Metric, key: str) -> str:
+def _format_final(arm: dict[str, Any], tier: str, metric: ComparedMetric, key: str) -> str:
     mean = _value(arm, key, tier)["mean"]
     return "nothing" if math.isnan(mean) else metric.format(mean) + ("" if arm["can_run"][tier] else " (too large)")
 
 
-def _arms_sentence(arms: Sequence[dict[str, Any]], metric: Metric) -> str:
+def _arms_sentence(arms: Sequence[dict[str, Any]], metric: ComparedMetric) -> str:
     has_hollow = any(not can_run for arm in arms for can_run in arm["can_run"].values())
     hollow = " Hollow: a model that these devices cannot run." if has_hollow else ""
     complete = [arm for arm in arms if not math.isnan(arm["worst_tier"]["mean"])]

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ...evaluation.pareto import pareto_front
-from ..paired_stats import ACCURACY, Metric
+from ..paired_stats import ACCURACY, ComparedMetric
 from ..report_data import ReportData
 from . import drawing
 from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width, pluralize
@@ -49,7 +49,7 @@ def build_pareto_chart(report: ReportData) -> Chart | MissingChart:
     return Chart("pareto", title, _pareto_sentence(points, best, metric), columns, records, [panel], legend, "points")
 
 
-def _front(points: Sequence[CostPoint], metric: Metric) -> list[tuple[float, float]]:
+def _front(points: Sequence[CostPoint], metric: ComparedMetric) -> list[tuple[float, float]]:
     edge = pareto_front((float(point.macs), metric.sign * point.value) for point in points)
     return [(macs, metric.sign * value) for macs, value in edge]
 
@@ -82,7 +82,7 @@ def _subnet_points(report: ReportData) -> list[CostPoint]:
     return points
 
 
-def _draw_points(points: Sequence[CostPoint], metric: Metric) -> Callable[[Axes], None]:
+def _draw_points(points: Sequence[CostPoint], metric: ComparedMetric) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         edge = _front(points, metric)
         x, y = ([point[axis] for point in edge] for axis in (0, 1))
@@ -101,7 +101,7 @@ def _draw_points(points: Sequence[CostPoint], metric: Metric) -> Callable[[Axes]
     return draw
 
 
-def _extremes(points: Sequence[CostPoint], metric: Metric) -> str:
+def _extremes(points: Sequence[CostPoint], metric: ComparedMetric) -> str:
     small, large = min(points, key=lambda point: point.macs), max(points, key=lambda point: point.macs)
     return (
         f"the smallest takes {small.macs:,} and reaches {metric.format(small.value)}, the largest takes "
@@ -109,7 +109,7 @@ def _extremes(points: Sequence[CostPoint], metric: Metric) -> str:
     )
 
 
-def _pareto_sentence(points: Sequence[CostPoint], best: set[tuple[float, float]], metric: Metric) -> str:
+def _pareto_sentence(points: Sequence[CostPoint], best: set[tuple[float, float]], metric: ComparedMetric) -> str:
     on_front = f"{len(best)} of {pluralize(len(points), 'model')} are on the Pareto front"
     sentence = f"{_extremes(points, metric)}; {on_front}."
     has_subnets = any(point.model == SUBNET for point in points)
