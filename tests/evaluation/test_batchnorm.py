@@ -22,7 +22,9 @@ def norm_first() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, 4))
 
 
-def filled(place: Any, query: BatchNormStatistics, tier: Tier | None = None, listener: Any = None) -> Mapping[str, Tensor]:
+def filled(
+    place: Any, query: BatchNormStatistics, tier: Tier | None = None, listener: Any = None
+) -> Mapping[str, Tensor]:
     engine = place.engine(METHOD)
     fleet, tier = place.fleet, tier or place.fleet.largest
 
