@@ -15,9 +15,8 @@ from fedloom import run as run_recipe
 from fedloom.fleet import RoundContext
 from fedloom.models import compute_cost
 from fedloom.recipe.errors import RecipeError
-from fedloom.recipe.load import load
+from fedloom.recipe.load import dumps, load
 from fedloom.recipe.registry import Registry
-from fedloom.recipe.toml import dumps
 from fedloom.runs.build import assemble
 from fedloom.runs.faults import NoQuorum
 from fedloom.runs.loop import rounds
