@@ -1,6 +1,6 @@
-"""Kill runs at random moments, go on with them, and see that nothing shows: python -m tests.chaos --kills 200.
+"""Kill runs at random moments, resume them and compare the results: python -m tests.chaos --kills 200.
 
-A run is a forked process, killed with SIGKILL after a random time; the next one goes on from what it left on the disk.
+A run is a forked process, killed with SIGKILL after a random time; the next one resumes from what is on disk.
 With a checkpoint after every round of a few milliseconds, most kills fall into the writing of one.
 """
 
@@ -76,7 +76,7 @@ def begin(document: dict[str, Any], folder: Path, workers: int) -> None:
         pass
 
 
-def go_on(document: dict[str, Any], folder: Path, workers: int) -> None:
+def resume(document: dict[str, Any], folder: Path, workers: int) -> None:
     if not folder.exists():  # killed before there was anything
         begin(document, folder, workers)
         return
@@ -120,29 +120,29 @@ def forked(work: Callable[[], None], killed_after: float | None = None) -> bool:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that a run leaves and that must not depend on what happened to it."""
-    said = read_manifest(folder)
+    """Everything in a run folder that must not depend on interruptions."""
+    manifest = read_manifest(folder)
     models = sorted((folder / "models").glob("*")) if (folder / "models").is_dir() else []
     return {
-        "status": said["status"],
-        "sha256": said["sha256"],
-        "devices_sha256": said["devices_sha256"],
+        "status": manifest["status"],
+        "sha256": manifest["sha256"],
+        "devices_sha256": manifest["devices_sha256"],
         "rows": (folder / "rows.jsonl").read_bytes(),
         "events": (folder / "events.jsonl").read_bytes(),
-        "attendance": (folder / "participation.jsonl").read_bytes(),
+        "participation": (folder / "participation.jsonl").read_bytes(),
         **{path.name: fingerprint({"weights": load_file(path)}) for path in models},  # their headers have no order
     }
 
 
 @dataclass(frozen=True)
-class RunReader:
+class ChaosResult:
     family: str
     kills: int
     same: bool
 
 
-def story(family: str, kills: int, seed: int, home: Path, rounds: int = 8, workers: int = 1) -> RunReader:
-    """One run left alone and one killed so many times, whatever round it is in; runs that end before are begun anew."""
+def run_chaos(family: str, kills: int, seed: int, home: Path, rounds: int = 8, workers: int = 1) -> ChaosResult:
+    """Compare an uninterrupted run with runs that are killed `kills` times in all, at random moments."""
     document, draw = recipe(family, rounds), random.Random(f"{family} {seed}")
     began = time.monotonic()
     forked(lambda: begin(document, home / "whole", workers))
@@ -152,12 +152,12 @@ def story(family: str, kills: int, seed: int, home: Path, rounds: int = 8, worke
         number += 1
         folder, finished = home / str(number), False
         while done < kills and not finished:
-            finished = forked(lambda: go_on(document, folder, workers), draw.uniform(0, 0.7 * takes))  # noqa: B023
+            finished = forked(lambda: resume(document, folder, workers), draw.uniform(0, 0.7 * takes))  # noqa: B023
             done += not finished
         if not finished:
-            forked(lambda: go_on(document, folder, workers))  # noqa: B023
+            forked(lambda: resume(document, folder, workers))  # noqa: B023
         same = same and outcome(folder) == outcome(home / "whole")
-    return RunReader(family, done, same)
+    return ChaosResult(family, done, same)
 
 
 def main() -> None:
@@ -165,15 +165,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
-    said = parser.parse_args()
-    each = -(-said.kills // len(FAMILIES))
-    stories = []
+    arguments = parser.parse_args()
+    each = -(-arguments.kills // len(FAMILIES))
+    results = []
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as home:
-            stories.append(story(family, each, said.seed, Path(home), workers=said.workers))
-        outcome_is = "the same" if stories[-1].same else "NOT THE SAME"
-        print(f"{family:10s} {stories[-1].kills} kills, {outcome_is}", flush=True)
-    if not all(one.same for one in stories):
+            results.append(run_chaos(family, each, arguments.seed, Path(home), workers=arguments.workers))
+        outcome_is = "the same" if results[-1].same else "NOT THE SAME"
+        print(f"{family:10s} {results[-1].kills} kills, {outcome_is}", flush=True)
+    if not all(one.same for one in results):
         raise SystemExit(1)
 
 

@@ -1,4 +1,4 @@
-"""The recipe's defence reaches every merge, and a recipe without one merges as the papers do."""
+"""A recipe's robust rule is used in every aggregation; without one, updates are averaged as in the papers."""
 
 import pytest
 
@@ -31,9 +31,9 @@ def test_build_aggregate_rule_settings_reach_the_rule():
     ["heterofl", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fedrolex", "fjord", "noside", "decouple"))],
 )
 def test_run_with_robust_rule_aggregates_by_it(run, method):
-    """With more votes asked for than there are, every ring holds: the run ends with what it began with."""
+    """With more contributors required than there are, no region changes: the run ends with its initial weights."""
     found = {}
-    for name, defence in {
+    for name, aggregation in {
         "plain": {},
         "none": {"rule": "none", "min_contributors": 99},
         "median": {"rule": "median", "min_contributors": 1},
@@ -41,7 +41,7 @@ def test_run_with_robust_rule_aggregates_by_it(run, method):
         "held longer": {"rule": "median", "min_contributors": 99},
     }.items():
         rounds = 3 if name == "held longer" else 2
-        made = run(name, method={"name": method}, aggregation=defence, rounds=rounds, data__devices=6)
+        made = run(name, method={"name": method}, aggregation=aggregation, rounds=rounds, data__devices=6)
         found[name] = read_manifest(made.folder)["sha256"]
     assert found["plain"] == found["none"]
     assert found["held"] == found["held longer"]

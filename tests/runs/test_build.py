@@ -1,4 +1,4 @@
-"""From a recipe to the things it names: every number of the recipe arrives where it belongs."""
+"""Every setting of a recipe reaches the object that it configures."""
 
 import numpy as np
 import pytest

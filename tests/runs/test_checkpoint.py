@@ -1,4 +1,4 @@
-"""How a run is saved, what a crash or a bad disk can do to it, and who may go on with it."""
+"""Checkpoints survive crashes and bad disks, and a run is only resumed with the same inputs."""
 
 import json
 import os
@@ -13,9 +13,8 @@ import torch
 
 import fedloom
 from fedloom import files
-from fedloom.recipe import toml
 from fedloom.recipe.errors import RecipeError
-from fedloom.recipe.load import load
+from fedloom.recipe.load import dumps, load
 from fedloom.recipe.registry import Registry
 from fedloom.runs import checkpoint
 from fedloom.runs.build import assemble
@@ -59,7 +58,9 @@ class TestStore:
         assert (read.number, read.about) == (3, {"seconds": 1.5})
         assert parcels_equal(read.server, saved.server)
         assert read.client_states.keys() == saved.client_states.keys()
-        assert all(parcels_equal(read.client_states[who], saved.client_states[who]) for who in saved.client_states)
+        assert all(
+            parcels_equal(read.client_states[device], saved.client_states[device]) for device in saved.client_states
+        )
         assert list(read.client_states["0"]) == list(odd)
 
     def test_checkpoints_unchanged_tensors_are_not_rewritten(self, store: Checkpoints) -> None:
@@ -67,7 +68,7 @@ class TestStore:
         for number in range(1, FILES + 3):
             store.save(Checkpoint(number, {**large, **parcel(number, "weights")}, {"0": large}, versions={"0": 1}))
         sizes = [size_of(store, number) > 4000 for number in store.numbers()]
-        assert sum(sizes) <= 1  # written whole once in a while, so that old files can go
+        assert sum(sizes) <= 1  # everything is written again now and then, so that old files can be deleted
         read = store.read_newest()
         assert read is not None
         assert torch.equal(read.server["large"]["w"], large["large"]["w"])
@@ -95,7 +96,7 @@ class TestStore:
         assert kept == expected | {"LATEST"}
 
     def test_checkpoints_damaged_file_is_detected(self, store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
-        """Two hundred places, in every file of the newest: the one before it counts."""
+        """Damage at 200 positions in the files of the newest checkpoint: the one before it is read."""
         store.save(point(1))
         store.save(point(2))
         draw, files = random.Random(0), ["000002.json", "000002.safetensors", "LATEST"]
@@ -193,8 +194,8 @@ class TestCheckpointPolicy:
 
 class TestRuns:
     @pytest.fixture
-    def begun(self, tmp_path: Path) -> Path:
-        """A run that was left after five of eight rounds."""
+    def interrupted(self, tmp_path: Path) -> Path:
+        """A run that was interrupted after five of eight rounds."""
         document = recipe("heterofl", rounds=8)
         steps = record_rounds(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "run")
         for done in steps:
@@ -203,96 +204,98 @@ class TestRuns:
         steps.close()  # type: ignore[attr-defined]
         return tmp_path / "run"
 
-    def go_on(self, folder: Path) -> Iterator[Any]:
+    def resume(self, folder: Path) -> Iterator[Any]:
         experiment, since = reopen_run(folder, Registry(), folder, 1)
         return record_rounds(experiment, folder, since)
 
-    def test_resume_interrupted_run_gives_same_result(self, begun: Path) -> None:
-        assert read_manifest(begun)["status"] == "interrupted"
-        assert [done.number for done in self.go_on(begun)] == [6, 7, 8]
-        whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
-        assert read_manifest(begun)["sha256"] == read_manifest(whole.folder)["sha256"]
-        assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
+    def test_resume_interrupted_run_gives_same_result(self, interrupted: Path) -> None:
+        assert read_manifest(interrupted)["status"] == "interrupted"
+        assert [done.number for done in self.resume(interrupted)] == [6, 7, 8]
+        whole = fedloom.run(recipe("heterofl", rounds=8), out=interrupted.parent / "whole")
+        assert read_manifest(interrupted)["sha256"] == read_manifest(whole.folder)["sha256"]
+        assert (interrupted / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
 
     def test_resume_reads_no_pickle(self, tmp_path: Path) -> None:
-        """With devices that remember, and from the recipe as a file."""
+        """With client states, and with the recipe read from a file."""
         written = tmp_path / "recipe.toml"
-        written.write_text(toml.dumps(recipe("fedhenn", rounds=3)))
+        written.write_text(dumps(recipe("fedhenn", rounds=3)))
         with pickles_heard() as heard:
             steps = record_rounds(assemble(load(written, Registry()), Registry(), tmp_path), tmp_path / "run")
             next(steps)
             steps.close()  # type: ignore[attr-defined]
-            assert [done.number for done in self.go_on(tmp_path / "run")] == [2, 3, 4]  # a last exchange
+            assert [done.number for done in self.resume(tmp_path / "run")] == [2, 3, 4]  # a last exchange
         assert heard == []
 
-    def test_resume_drops_rows_after_checkpoint(self, begun: Path) -> None:
-        with (begun / "rows.jsonl").open("a") as file:
+    def test_resume_drops_rows_after_checkpoint(self, interrupted: Path) -> None:
+        with (interrupted / "rows.jsonl").open("a") as file:
             file.write('{"round": 6, "half a li')
-        list(self.go_on(begun))
-        whole = fedloom.run(recipe("heterofl", rounds=8), out=begun.parent / "whole")
-        assert (begun / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
+        list(self.resume(interrupted))
+        whole = fedloom.run(recipe("heterofl", rounds=8), out=interrupted.parent / "whole")
+        assert (interrupted / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
 
-    def test_resume_without_valid_checkpoint_starts_again(self, begun: Path, caplog: pytest.LogCaptureFixture) -> None:
-        for path in (begun / "checkpoints").glob("*.safetensors"):
+    def test_resume_without_valid_checkpoint_starts_again(
+        self, interrupted: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for path in (interrupted / "checkpoints").glob("*.safetensors"):
             path.write_bytes(b"")
-        experiment, since = reopen_run(begun, Registry(), begun, 1)
+        experiment, since = reopen_run(interrupted, Registry(), interrupted, 1)
         assert (since.number, len(caplog.messages)) == (0, KEPT)
-        assert [done.number for done in record_rounds(experiment, begun, since)] == list(range(1, 9))
+        assert [done.number for done in record_rounds(experiment, interrupted, since)] == list(range(1, 9))
 
-    def test_reopen_run_changed_recipe_is_refused_with_changes(self, begun: Path) -> None:
-        path = begun / "recipe.toml"
+    def test_reopen_run_changed_recipe_is_refused_with_changes(self, interrupted: Path) -> None:
+        path = interrupted / "recipe.toml"
         path.write_text(path.read_text().replace("batch_size = 6", "batch_size = 3"))
         with pytest.raises(RecipeError) as refused:
-            reopen_run(begun, Registry(), begun, 1)
+            reopen_run(interrupted, Registry(), interrupted, 1)
         assert refused.value.issues[0].code == "RECIPE_CHANGED"
         assert "training.batch_size was 6, is 3" in str(refused.value)
 
-    def test_reopen_run_other_data_is_refused(self, begun: Path) -> None:
-        manifest = begun / "checkpoints" / "000005.json"
-        said = json.loads(manifest.read_text())
-        said.pop("sha256")
-        said["about"]["data"] = "other"
-        manifest.write_text(json.dumps({**said, "sha256": checkpoint._digest(said)}))
+    def test_reopen_run_other_data_is_refused(self, interrupted: Path) -> None:
+        manifest = interrupted / "checkpoints" / "000005.json"
+        content = json.loads(manifest.read_text())
+        content.pop("sha256")
+        content["about"]["data"] = "other"
+        manifest.write_text(json.dumps({**content, "sha256": checkpoint._digest(content)}))
         with pytest.raises(RecipeError, match="DATA_CHANGED"):
-            reopen_run(begun, Registry(), begun, 1)
+            reopen_run(interrupted, Registry(), interrupted, 1)
 
-    def test_reopen_run_finished_is_refused(self, begun: Path) -> None:
-        list(self.go_on(begun))
+    def test_reopen_run_finished_is_refused(self, interrupted: Path) -> None:
+        list(self.resume(interrupted))
         with pytest.raises(RecipeError, match="RUN_FINISHED"):
-            self.go_on(begun)
+            self.resume(interrupted)
 
     def test_reopen_run_other_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match="RUN_FOLDER"):
-            self.go_on(tmp_path)
+            self.resume(tmp_path)
 
-    def test_find_newest_run_prefers_unfinished(self, begun: Path) -> None:
-        fedloom.run(recipe("heterofl", rounds=1), out=begun.parent / "later")
-        assert find_newest_run(begun.parent) == begun
+    def test_find_newest_run_prefers_unfinished(self, interrupted: Path) -> None:
+        fedloom.run(recipe("heterofl", rounds=1), out=interrupted.parent / "later")
+        assert find_newest_run(interrupted.parent) == interrupted
         with pytest.raises(RecipeError, match="there is no run here"):
-            find_newest_run(begun / "models")
+            find_newest_run(interrupted / "models")
 
     @pytest.mark.parametrize("back", [1, 2, 100])
-    def test_verify_unchanged_run_has_no_differences(self, back: int, begun: Path) -> None:
-        list(self.go_on(begun))
-        before = sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*"))
-        found = verify(begun, Registry(), begun, back, 1)
+    def test_verify_unchanged_run_has_no_differences(self, back: int, interrupted: Path) -> None:
+        list(self.resume(interrupted))
+        before = sorted((path, path.stat().st_mtime_ns) for path in interrupted.rglob("*"))
+        found = verify(interrupted, Registry(), interrupted, back, 1)
         assert not found.differences
         assert found.rounds >= min(back, 8)
-        assert sorted((path, path.stat().st_mtime_ns) for path in begun.rglob("*")) == before
+        assert sorted((path, path.stat().st_mtime_ns) for path in interrupted.rglob("*")) == before
 
     @pytest.mark.parametrize("what", ["sha256", "devices_sha256", "rows"])
-    def test_verify_changed_run_names_difference(self, what: str, begun: Path) -> None:
-        list(self.go_on(begun))
+    def test_verify_changed_run_names_difference(self, what: str, interrupted: Path) -> None:
+        list(self.resume(interrupted))
         if what == "rows":
-            lines = (begun / "rows.jsonl").read_text().splitlines()
+            lines = (interrupted / "rows.jsonl").read_text().splitlines()
             last = json.loads(lines[-1])
             lines[-1] = json.dumps({**last, "value": last["value"] + 1})
-            (begun / "rows.jsonl").write_text("\n".join(lines) + "\n")
+            (interrupted / "rows.jsonl").write_text("\n".join(lines) + "\n")
         else:
-            manifest = read_manifest(begun)
-            (begun / "manifest.json").write_text(json.dumps({**manifest, what: "0"}))
-        (told,) = verify(begun, Registry(), begun, 1, 1).differences
-        assert what in told
+            manifest = read_manifest(interrupted)
+            (interrupted / "manifest.json").write_text(json.dumps({**manifest, what: "0"}))
+        (difference,) = verify(interrupted, Registry(), interrupted, 1, 1).differences
+        assert what in difference
 
     @pytest.mark.parametrize(
         "changes",
@@ -316,7 +319,7 @@ class TestRuns:
             for _ in range(left):
                 next(steps)
             steps.close()  # type: ignore[attr-defined]
-            list(self.go_on(folder))
+            list(self.resume(folder))
             assert read_manifest(folder)["sha256"] == read_manifest(whole)["sha256"]
             for lines in ("rows.jsonl", "events.jsonl"):
                 assert (folder / lines).read_bytes() == (whole / lines).read_bytes()
@@ -326,13 +329,13 @@ class TestRuns:
         done = fedloom.run(recipe(family, rounds=4), out=tmp_path / "run")
         assert not verify(done.folder, Registry(), tmp_path, 2, 1).differences
 
-    def test_resume_moved_folder_works(self, begun: Path) -> None:
-        shutil.move(begun, begun.parent / "elsewhere")
-        assert [done.number for done in self.go_on(begun.parent / "elsewhere")] == [6, 7, 8]
+    def test_resume_moved_folder_works(self, interrupted: Path) -> None:
+        shutil.move(interrupted, interrupted.parent / "elsewhere")
+        assert [done.number for done in self.resume(interrupted.parent / "elsewhere")] == [6, 7, 8]
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "content"),
     [
         ({"a": 1}, {"a": 2}, ["a was 1, is 2"]),
         ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, ["a.b[1] was 2, is 3"]),
@@ -341,5 +344,5 @@ class TestRuns:
         ({"a": 1}, {"a": 1}, []),
     ],
 )
-def test_list_changes_names_keys_and_values(before: Any, now: Any, said: list[str]) -> None:
-    assert list(list_changes(before, now)) == said
+def test_list_changes_names_keys_and_values(before: Any, now: Any, content: list[str]) -> None:
+    assert list(list_changes(before, now)) == content

@@ -1,4 +1,4 @@
-"""The seconds a round would take on the fleet's own devices."""
+"""Simulated seconds of a round."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def size(width: float) -> Any:
 
 
 def test_clock_slowest_device_decides(run: Callable[..., Any]) -> None:
-    """By hand: 359 examples each, twice; weights down, weights and ten truth values up."""
+    """By hand: 359 examples each, twice; weights down, weights and ten booleans up."""
     done = run(tiers=TIERS, training={"epochs": 2, "batch_size": 100}, rounds=1)
     expected = []
     for tier in TIERS:

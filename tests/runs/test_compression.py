@@ -1,4 +1,4 @@
-"""Codecs in a recipe: what is refused, what is told, and that runs are the same however they are carried out."""
+"""Compression in a recipe: what is refused, what is reported, and that results do not depend on workers or resuming."""
 
 import json
 from collections.abc import Callable
@@ -41,8 +41,8 @@ def made(document: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..
 
 
 def prints(run: Any) -> tuple[str, str]:
-    said = read_manifest(run.folder)
-    return said["sha256"], said["devices_sha256"]
+    manifest = read_manifest(run.folder)
+    return manifest["sha256"], manifest["devices_sha256"]
 
 
 def values(run: Any, metric: str) -> list[float]:
@@ -50,13 +50,13 @@ def values(run: Any, metric: str) -> list[float]:
 
 
 def test_build_compression_recipe_settings_are_used(document: Callable[..., dict[str, Any]]) -> None:
-    def codec(**said: Any) -> Compression | None:
-        return build_compression(load(document(compression=said), Registry()).recipe)
+    def compression(**settings: Any) -> Compression | None:
+        return build_compression(load(document(compression=settings), Registry()).recipe)
 
-    assert codec() is None
-    assert codec(uplink={"kind": "int8", "scale": "tensor"}) == Compression(Int8("tensor"))
-    assert codec(uplink={"kind": "top_k", "share": 0.5, "error_feedback": False}) == Compression(TopK(0.5, False))
-    found = codec(downlink={"kind": "float16"})
+    assert compression() is None
+    assert compression(uplink={"kind": "int8", "scale": "tensor"}) == Compression(Int8("tensor"))
+    assert compression(uplink={"kind": "top_k", "share": 0.5, "error_feedback": False}) == Compression(TopK(0.5, False))
+    found = compression(downlink={"kind": "float16"})
     assert found is not None
     assert isinstance(found.downlink, HalfPrecision)
     assert found.uplink is None
@@ -85,12 +85,12 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "place", "code", "hint"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("settings", "place", "code", "hint"), WRONG.values(), ids=WRONG)
 def test_load_bad_compression_is_refused_with_key_and_hint(
-    said: dict[str, Any], place: str, code: str, hint: str, document: Callable[..., dict[str, Any]]
+    settings: dict[str, Any], place: str, code: str, hint: str, document: Callable[..., dict[str, Any]]
 ) -> None:
     with pytest.raises(RecipeError) as found:
-        load(document(compression=said), Registry())
+        load(document(compression=settings), Registry())
     (problem,) = found.value.issues
     assert (".".join(map(str, problem.key_path)), problem.code) == (place, code)
     assert hint in problem.hint

@@ -1,4 +1,4 @@
-"""What the server has of the data, what devices have, and devices that never train."""
+"""Data of the server and of the devices, the validation set, and devices that never train."""
 
 import json
 from collections.abc import Callable
@@ -73,10 +73,10 @@ def test_public_dataset_of_other_shape_is_refused(made: Callable[..., Any]) -> N
         made(data__public={"source": "dataset", "dataset": "fashion-mini"})
 
 
-@pytest.mark.parametrize("said", [{"source": "dataset"}, {"source": "dataset", "dataset": "nothing"}])
-def test_public_dataset_unknown_is_refused(said: dict[str, Any], made: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("public", [{"source": "dataset"}, {"source": "dataset", "dataset": "nothing"}])
+def test_public_dataset_unknown_is_refused(public: dict[str, Any], made: Callable[..., Any]) -> None:
     with pytest.raises(RecipeError, match=r"data\.public\.dataset"):
-        made(data__public=said)
+        made(data__public=public)
 
 
 def test_public_holdout_of_everything_is_refused(made: Callable[..., Any]) -> None:

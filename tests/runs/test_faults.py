@@ -1,4 +1,4 @@
-"""What goes wrong in a round, who notices, and that what should not change does not change by a bit."""
+"""Faults: what is lost, what is reported, and what must not change by a bit."""
 
 import json
 import math
@@ -43,20 +43,25 @@ METHODS = {
 
 
 def made(document, tmp_path, faults, **changes):
-    """An experiment of ten devices, judged at its end alone."""
-    said = {"data__dataset": "digits", "data__devices": 10, "evaluation": {"every": 99, "tests": ["global"]}, **changes}
-    return assemble(load(document(**said, faults=faults), Registry()), Registry(), tmp_path)
+    """An experiment of ten devices that is evaluated only at its end."""
+    settings = {
+        "data__dataset": "digits",
+        "data__devices": 10,
+        "evaluation": {"every": 99, "tests": ["global"]},
+        **changes,
+    }
+    return assemble(load(document(**settings, faults=faults), Registry()), Registry(), tmp_path)
 
 
-def played(experiment):
-    """The server's state before any round and after each; what devices remember, likewise; and the rounds."""
-    memory, steps = experiment.client_states, []
+def run_all(experiment):
+    """Server states before the first round and after each, client states likewise, and the results of the rounds."""
+    client_states, steps = experiment.client_states, []
     first = experiment.method.start(experiment.fleet, experiment.fleet.seed)
     states, kept = [first], [{}]
     for done in rounds(experiment):
         steps.append(done)
         states.append(done.server)
-        kept.append({name: fingerprint(parcel) for name, parcel in memory.committed.items()})
+        kept.append({name: fingerprint(parcel) for name, parcel in client_states.committed.items()})
     return states, kept, steps
 
 
@@ -77,18 +82,18 @@ def same(left, right):
 @pytest.mark.parametrize("method", METHODS)
 def test_faults_dropout_rounds_finish_without_silent_devices(method, share, document, tmp_path):
     experiment = made(document, tmp_path, {"dropout": share}, rounds=3, **METHODS[method])
-    _, kept, steps = played(experiment)
+    _, kept, steps = run_all(experiment)
     assert [done.number for done in steps[:3]] == [1, 2, 3]
     silent = lost(experiment, "SILENT")
     for done in steps[:3]:
-        mute = {name for number, name in silent if number == done.number}
-        assert len(mute) == round(10 * share)
-        told = figures(done)
-        assert (told["degraded"], told["asked"], told["replied"]) == (1.0, 10.0, 10.0 - len(mute))
+        silent_now = {name for number, name in silent if number == done.number}
+        assert len(silent_now) == round(10 * share)
+        values = figures(done)
+        assert (values["degraded"], values["asked"], values["replied"]) == (1.0, 10.0, 10.0 - len(silent_now))
         changed = {n for n, mark in kept[done.number].items() if kept[done.number - 1].get(n) != mark}
-        assert not changed & mute, "a device whose reply is not heard must not remember the round"
+        assert not changed & silent_now, "a device whose reply is lost must not keep the round's state"
         if method in ("ditto", "standalone", "fedhenn"):
-            assert len(changed) == 10 - len(mute)
+            assert len(changed) == 10 - len(silent_now)
 
 
 def test_faults_dropout_share_holds_on_average(document, tmp_path):
@@ -103,19 +108,19 @@ def context_of(experiment, number):
 
 
 def test_faults_dropout_keeps_other_replies_unchanged(document, tmp_path):
-    """The others' replies are those of a round in which all are heard."""
+    """The other replies are those of a round without dropout."""
     experiment = made(document, tmp_path, {"dropout": 0.5}, rounds=1)
     whole = made(document, tmp_path, {}, rounds=1)
-    (first, _), _, (done,) = played(experiment)
-    mute = {name for _, name in lost(experiment, "SILENT")}
+    (first, _), _, (done,) = run_all(experiment)
+    silent_now = {name for _, name in lost(experiment, "SILENT")}
     context = context_of(whole, 1)
     inboxes = {device: {"weights": device.footprint.read(first["weights"])} for device in context.cohort}
-    replies = [one for one in context.ask(whole.method.train, inboxes) if one.device.name not in mute]
+    replies = [one for one in context.ask(whole.method.train, inboxes) if one.device.name not in silent_now]
     expected = context.aggregate(first["weights"], map(whole.method._client_update, replies))
     assert same(done.server, {"weights": expected})
 
 
-def ring_of(experiment, state, name) -> list[Tensor]:
+def region_entries(experiment, state, name) -> list[Tensor]:
     """The entries that only large devices hold, or those that both do."""
     (small,) = [tier for tier in experiment.fleet.tiers if tier.name == "small"]
     held = {key: torch.zeros(tensor.shape, dtype=torch.bool) for key, tensor in state["weights"].items()}
@@ -125,7 +130,10 @@ def ring_of(experiment, state, name) -> list[Tensor]:
 
 def moved(experiment, states, name):
     return [
-        any(not torch.equal(one, two) for one, two in zip(*(ring_of(experiment, s, name) for s in pair), strict=True))
+        any(
+            not torch.equal(one, two)
+            for one, two in zip(*(region_entries(experiment, s, name) for s in pair), strict=True)
+        )
         for pair in pairwise(states)
     ]
 
@@ -133,7 +141,7 @@ def moved(experiment, states, name):
 def test_faults_outage_freezes_region_until_tier_returns(document, tmp_path):
     faults = {"outages": [{"tier": "large", "from": 2, "to": 4}]}
     experiment = made(document, tmp_path, faults, rounds=6)
-    states, _, steps = played(experiment)
+    states, _, steps = run_all(experiment)
     assert moved(experiment, states, "large") == [True, False, False, False, True, True]
     assert moved(experiment, states, "large+small") == [True] * 6
     ages = [{row.tier: row.value for row in done.rows if row.metric == "region_age"} for done in steps]
@@ -156,19 +164,19 @@ def test_faults_old_region_is_reported_once(document, tmp_path):
 def test_faults_below_quorum_changes_no_bit(method, document, tmp_path):
     faults = {"dropout": 0.5, "quorum": 0.6}
     experiment = made(document, tmp_path, faults, rounds=2, **METHODS[method])
-    states, kept, _ = played(experiment)
+    states, kept, _ = run_all(experiment)
     assert all(same(states[0], state) for state in states[1:3])
     assert kept[1:3] == [{}, {}]
     assert lost(experiment, "QUORUM") >= {(1, ""), (2, "")}
     just = made(document, tmp_path, {"dropout": 0.5, "quorum": 0.5}, rounds=1, **METHODS[method])
-    states, kept, _ = played(just)
+    states, kept, _ = run_all(just)
     assert (1, "") not in lost(just, "QUORUM")
     assert not same(states[0], states[1]) or kept[1]
 
 
 def test_faults_region_below_min_coverage_is_unchanged(document, tmp_path):
-    """Five large devices: on what only they hold there are never six votes, on the rest there are ten."""
-    states, _, steps = played(experiment := made(document, tmp_path, {"min_coverage": 6}, rounds=2))
+    """Five large devices: weights that only they hold never get six updates, the others get ten."""
+    states, _, steps = run_all(experiment := made(document, tmp_path, {"min_coverage": 6}, rounds=2))
     assert moved(experiment, states, "large") == [False, False]
     assert moved(experiment, states, "large+small") == [True, True]
     assert {row.tier: row.value for row in steps[1].rows if row.metric == "region_age"}["large"] == 2.0
@@ -204,22 +212,22 @@ def test_faults_trace_selects_available_devices(form, document, tmp_path):
         spans = {str(n): [[r + 1, r + 1] for r in range(3) if table[n, r]] for n in range(10)}
         path.write_text(json.dumps({"available": spans}))
     experiment = made(document, tmp_path, {"trace": str(path)}, rounds=3)
-    _, _, steps = played(experiment)
+    _, _, steps = run_all(experiment)
     for column, done in enumerate(steps):
         assert set(done.traffic.devices) == {str(n) for n in range(10) if table[n, column]}
-        assert figures(done)["degraded"] == 1.0  # ten were wanted
+        assert figures(done)["degraded"] == 1.0  # ten are needed
 
 
 def test_faults_round_without_available_devices_fails(document, tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"available": {str(n): [[2, 2]] for n in range(10)}}))
-    states, _, _ = played(experiment := made(document, tmp_path, {"trace": str(path)}, rounds=2))
+    states, _, _ = run_all(experiment := made(document, tmp_path, {"trace": str(path)}, rounds=2))
     assert [same(*pair) for pair in pairwise(states)] == [True, False]
     assert lost(experiment, "QUORUM") == {(1, "")}
 
 
 def times_of(experiment):
-    """By hand, as the clock counts: bytes both ways over bandwidth, three passes over speed; with the device's pace."""
+    """By hand: bytes in both directions over bandwidth plus three passes over speed, with the device's factors."""
     found, held = {}, experiment.simulator.client_data
     for device in experiment.fleet.devices(1):
         pace, tier = experiment.faults.clock.device_speeds[device.name], FAST[0]
@@ -240,11 +248,11 @@ def test_faults_deadline_discards_slower_devices(document, tmp_path):
     deadline = (ordered[6] + ordered[7]) / 2
     faults = {"stragglers": STRAGGLERS, "deadline": deadline}
     experiment = made(document, tmp_path, faults, tiers=FAST, rounds=1)
-    _, _, (done,) = played(experiment)
+    _, _, (done,) = run_all(experiment)
     assert lost(experiment, "LATE") == {(1, name) for name, one in took.items() if one > deadline}
     assert figures(done)["simulated_seconds"] == pytest.approx(deadline)
     generous = made(document, tmp_path, {**faults, "deadline": 2 * ordered[-1]}, tiers=FAST, rounds=1)
-    _, _, (done,) = played(generous)
+    _, _, (done,) = run_all(generous)
     assert not generous.refusals
     assert figures(done)["simulated_seconds"] == pytest.approx(ordered[-1])
 
@@ -253,7 +261,7 @@ def test_faults_over_selection_uses_fastest_replies(document, tmp_path):
     took = times_of(made(document, tmp_path, {"stragglers": STRAGGLERS}, tiers=FAST))
     faults = {"stragglers": STRAGGLERS, "over_selection": 0.6}
     experiment = made(document, tmp_path, faults, tiers=FAST, rounds=3, fleet={"participation": 0.5})
-    _, _, steps = played(experiment)
+    _, _, steps = run_all(experiment)
     for done in steps:
         asked = set(done.traffic.devices)
         assert (len(asked), done.traffic.replied) == (8, 5)
@@ -269,7 +277,7 @@ def test_faults_over_selection_uses_fastest_replies(document, tmp_path):
 @pytest.mark.parametrize("method", ["heterofl", "ditto"])
 def test_faults_corrupt_replies_are_refused_by_gate(how, code, method, document, tmp_path):
     experiment = made(document, tmp_path, {"corrupt": {"devices": 3, "how": how}}, rounds=2, **METHODS[method])
-    states, kept, steps = played(experiment)
+    states, kept, steps = run_all(experiment)
     broken = {name for _, name in lost(experiment, code)}
     assert len(broken) == 3
     assert lost(experiment, code) == {(number, name) for number in (1, 2) for name in broken}
@@ -280,22 +288,22 @@ def test_faults_corrupt_replies_are_refused_by_gate(how, code, method, document,
 
 def test_faults_corrupt_empty_reply_is_refused(document, tmp_path):
     experiment = made(document, tmp_path, {"corrupt": {"devices": 0.2}}, rounds=1, method={"name": "standalone"})
-    _, kept, _ = played(experiment)
+    _, kept, _ = run_all(experiment)
     assert len(lost(experiment, "KEYS")) == 2
     assert len(kept[1]) == 8
 
 
 EVERYTHING = {
-    "dropout": 0.2, "stragglers": STRAGGLERS, "over_selection": 0.25, "deadline": 40.0, "quorum": 0.2, "min_coverage": 2,
-    "corrupt": {"devices": 1}, "outages": [{"tier": "small", "from": 2, "to": 2}],
+    "dropout": 0.2, "stragglers": STRAGGLERS, "over_selection": 0.25, "deadline": 40.0, "quorum": 0.2,
+    "min_coverage": 2, "corrupt": {"devices": 1}, "outages": [{"tier": "small", "from": 2, "to": 2}],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["heterofl", "mixed"])
 def test_faults_number_of_workers_changes_nothing(method, document, tmp_path):
     changes = {**METHODS[method], "tiers": FAST, "data__devices": 10, "fleet": {"participation": 0.8}, "rounds": 3}
-    said = document(**changes, faults=EVERYTHING)
-    alone, pooled = (run_recipe(said, out=tmp_path / f"{n}", workers=n) for n in (1, 2))
+    settings = document(**changes, faults=EVERYTHING)
+    alone, pooled = (run_recipe(settings, out=tmp_path / f"{n}", workers=n) for n in (1, 2))
     first, second = (json.loads((one.folder / "manifest.json").read_text()) for one in (alone, pooled))
     assert first["sha256"] == second["sha256"]
     assert alone.rows() == pooled.rows()
@@ -306,12 +314,12 @@ def test_faults_number_of_workers_changes_nothing(method, document, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_faults_that_never_occur_change_no_bit(method, document, tmp_path):
-    """With the machinery at work but nothing going wrong, every bit is as without it."""
+    """With fault handling active but no fault, every bit is as without it."""
     harmless = {"outages": [{"tier": "all" if method == "ditto" else "small", "from": 90, "to": 99}]}
     plain, watched = (made(document, tmp_path, faults, rounds=2, **METHODS[method]) for faults in ({}, harmless))
     assert not plain.faults.applies
     assert watched.faults.applies
-    (states, kept, steps), (others, theirs, again) = played(plain), played(watched)
+    (states, kept, steps), (others, theirs, again) = run_all(plain), run_all(watched)
     assert all(same(*pair) for pair in zip(states, others, strict=True))
     assert kept == theirs
     assert [done.rows for done in steps] == [done.rows for done in again]
@@ -321,7 +329,7 @@ def test_faults_that_never_occur_change_no_bit(method, document, tmp_path):
 def test_faults_do_not_affect_evaluation(document, tmp_path):
     experiment = made(document, tmp_path, {"dropout": 0.9}, rounds=1, method={"name": "standalone"},
                       evaluation={"per_device": "always"})  # fmt: skip
-    _, _, (done,) = played(experiment)
+    _, _, (done,) = run_all(experiment)
     assert {row.device for row in done.rows if row.device} == {str(n) for n in range(10)}
 
 
@@ -346,7 +354,7 @@ def test_faults_invalid_settings_are_refused_at_their_key(faults, place, documen
 
 
 def test_run_state_json_roundtrip_restores_state(document, tmp_path):
-    """A run that goes on with what was written ends where the other does."""
+    """A state that was saved as JSON and restored equals the original."""
     experiment = made(
         document, tmp_path, {"outages": [{"tier": "large", "from": 1, "to": 9}]}, rounds=3, data__devices=4
     )

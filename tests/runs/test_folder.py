@@ -1,4 +1,4 @@
-"""A run's folder: written as the run goes, and never half."""
+"""A run's folder: written while the run goes, and never half."""
 
 import json
 import math
@@ -125,6 +125,6 @@ def test_writer_models_roundtrip_deterministically(writer):
     with safe_open(writer.folder / "models" / "small.safetensors", "pt") as file:
         assert json.loads(file.metadata()["about"]) == about
     first = (writer.folder / "models" / "small.safetensors").read_bytes()
-    for _ in range(5):  # the library alone would shuffle what is said beside the tensors
+    for _ in range(5):  # the library alone would shuffle the metadata
         writer.write_model("small", dict(reversed(weights.items())), dict(reversed(about.items())))
         assert (writer.folder / "models" / "small.safetensors").read_bytes() == first

@@ -1,4 +1,4 @@
-"""The loop: the same recipe gives the same bits, what is judged when, and where a run starts from."""
+"""The loop: the same recipe gives the same bits, rounds are evaluated when due, runs start as the recipe says."""
 
 import json
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def manifest(run):
     return json.loads((run.folder / "manifest.json").read_text())
 
 
-def judged(run, **wanted):
+def select_rows(run, **wanted):
     """(round, tier, device) -> value."""
     return {
         (row.round, row.tier, row.device): row.value
@@ -51,7 +51,7 @@ def test_run_two_tiers_both_learn(run):
         training={"epochs": 2, "batch_size": 20, "optimizer": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
         evaluation={"every": 4},
     )
-    last = judged(done, metric="accuracy", test="global")
+    last = select_rows(done, metric="accuracy", test="global")
     assert last[4, "large", ""] > 80
     assert last[4, "small", ""] > 60
 
@@ -84,10 +84,10 @@ def test_run_block_size_changes_only_rounding(method, run):
     for other in runs[1:]:
         one_example = 100 / 360
         for test in ("global", "local"):
-            ours, theirs = (judged(one, metric="accuracy", test=test, device="") for one in (runs[0], other))
+            ours, theirs = (select_rows(one, metric="accuracy", test=test, device="") for one in (runs[0], other))
             assert ours.keys() == theirs.keys()
             assert all(abs(ours[key] - theirs[key]) <= one_example + 1e-9 for key in ours)
-        ours, theirs = (judged(one, metric="loss") for one in (runs[0], other))
+        ours, theirs = (select_rows(one, metric="loss") for one in (runs[0], other))
         assert theirs == pytest.approx(ours, rel=1e-5)
 
 

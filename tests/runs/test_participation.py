@@ -1,4 +1,4 @@
-"""Who was asked and what came of it: written as the run goes, the same however it was run."""
+"""Participation, fleet and CKA files of a run, the same for any number of workers."""
 
 import json
 from collections.abc import Callable
@@ -83,16 +83,16 @@ def test_timings_have_their_own_file(run: Go) -> None:
 
 def test_summarize_fleet_lists_tiers_devices_and_label_counts(run: Go) -> None:
     done = run(rounds=1, data__partition={"kind": "label_shards", "labels_per_device": 5})
-    said = json.loads((done.folder / "fleet.json").read_text())
-    assert [tier["name"] for tier in said["tiers"]] == ["large", "small"]
-    assert said["tiers"][0]["parameters"] > said["tiers"][1]["parameters"] > 0
-    assert said["tiers"][0]["macs"] > said["tiers"][1]["macs"] > 0
-    assert said["regions"] == [["large"], ["large", "small"]]
-    assert said["device_tiers"] == ["large", "large", "small", "small"]
+    summary = json.loads((done.folder / "fleet.json").read_text())
+    assert [tier["name"] for tier in summary["tiers"]] == ["large", "small"]
+    assert summary["tiers"][0]["parameters"] > summary["tiers"][1]["parameters"] > 0
+    assert summary["tiers"][0]["macs"] > summary["tiers"][1]["macs"] > 0
+    assert summary["regions"] == [["large"], ["large", "small"]]
+    assert summary["device_tiers"] == ["large", "large", "small", "small"]
     held = json.loads((done.folder / "partition.json").read_text())["train"]
-    assert [sum(line) for line in said["holdings"]["counts"]] == [len(rows) for rows in held]
-    assert all(sum(count > 0 for count in line) <= 5 for line in said["holdings"]["counts"])
-    assert said["own_names"] == []
+    assert [sum(line) for line in summary["holdings"]["counts"]] == [len(rows) for rows in held]
+    assert all(sum(count > 0 for count in line) <= 5 for line in summary["holdings"]["counts"])
+    assert summary["own_names"] == []
 
 
 def test_tier_cka_compares_server_models(run: Go) -> None:
@@ -105,7 +105,7 @@ def test_tier_cka_compares_server_models(run: Go) -> None:
 
 @pytest.mark.parametrize(("method", "workers"), [("standalone", 1), ("standalone", 2), ("fedrep", 1)])
 def test_tier_cka_without_server_models_uses_device_models(run: Go, method: str, workers: int) -> None:
-    """By what is read from the checkpoint afterwards. Both tiers' first devices: 0 and 2."""
+    """Compared with models read from the checkpoint. The first devices of the tiers are 0 and 2."""
     done = run(options={"workers": workers}, rounds=1, method={"name": method})
     experiment = open_finished_run(done.folder, Registry(), done.data)
     x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
@@ -122,7 +122,7 @@ def test_tier_cka_without_server_models_uses_device_models(run: Go, method: str,
 def test_tier_cka_prefers_device_with_state(run: Go) -> None:
     done = run(rounds=1, method={"name": "standalone"}, data__devices=8, fleet={"participation": 0.25}, seed=1)
     asked = {name for line in lines(done) for name in line["devices"]}
-    assert "0" not in asked  # or this would show nothing
+    assert "0" not in asked  # else this would test nothing
     experiment = open_finished_run(done.folder, Registry(), done.data)
     x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
     shown = json.loads((done.folder / "cka.json").read_text())

@@ -1,4 +1,4 @@
-"""Differential privacy of a run: what it costs, what it refuses, and that nothing else changes it."""
+"""Differential privacy of a run: epsilon, refused settings, and independence of workers and resuming."""
 
 import importlib
 import logging
@@ -49,7 +49,7 @@ def made(document: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..
 
 
 def refused(made: Callable[..., Experiment], **changes: Any) -> dict[str, str]:
-    """The codes of all that is wrong, each with where."""
+    """Codes of all issues with their keys."""
     with pytest.raises(RecipeError) as found:
         made(**changes)
     return {one.code: ".".join(map(str, one.key_path)) for one in found.value.issues}
@@ -62,7 +62,7 @@ def test_mechanism_200_rounds_cost_reference_epsilon(accountant: Any, expected: 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_mechanism_epsilon_equals_library_composition(accountant: Any) -> None:
-    """However rounds are added up here to save time."""
+    """Composition is shortened here to save time."""
     import dp_accounting
     from dp_accounting import pld, rdp
 
@@ -139,21 +139,21 @@ def test_run_private_with_empty_cohort_uploads_nothing(run: Callable[..., Any]) 
 
 def test_aggregate_for_private_recipe_has_its_settings(made: Callable[..., Experiment]) -> None:
     experiment = made(data={"dataset": "digits", "devices": 10}, seed=5)
-    merge = aggregate_for(experiment, 3)
-    assert isinstance(merge, DPAggregator)
-    assert (merge.clip, merge.noise, merge.seed, merge.round_number) == (1.0, 2.0, 5, 3)
-    assert [votes for _, votes in merge.expected_participation] == [2.5, 2.5]
-    assert [footprint for footprint, _ in merge.expected_participation] == [
+    aggregate = aggregate_for(experiment, 3)
+    assert isinstance(aggregate, DPAggregator)
+    assert (aggregate.clip, aggregate.noise, aggregate.seed, aggregate.round_number) == (1.0, 2.0, 5, 3)
+    assert [expected for _, expected in aggregate.expected_participation] == [2.5, 2.5]
+    assert [footprint for footprint, _ in aggregate.expected_participation] == [
         tier.footprint for tier in experiment.fleet.tiers
     ]
-    assert aggregate_for(experiment, 4) != merge
+    assert aggregate_for(experiment, 4) != aggregate
 
 
 def test_aggregate_for_redrawn_tiers_expects_shares(made: Callable[..., Experiment]) -> None:
     redrawn = made(fleet={"participation": 0.5, "sampling": "poisson", "assignment": "redrawn"}, data__devices=10)
-    merge = aggregate_for(redrawn, 1)
-    assert isinstance(merge, DPAggregator)
-    assert [votes for _, votes in merge.expected_participation] == [2.5, 2.5]
+    aggregate = aggregate_for(redrawn, 1)
+    assert isinstance(aggregate, DPAggregator)
+    assert [expected for _, expected in aggregate.expected_participation] == [2.5, 2.5]
 
 
 @pytest.mark.parametrize("method", COVERED, ids=str)
@@ -161,12 +161,12 @@ def test_aggregate_for_redrawn_tiers_expects_shares(made: Callable[..., Experime
 def test_dp_aggregator_without_noise_equals_plain_round(
     method: Method, number: int, world_for: Callable[..., Any], difference: Callable[..., float]
 ) -> None:
-    """It makes at most one merge of votes of weight 1, where it says, and of that alone its next state: so without
-    noise, and with all there, nothing is different. Any other vote the merge itself would refuse."""
+    """A covered method computes its next state from one aggregate of updates with weight 1: without noise and with
+    all devices, nothing differs. The aggregator itself refuses any other weight."""
     assert method.dp_uncovered == ""
     world = world_for(method, "preactresnet") if isinstance(method, FedHeN | NoSide) else world_for(method)
     fleet = world.fleet
-    votes = [
+    expected = [
         (
             method.aggregation_footprint(tier, fleet, number),
             float(sum(one.tier == tier.name for one in fleet.devices(1))),
@@ -176,7 +176,9 @@ def test_dp_aggregator_without_noise_equals_plain_round(
     server = method.start(fleet, 0)
     assert server.keys() <= {"weights"}
     plain: RoundContext = world.context(world.engine(method), number)
-    private = replace(world.context(world.engine(method), number), aggregate=DPAggregator(1e9, 0.0, votes, 0, number))
+    private = replace(
+        world.context(world.engine(method), number), aggregate=DPAggregator(1e9, 0.0, expected, 0, number)
+    )
     assert difference(method.round(server, plain), method.round(server, private)) < 1e-6
     assert method.finish(server, plain) is None
 
@@ -296,7 +298,7 @@ def test_check_privacy_without_accountant_names_the_extra(
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    mechanism = Mechanism(1.2345, 0.5, 1e-5)  # nobody has asked for this one before
+    mechanism = Mechanism(1.2345, 0.5, 1e-5)  # not in the cache yet
     with pytest.raises(AccountantMissing):
         mechanism.epsilon(2)
     with pytest.raises(RecipeError, match=r"pip install 'fedloom\[privacy\]'") as found:

@@ -1,4 +1,4 @@
-"""What a run leaves behind, file by file."""
+"""The files of a finished run."""
 
 import json
 import platform
@@ -26,9 +26,9 @@ SHA256 = re.compile("[0-9a-f]{64}")
 @pytest.fixture(scope="module")
 def finished(document, tmp_path_factory):
     """Two rounds of HeteroFL on devices with half of the labels each."""
-    said = document(data__partition={"kind": "label_shards", "labels_per_device": 5}, evaluation={"every": 2})
+    document_used = document(data__partition={"kind": "label_shards", "labels_per_device": 5}, evaluation={"every": 2})
     folder = tmp_path_factory.mktemp("run") / "run"
-    return fedloom.run(said, out=folder), said
+    return fedloom.run(document_used, out=folder), document_used
 
 
 def lines(run, name):
@@ -47,7 +47,7 @@ def test_run_folder_has_expected_files(finished):
 
 
 def test_run_folder_recipe_with_defaults_equals_recipe(finished):
-    run, said = finished
+    run, document_used = finished
     written = tomllib.loads((run.folder / "recipe.toml").read_text())
     assert written["training"] == {
         "epochs": 1,
@@ -57,7 +57,7 @@ def test_run_folder_recipe_with_defaults_equals_recipe(finished):
         "lr_schedule": {"kind": "constant"},
         "label_smoothing": 0.0,
     }
-    assert load(run.folder / "recipe.toml", Registry()).recipe == load(said, Registry()).recipe
+    assert load(run.folder / "recipe.toml", Registry()).recipe == load(document_used, Registry()).recipe
 
 
 def test_manifest_has_status_versions_and_fingerprints(finished):
@@ -80,7 +80,7 @@ def test_manifest_has_package_version(finished):
 
 
 def test_manifest_threads_is_one_and_restored(run):
-    """Always one, whatever the machine offers; afterwards it has its own again."""
+    """Always one thread; the previous number is restored afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -96,15 +96,15 @@ def test_rows_have_all_keys(finished):
     rows = lines(run, "rows.jsonl")
     assert all(list(row) == ["round", "candidate", "tier", "device", "test", "metric", "value"] for row in rows)
     assert [row.value for row in run.rows()] == [row["value"] for row in rows]
-    judged = [row for row in rows if row["candidate"]]
-    assert {row["round"] for row in judged} == {2}
-    assert {(row["tier"], row["test"], row["metric"]) for row in judged if not row["device"]} == {
+    evaluated = [row for row in rows if row["candidate"]]
+    assert {row["round"] for row in evaluated} == {2}
+    assert {(row["tier"], row["test"], row["metric"]) for row in evaluated if not row["device"]} == {
         (tier, test, metric)
         for tier in ("large", "small")
         for test, metric in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
     }
-    assert {row["device"] for row in judged} == {"", "0", "1", "2", "3"}
-    assert all(0 <= row["value"] <= 100 for row in judged if row["metric"] == "accuracy")
+    assert {row["device"] for row in evaluated} == {"", "0", "1", "2", "3"}
+    assert all(0 <= row["value"] <= 100 for row in evaluated if row["metric"] == "accuracy")
 
 
 def test_rows_report_bytes_of_every_round(finished):
@@ -122,7 +122,7 @@ def test_events_of_clean_run_are_empty(finished):
 
 
 def test_run_without_admitted_reply_fails_with_reason(run, tmp_path):
-    """A step so large that the weights are no numbers any more: every reply of every device is refused."""
+    """A learning rate so large that weights become NaN: every reply is refused."""
     with pytest.raises(NothingAdmitted, match="no reply was ever admitted; device 0: NONFINITE") as caught:
         run(training__optimizer={"kind": "sgd", "learning_rate": 1e38})
     assert "events.jsonl" in caught.value.hint
@@ -137,12 +137,12 @@ def test_run_without_admitted_reply_fails_with_reason(run, tmp_path):
 
 
 def test_run_folder_partition_can_be_reused(finished, run):
-    first, said = finished
+    first, document_used = finished
     partition = Partition.load(first.folder / "partition.json")
     manifest = json.loads((first.folder / "manifest.json").read_text())
     assert partition.fingerprint() == manifest["partition"]
     assert len(partition.train) == len(partition.test) == 4
-    again = run(**{**said, "data__partition": {"kind": "file", "path": str(first.folder / "partition.json")}})
+    again = run(**{**document_used, "data__partition": {"kind": "file", "path": str(first.folder / "partition.json")}})
     assert json.loads((again.folder / "manifest.json").read_text())["sha256"] == manifest["sha256"]
 
 
@@ -186,8 +186,8 @@ def test_run_without_server_model_saves_none(run):
 def test_run_final_lists_every_series(finished):
     run, _ = finished
     assert [(one.tier, one.test, one.metric) for one in run.final] == [
-        (tier, *judged)
+        (tier, *evaluated)
         for tier in ("large", "small")
-        for judged in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
+        for evaluated in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
     ]
     assert all(one.best_round == 2 for one in run.final)

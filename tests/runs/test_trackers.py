@@ -1,4 +1,4 @@
-"""Rows in other people's tools: all of them, no round twice, and never at the run's expense."""
+"""Trackers get every row once, and their failures never stop a run."""
 
 import json
 import math
@@ -50,22 +50,22 @@ def write_and_die(writer, trackers, numbers):
 
 
 def back_to(writer, number):
-    """The folder as a checkpoint of this round finds it."""
+    """Cut the folder back to a checkpoint of this round."""
     text = (writer.folder / "rows.jsonl").read_text().splitlines(keepends=True)
     kept = sum(len(line) for line in text if json.loads(line)["round"] <= number)
     writer.reopen({"rows.jsonl": kept})
 
 
 class Recording:
-    """Fails from the call on that it is told to fail at."""
+    """Records its calls, and fails from the call number `fails_at` on."""
 
     def __init__(self, fails_at=math.inf):
         self.calls, self.fails_at = [], fails_at
 
-    def _call(self, *said):
-        self.calls.append(said)
+    def _call(self, *call):
+        self.calls.append(call)
         if len(self.calls) >= self.fails_at:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("no connection")
 
     def begin(self, run):
         self._call("begin", run.name, len(run.kept), run.resumed)
@@ -97,7 +97,7 @@ def test_trackers_get_status_of_ended_run(writer):
 def test_trackers_failing_one_is_reported_once_and_dropped(fails_at, writer, caplog):
     bad, good = Recording(fails_at), Recording()
     write(writer, Trackers("", {"bad": bad, "good": good}), (1, 2))
-    assert caplog.messages == ["bad is dropped for the rest of the run: ConnectionError: nobody there"]
+    assert caplog.messages == ["bad is dropped for the rest of the run: ConnectionError: no connection"]
     assert len(bad.calls) == fails_at
     assert good.calls[-1] == ("end", "finished")
 
@@ -157,7 +157,7 @@ def mlflow(monkeypatch):
     for name in (*MLFLOW_DEFAULTS, "MLFLOW_ALLOW_FILE_STORE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(socket.socket, "connect", lambda *said: pytest.fail("it called somebody"))
+    monkeypatch.setattr(socket.socket, "connect", lambda *call: pytest.fail("it called somebody"))
 
     def read(folder):
         from mlflow import MlflowClient
