@@ -65,5 +65,5 @@ def test_comparison_reopened_with_changed_recipe_is_refused(tmp_path: Path) -> N
 
 
 def test_verify_of_comparison_is_refused(complete: Comparison) -> None:
-    with pytest.raises(RecipeError, match="whole comparison"):
+    with pytest.raises(RecipeError, match="this is a comparison, not a run"):
         verify(complete.home, Registry(), complete.home, 1, 1)
