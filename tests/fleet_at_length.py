@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.data.npz import digits
-from fedloom.recipe.toml import dumps
+from fedloom.recipe.load import dumps
 from tests.real_fleet import RealFleet, read_lines, real_fleet
 
 DEVICES = ["g0:large", "g1:large", "p0:medium", "p1:medium", "s0:small", "s1:small"]

@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedloom.recipe.load import load
+from fedloom.recipe.load import dumps, load
 from fedloom.recipe.registry import Registry
-from fedloom.recipe.toml import dumps
 from fedloom.runs.build import assemble
 from fedloom.runs.recorder import record_rounds
 from tests.real_fleet import Killer, read_lines, real_fleet

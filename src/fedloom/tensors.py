@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
@@ -102,3 +102,33 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
     if all(tensor is tensors[0] for tensor in tensors):
         return tensors[0].expand(len(tensors), *tensors[0].shape)
     return torch.stack(list(tensors))
+
+
+def pack(parcel: Parcel) -> bytes:
+    """A parcel of a block as safetensors, in which nothing can be run; what all devices share is written once."""
+    flat: dict[str, Tensor] = {}
+    for bundle, tensors in parcel.items():
+        for name, tensor in tensors.items():
+            shared = tensor.dim() > 0 and tensor.stride(0) == 0 and len(tensor) > 1
+            kind = f"x{len(tensor)}" if shared else "="
+            flat[f"{kind}/{bundle}/{name}"] = (tensor[:1] if shared else tensor).contiguous()
+    return save(_separate_memory(flat))
+
+
+def unpack(data: bytes, bundles: list[str]) -> dict[str, dict[str, Tensor]]:
+    """`bundles` names all of them, because an empty one leaves no tensor."""
+    parcel: dict[str, dict[str, Tensor]] = {bundle: {} for bundle in bundles}
+    for key, tensor in load(data).items():
+        kind, bundle, name = key.split("/", 2)
+        parcel[bundle][name] = tensor if kind == "=" else tensor.expand(int(kind[1:]), *tensor.shape[1:])
+    return parcel
+
+
+def _separate_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses tensors that share memory."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        separate[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return separate

@@ -6,9 +6,8 @@ import tomllib
 import pytest
 
 from fedloom.methods import METHODS
-from fedloom.recipe.load import load
+from fedloom.recipe.load import dumps, load
 from fedloom.recipe.registry import Registry
-from fedloom.recipe.toml import dumps
 from fedloom.runs.folder import read_manifest
 
 SHRINK = [

@@ -12,7 +12,7 @@ import fedloom.flower  # noqa: F401
 pytest.importorskip("flwr")
 
 from fedloom.deploy.processes import executable_path, find_free_port, flower_environment
-from fedloom.recipe.toml import dumps
+from fedloom.recipe.load import dumps
 from tests.fleet_chaos import recipe, run_with_kills
 from tests.real_fleet import enroll_fleet, read_lines, real_fleet
 from tests.superlink import await_port, start_process

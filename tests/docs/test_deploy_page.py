@@ -1,4 +1,4 @@
-"""The commands of docs/deploy.md run a fleet on this machine, from its keys to its end."""
+"""The commands of docs/deploy.md run a whole fleet on this machine, from creating keys to stopping it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "deploy.md"
 
 
 @pytest.mark.slow
-def test_deploy_page_commands_run_a_fleet(tmp_path: Path) -> None:
+def test_deploy_page_commands_run_in_order_finish_a_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")

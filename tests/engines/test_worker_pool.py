@@ -13,13 +13,12 @@ from torch import Tensor
 
 import fedloom
 from fedloom.engines import Simulation, WorkerPool, worker_pool
-from fedloom.engines.serialization import pack, unpack
 from fedloom.recipe.load import load
 from fedloom.recipe.registry import Registry
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest, read_rows
 from fedloom.runs.recorder import record_rounds
-from fedloom.tensors import Parcel
+from fedloom.tensors import Parcel, pack, unpack
 from tests.pickles import pickles_heard
 
 Recipe = Callable[..., dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedloom.deploy.processes import flower_environment
-from fedloom.recipe.toml import dumps
+from fedloom.recipe.load import dumps
 from fedloom.runs.folder import read_manifest
 from tests import chaos
 

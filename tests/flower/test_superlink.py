@@ -15,9 +15,8 @@ from fedloom.flower.client_state import ClientStateFiles
 from fedloom.methods import METHODS
 from fedloom.models import MODELS
 from fedloom.recipe.errors import RecipeError
-from fedloom.recipe.load import load
+from fedloom.recipe.load import dumps, load
 from fedloom.recipe.registry import Registry
-from fedloom.recipe.toml import dumps
 from fedloom.runs.build import assemble
 from fedloom.runs.checkpoint import FOLDER, Checkpoints
 from fedloom.runs.recorder import record_rounds

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from fedloom.data import PARTITIONS
 from fedloom.methods import METHODS
 from fedloom.recipe.errors import RecipeError
-from fedloom.recipe.load import load
+from fedloom.recipe.load import dumps, load
 from fedloom.recipe.registry import Registry
-from fedloom.recipe.toml import dumps
 
 REGISTRY = Registry()
 MINIMAL = {"rounds": 3, "tiers": [{"name": "all", "share": 1.0}], "method": {"name": "fedavg"}}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.recipe.toml import dumps, dumps_value
+from fedloom.recipe.load import dumps, dumps_value
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 plain = st.one_of(

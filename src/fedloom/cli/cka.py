@@ -18,7 +18,7 @@ def cka(
     examples: Annotated[int, typer.Option("--examples", min=2, help="Number of test examples.")] = 1000,
 ) -> None:
     """Compare two trained models layer by layer: linear CKA, 1 where representations are equal."""
-    from ..analysis.cka import compute_cka
+    from ..analysis.trained import compute_cka
 
     result = compute_cka(first, second, tier, examples, options.registry, options.data)
     rows = [(name, *(f"{value:.3f}" for value in line)) for name, line in zip(result.rows, result.values, strict=True)]

@@ -90,7 +90,7 @@ def server(
 def _write_recipe(options: Options, recipe: Path, fleet: Path) -> Path:
     """Write the recipe as it will run into the fleet's folder; raise if it cannot be deployed."""
     from ..deploy.registry import read_fleet_registry
-    from ..recipe.toml import dumps
+    from ..recipe.load import dumps
     from ..runs.build import build, check_deployment
     from ..runs.data import read_data_spec
 

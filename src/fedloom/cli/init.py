@@ -73,7 +73,7 @@ def _recipe(method: str, out: Path, registry: "Registry") -> str:
 
 def _method_section(name: str, method: Any) -> str:
     """The method, its example settings, and comments with the defaults of its other settings."""
-    from ..recipe.toml import dumps_value
+    from ..recipe.load import dumps_value
     from ..recipe.validation import settable_parameters
 
     lines = ["[method]", f'name = "{name}"' + (f"  # {method.info.paper}" if method.info.paper else "")]

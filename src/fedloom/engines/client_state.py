@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ..fleet import Device, Reply
-from ..tensors import Parcel, combine
-from .serialization import pack, unpack
+from ..tensors import Parcel, combine, pack, unpack
 
 BUDGET = 2 * 1024**3
 RESIDUAL = " left out"  # behind the name of a device, which has no blank; enters fingerprints, so it never changes

@@ -22,9 +22,8 @@ import torch
 from ..client import ClientResult
 from ..fleet import Request
 from ..models import compute_cost
-from ..tensors import Parcel
+from ..tensors import Parcel, pack, unpack
 from .in_process import Block, BlockMember, Job, Simulation, make_blocks, run_block
-from .serialization import pack, unpack
 from .task_ref import device_from_json, device_to_json, task_from_json, task_to_json
 
 TRIES = 3  # workers that may die over a block before it is run in this process

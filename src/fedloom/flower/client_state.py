@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from ..engines.serialization import pack, unpack
 from ..files import sync_folder, write_atomic
-from ..tensors import Parcel
+from ..tensors import Parcel, pack, unpack
 
 Version = tuple[int, int]
 """(round, index of the request within the round)"""

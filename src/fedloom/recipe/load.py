@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import ValidationError
 
 from .errors import KeyPath, RecipeError, RecipeIssue, issue_from_pydantic, recipe_error
@@ -128,3 +129,22 @@ def _copy(value: Any) -> Any:
 def _deduplicate(issues: Sequence[RecipeIssue]) -> list[RecipeIssue]:
     """The first issue for each key and value; a key can have issues for several values."""
     return list({(issue.key_path, repr(as_tuples(issue.value))): issue for issue in reversed(issues)}.values())[::-1]
+
+
+def dumps(document: Mapping[str, Any]) -> str:
+    """A document as TOML, which has no null: keys whose value is None are left out."""
+    return tomli_w.dumps(_without_none(document))
+
+
+def dumps_value(value: Any) -> str:
+    """A single value on one line, as it stands behind `key = `. tomli-w escapes line breaks inside strings."""
+    text = tomli_w.dumps({"key": [[_without_none(value)]]}, indent=0).strip()
+    for broken, joined in ((",\n]", "]"), ("[\n", "["), (",\n", ", ")):
+        text = text.replace(broken, joined)
+    return text.removeprefix("key = [[").removesuffix("]]")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

@@ -19,7 +19,7 @@ from ..evaluation.metrics import unigram_perplexity
 from ..fleet.tiers import tier_regions
 from ..methods import METHODS
 from ..models import MODELS, compute_cost
-from ..recipe.toml import dumps
+from ..recipe.load import dumps
 from ..tensors import Parcel, fingerprint
 from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
 from .experiment import Experiment
