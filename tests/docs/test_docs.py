@@ -11,7 +11,7 @@ from fedloom.cli.app import main
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-RUN_BY_CI = ("make run", "make test")  # too long for a test
+RUN_BY_CI = ("make run", "make test")  # by continuous integration, in a fresh clone
 
 
 SLOW = (
@@ -38,7 +38,7 @@ def read_commands(block: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [mark_slow(page) for page in PAGES], ids=lambda page: page.name)
 def test_page_blocks_run_in_order_succeed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that start with a file name are written to it, Python blocks are executed, fedloom commands must exit 0."""
+    """Blocks that start with a file name are written to it, Python blocks run, fedloom commands must exit 0."""
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
     for language, text in BLOCK.findall(page.read_text("utf-8")):
