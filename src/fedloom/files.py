@@ -38,7 +38,7 @@ def sync_files(paths: Iterable[Path]) -> None:
 def read_json_lines(path: Path, strict: bool = False) -> Iterator[Any]:
     """The values of a file with one JSON value per line.
 
-    Unless `strict`, the file may be missing, and lines that a crash cut off or that are still being written are skipped.
+    Unless `strict`, the file may be missing, and lines that are cut off or still being written are skipped.
     """
     if not (strict or path.is_file()):
         return

@@ -19,7 +19,7 @@ class StaleWeights:
     """A fault: some devices send back what they received, as if they had not trained."""
 
     names: frozenset[str]
-    end: Literal["network"] = "network"
+    side: Literal["network"] = "network"
 
     def open(self, request: Request) -> Exchange:
         return _StaleExchange(self.names, request)

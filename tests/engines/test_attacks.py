@@ -21,7 +21,7 @@ class Reordering:
     """A transport that hands on all replies in another order."""
 
     change: Callable[[list[Reply]], list[Reply]]
-    end: Literal["network"] = "network"
+    side: Literal["network"] = "network"
 
     def open(self, request: Request) -> Exchange:
         change = self.change

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.client import Bounded, Client, ClientResult, Task, like, shaped
 from fedloom.engines import Compression, Expected, Refusal, decode_reply, encode_reply, refuse
-from fedloom.engines.compression import HalfPrecision, Int8, TopK, is_compressible
+from fedloom.engines.compression import Compressor, HalfPrecision, Int8, TopK, is_compressible
 from fedloom.fleet import Device, Reply
 from fedloom.tensors import Parcel, fingerprint, payload_bytes
 from tests.engines.test_protocol import expected as any_expected
@@ -311,5 +311,5 @@ def test_decode_up_undeclared_upload_is_refused() -> None:
 
 
 def test_compression_is_hashable_value() -> None:
-    code: Code = TopK(0.1)
+    code: Compressor = TopK(0.1)
     assert Compression(code, None) == Compression(TopK(0.1), None) != Compression(TopK(0.2), None)

@@ -21,7 +21,8 @@ from fedloom.engines.compression import (
 from fedloom.tensors import Tensors
 
 EVERY: list[Compressor] = [
-    FullUpdate(), HalfPrecision(torch.float16), HalfPrecision(torch.bfloat16), Int8(), Int8("tensor"), TopK(0.1), TopK(0.02), TopK(1.0),
+    FullUpdate(), HalfPrecision(torch.float16), HalfPrecision(torch.bfloat16),
+    Int8(), Int8("tensor"), TopK(0.1), TopK(0.02), TopK(1.0),
 ]  # fmt: skip
 
 
@@ -163,5 +164,6 @@ def test_is_compressible_only_float_matrices(shape: tuple[int, ...], dtype: torc
 
 def test_uplink_registry_names_every_compressor() -> None:
     assert {name: made(**({"share": 0.1} if name == "top_k" else {})) for name, made in UPLINK.items()} == {
-        "float16": HalfPrecision(torch.float16), "bfloat16": HalfPrecision(torch.bfloat16), "int8": Int8(), "top_k": TopK(0.1),
+        "float16": HalfPrecision(torch.float16), "bfloat16": HalfPrecision(torch.bfloat16),
+        "int8": Int8(), "top_k": TopK(0.1),
     }  # fmt: skip

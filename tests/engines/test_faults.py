@@ -77,8 +77,8 @@ def test_fault_injector_server_tasks_are_unaffected(world):
     engine = made.engine(method)
     faults = inject_faults(engine, FaultPlan(outages=dict.fromkeys("012", "gone")))
     dead = with_transports(engine, faults)
-    answers = list(dead.ask(Request(replace(method.train, sends={}, run=method.train.without_upload("train").run), {
-        device.on_server(): {"weights": method.start(made.fleet, 0)["weights"]} for device in made.fleet.eligible_devices(1)
-    }, 1)))  # fmt: skip
+    weights = method.start(made.fleet, 0)["weights"]
+    inboxes = {device.on_server(): {"weights": weights} for device in made.fleet.eligible_devices(1)}
+    answers = list(dead.ask(Request(method.train.without_upload("train"), inboxes, 1)))
     assert len(answers) == 3
     assert faults.responses.waited == 0.0

@@ -184,7 +184,7 @@ class AttackTransport:
     attack: Attack
     names: frozenset[str]
     fleet: Fleet
-    end: Literal["network"] = "network"
+    side: Literal["network"] = "network"
 
     def open(self, request: Request) -> Exchange:
         return _AttackedExchange(self, request)

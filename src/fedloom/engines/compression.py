@@ -314,7 +314,7 @@ class ServerEnd:
     compression: Compression
     report: Report = ignore
     max_examples: int = MAX_EXAMPLES
-    end: Literal["server"] = "server"
+    side: Literal["server"] = "server"
 
     def open(self, request: Request) -> Exchange:
         return _ServerExchange(self, request)
@@ -347,7 +347,7 @@ class DeviceEnd:
 
     compression: Compression
     residual: Callable[[Device], Parcel]
-    end: Literal["device"] = "device"
+    side: Literal["device"] = "device"
 
     def open(self, request: Request) -> Exchange:
         return _DeviceExchange(self, request)

@@ -42,7 +42,7 @@ class FaultInjector:
     wire: ByteCounter
     responses: Responses
     report: Callable[[Refusal], None]
-    end: Literal["network"] = "network"
+    side: Literal["network"] = "network"
     _lost: set[str] = field(default_factory=set)
     _moved: dict[str, int] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """Simulate devices in this process: a request is cut into blocks of devices that run as one network.
 
-Which devices share a block depends on the recipe and the devices asked, never on time or the machine. Devices of several
-experiments may share one where gradients do not depend on it; an `Executor` runs the blocks, here or in other processes.
+Which devices share a block depends on the recipe and the devices asked, never on time or the machine. Devices of
+several experiments share one where that changes no bit. An `Executor` runs the blocks, here or in other processes.
 """
 
 from collections import defaultdict

@@ -33,7 +33,7 @@ class NormScreening:
     limit: float  # times the median
     history: Callable[[], History] = field(default_factory=_private_history)
     report: Report = ignore
-    end: Literal["server"] = "server"
+    side: Literal["server"] = "server"
     _round: dict[str, dict[tuple[str, int], float]] = field(default_factory=dict)
 
     def open(self, request: Request) -> Exchange:

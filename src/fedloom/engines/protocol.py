@@ -237,14 +237,14 @@ def unchanged(data: bytes, expected: Expected) -> Iterable[bytes]:
 
 @dataclass(frozen=True)
 class BytesTransport:
-    """Replies travel as bytes, as over a network, and `transit` may garble them. `encoded_task` declares what travels."""
+    """Replies travel as bytes, which `transit` may garble. `encoded_task` declares what travels."""
 
     run: str = "run"
     transit: Transit = unchanged
     encoded_task: Callable[[Task], Task] = lambda task: task
     report: Report = ignore
     max_examples: int = MAX_EXAMPLES
-    end: Literal["network"] = "network"
+    side: Literal["network"] = "network"
 
     def open(self, request: Request) -> Exchange:
         return _BytesExchange(self, request)

@@ -1,6 +1,6 @@
 """Run blocks in several processes, one torch thread each: the same bits as in one process, sooner.
 
-Workers are forked once and see the data without a copy. Blocks go out by descending cost; parcels travel as safetensors.
+Workers are forked once and see the data without a copy. Blocks go out by descending cost, as safetensors.
 A worker that dies is replaced and its block run again; an error in a task is raised where the method is.
 """
 

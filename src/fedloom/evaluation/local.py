@@ -32,7 +32,7 @@ from ..tensors import Parcel, Tensors
 from .metrics import Row, is_correct, percent
 from .sequence import SEQUENCE_SUMS, sequence_metrics, sum_over_batches
 
-COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))
+COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))  # an upload's layout
 
 Predictions = Iterator[tuple[Batch, Tensor, Tensor]]
 """Batches, their logits [K, batch, ..., classes], and which examples [K, batch] are not padding."""
@@ -40,12 +40,12 @@ Predictions = Iterator[tuple[Batch, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class LocalEvaluation:
-    """Every device evaluates a model of its own."""
+    """Every device tests its personal model on its own test examples and on `test_set` (None: not)."""
 
     target: DeviceModel
     test_set: tuple[Tensor, Tensor] | None
     batch_size: Callable[[Model], int]
-    perplexity_batch: int | None = None  # for sequences: rows per batch in the definition of perplexity
+    perplexity_batch: int | None = None  # sequences per batch of perplexity; None: classification
 
     @on_device(sends={"local": "sums", "global": "sums"}, stream=EVALUATE, batch_across_runs=False)
     def evaluate(self, client: Client, inbox: Parcel) -> ClientResult:
@@ -56,7 +56,7 @@ class LocalEvaluation:
             local = predict_local(client, weights, self.batch_size(model), self.target.unseen_logit)
             upload = {
                 "local": self._sum(client, local),
-                "global": self._sum(client, self._predict_all(client, weights)),
+                "global": self._sum(client, self._predict_global(client, weights)),
             }
             return ClientResult(upload=upload)
 
@@ -69,17 +69,17 @@ class LocalEvaluation:
             return sum_over_batches(predictions, client.preparation, devices, self.perplexity_batch)
         return count_correct(predictions, devices)
 
-    def _predict_all(self, client: Client, weights: Tensors) -> Predictions:
+    def _predict_global(self, client: Client, weights: Tensors) -> Predictions:
         devices, size = len(client.seen_labels), self.batch_size(client.model)
         for examples in zip(*(part.split(size) for part in self.test_set or ()), strict=True):
             x, y = (part.expand(devices, *part.shape) for part in (client.preparation(examples[0]), examples[1]))
             yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool)
 
-    def compute_metrics(self, replies: Sequence[Reply], test: str) -> dict[str, float]:
-        """Metrics over all predictions of these devices, each with the same weight."""
+    def compute_metrics(self, replies: Sequence[Reply], bundle: str) -> dict[str, float]:
+        """Metrics over all predictions of these devices; every prediction counts equally."""
         if self.perplexity_batch:
-            return sequence_metrics([reply.upload[test] for reply in replies])
-        return {"accuracy": accuracy_of(replies, test)}
+            return sequence_metrics([reply.upload[bundle] for reply in replies])
+        return {"accuracy": accuracy_of(replies, bundle)}
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,12 @@ class FineTune:
     @on_device(sends={"initial": COUNTS, "personalized": COUNTS}, stream=FINE_TUNE, batch_across_runs=False)
     def tune(self, client: Client, inbox: Parcel) -> ClientResult:
         learner = replace(client, optimizer=Sgd(self.learning_rate), label_smoothing=0.0)
-        fixed = inbox.get("statistics", {})
+        statistics = inbox.get("statistics", {})
         tuned = fit(learner, inbox["weights"], label_loss(client), only=self.trainable(client.model))
         with torch.no_grad():
-            before, after = (evaluate_local(client, {**w, **fixed}, self.batch_size) for w in (inbox["weights"], tuned))
+            before, after = (
+                evaluate_local(client, {**w, **statistics}, self.batch_size) for w in (inbox["weights"], tuned)
+            )
         return ClientResult(upload={"initial": before, "personalized": after})
 
     def trainable(self, model: Model) -> list[str]:

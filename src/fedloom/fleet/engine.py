@@ -1,7 +1,7 @@
-"""The seam between a method and the devices: a request, the engine that carries it out, and the transports between.
+"""The interface between a method and the devices: requests, engines, and the transports that messages pass through.
 
-An engine implements `ask`. Whatever happens to a message on its way (compression, faults, attacks, screening) is a
-transport, and every engine applies the same list.
+An engine implements `ask`. Compression, faults, attacks and norm screening are transports (Flower calls such middleware
+a mod), and every engine applies the same list.
 """
 
 import math
@@ -17,16 +17,16 @@ from .device import Device, Reply
 Inboxes = Mapping[Device, Parcel]
 
 Ask = Callable[[Task, Inboxes], Iterable[Reply]]
-"""Have these devices carry out this task, outside of a method's round. Replies come in any order, maybe too few."""
+"""Have these devices run this task, outside of a method's round. Replies come in any order; some may be missing."""
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """One task for some devices.
 
-    `repeat` is the index of the request among those of the same stream in the round. `deadline` counts seconds from the
-    start of the round; once `min_replies` have come, the others are not waited for. `transports` are listed from the
-    server to the device.
+    `repeat` counts earlier requests of the round with the task's random stream, so that no two draw the same batches.
+    `deadline` is in seconds from the start of the round; after `min_replies` the server stops waiting. `transports` are
+    listed from the server to the device.
     """
 
     task: Task
@@ -43,7 +43,7 @@ class Exchange:
     """What one transport does to the messages of one request. By default they pass unchanged."""
 
     def encoded_task(self, task: Task) -> Task:
-        """The task as it declares what travels beyond this transport."""
+        """The task, its `sends` describing the upload in this transport's wire format (e.g. compressed)."""
         return task
 
     def deliver(self, device: Device, inbox: Parcel) -> Parcel | None:
@@ -51,40 +51,40 @@ class Exchange:
         return inbox
 
     def upload(self, reply: Reply) -> Reply | None:
-        """A reply on its way up; None: it is lost, and its device forgets what it did."""
+        """A reply on its way up; None: it is lost, and the new state of its device is discarded."""
         return reply
 
     def gather(self, replies: Iterable[Reply]) -> Iterable[Reply]:
-        """All admitted replies of the request. What is changed here passes the gate again."""
+        """Called once with all replies that were admitted; replies that it replaces are checked again."""
         return replies
 
 
 class Transport(Protocol):
     """Opened anew for every request.
 
-    `end` says where it runs: at the server, at the device, or between them. A simulation applies all; with real devices
-    the server applies its own, the device applies its own, and nothing simulates the network between.
+    `side` says where it runs: on the server, on the device, or in a simulated network. A simulation applies all; with
+    real devices the server and the devices apply their own, and network transports are skipped.
     """
 
     @property
-    def end(self) -> Literal["server", "network", "device"]: ...
+    def side(self) -> Literal["server", "network", "device"]: ...
 
     def open(self, request: Request) -> Exchange: ...
 
 
-EVERYWHERE = frozenset({"server", "network", "device"})
+ALL_SIDES = frozenset({"server", "network", "device"})
 
 
 class Channel:
-    """Messages to devices pass the exchanges in order, replies in reverse. The server does not write to itself."""
+    """The opened transports of a request. Tasks that the server runs itself (`device.is_server`) bypass them."""
 
-    def __init__(self, request: Request, ends: Collection[str] = EVERYWHERE):
-        travels = any(not device.is_server for device in request.inboxes)
-        transports = [transport for transport in request.transports if transport.end in ends] if travels else []
+    def __init__(self, request: Request, sides: Collection[str] = ALL_SIDES):
+        is_remote = any(not device.is_server for device in request.inboxes)
+        transports = [transport for transport in request.transports if transport.side in sides] if is_remote else []
         self.exchanges: list[Exchange] = [transport.open(request) for transport in transports]
 
     def encoded_task(self, task: Task) -> Task:
-        """The task as it declares what travels beyond the last transport."""
+        """The task as the far side of all transports knows it."""
         for exchange in self.exchanges:
             task = exchange.encoded_task(task)
         return task
@@ -117,18 +117,17 @@ class Engine(Protocol):
     """Carries tasks to devices and replies back."""
 
     def ask(self, request: Request) -> Iterable[Reply]:
-        """Replies that the gate admits, in any order and maybe fewer than asked for. What the server itself computes
-        (`device.is_server`) passes no transport."""
+        """Run the request and return the replies that pass the gate, in any order; some devices may not reply."""
 
     def commit(self, round_number: int) -> None:
-        """The round counts: the new states of its devices are kept."""
+        """The round succeeded: keep the new states of its devices."""
 
     def close(self) -> None:
-        """End whatever was started for the run."""
+        """Stop worker processes and connections."""
 
 
 def make_ask(engine: Engine, round_number: int) -> Ask:
-    """Ask devices outside of a method's round, as evaluation does: no transports, and nothing is counted."""
+    """Ask devices outside of a method's round, as evaluation does: without transports, and traffic is not recorded."""
     return lambda task, inboxes: engine.ask(Request(task, inboxes, round_number))
 
 
@@ -141,6 +140,8 @@ class ByteCounter(Protocol):
 
 
 class Uncompressed:
+    """Counts parcels as they are."""
+
     def bytes_down(self, inbox: Parcel) -> int:
         return payload_bytes(inbox)
 

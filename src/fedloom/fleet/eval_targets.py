@@ -1,4 +1,4 @@
-"""What a method lets the evaluator evaluate: models of the server, one per tier, or models on the devices."""
+"""Models that a method offers for evaluation: weights on the server, one model per tier, or personal models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ ModelWeights = tuple[Model, Tensors]
 
 @dataclass(frozen=True)
 class ServerModel:
+    """Weights on the server, one model per tier."""
+
     weights: Callable[[Tier], Tensors]
     unseen_logit: float | None = None  # on a device: the logit of classes it has never seen; None: unchanged
     tiers: tuple[str, ...] = ()  # evaluated tiers; empty: all
@@ -22,11 +24,13 @@ class ServerModel:
 
 @dataclass(frozen=True)
 class DeviceModel:
+    """A personal model: `load` runs on the device, `inbox` is what the server sends for it."""
+
     load: Callable[[Client, Parcel], ModelWeights]
     inbox: Callable[[Device], Parcel] = lambda device: {}
     unseen_logit: float | None = None
     tiers: tuple[str, ...] = ()
-    ref: tuple[str, ...] = ()  # with which the method's `find` returns `load`; (): its name
+    ref: tuple[str, ...] = ()  # path by which another process finds `load` in the method; (): its name
 
     @property
     def load_ref(self) -> tuple[str, ...]:
@@ -37,6 +41,6 @@ EvalTarget = ServerModel | DeviceModel
 
 
 def tier_slices(weights: Tensors, unseen_logit: float | None = None) -> ServerModel:
-    """One global model, evaluated at every tier as the part of it that is the tier's model."""
+    """One global model, of which every tier evaluates its own slice."""
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     return ServerModel(lambda tier: find_footprint(tier.model.shapes(), shapes).read(weights), unseen_logit)

@@ -1,7 +1,7 @@
 """FjORD: ordered dropout. Horvath et al., NeurIPS 2021, Algorithm 1.
 
 For every batch a device samples one of the widths it can run and trains that leading slice, so that every narrower
-model inside its own is trained too. With self-distillation its full width learns the labels and teaches the sample.
+model inside its own is trained too. With self-distillation the full model learns the labels and teaches it.
 """
 
 import inspect
@@ -33,8 +33,8 @@ from .method import Method, MethodInfo
 
 @dataclass(frozen=True)
 class FjORD(Method):
-    """A device samples from `widths`, by default from the tiers' models. `subnet_stream` "shared" draws one sample for
-    all devices of a step, so that they can be run as one network."""
+    """`widths`: width multipliers to sample from; empty: the tiers' models. With `subnet_stream` "shared" all devices
+    train the same sub-net in a step, so that they run as one network; "device" is the paper's."""
 
     info = MethodInfo(
         paper="Horvath et al., NeurIPS 2021",
@@ -55,8 +55,8 @@ class FjORD(Method):
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         full, subnets = client.model, self._subnets(client)
 
-        def choose(draw: np.random.Generator) -> Model:
-            return subnets[int(draw.integers(len(subnets)))]
+        def choose(rng: np.random.Generator) -> Model:
+            return subnets[int(rng.integers(len(subnets)))]
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             sampled = draw_subnets(choose, batch.step_seeds, self.subnet_stream)
@@ -69,13 +69,13 @@ class FjORD(Method):
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 
     def _subnets(self, client: Client) -> list[Model]:
-        """The distinct sizes that fit into the device's model, including the model itself."""
+        """The distinct sub-models of the device's model, itself included."""
         full = client.model.shapes()
-        sizes = [client.model.with_settings(width=width) for width in self.widths] or tuple(client.tier_models.values())
-        nets = [net for net in (*sizes, client.model) if is_submodel(net.shapes(), full)]
+        models = [client.model.with_settings(width=width) for width in self.widths] or [*client.tier_models.values()]
+        nets = [net for net in (*models, client.model) if is_submodel(net.shapes(), full)]
         return list({tuple(net.shapes().items()): net for net in nets}.values())
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         if not self.widths or "width" in inspect.signature(fleet.global_model.build).parameters:
             return None
-        return f"fjord samples widths, and {fleet.global_model.family} has no setting `width`; leave method.widths out"
+        return f"{fleet.global_model.family} has no setting `width` for method.widths; leave method.widths out"

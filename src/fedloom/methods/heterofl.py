@@ -21,7 +21,7 @@ from .method import EXAMPLE_COUNT, Method, MethodInfo
 @dataclass(frozen=True)
 class HeteroFL(Method):
     """`unseen_logit` replaces the logits of labels that a device does not have: 0 as published, -inf excludes them.
-    With `only_seen_rows` a device updates only the classifier rows of its own labels, masked or not."""
+    With `only_seen_rows` a device updates only the classifier rows of its own labels, whatever is masked."""
 
     info = MethodInfo(
         paper="Diao, Ding & Tarokh, ICLR 2021",

@@ -40,7 +40,9 @@ def _value(arm: dict[str, Any], key: str, tier: str) -> dict[str, float]:
     return value
 
 
-def _arms_panel(arms: Sequence[dict[str, Any]], tiers: Sequence[str], metric: ComparedMetric, key: str, title: str) -> Panel:
+def _arms_panel(
+    arms: Sequence[dict[str, Any]], tiers: Sequence[str], metric: ComparedMetric, key: str, title: str
+) -> Panel:
     names = [arm["arm"] for arm in arms]
 
     def draw(axes: Axes) -> None:
