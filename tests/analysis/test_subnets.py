@@ -199,7 +199,7 @@ def test_start_search_budget_below_smallest_is_refused(finished):
     ids=lambda one: one.kind if isinstance(one, Budget) else "",
 )
 def test_start_search_budget_message_formats_numbers(budget, message, supernet_of_32, monkeypatch):
-    monkeypatch.setattr(Budget, "spend", lambda self, net: 12_345_678.0)
+    monkeypatch.setattr(Budget, "cost_of", lambda self, net: 12_345_678.0)
     with pytest.raises(RecipeError, match=re.escape(message)):
         start_search(supernet_of_32, 8, 0, budget)
 

@@ -115,7 +115,7 @@ def test_export_macs_is_the_largest_subnet_below_it(runs):
 def test_export_text_shows_measurements(runs):
     result = runs[0]("export", "global", "--tier", "small", "--to", "safetensors", "--out", "shown")
     assert result.code == 0
-    assert "in the run" in result.out and "multiply-adds" in result.out and "largest difference" in result.out
+    assert "exported file" in result.out and "MACs" in result.out and "largest difference" in result.out
     assert "shown/model.safetensors" in result.out
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("cryptography")
 from fedloom.deploy import processes
 from fedloom.deploy.keys import is_loopback
 from fedloom.deploy.pidfile import hold_pidfile, read_pidfile, read_running, read_status
+from fedloom.deploy.proxy import read_rejected_connections
 from fedloom.deploy.registry import read_bundle, read_fleet_registry, revoke
 from fedloom.deploy.runtime import build_runtime, describe_device
 from fedloom.deploy.server import ServerSupervisor, SupervisionError, report_launch
@@ -21,8 +22,7 @@ from fedloom.deploy.tier_assignment import (
     assign_tiers,
     choose_tiers,
     identify_by_key,
-    parse_machine,
-    read_rejected_connections,
+    parse_device_spec,
 )
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
@@ -179,16 +179,16 @@ def test_assemble_invalid_device_tiers_raises(tmp_path: Path, settings: dict[str
         assemble(load(build_document(fleet=settings), Registry()), Registry(), tmp_path)
 
 
-def test_parse_machine_invalid_measurements_do_not_limit() -> None:
-    info = {"machine": {"speed": "fast", "memory": -1, "bandwidth": 5.0}, "examples": True}
-    machine = parse_machine("x", info, None)
-    assert (machine.speed, machine.memory, machine.bandwidth, machine.examples) == (
+def test_parse_device_spec_invalid_values_do_not_limit() -> None:
+    report = {"machine": {"speed": "fast", "memory": -1, "bandwidth": 5.0}, "examples": True}
+    spec = parse_device_spec("x", report, None)
+    assert (spec.speed, spec.memory, spec.bandwidth, spec.examples) == (
         float("inf"),
         float("inf"),
         5.0,
         None,
     )
-    assert parse_machine("x", {"machine": [1]}, 3.0).deadline == 3.0
+    assert parse_device_spec("x", {"machine": [1]}, 3.0).deadline == 3.0
 
 
 def test_read_rejected_connections_restored_state_reads_again(tmp_path: Path) -> None:

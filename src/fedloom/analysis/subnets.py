@@ -1,7 +1,7 @@
 """The sub-nets of a finished run: their accuracy, and the best one within a budget.
 
-FedSup trains one supernet for every budget (Kim & Yun, 2022, section 3). Sub-nets are evaluated like the run's models,
-with their own batch-norm statistics; results are stored in the run's folder and not measured again.
+FedSup trains a single supernet that serves all budgets (Kim & Yun, 2022, section 3). Sub-nets are evaluated like the
+run's models, with their own batch-norm statistics; results are stored in the run's folder and not measured again.
 """
 
 import json
@@ -37,11 +37,11 @@ from ..tensors import Tensors, to_safetensors
 from .profiling import latency_ms
 
 RESULTS_FILE = "subnets.jsonl"
-NETS_PER_WORKER = 4  # evaluated between two lines of progress
+NETS_PER_WORKER = 4  # results are stored and reported after this many nets per worker
 UNITS = {"macs": "MACs", "parameters": "parameters", "latency_ms": "ms on this machine"}
 OPTIONS = {"macs": "--macs", "parameters": "--params", "latency_ms": "--latency-ms"}
 MIN_FITTING_SHARE = 0.1  # if fewer of the sampled nets fit the budget, more are sampled
-DRAWS_PER_NET = 4  # that is still missing
+MAX_TRIES_PER_MISSING_NET = 4  # a draw may repeat a net already in the sample
 
 BudgetKind = Literal["macs", "parameters", "latency_ms"]
 
@@ -51,11 +51,11 @@ class Budget:
     kind: BudgetKind
     limit: float
 
-    def spend(self, net: Model) -> float:
+    def cost_of(self, net: Model) -> float:
         return latency_ms(net) if self.kind == "latency_ms" else float(getattr(compute_cost(net), self.kind))
 
     def fits(self, net: Model) -> bool:
-        return self.spend(net) <= self.limit
+        return self.cost_of(net) <= self.limit
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,23 @@ class Supernet:
         """The same net; an error if it is not a sub-net of the global model."""
         try:
             subnet_footprint(net, self.global_model)
-        except Exception as error:  # families raise anything for sizes they cannot build
+        except Exception as error:  # a model family may raise any exception for a size it cannot build
             message = f"a sub-net of this space cannot be cut out of the largest tier's model: {error}"
             raise recipe_error(self.folder, "SPACE_SHAPE", message, "choose another --space") from error
         return net
 
     def sample(self, count: int, seed: int) -> list[Model]:
-        """The smallest, the largest, the tiers' and random nets, distinct. A larger sample extends a smaller one."""
-        space, global_model, draw = self.space, self.global_model, generator(seed, SUBNET_SEARCH)
-        found = dict.fromkeys([space.smallest(global_model), space.largest(global_model), *self.tiers])
+        """The smallest, the largest, the tiers' and random nets: at least `count` nets if the space has that many.
+
+        All are distinct. A larger sample extends a smaller one.
+        """
+        space, global_model, rng = self.space, self.global_model, generator(seed, SUBNET_SEARCH)
+        nets = dict.fromkeys([space.smallest(global_model), space.largest(global_model), *self.tiers])
         if space.count() <= count:
-            found |= dict.fromkeys(self._of(picks) for picks in product(*self._choices))
-        while len(found) < count < space.count():
-            found[space.sample(global_model, draw)] = None
-        return [self.check(net) for net in found]
+            nets |= dict.fromkeys(self._build_net(picks) for picks in product(*self._choices))
+        while len(nets) < count < space.count():
+            nets[space.sample(global_model, rng)] = None
+        return [self.check(net) for net in nets]
 
     def sample_within(self, budget: Budget, count: int, seed: int) -> list[Model]:
         """A sample in which at least MIN_FITTING_SHARE of the nets fit the budget, as far as possible."""
@@ -94,52 +97,51 @@ class Supernet:
         missing = round(MIN_FITTING_SHARE * count) - sum(map(budget.fits, nets))
         if self.space.count() <= count or not budget.fits(self.space.smallest(self.global_model)):
             return list(nets)
-        draw, limit = generator(seed, SUBNET_SEARCH_IN_BUDGET), len(nets) + max(0, missing)
-        for _ in range(DRAWS_PER_NET * missing):
+        rng, limit = generator(seed, SUBNET_SEARCH_IN_BUDGET), len(nets) + max(0, missing)
+        for _ in range(MAX_TRIES_PER_MISSING_NET * missing):
             if len(nets) < limit:
-                nets[self._sample_within(budget, draw)] = None
+                nets[self._sample_within(budget, rng)] = None
         return list(nets)
 
-    def _sample_within(self, budget: Budget, draw: np.random.Generator) -> Model:
-        """A random net with as few choices as possible, in random order, set to their smallest value so that it fits.
+    def _sample_within(self, budget: Budget, rng: np.random.Generator) -> Model:
+        """Draw a random net, then set choices to their minimum, one by one in random order, until it fits the budget.
 
         Rejection sampling would take thousands of draws for a small budget.
         """
         choices = self._choices
-        picks = [values[int(draw.integers(len(values)))] for values in choices]
-        order = [int(index) for index in draw.permutation(len(choices))]
+        picks = [values[int(rng.integers(len(values)))] for values in choices]
+        order = [int(index) for index in rng.permutation(len(choices))]
 
         def shrunk(number: int) -> Model:
             small = set(order[:number])
             pairs = enumerate(zip(choices, picks, strict=True))
-            return self.check(self._of([values[0] if index in small else pick for index, (values, pick) in pairs]))
+            return self.check(self._build_net([values[0] if i in small else pick for i, (values, pick) in pairs]))
 
         return shrunk(bisect_left(range(len(choices)), True, key=lambda number: budget.fits(shrunk(number))))
 
     @cached_property
     def _choices(self) -> list[tuple[Any, ...]]:
-        """All choices in sequence, those of a list setting element by element."""
-        return [
-            values for _, choices in self.space.choices for values in (choices if _is_list(choices) else (choices,))
-        ]
+        """One tuple of candidate values per searchable dimension; a per-layer setting contributes one per layer."""
+        groups = [choices if _is_per_layer(choices) else (choices,) for _, choices in self.space.choices]
+        return [values for choices in groups for values in choices]
 
-    def _of(self, picks: Sequence[Any]) -> Model:
+    def _build_net(self, picks: Sequence[Any]) -> Model:
         """The net with one value per choice."""
         values = iter(picks)
         sizes = {
-            name: tuple(islice(values, len(choices))) if _is_list(choices) else next(values)
+            name: tuple(islice(values, len(choices))) if _is_per_layer(choices) else next(values)
             for name, choices in self.space.choices
         }
         return self.global_model.with_settings(**sizes)
 
 
-def _is_list(choices: tuple[Any, ...]) -> bool:
+def _is_per_layer(choices: tuple[Any, ...]) -> bool:
     return isinstance(choices[0], tuple)
 
 
 def open_supernet(folder: Path, registry: Registry, data: Path, space: str | None = None) -> Supernet:
-    """Open a run as a supernet. The default space is the method's own, or else what the tiers differ in."""
-    experiment = open_finished_run(folder, registry, data, from_result=True)
+    """Open a run as a supernet. Default space: the method's own, otherwise the space spanned by the tiers' models."""
+    experiment = open_finished_run(folder, registry, data, from_result=True)  # final weights in `warm`
     assert experiment.warm is not None
     choice: SpaceChoice = getattr(experiment.method, "space", "tiers") if space is None else space
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
@@ -202,13 +204,13 @@ class SubnetSearch:
         return max(fitting, key=lambda item: (item[1].accuracy, -item[1].macs, -item[1].parameters))
 
     def front(self) -> list[Subnet]:
-        """The Pareto front of multiply-adds and accuracy, by multiply-adds."""
+        """The Pareto front of MACs and accuracy, sorted by MACs."""
         rows = list(self.rows().values())
         points = set(pareto_front(row.point for row in rows))
         return sorted((row for row in rows if row.point in points), key=lambda row: row.macs)
 
     def hypervolume(self) -> float:
-        """Of the front, in multiply-adds times percent, relative to the most multiply-adds and zero accuracy."""
+        """Hypervolume of the Pareto front (MACs x percent), reference point (largest MACs, 0)."""
         points = [row.point for row in self.rows().values()]
         return hypervolume(points, (max(macs for macs, _ in points), 0.0))
 
@@ -229,27 +231,26 @@ class SubnetSearch:
 
     @cached_property
     def _test_rows(self) -> Tensor:
-        """Rows of the test set; the same for each number of examples, so that stored results are comparable."""
+        """A fixed random subset of the test set: equal `examples` give equal rows, so stored results are comparable."""
         experiment = self.supernet.experiment
-        draw = generator(experiment.loaded.recipe.seed, SUBNET_EXAMPLES)
-        return torch.from_numpy(draw.permutation(len(experiment.dataset.test))[: self.examples]).sort().values
+        rng = generator(experiment.loaded.recipe.seed, SUBNET_EXAMPLES)
+        return torch.from_numpy(rng.permutation(len(experiment.dataset.test))[: self.examples]).sort().values
 
     def _engine(self, tiers: list[Tier], workers: int) -> Engine:
         """The run's engine; its workers know the sub-nets as tiers."""
         experiment = self.supernet.experiment
-        alone, fleet = experiment.simulator, experiment.fleet
+        engine, fleet = experiment.simulator, experiment.fleet
         if workers == 1:
-            return alone
-        known = Fleet(tuple(tiers), (), fleet.size, fleet.seed)
+            return engine
+        subnet_fleet = Fleet(tuple(tiers), (), fleet.size, fleet.seed)
         pool = WorkerPool(workers)
-        engine = replace(alone, executor=pool)
-        pool.register(replace(build_simulation(experiment), engine=engine, fleet=known))
+        engine = replace(engine, executor=pool)
+        pool.register(replace(build_simulation(experiment), engine=engine, fleet=subnet_fleet))
         return engine
 
     def _ask(self, engine: Engine) -> Ask:
-        """Ask as after the last round, so that statistics are those of the run."""
-        experiment = self.supernet.experiment
-        return make_ask(engine, experiment.loaded.recipe.rounds)
+        """Requests carry the last round's number, so batch-norm statistics use the same random batches as the run."""
+        return make_ask(engine, self.supernet.experiment.loaded.recipe.rounds)
 
     def _with_statistics(self, tiers: list[Tier], ask: Ask) -> dict[Tier, Tensors]:
         experiment = self.supernet.experiment
@@ -258,7 +259,7 @@ class SubnetSearch:
         return dict(fill(weights, experiment.fleet, ask, rounds))
 
     def _evaluate(self, tiers: list[Tier], engine: Engine) -> list[Subnet]:
-        """With the run's evaluator: a net that is a tier of the run gets the accuracy that the run reported."""
+        """Use the run's evaluator: a tier of the run gets its accuracy in the run if all test examples are used."""
         experiment, ask = self.supernet.experiment, self._ask(engine)
         labels = experiment.dataset.test.y[self._test_rows]
         logits = experiment.evaluator.logits(self._with_statistics(tiers, ask), experiment.fleet, ask, self._test_rows)
@@ -271,16 +272,16 @@ def start_search(
     """Sample `count` sub-nets to evaluate, with enough of them within the budget."""
     nets = supernet.sample_within(budget, count, seed) if budget else supernet.sample(count, seed)
     if budget and not any(map(budget.fits, nets)):
-        form, least = ".3g" if budget.kind == "latency_ms" else ",.0f", min(map(budget.spend, nets))
+        form, least = ".3g" if budget.kind == "latency_ms" else ",.0f", min(map(budget.cost_of, nets))
         message = f"no sub-net fits in {budget.limit:{form}} {UNITS[budget.kind]}; the smallest takes {least:{form}}"
         raise recipe_error(OPTIONS[budget.kind], "BUDGET_SMALL", message)
     test_size = len(supernet.experiment.dataset.test)
     return SubnetSearch(supernet, tuple(nets), min(max_examples or test_size, test_size), budget)
 
 
-def _row(net: Model, right: float, examples: int) -> Subnet:
-    spent = compute_cost(net)
-    return Subnet(dict(net.settings), spent.parameters, spent.macs, percent(right, examples), examples)
+def _row(net: Model, correct: float, examples: int) -> Subnet:
+    cost = compute_cost(net)
+    return Subnet(dict(net.settings), cost.parameters, cost.macs, percent(correct, examples), examples)
 
 
 def _key(settings: dict[str, Any]) -> str:

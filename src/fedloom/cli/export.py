@@ -1,4 +1,4 @@
-"""fedloom export: a model of a finished run as a file that runs elsewhere."""
+"""fedloom export: export a trained model to a portable format."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,29 +20,29 @@ def export(
     tier: Annotated[str | None, typer.Option("--tier", help="A tier's model; default: the largest tier's.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="The personal model of this device.")] = None,
     macs: Annotated[
-        int | None, typer.Option("--macs", min=0, help="The largest subnet of at most this many multiply-adds.")
+        int | None, typer.Option("--macs", min=0, help="Largest of ~500 sampled sub-nets with at most this many MACs.")
     ] = None,
     input_kind: Annotated[
         str, typer.Option("--input", help="stored: the file preprocesses examples itself; prepared: the caller does.")
     ] = "stored",
     out: Annotated[Path | None, typer.Option("--out", help="A new folder; default: RUN/exports/…")] = None,
 ) -> None:
-    """Write a model of a run with its card, and prove that its outputs equal those of the run's own model."""
-    from ..analysis.export_run import ParityError, export
+    """Write a model of a run with its card, and check that its outputs match the run's model within a tolerance."""
+    from ..analysis import export_run
     from ..analysis.trained import ModelSelector
     from ..export import MissingDependency
 
     if sum(value is not None for value in (tier, device, macs)) > 1:
         raise typer.BadParameter("use one of --tier, --device and --macs")
     if input_kind not in ("stored", "prepared"):
-        raise typer.BadParameter("--input is stored or prepared")
+        raise typer.BadParameter("--input must be stored or prepared")
     selector, as_json = ModelSelector(tier, device, macs), options.format is OutputFormat.json
     try:
-        exported = export(run, selector, to, out, input_kind, options.registry, options.data)  # type: ignore[arg-type]
+        exported = export_run.export(run, selector, to, out, input_kind, options.registry, options.data)  # type: ignore[arg-type]
     except MissingDependency as error:
         report_failure("EXTRA_MISSING", str(error), error.hint, as_json)
         raise Exit(BAD_INPUT) from None
-    except ParityError as error:
+    except export_run.ParityError as error:
         report_failure("NOT_THE_SAME", str(error), error.hint, as_json)
         raise Exit(RUN_FAILED) from None
     options.show({"folder": str(exported.folder), **exported.card}, _text(exported))
@@ -56,11 +56,11 @@ def _text(exported: "ExportResult") -> str:
         for test, metrics in card["measured"].items()
         for metric, value in metrics.items()
     ]
-    parity, speed = card["parity"], card["latency"]
+    parity, time = card["parity"], card["latency"]
     lines = [
-        columns(("measured", "in the run", "this file"), rows),
-        f"parameters {card['parameters']:,}, multiply-adds {card['macs']:,}, bytes {card['bytes']:,}",
-        f"one example takes {speed['median_ms']:.3f} ms: {speed['runtime']}, one thread, median of {speed['runs']}",
+        columns(("metric", "run", "exported file"), rows),
+        f"parameters {card['parameters']:,}, MACs {card['macs']:,}, file size {card['bytes']:,} bytes",
+        f"latency {time['median_ms']:.3f} ms per example ({time['runtime']}, 1 thread, median of {time['runs']} runs)",
         f"largest difference from the run's model {parity['difference']:.1e} over {parity['examples']} examples",
     ]
     return "\n".join([*lines, f"\nwritten: {exported.file}, {exported.folder / 'card.md'}"])

@@ -1,4 +1,4 @@
-"""From the four arrays that every image reader returns to a `Dataset`, and the download of missing sets.
+"""Convert the four arrays of an image reader into a `Dataset`, and download missing data sets.
 
 Images become [n, channels, height, width] and labels one integer each. Downloads, from the Hugging Face hub with the
 package `datasets` (extra `hf`) and its cache, happen only if FEDLOOM_DOWNLOAD=1 is set.
@@ -39,9 +39,8 @@ def build_dataset(name: str, arrays: Arrays, classes: int | None, preparation: P
     test = _examples(arrays.test_images, arrays.test_labels, arrays.origin)
     if train.x.shape[1:] != test.x.shape[1:]:
         shapes = f"{tuple(train.x.shape[1:])} and {tuple(test.x.shape[1:])}"
-        raise DataBroken(
-            f"{arrays.origin}: training and test examples differ in shape, {shapes}", "Give both the same shape."
-        )
+        message = f"{arrays.origin}: training and test examples differ in shape, {shapes}"
+        raise DataBroken(message, "Give both the same shape.")
     if classes is None:
         classes = 1 + max((int(part.y.max()) for part in (train, test) if len(part)), default=0)
     return Dataset(name, train, test, classes, preparation)
@@ -50,18 +49,17 @@ def build_dataset(name: str, arrays: Arrays, classes: int | None, preparation: P
 def _examples(images: Array, labels: Array, origin: str) -> Examples:
     x, y = as_inputs(images, origin), as_labels(labels, origin)
     if len(x) != len(y):
-        raise DataBroken(f"{origin}: {len(x)} examples but {len(y)} labels", "The files do not belong together.")
+        raise DataBroken(f"{origin}: {len(x)} examples but {len(y)} labels", "Use image and label files of one split.")
     return Examples(x, y)
 
 
 def as_inputs(values: Array, origin: str) -> Tensor:
-    """Images with channels first, other numbers unchanged; floats in single precision.
+    """Images (uint8 or float) become channels-first; other integers are token ids and become int64; floats float32.
 
-    An array of bytes or floats with three axes holds gray images. With four axes the shorter one of the second and the
-    last is the channels.
+    Images with three axes are gray. Of four axes, the channel axis is the second or the last, whichever is shorter.
     """
     if values.dtype.kind not in "uif" or values.ndim < 2:
-        hint = "Inputs are bytes, integers or floats with the examples along the first axis."
+        hint = "Inputs are uint8 or float images, or integer token ids; first axis = examples."
         raise DataBroken(f"{origin}: inputs of type {values.dtype} and shape {values.shape}", hint)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DataBroken(f"{origin}: some inputs are not finite", "Replace missing values before training.")
@@ -95,7 +93,7 @@ HUB_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def missing_data(name: str, folder: Path, files: str) -> DataMissing:
+def missing_data_error(name: str, folder: Path, files: str) -> DataMissing:
     """The error for a data set that is not in the data directory; `files` says which files belong where."""
     hint = f"Put {files}, and name the data directory with FEDLOOM_DATA or --data-dir"
     if name in HUB_NAMES:
@@ -104,7 +102,10 @@ def missing_data(name: str, folder: Path, files: str) -> DataMissing:
 
 
 def download(name: str, error: DataMissing, label_columns: Sequence[str] = ("label", "labels")) -> Arrays:
-    """Download a data set from the hub; raises `error` if downloads are not enabled or not possible."""
+    """Download a data set from the hub.
+
+    Raises `error` if downloads are disabled or the hub has no such set, another `DataMissing` if the download fails.
+    """
     if os.environ.get("FEDLOOM_DOWNLOAD") != "1" or name not in HUB_NAMES:
         raise error
     try:
@@ -124,5 +125,6 @@ def _columns(split: Any, label_columns: Sequence[str], origin: str) -> tuple[Arr
     image_column = next((name for name in ("image", "img") if name in names), None)
     label_column = next((name for name in label_columns if name in names), None)
     if image_column is None or label_column is None:
-        raise DataBroken(f"{origin} has the columns {', '.join(names)}", "Expected an image and a label column.")
+        hint = f"Expected image or img, and {' or '.join(label_columns)}."
+        raise DataBroken(f"{origin}: no image or label column among {', '.join(names)}", hint)
     return np.stack([np.asarray(image) for image in split[image_column]]), np.asarray(list(split[label_column]))

@@ -80,7 +80,7 @@ def _read_binary(files: CifarFiles, folder: Path) -> Arrays | None:
 def _missing_error(files: CifarFiles, folder: Path) -> DataMissing:
     names = ", ".join((*files.train, files.test))
     where = f"{names} into {folder / files.folder}, or {files.archive} into {folder}"
-    return adapters.missing_data(files.name, folder, where)
+    return adapters.missing_data_error(files.name, folder, where)
 
 
 def _read_archive(files: CifarFiles, path: Path) -> dict[str, bytes]:

@@ -65,9 +65,8 @@ def _read_set(name: str, folder: Path, subfolders: tuple[str, ...]) -> Arrays:
         if arrays is not None:
             _check_not_swapped(name, arrays)
             return arrays
-    return adapters.download(
-        name, adapters.missing_data(name, folder, f"{', '.join(FILES)} (with or without .gz) into {folder / name}")
-    )
+    files = f"{', '.join(FILES)} (with or without .gz) into {folder / name}"
+    return adapters.download(name, adapters.missing_data_error(name, folder, files))
 
 
 def _check_not_swapped(name: str, arrays: Arrays) -> None:

@@ -85,5 +85,5 @@ def _load(path: Path, names: set[str]) -> dict[str, Array]:
 
 
 def _read_medmnist(name: str, folder: Path) -> Arrays:
-    missing = adapters.missing_data(name, folder, f"{name}.npz into {folder / name}")
+    missing = adapters.missing_data_error(name, folder, f"{name}.npz into {folder / name}")
     return find_npz(name, folder) or adapters.download(name, missing)

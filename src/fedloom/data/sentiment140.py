@@ -141,7 +141,7 @@ def _find_file(folder: Path, part: str) -> Path:
     subfolder = folder / "sentiment140"
     files = sorted(subfolder.glob(f"{part}*.csv"))
     if not files:
-        raise adapters.missing_data("sentiment140", folder, f"{FILES} into {subfolder}")
+        raise adapters.missing_data_error("sentiment140", folder, f"{FILES} into {subfolder}")
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
         raise DataBroken(f"{subfolder} has {names}, but one is needed", "Keep only the one to read there.")

@@ -54,7 +54,7 @@ def _find_folder(folder: Path) -> Path:
     for path in (folder / "wikitext-2", folder / "wikitext2", folder):
         if all((path / file).is_file() for file in FILES):
             return path
-    raise adapters.missing_data("wikitext2", folder, f"{', '.join(FILES)} into {folder / 'wikitext-2'}")
+    raise adapters.missing_data_error("wikitext2", folder, f"{', '.join(FILES)} into {folder / 'wikitext-2'}")
 
 
 def _read(folder: Path) -> tuple[list[str], Rows, Rows]:

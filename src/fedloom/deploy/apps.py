@@ -18,11 +18,12 @@ from ..runs.folder import read_manifest
 from ..runs.recorder import record_rounds
 from ..runs.resume import read_resume_point
 from .processes import count_restarts
+from .proxy import read_rejected_connections
 from .registry import PROXY_LOG, read_fleet_registry
 from .remote import attach_flower, build_node_registry
 from .runtime import build_runtime, describe_device, extension_files, load_extensions
 from .server import report_launch
-from .tier_assignment import assign_tiers, identify_by_key, read_rejected_connections
+from .tier_assignment import assign_tiers, identify_by_key
 
 
 def serve(grid: Grid, config: Config) -> None:

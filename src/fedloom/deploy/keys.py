@@ -12,24 +12,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 VALIDITY = datetime.timedelta(days=3650)
 LOOPBACK = ("localhost", "127.0.0.1")
-ISSUER = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedloom fleet")])
-OTHER_USES = dict.fromkeys(
-    (
-        "content_commitment",
-        "key_encipherment",
-        "data_encipherment",
-        "key_agreement",
-        "encipher_only",
-        "decipher_only",
-    ),
-    False,
-)
+CA_NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedloom fleet")])
+DISABLED_KEY_USAGES = {
+    "content_commitment": False,
+    "key_encipherment": False,
+    "data_encipherment": False,
+    "key_agreement": False,
+    "encipher_only": False,
+    "decipher_only": False,
+}
 PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 
 
 @dataclass(frozen=True)
 class Authority:
-    """The files of a certificate authority. Only `ca.crt` ever leaves the folder."""
+    """The files of a certificate authority, of which only ca.crt is copied to devices."""
 
     folder: Path
 
@@ -49,11 +46,12 @@ class Authority:
         """Write a new key and certificate for the server that devices reach at this host."""
         signer, key = self._signing_key(), _generate_key()
         names = [_general_name(name) for name in dict.fromkeys((host, *LOOPBACK))]
-        draft = _build_draft(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])]), key, is_ca=False)
-        draft = draft.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        draft = draft.add_extension(issuer_key, critical=False)
-        self.server_certificate.write_bytes(draft.sign(signer, hashes.SHA384()).public_bytes(PEM))
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
+        authority_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        builder = _certificate_builder(subject, key, is_ca=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = builder.add_extension(authority_key_id, critical=False)
+        self.server_certificate.write_bytes(builder.sign(signer, hashes.SHA384()).public_bytes(PEM))
         _write_private(self.server_key, key, serialization.PrivateFormat.PKCS8)
 
     def _signing_key(self) -> ec.EllipticCurvePrivateKey:
@@ -64,21 +62,21 @@ class Authority:
             assert isinstance(stored, ec.EllipticCurvePrivateKey)  # written below
             return stored
         key = _generate_key()
-        certificate = _build_draft(ISSUER, key, is_ca=True).sign(key, hashes.SHA384())
+        certificate = _certificate_builder(CA_NAME, key, is_ca=True).sign(key, hashes.SHA384())
         self.certificate.write_bytes(certificate.public_bytes(PEM))
         _write_private(path, key, serialization.PrivateFormat.PKCS8)
         return key
 
 
 def create_device_key(path: Path) -> str:
-    """Write a private key to this file; return its public key as a line of OpenSSH."""
+    """Write a private key to this file; return its public key in OpenSSH's one-line format."""
     key = _generate_key()
     _write_private(path, key, serialization.PrivateFormat.OpenSSH)
     return key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
-def key_filter(public_keys: Iterable[str]) -> Callable[[str], bool]:
-    """A predicate that is true for the PEM text of any of these OpenSSH public keys."""
+def make_key_check(public_keys: Iterable[str]) -> Callable[[str], bool]:
+    """A function that tells whether a PEM public key is one of these OpenSSH keys."""
 
     def to_pem(line: str) -> str:
         key = serialization.load_ssh_public_key(line.encode())
@@ -100,7 +98,7 @@ def _generate_key() -> ec.EllipticCurvePrivateKey:
 
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, kind: serialization.PrivateFormat) -> None:
-    """Create the file readable by its owner only, before anything is in it."""
+    """Write a private key; the file has mode 0600 before the key is written."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_bytes(key.private_bytes(PEM, kind, serialization.NoEncryption()))
@@ -113,12 +111,12 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _build_draft(subject: x509.Name, key: ec.EllipticCurvePrivateKey, is_ca: bool) -> x509.CertificateBuilder:
+def _certificate_builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey, is_ca: bool) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    draft = x509.CertificateBuilder(ISSUER, subject, key.public_key(), x509.random_serial_number())
-    draft = draft.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + VALIDITY)
+    builder = x509.CertificateBuilder(CA_NAME, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + VALIDITY)
     limits = x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None)
-    usage = x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **OTHER_USES)
+    usage = x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **DISABLED_KEY_USAGES)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    draft = draft.add_extension(limits, critical=True).add_extension(usage, critical=True)
-    return draft.add_extension(identifier, critical=False)
+    builder = builder.add_extension(limits, critical=True).add_extension(usage, critical=True)
+    return builder.add_extension(identifier, critical=False)

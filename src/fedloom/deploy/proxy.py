@@ -18,6 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from ..engines import Refusal
+from ..runs.state import RunState
+
 DEVICE_PATHS = "/v1/fleet/"
 ECHO = "/fedloom/echo"  # returns the request body, so that a device can measure its bandwidth
 MAX_ECHO = 4 << 20  # bytes
@@ -66,6 +69,20 @@ def start_proxy(address: tuple[str, int], config: ProxyConfig) -> "AuthProxy":
     proxy = AuthProxy(address, config)
     threading.Thread(target=proxy.serve_forever, args=(0.2,), name="proxy", daemon=True).start()
     return proxy
+
+
+def read_rejected_connections(log: Path, state: RunState) -> Iterator[Refusal]:
+    """Connections that were rejected since the last call; the position in the log is part of the run's state."""
+    if not log.exists():
+        return
+    with log.open("rb") as file:
+        file.seek(state.proxy_log_offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            state.proxy_log_offset += len(line)
+            rejection: dict[str, Any] = json.loads(line)
+            yield Refusal("", rejection["code"], rejection["reason"])
 
 
 class AuthProxy(ThreadingHTTPServer):

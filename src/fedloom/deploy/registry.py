@@ -1,6 +1,6 @@
 """A fleet's folder at the server: its devices, their keys, and the largest tier each of them may train.
 
-`devices/NAME` is the bundle of a device: copied there, it is all that `fedloom deploy device` needs.
+Copy `devices/NAME` to the device; it contains everything `fedloom deploy device` needs.
 """
 
 import json
@@ -24,7 +24,7 @@ class EnrolledDevice:
     name: str
     max_tier: str | None  # the largest tier it may train; None: any that fits
     key: str  # public key as OpenSSH writes it; "": it has none, or it was revoked
-    node: int | None = None  # Flower's id of the key, once it is registered
+    node: int | None = None  # Flower's node id, once the key is registered with the SuperLink
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FleetRegistry:
         return int(self.server.rpartition(":")[2])
 
     def index_of_node(self, node: int) -> int | None:
-        """The index in the fleet of the device that has this node's key."""
+        """Index of the device registered under this Flower node id."""
         return next((index for index, device in enumerate(self.devices) if device.node == node), None)
 
     def with_nodes(self, nodes: Mapping[str, int]) -> "FleetRegistry":
@@ -71,8 +71,8 @@ def read_fleet_registry(folder: Path) -> FleetRegistry:
         devices = tuple(EnrolledDevice(**device) for device in document["devices"])
         return FleetRegistry(folder, document["server"], document["secure"], devices)
     except OSError as error:
-        hint = f"fedloom deploy keys {folder} --server HOST:PORT --device NAME"
-        raise recipe_error(folder, "FLEET_MISSING", f"there is no {REGISTRY_FILE} in it", hint) from error
+        hint = f"create one with: fedloom deploy keys {folder} --server HOST:PORT --device NAME"
+        raise recipe_error(folder, "FLEET_MISSING", f"no {REGISTRY_FILE} in this folder", hint) from error
     except (ValueError, KeyError, TypeError) as error:
         raise recipe_error(folder, "FLEET_FORMAT", f"{REGISTRY_FILE} cannot be read: {error}") from error
 
@@ -91,20 +91,21 @@ def parse_enroll_request(text: str) -> EnrollRequest:
     front, _, file = text.partition("=")
     name, _, max_tier = front.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise recipe_error(text, "DEVICE_NAME", f"{name!r} cannot name a device", "letters, digits, . _ -")
+        hint = "use letters, digits, '.', '_' or '-', not starting with '.' or '-'"
+        raise recipe_error(text, "DEVICE_NAME", f"invalid device name {name!r}", hint)
     return EnrollRequest(name, max_tier or None, Path(file) if file else None)
 
 
 def enroll(folder: Path, server: str | None, requests: Iterable[EnrollRequest], secure: bool) -> FleetRegistry:
     """Create a fleet, or add devices to it.
 
-    Existing keys and certificates are kept; only a server with a new address gets a new certificate.
+    Keys and certificates are kept; a new address gets a new server certificate. `secure` applies only to a new fleet.
     """
     from .keys import Authority, is_loopback
 
     exists = (folder / REGISTRY_FILE).exists()
     registry = read_fleet_registry(folder) if exists else FleetRegistry(folder, "", secure)
-    has_moved = server is not None and server != registry.server
+    new_address = server is not None and server != registry.server
     registry = replace(registry, server=server or registry.server)
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}", registry.server):
         hint = "--server is the address under which devices reach the server"
@@ -113,7 +114,7 @@ def enroll(folder: Path, server: str | None, requests: Iterable[EnrollRequest], 
         message = f"without TLS and keys anyone could take part, and {registry.host} is not a loopback address"
         raise recipe_error(folder, "INSECURE", message, "leave --insecure out")
     folder.mkdir(parents=True, exist_ok=True)
-    if registry.secure and has_moved:
+    if registry.secure and new_address:
         Authority(folder).certify(registry.host)
     names = {device.name for device in registry.devices}
     for request in requests:
@@ -128,7 +129,7 @@ def enroll(folder: Path, server: str | None, requests: Iterable[EnrollRequest], 
 
 
 def revoke(registry: FleetRegistry, names: Iterable[str]) -> FleetRegistry:
-    """Delete the keys of these devices. They keep their indices, but can no longer connect."""
+    """Forget these devices' public keys: the server rejects them from its next start on. Index and name stay taken."""
     for name in names:
         if name not in {device.name for device in registry.devices}:
             raise recipe_error(registry.folder, "DEVICE_NAME", f"there is no device {name}")
@@ -149,14 +150,14 @@ def _enroll_device(registry: FleetRegistry, request: EnrollRequest) -> EnrolledD
         return EnrolledDevice(request.name, request.max_tier, create_device_key(folder / "key"))
     words = request.public_key.read_text("utf-8").split()
     if len(words) < 2 or not words[0].startswith("ecdsa-sha2-"):
-        message, hint = f"{request.public_key} is no public key", "ssh-keygen -t ecdsa -b 384 -m PEM makes one"
-        raise recipe_error(registry.folder, "KEY", message, hint)
+        message = f"{request.public_key} is not an ECDSA public key in OpenSSH format"
+        raise recipe_error(registry.folder, "KEY", message, "create one with: ssh-keygen -t ecdsa -b 384 -m PEM")
     return EnrolledDevice(request.name, request.max_tier, " ".join(words[:2]))
 
 
 @dataclass(frozen=True)
 class DeviceBundle:
-    """What a device knows about its fleet."""
+    """Contents of device.json."""
 
     folder: Path
     name: str

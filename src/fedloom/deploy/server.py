@@ -19,7 +19,7 @@ from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.faults import NoQuorum
 from ..runs.folder import read_manifest
 from ..runs.recorder import NothingAdmitted
-from .keys import Authority, is_loopback, key_filter
+from .keys import Authority, is_loopback, make_key_check
 from .processes import Certificates, FlowerCommandError, SuperLinkProcess, command_line, is_alive, stop_tree
 from .proxy import AuthProxy, ProxyConfig, start_proxy
 from .registry import PROXY_LOG, FleetRegistry
@@ -213,7 +213,7 @@ def start_fleet_proxy(registry: FleetRegistry, port: int) -> AuthProxy:
         outer.minimum_version = ssl.TLSVersion.TLSv1_2
         outer.load_cert_chain(authority.server_certificate, authority.server_key)
         inner = ssl.create_default_context(cafile=str(authority.certificate))
-        is_registered = key_filter(device.key for device in registry.devices if device.key)
+        is_registered = make_key_check(device.key for device in registry.devices if device.key)
     host = "127.0.0.1" if is_loopback(registry.host) else ""
     config = ProxyConfig(("127.0.0.1", port), registry.folder / PROXY_LOG, outer, inner, is_registered)
     return start_proxy((host, registry.port), config)

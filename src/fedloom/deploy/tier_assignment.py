@@ -1,9 +1,8 @@
-"""Identify the devices of a real fleet by their keys and assign each the largest tier that fits and that its enrollment
-allows."""
+"""Identify the devices of a real fleet by their keys; assign each the largest tier that fits, up to its `max_tier`."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,31 @@ from ..fleet import Fleet, count_parameters
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe, load
 from ..recipe.registry import Registry
-from ..runs.state import RunState
 from .registry import FleetRegistry
 from .remote import device_by_index
 
-DeviceInfo = Mapping[str, Any]
+DeviceReport = Mapping[str, Any]
 """What a device reports about itself, as `describe_device` returns it."""
 
-MEASURED = ("speed", "memory", "bandwidth")
-LOG_POSITION = "proxy_log"  # in the run's state: how much of the proxy's log was read
+HARDWARE = ("speed", "memory", "bandwidth")
+MAX_EXAMPLES = 1 << 40  # a device that reports as many or more is not believed
 
 
 def identify_by_key(enrolled: FleetRegistry, fleet: Fleet) -> Callable[[int, dict[str, Any]], str | Refusal | None]:
-    """Resolve a node to the device that has its key; refuse a node that reports to be another device."""
+    """Resolve a node to the device that has its key; refuse a node that reports another index.
 
-    def identify(node: int, info: DeviceInfo) -> str | Refusal | None:
-        reported = device_by_index(fleet, node, info)
+    Returns the device's name or a Refusal. An insecure fleet trusts the reported index; None if that is not valid.
+    """
+
+    def identify(node: int, report: DeviceReport) -> str | Refusal | None:
+        reported = device_by_index(fleet, node, report)
         if not enrolled.secure:
             return reported
         index = enrolled.index_of_node(node)
         if index is None:
             return Refusal("", "UNREGISTERED", f"node {node}: the key is not registered in this fleet")
         if reported != fleet.name(index):
-            message = f"its key belongs to {enrolled.devices[index].name}"
+            message = f"node {node} reports device {reported}, but its key belongs to {enrolled.devices[index].name}"
             return Refusal(fleet.name(index), "OTHER_DEVICE", message)
         return reported
 
@@ -49,81 +50,61 @@ def assign_tiers(
     data: Path,
     fleet: Fleet,
     enrolled: FleetRegistry,
-    reports: Mapping[str, DeviceInfo],
+    reports: Mapping[str, DeviceReport],
 ) -> LoadedRecipe:
-    """Write the tier of every device into the recipe, so that a resumed run has the same tiers.
+    """Return the recipe with every device's tier in `fleet.device_tiers`, so that a resumed run has the same tiers.
 
-    Parameters
-    ----------
-    reports
-        What devices reported about themselves, by name. Devices without a report get the largest tier they may train.
+    If they are already set, only check that none exceeds the device's `max_tier`. `reports` are by device name; devices
+    without a report get their `max_tier`, or the largest tier.
     """
     tiers = sorted(fleet.active_tiers, key=lambda tier: -count_parameters(tier.model.shapes()))
     names = [tier.name for tier in tiers]
     for device in enrolled.devices:
         if device.max_tier is not None and device.max_tier not in names:
-            message = f"{device.name} is limited to tier {device.max_tier!r}, which the recipe does not have"
+            message = f"{device.name} is enrolled with tier {device.max_tier!r}, which the recipe does not have"
             raise loaded.error(RecipeIssue(("tiers",), "TIER_NAME", message))
     if loaded.recipe.fleet.device_tiers:
-        _check_limits(loaded, enrolled, names)
+        _check_max_tiers(loaded, enrolled, names)
         return loaded
     deadline = loaded.recipe.faults.deadline
-    machines = [
-        parse_machine(device.name, reports.get(fleet.name(index), {}), deadline)
+    specs = [
+        parse_device_spec(device.name, reports.get(fleet.name(index), {}), deadline)
         for index, device in enumerate(enrolled.devices)
     ]
-    plans = plan_fleet(loaded, registry, data, machines, tier_costs(loaded, registry, data, memory=True)).devices
-    fitting = [None if plan.demand is None else plan.demand.tier for plan in plans]
+    plans = plan_fleet(loaded, registry, data, specs, tier_costs(loaded, registry, data, memory=True)).devices
+    fits = [None if plan.demand is None else plan.demand.tier for plan in plans]
     document = loaded.recipe.document()
-    limits = [device.max_tier for device in enrolled.devices]
-    document["fleet"]["device_tiers"] = list(choose_tiers(limits, fitting, names))
+    max_tiers = [device.max_tier for device in enrolled.devices]
+    document["fleet"]["device_tiers"] = list(choose_tiers(max_tiers, fits, names))
     return load(json.loads(json.dumps(document)), registry)
 
 
-def choose_tiers(limits: Sequence[str | None], fitting: Sequence[str | None], tiers: Sequence[str]) -> tuple[str, ...]:
-    """For each device the smaller of its limit and the largest tier that fits.
+def choose_tiers(max_tiers: Sequence[str | None], fits: Sequence[str | None], tiers: Sequence[str]) -> tuple[str, ...]:
+    """For each device the smaller of its `max_tier` and the largest tier that fits it.
 
-    `tiers` are all tiers, the largest first. Devices that fit no tier get the smallest.
+    `tiers` are all tiers, the largest first. Devices that no tier fits get the smallest.
     """
-    chosen = []
-    for limit, fit in zip(limits, fitting, strict=True):
-        allowed = tiers.index(limit) if limit else 0
-        feasible = tiers.index(fit) if fit else len(tiers) - 1
-        chosen.append(tiers[max(allowed, feasible)])
-    return tuple(chosen)
+    pairs = zip(max_tiers, fits, strict=True)
+    return tuple(max(max_tier or tiers[0], fit or tiers[-1], key=tiers.index) for max_tier, fit in pairs)
 
 
-def parse_machine(name: str, info: DeviceInfo, deadline: float | None) -> DeviceSpec:
-    """The hardware a device reported. Missing or invalid measurements do not limit it."""
-    measured = info.get("machine")
-    measured = measured if isinstance(measured, dict) else {}
-    speed, memory, bandwidth = (_to_amount(measured.get(key)) for key in MEASURED)
-    examples = info.get("examples")
-    count = examples if type(examples) is int and 0 < examples < 1 << 40 else None
+def parse_device_spec(name: str, report: DeviceReport, deadline: float | None) -> DeviceSpec:
+    """The hardware that a device reported. Missing or invalid values count as unlimited."""
+    hardware = report.get("machine")
+    hardware = hardware if isinstance(hardware, dict) else {}
+    speed, memory, bandwidth = (_positive_or_inf(hardware.get(key)) for key in HARDWARE)
+    examples = report.get("examples")
+    count = examples if type(examples) is int and 0 < examples < MAX_EXAMPLES else None
     return DeviceSpec(name, speed, memory, bandwidth, deadline or math.inf, examples=count)
 
 
-def read_rejected_connections(log: Path, state: RunState) -> Iterator[Refusal]:
-    """Connections that the proxy rejected since the last call; the position in its log is part of the run's state."""
-    if not log.exists():
-        return
-    with log.open("rb") as file:
-        file.seek(state.proxy_log_offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            state.proxy_log_offset += len(line)
-            rejection: dict[str, Any] = json.loads(line)
-            yield Refusal("", rejection["code"], rejection["reason"])
-
-
-def _check_limits(loaded: LoadedRecipe, enrolled: FleetRegistry, tiers: Sequence[str]) -> None:
+def _check_max_tiers(loaded: LoadedRecipe, enrolled: FleetRegistry, tiers: Sequence[str]) -> None:
     for device, tier in zip(enrolled.devices, loaded.recipe.fleet.device_tiers, strict=True):
         if device.max_tier and tiers.index(tier) < tiers.index(device.max_tier):
-            message = f"{device.name} is assigned {tier}, its enrollment allows {device.max_tier} at most"
+            message = f"{device.name} is assigned {tier}, but its enrollment allows at most {device.max_tier}"
             raise loaded.error(RecipeIssue(("fleet", "device_tiers"), "TIER_CAP", message))
 
 
-def _to_amount(value: Any) -> float:
+def _positive_or_inf(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) and value > 0 else math.inf
