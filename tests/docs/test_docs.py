@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from fedloom.cli.app import main
 
@@ -105,9 +106,8 @@ def test_recipe_page_keys_are_complete() -> None:
     from fedloom.recipe.schema import Recipe, TierConfig
 
     text = (ROOT / "docs/recipe.md").read_text("utf-8")
-    keys = {
-        field.alias or name for part in (*SECTIONS.values(), TierConfig) for name, field in part.model_fields.items()
-    }
+    sections: list[type[BaseModel]] = [*SECTIONS.values(), TierConfig]
+    keys = {field.alias or name for section in sections for name, field in section.model_fields.items()}
     assert len(keys) > 20
     missing = [key for key in sorted(keys | {"seed", "rounds"}) if f"`{key}`" not in text]
     assert missing == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.evaluation.pareto import CostGain, hypervolume, pareto_front
+from fedloom.evaluation.metrics import CostGain, hypervolume, pareto_front
 
 POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
 

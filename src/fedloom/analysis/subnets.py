@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from ..engines import WorkerPool
-from ..evaluation.metrics import is_correct, percent
-from ..evaluation.pareto import hypervolume, pareto_front
+from ..evaluation.metrics import hypervolume, is_correct, pareto_front, percent
 from ..files import read_json_lines, write_atomic
 from ..fleet import Ask, Engine, Fleet, Tier, make_ask
 from ..footprints import subnet_footprint
 from ..methods._supernet import SpaceChoice, build_space
 from ..models import SPACES, Model, SearchSpace, compute_cost
+from ..models.search_space import is_per_layer
 from ..recipe.errors import recipe_error, suggest
 from ..recipe.registry import Registry
 from ..runs.build import build_simulation
@@ -122,21 +122,17 @@ class Supernet:
     @cached_property
     def _choices(self) -> list[tuple[Any, ...]]:
         """One tuple of candidate values per searchable dimension; a per-layer setting contributes one per layer."""
-        groups = [choices if _is_per_layer(choices) else (choices,) for _, choices in self.space.choices]
+        groups = [choices if is_per_layer(choices) else (choices,) for _, choices in self.space.choices]
         return [values for choices in groups for values in choices]
 
     def _build_net(self, picks: Sequence[Any]) -> Model:
         """The net with one value per choice."""
         values = iter(picks)
         sizes = {
-            name: tuple(islice(values, len(choices))) if _is_per_layer(choices) else next(values)
+            name: tuple(islice(values, len(choices))) if is_per_layer(choices) else next(values)
             for name, choices in self.space.choices
         }
         return self.global_model.with_settings(**sizes)
-
-
-def _is_per_layer(choices: tuple[Any, ...]) -> bool:
-    return isinstance(choices[0], tuple)
 
 
 def open_supernet(folder: Path, registry: Registry, data: Path, space: str | None = None) -> Supernet:

@@ -46,8 +46,7 @@ def compare(
         typer.Option("--methods", help="Other methods for the same recipe, by commas; all: every method that fits."),
     ] = None,
     controls: Annotated[
-        str | None,
-        typer.Option("--controls", help="Controls, by commas; default: all; none if the recipe has arms."),
+        str | None, typer.Option("--controls", help="Controls, by commas; default: all; none if the recipe has arms.")
     ] = None,
     format: Annotated[
         TableFormat, typer.Option("--format", help="text for people, json for programs; or a table; or the page.")

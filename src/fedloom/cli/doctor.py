@@ -90,13 +90,7 @@ def _scaler(fleet: Any) -> list[Finding]:
     unnormalized = any(tier.get("normalization") == "none" and tier.get("scaler") for tier in settings)
     if not unnormalized or len({tier.get("width") for tier in settings}) == 1:
         return []
-    return [
-        (
-            "scaler",
-            "warn",
-            "without a norm layer narrow tiers are evaluated unscaled; set scaler = false",
-        )
-    ]
+    return [("scaler", "warn", "without a norm layer narrow tiers are evaluated unscaled; set scaler = false")]
 
 
 def _blocks(recipe: Any, fleet: Any) -> list[Finding]:

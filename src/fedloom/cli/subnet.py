@@ -30,8 +30,7 @@ def subnet(
     count: Annotated[int, typer.Option("--count", min=1, help="Number of subnets to try.")] = 500,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the drawn subnets.")] = 0,
     space: Annotated[
-        str | None,
-        typer.Option("--space", help="Search space: tiers, code or paper; default: as trained."),
+        str | None, typer.Option("--space", help="Search space: tiers, code or paper; default: as trained.")
     ] = None,
     examples: Annotated[
         int | None, typer.Option("--examples", min=1, help="Evaluate on this many test examples; default: all.")

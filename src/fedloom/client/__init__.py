@@ -12,59 +12,28 @@ from .client import (
 )
 from .fit import fit, gradient
 from .losses import cross_entropy, distance, dummy_loss, label_loss, mask_logits, soft_cross_entropy
-from .optimizers import OPTIMIZERS, Adam, Optimizer, Sgd
+from .optimizers import (
+    LR_SCHEDULES,
+    OPTIMIZERS,
+    Adam,
+    Constant,
+    Cosine,
+    LRSchedule,
+    Milestones,
+    Optimizer,
+    Sgd,
+    optimizer_at,
+)
 from .plan import DevicePlan, Schedule, Step, draw_plan, merge_plans
-from .schedules import LR_SCHEDULES, Constant, Cosine, LRSchedule, Milestones, optimizer_at
 from .subnets import SubnetStream, draw_subnets, subnet_logits
 from .task import Bounded, BundleSpec, Layout, Like, Task, like, on_any_device, on_device, shaped
 
 __all__ = [
-    "LR_SCHEDULES",
-    "OPTIMIZERS",
-    "Adam",
-    "AuxiliaryLoss",
-    "Batch",
-    "Bounded",
-    "BundleSpec",
-    "Client",
-    "ClientResult",
-    "Constant",
-    "Cosine",
-    "DevicePlan",
-    "Kernel",
-    "LRSchedule",
-    "Layout",
-    "Like",
-    "Milestones",
-    "Optimizer",
-    "PaddedIndices",
-    "Schedule",
-    "Sgd",
-    "Step",
-    "SubnetStream",
-    "Task",
-    "alignment_loss",
-    "average_kernels",
-    "cross_entropy",
-    "distance",
-    "draw_plan",
-    "draw_subnets",
-    "dummy_loss",
-    "fit",
-    "gradient",
-    "label_loss",
-    "like",
-    "mask_logits",
-    "merge_plans",
-    "on_any_device",
-    "on_device",
-    "optimizer_at",
-    "represent",
-    "representation_kind",
-    "select_examples",
-    "shaped",
-    "soft_cross_entropy",
-    "subnet_logits",
-    "sum_batch_statistics",
+    "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "Bounded", "BundleSpec", "Client", "ClientResult",
+    "Constant", "Cosine", "DevicePlan", "Kernel", "LRSchedule", "Layout", "Like", "Milestones", "Optimizer",
+    "PaddedIndices", "Schedule", "Sgd", "Step", "SubnetStream", "Task", "alignment_loss", "average_kernels",
+    "cross_entropy", "distance", "draw_plan", "draw_subnets", "dummy_loss", "fit", "gradient", "label_loss", "like",
+    "mask_logits", "merge_plans", "on_any_device", "on_device", "optimizer_at", "represent", "representation_kind",
+    "select_examples", "shaped", "soft_cross_entropy", "subnet_logits", "sum_batch_statistics",
     "with_batchnorm_statistics",
-]
+]  # fmt: skip

@@ -18,28 +18,10 @@ from .sentiment140 import sentiment140
 from .wikitext import wikitext2
 
 __all__ = [
-    "DATASETS",
-    "DATASET_INFO",
-    "PARTITIONS",
-    "PREPARATIONS",
-    "DataBroken",
-    "DataError",
-    "DataMissing",
-    "Dataset",
-    "DatasetInfo",
-    "Examples",
-    "Labels",
-    "Partition",
-    "Preparation",
-    "correlate_tiers_with_labels",
-    "extract_labels",
-    "hold_out",
-    "limit_examples",
-    "lookup_dataset_info",
-    "read_word_vectors",
-    "subsample",
-    "synthetic_labels",
-]
+    "DATASETS", "DATASET_INFO", "PARTITIONS", "PREPARATIONS", "DataBroken", "DataError", "DataMissing", "Dataset",
+    "DatasetInfo", "Examples", "Labels", "Partition", "Preparation", "correlate_tiers_with_labels", "extract_labels",
+    "hold_out", "limit_examples", "lookup_dataset_info", "read_word_vectors", "subsample", "synthetic_labels",
+]  # fmt: skip
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,

@@ -1,7 +1,8 @@
 """Definitions of the metrics, and the row that an evaluation writes. Rows are written before any averaging."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -71,3 +72,24 @@ def unigram_perplexity(train_tokens: Tensor, test_tokens: Tensor, classes: int) 
 def per_group(values: Tensor, groups: Tensor, count: int) -> Tensor:
     """Sums of `values` by group number: [count]."""
     return torch.zeros(count, dtype=torch.float64).index_add_(0, groups, values.double())
+
+
+CostGain = tuple[float, float]
+"""(cost, gain)."""
+
+
+def pareto_front(points: Iterable[CostGain]) -> list[CostGain]:
+    """The points that no other dominates, by cost: none costs no more, gains no less, and differs in one of them."""
+    front: list[CostGain] = []
+    for point in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or point[1] > front[-1][1] or point == front[-1]:
+            front.append(point)
+    return front
+
+
+def hypervolume(points: Iterable[CostGain], reference: CostGain) -> float:
+    """The area dominated by the points, up to the largest cost and down to the smallest gain of `reference`."""
+    max_cost, min_gain = reference
+    corners = pareto_front(point for point in points if point[0] <= max_cost and point[1] >= min_gain)
+    steps = pairwise([*corners, (max_cost, min_gain)])
+    return sum((next_cost - cost) * (gain - min_gain) for (cost, gain), (next_cost, _) in steps)

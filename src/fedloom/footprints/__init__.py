@@ -17,22 +17,7 @@ from .footprint import (
 from .robust import RULES, LowCoverage, RobustAggregator
 
 __all__ = [
-    "RULES",
-    "Aggregate",
-    "AxisSlicer",
-    "ClientUpdate",
-    "DPAggregator",
-    "ExpectedParticipation",
-    "Footprint",
-    "LowCoverage",
-    "RobustAggregator",
-    "centered",
-    "coverage_mean",
-    "find_footprint",
-    "is_submodel",
-    "leading",
-    "rolling",
-    "shape_fits",
-    "subnet_footprint",
-    "take_block",
-]
+    "RULES", "Aggregate", "AxisSlicer", "ClientUpdate", "DPAggregator", "ExpectedParticipation", "Footprint",
+    "LowCoverage", "RobustAggregator", "centered", "coverage_mean", "find_footprint", "is_submodel", "leading",
+    "rolling", "shape_fits", "subnet_footprint", "take_block",
+]  # fmt: skip

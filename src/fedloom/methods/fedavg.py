@@ -11,11 +11,7 @@ from .method import EXAMPLE_COUNT, Method, MethodInfo, train_on_labels
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    info = MethodInfo(
-        paper="McMahan et al., AISTATS 2017",
-        uploads="weights, example count",
-        heterogeneity="one model",
-    )
+    info = MethodInfo(paper="McMahan et al., AISTATS 2017", uploads="weights, example count", heterogeneity="one model")
     train = train_on_labels
 
     weighting: Literal["examples", "uniform"] = "examples"

@@ -15,10 +15,7 @@ from .method import EXAMPLE_COUNT, Method, MethodInfo, train_on_labels
 
 @dataclass(frozen=True)
 class FedRolex(Method):
-    info = MethodInfo(
-        paper="Alam et al., NeurIPS 2022",
-        uploads="weights of the device's window, example count",
-    )
+    info = MethodInfo(paper="Alam et al., NeurIPS 2022", uploads="weights of the device's window, example count")
     train = train_on_labels
 
     weighting: Literal["uniform", "examples"] = "uniform"

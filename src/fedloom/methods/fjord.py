@@ -36,10 +36,7 @@ class FjORD(Method):
     """`widths`: width multipliers to sample from; empty: the tiers' models. With `subnet_stream` "shared" all devices
     train the same sub-net in a step, so that they run as one network; "device" is the paper's."""
 
-    info = MethodInfo(
-        paper="Horvath et al., NeurIPS 2021",
-        uploads="weights of the device's slice, example count",
-    )
+    info = MethodInfo(paper="Horvath et al., NeurIPS 2021", uploads="weights of the device's slice, example count")
 
     widths: tuple[Share, ...] = ()
     distillation: bool = True

@@ -24,8 +24,7 @@ class HeteroFL(Method):
     With `only_seen_rows` a device updates only the classifier rows of its own labels, whatever is masked."""
 
     info = MethodInfo(
-        paper="Diao, Ding & Tarokh, ICLR 2021",
-        uploads="weights of the device's slice, the set of its labels",
+        paper="Diao, Ding & Tarokh, ICLR 2021", uploads="weights of the device's slice, the set of its labels"
     )
 
     mask_unseen_labels: bool = True

@@ -30,20 +30,6 @@ MODELS: dict[str, Family] = {
 }
 
 __all__ = [
-    "MODELS",
-    "SPACES",
-    "Cost",
-    "Family",
-    "InputSpec",
-    "Model",
-    "Outputs",
-    "Scaler",
-    "SearchSpace",
-    "Shapes",
-    "StepSeeds",
-    "build_model",
-    "chain_models",
-    "compute_cost",
-    "make_space",
-    "space_from_models",
-]
+    "MODELS", "SPACES", "Cost", "Family", "InputSpec", "Model", "Outputs", "Scaler", "SearchSpace", "Shapes",
+    "StepSeeds", "build_model", "chain_models", "compute_cost", "make_space", "space_from_models",
+]  # fmt: skip

@@ -69,20 +69,20 @@ def _combine(name: str, values: Sequence[Any]) -> Choices:
     return tuple(tuple(set(position)) for position in zip(*values, strict=True))
 
 
-def _is_list(choices: Choices) -> bool:
+def is_per_layer(choices: Choices) -> bool:
     return isinstance(choices[0], tuple)
 
 
 def _positions(choices: Choices) -> Iterator[Choices]:
-    yield from choices if _is_list(choices) else (choices,)
+    yield from choices if is_per_layer(choices) else (choices,)
 
 
 def _pick(choices: Choices, pick: Callable[[Choices], Any]) -> Any:
-    return tuple(pick(values) for values in choices) if _is_list(choices) else pick(choices)
+    return tuple(pick(values) for values in choices) if is_per_layer(choices) else pick(choices)
 
 
 def _ascending(choices: Choices) -> Choices:
-    if _is_list(choices):
+    if is_per_layer(choices):
         return tuple(_sort(values) for values in choices)
     return _sort(choices)
 

@@ -12,12 +12,6 @@ from .paired_stats import (
 )
 
 __all__ = [
-    "Arm",
-    "Difference",
-    "OverallComparison",
-    "ServedModel",
-    "compare_overall",
-    "compute_difference",
-    "summarize_arms",
+    "Arm", "Difference", "OverallComparison", "ServedModel", "compare_overall", "compute_difference", "summarize_arms",
     "write_verdict",
-]
+]  # fmt: skip

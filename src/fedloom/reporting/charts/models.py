@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from ...evaluation.pareto import pareto_front
+from ...evaluation.metrics import pareto_front
 from ..paired_stats import ACCURACY, ComparedMetric
 from ..report_data import ReportData
 from . import drawing
