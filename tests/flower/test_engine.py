@@ -293,7 +293,7 @@ def test_client_state_lost_is_reported_and_starts_again(tiny_world: Any, statefu
     (damaged,) = (tmp_path / "3" / "first" / "3").iterdir()
     damaged.write_bytes(damaged.read_bytes()[:-1])
     run_standalone_round(tiny_world, stateful, 2)
-    assert sorted(take_refusals(tiny_world)) == [("1", "MEMORY_LOST"), ("3", "MEMORY_LOST")]
+    assert sorted(take_refusals(tiny_world)) == [("1", "STATE_LOST"), ("3", "STATE_LOST")]
     assert stateful.client_states.newest("1") is None
     run_standalone_round(tiny_world, stateful, 3)
     assert take_refusals(tiny_world) == []

@@ -117,7 +117,7 @@ FORGED: dict[str, tuple[Craft, str]] = {
     "a refusal": (with_header(lambda header: {**header, "refusal": ["NONFINITE", "overflow"]}), "NONFINITE"),
     "an unknown refusal": (with_header(lambda header: {**header, "refusal": ["HUNGRY", "\x1b[31m"]}), "BAD_FORMAT"),
     "a refusal of another run": (
-        with_header(lambda it: {**it, "reply": {**it["reply"], "run": "x"}, "refusal": ["MEMORY_LOST", ""]}),
+        with_header(lambda it: {**it, "reply": {**it["reply"], "run": "x"}, "refusal": ["STATE_LOST", ""]}),
         "STALE",
     ),
 }  # fmt: skip
@@ -173,7 +173,7 @@ def test_decode_reply_arbitrary_content_is_a_reply_or_a_refusal(data: st.DataObj
     result, _ = decode_reply(RecordDict(content), expected)
     assert isinstance(result, Reply | Refusal)
     if isinstance(result, Refusal):
-        assert result.code in CODES | {"MEMORY_LOST"}
+        assert result.code in CODES | {"STATE_LOST"}
         assert result.reason.isascii() and result.reason.isprintable()
 
 

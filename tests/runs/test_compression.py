@@ -104,9 +104,9 @@ PRIVATE: dict[str, Any] = {
 }
 MIXED = {"name": "mixed", "strength": 0.0, "parts": [{"tiers": ["large", "small"], "method": "fedrolex"}]}
 UNFIT: dict[str, tuple[dict[str, Any], str]] = {
-    "privacy": (PRIVATE, "PRIVACY_CODEC"),
-    "windows that roll": ({"method": {"name": "fedrolex"}}, "CODEC_METHOD"),
-    "in a part too": ({"method": MIXED, "data": {**FEW, "public": {"examples": 10}}}, "CODEC_METHOD"),
+    "privacy": (PRIVATE, "PRIVACY_COMPRESSION"),
+    "windows that roll": ({"method": {"name": "fedrolex"}}, "COMPRESSION_METHOD"),
+    "in a part too": ({"method": MIXED, "data": {**FEW, "public": {"examples": 10}}}, "COMPRESSION_METHOD"),
 }
 
 
@@ -125,7 +125,7 @@ def test_check_compression_unfit_error_feedback_is_refused(
 def test_check_compression_top_k_with_entrywise_rule_is_refused(rule: str, made: Callable[..., Experiment]) -> None:
     with pytest.raises(RecipeError) as found:
         made(aggregation={"rule": rule}, compression={"uplink": {**TOP, "error_feedback": False}})
-    assert [one.code for one in found.value.issues] == ["CODEC_DEFENCE"]
+    assert [one.code for one in found.value.issues] == ["COMPRESSION_AGGREGATION"]
     made(aggregation={"rule": rule}, compression={"uplink": {"kind": "int8"}})
     made(aggregation={"rule": "default"}, compression={"uplink": TOP})
 
@@ -142,7 +142,7 @@ def test_attack_bench_with_compression_is_refused(document: Callable[..., dict[s
             1,
             "global",
         )
-    assert [one.code for one in found.value.issues] == ["CODEC_TOO"]
+    assert [one.code for one in found.value.issues] == ["COMPRESSION_TOO"]
 
 
 def test_run_with_empty_compression_equals_uncompressed_run(run: Callable[..., Any]) -> None:

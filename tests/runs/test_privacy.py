@@ -233,7 +233,7 @@ def test_check_privacy_static_batch_norm_is_refused(made: Callable[..., Experime
 
 
 def test_check_privacy_robust_rule_is_refused(made: Callable[..., Experiment]) -> None:
-    assert refused(made, aggregation={"rule": "median"}) == {"PRIVACY_DEFENCE": "aggregation.rule"}
+    assert refused(made, aggregation={"rule": "median"}) == {"PRIVACY_AGGREGATION": "aggregation.rule"}
 
 
 @pytest.mark.parametrize("fault", [{"quorum": 0.5}, {"min_coverage": 2}, {"dropout": 0.1}, {"over_selection": 0.2}])

@@ -97,7 +97,7 @@ def _reply(request: Request, device: Device, runtime: ClientRuntime, header: Map
     use, write, since = (_version(header["state"][name]) for name in ("use", "write", "since"))
     before = files.read(use) if use else SavedState(None, {})
     if before is None:
-        return encode_refusal(reply_header, "MEMORY_LOST", f"its state of round {use and use[0]} is missing")
+        return encode_refusal(reply_header, "STATE_LOST", f"its state of round {use and use[0]} is missing")
     state = runtime.engine.client_states.initial(device) if before.task is None else before.task
     compression = runtime.compression if header["compressed"] else None
     ends = (DeviceEnd(compression, lambda device: before.residual),) if compression else ()

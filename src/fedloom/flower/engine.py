@@ -192,7 +192,7 @@ class _Asking:
         if isinstance(result, Reply):
             self.with_new_state |= {result.device} if has_new_state else set()
             return result
-        if result.code == "MEMORY_LOST":  # the device starts again without state
+        if result.code == "STATE_LOST":  # the device starts again without state
             self.engine.client_states.mark_lost(result.device)
         self.report(result)
         return None

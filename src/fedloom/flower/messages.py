@@ -94,7 +94,7 @@ def read_error(message: Message) -> tuple[str, str] | None:
 
 
 HEADER, TEXT, RAW = "fedloom", "json", "raw"
-DEVICE_REASONS = ("MEMORY_LOST", "NONFINITE", "STALE")  # for which a device may refuse a request
+DEVICE_REASONS = ("STATE_LOST", "NONFINITE", "STALE")  # for which a device may refuse a request
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (

@@ -165,17 +165,19 @@ def _find_compression_issues(recipe: Recipe, fleet: Fleet, method: Method) -> It
         return
     if recipe.aggregation.rule in ENTRYWISE_RULES:
         message = f"{recipe.aggregation.rule} compares devices entry by entry, and most devices would omit most entries"
-        yield RecipeIssue(key, "CODEC_DEFENCE", message, 'use another compression, or aggregation.rule = "default"')
+        yield RecipeIssue(
+            key, "COMPRESSION_AGGREGATION", message, 'use another compression, or aggregation.rule = "default"'
+        )
     if not compression.uplink.error_feedback:
         return
     hint = "leave it out, or set error_feedback = false"
     if recipe.privacy.clip is not None:
         message = "error feedback uploads parts of earlier updates, which epsilon does not account for"
-        yield RecipeIssue(key, "PRIVACY_CODEC", message, hint)
+        yield RecipeIssue(key, "PRIVACY_COMPRESSION", message, hint)
     methods = [part.method for part in getattr(method, "parts", ())] or [method]
     if any(_has_moving_footprints(one, fleet) for one in methods):
         message = f"{recipe.method.name} gives a device other weights every round: its residual would not fit them"
-        yield RecipeIssue(key, "CODEC_METHOD", message, hint)
+        yield RecipeIssue(key, "COMPRESSION_METHOD", message, hint)
 
 
 def _has_moving_footprints(method: Method, fleet: Fleet) -> bool:

@@ -148,7 +148,7 @@ def _find_uncovered(recipe: Recipe, fleet: Fleet, method: Method) -> Iterator[Re
     if recipe.aggregation.rule != "none":
         message = "a robust rule compares devices with each other, so clip does not bound the influence of one device"
         hint = "privacy.clip already bounds a bad device; leave the rule out"
-        yield RecipeIssue(("aggregation", "rule"), "PRIVACY_DEFENCE", message, hint, recipe.aggregation.rule)
+        yield RecipeIssue(("aggregation", "rule"), "PRIVACY_AGGREGATION", message, hint, recipe.aggregation.rule)
     for key, field in type(recipe.faults).model_fields.items():
         if key not in HARMLESS_FAULTS and getattr(recipe.faults, key) != field.default:
             message = "which round counts, and which replies, must not depend on the devices that take part"

@@ -1,6 +1,7 @@
 """What a run knows of its earlier rounds besides server state and client states. Small, and all JSON."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 from uuid import uuid4
@@ -48,4 +49,4 @@ class RunState:
         """Set all fields to what was saved; those that were not saved are as at the start."""
         fresh = RunState()
         for item in fields(self):
-            setattr(self, item.name, document.get(item.name, getattr(fresh, item.name)))
+            setattr(self, item.name, deepcopy(document.get(item.name, getattr(fresh, item.name))))

@@ -132,7 +132,7 @@ def build_attack_bench(
         raise loaded.error(RecipeIssue(("faults",), "FAULTS_TOO", message, "leave [faults] out"))
     if loaded.recipe.compression != CompressionConfig():
         message = "attacks are not simulated through compression"
-        raise loaded.error(RecipeIssue(("compression",), "CODEC_TOO", message, "leave [compression] out"))
+        raise loaded.error(RecipeIssue(("compression",), "COMPRESSION_TOO", message, "leave [compression] out"))
     experiments: dict[tuple[str, str], list[Experiment]] = {}
     bad, dataset, lockstep = dict[int, list[str]](), None, Lockstep(WorkerPool(workers))
     for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds):
