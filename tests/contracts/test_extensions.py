@@ -1,6 +1,6 @@
 """New parts from outside the package: a fault, a metric and an engine, each as a user would add them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedloom.evaluation.metrics import METRICS, Metric, metric_sign
-from fedloom.fleet import Device, Engine, Exchange, Reply, Request
+from fedloom.fleet import Engine, Exchange, Reply, Request
 from fedloom.methods.heterofl import HeteroFL
-from fedloom.tensors import Parcel, fingerprint
+from fedloom.tensors import fingerprint
 from tests.conftest import with_transports
 
 
@@ -75,10 +75,7 @@ class EchoEngine:
         self.asked.append(request.round_number)
         labels = {"seen": torch.ones(4, dtype=torch.bool)}
         for device, inbox in request.inboxes.items():
-            yield Reply(device, 1, self._upload(device, inbox, labels))
-
-    def _upload(self, device: Device, inbox: Parcel, labels: dict[str, Tensor]) -> Parcel:
-        return {"weights": inbox["weights"], "labels": labels}
+            yield Reply(device, 1, {"weights": inbox["weights"], "labels": labels})
 
     def commit(self, round_number: int) -> None:
         self.inner.commit(round_number)
@@ -93,13 +90,3 @@ def test_new_engine_with_ask_runs_a_method(world: Callable[..., Any]) -> None:
     server = place.play(method, engine, rounds=2)
     assert fingerprint(server) == fingerprint(method.start(place.fleet, 0))
     assert isinstance(engine, EchoEngine) and engine.asked == [1, 2]
-
-
-def files_defining(names: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[0] for name in names}
-
-
-def test_new_parts_need_only_public_names() -> None:
-    """Everything this file imports of the package comes from two folders' public modules."""
-    imported = {Exchange.__module__, Request.__module__, Metric.__module__}
-    assert files_defining(imported) == {"fedloom.fleet", "fedloom.evaluation"}
