@@ -24,14 +24,24 @@ _STDERR = StderrHandler()
 
 
 def show(level: int | str = logging.INFO) -> None:
-    """Show messages from this level on (`"INFO"` includes progress) on stderr. Call it again to change the level."""
+    """Show messages on stderr. Call it again to change the level.
+
+    Parameters
+    ----------
+    level : the lowest level that is shown; "INFO" includes progress.
+    """
     ROOT.addHandler(_STDERR)
     ROOT.setLevel(level)
 
 
 @contextmanager
 def showing(level: int | str = logging.INFO) -> Iterator[None]:
-    """The same while the context lasts, and nowhere else: handlers of the root logger do not repeat the messages."""
+    """Show messages on stderr while the context lasts; handlers of the root logger do not repeat them.
+
+    Parameters
+    ----------
+    level : the lowest level that is shown; "INFO" includes progress.
+    """
     before = ROOT.level, ROOT.propagate, _STDERR in ROOT.handlers
     show(level)
     ROOT.propagate = False

@@ -18,12 +18,12 @@ HOLDOUT_DEVICES = "unseen"  # devices that are evaluated but never train
 SERVER = "server"  # whatever the server draws in a round; a second purpose follows
 PUBLIC_BATCH = "probe"  # server: its public examples of a round
 FEATURE_PAIRS = "pairs"  # server and device: which features FedIN exchanges
-SUBNET_OF_DEVICE = "architecture of "  # server: E-FedSup's sub-net of a device, whose name follows
+SUBNET_OF_DEVICE = "architecture of "  # server: E-FedSup's subnet of a device, whose name follows
 SERVER_ORDER = "server"  # server: FedGKT's order of uploaded features
 SERVER_BATCHES = "server batches"  # FedGKT's batches on the server
-SUBNET = "subnet"  # FedSup's and FjORD's sub-net of a step
-SEARCH_SPACE_CHECK = "space"  # sub-nets on which a search space is tried out
-SUBNET_SEARCH = "subnets"  # sub-nets that `fedloom subnet` evaluates
+SUBNET = "subnet"  # FedSup's and FjORD's subnet of a step
+SEARCH_SPACE_CHECK = "space"  # subnets on which a search space is tried out
+SUBNET_SEARCH = "subnets"  # subnets that `fedloom subnet` evaluates
 SUBNET_SEARCH_IN_BUDGET = "subnets within a budget"  # further ones, within a budget
 SUBNET_EXAMPLES = "subnet examples"  # test examples that they are evaluated on
 PARTITION = "partition"  # which examples a device holds
@@ -35,6 +35,7 @@ VALIDATION = "validation"  # training examples that stand in for the test set
 MASKED_TEST_TOKENS = "hidden test words"  # test tokens that a language model has to guess
 SENTIMENT140_TEST = "sentiment140 tests"  # users whose tweets are tests
 SHUFFLED_TEST = "shuffled test"  # order of the test set, for models that mix the examples of a batch
+SHUFFLED_LOCAL_TEST = "shuffled local test"  # order of a device's own test examples, for such models
 SPEED = "pace"  # how much faster or slower than its tier a device is
 DROPOUT = "dropout"  # devices whose replies are lost in a round
 CORRUPT = "corrupt"  # devices whose replies are always corrupted
@@ -58,12 +59,29 @@ PREDICT = "answer"  # the same, logits of every exit
 
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:
-    """The random stream for one purpose, e.g. `generator(0, COHORT, round_number)`."""
+    """The random stream for one purpose.
+
+    Parameters
+    ----------
+    seed : the seed of the run.
+    purpose : what is drawn: names and numbers. Two purposes draw independently.
+
+    Examples
+    --------
+    >>> generator(0, COHORT, round_number).permutation(100)
+    """
     return np.random.Generator(np.random.Philox(key=number(seed, *purpose, bits=128)))
 
 
 def number(seed: int, *purpose: str | int, bits: int = 63) -> int:
-    """One number for one purpose, where a library takes a seed of its own."""
+    """One number for one purpose, where a library takes a seed of its own.
+
+    Parameters
+    ----------
+    seed : the seed of the run.
+    purpose : what is drawn: names and numbers.
+    bits : the number is below 2 to the power of this.
+    """
     words = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]  # numpy spells its numbers
     digest = hashlib.sha256(repr(tuple(words)).encode()).digest()
     return int.from_bytes(digest) >> (256 - bits)

@@ -14,7 +14,15 @@ NonNegative = Annotated[float, Interval(ge=0, lt=math.inf)]
 
 
 class FrozenDict(dict[str, Any]):
-    """A hashable dict of settings; it must not be changed."""
+    """A hashable dict of settings, which cannot be changed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(sorted(self.items())))
+        return hash(frozenset(self.items()))
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("these settings are frozen; make a copy with dict(…) and change that")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> Any:  # copy and pickle would fill an empty one
+        return FrozenDict, (dict(self),)

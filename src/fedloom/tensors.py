@@ -18,22 +18,53 @@ Parcel = Mapping[str, Tensors]
 
 
 def combine(function: Callable[..., Tensor], *bundles: Tensors) -> dict[str, Tensor]:
-    """Apply `function` tensor by tensor to bundles of the same names."""
+    """Apply a function tensor by tensor to bundles of the same names.
+
+    Parameters
+    ----------
+    function : takes one tensor of each bundle.
+    bundles : the bundles; the names are those of the first.
+
+    Examples
+    --------
+    >>> combine(lambda weight, grad: weight - 0.1 * grad, weights, gradients)
+    """
     return {name: function(*(bundle[name] for bundle in bundles)) for name in bundles[0]}
 
 
 def inner(left: Tensors, right: Tensors) -> Tensor:
-    """The inner product of two bundles, each seen as one vector per device: [K]."""
+    """The inner product of two bundles, each seen as one vector per device.
+
+    Parameters
+    ----------
+    left : a bundle, [K, ...].
+    right : a bundle of the same names and shapes.
+
+    Returns
+    -------
+    One number per device, [K].
+    """
     return torch.stack([(left[name] * right[name]).reshape(len(left[name]), -1).sum(1) for name in left]).sum(0)
 
 
 def per_device(numbers: Tensor, tensor: Tensor) -> Tensor:
-    """Reshape one number per device, [K], so that it broadcasts against [K, ...]."""
+    """Reshape one number per device so that it broadcasts against a tensor.
+
+    Parameters
+    ----------
+    numbers : [K].
+    tensor : [K, ...].
+    """
     return numbers.view(-1, *[1] * (tensor.dim() - 1))
 
 
 def join(parcels: Sequence[Parcel]) -> dict[str, dict[str, Tensor]]:
-    """Stack parcels of one layout along a new device axis. A tensor that all of them share is expanded, not copied."""
+    """Stack parcels of one layout along a new device axis. A tensor that all of them share is expanded, not copied.
+
+    Parameters
+    ----------
+    parcels : the parcel of each device.
+    """
     if any(layout(parcel) != layout(parcels[0]) for parcel in parcels[1:]):
         raise ValueError("parcels of different layout cannot be joined")
     return {
@@ -43,12 +74,23 @@ def join(parcels: Sequence[Parcel]) -> dict[str, dict[str, Tensor]]:
 
 
 def split(block: Parcel, device: int) -> dict[str, dict[str, Tensor]]:
-    """One device's parcel of a block's, copied: a view would keep the memory of the whole block alive."""
+    """One device's parcel of a block's, copied: a view would keep the memory of the whole block alive.
+
+    Parameters
+    ----------
+    block : the parcel of a block, [K, ...].
+    device : the index of the device.
+    """
     return {bundle: combine(lambda tensor: tensor[device].clone(), tensors) for bundle, tensors in block.items()}
 
 
 def layout(parcel: Parcel) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """Names and shapes. Parcels of one layout can be joined."""
+    """Names and shapes. Parcels of one layout can be joined.
+
+    Parameters
+    ----------
+    parcel : the parcel.
+    """
     return tuple(
         (bundle, name, tuple(tensor.shape))
         for bundle, tensors in sorted(parcel.items())
@@ -57,18 +99,34 @@ def layout(parcel: Parcel) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
 
 
 def payload_bytes(parcel: Parcel) -> int:
-    """The size of a parcel in a message: numbers at their own size, booleans one bit each."""
+    """The size of a parcel in a message: numbers at their own size, booleans one bit each.
+
+    Parameters
+    ----------
+    parcel : the parcel.
+    """
     return sum(tensor_bytes(one.shape, one.dtype) for tensors in parcel.values() for one in tensors.values())
 
 
 def tensor_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """The same for one tensor, by shape and dtype."""
+    """The size of a tensor in a message: numbers at their own size, booleans one bit each.
+
+    Parameters
+    ----------
+    shape : its shape.
+    dtype : its dtype.
+    """
     entries = math.prod(shape)
     return -(-entries // 8) if dtype == torch.bool else entries * dtype.itemsize
 
 
 def fingerprint(parcel: Parcel) -> str:
-    """A sha256 of names, shapes, dtypes and bytes: equal only for parcels that are equal bit for bit."""
+    """A sha256 of names, shapes, dtypes and bytes: equal only for parcels that are equal bit for bit.
+
+    Parameters
+    ----------
+    parcel : the parcel.
+    """
     digest = hashlib.sha256()
     for bundle, tensors in sorted(parcel.items()):
         for name, tensor in sorted(tensors.items()):
@@ -78,7 +136,12 @@ def fingerprint(parcel: Parcel) -> str:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """The entries of a tensor in C order, in their storage format."""
+    """The entries of a tensor in C order, in their storage format.
+
+    Parameters
+    ----------
+    tensor : the tensor.
+    """
     flat = tensor.detach().cpu().contiguous().flatten()
     if flat.stride() != (1,):  # an expanded or single entry counts as contiguous with any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
@@ -88,13 +151,22 @@ def raw_bytes(tensor: Tensor) -> bytes:
 def to_safetensors(weights: Tensors, about: Mapping[str, str] | None = None) -> bytes:
     """The content of a safetensors file, the same bytes every time.
 
-    The library orders metadata at random, so all of it is one entry, `about`, in JSON.
+    Parameters
+    ----------
+    weights : the tensors, by name.
+    about : metadata. The library orders metadata at random, so all of it is one entry, `about`, in JSON.
     """
     copies = {name: weight.detach().contiguous().clone() for name, weight in weights.items()}
     return save(copies, {"about": json.dumps(dict(about), sort_keys=True)} if about else None)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """True if all numbers are finite.
+
+    Parameters
+    ----------
+    tensors : the tensors; those of integers are finite.
+    """
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
 
 
@@ -105,7 +177,12 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def pack(parcel: Parcel) -> bytes:
-    """A parcel of a block as safetensors, in which nothing can be run; what all devices share is written once."""
+    """A parcel of a block as safetensors, in which nothing can be run; what all devices share is written once.
+
+    Parameters
+    ----------
+    parcel : the parcel of a block, [K, ...].
+    """
     flat: dict[str, Tensor] = {}
     for bundle, tensors in parcel.items():
         for name, tensor in tensors.items():
@@ -116,7 +193,13 @@ def pack(parcel: Parcel) -> bytes:
 
 
 def unpack(data: bytes, bundles: list[str]) -> dict[str, dict[str, Tensor]]:
-    """`bundles` names all of them, because an empty one leaves no tensor."""
+    """Restore a packed parcel.
+
+    Parameters
+    ----------
+    data : what `pack` returned.
+    bundles : the names of all bundles, because an empty one leaves no tensor.
+    """
     parcel: dict[str, dict[str, Tensor]] = {bundle: {} for bundle in bundles}
     for key, tensor in load(data).items():
         kind, bundle, name = key.split("/", 2)

@@ -1,7 +1,8 @@
 """What a finished run's method uploaded from its devices, and how well their data can be reconstructed from it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -10,7 +11,8 @@ from torch import Tensor
 from ..evaluation.inversion import Inversion, invert, pixel_range
 from ..fleet import Tier
 from ..models import Model
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
+from ..results import Record, Result
 from ..runs.experiment import Experiment
 from ..runs.final_models import SHARED_FILE
 from ..runs.loop import single_thread
@@ -20,18 +22,42 @@ from ..tensors import Tensors
 STATISTICS_EXAMPLES = 200
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(Result):
+    """What left the devices of a run.
+
+    Parameters
+    ----------
+    method : its name.
+    uploads : what leaves a device, in words.
+    client_state : what stays on it.
+    shared_features : the part of the model whose features are uploaded; "": none.
+    acknowledged : whether the recipe says that features may be uploaded.
+    inversion : how well inputs were reconstructed from features; None if none are uploaded.
+    """
+
     method: str
     uploads: str
     client_state: str
-    shared_features: str  # the part of the model whose features are uploaded; empty: none
+    shared_features: str
     acknowledged: bool
     inversion: Inversion | None = None
 
+    @property
+    def title(self) -> str:
+        return f"what left the devices with {self.method}"
 
-def audit(folder: Path, registry: Registry, data: Path, examples: int, steps: int) -> Audit:
-    experiment = open_finished_run(folder, registry, data)
+    def records(self) -> list[Record]:
+        facts = {"leaves": self.uploads, "stays": self.client_state, "features": self.shared_features or "none"}
+        rebuilt = {} if self.inversion is None else {"PSNR of rebuilt inputs, dB": self.inversion.psnr}
+        return [{"what": what, "": value} for what, value in {**facts, **rebuilt}.items()]
+
+    def content(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def audit(folder: Path, registries: Registries, data: Path, examples: int, steps: int) -> Audit:
+    experiment = open_finished_run(folder, registries, data)
     method, recipe = experiment.method, experiment.loaded.recipe
     with single_thread():
         inversion = _invert_features(experiment, folder, examples, steps) if method.shares_features else None

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from ..client import OPTIMIZERS
-from ..engines import DryRun
+from ..engines import Compression, DryRun
 from ..fleet import UNCOMPRESSED, Fleet, RoundContext
 from ..methods import Method
 from ..models import compute_cost
 from ..recipe.load import LoadedRecipe
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
 from ..recipe.validation import instantiate
 from ..runs.build import build, build_compression
 from ..runs.clock import Clock
@@ -30,6 +29,8 @@ class TierCost:
     published_flops: int
     bytes_down: int
     bytes_up: int
+    trained_parameters: int | None = None  # if some are frozen
+    uncounted: tuple[str, ...] | None = None  # operations whose multiply-adds are not known
     training_memory: int | None = None  # peak bytes of all tensors, if requested
     bytes_down_compressed: int | None = None  # if the recipe compresses
     bytes_up_compressed: int | None = None
@@ -47,20 +48,23 @@ class TierCost:
 
 
 def tier_costs(
-    loaded: LoadedRecipe, registry: Registry, folder: Path, timed: bool = False, memory: bool = False
+    loaded: LoadedRecipe, registries: Registries, folder: Path, timed: bool = False, memory: bool = False
 ) -> list[TierCost]:
     """Found by a dry run with one device per tier; known data sets need not be on disk."""
-    data_spec = read_data_spec(loaded, registry, folder)
-    fleet, method = build(loaded, registry, data_spec)
-    traffic = dry_run(loaded, method, fleet, data_spec)
-    is_compressed = build_compression(loaded.recipe) is not None
-    optimizer, batch = instantiate(OPTIMIZERS, loaded.recipe.training.optimizer)(), loaded.recipe.training.batch_size
+    data_spec = read_data_spec(loaded, registries, folder)
+    fleet, method = build(loaded, registries, data_spec)
+    training, compression = loaded.recipe.training, build_compression(loaded.recipe, registries)
+    traffic = dry_run(loaded, method, fleet, data_spec, compression)
+    is_compressed = compression is not None
+    optimizer, batch = instantiate(registries.optimizers, training.optimizer)(), training.batch_size
     costs = []
     for tier in fleet.tiers:
         model_cost = compute_cost(tier.model)
         tier_cost = TierCost(
             tier.name, model_cost.parameters, model_cost.macs, model_cost.published_flops,
             traffic.bytes_down.get(tier.name, 0), traffic.bytes_up.get(tier.name, 0),
+            model_cost.trained_parameters if model_cost.frozen_parameters else None,
+            model_cost.uncounted or None,
             training_memory(tier.model, batch, optimizer) if memory else None,
             traffic.bytes_down_compressed[tier.name] if is_compressed else None,
             traffic.bytes_up_compressed[tier.name] if is_compressed else None,
@@ -95,7 +99,9 @@ def one_device_per_tier(fleet: Fleet) -> Fleet:
     )
 
 
-def dry_run(loaded: LoadedRecipe, method: Method, fleet: Fleet, data_spec: DataSpec) -> DryRun:
+def dry_run(
+    loaded: LoadedRecipe, method: Method, fleet: Fleet, data_spec: DataSpec, compression: Compression | None
+) -> DryRun:
     """Dry-run two rounds with one device per tier; returns the second, since some methods send less in the first."""
     data, examples = loaded.recipe.data, examples_per_device(loaded, data_spec)
     total = len(data_spec.labels.train)
@@ -104,7 +110,7 @@ def dry_run(loaded: LoadedRecipe, method: Method, fleet: Fleet, data_spec: DataS
     small_fleet = one_device_per_tier(fleet)
     server = method.start(small_fleet, fleet.seed)
     for number in (1, 2):
-        engine = DryRun(lambda device: examples, wire=build_compression(loaded.recipe) or UNCOMPRESSED)
+        engine = DryRun(lambda device: examples, wire=compression or UNCOMPRESSED)
         server = method.round(
             server, RoundContext(number, small_fleet.eligible_devices(number), small_fleet, engine, public=public)
         )

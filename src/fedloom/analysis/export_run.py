@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..data import Preparation
 from ..data.catalog import LABEL_NAMES, LICENSES
-from ..export import (
+from ..exporting import (
     FORMATS,
     ExportModule,
     Parity,
@@ -31,11 +31,13 @@ from ..export import (
     read_card,
     write_card,
 )
-from ..export.parity import COMPARED, TIMED
+from ..exporting.parity import COMPARED, TIMED
 from ..models import build_model, compute_cost
-from ..recipe.errors import recipe_error, suggest
-from ..recipe.registry import Registry
+from ..recipe.errors import recipe_error
+from ..recipe.registries import Registries
 from ..recipe.validation import as_tuples
+from ..registry import suggest
+from ..results import Record, Result
 from ..runs.experiment import Experiment
 from ..runs.folder import read_manifest
 from ..runs.loop import single_thread
@@ -55,46 +57,73 @@ class ParityError(Exception):
         self.hint = f"it was removed from {folder}; try another format"
 
 
-@dataclass(frozen=True)
-class ExportResult:
+@dataclass(frozen=True, repr=False)
+class ExportResult(Result):
+    """An exported model.
+
+    Parameters
+    ----------
+    folder : that holds the file, its card and the recipe.
+    card : what the model is, takes and returns, and how it was evaluated.
+    """
+
     folder: Path
     card: Mapping[str, Any]
 
     @property
     def file(self) -> Path:
+        """The model."""
         return self.folder / str(self.card["file"])
+
+    @property
+    def title(self) -> str:
+        return f"{self.card['name']}: {self.file}"
+
+    def records(self) -> list[Record]:
+        facts = {name: self.card[name] for name in ("format", "bytes", "parameters", "macs", "sha256")}
+        return [{**facts, "largest_difference": self.card["parity"]["difference"]}]
+
+    def content(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.card}
 
 
 def export(
-    run: Path, selector: ModelSelector, to: str, out: Path | None, input_kind: InputKind, registry: Registry, data: Path
+    run: Path,
+    selector: ModelSelector,
+    to: str,
+    out: Path | None,
+    input_kind: InputKind,
+    registries: Registries,
+    data: Path,
 ) -> ExportResult:
     """Export a model of a run to the format `to`; nothing is left behind if that fails."""
-    if to not in FORMATS:
-        raise recipe_error("--to", "FORMAT_NAME", f"there is no format {to!r}", suggest(to, FORMATS))
-    FORMATS[to].require(to)
-    experiment = open_finished_run(run, registry, data)
+    formats = registries.export_formats
+    if to not in formats:
+        raise recipe_error("--to", "FORMAT_NAME", f"there is no format {to!r}", suggest(to, formats))
+    formats[to].require(to)
+    experiment = open_finished_run(run, registries, data)
     with single_thread():
-        trained = select_model(run, experiment, selector, registry, data)
+        trained = select_model(run, experiment, selector, registries, data)
         folder = run / "exports" / f"{trained.name}-{to}" if out is None else out
         if folder.exists():
             raise recipe_error(folder, "OUT_EXISTS", f"{folder} already exists", "choose another --out")
         folder.mkdir(parents=True)
         try:
-            return _export(run, experiment, trained, to, folder, input_kind, registry)
+            return _export(run, experiment, trained, to, folder, input_kind, registries)
         except BaseException:
             shutil.rmtree(folder)
             raise
 
 
 def load_model(
-    run: Path, selector: ModelSelector, registry: Registry, data: Path, input_kind: InputKind = "stored"
+    run: Path, selector: ModelSelector, registries: Registries, data: Path, input_kind: InputKind = "stored"
 ) -> ExportModule:
     """The module that `export` would write."""
-    experiment = open_finished_run(run, registry, data)
-    return _build_module(experiment, select_model(run, experiment, selector, registry, data), input_kind)
+    experiment = open_finished_run(run, registries, data)
+    return _build_module(experiment, select_model(run, experiment, selector, registries, data), input_kind)
 
 
-def load_exported(folder: Path, registry: Registry) -> nn.Module:
+def load_exported(folder: Path, registries: Registries) -> nn.Module:
     """Load a module from a folder that was exported to safetensors."""
     if not (folder / "card.json").is_file():
         hint = "fedloom export RUN --to safetensors"
@@ -103,19 +132,21 @@ def load_exported(folder: Path, registry: Registry) -> nn.Module:
     if card["format"] != "safetensors":
         message = f"this is {card['format']}, which needs no fedloom"
         raise recipe_error(folder, "EXPORT_FORMAT", message, "see its card.md")
-    module = FORMATS["safetensors"].open(folder / card["file"], lambda: rebuild_module(card, registry))
+    module = FORMATS["safetensors"].open(folder / card["file"], lambda: rebuild_module(card, registries))
     assert isinstance(module, nn.Module)
     return module
 
 
-def rebuild_module(card: Mapping[str, Any], registry: Registry) -> ExportModule:
+def rebuild_module(card: Mapping[str, Any], registries: Registries) -> ExportModule:
     """The module that a card describes, without weights."""
     described, family = card["input"], card["family"]
-    if family not in registry.models:
+    if family not in registries.models:
         message = f"there is no model family {family!r}"
-        raise recipe_error(card["file"], "MODEL_NAME", message, "name it in models={…}")
+        raise recipe_error(
+            card["file"], "MODEL_NAME", message, "pass the file that adds it with --with; in Python extensions=[…]"
+        )
     net = build_model(
-        family, registry.models[family], as_tuples(card["settings"]), tuple(described["model_shape"]),
+        family, registries.models[family], as_tuples(card["settings"]), tuple(described["model_shape"]),
         card["output"]["shape"][-1], described["tokens"],
     )  # fmt: skip
     if described["kind"] != "stored":
@@ -126,13 +157,17 @@ def rebuild_module(card: Mapping[str, Any], registry: Registry) -> ExportModule:
 
 def _export(
     run: Path, experiment: Experiment, trained: TrainedModel, to: str, folder: Path, input_kind: InputKind,
-    registry: Registry,
+    registries: Registries,
 ) -> ExportResult:  # fmt: skip
-    format, dataset, transform = FORMATS[to], experiment.dataset, _input_transform(experiment, input_kind)
+    format, dataset, transform = (
+        registries.export_formats[to],
+        experiment.dataset,
+        _input_transform(experiment, input_kind),
+    )
     file, example = folder / f"model{format.suffix}", transform(dataset.test.x[:1])
     format.write(_build_module(experiment, trained, input_kind), example.repeat(2, *[1] * (example.dim() - 1)), file)
     card = _build_card(run, experiment, trained, to, file, input_kind)
-    predictor = format.open(file, lambda: rebuild_module(card, registry))
+    predictor = format.open(file, lambda: rebuild_module(card, registries))
     stored = dataset.test.x[:COMPARED]
     reference, prepared = as_predictor(trained.model, trained.weights), dataset.preparation(stored)
     parity = check_parity(predictor, transform(stored), reference, prepared, format.one_at_a_time)
@@ -192,7 +227,8 @@ def _build_card(
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
         "tier": trained.tier, "device": trained.device, "candidate": trained.candidate,
         "family": trained.model.family, "settings": _as_lists(dict(trained.model.settings)),
-        "parameters": costs.parameters, "macs": costs.macs,
+        "parameters": costs.parameters, "trained_parameters": costs.trained_parameters,
+        "macs": costs.macs, "uncounted_operations": list(costs.uncounted),
         "input": _describe_input(experiment, input_kind),
         "output": {"name": "logits", "shape": shape, "labels": list(labels) if len(labels) == shape[-1] else []},
         "evaluated": {

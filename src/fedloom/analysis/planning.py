@@ -19,9 +19,10 @@ from ..fleet import Fleet, Tier, count_parameters
 from ..footprints.regions import find_regions
 from ..methods import Method
 from ..models import MODELS, Model, build_model
-from ..recipe.errors import recipe_error, suggest
+from ..recipe.errors import recipe_error
 from ..recipe.load import LoadedRecipe
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
+from ..registry import suggest
 from ..runs.build import build
 from ..runs.data import read_data_spec
 from .costs import TierCost, examples_per_device
@@ -125,15 +126,15 @@ class FleetPlan:
 
 
 def plan_fleet(
-    loaded: LoadedRecipe, registry: Registry, folder: Path, specs: Sequence[DeviceSpec], costs: Sequence[TierCost],
+    loaded: LoadedRecipe, registries: Registries, folder: Path, specs: Sequence[DeviceSpec], costs: Sequence[TierCost],
     headroom: float = HEADROOM,
 ) -> FleetPlan:  # fmt: skip
     """Choose the largest tier for each device that its memory and deadline allow.
 
     `costs` are those of the recipe's tiers, with training memory; `headroom` multiplies that memory.
     """
-    data_spec = read_data_spec(loaded, registry, folder)
-    fleet, method = build(loaded, registry, data_spec)
+    data_spec = read_data_spec(loaded, registries, folder)
+    fleet, method = build(loaded, registries, data_spec)
     default_examples = examples_per_device(loaded, data_spec)
     costs_by_tier = {cost.name: cost for cost in costs}
     largest_first = sorted(fleet.active_tiers, key=lambda tier: -count_parameters(tier.model.shapes()))

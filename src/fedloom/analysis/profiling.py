@@ -26,7 +26,7 @@ from ..engines.client_data import block_size
 from ..fleet import Device, Fleet, Tier
 from ..models import Model, StepSeeds, compute_cost
 from ..recipe.load import LoadedRecipe
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
 from ..runs.build import assemble
 from ..runs.data import DataSpec, read_data, read_data_spec
 from ..runs.experiment import Experiment
@@ -219,15 +219,15 @@ class RoundTime:
     synthetic_data: bool
 
 
-def estimate_round_time(loaded: LoadedRecipe, registry: Registry, folder: Path, workers: int) -> RoundTime:
+def estimate_round_time(loaded: LoadedRecipe, registries: Registries, folder: Path, workers: int) -> RoundTime:
     """How long a round of the recipe takes on this machine, from runs in which every device has only a few batches."""
     start = time.perf_counter()
-    dataset, is_synthetic = _read_or_generate(loaded, registry, folder)
+    dataset, is_synthetic = _read_or_generate(loaded, registries, folder)
 
     def shortened(batches: int, devices_per_block: int | None = None) -> Experiment:
-        return assemble(_shorten(loaded, batches, devices_per_block), registry, folder, dataset, workers)
+        return assemble(_shorten(loaded, batches, devices_per_block), registries, folder, dataset, workers)
 
-    experiment = assemble(loaded, registry, folder, dataset, workers)
+    experiment = assemble(loaded, registries, folder, dataset, workers)
     with single_thread(), closing(experiment.engine):
         training = _estimate_training(experiment, shortened)
         server = experiment.method.start(experiment.fleet, loaded.recipe.seed, experiment.warm)
@@ -325,12 +325,12 @@ def _blocks(experiment: Experiment, cohort: list[Device]) -> Iterator[tuple[Mode
             yield block[0][1].model, max(len(block), min(size, PAIR)), block[0][0]
 
 
-def _read_or_generate(loaded: LoadedRecipe, registry: Registry, folder: Path) -> tuple[Dataset, bool]:
+def _read_or_generate(loaded: LoadedRecipe, registries: Registries, folder: Path) -> tuple[Dataset, bool]:
     """The recipe's data, or noise of the same shape if its files are missing; and whether it is noise."""
     try:
-        return read_data(loaded, registry, folder), False
+        return read_data(loaded, registries, folder), False
     except DataMissing:
-        return _generate_noise(read_data_spec(loaded, registry, folder)), True
+        return _generate_noise(read_data_spec(loaded, registries, folder)), True
 
 
 def _generate_noise(data_spec: DataSpec) -> Dataset:

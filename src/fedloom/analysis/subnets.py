@@ -1,6 +1,6 @@
-"""The sub-nets of a finished run: their accuracy, and the best one within a budget.
+"""The subnets of a finished run: their accuracy, and the best one within a budget.
 
-FedSup trains a single supernet that serves all budgets (Kim & Yun, 2022, section 3). Sub-nets are evaluated like the
+FedSup trains a single supernet that serves all budgets (Kim & Yun, 2022, section 3). Subnets are evaluated like the
 run's models, with their own batch-norm statistics; results are stored in the run's folder and not measured again.
 """
 
@@ -25,10 +25,12 @@ from ..fleet import Ask, Engine, Fleet, Tier, make_ask
 from ..footprints import subnet_footprint
 from ..methods._supernet import SpaceChoice, build_space
 from ..models import SPACES, Model, SearchSpace, compute_cost
+from ..models.cost import log_uncounted
 from ..models.search_space import is_per_layer
-from ..recipe.errors import recipe_error, suggest
-from ..recipe.registry import Registry
-from ..runs.build import build_simulation
+from ..recipe.errors import recipe_error
+from ..recipe.registries import Registries
+from ..registry import suggest
+from ..runs.build import build_worker_context
 from ..runs.experiment import Experiment
 from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
@@ -60,7 +62,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Supernet:
-    """A finished run's global model and the search space of its sub-nets."""
+    """A finished run's global model and the search space of its subnets."""
 
     folder: Path
     experiment: Experiment
@@ -70,11 +72,11 @@ class Supernet:
     space: SearchSpace
 
     def check(self, net: Model) -> Model:
-        """The same net; an error if it is not a sub-net of the global model."""
+        """The same net; an error if it is not a subnet of the global model."""
         try:
             subnet_footprint(net, self.global_model)
         except Exception as error:  # a model family may raise any exception for a size it cannot build
-            message = f"a sub-net of this space cannot be cut out of the largest tier's model: {error}"
+            message = f"a subnet of this space cannot be cut out of the largest tier's model: {error}"
             raise recipe_error(self.folder, "SPACE_SHAPE", message, "choose another --space") from error
         return net
 
@@ -135,9 +137,9 @@ class Supernet:
         return self.global_model.with_settings(**sizes)
 
 
-def open_supernet(folder: Path, registry: Registry, data: Path, space: str | None = None) -> Supernet:
+def open_supernet(folder: Path, registries: Registries, data: Path, space: str | None = None) -> Supernet:
     """Open a run as a supernet. Default space: the method's own, otherwise the space spanned by the tiers' models."""
-    experiment = open_finished_run(folder, registry, data, from_result=True)  # final weights in `warm`
+    experiment = open_finished_run(folder, registries, data, from_result=True)  # final weights in `warm`
     assert experiment.warm is not None
     choice: SpaceChoice = getattr(experiment.method, "space", "tiers") if space is None else space
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
@@ -150,7 +152,7 @@ def open_supernet(folder: Path, registry: Registry, data: Path, space: str | Non
 
 @dataclass(frozen=True)
 class Subnet:
-    """A measured sub-net; `settings` are all that its family needs to build it."""
+    """A measured subnet; `settings` are all that its family needs to build it."""
 
     settings: dict[str, Any]
     parameters: int
@@ -165,7 +167,7 @@ class Subnet:
 
 @dataclass(frozen=True)
 class SubnetSearch:
-    """Sub-nets of a supernet, to be evaluated on a number of test examples."""
+    """Subnets of a supernet, to be evaluated on a number of test examples."""
 
     supernet: Supernet
     nets: tuple[Model, ...]
@@ -211,8 +213,8 @@ class SubnetSearch:
         return hypervolume(points, (max(macs for macs, _ in points), 0.0))
 
     def save(self, net: Model, path: Path) -> None:
-        """Write a net's weights with its batch-norm statistics."""
-        weights, number = self.weights(net), self.nets.index(net)
+        """Write a net's weights with frozen ones and its batch-norm statistics."""
+        weights, number = {**self.weights(net), **net.frozen_weights()}, self.nets.index(net)
         metadata = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
         write_atomic(path, to_safetensors(weights, metadata))
 
@@ -233,7 +235,7 @@ class SubnetSearch:
         return torch.from_numpy(rng.permutation(len(experiment.dataset.test))[: self.examples]).sort().values
 
     def _engine(self, tiers: list[Tier], workers: int) -> Engine:
-        """The run's engine; its workers know the sub-nets as tiers."""
+        """The run's engine; its workers know the subnets as tiers."""
         experiment = self.supernet.experiment
         engine, fleet = experiment.simulator, experiment.fleet
         if workers == 1:
@@ -241,7 +243,7 @@ class SubnetSearch:
         subnet_fleet = Fleet(tuple(tiers), (), fleet.size, fleet.seed)
         pool = WorkerPool(workers)
         engine = replace(engine, executor=pool)
-        pool.register(replace(build_simulation(experiment), engine=engine, fleet=subnet_fleet))
+        pool.register(replace(build_worker_context(experiment), engine=engine, fleet=subnet_fleet))
         return engine
 
     def _ask(self, engine: Engine) -> Ask:
@@ -265,11 +267,12 @@ class SubnetSearch:
 def start_search(
     supernet: Supernet, count: int, seed: int, budget: Budget | None = None, max_examples: int | None = None
 ) -> SubnetSearch:
-    """Sample `count` sub-nets to evaluate, with enough of them within the budget."""
+    """Sample `count` subnets to evaluate, with enough of them within the budget."""
+    log_uncounted([supernet.global_model], "the MACs of subnets")
     nets = supernet.sample_within(budget, count, seed) if budget else supernet.sample(count, seed)
     if budget and not any(map(budget.fits, nets)):
         form, least = ".3g" if budget.kind == "latency_ms" else ",.0f", min(map(budget.cost_of, nets))
-        message = f"no sub-net fits in {budget.limit:{form}} {UNITS[budget.kind]}; the smallest takes {least:{form}}"
+        message = f"no subnet fits in {budget.limit:{form}} {UNITS[budget.kind]}; the smallest takes {least:{form}}"
         raise recipe_error(OPTIONS[budget.kind], "BUDGET_SMALL", message)
     test_size = len(supernet.experiment.dataset.test)
     return SubnetSearch(supernet, tuple(nets), min(max_examples or test_size, test_size), budget)

@@ -1,9 +1,9 @@
-"""The trained models of a finished run: of a tier, of one device, or a sub-net within a budget of multiply-adds."""
+"""The trained models of a finished run: of a tier, of one device, or a subnet within a budget of multiply-adds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -11,8 +11,10 @@ from torch import Tensor
 from ..evaluation.cka import cka_map, features
 from ..fleet import Device, DeviceModel
 from ..models import Model, compute_cost
-from ..recipe.errors import recipe_error, suggest
-from ..recipe.registry import Registry
+from ..recipe.errors import recipe_error
+from ..recipe.registries import Registries
+from ..registry import suggest
+from ..results import Record, Result
 from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.experiment import Experiment
 from ..runs.final_models import load_device_model
@@ -55,12 +57,12 @@ class TrainedModel:
 
 
 def select_model(
-    folder: Path, experiment: Experiment, selector: ModelSelector, registry: Registry, data: Path
+    folder: Path, experiment: Experiment, selector: ModelSelector, registries: Registries, data: Path
 ) -> TrainedModel:
     if selector.device is not None:
         return _device_model(folder, experiment, selector.device)
     if selector.macs is not None:
-        return _subnet_model(folder, experiment, selector.macs, registry, data)
+        return _subnet_model(folder, experiment, selector.macs, registries, data)
     return _tier_model(folder, experiment, selector.tier)
 
 
@@ -110,10 +112,10 @@ def _find_device(folder: Path, experiment: Experiment, name: str, round_number: 
     return fleet.device(int(name), round_number)
 
 
-def _subnet_model(folder: Path, experiment: Experiment, macs: int, registry: Registry, data: Path) -> TrainedModel:
-    """The largest of the sampled sub-nets that fit: most multiply-adds, then most parameters."""
+def _subnet_model(folder: Path, experiment: Experiment, macs: int, registries: Registries, data: Path) -> TrainedModel:
+    """The largest of the sampled subnets that fit: most multiply-adds, then most parameters."""
     budget = Budget("macs", macs)
-    search = start_search(open_supernet(folder, registry, data), SUBNETS, 0, budget)
+    search = start_search(open_supernet(folder, registries, data), SUBNETS, 0, budget)
     fitting = [net for net in search.nets if budget.fits(net)]
     net = max(fitting, key=lambda net: (compute_cost(net).macs, compute_cost(net).parameters))
     equal = [tier.name for tier in experiment.fleet.active_tiers if tier.model.is_equivalent(net)]
@@ -133,25 +135,49 @@ def _read_metrics(folder: Path, candidate: str, tier: str, device: str) -> tuple
     return last, metrics
 
 
-@dataclass(frozen=True)
-class CkaMap:
-    """`values[i][j]`: linear CKA of the first model's layer i and the second's layer j."""
+@dataclass(frozen=True, repr=False)
+class CkaMap(Result):
+    """How similarly the layers of two models represent the same examples.
+
+    Parameters
+    ----------
+    rows : layers of the first model.
+    columns : layers of the second.
+    values : `values[i][j]`, linear CKA of the first model's layer i and the second's layer j.
+    """
 
     rows: list[str]
     columns: list[str]
     values: list[list[float]]
 
+    @property
+    def title(self) -> str:
+        return "linear CKA of layers, 1 where representations are equal"
 
-def compute_cka(first: Path, second: Path, tier: str | None, examples: int, registry: Registry, data: Path) -> CkaMap:
+    def records(self) -> list[Record]:
+        return [
+            {"layer": name, **dict(zip(self.columns, line, strict=True))}
+            for name, line in zip(self.rows, self.values, strict=True)
+        ]
+
+    def content(self) -> dict[str, Any]:
+        return {"rows": self.rows, "columns": self.columns, "cka": self.values}
+
+
+def compute_cka(
+    first: Path, second: Path, tier: str | None, examples: int, registries: Registries, data: Path
+) -> CkaMap:
     with single_thread():
-        rows, columns = (_layer_features(folder, tier, examples, registry, data) for folder in (first, second))
+        rows, columns = (_layer_features(folder, tier, examples, registries, data) for folder in (first, second))
     if len(next(iter(rows.values()))) != len(next(iter(columns.values()))):
         raise recipe_error(second, "RUN_DATA", "the two runs have different test examples")
     return CkaMap(list(rows), list(columns), cka_map(rows, columns))
 
 
-def _layer_features(folder: Path, tier: str | None, examples: int, registry: Registry, data: Path) -> dict[str, Tensor]:
-    experiment = open_finished_run(folder, registry, data, from_result=True)
+def _layer_features(
+    folder: Path, tier: str | None, examples: int, registries: Registries, data: Path
+) -> dict[str, Tensor]:
+    experiment = open_finished_run(folder, registries, data, from_result=True)
     tiers = {tier.name: tier.model for tier in experiment.fleet.active_tiers}
     name = tier or experiment.fleet.largest.name
     if name not in tiers:

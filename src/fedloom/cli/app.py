@@ -5,11 +5,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from .. import __version__
 from . import (
     attack,
     audit,
@@ -42,6 +42,7 @@ app = typer.Typer(
 VERBS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "resume": resume.resume,
+    "finish": resume.finish,
     "verify": resume.verify,
     "compare": compare.compare,
     "report": report.report,
@@ -63,7 +64,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 def _show_version(requested: bool) -> None:
     if requested:
-        write(version("fedloom"))
+        write(__version__)
         raise typer.Exit
 
 

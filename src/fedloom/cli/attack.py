@@ -2,13 +2,12 @@
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import Options, split_names, verb
 from .output import columns
-from .progress import run_group
 
 if TYPE_CHECKING:
     from ..studies.attack_bench import AttackCell
@@ -23,39 +22,13 @@ def attack(
     rules: Annotated[str, typer.Option("--rules", help="Rules next to the plain mean, by commas.")] = "default",
 ) -> None:
     """Run a recipe with a share of its devices malicious, under every attack and with every rule, and compare them."""
-    from ..engines import ATTACKS, keep_freed_memory
-    from ..studies.attack_bench import build_attack_bench
+    from ..api.verbs import attack
 
-    keep_freed_memory()
-    loaded = options.load_with_test(recipe)
-    names = list(ATTACKS) if attacks is None else split_names(attacks)
-    planned = build_attack_bench(
-        loaded, options.registry, options.data, names, split_names(rules), share, options.seeds, options.test,
-        options.processes,
+    result = attack(
+        recipe, share=share, attacks=None if attacks is None else split_names(attacks), rules=split_names(rules),
+        **options.arguments("seeds", "test", "sets", "seed", "data_dir", "workers"),
     )  # fmt: skip
-    run_group(planned)
-    cells = planned.cells()
-    data = {"share": share, "bad": planned.bad, "test": options.test, "cells": _records(cells)}
-    options.show(data, _text(cells, share))
-
-
-def _records(cells: "list[AttackCell]") -> list[dict[str, Any]]:
-    from ..reporting.paired_stats import mean_and_std
-    from ..studies.attack_bench import accuracy_losses
-
-    lost = accuracy_losses(cells)
-    return [
-        {
-            "attack": cell.attack,
-            "rule": cell.rule,
-            "accuracy": mean_and_std(cell.mean),
-            "worst_tier": mean_and_std(cell.worst),
-            "tiers": {tier: mean_and_std(values) for tier, values in cell.tiers.items()},
-            "points_lost": lost[cell.attack, cell.rule],
-            "refused": cell.refused,
-        }
-        for cell in cells
-    ]
+    options.show(result.to_dict(), _text(list(result.cells), share))
 
 
 def _text(cells: "list[AttackCell]", share: float) -> str:

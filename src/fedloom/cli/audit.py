@@ -1,6 +1,5 @@
 """fedloom audit: what a run's method took from its devices, and how much of their data it gives away."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,10 +19,10 @@ def audit(
     steps: Annotated[int, typer.Option("--steps", min=3, help="Steps of the reconstruction.")] = 600,
 ) -> None:
     """Show what left the devices of a run; where features did, reconstruct inputs from them and measure how well."""
-    from ..analysis.audit import audit
+    from ..api.verbs import audit
 
-    result = audit(run, options.registry, options.data, examples, steps)
-    options.show(asdict(result), "\n".join(_lines(result)))
+    result = audit(run, examples=examples, steps=steps, **options.arguments("data_dir"))
+    options.show(result.to_dict(), "\n".join(_lines(result)))
 
 
 def _lines(result: "Audit") -> list[str]:

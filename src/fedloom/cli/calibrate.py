@@ -24,7 +24,7 @@ def calibrate(
 
     keep_freed_memory()
     loaded = options.load(recipe)
-    fleet, _ = build(loaded, options.registry, read_data_spec(loaded, options.registry, options.data))
+    fleet, _ = build(loaded, options.registries, read_data_spec(loaded, options.registries, options.data))
     with single_thread():
         measured = calibrate_blocks(fleet, loaded.recipe.training.batch_size)
     if write:

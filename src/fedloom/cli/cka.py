@@ -18,9 +18,8 @@ def cka(
     examples: Annotated[int, typer.Option("--examples", min=2, help="Number of test examples.")] = 1000,
 ) -> None:
     """Compare two trained models layer by layer: linear CKA, 1 where representations are equal."""
-    from ..analysis.trained import compute_cka
+    from ..api.verbs import cka
 
-    result = compute_cka(first, second, tier, examples, options.registry, options.data)
+    result = cka(first, second, tier=tier, examples=examples, **options.arguments("data_dir"))
     rows = [(name, *(f"{value:.3f}" for value in line)) for name, line in zip(result.rows, result.values, strict=True)]
-    data = {"rows": result.rows, "columns": result.columns, "cka": result.values}
-    options.show(data, columns(("", *result.columns), rows))
+    options.show(result.to_dict(), columns(("", *result.columns), rows))

@@ -64,7 +64,7 @@ def server(
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; resumed if it exists.")] = None,
 ) -> None:
     """Serve a fleet until the run has finished. A process that ends is restarted, and the run resumed."""
-    from ..analysis.run import Run
+    from ..api.run import Run
     from ..deploy.pidfile import hold_pidfile
     from ..deploy.registry import read_fleet_registry
     from ..deploy.server import ServerSupervisor, SupervisionError
@@ -99,7 +99,7 @@ def _write_recipe(options: Options, recipe: Path, fleet: Path) -> Path:
     if loaded.recipe.faults.deadline is None:
         loaded = options.load(recipe, engine, f"faults.deadline={DEFAULT_DEADLINE}")
     read_fleet_registry(fleet).check_size(loaded)
-    _, method = build(loaded, options.registry, read_data_spec(loaded, options.registry, options.data))
+    _, method = build(loaded, options.registries, read_data_spec(loaded, options.registries, options.data))
     check_deployment(loaded, method)
     path = fleet / "recipe.toml"
     path.write_text(dumps(loaded.recipe.document()), encoding="utf-8")

@@ -14,7 +14,10 @@ from .output import columns
 Finding = tuple[str, str, str]
 """(name, "ok" or "warn", detail)"""
 
-EXTRAS = {"flower": "flwr", "export": "onnx", "track": "tensorboard", "privacy": "dp_accounting", "hf": "datasets"}
+EXTRAS = {
+    "flower": "flwr", "export": "onnx", "track": "tensorboard", "wandb": "wandb", "privacy": "dp_accounting",
+    "hf": "datasets",
+}  # fmt: skip
 
 
 @verb("sets", "data_dir", "files", "format")
@@ -61,7 +64,7 @@ def _recipe(options: Options, recipe: Path) -> list[Finding]:
     from ..runs.data import read_data_spec
 
     loaded = options.load(recipe)
-    fleet, _ = build(loaded, options.registry, read_data_spec(loaded, options.registry, options.data))
+    fleet, _ = build(loaded, options.registries, read_data_spec(loaded, options.registries, options.data))
     return [
         ("recipe", "ok", str(recipe)),
         *_batch_norm(loaded.recipe, fleet),
@@ -97,9 +100,14 @@ def _blocks(recipe: Any, fleet: Any) -> list[Finding]:
     """Whether several devices of a tier run as one network, tried on random examples."""
     findings = []
     for tier in fleet.tiers if recipe.engine.devices_per_block != 1 else ():
-        reasons = tier.model.fallback_reasons()
-        detail = "; ".join(reasons) or "many devices run as one network"
-        findings.append((f"tier {tier.name}", "warn" if reasons else "ok", detail))
+        one_by_one, reasons = tier.model.one_by_one_reason(), tier.model.fallback_reasons()
+        if one_by_one:
+            finding = ("warn", f"trains one device at a time, which is slower: {one_by_one}")
+        elif reasons:
+            finding = ("ok", f"many devices run at once by vmap, which is slower than folding; {'; '.join(reasons)}")
+        else:
+            finding = ("ok", "many devices run as one network")
+        findings.append((f"tier {tier.name}", *finding))
     return findings
 
 

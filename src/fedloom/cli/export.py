@@ -20,7 +20,7 @@ def export(
     tier: Annotated[str | None, typer.Option("--tier", help="A tier's model; default: the largest tier's.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="The personal model of this device.")] = None,
     macs: Annotated[
-        int | None, typer.Option("--macs", min=0, help="Largest of ~500 sampled sub-nets with at most this many MACs.")
+        int | None, typer.Option("--macs", min=0, help="Largest of ~500 sampled subnets with at most this many MACs.")
     ] = None,
     input_kind: Annotated[
         str, typer.Option("--input", help="stored: the file preprocesses examples itself; prepared: the caller does.")
@@ -28,24 +28,27 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="A new folder; default: RUN/exports/…")] = None,
 ) -> None:
     """Write a model of a run with its card, and check that its outputs match the run's model within a tolerance."""
-    from ..analysis import export_run
-    from ..analysis.trained import ModelSelector
-    from ..export import MissingDependency
+    from ..analysis.export_run import ParityError
+    from ..api.verbs import export
+    from ..exporting import MissingDependency
 
     if sum(value is not None for value in (tier, device, macs)) > 1:
         raise typer.BadParameter("use one of --tier, --device and --macs")
     if input_kind not in ("stored", "prepared"):
         raise typer.BadParameter("--input must be stored or prepared")
-    selector, as_json = ModelSelector(tier, device, macs), options.format is OutputFormat.json
+    as_json = options.format is OutputFormat.json
     try:
-        exported = export_run.export(run, selector, to, out, input_kind, options.registry, options.data)  # type: ignore[arg-type]
+        exported = export(
+            run, to, tier=tier, device=device, macs=macs, input_kind=input_kind, out=out,  # type: ignore[arg-type]
+            **options.arguments("data_dir"),
+        )  # fmt: skip
     except MissingDependency as error:
         report_failure("EXTRA_MISSING", str(error), error.hint, as_json)
         raise Exit(BAD_INPUT) from None
-    except export_run.ParityError as error:
+    except ParityError as error:
         report_failure("NOT_THE_SAME", str(error), error.hint, as_json)
         raise Exit(RUN_FAILED) from None
-    options.show({"folder": str(exported.folder), **exported.card}, _text(exported))
+    options.show(exported.to_dict(), _text(exported))
 
 
 def _text(exported: "ExportResult") -> str:

@@ -10,10 +10,10 @@ import typer
 from .options import Options, demo_recipe, require_new_file, verb
 
 if TYPE_CHECKING:
-    from ..recipe.registry import Registry
+    from ..recipe.registries import Registries
 
 
-ONE_TIER = """# this method trains the same model on every device
+ONE_TIER = """# one tier: every device has the same model
 [[tiers]]
 name = "all"
 share = 1.0
@@ -22,6 +22,7 @@ width = 1.0
 
 SPLIT_MODEL = """family = "splitnet"           # a network in three parts: extractor, intermediate, classifier
 channels = 8                  # of the extractor; the stages behind it have up to sixteen times as many
+head = { cells = 3 }          # the classifier sees the last map pooled to 3 x 3 cells
 """
 
 SPLIT_TIERS = """# a tier is a class of devices: its share of the fleet, and the extra blocks of its two middle stages
@@ -36,6 +37,27 @@ share = 0.5
 extra = [1, 1]
 """
 
+EXIT_MODEL = """family = "preactresnet"       # a residual network with an early exit
+hidden = [8, 16, 32, 64]      # channels of its stages
+blocks = [1, 1, 1, 1]         # residual blocks of its stages
+exit_after = 2                # stages before the exit
+head = { cells = 3 }          # exit and end: norm, ReLU, pooling to 3 x 3 cells, classifier
+"""
+
+EXIT_TIERS = """# a tier is a class of devices: its share of the fleet, and how many stages of the full model it trains
+[[tiers]]
+name = "large"
+share = 0.5
+
+[[tiers]]
+name = "small"
+share = 0.5
+stages = 2
+"""
+
+DEEP_LR = 0.1
+"""The learning rate of the networks with residual blocks: of 0.05, 0.1, 0.2 and 0.4 the best on validation images."""
+
 PUBLIC = "public = { examples = 200 }   # unlabeled, at the server; no device has them\n"
 
 
@@ -46,27 +68,34 @@ def init(
     out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")] = Path("my.toml"),
 ) -> None:
     """Write a commented recipe that runs a method on the bundled data."""
-    from ..recipe.errors import RecipeError, RecipeIssue, suggest
+    from ..recipe.errors import RecipeError, RecipeIssue
+    from ..registry import suggest
 
-    registry = options.registry
-    if method not in registry.methods:
-        hint = suggest(method, registry.methods)
+    registries = options.registries
+    if method not in registries.methods:
+        hint = suggest(method, registries.methods)
         raise RecipeError([RecipeIssue((), "METHOD_NAME", f"there is no method {method!r}", hint)], "init")
     require_new_file(out)
-    out.write_text(_recipe(method, out, registry), encoding="utf-8")
-    options.show({"recipe": str(out)}, f"{out}\nnext: fedloom run {shlex.quote(str(out))}")
+    own = (argument for file in options.files for argument in ("--with", str(file)))
+    command = shlex.join(["fedloom", "run", str(out), *own])
+    out.write_text(_recipe(method, command, registries), encoding="utf-8")
+    options.show({"recipe": str(out)}, f"{out}\nnext: {command}")
 
 
-def _recipe(method: str, out: Path, registry: "Registry") -> str:
+def _recipe(method: str, command: str, registries: "Registries") -> str:
     """The bundled recipe with another method, and with a model and tiers that the method supports."""
-    text = demo_recipe().read_text(encoding="utf-8").replace("recipes/demo.toml", str(out))
-    text = re.sub(r"\[method\]\n(?:.+\n)+", lambda _: _method_section(method, registry.methods[method]), text)
+    text = demo_recipe().read_text(encoding="utf-8").replace("fedloom run recipes/demo.toml", command)
+    text = re.sub(r"\[method\]\n(?:.+\n)+", lambda _: _method_section(method, registries.methods[method]), text)
     tiers = re.compile(r"# a tier is .*\n(?:\[\[tiers\]\]\n(?:.+\n)+\n)+")
+    model = re.compile(r"(?<=\[model\]\n)(?:.+\n)+")
     one_tier = tiers.sub(lambda _: ONE_TIER + "\n", text)
-    split = re.sub(r"(?<=\[model\]\n)(?:.+\n)+", lambda _: SPLIT_MODEL, tiers.sub(lambda _: SPLIT_TIERS + "\n", text))
-    supported = (recipe for recipe in (text, one_tier, split) if _error_code(registry, recipe) != "METHOD_REFUSES")
+    slower = re.sub(r"\blr = [0-9.]+", f"lr = {DEEP_LR}", text)
+    exits = model.sub(lambda _: EXIT_MODEL, tiers.sub(lambda _: EXIT_TIERS + "\n", slower))
+    split = model.sub(lambda _: SPLIT_MODEL, tiers.sub(lambda _: SPLIT_TIERS + "\n", slower))
+    candidates = (text, one_tier, exits, split)
+    supported = (recipe for recipe in candidates if _error_code(registries, recipe) != "METHOD_REFUSES")
     recipe = next(supported, text)
-    if _error_code(registry, recipe) == "PUBLIC_MISSING":
+    if _error_code(registries, recipe) == "PUBLIC_MISSING":
         recipe = re.sub(r"(partition = .*\n)", lambda line: line[0] + PUBLIC, recipe)
     return recipe
 
@@ -74,7 +103,7 @@ def _recipe(method: str, out: Path, registry: "Registry") -> str:
 def _method_section(name: str, method: Any) -> str:
     """The method, its example settings, and comments with the defaults of its other settings."""
     from ..recipe.load import dumps_value
-    from ..recipe.validation import settable_parameters
+    from ..registry import settable_parameters
 
     lines = ["[method]", f'name = "{name}"' + (f"  # {method.info.paper}" if method.info.paper else "")]
     lines += (f"{setting} = {dumps_value(value)}" for setting, value in method.info.example_settings.items())
@@ -91,7 +120,7 @@ def _method_section(name: str, method: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _error_code(registry: "Registry", text: str) -> str | None:
+def _error_code(registries: "Registries", text: str) -> str | None:
     """The first error code of a recipe; None if it is valid."""
     import tomllib
 
@@ -102,8 +131,8 @@ def _error_code(registry: "Registry", text: str) -> str | None:
     from ..runs.data import read_data_spec
 
     try:
-        loaded = load(tomllib.loads(text), registry)
-        build(loaded, registry, read_data_spec(loaded, registry, resolve_data_folder()))
+        loaded = load(tomllib.loads(text), registries)
+        build(loaded, registries, read_data_spec(loaded, registries, resolve_data_folder()))
     except RecipeError as error:
         return error.issues[0].code
     return None

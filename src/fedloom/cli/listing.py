@@ -1,15 +1,20 @@
-"""fedloom list: the names a recipe can use."""
+"""fedloom list: the names a recipe can use, and the settings of one of them."""
 
+import inspect
+import re
+import shutil
+import textwrap
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .options import Options, verb
-from .output import columns
 
 if TYPE_CHECKING:
-    from ..recipe.registry import Registry
+    from ..recipe.registries import Registries
+    from ..registry import Entry
 
 
 class NameKind(StrEnum):
@@ -20,73 +25,152 @@ class NameKind(StrEnum):
     preparations = "preparations"
     optimizers = "optimizers"
     lr_schedules = "lr_schedules"
+    losses = "losses"
+    aggregation = "aggregation"
     compressors = "compressors"
+    stragglers = "stragglers"
+    attacks = "attacks"
+    engines = "engines"
+    metrics = "metrics"
+    export_formats = "export_formats"
+    trackers = "trackers"
     controls = "controls"
+    runs = "runs"
 
 
 @verb("files", "format")
-def list_names(options: Options, kind: Annotated[NameKind, typer.Argument(help="Which names.")]) -> None:
-    """List methods, models, datasets and the other names a recipe can use."""
-    records = _records(kind, options.registry)
-    header = list(records[0])
-    rows = [[_cell(record[key]) for key in header] for record in records]
-    options.show(records, columns(header, rows).replace("\t", " "))
+def list_names(
+    options: Options,
+    kind: Annotated[NameKind, typer.Argument(help="Which names.")],
+    name: Annotated[str | None, typer.Argument(help="One of them: its settings; for runs, their folder.")] = None,
+) -> None:
+    """List methods, models, datasets and the other names a recipe can use; with a NAME, its settings."""
+    if kind is NameKind.runs:
+        _show_runs(options, Path(name or "runs"))
+        return
+    entries = _entries(kind, options.registries)
+    if name is None:
+        records = [_record(entry) for entry in entries.values()]
+        options.show(records, _table([(entry.name, entry.summary) for entry in entries.values()]))
+        return
+    from ..recipe.errors import recipe_error
+    from ..registry import EntryPointError, suggest
+
+    if name not in entries:
+        raise recipe_error(kind, "NAME", f"there is no {name!r} among the {kind}", suggest(name, entries))
+    if isinstance(broken := entries[name].target, EntryPointError):
+        raise recipe_error(kind, "ENTRY_POINT", str(broken), broken.hint)
+    options.show(_record(entries[name]), _details(entries[name]))
 
 
-def _records(kind: NameKind, registry: "Registry") -> list[dict[str, Any]]:
-    from ..client import LR_SCHEDULES, OPTIMIZERS
-    from ..data import DATASET_INFO, PARTITIONS, PREPARATIONS
-    from ..engines.compression import DOWNLINK, UPLINK
-    from ..recipe.validation import FAMILY_ARGUMENTS, PARTITION_ARGUMENTS
+def _show_runs(options: Options, home: Path) -> None:
+    """The runs and comparisons in a folder, the latest first."""
+    from ..runs.resume import list_runs
+
+    records = [
+        {"name": str(folder), "status": manifest["status"], "started": manifest["started"],
+         "kind": "comparison" if "arms" in manifest else "run"}
+        for folder, manifest in list_runs(home).items()
+    ]  # fmt: skip
+    lines = [(record["name"], f"{record['kind']}, {record['status']}, {record['started']}") for record in records]
+    options.show(records, _table(lines) if lines else f"there is no run in {home}")
+
+
+def _entries(kind: NameKind, registries: "Registries") -> "dict[str, Entry]":
+    from ..recipe.registries import PASSED
+    from ..registry import Entry, EntryPointError
     from ..studies.controls import CONTROLS
 
-    match kind:
-        case NameKind.methods:
-            return [
-                {"name": name, "produces": method.info.produces, "heterogeneity": method.info.heterogeneity,
-                 "uploads": method.info.uploads, "client_state": method.info.client_state,
-                 "settings": _settings(method), "paper": method.info.paper}
-                for name, method in registry.methods.items()
-            ]  # fmt: skip
-        case NameKind.models:
-            return [{"name": n, "settings": _settings(f, FAMILY_ARGUMENTS)} for n, f in registry.models.items()]
-        case NameKind.datasets:
-            known = {n: f"{f.train:,} + {f.test:,}, {f.classes} classes" for n, f in DATASET_INFO.items()}
-            return [
-                {"name": n, "examples": known.get(n, ""), "settings": _settings(f, ("folder",))}
-                for n, f in registry.datasets.items()
-            ]
-        case NameKind.partitions:
-            return [{"name": n, "settings": _settings(f, PARTITION_ARGUMENTS)} for n, f in PARTITIONS.items()]
-        case NameKind.preparations:
-            return [{"name": n, "is": str(preparation)} for n, preparation in PREPARATIONS.items()]
-        case NameKind.optimizers:
-            return [{"name": n, "settings": _settings(f)} for n, f in OPTIMIZERS.items()]
-        case NameKind.lr_schedules:
-            return [{"name": n, "settings": _settings(f)} for n, f in LR_SCHEDULES.items()]
-        case NameKind.compressors:
-            return [
-                {"name": n, "ways": "up and down" if n in DOWNLINK else "up", "settings": _settings(f)}
-                for n, f in UPLINK.items()
-            ]
-        case NameKind.controls:
-            return [{"name": n, "is": (control.__doc__ or "").strip()} for n, control in CONTROLS.items()]
+    if kind is NameKind.controls:
+        return {name: Entry(kind, name, control, ("document", "fleet")) for name, control in CONTROLS.items()}
+    table = getattr(registries, kind)
+    entries = {}
+    for name in table:
+        try:
+            entries[name] = Entry(kind, name, table[name], PASSED.get(kind, ()))
+        except EntryPointError as error:
+            entries[name] = Entry(kind, name, error)
+    return entries
 
 
-def _settings(function: Any, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
-    from inspect import Parameter
+def _record(entry: "Entry") -> dict[str, Any]:
+    settings = {
+        name: "required" if p.default is inspect.Parameter.empty else _plain(p.default)
+        for name, p in entry.parameters.items()
+    }
+    return {"name": entry.name, "summary": entry.summary, **_facts(entry), "settings": settings}
 
-    from ..recipe.validation import settable_parameters
 
-    parameters = settable_parameters(function, hidden)
-    return {n: "required" if p.default is Parameter.empty else _plain(p.default) for n, p in parameters.items()}
+def _facts(entry: "Entry") -> dict[str, Any]:
+    """What is known of an entry besides its settings."""
+    from ..data import DATASET_INFO
+    from ..methods import MethodInfo
+
+    info = getattr(entry.target, "info", None)
+    if isinstance(info, MethodInfo):
+        return {
+            "produces": info.produces, "heterogeneity": info.heterogeneity, "uploads": info.uploads,
+            "client_state": info.client_state, "paper": info.paper,
+        }  # fmt: skip
+    if entry.kind == NameKind.datasets and entry.name in DATASET_INFO:
+        known = DATASET_INFO[entry.name]
+        return {"examples": f"{known.train:,} + {known.test:,}, {known.classes} classes"}
+    if entry.kind == NameKind.compressors:
+        return {"ways": "up" if getattr(entry.target, "of_updates", False) else "up and down"}
+    return {}
+
+
+def _table(rows: list[tuple[str, str]], indent: int = 0) -> str:
+    """Two columns, the second wrapped to the terminal."""
+    rows = [(" " * indent + name, text) for name, text in rows]
+    first = max(len(name) for name, _ in rows) + 2
+    width = max(shutil.get_terminal_size().columns - first, 30)
+    lines = []
+    for name, text in rows:
+        head, *rest = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+        lines += [f"{name:<{first}}{head}".rstrip(), *(" " * first + line for line in rest)]
+    return "\n".join(lines)
+
+
+def _details(entry: "Entry") -> str:
+    width = shutil.get_terminal_size().columns
+    facts = [(name.replace("_", " "), str(value)) for name, value in _facts(entry).items() if value]
+    documented = setting_lines(entry.target)
+    settings = [
+        (f"{name} = {_default(p)}", documented.get(name, "")) for name, p in entry.parameters.items()
+    ]  # fmt: skip
+    text = "\n".join(textwrap.wrap(f"{entry.name}: {entry.summary}", width))
+    table = f"settings\n{_table(settings, indent=2)}" if settings else "no settings"
+    return "\n".join([text, *([_table(facts)] if facts else []), table])
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return "(required)" if parameter.default is parameter.empty else str(_plain(parameter.default))
+
+
+def setting_lines(target: Any) -> dict[str, str]:
+    """The description of each parameter in numpy-style docstrings of a function, or of a class and its bases."""
+    described: dict[str, str] = {}
+    for owner in getattr(target, "__mro__", (target,))[::-1]:
+        described |= _parameter_lines(inspect.cleandoc(owner.__doc__ or "")) if callable(owner) else {}
+    return described
+
+
+def _parameter_lines(docstring: str) -> dict[str, str]:
+    """The description of each parameter in a docstring, on one line."""
+    _, _, section = docstring.partition("Parameters\n----------\n")
+    section = re.split(r"\n\n\w+\n-{3,}\n", section)[0]
+    lines: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        if line and not line[0].isspace():
+            head, _, about = line.partition(" : ")
+            names = [name.strip() for name in head.split(",")]
+            lines.update(dict.fromkeys(names, about.strip()))
+        elif line.strip():
+            lines.update({name: f"{lines[name]} {line.strip()}".strip() for name in names})
+    return lines
 
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | tuple | None) else str(value)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={default}" for name, default in value.items())
-    return str(value)

@@ -1,6 +1,7 @@
 """Options that several verbs share, and what follows from them: registry, data folder, workers, the loaded recipe."""
 
 import inspect
+import json
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
@@ -15,7 +16,8 @@ from .output import OutputFormat, exits, write, write_json
 
 if TYPE_CHECKING:
     from ..recipe.load import LoadedRecipe
-    from ..recipe.registry import Registry
+    from ..recipe.registries import Registries
+    from ..runs.trackers import TrackerChoice
 
 
 class EqualBudget(StrEnum):
@@ -24,13 +26,6 @@ class EqualBudget(StrEnum):
     rounds = "rounds"
     bytes = "bytes"
     seconds = "seconds"
-
-
-class TrackerName(StrEnum):
-    """Where rows can be written to, besides the run's folder."""
-
-    tensorboard = "tensorboard"
-    mlflow = "mlflow"
 
 
 @dataclass(frozen=True)
@@ -45,6 +40,9 @@ class Options:
     test: Annotated[str, typer.Option("--test", help="Evaluate on the global test set or on devices' local ones.")] = (
         "global"
     )
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="What verdicts and tables are about; default: accuracy.")
+    ] = None
     equal: Annotated[
         EqualBudget, typer.Option("--equal", help="Compare arms at equal rounds, bytes or simulated seconds.")
     ] = EqualBudget.rounds
@@ -56,11 +54,14 @@ class Options:
         int | None, typer.Option("--workers", min=1, help="Processes; default: one per core. Results do not change.")
     ] = None
     files: Annotated[
-        list[Path], typer.Option("--with", metavar="FILE.py", help="A file with METHODS, MODELS or DATASETS of yours.")
+        list[Path],
+        typer.Option("--with", metavar="FILE.py", help="A file that adds names: methods, models, metrics."),
     ] = field(default_factory=list)
     track: Annotated[
-        list[TrackerName],
-        typer.Option("--track", help="Also write every row to this tool; repeatable. Needs the extra `track`."),
+        list[str],
+        typer.Option(
+            "--track", metavar="NAME", help="Also write rows to csv, tensorboard, mlflow or wandb; repeatable."
+        ),
     ] = field(default_factory=list)
     format: Annotated[OutputFormat, typer.Option("--format", help="text for people, json for programs.")] = (
         OutputFormat.text
@@ -69,14 +70,14 @@ class Options:
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
 
     @cached_property
-    def registry(self) -> "Registry":
+    def registries(self) -> "Registries":
         """The names a recipe may use: the bundled ones and those of the user's files, which win."""
-        from ..recipe.registry import Registry
+        from ..recipe.registries import Registries
 
-        registry = Registry()
+        registries = Registries()
         for file in self.files:
-            registry = registry.with_file(file)
-        return registry
+            registries = registries.with_file(file)
+        return registries
 
     @property
     def data(self) -> Path:
@@ -93,29 +94,25 @@ class Options:
         from ..recipe.load import load
 
         seed = [] if self.seed is None else [f"seed={self.seed}"]
-        return load(recipe, self.registry, [*self.sets, *changes, *seed])
+        metric = [] if self.metric is None else [f"compare.metric={json.dumps(self.metric)}"]
+        return load(recipe, self.registries, [*self.sets, *changes, *seed, *metric])
 
-    def load_with_test(self, recipe: Path) -> "LoadedRecipe":
-        """The same for a verb that reads results on one test set, which the recipe must have."""
-        from ..recipe.errors import RecipeIssue
+    def trackers(self) -> "list[TrackerChoice]":
+        """The chosen trackers. Raises if a name is unknown or a library is missing, before anything runs."""
+        from ..runs.trackers import build_trackers, find_tracker
 
-        loaded = self.load(recipe)
-        if self.test not in loaded.recipe.evaluation.tests:
-            message = f"the recipe does not evaluate on {self.test!r}"
-            raise loaded.error(RecipeIssue(("evaluation", "tests"), "TEST_NAME", message))
-        return loaded
+        table = self.registries.trackers
+        chosen: list[TrackerChoice] = [find_tracker(name, table, "--track") for name in dict.fromkeys(self.track)]
+        build_trackers(chosen, source="--track")
+        return chosen
 
-    def trackers(self) -> list[str]:
-        """Names of the trackers. Raises if a library is missing, before anything runs."""
-        from ..recipe.errors import recipe_error
-        from ..runs.trackers import TrackerMissing, build_trackers
-
-        names = [tracker.value for tracker in self.track]
-        try:
-            build_trackers(names)
-        except TrackerMissing as error:
-            raise recipe_error("--track", "TRACKER_MISSING", str(error), error.hint) from None
-        return names
+    def arguments(self, *names: str) -> dict[str, Any]:
+        """These options as keyword arguments of the Python function of the same verb."""
+        values: dict[str, Any] = {
+            "sets": self.sets, "seed": self.seed, "seeds": self.seeds, "test": self.test, "metric": self.metric,
+            "equal": self.equal.value, "out": self.out, "data_dir": self.data, "workers": self.processes,
+        }  # fmt: skip
+        return {"registries": self.registries, **{name: values[name] for name in names}}
 
     def show(self, data: Any, text: str) -> None:
         """Write the result of a verb: `data` for programs or `text` for people."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 HEADERS = {
     "name": "tier",
     "parameters": "parameters",
+    "trained_parameters": "trained parameters",
     "macs": "MACs",
     "published_flops": "published FLOPs",
     "bytes_down": "bytes down",
@@ -48,24 +49,13 @@ def plan(
     ] = 1.5,
 ) -> None:
     """Costs of each tier: size, compute, bytes, memory; with --fleet, which tier devices can run. Needs no data."""
-    from ..analysis.costs import tier_costs
-    from ..analysis.planning import plan_fleet, read_device_specs
-    from ..analysis.profiling import estimate_round_time
+    from ..api.verbs import plan
 
-    loaded, registry, data = options.load(recipe), options.registry, options.data
-    machines = [machine for path in fleet or () for machine in read_device_specs(path)]
-    costs = tier_costs(loaded, registry, data, latency, memory=True)
-    timed = estimate_round_time(loaded, registry, data, options.processes) if measure else None
-    planned = plan_fleet(loaded, registry, data, machines, costs, headroom) if machines else None
-    options.show(_record(costs, timed, planned), "\n\n".join(_tables(costs, timed, planned)))
-
-
-def _record(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetPlan | None") -> dict[str, Any]:
-    return {
-        "tiers": [cost.record() for cost in costs],
-        **({"round": vars(timed)} if timed else {}),
-        **({"fleet": planned.record()} if planned else {}),
-    }
+    result = plan(
+        recipe, latency=latency, measure=measure, fleet=fleet or (), headroom=headroom,
+        **options.arguments("sets", "seed", "data_dir", "workers"),
+    )  # fmt: skip
+    options.show(result.to_dict(), "\n\n".join(_tables(list(result.tiers), result.round, result.fleet)))
 
 
 def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetPlan | None") -> list[str]:
@@ -73,6 +63,11 @@ def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetP
     keys = [key for key in HEADERS if any(key in record for record in records)]
     rows = [[_cell(record.get(key)) for key in keys] for record in records]
     parts = [columns([HEADERS[key] for key in keys], rows)]
+    parts += [
+        f"MACs of {cost.name} are without {', '.join(cost.uncounted)}: how many those take is not known"
+        for cost in costs
+        if cost.uncounted
+    ]
     if timed:
         noise = "; on random data: the data set is not here" if timed.synthetic_data else ""
         parts.append(

@@ -42,15 +42,14 @@ def _measure(options: Options, recipe: Path | None, name: str) -> "DeviceSpec":
 
     if recipe is None:
         return probe(name, {})
-    from ..client import OPTIMIZERS
     from ..recipe.validation import instantiate
     from ..runs.build import build_models
     from ..runs.data import read_data_spec
 
-    loaded, registry = options.load(recipe), options.registry
+    loaded, registries = options.load(recipe), options.registries
     training = loaded.recipe.training
-    models = dict(build_models(loaded, registry, read_data_spec(loaded, registry, options.data)))
-    return probe(name, models, training.batch_size, instantiate(OPTIMIZERS, training.optimizer)())
+    models = dict(build_models(loaded, registries, read_data_spec(loaded, registries, options.data)))
+    return probe(name, models, training.batch_size, instantiate(options.registries.optimizers, training.optimizer)())
 
 
 def _rows(values: dict[str, Any]) -> list[tuple[str, str]]:

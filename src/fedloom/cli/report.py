@@ -4,23 +4,19 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .options import Options, verb
 from .output import BAD_INPUT, Exit, OutputFormat, report_failure
 
-if TYPE_CHECKING:
-    from ..reporting.report_data import ReportData
-
-
 logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 
 
-@verb("format")
+@verb("metric", "format")
 def report(
     options: Options,
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or the one of a comparison.")],
@@ -34,14 +30,15 @@ def report(
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two rewrites.")] = 5.0,
 ) -> None:
     """Write one HTML page, which needs no network, with all figures, and a CSV behind each of them."""
+    from ..api.run import write_report
     from ..reporting.report_data import ReportError
 
     try:
         file = out or _default_file(runs)
-        data = write_report(runs, file, test)
+        data = write_report(runs, file, test, options.metric)
         while watch and data.is_running:
             time.sleep(every)
-            data = write_report(runs, file, test)
+            data = write_report(runs, file, test, options.metric)
     except ReportError as error:
         report_failure("RUN_FOLDER", str(error), error.hint, options.format is OutputFormat.json)
         raise Exit(BAD_INPUT) from None
@@ -57,15 +54,6 @@ def _default_file(runs: list[Path]) -> Path:
     return runs[0] / REPORT
 
 
-def write_report(runs: list[Path], file: Path, test: str | None = None) -> "ReportData":
-    from ..reporting.page import build_page, figures_folder
-    from ..reporting.report_data import read_report_data
-
-    data = read_report_data(runs, test)
-    build_page(data, figures_folder(file)).write(file)
-    return data
-
-
 def write_final_report(folder: Path, no_report: bool, required: bool = False) -> str:
     """Write the page at the end of a run; returns the line that names it, or "" without one.
 
@@ -73,6 +61,8 @@ def write_final_report(folder: Path, no_report: bool, required: bool = False) ->
     """
     if not required and (no_report or os.environ.get("FEDLOOM_REPORT", "on") == "off"):
         return ""
+    from ..api.run import write_report
+
     try:
         write_report([folder], folder / REPORT)
     except Exception as error:

@@ -1,47 +1,57 @@
-"""fedloom resume: continue a run after a crash or an interruption. fedloom verify: replay its last rounds."""
+"""fedloom resume, finish and verify: go on with a run, take it as it is, or replay its last rounds."""
 
-import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .compare import run_comparison
+from .compare import show_comparison
 from .options import Options, verb
 from .output import RUN_FAILED, Exit
-from .progress import run_experiment
 from .report import write_final_report
 from .run import final_table
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from ..api.run import Run
 
 RunFolder = Annotated[Path | None, typer.Argument(help="The folder of a run; default: the newest in ./runs.")]
 
 
 @verb("test", "equal", "data_dir", "workers", "files", "track", "format", "no_report", "quiet")
-def resume(options: Options, run: RunFolder = None) -> None:
+def resume(
+    options: Options,
+    run: RunFolder = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="Go on until so many rounds are done, even if it is finished."),
+    ] = None,
+) -> None:
     """Finish a run, or a whole comparison, from its last checkpoint: the same bits as if it had never stopped."""
-    from ..analysis.run import Run
-    from ..deploy.remote import attach_engine
-    from ..engines import keep_freed_memory
-    from ..runs.resume import find_newest_run, reopen_run
-    from ..runs.trackers import build_trackers
-    from ..studies.compare import is_comparison, reopen_comparison
+    from ..api.verbs import CompareResult, resume
 
-    keep_freed_memory()
-    trackers, folder = options.trackers(), run or find_newest_run()
-    if is_comparison(folder):
-        planned = reopen_comparison(folder, options.registry, options.data, options.processes)
-        run_comparison(options, replace(planned, track=trackers), options.format)
+    result = resume(
+        run, rounds=rounds, track=options.trackers(), **options.arguments("test", "equal", "data_dir", "workers")
+    )
+    if isinstance(result, CompareResult):
+        show_comparison(options, result, options.format)
         return
-    experiment, since = reopen_run(folder, options.registry, options.data, options.processes, attach_engine)
-    logger.info("%s: continues after round %d", folder, since.number)
-    run_experiment(experiment, folder, experiment.loaded.recipe.method.name, since, build_trackers(trackers))
-    finished, report = Run(folder), write_final_report(folder, options.no_report)
+    _show(options, result, {"since": result.resumed_after})
+
+
+@verb("data_dir", "files", "format", "no_report", "quiet")
+def finish(options: Options, run: RunFolder = None) -> None:
+    """Take an interrupted run as it is: models, report and export, as if its recipe had ended there."""
+    from ..api.verbs import finish
+
+    _show(options, finish(run, **options.arguments("data_dir")), {})
+
+
+def _show(options: Options, result: "Run", more: dict[str, Any]) -> None:
+    report = write_final_report(result.folder, options.no_report)
     options.show(
-        {"run": str(folder), "since": since.number, "final": [asdict(value) for value in finished.final]},
-        f"{final_table(finished)}\n\nrun: {folder}" + (f"\n{report}" if report else ""),
+        {"run": str(result.folder), **more, "final": [asdict(value) for value in result.final]},
+        f"{final_table(result)}\n\nrun: {result.folder}" + (f"\n{report}" if report else ""),
     )
 
 
@@ -52,12 +62,13 @@ def verify(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Replay at least this many rounds.")] = 1,
 ) -> None:
     """Replay the last rounds of a finished run and compare weights, devices' state and rows bit by bit."""
-    from ..runs.resume import find_newest_run, verify
+    from ..api.verbs import verify
+    from ..runs.resume import find_newest_run
 
     folder = run or find_newest_run()
-    verdict = verify(folder, options.registry, options.data, rounds, options.processes)
+    verdict = verify(folder, rounds=rounds, **options.arguments("data_dir", "workers"))
     outcome = "; ".join(verdict.differences) or "the same to the bit"
     text = f"{verdict.rounds} rounds after round {verdict.since} replayed: {outcome}"
-    options.show({"run": str(folder), **asdict(verdict)}, text)
+    options.show({"run": str(folder), **verdict.to_dict()}, text)
     if verdict.differences:
         raise Exit(RUN_FAILED)

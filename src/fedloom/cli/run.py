@@ -1,6 +1,6 @@
 """fedloom run: train by a recipe; without one, the bundled demonstration."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,12 +9,10 @@ import typer
 from .compare import comparison_text
 from .options import Options, demo_recipe, verb
 from .output import RUN_FAILED, Exit, columns
-from .progress import run_experiment, run_group
 from .report import write_final_report
 
 if TYPE_CHECKING:
-    from ..analysis.run import Run
-    from ..studies.compare import Comparison
+    from ..api.run import Run
 
 
 DEMO_CONTROLS = ("small-for-all", "drop-the-small")
@@ -30,45 +28,28 @@ def run(
     engine: Annotated[
         str | None, typer.Option("--engine", help="in_process, or flower-sim: on Ray, RAY_ADDRESS for a cluster.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let --out replace an earlier run.")] = False,
 ) -> None:
     """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
-    from ..analysis.run import Run
-    from ..deploy.remote import attach_engine
-    from ..engines import keep_freed_memory
+    from ..api.verbs import compare, run
     from ..recipe.errors import RecipeIssue
-    from ..recipe.paths import choose_output_folder
-    from ..runs.build import assemble
-    from ..runs.trackers import build_trackers
-    from ..studies.compare import plan_comparison
 
-    keep_freed_memory()
     trackers = options.trackers()
-    loaded = options.load(recipe or demo_recipe(), *([] if engine is None else [f"engine.kind={engine}"]))
     if recipe is None and engine is not None:
-        raise loaded.error(RecipeIssue(("engine", "kind"), "ENGINE_DEMO", "the demonstration runs in process"))
-    registry, data = options.registry, options.data
+        issue = RecipeIssue(("engine", "kind"), "ENGINE_DEMO", "the demonstration runs in process")
+        raise options.load(demo_recipe()).error(issue)
+    shared = options.arguments("sets", "seed", "out", "data_dir", "workers")
     if recipe is None:
-        home = choose_output_folder(options.out, "compare")
-        planned = plan_comparison(loaded, registry, 1, DEMO_CONTROLS, home, data, options.processes)
-        _run_demo(options, replace(planned, command="fedloom run", track=trackers))
+        compared = compare(demo_recipe(), controls=DEMO_CONTROLS, track=trackers, command="fedloom run", **shared)
+        finished = compared.runs(compared.result.records[0]["arm"])[0]
+        report = write_final_report(compared.folder, options.no_report)
+        _show(options, finished, comparison_text(compared.result), report, NEXT)
+        if compared.failed:
+            raise Exit(RUN_FAILED)
         return
-    folder = choose_output_folder(options.out, loaded.recipe.method.name)
-    experiment = attach_engine(assemble(loaded, registry, data, workers=options.processes), registry, data, folder)
-    run_experiment(experiment, folder, loaded.recipe.method.name, trackers=build_trackers(trackers))
-    finished = Run(folder)
-    _show(options, finished, final_table(finished), write_final_report(folder, options.no_report))
-
-
-def _run_demo(options: Options, planned: "Comparison") -> None:
-    """Run the recipe next to its controls; the result is that of the recipe itself."""
-    from ..analysis.run import Run
-
-    run_group(planned)
-    text = comparison_text(planned.result("global"))
-    finished = Run(planned.folders(next(iter(planned.experiments)))[0])
-    _show(options, finished, text, write_final_report(planned.home, options.no_report), NEXT)
-    if planned.unfinished_runs():
-        raise Exit(RUN_FAILED)
+    changes = [*options.sets, *([] if engine is None else [f"engine.kind={engine}"])]
+    finished = run(recipe, force=force, track=trackers, **{**shared, "sets": changes})
+    _show(options, finished, final_table(finished), write_final_report(finished.folder, options.no_report))
 
 
 def _show(options: Options, finished: "Run", text: str, *lines: str) -> None:

@@ -1,19 +1,13 @@
 """fedloom subnet: the best subnet of a finished run within a budget."""
 
 import logging
-import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from .options import Options, require_new_file, verb
 from .output import columns
-
-if TYPE_CHECKING:
-    from ..analysis.subnets import Budget, BudgetKind, SubnetSearch
-
 
 logger = logging.getLogger(__name__)
 
@@ -38,54 +32,23 @@ def subnet(
     out: Annotated[Path | None, typer.Option("--out", help="Write its weights to this new FILE.safetensors.")] = None,
 ) -> None:
     """Cut the best subnet within a budget out of a finished run, and show the trade-off of accuracy and cost."""
-    from ..analysis.subnets import open_supernet, start_search
-    from ..engines import keep_freed_memory
+    from ..api.verbs import subnet
 
     if sum(value is not None for value in (macs, params, latency)) > 1:
         raise typer.BadParameter("use one of --macs, --params and --latency-ms")
-    keep_freed_memory()
     if out is not None:
         require_new_file(out)
-    supernet = open_supernet(run, options.registry, options.data, space)
     if latency is not None:
         logger.info("timing subnets on this machine")
-    subnets = start_search(supernet, count, seed, _budget(macs, params, latency), examples)
-    measured = _measure(subnets, options.processes)
-    result = _result(subnets, measured, out)
+    result = subnet(
+        run, macs=macs, params=params, latency=latency, count=count, seed=seed, space=space, examples=examples, out=out,
+        progress=_log_progress, **options.arguments("data_dir", "workers"),
+    ).to_dict()  # fmt: skip
     options.show(result, _text(result))
 
 
-def _budget(macs: int | None, params: int | None, latency: float | None) -> "Budget | None":
-    from ..analysis.subnets import Budget
-
-    limits: dict[BudgetKind, float | None] = {"macs": macs, "parameters": params, "latency_ms": latency}
-    return next((Budget(kind, most) for kind, most in limits.items() if most is not None), None)
-
-
-def _measure(subnets: "SubnetSearch", workers: int) -> dict[str, Any]:
-    """Evaluate the subnets that earlier searches did not."""
-    missing, start, done, each = len(subnets.nets) - len(subnets.rows()), time.perf_counter(), 0, 0.0
-    for rows in subnets.measure(workers):
-        done += len(rows)
-        each = (time.perf_counter() - start) / done
-        logger.info("subnets %d/%d  %.2g s each  %.0f s to go", done, missing, each, each * (missing - done))
-    return {"nets": len(subnets.nets), "now": done, "seconds_each": each, "examples": subnets.examples}
-
-
-def _result(subnets: "SubnetSearch", measured: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    from ..analysis.profiling import latency_ms
-
-    net, best = subnets.best()
-    if out is not None:
-        subnets.save(net, out)
-    timed = subnets.budget is not None and subnets.budget.kind == "latency_ms"
-    return {
-        "best": {**asdict(best), **({"latency_ms": latency_ms(net)} if timed else {})},
-        "front": [asdict(row) for row in subnets.front()],
-        "hyper_volume": subnets.hypervolume(),
-        "measured": {**measured, "rows": str(subnets.file)},
-        "out": None if out is None else str(out),
-    }
+def _log_progress(done: int, missing: int, each: float) -> None:
+    logger.info("subnets %d/%d  %.2g s each  %.0f s to go", done, missing, each, each * (missing - done))
 
 
 def _text(result: dict[str, Any]) -> str:

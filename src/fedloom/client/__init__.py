@@ -11,7 +11,20 @@ from .client import (
     with_batchnorm_statistics,
 )
 from .fit import fit, gradient
-from .losses import cross_entropy, distance, dummy_loss, label_loss, mask_logits, soft_cross_entropy
+from .losses import (
+    CROSS_ENTROPY,
+    LOSSES,
+    CrossEntropy,
+    Focal,
+    Loss,
+    build_loss,
+    distance,
+    dummy_loss,
+    label_loss,
+    mask_logits,
+    soft_cross_entropy,
+    supervised_loss,
+)
 from .optimizers import (
     LR_SCHEDULES,
     OPTIMIZERS,
@@ -29,11 +42,11 @@ from .subnets import SubnetStream, draw_subnets, subnet_logits
 from .task import Bounded, BundleSpec, Layout, Like, Task, like, on_any_device, on_device, shaped
 
 __all__ = [
-    "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "Bounded", "BundleSpec", "Client", "ClientResult",
-    "Constant", "Cosine", "DevicePlan", "Kernel", "LRSchedule", "Layout", "Like", "Milestones", "Optimizer",
-    "PaddedIndices", "Schedule", "Sgd", "Step", "SubnetStream", "Task", "alignment_loss", "average_kernels",
-    "cross_entropy", "distance", "draw_plan", "draw_subnets", "dummy_loss", "fit", "gradient", "label_loss", "like",
-    "mask_logits", "merge_plans", "on_any_device", "on_device", "optimizer_at", "represent", "representation_kind",
-    "select_examples", "shaped", "soft_cross_entropy", "subnet_logits", "sum_batch_statistics",
-    "with_batchnorm_statistics",
+    "CROSS_ENTROPY", "LOSSES", "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "Bounded",
+    "BundleSpec", "Client", "ClientResult", "Constant", "Cosine", "CrossEntropy", "DevicePlan", "Focal", "Kernel",
+    "LRSchedule", "Layout", "Like", "Loss", "Milestones", "Optimizer", "PaddedIndices", "Schedule", "Sgd", "Step",
+    "SubnetStream", "Task", "alignment_loss", "average_kernels", "build_loss", "distance", "draw_plan",
+    "draw_subnets", "dummy_loss", "fit", "gradient", "label_loss", "like", "mask_logits", "merge_plans",
+    "on_any_device", "on_device", "optimizer_at", "represent", "representation_kind", "select_examples", "shaped",
+    "soft_cross_entropy", "subnet_logits", "sum_batch_statistics", "supervised_loss", "with_batchnorm_statistics",
 ]  # fmt: skip

@@ -20,7 +20,18 @@ MIN_TARGET_NORM = 1e-8  # a target with a smaller norm carries no information: t
 
 
 def represent(features: Tensor, kernel: Kernel, bandwidth: float = 1.0) -> dict[str, Tensor]:
-    """Features [..., n, d] in the form that is exchanged; the form is the same for all devices of one model."""
+    """Features in the form that is exchanged; the form is the same for all devices of one model.
+
+    Parameters
+    ----------
+    features : the representation of n examples, [..., n, d].
+    kernel : how representations are compared.
+    bandwidth : the width of the rbf kernel, in median distances between examples.
+
+    Returns
+    -------
+    "features" [..., n, d] or "kernel" [..., n, n].
+    """
     kind = representation_kind(kernel, *features.shape[-2:])
     if kind == "features":
         return {kind: features}
@@ -28,13 +39,29 @@ def represent(features: Tensor, kernel: Kernel, bandwidth: float = 1.0) -> dict[
 
 
 def representation_kind(kernel: Kernel, examples: int, width: int) -> Literal["features", "kernel"]:
+    """The form in which a representation is exchanged: whichever is smaller.
+
+    Parameters
+    ----------
+    kernel : how representations are compared.
+    examples : the number n of examples.
+    width : the length d of a representation.
+    """
     return "features" if kernel == "procrustes" or (kernel == "linear" and width < examples) else "kernel"
 
 
 def average_kernels(
     representations: Sequence[Tensors], shares: Sequence[float], kernel: Kernel, even: bool = False
 ) -> dict[str, Tensor]:
-    """The weighted mean of kernels, in the smaller form. `even`: normalize each kernel first."""
+    """The weighted mean of kernels, in the smaller form.
+
+    Parameters
+    ----------
+    representations : the representation of each device.
+    shares : the weight of each.
+    kernel : how representations are compared.
+    even : whether to normalize each kernel first.
+    """
     scales = [1 / (_norm(_center_kernel(_kernel_of(one))) + TINY) if even else 1.0 for one in representations]
     weights = [share / sum(shares) * scale for share, scale in zip(shares, scales, strict=True)]
     if all("features" in one for one in representations):
@@ -49,7 +76,18 @@ def average_kernels(
 
 
 def alignment_loss(target: Tensors, kernel: Kernel, bandwidth: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """A function [..., n, d] -> [...], from 0 (equal up to rotation and scale) to 1. The target is detached."""
+    """A loss from 0 (equal up to rotation and scale) to 1.
+
+    Parameters
+    ----------
+    target : the representation to align with, which gets no gradient.
+    kernel : how representations are compared.
+    bandwidth : the width of the rbf kernel, in median distances between examples.
+
+    Returns
+    -------
+    A function from features [..., n, d] to the loss [...].
+    """
     fixed = {name: tensor.detach() for name, tensor in target.items()}
     if kernel == "procrustes":
         return _procrustes_loss(_center(fixed["features"]))
@@ -59,7 +97,13 @@ def alignment_loss(target: Tensors, kernel: Kernel, bandwidth: float = 1.0) -> C
 
 
 def select_examples(representation: Tensors, rows: Tensor) -> dict[str, Tensor]:
-    """The part of a representation, [K, ...], that belongs to some of the examples."""
+    """The part of a representation that belongs to some of the examples.
+
+    Parameters
+    ----------
+    representation : features or kernel, [K, ...].
+    rows : the numbers of the examples.
+    """
     selected = {name: tensor[:, rows] for name, tensor in representation.items()}
     return {name: tensor[:, :, rows] if name == "kernel" else tensor for name, tensor in selected.items()}
 

@@ -12,15 +12,30 @@ from ..tensors import Parcel, Tensors, combine, per_device
 from .optimizers import Optimizer
 from .plan import Step
 
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits [examples, classes], labels [examples]) -> one number per example."""
+
 
 @dataclass(frozen=True)
 class Batch:
-    x: Tensor  # [K, batch, ...]
-    y: Tensor  # [K, batch]
-    step_seeds: StepSeeds | None = None  # None: evaluation mode
-    label_smoothing: float = 0.0
+    """A batch of each device of a block.
+
+    Parameters
+    ----------
+    x : prepared inputs, [K, batch, ...].
+    y : labels, [K, batch], or [K, batch, length] if every token has one.
+    step_seeds : the seeds of the training step; None: evaluation mode.
+    loss : of logits and labels; None: cross entropy.
+    positions : the index of each example in its device's own list, [K, batch].
+    number : the number of the step, from 0.
+    """
+
+    x: Tensor
+    y: Tensor
+    step_seeds: StepSeeds | None = None
+    loss: LossFunction | None = None
     positions: Tensor | None = None
-    number: int = 0  # of the step
+    number: int = 0
 
     @property
     def example_positions(self) -> Tensor:
@@ -29,7 +44,13 @@ class Batch:
         return self.positions
 
     def cyclic_rows(self, count: int, of: int) -> Tensor:
-        """`count` of `of` row numbers: successive steps cycle through all of them."""
+        """Row numbers for this step; successive steps cycle through all of them.
+
+        Parameters
+        ----------
+        count : how many rows.
+        of : the number of rows to choose from.
+        """
         return (self.number * count + torch.arange(count)) % of
 
 
@@ -39,34 +60,63 @@ AuxiliaryLoss = Callable[[Tensors, Batch], Tensor]
 
 @dataclass(frozen=True)
 class PaddedIndices:
-    """Row numbers of a block's examples; the shorter lists are padded."""
+    """Row numbers of a block's examples; the shorter lists are padded.
 
-    rows: Tensor  # [K, longest]
-    real: Tensor  # [K, longest] booleans: False for padding
+    Parameters
+    ----------
+    rows : row numbers, [K, longest].
+    real : booleans, [K, longest]: False for padding.
+    """
+
+    rows: Tensor
+    real: Tensor
 
 
 @dataclass(frozen=True)
 class Client:
-    """A block of devices, as a task sees it."""
+    """A block of devices, as a task sees it.
+
+    Parameters
+    ----------
+    model : the devices' model.
+    optimizer : the optimizer; `optimizer.lr` is the learning rate of this round.
+    examples : the training examples of all devices: use `batch` and `train_batches`, which read only a device's own.
+    tests : the test examples of all devices: use `test_batches`.
+    test_indices : the test examples of each device.
+    preparation : how stored examples become the model's input.
+    plan : the training steps, which `fit` goes through; `step.active`, [K], is 0 for devices that are done.
+    seen_labels : the labels that each device has, booleans [K, classes].
+    state : what the devices keep from round to round.
+    loss : of logits and labels; None: cross entropy.
+    tier_models : the model of every tier that takes part, by name.
+    train_indices : all training examples of each device, in their device's order.
+    auxiliary_loss : a loss that `fit` adds to the task's own.
+    """
 
     model: Model
     optimizer: Optimizer
-    examples: Examples  # of all devices: use `batch` and `train_batches`, which read only a device's own
+    examples: Examples
     tests: Examples
     test_indices: PaddedIndices
     preparation: Preparation
     plan: tuple[Step, ...]
-    seen_labels: Tensor  # [K, classes] booleans
-    state: Parcel  # kept from round to round
-    label_smoothing: float = 0.0
+    seen_labels: Tensor
+    state: Parcel
+    loss: LossFunction | None = None
     tier_models: Mapping[str, Model] = field(default_factory=dict)
-    train_indices: PaddedIndices | None = None  # all training examples, in their device's order
+    train_indices: PaddedIndices | None = None
     auxiliary_loss: AuxiliaryLoss | None = None
 
     def batch(self, step: Step) -> Batch:
+        """The batch of a training step, with its augmentation.
+
+        Parameters
+        ----------
+        step : a step of the plan.
+        """
         x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
         y = self.examples.y[step.rows]
-        return Batch(x, y, step.step_seeds, self.label_smoothing, step.positions, step.number)
+        return Batch(x, y, step.step_seeds, self.loss, step.positions, step.number)
 
     @property
     def num_examples(self) -> int:
@@ -74,12 +124,25 @@ class Client:
         return 0 if self.train_indices is None else int(self.train_indices.real.sum(1).min())
 
     def train_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
-        """The training examples in order, without augmentation, and which of them are not padding."""
+        """The training examples in order, without augmentation, and which of them are not padding, [K, batch].
+
+        How long the padding is depends on the other devices of the block: declare the task with
+        `@on_device(..., batch_across_runs=False)`.
+
+        Parameters
+        ----------
+        size : the batch size.
+        """
         assert self.train_indices is not None
         yield from self._batches(self.examples, self.train_indices, size)
 
     def test_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
-        """The devices' own test examples in order, and which of them are not padding."""
+        """The devices' own test examples in order, and which of them are not padding, [K, batch].
+
+        Parameters
+        ----------
+        size : the batch size.
+        """
         yield from self._batches(self.tests, self.test_indices, size)
 
     def _batches(self, store: Examples, indices: PaddedIndices, size: int) -> Iterator[tuple[Batch, Tensor]]:
@@ -90,7 +153,17 @@ class Client:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a task returns: the upload, and the device's new state (None: unchanged)."""
+    """What a task returns.
+
+    Parameters
+    ----------
+    upload : what is sent to the server: the bundles that the task declares with `sends`.
+    state : the device's new state; None: unchanged.
+
+    Examples
+    --------
+    >>> ClientResult(upload={"weights": shared}, state={"weights": private})
+    """
 
     upload: Parcel
     state: Parcel | None = None
@@ -98,7 +171,18 @@ class ClientResult:
 
 @torch.no_grad()
 def sum_batch_statistics(client: Client, weights: Tensors, max_batches: int | None) -> tuple[dict[str, Tensor], Tensor]:
-    """Sums of the batches' means and variances over the plan, and the number of batches of each device: [K]."""
+    """Sums of the means and variances of the plan's batches, for static batch norm.
+
+    Parameters
+    ----------
+    client : the devices.
+    weights : their weights, [K, ...].
+    max_batches : the largest number of batches; None: the whole plan.
+
+    Returns
+    -------
+    The sums, by name of the statistic, and the number of batches of each device, [K].
+    """
     devices = len(client.seen_labels)
     total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
     batches = torch.zeros(devices, dtype=torch.int32)
@@ -112,7 +196,21 @@ def sum_batch_statistics(client: Client, weights: Tensors, max_batches: int | No
 
 
 def with_batchnorm_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
-    """The weights with the statistics of the device's own data, unless they contain statistics already."""
+    """The weights with the statistics of the device's own data, unless they contain statistics already.
+
+    With them a model with batch norm runs in evaluation mode on a device; for other models nothing is added.
+
+    Parameters
+    ----------
+    client : the devices.
+    weights : their weights, [K, ...].
+
+    Examples
+    --------
+    >>> evaluated = with_batchnorm_statistics(client, weights)
+    >>> for batch, real in client.train_batches(100):
+    ...     features = client.model(evaluated, batch.x).taps["features"]
+    """
     if client.model.statistics().keys() <= weights.keys():
         return dict(weights)
     total, batches = sum_batch_statistics(client, weights, None)

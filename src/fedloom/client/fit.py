@@ -23,8 +23,28 @@ def fit(
 ) -> dict[str, Tensor]:
     """Train on the devices' own data and return the new weights; the given ones are not changed.
 
-    Several objectives alternate within every step, each with its own optimizer state. `only` names the trainable
-    weights; if an objective returns a gradient, the weights it names. Momentum and decay do not touch the others.
+    The batches, their order and the optimizer are those of the client, so that all methods train alike. Several
+    objectives alternate within every step, each with its own optimizer state.
+
+    Parameters
+    ----------
+    client : the devices that train.
+    weights : the initial weights, [K, ...].
+    objectives : functions (weights, *batches) that return a loss, [K], or the gradient itself: a dict of the weights
+        that it changes.
+    only : the names of the trainable weights; None: all. Momentum and decay do not touch the others.
+    batches_per_step : how many batches an objective receives in each step.
+
+    Returns
+    -------
+    The trained weights, [K, ...].
+
+    Examples
+    --------
+    >>> def loss(weights: Tensors, batch: Batch) -> Tensor:
+    ...     logits = client.model(weights, batch.x, batch.step_seeds).logits
+    ...     return cross_entropy(logits, batch)
+    >>> weights = fit(client, inbox["weights"], loss)
     """
     trained = combine(torch.clone, weights)
     trainable = trained if only is None else {name: trained[name] for name in only}
@@ -40,7 +60,16 @@ def fit(
 def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weights: Tensors | None = None) -> Tensors:
     """Each device's gradient of its own loss. Devices do not share losses, so the gradient of the sum contains it.
 
-    `all_weights`: what the objective receives, if that is more than the trainable weights.
+    Parameters
+    ----------
+    objective : a function (weights, *batches) that returns a loss, [K], or the gradient itself.
+    weights : the weights to differentiate by, [K, ...].
+    batches : what the objective receives after the weights.
+    all_weights : what the objective receives, if that is more than the trainable weights.
+
+    Returns
+    -------
+    The gradient, by name of the weight.
     """
     with torch.enable_grad():
         leaves = combine(lambda weight: weight.detach().requires_grad_(), weights)

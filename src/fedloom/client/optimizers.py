@@ -5,32 +5,42 @@ Learning-rate schedules are factors by round.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..registry import Registry
 from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
 from ..tensors import Parcel, Tensors, combine, per_device
 
 
 class Optimizer(Protocol):
+    """An optimizer for a block of devices. It is a frozen dataclass with a field `lr`, which schedules replace."""
+
     @property
-    def learning_rate(self) -> float: ...
+    def lr(self) -> float: ...
     def start(self, weights: Tensors) -> Parcel: ...
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """torch.optim.SGD after clip_grad_value_ and clip_grad_norm_.
+    """Stochastic gradient descent, as torch.optim.SGD; gradients are clipped for each device on its own.
 
-    `decay_vectors`: apply weight decay to biases and normalization layers too.
+    Parameters
+    ----------
+    lr : the learning rate.
+    momentum : the factor of the velocity that is kept in each step; 0: no momentum.
+    weight_decay : the weight of the L2 penalty.
+    clip_norm : the largest L2 norm of a device's gradient, as in clip_grad_norm_; None: not clipped.
+    clip_value : the largest magnitude of its entries, as in clip_grad_value_, before the norm; None: not clipped.
+    decay_vectors : whether weight decay applies to biases and normalization layers too.
     """
 
-    learning_rate: Positive = 0.1
+    lr: Positive = 0.1
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
@@ -38,9 +48,24 @@ class Sgd:
     decay_vectors: bool = True
 
     def start(self, weights: Tensors) -> Parcel:
+        """The optimizer's state before the first step.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        """
         return {"velocity": combine(torch.zeros_like, weights)}
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
+        """Update weights and state in place.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        gradient : their gradient.
+        state : what `start` returned, as the last step left it.
+        active : [K]; a device with 0 keeps weights and state bit for bit.
+        """
         names = sorted(weights)  # so that a norm does not depend on the order of layers
         w, v = [weights[name] for name in names], [state["velocity"][name] for name in names]
         active = active.to(w[0])
@@ -52,14 +77,24 @@ class Sgd:
             decayed = [n for n, tensor in enumerate(w) if self.decay_vectors or tensor.dim() > 2]  # [K, ...]
             vs, ws = [v[n] for n in decayed], [w[n] for n in decayed]
             torch._foreach_addcmul_(vs, ws, _for_each(active * self.weight_decay, ws))
-        torch._foreach_addcmul_(w, v, _for_each(active * -self.learning_rate, v))
+        torch._foreach_addcmul_(w, v, _for_each(active * -self.lr, v))
 
 
 @dataclass(frozen=True)
 class Adam:
-    """torch.optim.Adam after clip_grad_norm_."""
+    """Adam, as torch.optim.Adam; gradients are clipped for each device on its own.
 
-    learning_rate: Positive = 0.001
+    Parameters
+    ----------
+    lr : the learning rate.
+    beta1 : the decay of the running mean of gradients.
+    beta2 : the decay of the running mean of squared gradients.
+    epsilon : added to the denominator, so that it is never zero.
+    weight_decay : the weight of the L2 penalty.
+    clip_norm : the largest L2 norm of a device's gradient, as in clip_grad_norm_; None: not clipped.
+    """
+
+    lr: Positive = 0.001
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     epsilon: Positive = 1e-8
@@ -67,6 +102,12 @@ class Adam:
     clip_norm: Positive | None = None
 
     def start(self, weights: Tensors) -> Parcel:
+        """The optimizer's state before the first step.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        """
         first = next(iter(weights.values()))
         return {
             "mean": combine(torch.zeros_like, weights),
@@ -75,6 +116,15 @@ class Adam:
         }
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
+        """Update weights and state in place.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        gradient : their gradient.
+        state : what `start` returned, as the last step left it.
+        active : [K]; a device with 0 keeps weights and state bit for bit.
+        """
         names = sorted(weights)
         active = active.to(weights[names[0]])
         steps = state["count"]["steps"].add_(active)
@@ -88,10 +138,10 @@ class Adam:
             square.lerp_(g.square(), (1 - self.beta2) * on.expand_as(square))
             unbiased = mean / per_device(_zero_to_one(1 - self.beta1**steps), w)
             root = (square / per_device(_zero_to_one(1 - self.beta2**steps), w)).sqrt() + self.epsilon
-            w.sub_(self.learning_rate * on * torch.where(on > 0, unbiased / root, 0))
+            w.sub_(self.lr * on * torch.where(on > 0, unbiased / root, 0))
 
 
-OPTIMIZERS: dict[str, type[Sgd] | type[Adam]] = {"sgd": Sgd, "adam": Adam}
+OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizers", {"sgd": Sgd, "adam": Adam})
 
 
 def _mask_inactive(gradients: list[Tensor], active: Tensor) -> list[Tensor]:
@@ -130,43 +180,81 @@ class LRSchedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
+    """The same learning rate in every round."""
+
     def factor(self, round_number: int) -> float:
+        """The factor on the learning rate: 1.
+
+        Parameters
+        ----------
+        round_number : the round, from 1.
+        """
         return 1.0
 
 
 @dataclass(frozen=True)
 class Milestones:
-    """Multiply by `factor_each` after each of these rounds; rounds count from 1."""
+    """Step decay: the learning rate is multiplied by a factor after each of some rounds.
+
+    Parameters
+    ----------
+    rounds : these rounds, counted from 1.
+    factor_each : the factor.
+    """
 
     rounds: tuple[Natural, ...] = ()
     factor_each: Positive = 0.1
 
     def factor(self, round_number: int) -> float:
+        """The factor on the learning rate.
+
+        Parameters
+        ----------
+        round_number : the round, from 1.
+        """
         return self.factor_each ** sum(round_number > milestone for milestone in self.rounds)
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """Cosine annealing to 0 over `rounds`, after a linear warm-up from `first` over `warmup` rounds (FedSup)."""
+    """Cosine annealing to 0, after an optional linear warm-up (FedSup).
+
+    Parameters
+    ----------
+    rounds : the number of rounds until 0 is reached.
+    warmup : the number of rounds of the warm-up; 0: none.
+    first : the factor in round 1, if there is a warm-up.
+    """
 
     rounds: Count
     warmup: Natural = 0
-    first: Share = 0.001  # the factor in round 1, if there is a warm-up
+    first: Share = 0.001
 
     def factor(self, round_number: int) -> float:
+        """The factor on the learning rate.
+
+        Parameters
+        ----------
+        round_number : the round, from 1.
+        """
         past = min(round_number - 1, self.rounds)
         risen = past / self.warmup if past < self.warmup else 1.0
         return (self.first * (1 - risen) + risen) * 0.5 * (1 + math.cos(math.pi * past / self.rounds))
 
 
-LR_SCHEDULES: dict[str, type[Constant] | type[Milestones] | type[Cosine]] = {
-    "constant": Constant,
-    "milestones": Milestones,
-    "cosine": Cosine,
-}
+LR_SCHEDULES: Registry[Callable[..., LRSchedule]] = Registry(
+    "lr_schedules", {"constant": Constant, "milestones": Milestones, "cosine": Cosine}
+)
 
 
 def optimizer_at(optimizer: Optimizer, lr_schedule: LRSchedule, round_number: int) -> Optimizer:
-    """The optimizer with its learning rate of one round."""
-    learning_rate = optimizer.learning_rate * lr_schedule.factor(round_number)
-    return replace(optimizer, learning_rate=learning_rate)  # type: ignore[type-var]
+    """The optimizer with its learning rate of one round.
+
+    Parameters
+    ----------
+    optimizer : the optimizer of the recipe.
+    lr_schedule : the schedule of its learning rate.
+    round_number : the round, from 1.
+    """
+    lr = optimizer.lr * lr_schedule.factor(round_number)
+    return replace(optimizer, lr=lr)  # type: ignore[type-var]

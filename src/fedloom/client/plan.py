@@ -20,7 +20,15 @@ from ..tensors import Tensors, combine, per_device
 
 @dataclass(frozen=True)
 class Schedule:
-    """Batch size and epochs; `last` says what happens to an incomplete last batch."""
+    """How long devices train in a round.
+
+    Parameters
+    ----------
+    batch_size : the batch size.
+    epochs : the number of passes over the device's examples.
+    last : what happens to an incomplete last batch: it is used as it is ("keep"), left out ("drop"), or filled up with
+        examples of the same epoch ("wrap").
+    """
 
     batch_size: Count = 10
     epochs: Count = 1
@@ -29,28 +37,51 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Step:
-    """One training step of a block of devices."""
+    """One training step of a block of devices.
 
-    rows: Tensor  # [K, batch] row numbers in the store of examples
-    active: Tensor  # [K], 1 while a device has steps left, then 0
-    augmentation: Tensors  # [K, batch, ...] random numbers for the preparation
+    Parameters
+    ----------
+    rows : row numbers in the store of examples, [K, batch].
+    active : [K], 1 while a device has steps left, then 0.
+    augmentation : random numbers for the preparation, [K, batch, ...].
+    step_seeds : the seeds of the model's random layers.
+    positions : the rows as positions in the device's own list of examples, [K, batch].
+    number : the number of the step, from 0.
+    epoch : the epoch of each device, [K].
+    """
+
+    rows: Tensor
+    active: Tensor
+    augmentation: Tensors
     step_seeds: StepSeeds
-    positions: Tensor | None = None  # [K, batch] the rows as positions in the device's own list of examples
-    number: int = 0  # from 0
-    epoch: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))  # [K]
+    positions: Tensor | None = None
+    number: int = 0
+    epoch: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The training steps of one device; a visit is one use of an example."""
+    """The training steps of one device; a visit is one use of an example.
 
-    rows: Tensor  # [visits]
-    positions: Tensor  # [visits]
-    augmentation: Tensors  # [visits, ...]
-    sizes: tuple[int, ...]  # batch size of each step
+    Parameters
+    ----------
+    rows : row numbers in the store of examples, [visits].
+    positions : the rows as positions in the device's own list of examples, [visits].
+    augmentation : random numbers for the preparation, [visits, ...].
+    sizes : the batch size of each step.
+    seed : the seed of the model's random layers.
+    shared_seed : the same for all devices of one request.
+    ragged : whether batch sizes differ, so that only plans with the same sizes can share a block.
+    steps_per_epoch : the number of steps of an epoch.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    augmentation: Tensors
+    sizes: tuple[int, ...]
     seed: int
-    shared_seed: int  # the same for all devices of one request
-    ragged: bool  # batch sizes differ, so only plans with the same sizes can share a block
+    shared_seed: int
+    ragged: bool
     steps_per_epoch: int
 
     @property
@@ -67,7 +98,17 @@ def draw_plan(
     draw: np.random.Generator,
     shared_seed: int = 0,
 ) -> DevicePlan:
-    """Draw the plan of a device that holds these rows of the store."""
+    """Draw the training plan of a device.
+
+    Parameters
+    ----------
+    rows : the device's row numbers in the store of examples.
+    schedule : batch size and epochs.
+    examples : the store of examples.
+    preparation : draws the augmentation.
+    draw : the source of randomness.
+    shared_seed : a seed that is the same for all devices of one request.
+    """
     sizes = _epoch_sizes(len(rows), schedule)
     order = [np.resize(draw.permutation(len(rows)), sum(sizes)) for _ in range(schedule.epochs)]
     positions = torch.from_numpy(np.concatenate(order))
@@ -92,7 +133,12 @@ def _epoch_sizes(examples: int, schedule: Schedule) -> tuple[int, ...]:
 
 
 def merge_plans(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
-    """The steps of a block. A device that has finished is inactive and sees its own examples again."""
+    """The steps of a block. A device that has finished is inactive and sees its own examples again.
+
+    Parameters
+    ----------
+    plans : the plan of each device.
+    """
     longest = max(plans, key=lambda plan: len(plan.sizes))
     steps, start = [], 0
     for number, size in enumerate(longest.sizes):

@@ -1,6 +1,6 @@
-"""Sub-nets drawn at every step and trained through the net that contains them (FedSup, FjORD).
+"""Subnets drawn at every step and trained through the net that contains them (FedSup, FjORD).
 
-A sub-net's weights are views of the large net's, so its loss has gradients there and nothing is copied back.
+A subnet's weights are views of the large net's, so its loss has gradients there and nothing is copied back.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +17,41 @@ from ..tensors import Tensors
 from .client import Batch
 
 SubnetStream = Literal["device", "shared"]
-"""Each device draws its own sub-net of a step, as published, or all draw the same one, so that they run as a block."""
+"""Each device draws its own subnet of a step, as published, or all draw the same one, so that they run as a block."""
 
 
 def draw_subnets(
     choose: Callable[[np.random.Generator], Model], step_seeds: StepSeeds | None, stream: SubnetStream, number: int = 0
 ) -> list[Model]:
-    """One sub-net for all devices of a step, or one for each; `number` distinguishes several draws in one step."""
+    """Draw one subnet for all devices of a step, or one for each.
+
+    Parameters
+    ----------
+    choose : draws a subnet with a random generator.
+    step_seeds : the seeds of the step.
+    stream : "device": one subnet for each device; "shared": one for all.
+    number : distinguishes several draws in one step.
+    """
     if step_seeds is None:
-        raise ValueError("sub-nets are drawn only in training")
+        raise ValueError("subnets are drawn only in training")
     seeds = (step_seeds.common,) if stream == "shared" else step_seeds.per_device
     return [choose(generator(seed, SUBNET, number)) for seed in seeds]
 
 
 def subnet_logits(subnets: Sequence[Model], supernet: Model, weights: Tensors, batch: Batch) -> Tensor:
-    """[K, batch, classes]: each device's batch through its sub-net, one for all devices or one for each."""
+    """Run each device's batch through its subnet.
+
+    Parameters
+    ----------
+    subnets : one subnet for all devices, or one for each.
+    supernet : the model that contains them.
+    weights : the supernet's weights, [K, ...], which get the gradients.
+    batch : the batch.
+
+    Returns
+    -------
+    Logits, [K, batch, classes].
+    """
     if len(subnets) == 1:
         subnet = subnets[0]
         return subnet(subnet_footprint(subnet, supernet).read(weights), batch.x, batch.step_seeds).logits

@@ -26,7 +26,14 @@ UploadSpecs = Mapping[str, BundleSpec | str]
 
 
 class Bounded(tuple[tuple[int, ...], torch.dtype]):
-    """Shape and dtype of integers in [0, below), such as class labels."""
+    """Shape and dtype of integers in [0, below), such as class labels.
+
+    Parameters
+    ----------
+    shape : the shape.
+    dtype : the dtype.
+    below : values are smaller than this; the gate refuses others.
+    """
 
     below: int
 
@@ -38,7 +45,12 @@ class Bounded(tuple[tuple[int, ...], torch.dtype]):
 
 @dataclass(frozen=True)
 class Like:
-    """A bundle with the same layout as one of the inbox, of which it is an update."""
+    """A bundle with the same layout as one of the inbox, of which it is an update.
+
+    Parameters
+    ----------
+    bundle : the name of the bundle in the inbox.
+    """
 
     bundle: str
 
@@ -47,12 +59,35 @@ class Like:
 
 
 def like(bundle: str) -> BundleSpec:
-    """Declare a bundle with the layout of the inbox's `bundle`."""
+    """Declare a bundle with the same layout as one of the inbox, of which it is an update.
+
+    Compression sends the difference from what the device received, so where a device has nothing new, upload what it
+    received, not zeros.
+
+    Parameters
+    ----------
+    bundle : the name of the bundle in the inbox.
+
+    Examples
+    --------
+    >>> @on_device(sends={"weights": like("weights")})
+    ... def train(self, client: Client, inbox: Parcel) -> ClientResult: ...
+    """
     return Like(bundle)
 
 
 def shaped(**layout: tuple[tuple[int | Literal["classes", "examples"], ...], torch.dtype]) -> BundleSpec:
-    """Declare tensors by shape and dtype; an axis may be as long as there are classes, or examples on the device."""
+    """Declare a bundle by the shapes and dtypes of its tensors.
+
+    Parameters
+    ----------
+    layout : shape and dtype of each tensor, by name. An axis may be as long as there are "classes", or "examples" on
+        the device. The axis K is left out.
+
+    Examples
+    --------
+    >>> shaped(prototypes=(("classes", 64), torch.float32), counts=(("classes",), torch.int64))
+    """
 
     def spec(model: Model, inbox: Parcel, examples: int) -> Layout:
         known = {"classes": model.classes, "examples": examples}
@@ -66,18 +101,34 @@ def shaped(**layout: tuple[tuple[int | Literal["classes", "examples"], ...], tor
 
 @dataclass(frozen=True)
 class Task:
-    """A function that devices run: (client, inbox) -> result."""
+    """A function that devices run: (client, inbox) -> result. `on_device` makes one.
+
+    Parameters
+    ----------
+    name : the name of the task.
+    run : the function.
+    sends : the layout of each uploaded bundle.
+    stream : the random stream of the batches; two requests never draw the same, even with one stream.
+    schedule : batch size and epochs; None: the recipe's.
+    ref : how another process looks the task up; (): by its name, in the method.
+    batch_key : tasks with equal keys may share a block, across experiments too; None: with no other.
+    """
 
     name: str
     run: Callable[[Client, Parcel], ClientResult]
     sends: Mapping[str, BundleSpec]
-    stream: str = TRAIN  # random stream of the batches; two requests never draw the same, even with one stream
-    schedule: Schedule | None = None  # None: the recipe's
-    ref: tuple[str, ...] = ()  # how another process looks the task up; (): by its name, in the method
-    batch_key: Hashable = None  # tasks with equal keys may share a block, across experiments too; None: with no other
+    stream: str = TRAIN
+    schedule: Schedule | None = None
+    ref: tuple[str, ...] = ()
+    batch_key: Hashable = None
 
     def without_upload(self, *ref: str) -> "Task":
-        """The same training on the same batches, but nothing is uploaded."""
+        """The same training on the same batches, but nothing is uploaded.
+
+        Parameters
+        ----------
+        ref : how another process looks this task up.
+        """
 
         def run(client: Client, inbox: Parcel) -> ClientResult:
             return replace(self.run(client, inbox), upload={})
@@ -135,13 +186,30 @@ def on_device(
 ) -> Callable[[Callable[[Any, Client, Parcel], ClientResult]], OnDevice]:
     """Turn a method's function `(self, client, inbox) -> ClientResult` into a task.
 
-    `sends` declares every uploaded bundle. `batch_across_runs`: devices of several experiments may share a block. Not
-    if the task draws once for a whole block, or feeds the model anything but its batches, since it is unknown whether
-    results are then bit-identical in every block.
+    Parameters
+    ----------
+    sends : a specification of every uploaded bundle, by name: `like`, `shaped`, or the name of a method `(model, inbox,
+        examples) -> {name: (shape, dtype)}`. It describes one device: neither the shapes nor the inbox have the axis K.
+        The gate refuses everything else.
+    stream : the random stream of the batches.
+    batch_across_runs : whether devices of several experiments may share a block. Not if the task draws once for a whole
+        block, or feeds the model anything but its batches, since it is unknown whether results are then bit-identical
+        in every block.
+
+    Examples
+    --------
+    >>> @on_device(sends={"weights": like("weights")})
+    ... def train(self, client: Client, inbox: Parcel) -> ClientResult:
+    ...     return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
     """
     return lambda function: OnDevice(function, sends, stream, batch_across_runs, takes_method=True)
 
 
 def on_any_device(sends: UploadSpecs) -> Callable[[Callable[[Client, Parcel], ClientResult]], OnDevice]:
-    """The same for a function `(client, inbox) -> ClientResult` that several methods share."""
+    """`on_device` for a function `(client, inbox) -> ClientResult` that several methods share.
+
+    Parameters
+    ----------
+    sends : a specification of every uploaded bundle, by name.
+    """
     return lambda function: OnDevice(function, sends, TRAIN, batch_across_runs=True, takes_method=False)

@@ -5,7 +5,8 @@ A reader is a function from keyword options to a `Dataset`; a parameter `folder`
 
 from collections.abc import Callable
 
-from .catalog import DATASET_INFO, DatasetInfo, lookup_dataset_info, synthetic_labels
+from ..registry import Registry
+from .catalog import DATASET_INFO, DatasetInfo, describe_deviation, lookup_dataset_info, synthetic_labels
 from .cifar import cifar10, cifar100
 from .dataset import DataBroken, DataError, DataMissing, Dataset, Examples
 from .embeddings import read_word_vectors
@@ -19,20 +20,25 @@ from .wikitext import wikitext2
 
 __all__ = [
     "DATASETS", "DATASET_INFO", "PARTITIONS", "PREPARATIONS", "DataBroken", "DataError", "DataMissing", "Dataset",
-    "DatasetInfo", "Examples", "Labels", "Partition", "Preparation", "correlate_tiers_with_labels", "extract_labels",
-    "hold_out", "limit_examples", "lookup_dataset_info", "read_word_vectors", "subsample", "synthetic_labels",
+    "DatasetInfo", "Examples", "Labels", "Partition", "Preparation", "correlate_tiers_with_labels",
+    "describe_deviation", "extract_labels", "hold_out", "limit_examples", "lookup_dataset_info", "read_word_vectors",
+    "subsample", "synthetic_labels",
 ]  # fmt: skip
 
-DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits,
-    "fashion-mini": fashion_mini,
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "pathmnist": pathmnist,
-    "pneumoniamnist": pneumoniamnist,
-    "wikitext2": wikitext2,
-    "sentiment140": sentiment140,
-    "npz": npz,
-}
+DATASETS: Registry[Callable[..., Dataset]] = Registry(
+    "datasets",
+    {
+        "digits": digits,
+        "fashion-mini": fashion_mini,
+        "mnist": mnist,
+        "fashion-mnist": fashion_mnist,
+        "cifar10": cifar10,
+        "cifar100": cifar100,
+        "pathmnist": pathmnist,
+        "pneumoniamnist": pneumoniamnist,
+        "wikitext2": wikitext2,
+        "sentiment140": sentiment140,
+        "npz": npz,
+    },
+    passed=("folder",),
+)

@@ -14,20 +14,38 @@ from .partition import Labels, Rows
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The sizes of a data set."""
+    """The sizes of a data set.
 
-    shape: tuple[int, ...]  # of one example as it is stored
+    Parameters
+    ----------
+    shape : the shape of one example as it is stored.
+    classes : the number of classes.
+    train : the number of training examples.
+    test : the number of test examples.
+    preparation : the name of its preparation, unless the recipe names another.
+    tokens : the number of token ids, where examples are text.
+    label_per_token : whether every token has a label.
+    groups : the number of groups in the training set, and of further ones in the test set.
+    """
+
+    shape: tuple[int, ...]
     classes: int
     train: int
     test: int
-    preparation: str  # unless the recipe names another
-    tokens: int | None = None  # where examples are text
+    preparation: str
+    tokens: int | None = None
     label_per_token: bool = False
-    groups: tuple[int, int] | None = None  # their number in the training set, and of further ones in the test set
+    groups: tuple[int, int] | None = None
 
 
 def lookup_dataset_info(name: str, settings: Mapping[str, Any]) -> DatasetInfo | None:
-    """The sizes of a data set read with these settings; None if only its files tell them."""
+    """The sizes of a data set read with these settings; None if only its files tell them.
+
+    Parameters
+    ----------
+    name : the name of the data set.
+    settings : the settings of its reader.
+    """
     info = DATASET_INFO.get(name)
     if info and name == "cifar100" and settings.get("labels") == "coarse":
         return replace(info, classes=20)
@@ -35,8 +53,38 @@ def lookup_dataset_info(name: str, settings: Mapping[str, Any]) -> DatasetInfo |
     return by_settings[name](**settings) if name in by_settings else info
 
 
+def describe_deviation(name: str, settings: Mapping[str, Any], train: int, test: int, classes: int) -> str:
+    """How a data set differs in its counts from the one that papers use, in words; "" if it does not, or is not known.
+
+    Published numbers say nothing about a set that is cut or changed, so wherever they are shown, this is shown too.
+
+    Parameters
+    ----------
+    name : the name of the data set.
+    settings : the settings of its reader.
+    train : the training examples that were read.
+    test : the test examples that were read.
+    classes : the classes that were read.
+    """
+    info = lookup_dataset_info(name, settings)
+    if info is None:
+        return ""
+    counts = {"training examples": (train, info.train), "test examples": (test, info.test)}
+    if name == "sentiment140":  # its reader moves tweets to the test set
+        counts = {"examples": (train + test, info.train + info.test)}
+    counts["classes"] = classes, info.classes
+    unlike = [f"{found:,} {what} instead of {known:,}" for what, (found, known) in counts.items() if found != known]
+    return f"not {name} as published: {', '.join(unlike)}" if unlike else ""
+
+
 def synthetic_labels(info: DatasetInfo, test_examples: int | None = None) -> Labels:
-    """As many labels as the data set has: balanced and cyclic, with consecutive groups of equal size."""
+    """As many labels as the data set has: balanced and cyclic, with consecutive groups of equal size.
+
+    Parameters
+    ----------
+    info : the sizes of the data set.
+    test_examples : the largest number of test examples; None: all.
+    """
     counts = info.train, min(info.test, test_examples or info.test)
     train, test = (_cyclic_labels(count, info) for count in counts)
     if info.groups is None:

@@ -46,14 +46,19 @@ _CIFAR10 = CifarFiles(
 
 
 def cifar10(*, folder: Path) -> Dataset:
-    """Small photographs: 50,000 + 10,000 color images of 32 x 32 in 10 classes."""
+    """CIFAR-10, small photographs: 50,000 + 10,000 color images of 32 x 32 in 10 classes."""
     arrays = _read_binary(_CIFAR10, folder) or find_npz("cifar10", folder)
     arrays = arrays or adapters.download("cifar10", _missing_error(_CIFAR10, folder))
     return build_dataset("cifar10", arrays, 10, PREPARATIONS["heterofl_cifar10"])
 
 
 def cifar100(*, folder: Path, labels: Literal["fine", "coarse"] = "fine") -> Dataset:
-    """Small photographs: 50,000 + 10,000 color images of 32 x 32 in 100 fine classes or 20 coarse ones."""
+    """CIFAR-100, small photographs: 50,000 + 10,000 color images of 32 x 32 in 100 classes.
+
+    Parameters
+    ----------
+    labels : the 100 "fine" classes, or the 20 "coarse" ones that group them.
+    """
     if labels not in ("fine", "coarse"):
         raise ValueError(f'labels must be "fine" (100 classes) or "coarse" (20), not {labels!r}')
     fine = labels == "fine"

@@ -13,7 +13,13 @@ from .preparation import Preparation
 
 
 class DataError(Exception):
-    """A problem with a data set; `hint` says how to fix it."""
+    """A problem with a data set.
+
+    Parameters
+    ----------
+    message : what is wrong.
+    hint : how to fix it.
+    """
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message, hint)
@@ -34,9 +40,12 @@ class DataBroken(DataError):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs and their labels, the same number of each; images are uint8 [n, channels, height, width].
+    """Inputs and their labels, the same number of each.
 
-    Text is int64 [n, length]; its labels are [n], or [n, length] if every token has a label.
+    Parameters
+    ----------
+    x : images, uint8 or float [n, channels, height, width]; text, int64 [n, length]; or other numbers.
+    y : labels, int64 [n], or [n, length] if every token has a label.
     """
 
     x: Tensor
@@ -54,8 +63,17 @@ class Examples:
 class Dataset:
     """A training and a test set with labels 0 .. classes - 1.
 
-    Text has the number of different `tokens` (including the mask) and a `vocabulary` with the word of each. `groups`
-    is the group of every training and every test example, such as a user; a number is the same group in both.
+    Parameters
+    ----------
+    name : what reports call it.
+    train : the training examples.
+    test : the test examples.
+    classes : the number of classes.
+    preparation : how stored examples become a model's input.
+    tokens : for text, the number of different token ids, including the mask.
+    groups : the group of every training and every test example, such as a user; a number is the same group in both.
+    vocabulary : for text, the word of each token.
+    deviation : how its counts differ from those of the published data set of that name; "" if they do not.
     """
 
     name: str
@@ -66,6 +84,7 @@ class Dataset:
     tokens: int | None = None
     groups: tuple[Tensor, Tensor] | None = None
     vocabulary: tuple[str, ...] = ()
+    deviation: str = ""
 
     def __post_init__(self) -> None:
         for part, examples, index in (("training", self.train, 0), ("test", self.test, 1)):
@@ -85,12 +104,22 @@ class Dataset:
         return tuple(self.preparation(self.train.x[:1]).shape[1:])
 
     def limit_test_examples(self, count: int) -> "Dataset":
-        """The same data set with only the first `count` test examples."""
+        """The same data set with only the first test examples.
+
+        Parameters
+        ----------
+        count : how many to keep.
+        """
         test = Examples(self.test.x[:count], self.test.y[:count])
         return replace(self, test=test, groups=self.groups and (self.groups[0], self.groups[1][:count]))
 
     def with_validation_split(self, rows: Tensor) -> "Dataset":
-        """Replace the test set by these training examples, which are removed from the training set."""
+        """Replace the test set by some training examples, which are removed from the training set.
+
+        Parameters
+        ----------
+        rows : these examples.
+        """
         remaining = torch.ones(len(self.train), dtype=torch.bool)
         remaining[rows] = False
         train, test = (Examples(self.train.x[part], self.train.y[part]) for part in (remaining, rows))

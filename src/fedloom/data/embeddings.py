@@ -20,9 +20,16 @@ def sort_by_frequency(counts: Rows) -> Rows:
 
 
 def read_word_vectors(path: Path, vocabulary: Sequence[str]) -> Vector:
-    """Read the vectors [words, width] of a vocabulary from a text file with one word and its numbers per line.
+    """Read pretrained word vectors, such as GloVe's, for a vocabulary.
 
-    Words that are not in the file get a row of zeros.
+    Parameters
+    ----------
+    path : a text file with one word and its numbers per line.
+    vocabulary : the words.
+
+    Returns
+    -------
+    The vectors, [words, width]; zeros for words that are not in the file.
     """
     try:
         with path.open(encoding="utf-8", newline="\n") as file:

@@ -27,13 +27,13 @@ _HINT = f"Download the file again; the official sets hold {', '.join(FILES)}."
 
 
 def mnist(*, folder: Path) -> Dataset:
-    """Handwritten digits: 60,000 + 10,000 gray images of 28 x 28."""
+    """MNIST, handwritten digits: 60,000 + 10,000 gray images of 28 x 28 in 10 classes."""
     arrays = _read_set("mnist", folder, ("mnist", "MNIST/raw", "."))
     return build_dataset("mnist", arrays, 10, PREPARATIONS["heterofl_mnist"])
 
 
 def fashion_mnist(*, folder: Path) -> Dataset:
-    """Articles of clothing: 60,000 + 10,000 gray images of 28 x 28."""
+    """Fashion-MNIST, articles of clothing: 60,000 + 10,000 gray images of 28 x 28 in 10 classes."""
     arrays = _read_set("fashion-mnist", folder, ("fashion-mnist", "FashionMNIST/raw", "."))
     return build_dataset("fashion-mnist", arrays, 10, PREPARATIONS["fashion"])
 

@@ -26,19 +26,25 @@ _BUNDLED = Path(__file__).parent / "bundled"
 
 
 def digits() -> Dataset:
-    """Handwritten digits: 1,437 + 360 gray images of 8 x 8."""
+    """Handwritten digits, part of the package: 1,437 + 360 gray images of 8 x 8 in 10 classes."""
     return build_dataset("digits", read_npz(_BUNDLED / "digits.npz"), 10, PREPARATIONS["plain"])
 
 
 def fashion_mini() -> Dataset:
-    """A balanced subset of Fashion-MNIST: 2,000 + 500 gray images of 28 x 28."""
+    """A balanced subset of Fashion-MNIST, part of the package: 2,000 + 500 gray images of 28 x 28 in 10 classes."""
     return build_dataset("fashion-mini", read_npz(_BUNDLED / "fashion_mini.npz"), 10, PREPARATIONS["fashion"])
 
 
 def npz(*, folder: Path, file: str, classes: Count | None = None) -> Dataset:
-    """Any .npz file with a training and a test set, searched in the data directory, then in the working directory.
+    """Any .npz file with a training and a test set.
 
-    Set `classes` if the file may lack examples of some classes.
+    The arrays are named x_train, y_train, x_test and y_test, or train_images, train_labels, test_images and
+    test_labels.
+
+    Parameters
+    ----------
+    file : its path, searched in the data directory, then in the working directory.
+    classes : the number of classes, if the file may lack examples of some; None: the highest label determines it.
     """
     path = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
     if path is None:
@@ -48,12 +54,18 @@ def npz(*, folder: Path, file: str, classes: Count | None = None) -> Dataset:
 
 
 def pathmnist(*, folder: Path) -> Dataset:
-    """Tissue of the colon: 89,996 + 7,180 color images of 28 x 28 in 9 classes; the validation part is unused."""
+    """PathMNIST, tissue of the colon: 89,996 + 7,180 color images of 28 x 28 in 9 classes.
+
+    The validation part is unused.
+    """
     return build_dataset("pathmnist", _read_medmnist("pathmnist", folder), 9, PREPARATIONS["fedsup_pathmnist"])
 
 
 def pneumoniamnist(*, folder: Path) -> Dataset:
-    """Chest X-rays: 4,708 + 624 gray images of 28 x 28, healthy or pneumonia; the validation part is unused."""
+    """PneumoniaMNIST, chest X-rays: 4,708 + 624 gray images of 28 x 28, healthy or pneumonia.
+
+    The validation part is unused.
+    """
     return build_dataset("pneumoniamnist", _read_medmnist("pneumoniamnist", folder), 2, PREPARATIONS["plain"])
 
 

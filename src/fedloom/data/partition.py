@@ -24,7 +24,15 @@ _FORMAT = "fedloom partition 1"
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What a partition may use: labels, and the group of every training and every test example, if there are groups."""
+    """What a partition may use: the labels of a data set, and its groups.
+
+    Parameters
+    ----------
+    train : the labels of the training examples, [n], or [n, length] if every token has one.
+    test : the labels of the test examples.
+    classes : the number of classes.
+    groups : the group of every training and of every test example, such as a user; None: there are no groups.
+    """
 
     train: Rows
     test: Rows
@@ -32,13 +40,24 @@ class Labels:
     groups: tuple[Rows, Rows] | None = None
 
     def select_train(self, rows: Rows) -> "Labels":
-        """Only these training examples, but all test examples."""
+        """Only some of the training examples, but all test examples.
+
+        Parameters
+        ----------
+        rows : the training examples to keep.
+        """
         return replace(self, train=self.train[rows], groups=self.groups and (self.groups[0][rows], self.groups[1]))
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which examples each device holds: row numbers into the training and the test set."""
+    """Which examples each device holds: row numbers into the training and the test set.
+
+    Parameters
+    ----------
+    train : the training rows of each device, an int64 array each.
+    test : the test rows of each device.
+    """
 
     train: tuple[Rows, ...]
     test: tuple[Rows, ...]
@@ -56,13 +75,23 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the partition as JSON with its fingerprint."""
+        """Write the partition as JSON with its fingerprint.
+
+        Parameters
+        ----------
+        path : the file.
+        """
         parts = {"train": [rows.tolist() for rows in self.train], "test": [rows.tolist() for rows in self.test]}
         path.write_text(json.dumps({"format": _FORMAT, "sha256": self.fingerprint(), **parts}), encoding="utf-8")
 
     @staticmethod
     def load(path: Path) -> "Partition":
-        """Read a saved partition; raises for a file that `save` did not write."""
+        """Read a saved partition; raises `DataBroken` for a file that `save` did not write.
+
+        Parameters
+        ----------
+        path : the file.
+        """
         hint = "Write it with Partition.save, or create the partition again."
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -78,7 +107,12 @@ class Partition:
 
 
 def extract_labels(dataset: Dataset) -> Labels:
-    """The labels and groups of a data set."""
+    """The labels and groups of a data set.
+
+    Parameters
+    ----------
+    dataset : the data set.
+    """
     groups = None if dataset.groups is None else (dataset.groups[0].numpy(), dataset.groups[1].numpy())
     return Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.classes, groups)
 

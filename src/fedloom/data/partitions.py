@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..registry import Registry
 from ..settings import Count
 from .partition import (
     Labels,
@@ -27,7 +28,7 @@ from .partition import (
 
 
 def iid(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
-    """Shuffle and split into equal parts, training and test alike; the remainder is unused."""
+    """IID: shuffle and split into equal parts, training and test set alike; the remainder is unused."""
     check_devices(labels, devices)
     train = split_equally(generator.permutation(len(labels.train)), devices)
     return Partition(train, split_equally(generator.permutation(len(labels.test)), devices))
@@ -36,10 +37,15 @@ def iid(labels: Labels, devices: int, generator: np.random.Generator) -> Partiti
 def label_shards(
     labels: Labels, devices: int, generator: np.random.Generator, *, labels_per_device: int, dedupe: bool = True
 ) -> Partition:
-    """Split every label into equal shards, `labels_per_device` shards per device, with the same labels in the test set.
+    """Label shards: every label is split into equal shards, and every device draws some of them.
 
-    A device may draw a label twice: with `dedupe` it then holds one of the shards and the other is unused (HeteroFL),
-    without it holds both (FedBABU, FedHeNN).
+    A device has the same labels in its test set.
+
+    Parameters
+    ----------
+    labels_per_device : the number of shards per device; times `devices` it must be a multiple of the number of classes.
+    dedupe : what a device holds that draws a label twice: one of the shards, and the other is unused (HeteroFL), or
+        both (FedBABU, FedHeNN).
     """
     check_one_label_each(labels)
     shards = _shards_per_label(labels, devices, labels_per_device)
@@ -56,9 +62,13 @@ def label_shards(
 
 
 def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, *, shards_per_device: int) -> Partition:
-    """Sort by label, split into equal shards, and assign them at random (McMahan et al., 2017).
+    """Sorted shards: sort by label, split into equal shards, and assign them at random (McMahan et al., 2017).
 
     A shard may span two labels. The remainder of the sorted rows is unused.
+
+    Parameters
+    ----------
+    shards_per_device : the number of shards per device.
     """
     check_devices(labels, devices)
     check_one_label_each(labels)
@@ -109,7 +119,7 @@ def _concatenate_shards(shards: list[list[Rows]], pairs: list[tuple[int, int]]) 
 ATTEMPTS = 50
 
 
-def dirichlet_per_label(
+def dirichlet(
     labels: Labels,
     devices: int,
     generator: np.random.Generator,
@@ -118,10 +128,14 @@ def dirichlet_per_label(
     min_examples: int = 10,
     balanced: bool = True,
 ) -> Partition:
-    """Divide the rows of each label over the devices in proportions from Dirichlet(alpha) (Yurochkin et al., 2019).
+    """Dirichlet: divide each label over the devices in proportions from Dirichlet(alpha) (Yurochkin et al., 2019).
 
-    With `balanced` a device that already has n / devices rows gets none of the following labels (FedML). Drawn up to 50
-    times until every device has `min_examples`; after that, rows are moved from the largest devices.
+    Parameters
+    ----------
+    alpha : the concentration; the smaller, the more devices differ. 0.1 is very uneven, 100 almost even.
+    min_examples : the training examples that every device has at least. The partition is drawn up to 50 times; after
+        that, rows are moved from the largest devices.
+    balanced : whether a device that already has n / devices rows gets none of the following labels (FedML).
     """
     _check_settings(labels, devices, alpha, min_examples)
     piles = rows_by_label(labels.train, labels.classes)
@@ -133,7 +147,14 @@ def dirichlet_per_label(
 def quantity(
     labels: Labels, devices: int, generator: np.random.Generator, *, alpha: float, min_examples: int = 10
 ) -> Partition:
-    """The same label distribution on all devices, sizes from Dirichlet(alpha); `min_examples` as above."""
+    """Quantity skew: the same label distribution on all devices, and sizes from Dirichlet(alpha).
+
+    Parameters
+    ----------
+    alpha : the concentration; the smaller, the more the sizes differ.
+    min_examples : the training examples that every device has at least. The partition is drawn up to 50 times; after
+        that, rows are moved from the largest devices.
+    """
     _check_settings(labels, devices, alpha, min_examples)
     count = len(labels.train)
 
@@ -145,10 +166,14 @@ def quantity(
 
 
 def dirichlet_per_device(labels: Labels, devices: int, generator: np.random.Generator, *, alpha: float) -> Partition:
-    """Devices of equal size, each with its own label proportions from Dirichlet(alpha) (FedDyn).
+    """Devices of equal size, each with its own label proportions from Dirichlet(alpha), as in FedDyn.
 
     Slot by slot, a random device with room draws a label by its proportions among the labels with rows left; if none of
     its labels has any left, all remaining labels are equally likely.
+
+    Parameters
+    ----------
+    alpha : the concentration; the smaller, the more devices differ.
     """
     _check_settings(labels, devices, alpha, 1)
     preferences = np.stack([draw_proportions(generator, alpha, labels.classes) for _ in range(devices)])
@@ -270,10 +295,10 @@ def _check_settings(labels: Labels, devices: int, alpha: float, min_examples: in
 
 
 def text_rows(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
-    """Whole rows of text assigned at random, the same number to every device; the remainder is unused.
+    """Rows of text: whole rows are assigned at random, the same number to every device.
 
-    Test examples follow their row. If the test set has other rows than the training set, every device gets an equal
-    part of it, because there may be fewer test rows than devices.
+    The remainder is unused. Test examples follow their row. If the test set has other rows than the training set, every
+    device gets an equal part of it, because there may be fewer test rows than devices.
     """
     check_devices(labels, devices)
     train, test = _require_groups(labels)
@@ -287,10 +312,14 @@ def text_rows(labels: Labels, devices: int, generator: np.random.Generator) -> P
 
 
 def natural(labels: Labels, devices: int, generator: np.random.Generator, *, least: Count = 1) -> Partition:
-    """One device for each of the groups with most training examples; the first to appear among equals.
+    """Natural groups: one device for each of the groups, such as users, with most training examples.
 
-    Groups are assigned to devices at random: otherwise tiers, which go by index, would depend on the number of
-    examples. A device's test set is that of its group, and may be empty.
+    Of groups of equal size the first to appear counts. Groups are assigned to devices at random: otherwise tiers, which
+    go by index, would depend on the number of examples. A device's test set is that of its group, and may be empty.
+
+    Parameters
+    ----------
+    least : the training examples that a group must have.
     """
     check_devices(labels, devices)
     train, test = _require_groups(labels)
@@ -325,7 +354,12 @@ def _rows_of_groups(groups: Rows, group_lists: Iterable[Rows]) -> tuple[Rows, ..
 
 
 def from_file(labels: Labels, devices: int, generator: np.random.Generator, *, path: str) -> Partition:
-    """A partition saved with `Partition.save`; its devices may share rows."""
+    """A partition from a file that `Partition.save` wrote; its devices may share rows.
+
+    Parameters
+    ----------
+    path : the file.
+    """
     partition = Partition.load(Path(path))
     if len(partition.train) != devices:
         raise ValueError(f"devices = {devices}, but the partition in {path} is for {len(partition.train)} devices")
@@ -346,6 +380,13 @@ def correlate_tiers_with_labels(
     The label rank of a part is by its most frequent training label (the lowest of equals), then by its mean label, then
     by index. The new order is by correlation · label rank + (1 - correlation) · random rank, then by label rank. A
     correlation of 0 draws no random numbers.
+
+    Parameters
+    ----------
+    partition : the partition to reorder.
+    labels : the labels of the data set.
+    correlation : from 0 to 1.
+    generator : the source of randomness.
     """
     if not 0 <= correlation <= 1:
         raise ValueError(f"the correlation must lie between 0 (unchanged) and 1 (sorted by label), not {correlation}")
@@ -359,19 +400,41 @@ def correlate_tiers_with_labels(
 
 
 def limit_examples(partition: Partition, examples: int | None, generator: np.random.Generator) -> Partition:
-    """Keep at most this many random training examples per device; test rows are unchanged."""
+    """Keep at most some random training examples per device; test rows are unchanged.
+
+    Parameters
+    ----------
+    partition : the partition to reduce.
+    examples : the largest number per device; None: no limit.
+    generator : the source of randomness.
+    """
     if examples is None:
         return partition
     return Partition(tuple(generator.permutation(rows)[:examples] for rows in partition.train), partition.test)
 
 
 def hold_out(examples: int, count: int, generator: np.random.Generator) -> Rows:
-    """`count` random rows to keep away from all devices."""
+    """Random rows to keep away from all devices, sorted.
+
+    Parameters
+    ----------
+    examples : the number of rows to draw from.
+    count : how many to draw.
+    generator : the source of randomness.
+    """
     return np.sort(generator.permutation(examples)[:count])
 
 
 def subsample(partition: Partition, devices: float, keep: float, generator: np.random.Generator) -> Partition:
-    """A random fraction of the devices keeps only a fraction of its training examples, at least one."""
+    """A random fraction of the devices keeps only a fraction of its training examples, at least one.
+
+    Parameters
+    ----------
+    partition : the partition to reduce.
+    devices : the fraction of devices.
+    keep : the fraction of examples that they keep.
+    generator : the source of randomness.
+    """
     count = len(partition.train)
     reduced = set(generator.permutation(count)[: round(devices * count)].tolist())
 
@@ -397,20 +460,24 @@ def _ranks(order: Rows) -> Rows:
 
 
 def device_data(labels: Labels, devices: int, generator: np.random.Generator) -> Partition:
-    """For real devices, which bring their own data: the server knows no rows."""
+    """The devices' own data, for real devices: the server knows no rows."""
     empty = tuple(np.zeros(0, dtype=np.int64) for _ in range(devices))
     return Partition(empty, empty)
 
 
-PARTITIONS: dict[str, Callable[..., Partition]] = {
-    "iid": iid,
-    "label_shards": label_shards,
-    "sorted_shards": sorted_shards,
-    "dirichlet_per_label": dirichlet_per_label,
-    "dirichlet_per_device": dirichlet_per_device,
-    "quantity": quantity,
-    "rows": text_rows,
-    "natural": natural,
-    "file": from_file,
-    "own": device_data,
-}
+PARTITIONS: Registry[Callable[..., Partition]] = Registry(
+    "partitions",
+    {
+        "iid": iid,
+        "label_shards": label_shards,
+        "sorted_shards": sorted_shards,
+        "dirichlet": dirichlet,
+        "dirichlet_per_device": dirichlet_per_device,
+        "quantity": quantity,
+        "rows": text_rows,
+        "natural": natural,
+        "file": from_file,
+        "own": device_data,
+    },
+    passed=("labels", "devices", "generator"),
+)

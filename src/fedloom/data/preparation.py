@@ -13,14 +13,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..registry import Registry
+
 
 @dataclass(frozen=True)
 class Preparation:
     """Stored examples -> a model's input; in training with random crops, flips and cutouts.
 
-    Order: scale to 0..1, resize, repeat gray, crop, flip, normalize, cutout. Crops pad with black, or with
-    `pad_normalized` with zeros after normalization. Integer tokens are unchanged, except that in training each becomes
-    `mask_token` with probability `mask_chance`.
+    Order: scale to 0..1, resize, repeat gray, crop, flip, normalize, cutout. Integer tokens are unchanged, except for
+    the masks of training.
+
+    Parameters
+    ----------
+    mean, std : normalize with these numbers, one per channel; empty: do not normalize.
+    size : resize to this height and width.
+    channels : repeat gray images to this many channels.
+    crop_padding : random crops of the image, padded with this many black pixels on each side; 0: no crops.
+    crop_chance : the probability of a crop; else the image stays in place.
+    flip : whether to mirror images with probability 1/2.
+    cutout : the side of a random square of zeros; 0: none.
+    pad_normalized : whether crops pad with zeros after normalization, instead of black before it.
+    mask_chance : the probability that a token is masked in training.
+    mask_token : the id of the mask.
     """
 
     mean: tuple[float, ...] = ()
@@ -46,10 +60,35 @@ class Preparation:
         if min(self.crop_padding, self.cutout) < 0:
             raise ValueError("crop_padding and cutout count pixels and cannot be negative")
 
-    def draw_augmentation(self, generator: np.random.Generator, count: int, *shape: int) -> dict[str, Tensor]:
-        """Draw the augmentation of `count` stored examples of this shape: name -> [count, k]; {} if there is none.
+    def __str__(self) -> str:
+        """The steps in words, in their order."""
+        chance = f", probability {self.crop_chance:g}" if self.crop_chance < 1 else ""
+        crop = f"random crops (padding {self.crop_padding}{chance})" if self.crop_padding else ""
+        normalize = f"normalize by mean {_listed(self.mean)} and std {_listed(self.std)}" if self.mean else ""
+        augment = (crop, "random flips" if self.flip else "")
+        steps = (
+            "scale to 0..1",
+            f"resize to {self.size[0]} x {self.size[1]}" if self.size else "",
+            f"repeat gray to {self.channels} channels" if self.channels else "",
+            *((normalize, *augment) if self.pad_normalized else (*augment, normalize)),
+            f"random cutout of {self.cutout} x {self.cutout}" if self.cutout else "",
+            f"mask tokens with probability {self.mask_chance:g}" if self.mask_chance else "",
+        )
+        return f"{', '.join(filter(None, steps)).capitalize()}."
 
-        The last two axes of an image are height and width; in text every token gets its own draw.
+    def draw_augmentation(self, generator: np.random.Generator, count: int, *shape: int) -> dict[str, Tensor]:
+        """Draw the augmentation of some stored examples of one shape.
+
+        Parameters
+        ----------
+        generator : the source of randomness.
+        count : the number of examples.
+        shape : the shape of one. The last two axes of an image are height and width; in text every token gets its own
+            draw.
+
+        Returns
+        -------
+        Name -> [count, k]; {} if there is no augmentation.
         """
         height, width = self.size or (shape[-2:] if len(shape) > 1 else (1, 1))
         augmentation: dict[str, Tensor] = {}
@@ -68,9 +107,13 @@ class Preparation:
     def __call__(
         self, x: Tensor, augmentation: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Prepare x [..., channels, height, width] or tokens [..., length]; without `augmentation` nothing is random.
+        """Prepare examples; without `augmentation` nothing is random.
 
-        The tensors of `augmentation` [..., k] have the leading axes of x.
+        Parameters
+        ----------
+        x : images [..., channels, height, width] or tokens [..., length].
+        augmentation : what `draw_augmentation` drew, [..., k] with the leading axes of x.
+        dtype : the type of the result; None: torch's default.
         """
         if x.dtype != torch.uint8 and not x.is_floating_point():
             return self._mask(x, augmentation or {})
@@ -116,6 +159,10 @@ class Preparation:
         return crop_and_flip(images, crop.to(images.device), flip.to(images.device), padding)
 
 
+def _listed(numbers: tuple[float, ...]) -> str:
+    return "/".join(f"{number:g}" for number in numbers)
+
+
 def crop_and_flip(images: Tensor, crop: Tensor, flip: Tensor, padding: int) -> Tensor:
     """Crop every padded image at its offset [count, 2], then mirror it where `flip` [count, 1]."""
     height, width = images.shape[-2:]
@@ -140,29 +187,37 @@ def _cutout(images: Tensor, center: Tensor, length: int) -> Tensor:
 
 _NO_PREPARATION = Preparation()
 
-PREPARATIONS: dict[str, Preparation] = {
-    "plain": _NO_PREPARATION,
-    "crop_flip": Preparation(crop_padding=4, flip=True),
-    "heterofl_mnist": Preparation((0.1307,), (0.3081,)),
-    "fashion": Preparation((0.2860,), (0.3530,)),
-    "fedsup_fashion": Preparation((0.2860,), (0.3530,), size=(32, 32), channels=3, crop_padding=4, flip=True),
-    "fedin_fashion": Preparation(size=(32, 32)),
-    "heterofl_cifar10": Preparation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), crop_padding=4, flip=True),
-    "imagenet_cifar": Preparation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_padding=4, flip=True),
-    "fedml_cifar10": Preparation(
-        (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), crop_padding=4, flip=True, cutout=16
-    ),
-    "feddyn_cifar10": Preparation(
-        (0.491, 0.482, 0.447), (0.247, 0.243, 0.262), crop_padding=4, crop_chance=0.5, flip=True, pad_normalized=True
-    ),
-    "cifar100": Preparation((0.507, 0.487, 0.441), (0.267, 0.256, 0.276), crop_padding=4, flip=True),
-    "feddyn_cifar100": Preparation(
-        (0.5071, 0.4867, 0.4408),
-        (0.2675, 0.2565, 0.2761),
-        crop_padding=4,
-        crop_chance=0.5,
-        flip=True,
-        pad_normalized=True,
-    ),
-    "fedsup_pathmnist": Preparation((0.5,) * 3, (0.5,) * 3, size=(32, 32), crop_padding=4, flip=True),
-}
+PREPARATIONS: Registry[Preparation] = Registry(
+    "preparations",
+    {
+        "plain": _NO_PREPARATION,
+        "crop_flip": Preparation(crop_padding=4, flip=True),
+        "heterofl_mnist": Preparation((0.1307,), (0.3081,)),
+        "fashion": Preparation((0.2860,), (0.3530,)),
+        "fedsup_fashion": Preparation((0.2860,), (0.3530,), size=(32, 32), channels=3, crop_padding=4, flip=True),
+        "fedin_fashion": Preparation(size=(32, 32)),
+        "heterofl_cifar10": Preparation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), crop_padding=4, flip=True),
+        "imagenet_cifar": Preparation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_padding=4, flip=True),
+        "fedml_cifar10": Preparation(
+            (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), crop_padding=4, flip=True, cutout=16
+        ),
+        "feddyn_cifar10": Preparation(
+            (0.491, 0.482, 0.447),
+            (0.247, 0.243, 0.262),
+            crop_padding=4,
+            crop_chance=0.5,
+            flip=True,
+            pad_normalized=True,
+        ),
+        "cifar100": Preparation((0.507, 0.487, 0.441), (0.267, 0.256, 0.276), crop_padding=4, flip=True),
+        "feddyn_cifar100": Preparation(
+            (0.5071, 0.4867, 0.4408),
+            (0.2675, 0.2565, 0.2761),
+            crop_padding=4,
+            crop_chance=0.5,
+            flip=True,
+            pad_normalized=True,
+        ),
+        "fedsup_pathmnist": Preparation((0.5,) * 3, (0.5,) * 3, size=(32, 32), crop_padding=4, flip=True),
+    },
+)

@@ -110,11 +110,16 @@ FILES = "training.1600000.processed.noemoticon.csv and testdata.manual.2009.06.1
 
 
 def sentiment140(*, folder: Path, length: Count = 25, words: Count = 10_000, test_share: Fraction = 0.1) -> Dataset:
-    """Tweets as the ids of their first `length` words, negative (0) or positive (1); neutral ones are left out.
+    """Sentiment140, tweets of many users: negative (0) or positive (1); neutral ones are left out.
 
-    Id 0 is padding, 1 an unknown word, and then follow the `words` most frequent words of the training set. The test
-    set is the hand-labeled tweets. If the training file has users, they are the groups, and the fraction `test_share`
-    of every user's tweets, rounded down, is added to the test set.
+    Id 0 is padding and 1 an unknown word. The test set is the hand-labeled tweets. If the training file has users, they
+    are the groups.
+
+    Parameters
+    ----------
+    length : the number of words of a tweet that are used, its first ones.
+    words : the number of words that have an id of their own, the most frequent ones of the training set.
+    test_share : the share of every user's tweets, rounded down, that is added to the test set, if the file has users.
     """
     word_ids = {PADDING: 0, UNKNOWN: 1}
     train, test, has_users = _read(folder, length, word_ids)

@@ -29,13 +29,20 @@ def wikitext2(
     most_words: Count | None = None,
     published: bool = False,
 ) -> Dataset:
-    """Encyclopedia articles: 2,088,628 + 245,569 words in windows of `length`, with one label per word.
+    """WikiText-2, encyclopedia articles for masked language modeling: 2,088,628 + 245,569 words.
 
-    Words are separated by blanks, and every line ends with <eos>. Word ids are in the order of first appearance in the
-    training, validation and test files (33,278 in all); `most_words` keeps the most frequent ones of the training text,
-    and the others become <unk>. `published` adds the unused id that HeteroFL's published sizes include. The last id is
-    the mask: training masks each word with probability 0.15, and the test set always masks the same words. Incomplete
-    rows and windows are dropped.
+    An example is a window of words, with one label per word. Words are separated by blanks, and every line ends with
+    <eos>. Word ids are in the order of first appearance in the training, validation and test files (33,278 in all). The
+    last id is the mask: training masks each word with probability 0.15, and the test set always masks the same words.
+    Incomplete rows and windows are dropped.
+
+    Parameters
+    ----------
+    rows : the number of rows that the training text is cut into; with the partition "rows" a device holds whole rows.
+    test_rows : the same for the test text.
+    length : the number of words of a window.
+    most_words : keep this many of the most frequent words of the training text; the others become <unk>. None: all.
+    published : whether to add the unused id that HeteroFL's published sizes include.
     """
     words, train, test = _read(_find_folder(folder))
     if most_words is not None and most_words < len(words):

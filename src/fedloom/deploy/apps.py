@@ -39,13 +39,13 @@ def serve(grid: Grid, config: Config) -> None:
 
 
 def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
-    registry, out = load_extensions(extension_files(config)), Path(str(config["out"]))
+    registries, out = load_extensions(extension_files(config)), Path(str(config["out"]))
     data, exists = resolve_data_folder(str(config.get("data-dir", ""))), out.exists()
     if exists and read_manifest(out)["status"] == "finished":
         return
-    loaded = load(out / "recipe.toml" if exists else str(config["recipe"]), registry)
-    dataset = read_data(loaded, registry, data)
-    fleet, method = build(loaded, registry, data_spec_of(dataset))
+    loaded = load(out / "recipe.toml" if exists else str(config["recipe"]), registries)
+    dataset = read_data(loaded, registries, data)
+    fleet, method = build(loaded, registries, data_spec_of(dataset))
     check_deployment(loaded, method)
     _check_statistics(loaded, fleet)
     if fleet_folder is None:
@@ -56,8 +56,8 @@ def _serve(grid: Grid, config: Config, fleet_folder: Path | None) -> None:
         restarts = partial(count_restarts, fleet_folder / "flower")
         nodes = build_node_registry(grid, fleet, identify_by_key(enrolled, fleet), restarts)
         if not exists:  # a resumed run keeps the tiers in its recipe
-            loaded = assign_tiers(loaded, registry, data, fleet, enrolled, nodes.meet())
-    experiment = assemble(loaded, registry, data, dataset)
+            loaded = assign_tiers(loaded, registries, data, fleet, enrolled, nodes.meet())
+    experiment = assemble(loaded, registries, data, dataset)
     if fleet_folder is not None:
         rejected = partial(read_rejected_connections, fleet_folder / PROXY_LOG, experiment.state)
         nodes = replace(nodes, read_rejected=rejected)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..engines import InlineExecutor
 from ..fleet import Fleet
 from ..recipe.errors import RecipeIssue
-from ..recipe.registry import Registry
+from ..recipe.registries import KINDS, Registries
+from ..registry import settable_parameters
 from ..runs.experiment import Experiment
 from .runtime import NodeConfig, build_runtime, describe_device, load_extensions
 
@@ -29,20 +30,37 @@ SIMULATED_FAULTS = ("dropout", "stragglers", "outages", "corrupt")  # only in pr
 DEVICES = "devices"  # subfolder of a run for the state of simulated devices
 
 
-def attach_engine(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
+def attach_engine(experiment: Experiment, registries: Registries, data: Path, folder: Path) -> Experiment:
     """The experiment with the engine that its recipe names, for a run in this folder."""
-    loaded = experiment.loaded
-    match loaded.recipe.engine.kind:
-        case "in_process":
-            return experiment
-        case _ if find_spec("flwr") is None:
-            message, hint = "Flower is not installed", "pip install 'fedloom[flower]'"
-            raise loaded.error(RecipeIssue(("engine", "kind"), "EXTRA_MISSING", message, hint))
-        case "flower":
-            hint = "fedloom deploy server serves it; --engine flower-sim simulates it"
-            raise loaded.error(RecipeIssue(("engine", "kind"), "DEPLOYMENT", "this recipe is for real devices", hint))
-        case _:
-            return _attach_ray(experiment, registry, data, folder)
+    config = experiment.loaded.recipe.engine
+    build = registries.engines[config.kind]
+    passed = {
+        "simulator": experiment.simulator, "experiment": experiment, "registries": registries, "data": data,
+        "folder": folder,
+    }  # fmt: skip
+    named = settable_parameters(build)
+    engine = build(**{name: value for name, value in passed.items() if name in named}, **config.settings)
+    return engine if isinstance(engine, Experiment) else replace(experiment, engine=engine)
+
+
+def flower_simulation(experiment: Experiment, registries: Registries, data: Path, folder: Path) -> Experiment:
+    """Devices simulated by Flower on Ray, for fleets that are larger than one machine."""
+    _require_flower(experiment)
+    return _attach_ray(experiment, registries, data, folder)
+
+
+def flower_fleet(experiment: Experiment) -> Experiment:
+    """Real devices, reached over Flower: `fedloom deploy server` serves them."""
+    _require_flower(experiment)
+    hint = "fedloom deploy server serves it; --engine flower-sim simulates it"
+    issue = RecipeIssue(("engine", "kind"), "DEPLOYMENT", "this recipe is for real devices", hint)
+    raise experiment.loaded.error(issue)
+
+
+def _require_flower(experiment: Experiment) -> None:
+    if find_spec("flwr") is None:
+        message, hint = "Flower is not installed", "pip install 'fedloom[flower]'"
+        raise experiment.loaded.error(RecipeIssue(("engine", "kind"), "EXTRA_MISSING", message, hint))
 
 
 def build_node_registry(
@@ -83,16 +101,16 @@ def attach_flower(
     return replace(experiment, engine=engine, client_states=engine.client_states, faults=faults)
 
 
-def _attach_ray(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
+def _attach_ray(experiment: Experiment, registries: Registries, data: Path, folder: Path) -> Experiment:
     _check_faults(experiment)
-    _check_names(experiment, registry)
+    _check_names(experiment, registries)
     from ..flower.apps import client_app
     from ..flower.ray import RayGrid  # slow to import, so check the recipe first
 
     settings = {
         "data-dir": str(data.resolve()),
         "folder": str((folder / DEVICES).resolve()),
-        "with": ",".join(str(file) for file in registry.files),
+        "with": ",".join(str(file) for file in registries.files),
     }
     grid = RayGrid(client_app(partial(_build_ray_runtime, settings), describe_device), experiment.fleet.size)
     return attach_flower(experiment, build_node_registry(grid, experiment.fleet), grid.close)
@@ -116,11 +134,11 @@ def _check_faults(experiment: Experiment) -> None:
             raise loaded.error(RecipeIssue(("faults", key), "SIMULATION_ONLY", message, "leave it out"))
 
 
-def _check_names(experiment: Experiment, registry: Registry) -> None:
+def _check_names(experiment: Experiment, registries: Registries) -> None:
     """Raise if the experiment uses names that were registered in this process and not by a file."""
-    known = load_extensions(tuple(str(file) for file in registry.files))
-    for table in ("methods", "models", "datasets"):
-        unknown = getattr(registry, table).keys() - getattr(known, table).keys()
+    known = load_extensions(tuple(str(file) for file in registries.files))
+    for kind in KINDS:
+        unknown = set(getattr(registries, kind)) - set(getattr(known, kind))
         if unknown:
             message = f"{sorted(unknown)[0]!r} is registered in this process only"
             hint = "put it into a file and name the file with --with"

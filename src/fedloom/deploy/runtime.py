@@ -14,8 +14,8 @@ from ..engines import ClientData
 from ..recipe.errors import recipe_error
 from ..recipe.load import load
 from ..recipe.paths import resolve_data_folder
-from ..recipe.registry import Registry, import_file
-from ..runs.build import assemble, build_compression, build_task_registry
+from ..recipe.registries import Registries, import_file
+from ..runs.build import assemble, build_task_registry
 from ..runs.data import devices_own_data
 from ..runs.experiment import Experiment
 
@@ -42,27 +42,37 @@ def build_runtime(recipe: Mapping[str, Any], config: NodeConfig) -> "ClientRunti
     if devices_own_data(experiment.loaded):
         engine = replace(engine, client_data=_whole_dataset(experiment, name))
         evaluator = replace(evaluator, tests=("local",))  # no other device shares its test set
-    compression = build_compression(experiment.loaded.recipe)
     folder = Path(str(config.get("folder", "devices"))).expanduser()
     return ClientRuntime(
-        name, engine, experiment.fleet, build_task_registry(experiment.method, evaluator), folder, compression
+        name,
+        engine,
+        experiment.fleet,
+        build_task_registry(experiment.method, evaluator),
+        folder,
+        experiment.compression,
     )
 
 
 def _whole_dataset(experiment: Experiment, name: str) -> ClientData:
-    data, sizes = experiment.dataset, experiment.simulator.client_data.sizes
-    return ClientData(data, {name: torch.arange(len(data.train))}, {name: torch.arange(len(data.test))}, sizes)
+    data, simulated = experiment.dataset, experiment.simulator.client_data
+    return ClientData(
+        data,
+        {name: torch.arange(len(data.train))},
+        {name: torch.arange(len(data.test))},
+        simulated.sizes,
+        simulated.seed,
+    )
 
 
 @lru_cache(maxsize=4)
 def _assemble(recipe: str, data: str, files: tuple[str, ...], own_load: str, precision: torch.dtype) -> Experiment:
     """Cached: a process may answer many requests of one run. `precision` is part of the key."""
-    registry, document = load_extensions(files), json.loads(recipe)
+    registries, document = load_extensions(files), json.loads(recipe)
     if own_load:
         name = document["data"]["dataset"]
-        own = override_dataset(registry.datasets.get(name), import_load(Path(own_load)))
-        registry = registry.with_names(datasets={name: own})
-    return assemble(load(document, registry), registry, resolve_data_folder(data))
+        own = override_dataset(registries.datasets.get(name), import_load(Path(own_load)))
+        registries = registries.with_names(datasets={name: own})
+    return assemble(load(document, registries), registries, resolve_data_folder(data))
 
 
 def describe_device(config: NodeConfig) -> dict[str, Any]:
@@ -81,19 +91,19 @@ def extension_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in str(config.get("with", "")).split(",") if name)
 
 
-def load_extensions(files: tuple[str, ...]) -> Registry:
+def load_extensions(files: tuple[str, ...]) -> Registries:
     """The built-in names and those that these files register."""
-    registry = Registry()
+    registries = Registries()
     for file in files:
-        registry = registry.with_file(Path(file))
-    return registry
+        registries = registries.with_file(Path(file))
+    return registries
 
 
 def import_load(path: Path) -> Callable[[], Dataset]:
     """The function `load` of a file, by which a device reads its own data."""
     function = getattr(import_file(path), "load", None)
     if not callable(function):
-        hint = "def load() -> Dataset, as in docs/add_a_dataset.md"
+        hint = "def load() -> Dataset, as in docs/tutorials/own_data.md"
         raise recipe_error(path, "LOAD_MISSING", f"there is no function load in {path}", hint)
     return cast("Callable[[], Dataset]", function)
 

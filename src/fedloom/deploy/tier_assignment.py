@@ -12,7 +12,7 @@ from ..engines import Refusal
 from ..fleet import Fleet, count_parameters
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe, load
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
 from .registry import FleetRegistry
 from .remote import device_by_index
 
@@ -46,7 +46,7 @@ def identify_by_key(enrolled: FleetRegistry, fleet: Fleet) -> Callable[[int, dic
 
 def assign_tiers(
     loaded: LoadedRecipe,
-    registry: Registry,
+    registries: Registries,
     data: Path,
     fleet: Fleet,
     enrolled: FleetRegistry,
@@ -71,12 +71,12 @@ def assign_tiers(
         parse_device_spec(device.name, reports.get(fleet.name(index), {}), deadline)
         for index, device in enumerate(enrolled.devices)
     ]
-    plans = plan_fleet(loaded, registry, data, specs, tier_costs(loaded, registry, data, memory=True)).devices
+    plans = plan_fleet(loaded, registries, data, specs, tier_costs(loaded, registries, data, memory=True)).devices
     fits = [None if plan.demand is None else plan.demand.tier for plan in plans]
     document = loaded.recipe.document()
     max_tiers = [device.max_tier for device in enrolled.devices]
     document["fleet"]["device_tiers"] = list(choose_tiers(max_tiers, fits, names))
-    return load(json.loads(json.dumps(document)), registry)
+    return load(json.loads(json.dumps(document)), registries)
 
 
 def choose_tiers(max_tiers: Sequence[str | None], fits: Sequence[str | None], tiers: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..data import Examples
 from ..fleet import Exchange, Fleet, Inboxes, Reply, Request, count_parameters
 from ..footprints import Footprint, take_block
+from ..registry import Registry
 from ..seeds import ATTACK, MALICIOUS, generator
 from ..tensors import Tensors, combine
 from .client_data import ClientData
@@ -25,7 +26,16 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class AttackContext:
-    """What attackers know in one request: their own honest replies, those of the others, and all inboxes."""
+    """What attackers know in one request.
+
+    Parameters
+    ----------
+    malicious : their own replies, before the attack.
+    honest : the replies of the others.
+    inboxes : what the server sent to every device.
+    fleet : the fleet.
+    draw : the source of randomness.
+    """
 
     malicious: list[Reply]
     honest: list[Reply]
@@ -34,13 +44,30 @@ class AttackContext:
     draw: np.random.Generator
 
     def received(self, reply: Reply) -> Tensors:
+        """The weights that the server sent to a device.
+
+        Parameters
+        ----------
+        reply : the reply of the device.
+        """
         return self.inboxes[reply.device][WEIGHTS]
 
     def update(self, reply: Reply) -> dict[str, Tensor]:
+        """What a device changed in the weights that it received.
+
+        Parameters
+        ----------
+        reply : the reply of the device.
+        """
         return combine(torch.sub, reply.upload[WEIGHTS], self.received(reply))
 
     def honest_updates(self, like: Reply) -> list[dict[str, Tensor]]:
-        """Updates of honest devices with the same layout; without any, the attacker's own."""
+        """Updates of honest devices with the same layout; without any, the attacker's own.
+
+        Parameters
+        ----------
+        like : the attacker's reply.
+        """
         alike = [one for one in self.honest if _shapes(one.upload[WEIGHTS]) == _shapes(like.upload[WEIGHTS])]
         return [self.update(reply) for reply in alike or [like]]
 
@@ -54,11 +81,21 @@ Poison = Callable[[ClientData, Collection[str]], ClientData]
 
 @dataclass(frozen=True)
 class Attack:
+    """What malicious devices do: craft their uploads, or poison their training data.
+
+    Parameters
+    ----------
+    craft : a function from the `AttackContext` to the weights that attackers upload instead, in their order; None: they
+        upload honestly.
+    poison : a function from the data of all devices and the names of the attackers to the poisoned data; None: they
+        train on their own data.
+    """
+
     craft: Craft | None = None
     poison: Poison | None = None
 
 
-def scaled(factor: float) -> Craft:
+def _scaled(factor: float) -> Craft:
     """The attacker's own update times a factor; a negative one points away from the optimum."""
     return lambda context: [
         combine(lambda old, step: old + factor * step, context.received(one), context.update(one))
@@ -66,7 +103,7 @@ def scaled(factor: float) -> Craft:
     ]
 
 
-def gaussian(strength: float) -> Craft:
+def _gaussian(strength: float) -> Craft:
     """Noise in place of an update, `strength` times as long."""
 
     def craft(context: AttackContext) -> list[Tensors]:
@@ -78,7 +115,7 @@ def gaussian(strength: float) -> Craft:
     return craft
 
 
-def inner_product(strength: float) -> Craft:
+def _inner_product(strength: float) -> Craft:
     """IPM, Xie, Koyejo & Gupta, UAI 2019: the negated mean of honest updates, no longer than honest ones, so that norms
     do not reveal it."""
 
@@ -88,7 +125,7 @@ def inner_product(strength: float) -> Craft:
     return craft
 
 
-def little_is_enough(deviations: float) -> Craft:
+def _little_is_enough(deviations: float) -> Craft:
     """ALIE, Baruch, Baruch & Goldberg, NeurIPS 2019: the honest mean minus some standard deviations, entry by entry, so
     that each value could be an honest one."""
 
@@ -101,7 +138,7 @@ def little_is_enough(deviations: float) -> Craft:
     return craft
 
 
-def low_coverage(factor: float) -> Craft:
+def _low_coverage(factor: float) -> Craft:
     """Attackers of the largest tier scale their update where the fewest devices contribute, and are honest elsewhere;
     all other attackers are honest."""
 
@@ -128,7 +165,7 @@ def low_coverage(factor: float) -> Craft:
     return craft
 
 
-def wrong_tier(context: AttackContext) -> list[Tensors]:
+def _wrong_tier(context: AttackContext) -> list[Tensors]:
     """The weights of a device of another tier, where there is one: the gate refuses them."""
     everyone = [*context.honest, *context.malicious]
 
@@ -140,7 +177,7 @@ def wrong_tier(context: AttackContext) -> list[Tensors]:
     return [borrowed(one) for one in context.malicious]
 
 
-def label_flip(data: ClientData, names: Collection[str]) -> ClientData:
+def _label_flip(data: ClientData, names: Collection[str]) -> ClientData:
     """The attackers' examples get the opposite label, y -> classes - 1 - y. They are copies, because a partition may
     give one example to several devices."""
     rows = torch.cat([data.train[name] for name in sorted(names)]) if names else torch.zeros(0, dtype=torch.int64)
@@ -154,32 +191,129 @@ def label_flip(data: ClientData, names: Collection[str]) -> ClientData:
     return replace(data, dataset=replace(dataset, train=flipped, groups=None), train=indices)
 
 
-ATTACKS: dict[str, Attack] = {
-    "label_flip": Attack(poison=label_flip),
-    "sign_flip": Attack(scaled(-5.0)),
-    "gaussian": Attack(gaussian(100.0)),
-    "scaling": Attack(scaled(20.0)),
-    "ipm": Attack(inner_product(1.0)),
-    "alie": Attack(little_is_enough(1.5)),
-    "low_coverage": Attack(low_coverage(-20.0)),
-    "wrong_tier": Attack(wrong_tier),
-}
+def label_flip() -> Attack:
+    """Label flipping: attackers train on the opposite labels, y -> classes - 1 - y."""
+    return Attack(poison=_label_flip)
+
+
+def sign_flip(factor: float = -5.0) -> Attack:
+    """Sign flipping: the attacker's own update times a negative factor, so that it points away from the optimum.
+
+    Parameters
+    ----------
+    factor : the factor.
+    """
+    return Attack(_scaled(factor))
+
+
+def gaussian(strength: float = 100.0) -> Attack:
+    """Gaussian noise in place of an update.
+
+    Parameters
+    ----------
+    strength : how many times as long as the update the noise is.
+    """
+    return Attack(_gaussian(strength))
+
+
+def scaling(factor: float = 20.0) -> Attack:
+    """Scaling: the attacker's own update times a large factor.
+
+    Parameters
+    ----------
+    factor : the factor.
+    """
+    return Attack(_scaled(factor))
+
+
+def ipm(strength: float = 1.0) -> Attack:
+    """Inner-product manipulation: the negated mean of honest updates (Xie, Koyejo & Gupta, UAI 2019).
+
+    Parameters
+    ----------
+    strength : the factor of the negated mean; with 1 the upload is no longer than honest ones, so norms do not reveal
+        it.
+    """
+    return Attack(_inner_product(strength))
+
+
+def alie(deviations: float = 1.5) -> Attack:
+    """A little is enough: the honest mean minus some standard deviations (Baruch et al., NeurIPS 2019).
+
+    Parameters
+    ----------
+    deviations : how many standard deviations, entry by entry; with few, each value could be an honest one.
+    """
+    return Attack(_little_is_enough(deviations))
+
+
+def low_coverage(factor: float = -20.0) -> Attack:
+    """Low coverage: attackers of the largest tier scale their update where the fewest devices contribute.
+
+    They are honest elsewhere, and attackers of other tiers are honest.
+
+    Parameters
+    ----------
+    factor : the factor.
+    """
+    return Attack(_low_coverage(factor))
+
+
+def wrong_tier() -> Attack:
+    """Wrong tier: attackers upload the weights of another tier, which the gate refuses."""
+    return Attack(_wrong_tier)
+
+
+ATTACKS: Registry[Callable[..., Attack]] = Registry(
+    "attacks",
+    {
+        "label_flip": label_flip,
+        "sign_flip": sign_flip,
+        "gaussian": gaussian,
+        "scaling": scaling,
+        "ipm": ipm,
+        "alie": alie,
+        "low_coverage": low_coverage,
+        "wrong_tier": wrong_tier,
+    },
+)
 
 
 def malicious(fleet: Fleet, share: float) -> frozenset[str]:
-    """The devices that attack: a share of all, the same for every attack and defence of a seed."""
+    """The devices that attack, the same for every attack and defence of a seed.
+
+    Parameters
+    ----------
+    fleet : the fleet.
+    share : the share of all devices.
+    """
     drawn = generator(fleet.seed, MALICIOUS).permutation(fleet.size)[: round(share * fleet.size)]
     return frozenset(fleet.name(int(index)) for index in drawn)
 
 
 def poisoned(attack: Attack, data: ClientData, names: Collection[str]) -> ClientData:
-    """The data of all devices under an attack."""
+    """The data of all devices under an attack.
+
+    Parameters
+    ----------
+    attack : the attack.
+    data : the data of all devices.
+    names : the devices that attack.
+    """
     return attack.poison(data, names) if attack.poison else data
 
 
 @dataclass(frozen=True)
 class AttackTransport:
-    """Some devices, by name, carry out an attack: together, and knowing what all others send."""
+    """Some devices carry out an attack: together, and knowing what all others send.
+
+    Parameters
+    ----------
+    attack : the attack.
+    names : the devices that attack.
+    fleet : the fleet.
+    side : where the transport runs.
+    """
 
     attack: Attack
     names: frozenset[str]

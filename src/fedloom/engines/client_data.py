@@ -9,19 +9,37 @@ from torch import Tensor
 
 from ..client import PaddedIndices
 from ..data import Dataset, Partition
+from ..evaluation.test_set import local_order
 from ..fleet import Device, Fleet
 from ..models import Model
 
 
 @dataclass(frozen=True)
 class ClientData:
+    """What each simulated device holds: its own rows of a data set.
+
+    Parameters
+    ----------
+    dataset : the data set of all devices.
+    train : the training rows of each device, by name.
+    test : the test rows of each device, by name.
+    sizes : the models of the tiers that take part, by name.
+    seed : the seed of the run.
+    """
+
     dataset: Dataset
     train: dict[str, Tensor]
     test: dict[str, Tensor]
-    sizes: dict[str, Model] = field(default_factory=dict)  # of the fleet's tiers that take part
+    sizes: dict[str, Model] = field(default_factory=dict)
+    seed: int = 0
 
     def rows(self, device: Device) -> Tensor:
-        """A device's training rows; a pseudo-device that gathers others holds theirs, the server none."""
+        """A device's training rows; a pseudo-device that gathers others holds theirs, the server none.
+
+        Parameters
+        ----------
+        device : the device.
+        """
         if device.is_server:
             return torch.zeros(0, dtype=torch.int64)
         if device.pooled_from:
@@ -29,16 +47,37 @@ class ClientData:
         return self.train[device.name]
 
     def count(self, device: Device) -> int:
+        """The number of a device's training examples.
+
+        Parameters
+        ----------
+        device : the device.
+        """
         if device.is_server:
             return 0
         return sum(len(self.train[name]) for name in device.pooled_from or (device.name,))
 
     def seen_labels(self, device: Device) -> Tensor:
+        """Which labels a device has, booleans [classes].
+
+        Parameters
+        ----------
+        device : the device.
+        """
         labels = self.dataset.train.y[self.rows(device)].flatten()
         return torch.bincount(labels, minlength=self.dataset.classes) > 0
 
     def tests(self, device: Device) -> Tensor:
-        return self.test.get(device.name, torch.zeros(0, dtype=torch.int64))
+        """A device's test rows, for a batch-dependent model in an order of its own.
+
+        Parameters
+        ----------
+        device : the device.
+        """
+        rows = self.test.get(device.name, torch.zeros(0, dtype=torch.int64))
+        if self.dataset.test.y.dim() > 1 or not device.model.is_batch_dependent():
+            return rows
+        return rows[local_order(len(rows), self.seed, device.name)]
 
 
 def pad_indices(held: Sequence[Tensor]) -> PaddedIndices:
@@ -54,8 +93,15 @@ def pad_indices(held: Sequence[Tensor]) -> PaddedIndices:
 
 
 def devices_at_once(model: Model) -> int:
-    """How many devices to run as one network. Narrow layers waste most of a core on overhead, wide ones nothing;
-    a fixed rule, not a timing, so that results do not depend on the machine. `fedloom calibrate` measures instead."""
+    """How many devices to run as one network. `fedloom calibrate` measures instead.
+
+    Narrow layers waste most of a core on overhead, wide ones nothing. It is a fixed rule, not a timing, so that results
+    do not depend on the machine.
+
+    Parameters
+    ----------
+    model : the devices' model.
+    """
     if not model.is_foldable():
         return 1  # side by side it would take as long as one after the other
     widest = max((shape[0] for shape in model.shapes().values() if len(shape) > 2), default=64)
@@ -72,10 +118,19 @@ def block_size(setting: DevicesPerBlock, device: Device) -> int:
 
 
 def build_client_data(dataset: Dataset, partition: Partition, fleet: Fleet) -> ClientData:
+    """The data of every device of a fleet.
+
+    Parameters
+    ----------
+    dataset : the data set.
+    partition : which rows each device holds, in index order.
+    fleet : the fleet.
+    """
     names = [fleet.name(index) for index in range(fleet.size)]
     return ClientData(
         dataset,
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.train, strict=True)},
         {name: torch.from_numpy(rows) for name, rows in zip(names, partition.test, strict=True)},
         {tier.name: tier.model for tier in fleet.active_tiers},
+        fleet.seed,
     )

@@ -47,15 +47,13 @@ class ClientStates(Protocol):
 
 
 class ClientStateStore:
-    """The states of simulated devices.
+    """The states of simulated devices. Forked processes must not write to it.
 
     Parameters
     ----------
-    initial: the first state of a device that has none yet; such a device costs nothing.
-    budget: bytes that are held in memory; beyond it states go to files.
-    folder: where those files go, by default the system's temporary folder.
-
-    Forked processes must not write to it.
+    initial : the first state of a device that has none yet; such a device costs nothing.
+    budget : the bytes that are held in memory; beyond it states go to files.
+    folder : where those files go; None: the system's temporary folder.
     """
 
     is_local = True
@@ -72,25 +70,41 @@ class ClientStateStore:
         self._versions = count()
 
     def read(self, device: Device) -> Parcel:
-        """The newest state of a device. The server has none."""
+        """The newest state of a device. The server has none.
+
+        Parameters
+        ----------
+        device : the device.
+        """
         if device.is_server:
             return {}
         stored = self._staged.get(device.name) or self._committed.get(device.name)
         return self._load(stored) if stored else self.initial(device)
 
     def residual(self, device: Device) -> Parcel:
-        """What compression has left out of the device's uploads so far. No task sees it."""
+        """What compression has left out of the device's uploads so far. No task sees it.
+
+        Parameters
+        ----------
+        device : the device.
+        """
         stored = self._staged.get(device.name + RESIDUAL) or self._committed.get(device.name + RESIDUAL)
         return self._load(stored) if stored else {}
 
     def stage(self, reply: Reply) -> None:
-        """Take over what the device of an admitted reply keeps; it counts from the next commit on."""
+        """Take over what the device of an admitted reply keeps; it counts from the next commit on.
+
+        Parameters
+        ----------
+        reply : the reply.
+        """
         if reply.state is not None:
             self._put(self._staged, reply.device.name, reply.state)
         if reply.residual is not None:
             self._put(self._staged, reply.device.name + RESIDUAL, reply.residual)
 
     def commit(self) -> None:
+        """Keep what was staged since the last commit."""
         for name, stored in self._staged.items():
             self._drop(self._committed.get(name))
             self._committed[name] = stored

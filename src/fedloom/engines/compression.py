@@ -17,6 +17,7 @@ from torch import Tensor
 from ..client import Bounded, BundleSpec, Layout, Like, Task
 from ..fleet import Device, Exchange, Reply, Request
 from ..models import Model
+from ..registry import Registry
 from ..settings import Share
 from ..tensors import Parcel, Tensors, tensor_bytes
 from .gate import MAX_EXAMPLES, Refusal, Report, declared, ignore, refuse
@@ -51,7 +52,7 @@ class Compressor(Protocol):
 
 @dataclass(frozen=True)
 class FullUpdate:
-    """An update as it is."""
+    """An update as it is, without compression."""
 
     of_updates, error_feedback = True, False
 
@@ -67,7 +68,12 @@ class FullUpdate:
 
 @dataclass(frozen=True)
 class HalfPrecision:
-    """16-bit floats. Values out of range become the largest there are, values that are not finite stay so."""
+    """16-bit floats. Values out of range become the largest there are, values that are not finite stay so.
+
+    Parameters
+    ----------
+    to : the 16-bit dtype.
+    """
 
     to: torch.dtype
     of_updates, error_feedback = False, False
@@ -85,7 +91,12 @@ class HalfPrecision:
 
 @dataclass(frozen=True)
 class Int8:
-    """Multiples of a scale, -127 to 127: a scale per row of the first axis, or one for the tensor."""
+    """8-bit integers: multiples of a scale, from -127 to 127.
+
+    Parameters
+    ----------
+    scale : one scale for each "row" of the first axis, or one for the "tensor".
+    """
 
     scale: Literal["row", "tensor"] = "row"
     of_updates, error_feedback = False, False
@@ -108,8 +119,15 @@ class Int8:
 
 @dataclass(frozen=True)
 class TopK:
-    """A share of the entries, those of largest magnitude; of equal ones the first. Positions are sent as a bit mask, or
-    as indices where that is shorter."""
+    """Top-k sparsification: only the entries of largest magnitude are sent, of equal ones the first.
+
+    Positions are sent as a bit mask, or as indices where that is shorter.
+
+    Parameters
+    ----------
+    share : the share of the entries that is sent.
+    error_feedback : whether what is left out is kept by the device and added to its next update.
+    """
 
     share: Share
     error_feedback: bool = True
@@ -144,15 +162,19 @@ class TopK:
 
 
 def float16() -> Compressor:
+    """Half precision, IEEE 754: 11 bits of mantissa, values up to 65,504."""
     return HalfPrecision(torch.float16)
 
 
 def bfloat16() -> Compressor:
+    """Half precision with the range of float32: 8 bits of mantissa."""
     return HalfPrecision(torch.bfloat16)
 
 
-DOWNLINK: Mapping[str, Callable[..., Compressor]] = {"float16": float16, "bfloat16": bfloat16, "int8": Int8}
-UPLINK: Mapping[str, Callable[..., Compressor]] = {**DOWNLINK, "top_k": TopK}
+COMPRESSORS: Registry[Callable[..., Compressor]] = Registry(
+    "compressors", {"float16": float16, "bfloat16": bfloat16, "int8": Int8, "top_k": TopK}
+)
+"""One that compresses updates alone (`of_updates`) is for the uplink only."""
 
 
 def _largest(flat: Tensor, count: int) -> Tensor:
@@ -188,21 +210,51 @@ Cache = dict[Hashable, tuple[object, Mapping[str, Tensor]]]
 
 @dataclass(frozen=True)
 class Compression:
-    """How the parcels of a run travel. Without `uplink`, updates are sent in full; without `downlink`, as they are."""
+    """How the parcels of a run travel.
+
+    Parameters
+    ----------
+    uplink : compresses what devices send; None: updates are sent in full.
+    downlink : compresses what the server sends; None: it is sent as it is.
+    """
 
     uplink: Compressor | None = None
     downlink: Compressor | None = None
 
     def encode_down(self, inbox: Parcel, cache: Cache | None = None) -> Bundles:
-        """What the server sends. Names say how to decode, because a device does not know the layout beforehand."""
+        """What the server sends. Names say how to decode, because a device does not know the layout beforehand.
+
+        Parameters
+        ----------
+        inbox : the parcel for a device.
+        cache : what was compressed before, so that tensors which several devices share are compressed once.
+        """
         return {bundle: self._encode_down(tensors, {} if cache is None else cache) for bundle, tensors in inbox.items()}
 
     def decode_down(self, encoded: Parcel, cache: Cache | None = None) -> Bundles:
-        """What a device makes of it."""
+        """What a device receives, decoded.
+
+        Parameters
+        ----------
+        encoded : what `encode_down` returned.
+        cache : what was decoded before, so that tensors which several devices share are decoded once.
+        """
         return {b: self._decode_down(tensors, {} if cache is None else cache) for b, tensors in encoded.items()}
 
     def encode_up(self, task: Task, inbox: Parcel, upload: Parcel, residual: Parcel) -> tuple[Bundles, Parcel]:
-        """What a device sends, and its new residual: what was left out. `inbox` is what the device received."""
+        """What a device sends.
+
+        Parameters
+        ----------
+        task : the task, which declares the upload.
+        inbox : what the device received.
+        upload : what the task returned.
+        residual : what was left out of earlier uploads.
+
+        Returns
+        -------
+        What travels, and the new residual.
+        """
         encoded: Bundles = {}
         for bundle, tensors in upload.items():
             key = _residual_key(task, bundle)
@@ -212,8 +264,17 @@ class Compression:
         return encoded, residual
 
     def decode_up(self, reply: Reply, task: Task, inbox: Parcel, max_examples: int = MAX_EXAMPLES) -> Reply | Refusal:
-        """What the server makes of it. `inbox` is the server's own, before compression. Only what travelled is checked
-        here, so that it can be decoded; the gate follows."""
+        """What the server receives, decoded.
+
+        Only what travelled is checked here, so that it can be decoded; the gate follows.
+
+        Parameters
+        ----------
+        reply : the reply as it travelled.
+        task : the task, which declares the upload.
+        inbox : the server's own inbox of the device, before compression.
+        max_examples : the largest number of examples that a device may claim to hold.
+        """
         refusal = refuse(reply, self.encoded_task(task), inbox, max_examples)
         if refusal:
             return refusal
@@ -225,14 +286,32 @@ class Compression:
         return replace(reply, upload=upload)
 
     def encoded_task(self, task: Task) -> Task:
-        """The same task, declaring what travels."""
+        """The same task, declaring what travels.
+
+        Parameters
+        ----------
+        task : the task.
+        """
         return replace(task, sends={bundle: _EncodedSpec(self, spec) for bundle, spec in task.sends.items()})
 
     def bytes_down(self, inbox: Parcel) -> int:
+        """The bytes of an inbox as it travels.
+
+        Parameters
+        ----------
+        inbox : the inbox, before compression.
+        """
         outlines = [(tuple(one.shape), one.dtype) for tensors in inbox.values() for one in tensors.values()]
         return sum(_size(self._downlink_for(*outline), *outline) for outline in outlines)
 
     def bytes_up(self, task: Task, upload: Parcel) -> int:
+        """The bytes of an upload as it travels.
+
+        Parameters
+        ----------
+        task : the task, which declares the upload.
+        upload : the upload, before compression.
+        """
         return sum(
             _size(self.uplink_for(one, isinstance(task.sends[bundle], Like)), *one)
             for bundle, tensors in upload.items()
@@ -240,7 +319,13 @@ class Compression:
         )
 
     def uplink_for(self, outline: tuple[Shape, torch.dtype], is_update: bool) -> Compressor | None:
-        """The compressor of a tensor; None: it travels as it is."""
+        """The compressor of a tensor; None: it travels as it is.
+
+        Parameters
+        ----------
+        outline : its shape and dtype.
+        is_update : whether it is an update of a tensor of the inbox.
+        """
         if not is_compressible(*outline) or (not is_update and (self.uplink is None or self.uplink.of_updates)):
             return None
         saves = self.uplink is not None and _size(self.uplink, *outline) <= tensor_bytes(*outline)
@@ -309,7 +394,15 @@ class Compression:
 
 @dataclass(frozen=True)
 class ServerEnd:
-    """The server's half of compression, as a transport."""
+    """The server's half of compression, as a transport.
+
+    Parameters
+    ----------
+    compression : how parcels travel.
+    report : called for every reply that cannot be decoded.
+    max_examples : the largest number of examples that a device may claim to hold.
+    side : where the transport runs.
+    """
 
     compression: Compression
     report: Report = ignore
@@ -343,7 +436,14 @@ class _ServerExchange(Exchange):
 
 @dataclass(frozen=True)
 class DeviceEnd:
-    """The devices' half of compression, as a transport. `residual` reads what a device has left out so far."""
+    """The devices' half of compression, as a transport.
+
+    Parameters
+    ----------
+    compression : how parcels travel.
+    residual : reads what a device has left out so far.
+    side : where the transport runs.
+    """
 
     compression: Compression
     residual: Callable[[Device], Parcel]

@@ -15,7 +15,17 @@ from .gate import declared
 
 @dataclass
 class DryRun:
-    """Counts, per tier, the bytes that all its devices together receive and send."""
+    """An engine without devices that counts, per tier, the bytes all its devices together receive and send.
+
+    Parameters
+    ----------
+    count_examples : the number of examples of a device.
+    wire : how large parcels are as they travel.
+    bytes_down : bytes that devices received, by tier.
+    bytes_up : bytes that they sent, by tier.
+    bytes_down_compressed : bytes that devices received, as they travelled.
+    bytes_up_compressed : bytes that they sent, as they travelled.
+    """
 
     count_examples: Callable[[Device], int] = lambda device: 1
     wire: ByteCounter = UNCOMPRESSED

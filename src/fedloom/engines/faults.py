@@ -25,19 +25,37 @@ HUGE = 1e30
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """Faults planned for one round, by device."""
+    """Faults planned for one round, by device.
 
-    outages: Mapping[str, str] = field(default_factory=dict)  # with the reason; these devices receive nothing
-    silent: frozenset[str] = frozenset()  # these run, but their replies are lost
+    Parameters
+    ----------
+    outages : devices that receive nothing, with the reason.
+    silent : devices that run, but their replies are lost.
+    corrupt : devices whose replies are corrupted, and how.
+    """
+
+    outages: Mapping[str, str] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
     corrupt: Mapping[str, Corruption] = field(default_factory=dict)
 
 
 @dataclass
 class FaultInjector:
-    """The faults of one round. A device that is lost once is lost for the whole round."""
+    """The faults of one round, as a transport. A device that is lost once is lost for the whole round.
+
+    Parameters
+    ----------
+    plan : the faults.
+    seconds : how long a device takes until its reply arrives; None: it is not known how fast the devices are.
+    count_examples : the number of examples of a device.
+    wire : how large parcels are as they travel.
+    responses : records how long the server waited.
+    report : called for every device that is lost.
+    side : where the transport runs.
+    """
 
     plan: FaultPlan
-    seconds: Seconds | None  # None: it is not known how fast the devices are
+    seconds: Seconds | None
     count_examples: Callable[[Device], int]
     wire: ByteCounter
     responses: Responses

@@ -29,6 +29,15 @@ Fault = tuple[str, str]
 
 @dataclass(frozen=True)
 class Refusal:
+    """Why a reply of a device was not admitted, or did not come.
+
+    Parameters
+    ----------
+    device : the name of the device.
+    code : what is wrong, as one word.
+    reason : what is wrong, as a sentence.
+    """
+
     device: str
     code: str
     reason: str
@@ -44,11 +53,25 @@ def ignore(round_number: int, refusal: Refusal) -> None:
 
 @dataclass(frozen=True)
 class Gate:
+    """The gate that every reply passes.
+
+    Parameters
+    ----------
+    report : called with the round and the refusal for every reply that is refused.
+    max_examples : the largest number of examples that a device may claim to hold.
+    """
+
     report: Report = ignore
     max_examples: int = MAX_EXAMPLES
 
     def admits(self, request: Request, reply: Reply) -> bool:
-        """Check a reply; a refusal is reported."""
+        """Check a reply; a refusal is reported.
+
+        Parameters
+        ----------
+        request : the request that it answers.
+        reply : the reply.
+        """
         refusal = refuse(reply, request.task, request.inboxes[reply.device], self.max_examples)
         if refusal:
             self.report(request.round_number, refusal)
@@ -59,7 +82,12 @@ class Gate:
     ) -> Iterator[Reply]:
         """Replies on their way up: through the transports, the gate, and the transports that look at all of them.
 
-        `prechecked`: whether replies have passed the same checks as messages, so that only changed ones are checked.
+        Parameters
+        ----------
+        request : the request that they answer.
+        channel : its opened transports.
+        replies : the replies as the devices sent them.
+        prechecked : whether replies have passed the same checks as messages, so that only changed ones are checked.
         """
         admitted: dict[int, Reply] = {}  # by identity: whatever a transport replaces is checked again
 
@@ -77,7 +105,15 @@ class Gate:
 
 
 def refuse(reply: Reply, task: Task, inbox: Parcel, max_examples: int = MAX_EXAMPLES) -> Refusal | None:
-    """Why a reply, or the new state of its device, is not admitted; None when it is."""
+    """Why a reply, or the new state of its device, is not admitted; None when it is.
+
+    Parameters
+    ----------
+    reply : the reply.
+    task : the task, which declares the upload.
+    inbox : what the server sent to the device.
+    max_examples : the largest number of examples that a device may claim to hold.
+    """
     fault = count_fault(reply.device, reply.examples, max_examples) or _parcel_fault(reply, task, inbox)
     if not fault and reply.state and not all(all_finite(tensors.values()) for tensors in reply.state.values()):
         fault = "NONFINITE", "the state that the device would keep is not finite"

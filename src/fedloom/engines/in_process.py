@@ -4,20 +4,23 @@ Which devices share a block depends on the recipe and the devices asked, never o
 several experiments share one where that changes no bit. An `Executor` runs the blocks, here or in other processes.
 """
 
+import logging
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..client import (
+    CROSS_ENTROPY,
     Batch,
     Client,
     ClientResult,
     DevicePlan,
+    Loss,
     LRSchedule,
     Optimizer,
     Schedule,
@@ -28,8 +31,9 @@ from ..client import (
     merge_plans,
     optimizer_at,
 )
-from ..fleet import Channel, Device, Fleet, Reply, Request
+from ..fleet import Channel, Device, Engine, Fleet, Reply, Request
 from ..models import Model, StepSeeds
+from ..registry import Registry
 from ..seeds import PLAN, generator, number
 from ..tensors import Parcel, join, layout, split
 from .client_data import ClientData, DevicesPerBlock, block_size, pad_indices
@@ -37,10 +41,26 @@ from .client_state import ClientStateStore
 from .gate import Gate
 from .task_ref import FindTask
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class InProcess:
-    """The simulated devices of one experiment: their data, their state, and how they train."""
+    """The engine that simulates devices in this process: their data, their state, and how they train.
+
+    Parameters
+    ----------
+    client_data : what each device holds.
+    client_states : what each device keeps from round to round.
+    schedule : batch size and epochs.
+    optimizer : the optimizer of every device.
+    lr_schedule : the schedule of its learning rate.
+    seed : the seed of the run.
+    loss : of logits and labels.
+    devices_per_block : how many devices run as one network: in every tier, by tier, or by a rule (None).
+    gate : the gate that replies pass.
+    executor : runs blocks of devices, here or in other processes.
+    """
 
     client_data: ClientData
     client_states: ClientStateStore
@@ -48,12 +68,18 @@ class InProcess:
     optimizer: Optimizer
     lr_schedule: LRSchedule
     seed: int
-    label_smoothing: float = 0.0
+    loss: Loss = CROSS_ENTROPY
     devices_per_block: DevicesPerBlock = None
     gate: Gate = field(default_factory=Gate)
     executor: "Executor" = field(default_factory=lambda: InlineExecutor())
 
     def ask(self, request: Request) -> Iterator[Reply]:
+        """Run the request and return the replies that pass the gate.
+
+        Parameters
+        ----------
+        request : the task, and what each device receives.
+        """
         channel = Channel(request)
         job = Job(self, replace(request, inboxes=channel.deliver(request.inboxes)))
         for reply in self.gate.receive(request, channel, self._replies(job)):
@@ -61,14 +87,27 @@ class InProcess:
             yield replace(reply, state=None, residual=None)
 
     def commit(self, round_number: int) -> None:
+        """The round succeeded: keep the new states of its devices.
+
+        Parameters
+        ----------
+        round_number : the round.
+        """
         self.client_states.commit()
 
     def close(self) -> None:
+        """Stop worker processes and remove files."""
         self.executor.close()
         self.client_states.close()
 
     def plan(self, request: Request, device: Device) -> DevicePlan:
-        """The batches of a device: a pure function of seed, round, stream, repeat and device."""
+        """The batches of a device: a pure function of seed, round, stream, repeat and device.
+
+        Parameters
+        ----------
+        request : the request.
+        device : the device.
+        """
         purpose = (self.seed, PLAN, request.round_number, request.task.stream, request.repeat)
         draw, data = generator(*purpose, device.name), self.client_data.dataset
         schedule = request.task.schedule or self.schedule
@@ -100,7 +139,7 @@ class Job:
         """Jobs of equal key can share blocks."""
         task, engine = self.task, self.engine
         key = task.batch_key or id(self)
-        return key, task.schedule, self.optimizer, engine.label_smoothing, id(engine.client_data.dataset)
+        return key, task.schedule, self.optimizer, engine.loss, id(engine.client_data.dataset)
 
 
 @dataclass(frozen=True)
@@ -147,7 +186,7 @@ class Block:
 class Executor(Protocol):
     """Runs the blocks of jobs."""
 
-    def register(self, simulation: "Simulation") -> None:
+    def register(self, simulation: "WorkerContext") -> None:
         """Make an experiment known whose jobs will be run."""
 
     def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]: ...
@@ -156,8 +195,15 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """What another process needs to run the blocks of an experiment."""
+class WorkerContext:
+    """What another process needs to run the blocks of an experiment.
+
+    Parameters
+    ----------
+    engine : the engine of the experiment.
+    fleet : its fleet.
+    find_task : finds a task by its reference.
+    """
 
     engine: InProcess
     fleet: Fleet
@@ -167,7 +213,7 @@ class Simulation:
 class InlineExecutor:
     """Runs blocks one after the other in this process."""
 
-    def register(self, simulation: Simulation) -> None:
+    def register(self, simulation: WorkerContext) -> None:
         pass
 
     def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
@@ -199,8 +245,29 @@ def make_blocks(jobs: Sequence[Job]) -> list[Block]:
         for group in _split_by_job(everything):
             group.sort(key=lambda one: (-len(one[0].plan.sizes), jobs.index(one[0].job), one[0].device.name))
             size = group[0][0].block_size()
+            tier, model = group[0][0].device.tier, group[0][0].device.model
+            _warn_if_random(tier, model)
+            if min(size, len(group)) > 1:
+                _warn_if_slow(tier, model)
             blocks += [_make_block(group[start : start + size]) for start in range(0, len(group), size)]
     return blocks
+
+
+@lru_cache(maxsize=1024)
+def _warn_if_slow(tier: str, model: Model) -> None:
+    """Once per tier and model; here, before workers are forked, so that none of them repeats the trial."""
+    reason = model.one_by_one_reason()
+    if reason:
+        logger.warning("tier %s trains one device at a time, which is slower: %s", tier, reason)
+
+
+@lru_cache(maxsize=1024)
+def _warn_if_random(tier: str, model: Model) -> None:
+    """Once per tier and model."""
+    layer = model.draws_in_evaluation()
+    if layer:
+        advice = "pass training=self.training to dropout"
+        logger.warning("tier %s is evaluated at random: %s draws in evaluation too; %s", tier, layer, advice)
 
 
 def _split_by_job(group: list[tuple[BlockMember, Parcel]]) -> Iterable[list[tuple[BlockMember, Parcel]]]:
@@ -249,7 +316,7 @@ def run_block(block: Block) -> ClientResult:
         plan=merge_plans([member.plan for member in block.members]),
         seen_labels=torch.stack([store.seen_labels(device) for store, device in zip(stores, devices, strict=True)]),
         state=block.state,
-        label_smoothing=job.engine.label_smoothing,
+        loss=job.engine.loss,
         tier_models=job.engine.client_data.sizes,
     )
     return block.task.run(client, block.inbox)
@@ -288,3 +355,16 @@ def _trial_gradients(model: Model, batch_size: int, count: int) -> dict[str, Ten
 def _equal_last(fewer: dict[str, Tensor], full: dict[str, Tensor]) -> bool:
     count = len(next(iter(fewer.values())))
     return all(torch.equal(gradients, full[name][-count:]) for name, gradients in fewer.items())
+
+
+def in_process(simulator: InProcess) -> Engine:
+    """All devices on this machine, in this process or in worker processes."""
+    return simulator
+
+
+ENGINES: Registry[Callable[..., Any]] = Registry(
+    "engines", {"in_process": in_process}, passed=("simulator", "experiment", "registries", "data", "folder")
+)
+"""Functions that return an `Engine`. They get those of the passed arguments that they name: `simulator`, the engine in
+process, which holds the simulated devices and their data; `experiment`, everything that the recipe names; `registries`;
+`data`, the folder of the data sets; `folder`, that of the run."""

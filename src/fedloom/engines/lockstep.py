@@ -10,7 +10,7 @@ from threading import Semaphore, Thread, get_ident
 from typing import Any, Generic, TypeVar
 
 from ..client import ClientResult
-from .in_process import Block, Job, Simulation, make_blocks
+from .in_process import Block, Job, WorkerContext, make_blocks
 from .worker_pool import WorkerPool
 
 StepT = TypeVar("StepT")
@@ -26,12 +26,16 @@ class Lockstep:
     """The executor of experiments that run side by side. It runs a job at once unless its experiment is in lockstep.
 
     The creator of the pool closes it; closing an experiment does not.
+
+    Parameters
+    ----------
+    pool : the worker processes, which all experiments share.
     """
 
     pool: WorkerPool
     _threads: "dict[int, ExperimentThread[Any]]" = field(default_factory=dict)  # by identifier of the thread
 
-    def register(self, simulation: Simulation) -> None:
+    def register(self, simulation: WorkerContext) -> None:
         self.pool.register(simulation)
 
     def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]:
@@ -42,7 +46,12 @@ class Lockstep:
         pass
 
     def steps(self, experiments: Mapping[str, Iterable[StepT]]) -> Iterator[tuple[str, StepT]]:
-        """The steps of several experiments, each with its name, as they are made."""
+        """The steps of several experiments, each with its name, as they are made.
+
+        Parameters
+        ----------
+        experiments : the steps of each experiment, by name.
+        """
         threads = {name: ExperimentThread(steps, self._threads) for name, steps in experiments.items()}
         try:
             while threads:

@@ -28,9 +28,17 @@ def _private_history() -> Callable[[], History]:
 
 @dataclass
 class NormScreening:
-    """A transport at the server. `history` belongs to the run's state, so that a resumed run still knows it."""
+    """A transport at the server that refuses updates much longer than those of similar devices.
 
-    limit: float  # times the median
+    Parameters
+    ----------
+    limit : how many times the median norm an update may have.
+    history : the norms of earlier rounds. They belong to the run's state, so that a resumed run still knows them.
+    report : called for every update that is refused.
+    side : where the transport runs.
+    """
+
+    limit: float
     history: Callable[[], History] = field(default_factory=_private_history)
     report: Report = ignore
     side: Literal["server"] = "server"
@@ -42,7 +50,15 @@ class NormScreening:
     def refusals(
         self, task: Task, repeat: int, replies: Sequence[Reply], inboxes: Mapping[Device, Parcel]
     ) -> dict[Device, Refusal]:
-        """The updates that are too long; the norms of the others are noted."""
+        """The updates that are too long; the norms of the others are noted.
+
+        Parameters
+        ----------
+        task : the task of the request.
+        repeat : the number of earlier requests of the round with the task's random stream.
+        replies : the replies that the gate admitted.
+        inboxes : what the devices received.
+        """
         norms: dict[str, dict[Device, float]] = {}
         for reply in replies:
             norm = update_norm(reply, inboxes[reply.device])

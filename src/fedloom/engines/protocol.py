@@ -28,7 +28,19 @@ ROOM_EACH = 256  # for every tensor, beside its name
 
 @dataclass(frozen=True)
 class Header:
-    """Precedes every reply. `spec` is a hash of the model that it is for."""
+    """What precedes every reply: which request it answers.
+
+    Parameters
+    ----------
+    run : the run.
+    round : the round.
+    task : the name of the task.
+    repeat : the number of earlier requests of the round with the task's random stream.
+    device : the name of the device.
+    tier : the name of its tier.
+    spec : a hash of the model that the reply is for.
+    examples : the number of the device's examples.
+    """
 
     run: str
     round: int
@@ -42,7 +54,19 @@ class Header:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the server knows of a reply before it comes: the request to one device."""
+    """What the server knows of a reply before it comes: the request to one device.
+
+    Parameters
+    ----------
+    run : the run.
+    round_number : the round.
+    repeat : the number of earlier requests of the round with the task's random stream.
+    task : the task.
+    device : the device.
+    inbox : what it receives.
+    max_examples : the largest number of examples that it may claim to hold.
+    answered : whether a reply has come already.
+    """
 
     run: str
     round_number: int
@@ -54,7 +78,12 @@ class Expected:
     answered: bool = False
 
     def header(self, examples: int) -> Header:
-        """Of an honest reply of a device with so many examples."""
+        """The header of an honest reply.
+
+        Parameters
+        ----------
+        examples : the number of the device's examples.
+        """
         device = self.device
         return Header(
             self.run,
@@ -128,10 +157,13 @@ def bundle_of(key: str, bundles: list[str]) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def model_spec(model: Model) -> str:
-    """A hash of family, settings and shapes: the same wherever the same model is built."""
+    """A hash of family, settings, shapes and frozen weights: the same wherever the same model is built.
+
+    A device sends no frozen weights, so this is where one with another base is noticed.
+    """
     shapes = sorted((name, tuple(shape)) for name, shape in model.shapes().items())
     facts = repr((model.family, sorted(model.settings), model.input_shape, model.classes, model.tokens, shapes))
-    return hashlib.sha256(facts.encode()).hexdigest()
+    return hashlib.sha256((facts + model.frozen_sha256()).encode()).hexdigest()
 
 
 def _raise(fault: Fault | None) -> None:
@@ -165,7 +197,8 @@ def _misdirected(header: Header, expected: Expected) -> Fault | None:
         value, wanted = getattr(header, name), getattr(asked, name)
         if name != "examples" and (type(value) is not type(wanted) or value != wanted):
             code = "TIER_MISMATCH" if name in ("tier", "spec") else "STALE"
-            return code, f"{name} is {excerpt(value)}, expected {excerpt(wanted)}"
+            meaning = ": the model's settings, shapes or frozen weights differ" if name == "spec" else ""
+            return code, f"{name} is {excerpt(value)}, expected {excerpt(wanted)}{meaning}"
     return ("DUPLICATE", "this request was answered before") if expected.answered else None
 
 
@@ -188,7 +221,13 @@ ENTRY = "fedloom"
 
 
 def encode_reply(header: Header, parcel: Parcel) -> bytes:
-    """Bundles are listed, because an empty one leaves no tensor; tensors are keyed by the number of their bundle."""
+    """A reply as bytes: safetensors with the header as metadata.
+
+    Parameters
+    ----------
+    header : which request it answers.
+    parcel : the bundles that the device sends.
+    """
     line = json.dumps({**asdict(header), "bundles": list(parcel)})
     flat: dict[str, Tensor] = {}
     for number, tensors in enumerate(parcel.values()):
@@ -197,6 +236,13 @@ def encode_reply(header: Header, parcel: Parcel) -> bytes:
 
 
 def decode_reply(data: bytes, expected: Expected) -> Reply | Refusal:
+    """Check and decode the bytes of a reply. Whatever they hold, this ends in a reply or a refusal.
+
+    Parameters
+    ----------
+    data : the bytes.
+    expected : the request that they should answer.
+    """
     return read_reply(_Bytes(data), expected)
 
 
@@ -237,7 +283,17 @@ def unchanged(data: bytes, expected: Expected) -> Iterable[bytes]:
 
 @dataclass(frozen=True)
 class BytesTransport:
-    """Replies travel as bytes, which `transit` may garble. `encoded_task` declares what travels."""
+    """A transport that sends replies as bytes, as a real network does.
+
+    Parameters
+    ----------
+    run : the name of the run in headers.
+    transit : what arrives of the bytes that a device sent; it may garble, lose or copy them.
+    encoded_task : turns a task into one that declares what travels.
+    report : called for every message that is refused.
+    max_examples : the largest number of examples that a device may claim to hold.
+    side : where the transport runs.
+    """
 
     run: str = "run"
     transit: Transit = unchanged

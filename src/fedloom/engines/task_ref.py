@@ -10,6 +10,7 @@ from typing import Any
 
 from ..client import Schedule, Task
 from ..fleet import Device, Fleet
+from ..registry import freeze
 
 Ref = tuple[str, ...]
 FindTask = Callable[[Ref], Task]
@@ -17,7 +18,13 @@ FindTask = Callable[[Ref], Task]
 
 @dataclass(frozen=True)
 class TaskRegistry:
-    """Finds the tasks of a run by their references: those of the method, and groups that have a name of their own."""
+    """Finds the tasks of a run by their references: those of the method, and groups that have a name of their own.
+
+    Parameters
+    ----------
+    method : finds a task of the method.
+    groups : for each group, what finds a task of it.
+    """
 
     method: Callable[..., Task]
     groups: Mapping[str, Callable[..., Task]]
@@ -50,11 +57,6 @@ def device_to_json(device: Device) -> dict[str, Any]:
 def device_from_json(document: Mapping[str, Any], fleet: Fleet) -> Device:
     """A device need not run its tier's model: the settings of the model travel with it."""
     (tier,) = [tier for tier in fleet.tiers if tier.name == document["tier"]]
-    model = replace(tier.model, settings=_to_tuples(document["size"]))
+    model = replace(tier.model, settings=freeze(document["size"]))  # JSON turns tuples into lists
     pooled_from = tuple(document["pooled_from"])
     return Device(document["name"], tier.name, model, tier.footprint, pooled_from, document["is_server"])
-
-
-def _to_tuples(value: Any) -> Any:
-    """JSON turns the tuples of settings into lists."""
-    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value

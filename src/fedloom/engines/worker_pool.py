@@ -23,7 +23,7 @@ from ..client import ClientResult
 from ..fleet import Request
 from ..models import compute_cost
 from ..tensors import Parcel, pack, unpack
-from .in_process import Block, BlockMember, Job, Simulation, make_blocks, run_block
+from .in_process import Block, BlockMember, Job, WorkerContext, make_blocks, run_block
 from .task_ref import device_from_json, device_to_json, task_from_json, task_to_json
 
 TRIES = 3  # workers that may die over a block before it is run in this process
@@ -38,20 +38,44 @@ class Worker:
 
 @dataclass
 class WorkerPool:
-    """An executor with worker processes, for one experiment or for several."""
+    """An executor with worker processes, for one experiment or for several.
+
+    Parameters
+    ----------
+    workers : the number of processes.
+    simulations : the experiments whose blocks they run.
+    pool : the running processes.
+    """
 
     workers: int
-    simulations: list[Simulation] = field(default_factory=list)
+    simulations: list[WorkerContext] = field(default_factory=list)
     pool: list[Worker] = field(default_factory=list)
 
-    def register(self, simulation: Simulation) -> None:
+    def register(self, simulation: WorkerContext) -> None:
+        """Make an experiment known; before its first job.
+
+        Parameters
+        ----------
+        simulation : the experiment.
+        """
         self.simulations.append(simulation)
 
     def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+        """Run the blocks of a job.
+
+        Parameters
+        ----------
+        job : a request to the engine of an experiment.
+        """
         return self.run_blocks(make_blocks([job]))
 
     def run_blocks(self, blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
-        """Results in the order they come; the caller sorts."""
+        """Run blocks. Results come in any order; the caller sorts.
+
+        Parameters
+        ----------
+        blocks : the blocks.
+        """
         if len(blocks) == 1 or self.workers == 1:
             yield from ((block, run_block(block)) for block in blocks)
             return

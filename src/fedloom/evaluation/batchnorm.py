@@ -24,8 +24,14 @@ def statistics_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
 
 @dataclass(frozen=True)
 class BatchNormStatistics:
-    """`query`: over batches of the pooled data of all devices, as published, which is possible only in simulation
-    (`pooled`), or over the batches of each device that can run the model (`per_device`).
+    """How the statistics of static batch norm are collected before models are evaluated.
+
+    Parameters
+    ----------
+    query : "pooled": over batches of the data of all devices together, as published, which is possible only in
+        simulation; "per_device": over the batches of each device that can run the model.
+    batch_size : examples per batch.
+    max_batches : at most so many batches per device; None: all.
     """
 
     query: Literal["pooled", "per_device"] = "pooled"
@@ -33,7 +39,15 @@ class BatchNormStatistics:
     max_batches: Count | None = None
 
     def fill(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int) -> dict[Tier, Tensors]:
-        """Every tier's weights with the statistics that evaluation needs, from one request for all tiers."""
+        """Every tier's weights with the statistics that evaluation needs, from one request for all tiers.
+
+        Parameters
+        ----------
+        models : the weights, by tier.
+        fleet : the fleet.
+        ask : asks its devices.
+        round_number : the round.
+        """
         task = replace(self.collect, schedule=Schedule(self.batch_size), ref=("statistics", "collect"))
         inboxes = {
             device: {"weights": weights}
@@ -47,6 +61,13 @@ class BatchNormStatistics:
 
     @on_device(sends={"sums": statistics_layout, "count": shaped(batches=((), torch.int32))}, stream=COLLECT_STATISTICS)
     def collect(self, client: Client, inbox: Parcel) -> ClientResult:
+        """Sum the statistics of a device's batches.
+
+        Parameters
+        ----------
+        client : the devices.
+        inbox : the received parcel, with the bundle "weights".
+        """
         total, batches = sum_batch_statistics(client, inbox["weights"], self.max_batches)
         return ClientResult(upload={"sums": total, "count": {"batches": batches}})
 

@@ -1,5 +1,6 @@
 """Evaluate every target at every tier: on the global test set, and on each device's own test examples."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +13,25 @@ from torch import Tensor
 from ..client import Client, Schedule, mask_logits
 from ..data import Dataset
 from ..fleet import Ask, Device, DeviceModel, EvalTarget, Fleet, ModelWeights, ServerModel, Tier
-from ..models import Model
-from ..seeds import SHUFFLED_TEST, generator
+from ..models import Model, exit_names, last_exit
 from ..tensors import Parcel, Tensors, fingerprint
 from .batchnorm import BatchNormStatistics
 from .local import FineTune, LocalEvaluation, device_batch_size, group_replies
-from .metrics import METRICS, Metric, Row, accuracy, is_correct, per_group, percent
-from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, exit_names, last_exit
+from .metrics import (
+    DEFAULT_METRICS,
+    Metric,
+    MetricInfo,
+    Row,
+    accuracy,
+    compute_accuracy,
+    defined_values,
+    is_correct,
+    metric_info,
+    per_group,
+    percent,
+)
+from .sequence import DEFAULT_SEQUENCE_METRICS, SEQUENCE_METRICS
+from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, global_order, local_order
 
 SERVER_MODEL_REF = ("server model",)  # of `load_server_model`
 FilledStatistics = tuple[str, Mapping[str, Tensors]]
@@ -27,6 +40,25 @@ FilledStatistics = tuple[str, Mapping[str, Tensors]]
 
 @dataclass(frozen=True)
 class Evaluator:
+    """Evaluates a method's models on the test set and on the devices' own test examples.
+
+    Parameters
+    ----------
+    dataset : the data set.
+    local_tests : for each device, rows of the test set.
+    seen_labels : the labels that each device trains on, [devices, classes].
+    statistics : how batch-norm statistics are collected.
+    batch_size : examples per batch.
+    tests : "global", "local", or both.
+    fine_tune : how models are fine-tuned after the last round; None: not at all.
+    metrics : what is computed; None: accuracy, and on the global test set also loss.
+    candidates : names of the targets to evaluate; empty: all.
+    tests_on_devices : whether only the devices have their local tests, so that they evaluate themselves.
+    seed : of the run, from which the order of test examples is drawn for batch-dependent models.
+    devices_compute : metrics of personal models: whether devices upload values instead of predictions.
+    filled : statistics that are known already, by target.
+    """
+
     dataset: Dataset
     local_tests: Sequence[Tensor]  # for each device, rows of the test set
     seen_labels: Tensor  # [devices, classes]
@@ -34,9 +66,11 @@ class Evaluator:
     batch_size: int = 500
     tests: tuple[str, ...] = ("global", "local")
     fine_tune: FineTune | None = None
-    metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)  # on the global test set
+    metrics: tuple[Metric, ...] | None = None  # None: accuracy, and on the global test set also loss
     candidates: tuple[str, ...] = ()  # names of the targets to evaluate; empty: all
     tests_on_devices: bool = False  # only the devices have their local tests, so they evaluate themselves
+    seed: int = 0  # of the run, from which the order of test examples is drawn for batch-dependent models
+    devices_compute: bool = False  # metrics of personal models: devices upload values instead of predictions
     filled: dict[str, FilledStatistics] = field(default_factory=dict, compare=False)  # by target
 
     def rows(
@@ -50,21 +84,24 @@ class Evaluator:
     ) -> list[Row]:
         """Rows for every tier and, if `per_device`, for every device with test examples.
 
-        `last`: it is the last round, after which models are also fine-tuned.
+        Parameters
+        ----------
+        targets : the method's models, by name.
+        fleet : the fleet.
+        ask : asks its devices.
+        round_number : the round.
+        per_device : whether single devices have rows.
+        last : whether it is the last round, after which models are also fine-tuned.
         """
         rows: list[Row] = []
         for name, target in targets.items():
             if self.candidates and name not in self.candidates:
                 continue
             if isinstance(target, ServerModel):
-                evaluated = self._server_rows(name, target, fleet, ask, round_number, last)
+                evaluated = self._server_rows(name, target, fleet, ask, round_number, last, per_device)
             else:
-                evaluated = self._device_rows(name, target, fleet, ask, round_number)
-            rows += (
-                row
-                for row in evaluated
-                if (per_device or not row.device) and (row.metric != "accuracy" or not math.isnan(row.value))
-            )
+                evaluated = self._device_rows(name, target, fleet, ask, round_number, per_device)
+            rows += (row for row in evaluated if row.metric != "accuracy" or not math.isnan(row.value))
         return rows
 
     def models(self, name: str, target: ServerModel, fleet: Fleet, ask: Ask, round_number: int) -> dict[Tier, Tensors]:
@@ -72,6 +109,14 @@ class Evaluator:
 
         Statistics are kept for the same weights, so that a saved model is the evaluated one, and devices that may have
         left by then are not asked again.
+
+        Parameters
+        ----------
+        name : the name of the target.
+        target : the target.
+        fleet : the fleet.
+        ask : asks its devices.
+        round_number : the round.
         """
         weights = {tier: target.weights(tier) for tier in evaluated_tiers(target, fleet)}
         if not any(tier.model.statistics() for tier in weights):
@@ -95,40 +140,108 @@ class Evaluator:
     ) -> dict[Tier, Tensor]:
         """Every tier's logits on the test set, `[examples, classes]`.
 
-        `order`: rows of the test set; None: all. `groups`: sizes of consecutive groups, and no batch spans two of them.
-        One request for all tiers, so that workers share the work; a tier whose last exit is also an exit of another
-        tier's model takes its logits from there.
+        Batch-dependent models see the rows in an order of their own, device by device. One request for all tiers, so
+        that workers share the work; a tier whose last exit is also an exit of another tier's model takes its logits
+        from there.
+
+        Parameters
+        ----------
+        models : the weights, by tier.
+        fleet : the fleet.
+        ask : asks its devices.
+        order : rows of the test set; None: all.
+        groups : how many of these rows are the test examples of each device; no batch spans two of them.
         """
         if not models:
             return {}
         hosts = self._find_hosts(models)
         rows = torch.arange(len(self.dataset.test.y)) if order is None else order
-        batches = {"rows": rows, "lengths": batch_lengths(groups or [len(rows)], self.batch_size)}
+        lengths = batch_lengths(groups or [len(rows)], self.batch_size)
+        shuffled = self._shuffle(len(rows), groups, fleet)
+        dependent = batch_dependent({tier: one for tier, one in models.items() if tier not in hosts})
         task = replace(self.test_set.predict, schedule=Schedule(self.batch_size), ref=("test_set", "predict"))
         inboxes = {
-            fleet.evaluation_device(tier): {"weights": weights, "order": batches}
+            fleet.evaluation_device(tier): {
+                "weights": weights,
+                "order": {"rows": rows[shuffled] if tier in dependent else rows, "lengths": lengths},
+            }
             for tier, weights in models.items()
             if tier not in hosts
         }
         exits = {reply.device.tier: reply.upload["exits"] for reply in ask(task, inboxes)}
         missing = torch.full((len(rows), self.dataset.classes), torch.nan)  # a diverged model's reply is refused
-        return {tier: exits.get(hosts.get(tier, tier).name, {}).get(last_exit(tier.model), missing) for tier in models}
+        found: dict[Tier, Tensor] = {}
+        for tier in models:
+            host = hosts.get(tier, tier)
+            logits = exits.get(host.name, {}).get(last_exit(tier.model), missing)
+            found[tier] = torch.empty_like(logits).index_copy_(0, shuffled, logits) if host in dependent else logits
+        return found
+
+    def _shuffle(self, rows: int, groups: Sequence[int] | None, fleet: Fleet) -> Tensor:
+        """A permutation of all rows, or within each group."""
+        if groups is None:
+            return global_order(rows, self.seed)
+        starts = itertools.accumulate(groups, initial=0)
+        orders = (
+            start + local_order(size, self.seed, fleet.name(index))
+            for index, (start, size) in enumerate(zip(starts, groups, strict=False))
+        )
+        return torch.cat(list(orders))
 
     @property
     def test_set(self) -> GlobalEvaluation:
+        """The tasks that evaluate on the test set."""
         return GlobalEvaluation(self.batch_size)
 
     @property
     def sequence(self) -> SequenceEvaluator:
-        return SequenceEvaluator(self.dataset, self.test_set, self.batch_size)
+        """The evaluation of data with a label at every position."""
+        return SequenceEvaluator(self.dataset, self.test_set, self.batch_size, self._sequence_metrics)
+
+    @property
+    def declared_metrics(self) -> dict[str, MetricInfo]:
+        """Direction and unit of every metric that rows have, by name. `recall` stands for `recall[0]` and so on."""
+        if self.is_sequence_task:
+            rows = (row for metric in self._sequence_metrics for row in SEQUENCE_METRICS[metric])
+            return {row: metric_info(row) for row in rows}
+        return {metric.name: metric.info for metric in self._global_metrics}
+
+    @property
+    def _global_metrics(self) -> tuple[Metric, ...]:
+        return DEFAULT_METRICS if self.metrics is None else self.metrics
+
+    @property
+    def _local_metrics(self) -> tuple[Metric, ...]:
+        return (accuracy(),) if self.metrics is None else self.metrics
+
+    @property
+    def _sequence_metrics(self) -> tuple[str, ...]:
+        return DEFAULT_SEQUENCE_METRICS if self.metrics is None else tuple(metric.name for metric in self.metrics)
 
     def local_evaluation(self, target: DeviceModel) -> LocalEvaluation:
+        """The tasks with which devices evaluate their own models.
+
+        Parameters
+        ----------
+        target : how a device loads its model.
+        """
         test_set = self.dataset.test.x, self.dataset.test.y
         rows = self.batch_size if self.is_sequence_task else None
-        return LocalEvaluation(target, test_set if "global" in self.tests else None, self.device_batch_size, rows)
+        pooled = None if self.tests_on_devices or self.devices_compute else max(map(len, self.local_tests), default=0)
+        return LocalEvaluation(
+            target,
+            test_set if "global" in self.tests else None,
+            self.device_batch_size,
+            rows,
+            self._local_metrics,
+            pooled,
+            self._sequence_metrics if self.is_sequence_task else DEFAULT_SEQUENCE_METRICS,
+            self.seed,
+        )
 
     @property
     def device_batch_size(self) -> Callable[[Model], int]:
+        """Examples per batch when a device evaluates a model."""
         return partial(device_batch_size, self.batch_size, math.prod(self.dataset.test.y.shape[1:]))
 
     @property
@@ -137,7 +250,14 @@ class Evaluator:
         return self.dataset.test.y.dim() > 1
 
     def _server_rows(
-        self, name: str, target: ServerModel, fleet: Fleet, ask: Ask, round_number: int, last: bool
+        self,
+        name: str,
+        target: ServerModel,
+        fleet: Fleet,
+        ask: Ask,
+        round_number: int,
+        last: bool,
+        per_device: bool,
     ) -> Iterator[Row]:
         models = self.models(name, target, fleet, ask, round_number)
         labels = self.dataset.test.y
@@ -153,36 +273,27 @@ class Evaluator:
                 return Row(round_number, name, tier.name, device, test, metric, value)
 
             if "global" in self.tests:
-                for metric, definition in self.metrics.items():
-                    yield row("global", metric, definition.compute(logits[tier], labels))
+                for metric in self._global_metrics:
+                    for key, value in defined_values(metric, logits[tier], labels).items():
+                        yield row("global", key, value)
             if "local" in self.tests and not self.tests_on_devices:
                 own = local_logits[tier] if tier in local_logits else logits[tier][torch.cat(list(self.local_tests))]
-                correct, total = self._local_counts(own, target.unseen_logit)
+                local = _LocalPredictions(self, own, target.unseen_logit)
                 for test, devices in _group_devices(fleet).items():
-                    yield row(test, "accuracy", percent(float(correct[devices].sum()), float(total[devices].sum())))
-                    for index in devices:
-                        value = percent(float(correct[index]), float(total[index]))
-                        yield row(test, "accuracy", value, fleet.name(index))
-        yield from self._shuffled_rows(name, models, fleet, ask, round_number)
+                    for metric in self._local_metrics:
+                        for key, value in local.values(metric, devices).items():
+                            yield row(test, key, value)
+                        for index in devices if per_device else ():
+                            for key, value in local.values(metric, [index]).items():
+                                yield row(test, key, value, fleet.name(index))
         if "local" in self.tests and self.tests_on_devices:
             inbox = partial(_tier_inbox, models)
             on_device = DeviceModel(load_server_model, inbox, target.unseen_logit, target.tiers, SERVER_MODEL_REF)
-            yield from replace(self, tests=("local",))._device_rows(name, on_device, fleet, ask, round_number)
+            local_only = replace(self, tests=("local",))
+            yield from local_only._device_rows(name, on_device, fleet, ask, round_number, per_device)
         if self.fine_tune and last:
-            yield from self.fine_tune.rows(name, models, fleet, ask, round_number)
-
-    def _shuffled_rows(
-        self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
-    ) -> Iterator[Row]:
-        """Accuracy on the shuffled test set, for models whose predictions depend on the rest of the batch."""
-        dependent = batch_dependent(models)
-        if not dependent or "global" not in self.tests:
-            return
-        labels = self.dataset.test.y
-        order = torch.from_numpy(generator(0, SHUFFLED_TEST).permutation(len(labels)))
-        for tier, logits in self.logits(dependent, fleet, ask, order).items():
-            value = accuracy(logits, labels[order])
-            yield Row(round_number, name, tier.name, "", "global", "accuracy_shuffled", value)
+            tuned = self.fine_tune.rows(name, models, fleet, ask, round_number)
+            yield from (row for row in tuned if per_device or not row.device)
 
     def _local_logits(self, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask) -> dict[Tier, Tensor]:
         """Batch-dependent models predict each device's test examples in batches of that device alone."""
@@ -191,15 +302,6 @@ class Evaluator:
         if not dependent or not sum(sizes) or "local" not in self.tests or self.tests_on_devices:
             return {}
         return self.logits(dependent, fleet, ask, torch.cat(list(self.local_tests)), sizes)
-
-    def _local_counts(self, logits: Tensor, unseen_logit: float | None) -> tuple[Tensor, Tensor]:
-        """Correct predictions and examples of each device's local test: [devices] each."""
-        devices = len(self.local_tests)
-        owners = torch.repeat_interleave(torch.arange(devices), torch.tensor([len(rows) for rows in self.local_tests]))
-        rows = torch.cat(list(self.local_tests))
-        masked = mask_logits(logits.unsqueeze(1), self.seen_labels[owners], unseen_logit).squeeze(1)
-        correct = is_correct(masked, self.dataset.test.y[rows])
-        return per_group(correct, owners, devices), per_group(torch.ones_like(correct), owners, devices)
 
     def _find_hosts(self, models: Mapping[Tier, Tensors]) -> dict[Tier, Tier]:
         """Tiers whose last exit is, weights included, an exit of another tier's model -> that tier."""
@@ -229,7 +331,9 @@ class Evaluator:
         )
         return torch.equal(host.model(host_block, x).exits[end], guest.model(guest_block, x).logits)
 
-    def _device_rows(self, name: str, target: DeviceModel, fleet: Fleet, ask: Ask, round_number: int) -> Iterator[Row]:
+    def _device_rows(
+        self, name: str, target: DeviceModel, fleet: Fleet, ask: Ask, round_number: int, per_device: bool
+    ) -> Iterator[Row]:
         ref = ("personal", json.dumps(target.unseen_logit), *target.load_ref)
         local = self.local_evaluation(target)
         task = replace(local.evaluate, schedule=Schedule(self.statistics.batch_size), ref=ref)
@@ -244,9 +348,33 @@ class Evaluator:
                     of_tier = [reply for reply in members if reply.device.tier == tier]
                     for metric, value in local.compute_metrics(of_tier, test).items() if of_tier else ():
                         yield Row(round_number, name, tier, "", shown, metric, value)
-                for reply in members:
+                for reply in members if per_device else ():
                     for metric, value in local.compute_metrics([reply], test).items():
                         yield Row(round_number, name, reply.device.tier, reply.device.name, shown, metric, value)
+
+
+class _LocalPredictions:
+    """A tier's predictions for the devices' own test examples, with unseen labels masked for each device."""
+
+    def __init__(self, evaluator: Evaluator, logits: Tensor, unseen_logit: float | None):
+        self.sizes, devices = [len(rows) for rows in evaluator.local_tests], len(evaluator.local_tests)
+        owners = torch.repeat_interleave(torch.arange(devices), torch.tensor(self.sizes))
+        self.labels = evaluator.dataset.test.y[torch.cat(list(evaluator.local_tests))]
+        self.logits = mask_logits(logits.unsqueeze(1), evaluator.seen_labels[owners], unseen_logit).squeeze(1)
+        correct = is_correct(self.logits, self.labels)
+        self.correct = per_group(correct, owners, devices)
+        self.total = per_group(torch.ones_like(correct), owners, devices)
+
+    def values(self, metric: Metric, devices: Sequence[int]) -> dict[str, float]:
+        """A metric over all examples of these devices."""
+        if metric.compute is compute_accuracy:
+            return {metric.name: percent(float(self.correct[devices].sum()), float(self.total[devices].sum()))}
+        logits, labels = self.logits.split(self.sizes), self.labels.split(self.sizes)
+        if not devices:
+            return {}
+        return defined_values(
+            metric, torch.cat([logits[index] for index in devices]), torch.cat([labels[index] for index in devices])
+        )
 
 
 def load_server_model(client: Client, inbox: Parcel) -> ModelWeights:

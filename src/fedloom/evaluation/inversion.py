@@ -61,11 +61,11 @@ def describe_psnr(decibels: float) -> str:
     return "outlines can be recognized" if decibels < 25 else "the originals can be recognized"
 
 
-def _make_client(model: Model, learning_rate: float, steps: int) -> Client:
+def _make_client(model: Model, lr: float, steps: int) -> Client:
     """A client with `steps` training steps and no data."""
     row = torch.zeros(1, 1, dtype=torch.int64)
     examples = Examples(model.zero_inputs(1), torch.zeros(1, dtype=torch.int64))
     plan = tuple(Step(row, torch.ones(1), {}, StepSeeds((0,))) for _ in range(steps))
     seen_labels = torch.ones(1, model.classes, dtype=torch.bool)
     no_tests = PaddedIndices(row, torch.zeros(1, 1, dtype=torch.bool))
-    return Client(model, Adam(learning_rate), examples, examples, no_tests, Preparation(), plan, seen_labels, {})
+    return Client(model, Adam(lr), examples, examples, no_tests, Preparation(), plan, seen_labels, {})

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..client import (
+    CROSS_ENTROPY,
     Batch,
+    Bounded,
     Client,
     ClientResult,
     Layout,
@@ -29,8 +31,9 @@ from ..models import Model
 from ..seeds import EVALUATE, FINE_TUNE
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
-from .metrics import Row, is_correct, percent
-from .sequence import SEQUENCE_SUMS, sequence_metrics, sum_over_batches
+from .metrics import Metric, Row, accuracy, compute_accuracy, defined_values, is_correct, percent, row_names
+from .sequence import DEFAULT_SEQUENCE_METRICS, LARGEST_LOSS, SEQUENCE_SUMS, sequence_metrics, sum_over_batches
+from .test_set import global_order
 
 COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))  # an upload's layout
 
@@ -40,14 +43,27 @@ Predictions = Iterator[tuple[Batch, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class LocalEvaluation:
-    """Every device tests its personal model on its own test examples and on `test_set` (None: not)."""
+    """Every device tests its personal model on its own test examples and on `test_set` (None: not).
+
+    Devices upload counts, from which accuracy follows. If other metrics are asked for, they upload more:
+
+    - For their own test examples, in simulation, their predictions and labels. So a tier's value is that of all its
+      devices' predictions together, and each device's value that of its own.
+    - For the test set, and for their own test examples if devices are real (`pooled_examples` is None), the values that
+      they compute themselves. A tier's value is then the mean over devices, weighted by test examples, without devices
+      for which the metric is undefined.
+    """
 
     target: DeviceModel
     test_set: tuple[Tensor, Tensor] | None
     batch_size: Callable[[Model], int]
     perplexity_batch: int | None = None  # sequences per batch of perplexity; None: classification
+    metrics: tuple[Metric, ...] = (accuracy(),)
+    pooled_examples: int | None = None  # test examples of the device that has most
+    sequence_metrics: tuple[str, ...] = DEFAULT_SEQUENCE_METRICS
+    seed: int = 0  # of the run, for the order of the test set
 
-    @on_device(sends={"local": "sums", "global": "sums"}, stream=EVALUATE, batch_across_runs=False)
+    @on_device(sends={"local": "local_layout", "global": "global_layout"}, stream=EVALUATE, batch_across_runs=False)
     def evaluate(self, client: Client, inbox: Parcel) -> ClientResult:
         model, weights = self.target.load(client, inbox)
         client = replace(client, model=model)
@@ -55,31 +71,125 @@ class LocalEvaluation:
         with torch.no_grad():
             local = predict_local(client, weights, self.batch_size(model), self.target.unseen_logit)
             upload = {
-                "local": self._sum(client, local),
-                "global": self._sum(client, self._predict_global(client, weights)),
+                "local": self._measure(client, local, self.pooled_examples),
+                "global": self._measure(client, self._predict_global(client, weights)),
             }
             return ClientResult(upload=upload)
 
-    def sums(self, model: Model, inbox: Parcel, examples: int) -> Layout:
-        return (SEQUENCE_SUMS if self.perplexity_batch else COUNTS)(model, inbox, examples)
+    def local_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        layout = dict(self.global_layout(model, inbox, examples))
+        if self._others and self.pooled_examples is not None:
+            bits = BITS[torch.get_default_dtype()]
+            for name in ("values", "known"):
+                del layout[name]
+            layout["logits"] = ((self.pooled_examples, model.classes), bits)
+            layout["labels"] = Bounded((self.pooled_examples,), torch.int64, model.classes)
+        return layout
 
-    def _sum(self, client: Client, predictions: Predictions) -> dict[str, Tensor]:
-        devices = len(client.seen_labels)
+    def global_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        layout = dict((SEQUENCE_SUMS if self.perplexity_batch else COUNTS)(model, inbox, examples))
+        if self._others:
+            rows = len(self._row_names(model.classes))
+            layout |= {"values": ((rows,), torch.float64), "known": ((rows,), torch.bool)}
+        return layout
+
+    @property
+    def _others(self) -> list[Metric]:
+        """The metrics that need more than the counts."""
+        return [] if self.perplexity_batch else [one for one in self.metrics if one.compute is not compute_accuracy]
+
+    def _row_names(self, classes: int) -> list[str]:
+        return [name for metric in self._others for name in row_names(metric, classes)]
+
+    def _measure(self, client: Client, predictions: Predictions, pooled: int | None = None) -> dict[str, Tensor]:
+        devices, classes = len(client.seen_labels), client.model.classes
         if self.perplexity_batch:
             return sum_over_batches(predictions, client.preparation, devices, self.perplexity_batch)
-        return count_correct(predictions, devices)
+        if not self._others:
+            return count_correct(predictions, devices)
+        batches = list(predictions)
+        counts = count_correct(iter(batches), devices)
+        empty = torch.zeros(devices, 0, classes), torch.zeros(devices, 0, dtype=torch.int64)
+        logits, labels = (
+            torch.cat(parts, 1)
+            for parts in ([empty[0], *(one for _, one, _ in batches)], [empty[1], *(b.y for b, _, _ in batches)])
+        )
+        if pooled is not None:
+            return {**counts, **_pad_predictions(logits, labels, pooled)}
+        own = [int(total) for total in counts["total"]]  # padding comes last
+        values = [self._values(one[:total], y[:total]) for one, y, total in zip(logits, labels, own, strict=True)]
+        table = torch.tensor(values, dtype=torch.float64).view(devices, -1)
+        known = ~table.isnan()
+        table = table.nan_to_num(nan=0.0).clamp(-LARGEST_LOSS, LARGEST_LOSS)
+        return {**counts, "values": table, "known": known}
+
+    def _values(self, logits: Tensor, labels: Tensor) -> list[float]:
+        """The values of all rows, NaN where undefined."""
+        values = {name: value for one in self._others for name, value in defined_values(one, logits, labels).items()}
+        names = self._row_names(logits.shape[-1])
+        if not values.keys() <= set(names):
+            raise ValueError(f"a metric has other rows than it had before: {sorted(values.keys() - set(names))}")
+        return [values.get(name, math.nan) for name in names]
 
     def _predict_global(self, client: Client, weights: Tensors) -> Predictions:
         devices, size = len(client.seen_labels), self.batch_size(client.model)
-        for examples in zip(*(part.split(size) for part in self.test_set or ()), strict=True):
+        test_set = self.test_set or ()
+        if test_set and client.model.is_batch_dependent() and not self.perplexity_batch:
+            order = global_order(len(test_set[1]), self.seed)
+            test_set = test_set[0][order], test_set[1][order]
+        for examples in zip(*(part.split(size) for part in test_set), strict=True):
             x, y = (part.expand(devices, *part.shape) for part in (client.preparation(examples[0]), examples[1]))
             yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool)
 
     def compute_metrics(self, replies: Sequence[Reply], bundle: str) -> dict[str, float]:
-        """Metrics over all predictions of these devices; every prediction counts equally."""
+        """Metrics over these devices; every prediction counts equally."""
         if self.perplexity_batch:
-            return sequence_metrics([reply.upload[bundle] for reply in replies])
-        return {"accuracy": accuracy_of(replies, bundle)}
+            return sequence_metrics([reply.upload[bundle] for reply in replies], self.sequence_metrics)
+        uploads = [reply.upload[bundle] for reply in replies if bundle in reply.upload]
+        others: dict[str, float] = {}
+        if self._others and uploads and "logits" in uploads[0]:
+            logits, labels = _join_predictions(uploads)
+            others = {name: v for one in self._others for name, v in defined_values(one, logits, labels).items()}
+        elif self._others and uploads:
+            others = self._mean_values(replies[0].device.model.classes, uploads)
+        found: dict[str, float] = {}
+        for metric in self.metrics:
+            if metric.compute is compute_accuracy:
+                found[metric.name] = accuracy_of(replies, bundle)
+            else:
+                prefix = f"{metric.name}["
+                found |= {name: v for name, v in others.items() if name == metric.name or name.startswith(prefix)}
+        return found
+
+    def _mean_values(self, classes: int, uploads: Sequence[Tensors]) -> dict[str, float]:
+        table, known = (torch.stack([upload[name] for upload in uploads]) for name in ("values", "known"))
+        weights = torch.stack([upload["total"] for upload in uploads])[:, None] * known
+        means = ((weights * table).sum(0) / weights.sum(0)).tolist()
+        return {name: mean for name, mean in zip(self._row_names(classes), means, strict=True) if not math.isnan(mean)}
+
+
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def _pad_predictions(logits: Tensor, labels: Tensor, room: int) -> dict[str, Tensor]:
+    """Predictions of all devices in tensors of one size.
+
+    Logits travel as their bits: engines refuse values that are not finite, and those of masked labels are not.
+    """
+    devices, count, classes = logits.shape
+    bits, answers = logits.new_zeros(devices, room, classes), labels.new_zeros(devices, room)
+    bits[:, :count], answers[:, :count] = logits, labels
+    return {"logits": bits.view(BITS[bits.dtype]), "labels": answers}
+
+
+def _join_predictions(uploads: Sequence[Tensors]) -> tuple[Tensor, Tensor]:
+    """The predictions of several devices: logits [examples, classes] and labels."""
+    floats = {bits: dtype for dtype, bits in BITS.items()}
+    counts = [int(upload["total"]) for upload in uploads]
+    logits = [
+        one["logits"][:count].view(floats[one["logits"].dtype]) for one, count in zip(uploads, counts, strict=True)
+    ]
+    return torch.cat(logits), torch.cat([one["labels"][:count] for one, count in zip(uploads, counts, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -88,16 +198,30 @@ class FineTune:
 
     Each device tests the model on its own test examples, trains a part of it on its own training examples without
     momentum, and tests it again.
+
+    Parameters
+    ----------
+    part : what is trained: the last layer ("head"), all others ("body"), or "all".
+    epochs : passes over the device's training examples.
+    batch_size : examples per step.
+    lr : the learning rate.
     """
 
     part: Literal["head", "body", "all"] = "head"
     epochs: Count = 5
     batch_size: Count = 50
-    learning_rate: Positive = 0.001
+    lr: Positive = 0.001
 
     @on_device(sends={"initial": COUNTS, "personalized": COUNTS}, stream=FINE_TUNE, batch_across_runs=False)
     def tune(self, client: Client, inbox: Parcel) -> ClientResult:
-        learner = replace(client, optimizer=Sgd(self.learning_rate), label_smoothing=0.0)
+        """Evaluate, train, and evaluate again.
+
+        Parameters
+        ----------
+        client : the devices.
+        inbox : the received parcel, with the bundle "weights".
+        """
+        learner = replace(client, optimizer=Sgd(self.lr), loss=CROSS_ENTROPY)
         statistics = inbox.get("statistics", {})
         tuned = fit(learner, inbox["weights"], label_loss(client), only=self.trainable(client.model))
         with torch.no_grad():
@@ -107,7 +231,12 @@ class FineTune:
         return ClientResult(upload={"initial": before, "personalized": after})
 
     def trainable(self, model: Model) -> list[str]:
-        """The weights that are trained: `head` is the last layer, `body` all others that the last exit depends on."""
+        """The weights that are trained: `head` is the last layer, `body` all others that the last exit depends on.
+
+        Parameters
+        ----------
+        model : the model.
+        """
         names, head = model.last_exit_weights(), set(model.head())
         return [name for name in names if self.part == "all" or (name in head) == (self.part == "head")]
 
@@ -117,6 +246,14 @@ class FineTune:
         """Rows for every tier and device, and over a tier's devices the mean and population standard deviation.
 
         Every device evaluates every tier's model, as in the paper's tables. Holdout devices have rows of their own.
+
+        Parameters
+        ----------
+        name : the name of the evaluated target, for rows.
+        models : the weights, by tier.
+        fleet : the fleet.
+        ask : asks its devices.
+        round_number : the round.
         """
         task = replace(self.tune, schedule=Schedule(self.batch_size, self.epochs), ref=("fine_tune", "tune"))
         inboxes = {
@@ -134,9 +271,9 @@ class FineTune:
 
 def _fine_tune_rows(replies: Sequence[Reply], row: Callable[..., Row], test: str, metric: str) -> Iterator[Row]:
     accuracies = {reply.device.name: accuracy_of([reply], metric) for reply in replies}
-    known = {device: accuracy for device, accuracy in accuracies.items() if not math.isnan(accuracy)}
-    for device, accuracy in known.items():
-        yield row(device, test, metric, accuracy)
+    known = {device: value for device, value in accuracies.items() if not math.isnan(value)}
+    for device, value in known.items():
+        yield row(device, test, metric, value)
     if known:
         yield row("", test, metric, statistics.fmean(known.values()))
         yield row("", test, f"{metric}_std", statistics.pstdev(known.values()))

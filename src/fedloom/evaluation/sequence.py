@@ -3,7 +3,7 @@
 So a device uploads a few sums instead of its predictions for every token.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -84,7 +84,17 @@ def sum_over_batches(
     return {name: value.nan_to_num(nan=LARGEST_LOSS).clamp(-LARGEST_LOSS, LARGEST_LOSS) for name, value in sums.items()}
 
 
-def sequence_metrics(sums: Sequence[Tensors]) -> dict[str, float]:
+SEQUENCE_METRICS: Mapping[str, Sequence[str]] = {
+    "perplexity": ("perplexity", "perplexity_of_mean", "perplexity_hidden"),
+    "accuracy": ("accuracy", "accuracy_hidden"),
+    "loss": ("loss",),
+}
+"""The metrics that can be computed from sums, and their rows."""
+
+DEFAULT_SEQUENCE_METRICS = ("perplexity", "accuracy")
+
+
+def sequence_metrics(sums: Sequence[Tensors], wanted: Sequence[str] = DEFAULT_SEQUENCE_METRICS) -> dict[str, float]:
     """Metrics over all devices' predictions, each with the same weight; empty if there are none."""
     total = {name: sum(float(one[name]) for one in sums) for name in (sums[0] if sums else ())}
     if not total.get("total"):
@@ -97,4 +107,6 @@ def sequence_metrics(sums: Sequence[Tensors]) -> dict[str, float]:
     if total["hidden_total"]:
         metrics["perplexity_hidden"] = perplexity_from_loss(total["hidden_loss"] / total["hidden_total"])
         metrics["accuracy_hidden"] = percent(total["hidden_correct"], total["hidden_total"])
-    return metrics
+    metrics["loss"] = total["loss"] / total["total"]
+    rows = [row for metric in wanted for row in SEQUENCE_METRICS[metric]]
+    return {name: value for name, value in metrics.items() if name in rows}

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -10,24 +9,11 @@ from torch import Tensor
 from ..client import Client, ClientResult, Layout, Schedule, on_device
 from ..data import Dataset
 from ..fleet import Ask, Fleet, Tier
-from ..models import Model
-from ..seeds import PREDICT, SCORE
+from ..models import Model, exit_names
+from ..seeds import PREDICT, SCORE, SHUFFLED_LOCAL_TEST, SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors
 from .metrics import Row
-from .sequence import device_sums, find_masked, row_sums, score_positions, sequence_metrics
-
-
-@lru_cache(maxsize=4096)
-def exit_names(model: Model) -> tuple[str, ...]:
-    """The names of a model's exits, from shallow to deep."""
-    weights = {**model.initial_weights(0), **{name: torch.ones(shape) for name, shape in model.statistics().items()}}
-    block = {name: tensor.unsqueeze(0) for name, tensor in weights.items()}
-    with torch.no_grad():
-        return tuple(model(block, model.zero_inputs(1, 2)).exits)
-
-
-def last_exit(model: Model) -> str:
-    return exit_names(model)[-1]
+from .sequence import DEFAULT_SEQUENCE_METRICS, device_sums, find_masked, row_sums, score_positions, sequence_metrics
 
 
 def exits_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
@@ -40,6 +26,32 @@ def scores_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
     """For every example and position, the loss of the last exit and whether its prediction is correct."""
     shape = tuple(inbox["order"]["labels"].shape)
     return {"loss": (shape, torch.get_default_dtype()), "right": (shape, torch.bool)}
+
+
+def global_order(examples: int, seed: int) -> Tensor:
+    """The order in which models that normalize by the batch see the test set, drawn once from the run's seed.
+
+    Their predictions depend on the rest of the batch, and sorted by label a batch would be of one class, which is not
+    how they are trained or used. Other models see examples as they are stored.
+
+    Parameters
+    ----------
+    examples : the number of test examples.
+    seed : the seed of the run.
+    """
+    return torch.from_numpy(generator(seed, SHUFFLED_TEST).permutation(examples))
+
+
+def local_order(examples: int, seed: int, device: str) -> Tensor:
+    """The same for a device's own test examples.
+
+    Parameters
+    ----------
+    examples : the number of its test examples.
+    seed : the seed of the run.
+    device : the name of the device.
+    """
+    return torch.from_numpy(generator(seed, SHUFFLED_LOCAL_TEST, device).permutation(examples))
 
 
 def batch_lengths(groups: Sequence[int], size: int) -> Tensor:
@@ -99,6 +111,7 @@ class SequenceEvaluator:
     dataset: Dataset
     test_set: GlobalEvaluation
     batch_size: int
+    metrics: tuple[str, ...] = DEFAULT_SEQUENCE_METRICS
 
     def rows(
         self, name: str, models: Mapping[Tier, Tensors], fleet: Fleet, ask: Ask, round_number: int
@@ -125,7 +138,7 @@ class SequenceEvaluator:
         masked = self.masked()
         rows = row_sums(losses[None], correct[None], None if masked is None else masked[None])
         real = torch.ones(1, len(losses), dtype=torch.bool)
-        return sequence_metrics([device_sums(rows, real, self.batch_size)])
+        return sequence_metrics([device_sums(rows, real, self.batch_size)], self.metrics)
 
     def masked(self) -> Tensor | None:
         """Which positions of the test set are masked; None if none ever is."""

@@ -15,25 +15,42 @@ ModelWeights = tuple[Model, Tensors]
 
 @dataclass(frozen=True)
 class ServerModel:
-    """Weights on the server, one model per tier."""
+    """A model to evaluate whose weights are on the server, one per tier.
+
+    Parameters
+    ----------
+    weights : the weights for a tier.
+    unseen_logit : on a device: the logit of classes it has never seen; None: unchanged.
+    tiers : the tiers that are evaluated; empty: all.
+    """
 
     weights: Callable[[Tier], Tensors]
-    unseen_logit: float | None = None  # on a device: the logit of classes it has never seen; None: unchanged
-    tiers: tuple[str, ...] = ()  # evaluated tiers; empty: all
+    unseen_logit: float | None = None
+    tiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A personal model: `load` runs on the device, `inbox` is what the server sends for it."""
+    """A personal model to evaluate, which is loaded on the device.
+
+    Parameters
+    ----------
+    load : runs on the device: (client, inbox) -> model and weights. A method of the class.
+    inbox : what the server sends for it.
+    unseen_logit : the logit of classes that the device has never seen; None: unchanged.
+    tiers : the tiers that are evaluated; empty: all.
+    ref : the path by which another process finds `load` in the method; (): its name.
+    """
 
     load: Callable[[Client, Parcel], ModelWeights]
     inbox: Callable[[Device], Parcel] = lambda device: {}
     unseen_logit: float | None = None
     tiers: tuple[str, ...] = ()
-    ref: tuple[str, ...] = ()  # path by which another process finds `load` in the method; (): its name
+    ref: tuple[str, ...] = ()
 
     @property
     def load_ref(self) -> tuple[str, ...]:
+        """The path by which another process finds `load` in the method."""
         return self.ref or (self.load.__name__,)
 
 
@@ -41,6 +58,12 @@ EvalTarget = ServerModel | DeviceModel
 
 
 def tier_slices(weights: Tensors, unseen_logit: float | None = None) -> ServerModel:
-    """One global model, of which every tier evaluates its own slice."""
+    """One global model, of which every tier evaluates its own slice.
+
+    Parameters
+    ----------
+    weights : the global weights.
+    unseen_logit : on a device: the logit of classes it has never seen; None: unchanged.
+    """
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     return ServerModel(lambda tier: find_footprint(tier.model.shapes(), shapes).read(weights), unseen_logit)

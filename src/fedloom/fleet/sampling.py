@@ -54,8 +54,15 @@ def draw_cohort(
 ) -> list[Device]:
     """Draw the devices of a round, in order of name.
 
-    `fixed_size`: the first ceil(participation · N) available devices of a random permutation of the N eligible ones,
-    more by a factor of 1 + `over_selection`. `poisson`: each eligible device independently.
+    Parameters
+    ----------
+    fleet : the fleet.
+    participation : the share of the eligible devices that take part.
+    round_number : the round.
+    trace : which devices are available in which rounds.
+    over_selection : draw more devices, by a factor of 1 + `over_selection`.
+    sampling : "fixed_size": the first ceil(participation · N) available devices of a random permutation of the N
+        eligible ones; "poisson": each eligible device independently.
     """
     if sampling == "poisson":
         return _draw_poisson_cohort(fleet, participation * (1 + over_selection), round_number, trace)
@@ -84,7 +91,13 @@ def _draw_poisson_cohort(fleet: Fleet, probability: float, round_number: int, tr
 
 
 def expected_participants(fleet: Fleet, participation: float) -> dict[str, float]:
-    """Tier -> the expected number of its devices in a cohort, from what is known before the first round."""
+    """Tier -> the expected number of its devices in a cohort, from what is known before the first round.
+
+    Parameters
+    ----------
+    fleet : the fleet.
+    participation : the share of the eligible devices that take part.
+    """
     if fleet.assignment == "redrawn":
         devices = fleet.size - len(fleet.holdout_devices)
         shares = {tier.name: share for tier, share in zip(fleet.tiers, fleet.shares, strict=True)}

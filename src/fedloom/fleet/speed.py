@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..registry import Registry
 from ..seeds import SPEED, generator
 from ..settings import NonNegative
 from .tiers import Fleet
@@ -13,7 +14,13 @@ from .tiers import Fleet
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """Factors on the tier's computing speed and bandwidth."""
+    """Factors on the tier's computing speed and bandwidth.
+
+    Parameters
+    ----------
+    speed : the factor on the computing speed.
+    bandwidth : the factor on the bandwidth.
+    """
 
     speed: float = 1.0
     bandwidth: float = 1.0
@@ -24,7 +31,13 @@ DeviceSpeeds = Mapping[str, DeviceSpeed]
 
 
 def lognormal(fleet: Fleet, *, speed: NonNegative = 0.5, bandwidth: NonNegative = 0.5) -> DeviceSpeeds:
-    """Draw log-normal factors with median 1, once per run; the parameters are the standard deviations of the logs."""
+    """Log-normal stragglers: each device's speed and bandwidth get a factor with median 1, drawn once per run.
+
+    Parameters
+    ----------
+    speed : the standard deviation of the logarithm of the speed's factor.
+    bandwidth : the standard deviation of the logarithm of the bandwidth's factor.
+    """
     speeds = {}
     for index in range(fleet.size):
         drawn = generator(fleet.seed, SPEED, index).standard_normal(2)
@@ -33,7 +46,13 @@ def lognormal(fleet: Fleet, *, speed: NonNegative = 0.5, bandwidth: NonNegative 
 
 
 def from_file(fleet: Fleet, *, path: str) -> DeviceSpeeds:
-    """Read a JSON object: {"3": {"speed": 0.25, "bandwidth": 0.5}}."""
+    """Stragglers from a file: factors on the speed and bandwidth of some devices.
+
+    Parameters
+    ----------
+    path : a JSON file such as {"3": {"speed": 0.25, "bandwidth": 0.5}}; devices that are missing are as fast as their
+        tier.
+    """
     speeds = {}
     try:
         for index, factors in json.loads(Path(path).read_text(encoding="utf-8")).items():
@@ -48,4 +67,6 @@ def from_file(fleet: Fleet, *, path: str) -> DeviceSpeeds:
     return speeds
 
 
-STRAGGLERS: Mapping[str, Callable[..., DeviceSpeeds]] = {"lognormal": lognormal, "file": from_file}
+STRAGGLERS: Registry[Callable[..., DeviceSpeeds]] = Registry(
+    "stragglers", {"lognormal": lognormal, "file": from_file}, passed=("fleet",)
+)

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ..footprints import find_footprint, shape_fits
+from ..footprints import find_footprint, find_foreign_frozen, shape_fits
 from ..footprints.regions import find_regions
 from ..models import Model, Shapes
 from ..seeds import TIER, generator
 from .device import Device, Tier
 
 Assignment = Literal["fixed", "redrawn"]
+FREEZE_ALIKE = "set requires_grad=False on it in all tiers or in none"
 
 
 class InvalidTier(ValueError):  # noqa: N818 - named for what is wrong
@@ -20,16 +21,28 @@ class InvalidTier(ValueError):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True)
 class Fleet:
-    """All devices. Device objects are created on demand, so a large fleet costs no more than its cohort."""
+    """All devices. Device objects are created on demand, so a large fleet costs no more than its cohort.
+
+    Parameters
+    ----------
+    tiers : the tiers.
+    shares : the share of each tier.
+    size : the number of devices.
+    seed : the seed of the run.
+    assignment : "fixed": every device has one tier; "redrawn": tiers are drawn anew every round.
+    eligible_tiers : the tiers that take part in training; empty: all.
+    holdout_devices : indices of devices that are evaluated but never train.
+    device_tiers : the tier of every device; empty: by `shares`.
+    """
 
     tiers: tuple[Tier, ...]
     shares: tuple[float, ...]
     size: int
     seed: int
     assignment: Assignment = "fixed"
-    eligible_tiers: tuple[str, ...] = ()  # tiers that take part in training; empty: all
-    holdout_devices: frozenset[int] = frozenset()  # indices of devices that are evaluated but never train
-    device_tiers: tuple[str, ...] = ()  # the tier of every device; empty: by `shares`
+    eligible_tiers: tuple[str, ...] = ()
+    holdout_devices: frozenset[int] = frozenset()
+    device_tiers: tuple[str, ...] = ()
 
     @cached_property
     def global_model(self) -> Model:
@@ -43,19 +56,31 @@ class Fleet:
 
     @cached_property
     def largest(self) -> Tier:
-        return max(self.active_tiers, key=lambda tier: count_parameters(tier.model.shapes()))
+        """The active tier with most parameters."""
+        return max(self.active_tiers, key=lambda tier: _model_size(tier.model))
 
     @cached_property
     def smallest(self) -> Tier:
-        return min(self.active_tiers, key=lambda tier: count_parameters(tier.model.shapes()))
+        """The active tier with fewest parameters."""
+        return min(self.active_tiers, key=lambda tier: _model_size(tier.model))
 
     def restrict_tiers(self, names: Sequence[str]) -> "Fleet":
-        """The same devices, but only these tiers take part; the global model is their largest."""
+        """The same devices, but only these tiers take part; the global model is their largest.
+
+        Parameters
+        ----------
+        names : the names of the tiers.
+        """
         models = [(tier.name, tier.model) for tier in self.tiers]
         return replace(self, tiers=make_tiers(models, names), eligible_tiers=tuple(names))
 
     def eligible_indices(self, round_number: int) -> Sequence[int]:
-        """Indices of the devices that may train in a round."""
+        """Indices of the devices that may train in a round.
+
+        Parameters
+        ----------
+        round_number : the round.
+        """
         indices: Sequence[int] = range(self.size)
         if self.holdout_devices:
             indices = [index for index in indices if index not in self.holdout_devices]
@@ -64,20 +89,51 @@ class Fleet:
         return indices
 
     def eligible_devices(self, round_number: int) -> list[Device]:
+        """The devices that may train in a round.
+
+        Parameters
+        ----------
+        round_number : the round.
+        """
         return [self.device(index, round_number) for index in self.eligible_indices(round_number)]
 
     def device(self, index: int, round_number: int) -> Device:
+        """One device, with its tier of a round.
+
+        Parameters
+        ----------
+        index : the index of the device, from 0.
+        round_number : the round.
+        """
         tier = self._tier(index, round_number)
         return Device(self.name(index), tier.name, tier.model, tier.footprint)
 
     def devices(self, round_number: int) -> list[Device]:
+        """All devices, with their tiers of a round.
+
+        Parameters
+        ----------
+        round_number : the round.
+        """
         return [self.device(index, round_number) for index in range(self.size)]
 
     def name(self, index: int) -> str:
+        """The name of a device.
+
+        Parameters
+        ----------
+        index : the index of the device, from 0.
+        """
         return device_name(index, self.size)
 
     def pooled_device(self, tier: Tier, share: float = 1.0) -> Device:
-        """Simulation only: a device with the data of the first `share` of all devices that may train."""
+        """Simulation only: a device with the data of many devices that may train.
+
+        Parameters
+        ----------
+        tier : the tier whose model it has.
+        share : the share of devices, the first ones, whose data it has.
+        """
         known = (
             [index for index in range(self.size) if index not in self.holdout_devices]
             if self.holdout_devices
@@ -87,7 +143,12 @@ class Fleet:
         return Device("pool", tier.name, tier.model, tier.footprint, pooled_from=names)
 
     def evaluation_device(self, tier: Tier) -> Device:
-        """The server, evaluating a tier's model on the test set."""
+        """The server, evaluating a tier's model on the test set.
+
+        Parameters
+        ----------
+        tier : the tier.
+        """
         return Device("examiner", tier.name, tier.model, tier.footprint, is_server=True)
 
     def _tier(self, index: int, round_number: int) -> Tier:
@@ -110,23 +171,56 @@ class Fleet:
 
 
 def device_name(index: int, fleet_size: int) -> str:
-    """The index, zero-padded so that names sort like numbers."""
+    """The index, zero-padded so that names sort like numbers.
+
+    Parameters
+    ----------
+    index : the index of the device, from 0.
+    fleet_size : the number of devices.
+    """
     return f"{index:0{len(str(fleet_size - 1))}d}"
 
 
 def count_parameters(shapes: Shapes) -> int:
+    """The number of weights of a model.
+
+    Parameters
+    ----------
+    shapes : the shapes of its weights, as `Model.shapes` returns them.
+    """
     return sum(shape.numel() for shape in shapes.values())
 
 
+def _model_size(model: Model) -> tuple[int, int]:
+    """Larger for the model with more trained weights, or with more frozen ones if they have equally many."""
+    return count_parameters(model.shapes()), count_parameters(model.frozen_shapes())
+
+
 def make_tiers(models: Sequence[tuple[str, Model]], eligible: Sequence[str] = ()) -> tuple[Tier, ...]:
-    """Tiers of any models, with their footprints in the largest eligible one; they need not fit completely."""
+    """Tiers of any models, with their footprints in the largest eligible one; they need not fit completely.
+
+    Frozen weights that the family draws are drawn for the largest, and smaller models have their part of them.
+
+    Parameters
+    ----------
+    models : the name and model of each tier.
+    eligible : the tiers that take part; empty: all.
+    """
     candidates = [model for name, model in models if not eligible or name in eligible]
-    shapes = max(candidates, key=lambda model: count_parameters(model.shapes())).shapes()
-    return tuple(Tier(name, model, find_footprint(model.shapes(), shapes)) for name, model in models)
+    largest = max(candidates, key=_model_size)
+    source, shapes = replace(largest, frozen_from=None), largest.shapes()
+    return tuple(
+        Tier(name, model.with_frozen_from(source), find_footprint(model.shapes(), shapes)) for name, model in models
+    )
 
 
 def make_nested_tiers(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
-    """Tiers whose models all fit completely into the largest; `InvalidTier` if one does not."""
+    """Tiers whose models all fit completely into the largest; `InvalidTier` if one does not.
+
+    Parameters
+    ----------
+    models : the name and model of each tier.
+    """
     tiers = make_tiers(models)
     problem = find_nesting_problem(Fleet(tiers, (1.0,) * len(tiers), len(tiers), 0))
     if problem:
@@ -135,15 +229,27 @@ def make_nested_tiers(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
 
 
 def find_nesting_problem(fleet: Fleet) -> str | None:
-    """Why an active tier's model does not fit into the global model; None if all fit."""
+    """Why an active tier's model does not fit into the global model; None if all fit.
+
+    Parameters
+    ----------
+    fleet : the fleet.
+    """
     problems = (_tier_problem(tier.name, tier.model, fleet.global_model) for tier in fleet.active_tiers)
     return next(filter(None, problems), None)
 
 
 def _tier_problem(tier: str, model: Model, global_model: Model) -> str | None:
-    small, large = model.shapes(), global_model.shapes()
+    return _slice_problem(tier, model.shapes(), global_model.shapes(), global_model) or _frozen_problem(
+        tier, model, global_model
+    )
+
+
+def _slice_problem(tier: str, small: Shapes, large: Shapes, global_model: Model) -> str | None:
     for name, shape in small.items():
         if name not in large:
+            if name in global_model.frozen_shapes():
+                return f"tier {tier!r}: {name} is trained, but frozen in the global model; {FREEZE_ALIKE}"
             return (
                 f"tier {tier!r}: {name} is not in the global model, which is that of the tier with most parameters; "
                 "every layer of a smaller tier must be one of its"
@@ -159,6 +265,22 @@ def _tier_problem(tier: str, model: Model, global_model: Model) -> str | None:
                 "smaller layer; give every tier the same size of this layer"
             )
     return None
+
+
+def _frozen_problem(tier: str, model: Model, global_model: Model) -> str | None:
+    """Devices of two tiers train the same thing only if what is frozen beneath it is the same, or a part of it."""
+    small, large = model.frozen_shapes(), global_model.frozen_shapes()
+    trained = next((name for name in small if name in global_model.shapes()), None)
+    if trained:
+        return f"tier {tier!r}: {trained} is frozen, but trained in the global model; {FREEZE_ALIKE}"
+    problem = _slice_problem(tier, small, large, global_model)
+    other = None if problem else find_foreign_frozen(model, global_model)
+    if other:
+        return (
+            f"tier {tier!r}: {other} is frozen at other values than in the global model, so the tiers would train on "
+            "different features; load the same base in every tier, or use a method for unrelated models"
+        )
+    return problem
 
 
 TierRegion = tuple[str, ...]

@@ -7,6 +7,7 @@ from .footprint import (
     Footprint,
     centered,
     find_footprint,
+    find_foreign_frozen,
     is_submodel,
     leading,
     rolling,
@@ -14,10 +15,10 @@ from .footprint import (
     subnet_footprint,
     take_block,
 )
-from .robust import RULES, LowCoverage, RobustAggregator
+from .robust import RULES, LowCoverage, RobustAggregator, Rule
 
 __all__ = [
     "RULES", "Aggregate", "AxisSlicer", "ClientUpdate", "DPAggregator", "ExpectedParticipation", "Footprint",
-    "LowCoverage", "RobustAggregator", "centered", "coverage_mean", "find_footprint", "is_submodel", "leading",
-    "rolling", "shape_fits", "subnet_footprint", "take_block",
+    "LowCoverage", "RobustAggregator", "Rule", "centered", "coverage_mean", "find_footprint", "find_foreign_frozen",
+    "is_submodel", "leading", "rolling", "shape_fits", "subnet_footprint", "take_block",
 ]  # fmt: skip

@@ -13,7 +13,19 @@ from .footprint import Axis, Footprint, block_index, slice_view
 
 
 class ClientUpdate(NamedTuple):
-    """One device's new weights, the entries of the global model they belong to, and their weight in the average."""
+    """One device's new weights, and where they belong in the global model.
+
+    Parameters
+    ----------
+    footprint : the entries of the global model that the update covers.
+    tensors : the new weights, in the shapes of the footprint; further names are ignored.
+    weight : the weight of the device in the average, such as its number of examples.
+
+    Examples
+    --------
+    >>> updates = [ClientUpdate(reply.device.footprint, reply.upload["weights"], reply.examples) for reply in replies]
+    >>> weights = context.aggregate(server["weights"], updates)
+    """
 
     footprint: Footprint
     tensors: Tensors
@@ -28,6 +40,15 @@ def coverage_mean(weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str
     """Average each entry over the updates that cover it; entries that none covers stay bit for bit.
 
     Sums are in float64 and in the order of the updates, so the result does not depend on where it is computed.
+
+    Parameters
+    ----------
+    weights : the global weights.
+    updates : what devices returned.
+
+    Returns
+    -------
+    The new global weights.
     """
     updates = list(updates)
     by_name = {

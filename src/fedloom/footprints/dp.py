@@ -25,13 +25,21 @@ class UnprotectedUpdate(ValueError):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True)
 class DPAggregator:
-    """An `Aggregate` for a single use in one round.
+    """An `Aggregate` with user-level differential privacy, for a single use in one round.
 
     Each update is clipped to an L2 norm of `clip` over all it covers. One device therefore changes the vector of all
     sums by at most `clip`, and noise of standard deviation `noise * clip` on each entry is one Gaussian mechanism. Each
     sum is divided by the number of contributors expected there, since the actual number would reveal who took part.
 
     Entries without expected contributors stay bit for bit. All others get noise even if no device replied.
+
+    Parameters
+    ----------
+    clip : the largest L2 norm of an update.
+    noise : the noise multiplier.
+    expected_participation : for each tier, its footprint and the expected number of its devices in a round.
+    seed : the seed of the run.
+    round_number : the round.
     """
 
     clip: float

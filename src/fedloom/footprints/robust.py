@@ -7,7 +7,7 @@ influence. Rules that average whole updates (`clipping`, `multi_krum`) use the m
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
+from ..registry import Registry
 from ..settings import Count, Positive
 from ..tensors import Tensors, combine
 from .coverage import ClientUpdate
@@ -26,33 +27,68 @@ LowCoverage = Literal["hold", "clipped"]
 
 
 class Contributors(NamedTuple):
-    """The contributors of a region: their weights, and the group of similar models each belongs to."""
+    """The contributors of a region.
+
+    Parameters
+    ----------
+    weights : the weight of each in the average.
+    groups : the group of similar models that each belongs to.
+    """
 
     weights: Sequence[float]
     groups: Sequence[Hashable]
 
 
 class Rule(ABC):
+    """A robust aggregation rule, which is applied to every coverage region separately.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Midrange(Rule):
+    ...     def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
+    ...         return (values.amin(0) + values.amax(0)) / 2
+    """
+
     def select(self, weights: Tensors, updates: list[ClientUpdate]) -> list[ClientUpdate]:
-        """Drop or clip whole updates before the regions are aggregated."""
+        """Drop or clip whole updates before the regions are aggregated. By default all are kept.
+
+        Parameters
+        ----------
+        weights : the global weights.
+        updates : the updates of weight above 0.
+        """
         return updates
 
     @abstractmethod
     def aggregate(self, old: Tensor, values: Tensor, contributors: Contributors) -> Tensor:
         """Aggregate one region.
 
-        Parameters: the old entries, `[entries]`; the contributors' values, `[contributors, entries]`, both in float64;
-        and who they are. Returns the new entries.
+        Parameters
+        ----------
+        old : the old entries, [entries] in float64.
+        values : the contributors' values, [contributors, entries] in float64.
+        contributors : their weights and groups.
+
+        Returns
+        -------
+        The new entries, [entries].
         """
 
 
 @dataclass(frozen=True)
 class RobustAggregator:
-    """An `Aggregate` that applies a rule to every region with at least `min_contributors`.
+    """An `Aggregate` that applies a rule to every region with enough contributors.
 
-    With fewer contributors an outlier cannot be identified. Such a region keeps its value bit for bit
-    (`low_coverage = "hold"`), or takes the unweighted mean of its updates (`"clipped"`), each clipped so that its RMS
-    change per entry is at most the median device's in the other regions; without other regions it keeps its value.
+    With fewer contributors an outlier cannot be identified.
+
+    Parameters
+    ----------
+    rule : the rule.
+    low_coverage : what a region with fewer contributors does: "hold" keeps its value bit for bit; "clipped" takes the
+        unweighted mean of its updates, each clipped so that its RMS change per entry is at most the median device's in
+        the other regions. Without other regions it keeps its value.
+    min_contributors : how many contributors are enough.
     """
 
     rule: Rule
@@ -82,8 +118,10 @@ class RobustAggregator:
 class Clipping(Rule):
     """Norm clipping (Sun et al., 2019), then the weighted mean.
 
-    The limit is `multiple` times the median update norm in the region. If `norm` is given, it limits each device's
-    whole update instead.
+    Parameters
+    ----------
+    multiple : the limit, as a multiple of the median update norm in the region.
+    norm : the largest norm of each device's whole update, instead; None: `multiple` counts.
     """
 
     multiple: Positive = 1.0
@@ -107,9 +145,11 @@ class Median(Rule):
 
 @dataclass(frozen=True)
 class TrimmedMean(Rule):
-    """The coordinate-wise mean without the lowest and the highest `share` of values, rounded up, unweighted.
+    """The coordinate-wise trimmed mean (Yin et al., ICML 2018), unweighted.
 
-    At least one value is kept. Yin et al., ICML 2018.
+    Parameters
+    ----------
+    share : the share of the lowest and of the highest values that is left out, rounded up; at least one value is kept.
     """
 
     share: Minority = 0.2
@@ -124,7 +164,9 @@ class TrimmedMean(Rule):
 class GeometricMedian(Rule):
     """The point with the least sum of distances to the updates (Pillutla et al., 2022), unweighted.
 
-    `iterations` steps of Weiszfeld's algorithm from the coordinate-wise median.
+    Parameters
+    ----------
+    iterations : the steps of Weiszfeld's algorithm, which starts at the coordinate-wise median.
     """
 
     iterations: Count = 16
@@ -140,10 +182,13 @@ class GeometricMedian(Rule):
 
 @dataclass(frozen=True)
 class MultiKrum(Rule):
-    """Drop the `share` of devices, rounded up, that lie farthest from their nearest neighbors, then average.
+    """Multi-Krum: drop the devices farthest from their neighbors, then average (Blanchard et al., NeurIPS 2017).
 
     Devices are compared on the region that all of them cover; without one, no update is used. The mean is weighted.
-    Blanchard et al., NeurIPS 2017.
+
+    Parameters
+    ----------
+    share : the share of devices to drop, rounded up.
     """
 
     share: Minority = 0.3
@@ -168,12 +213,15 @@ class MultiKrum(Rule):
 class NearestMean(Rule):
     """The default rule: drop outliers within each group of similar models, clip, and average, unweighted.
 
-    An update is kept if its distance to the coordinate-wise median of its group is at most `reach` times the group's
-    median distance. Kept updates are clipped to `multiple` times the region's median norm. A group is the devices of
-    one tier; a group with fewer than three contributors is compared with all of them.
+    A group is the devices of one tier; a group with fewer than three contributors is compared with all of them. Without
+    groups, an honest tier whose updates differ from the others' would be dropped in every round, would not learn, and
+    so would go on to differ. Clipping bounds what a group with a malicious majority can do.
 
-    Without groups, an honest tier whose updates differ from the others' would be dropped in every round, would not
-    learn, and so would go on to differ. Clipping bounds what a group with a malicious majority can do.
+    Parameters
+    ----------
+    reach : an update is kept if its distance to the coordinate-wise median of its group is at most `reach` times the
+        group's median distance.
+    multiple : kept updates are clipped to `multiple` times the region's median norm.
     """
 
     reach: AtLeastOne = 2.0
@@ -193,18 +241,21 @@ class NearestMean(Rule):
 
 
 def no_rule() -> None:
-    """The coverage mean, as published."""
+    """No robust rule: the coverage mean, as published."""
 
 
-RULES: Mapping[str, Callable[..., Rule | None]] = {
-    "none": no_rule,
-    "default": NearestMean,
-    "clipping": Clipping,
-    "median": Median,
-    "trimmed_mean": TrimmedMean,
-    "geometric_median": GeometricMedian,
-    "multi_krum": MultiKrum,
-}
+RULES: Registry[Callable[..., Rule | None]] = Registry(
+    "aggregation",
+    {
+        "none": no_rule,
+        "default": NearestMean,
+        "clipping": Clipping,
+        "median": Median,
+        "trimmed_mean": TrimmedMean,
+        "geometric_median": GeometricMedian,
+        "multi_krum": MultiKrum,
+    },
+)
 
 
 def model_group(update: ClientUpdate) -> Hashable:

@@ -1,5 +1,7 @@
 """One file per method; each reads like the algorithm box of its paper."""
 
+from ..registry import Registry
+from ._personal import PersonalModels
 from .centralized import Centralized
 from .decouple import Decouple
 from .ditto import Ditto
@@ -22,27 +24,31 @@ from .noside import NoSide
 from .perfedavg import PerFedAvg
 from .standalone import Standalone
 
-METHODS: dict[str, type[Method]] = {
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "heterofl": HeteroFL,
-    "fedrolex": FedRolex,
-    "fjord": FjORD,
-    "fedhen": FedHeN,
-    "noside": NoSide,
-    "decouple": Decouple,
-    "fedsup": FedSup,
-    "efedsup": EFedSup,
-    "fedhenn": FedHeNN,
-    "fedin": FedIN,
-    "fedgkt": FedGKT,
-    "ditto": Ditto,
-    "lgfedavg": LGFedAvg,
-    "perfedavg": PerFedAvg,
-    "fedrep": FedRep,
-    "mixed": Mixed,
-    "standalone": Standalone,
-    "centralized": Centralized,
-}
+METHODS: Registry[type[Method]] = Registry(
+    "methods",
+    {
+        "fedavg": FedAvg,
+        "fedprox": FedProx,
+        "heterofl": HeteroFL,
+        "fedrolex": FedRolex,
+        "fjord": FjORD,
+        "fedhen": FedHeN,
+        "noside": NoSide,
+        "decouple": Decouple,
+        "fedsup": FedSup,
+        "efedsup": EFedSup,
+        "fedhenn": FedHeNN,
+        "fedin": FedIN,
+        "fedgkt": FedGKT,
+        "ditto": Ditto,
+        "lgfedavg": LGFedAvg,
+        "perfedavg": PerFedAvg,
+        "fedrep": FedRep,
+        "mixed": Mixed,
+        "standalone": Standalone,
+        "centralized": Centralized,
+    },
+)
+register = METHODS.register
 
-__all__ = ["METHODS", "Method", "MethodInfo", "fleet_problem"]
+__all__ = ["METHODS", "Method", "MethodInfo", "PersonalModels", "fleet_problem"]

@@ -34,10 +34,21 @@ from ..tensors import Parcel, Tensors
 
 @dataclass(frozen=True)
 class RepresentationAlignment:
-    """`strength` is the paper's eta_0; as in its code it grows with the square root of the past rounds. `probe_size` is
-    its L, the number of public examples; each step uses all of them or `probe_batch`. `bandwidth` is that of the rbf
-    kernel, in medians. `equally_loud` scales every kernel to the same norm before averaging. `counts` are the kernels'
-    weights in the average, by device or tier; 1 by default."""
+    """The settings of representation alignment, which FedHeNN and mixed fleets share.
+
+    Parameters
+    ----------
+    strength : the weight of the alignment loss, the paper's eta_0; 0: no alignment.
+    growth : how the strength grows with the number p of past rounds: with its square root, as in the paper's code,
+        linearly, or not at all.
+    probe_size : the number of public examples of a round, the paper's L.
+    probe_batch : how many of them each training step uses; None: all.
+    kernel : how representations are compared: CKA with a "linear" or an "rbf" kernel, or "procrustes", which compares
+        the features themselves up to rotation and scale.
+    bandwidth : the width of the rbf kernel, in median distances between examples.
+    equally_loud : whether every kernel is scaled to the same norm before averaging.
+    counts : the weight of a kernel in the average, by device or tier; 1 by default.
+    """
 
     strength: NonNegative = 0.001
     growth: Literal["root", "linear", "none"] = "root"

@@ -20,13 +20,44 @@ Shared = Literal["head", "body", "all", "none"] | tuple[str, ...]
 
 
 class PersonalModels(Method, Protocol):
-    """Each device keeps its model in its state and is evaluated with it."""
+    """A method whose devices keep their models: in their states, as "weights"; evaluated as "personal".
+
+    Its tasks train `client.state["weights"]` and return the result in `ClientResult(state=...)`. A method that starts
+    from given weights gives each device its part of them. Fleets in which devices change their tier are refused.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Alone(PersonalModels):
+    ...     info = MethodInfo(uploads="nothing", client_state="its model", produces="personalized", heterogeneity="any")
+    ...
+    ...     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
+    ...         return {}
+    ...
+    ...     def round(self, server: Parcel, context: RoundContext) -> Parcel:
+    ...         context.ask(self.train, {device: {} for device in context.cohort})
+    ...         return server
+    ...
+    ...     @on_device(sends={})
+    ...     def train(self, client: Client, inbox: Parcel) -> ClientResult:
+    ...         return ClientResult({}, state={"weights": fit(client, client.state["weights"], label_loss(client))})
+    """
 
     def init_client(self, device: Device, seed: int, warm_start: Tensors | None = None) -> Parcel:
         return {"weights": init_weights(device, seed, warm_start)}
 
     def personal_model(self, client: Client, inbox: Parcel) -> ModelWeights:
+        """The model and the weights that a device is evaluated with.
+
+        Parameters
+        ----------
+        client : the devices.
+        inbox : what the server sends for it: by default nothing.
+        """
         return client.model, client.state["weights"]
+
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
+        return {"personal": DeviceModel(self.personal_model)}
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         return fixed_tiers_problem(fleet)
@@ -69,6 +100,8 @@ class PartialSharing(Method, Protocol):
     def check_fleet(self, fleet: Fleet) -> str | None:
         model, layers = fleet.global_model, self.shared if isinstance(self.shared, tuple) else ()
         unknown = [name for name in layers if not shared_names((name,), model)]
+        if unknown and all(any(f"{name}.".startswith(f"{u}.") for name in model.frozen_shapes()) for u in unknown):
+            return f"{' and '.join(unknown)} of {model.family} is frozen, so there is nothing of it to share"
         if unknown:
             return f"no layer of {model.family} is named {' or '.join(map(repr, unknown))}"
         if self.shared in ("head", "body") and not model.label_rows():

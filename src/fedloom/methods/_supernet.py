@@ -1,4 +1,4 @@
-"""The sub-nets that FedSup and E-FedSup train: combinations of what the tiers differ in, a named or a custom space."""
+"""The subnets that FedSup and E-FedSup train: combinations of what the tiers differ in, a named or a custom space."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ def build_space(choice: SpaceChoice, tier_models: Sequence[Model]) -> SearchSpac
 
 
 def space_problem(method: str, choice: SpaceChoice, fleet: Fleet) -> str | None:
-    """Why sub-nets cannot be cut out of the global model; the extremes and some random ones are tried."""
+    """Why subnets cannot be cut out of the global model; the extremes and some random ones are tried."""
     if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
         return f"{method} knows the spaces {', '.join(known)}, not {choice!r}; or give lists of choices"
     supernet, draw = fleet.global_model, generator(0, SEARCH_SPACE_CHECK)
@@ -33,5 +33,5 @@ def space_problem(method: str, choice: SpaceChoice, fleet: Fleet) -> str | None:
             subnet_footprint(subnet, supernet)
             subnet.check_output_size()
     except Exception as error:  # a family may raise anything for sizes it cannot be built in
-        return f"{method} cannot cut its sub-nets out of the largest tier's model: {error}; set method.space"
+        return f"{method} cannot cut its subnets out of the largest tier's model: {error}; set method.space"
     return None

@@ -14,7 +14,12 @@ from .method import Method, MethodInfo, train_on_labels
 
 @dataclass(frozen=True)
 class Centralized(Method):
-    """`data_share` is the share of devices, in index order, whose data is pooled."""
+    """Centralized: one model is trained on the pooled data of all devices, in simulation only (the upper bound).
+
+    Parameters
+    ----------
+    data_share : the share of devices, in index order, whose data is pooled.
+    """
 
     info = MethodInfo(
         paper="the upper bound every paper compares with",

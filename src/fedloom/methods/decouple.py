@@ -12,7 +12,13 @@ from .method import Method, MethodInfo, train_on_labels
 
 @dataclass(frozen=True)
 class Decouple(Method):
-    """`report` as in fedhen."""
+    """Decouple: a separate FedAvg for each tier, so that devices learn only from devices of their own size.
+
+    Parameters
+    ----------
+    report : whether to evaluate also the mean of each device's last upload, as the figures of FedHeN's paper do; the
+        server then keeps a model for every device.
+    """
 
     info = MethodInfo(paper="Acar & Saligrama, 2022", uploads="weights")
     dp_uncovered = "updates to several aggregates, one for each tier"

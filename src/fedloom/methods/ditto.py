@@ -19,8 +19,14 @@ from .method import MethodInfo, fedavg_round
 
 @dataclass(frozen=True)
 class Ditto(PersonalModels):
-    """`hold` is the paper's lambda. With `fedbabu_compat`, as in FedBABU's code, the personal model starts from the
-    global one each round, is kept close to the device's trained copy of it, and is what the server averages."""
+    """Ditto: FedAvg and, beside it, a personal model on every device that is kept close to the global one.
+
+    Parameters
+    ----------
+    hold : how strongly the personal model is kept close to the global one, the paper's lambda.
+    fedbabu_compat : as in FedBABU's code, the personal model starts from the global one each round, is kept close to
+        the device's trained copy of it, and is what the server averages.
+    """
 
     info = MethodInfo(
         paper="Li et al., ICML 2021",

@@ -1,4 +1,4 @@
-"""E-FedSup: FedSup where each device gets only a sub-net that it can run. Kim & Yun, 2022, section 3.3.
+"""E-FedSup: FedSup where each device gets only a subnet that it can run. Kim & Yun, 2022, section 3.3.
 
 Each round a device gets a random architecture within its tier's budget and trains it plainly. The server fills in the
 weights a device did not have with those it sent, and averages: weights that few devices hold move little.
@@ -19,10 +19,17 @@ from .method import Method, MethodInfo, train_on_labels
 
 @dataclass(frozen=True)
 class EFedSup(Method):
-    """`space` as in fedsup. `budgets` are shares of the supernet's multiply-adds, by tier; by default the cost of the
-    tier's own model."""
+    """E-FedSup: each device trains a random subnet of the supernet that fits its budget.
 
-    info = MethodInfo(paper="Kim & Yun, 2022", uploads="weights of the device's sub-net, example count")
+    Parameters
+    ----------
+    space : the sizes that subnets are sampled from: "tiers", all combinations of what the tiers differ in; the name of
+        a search space; or a list of choices for each setting of the model.
+    budgets : a tier's budget as a share of the supernet's multiply-adds, by tier; by default the cost of the tier's own
+        model.
+    """
+
+    info = MethodInfo(paper="Kim & Yun, 2022", uploads="weights of the device's subnet, example count")
     train = train_on_labels
 
     space: SpaceChoice = "tiers"
@@ -65,5 +72,5 @@ class EFedSup(Method):
         least = compute_cost(self._subnets(fleet).smallest(supernet)).macs
         for tier in fleet.active_tiers:
             if self._budget(tier.name, tier.model, supernet) < least:
-                return f"efedsup has no sub-net within the budget of {tier.name!r}: the smallest costs {least:,}"
+                return f"efedsup has no subnet within the budget of {tier.name!r}: the smallest costs {least:,}"
         return None

@@ -11,6 +11,13 @@ from .method import EXAMPLE_COUNT, Method, MethodInfo, train_on_labels
 
 @dataclass(frozen=True)
 class FedAvg(Method):
+    """FedAvg: devices train one global model on their own data, and the server averages their weights.
+
+    Parameters
+    ----------
+    weighting : the weight of a device in the average: the number of its examples, as published, or the same for all.
+    """
+
     info = MethodInfo(paper="McMahan et al., AISTATS 2017", uploads="weights, example count", heterogeneity="one model")
     train = train_on_labels
 

@@ -22,12 +22,12 @@ from ..client import (
     Optimizer,
     PaddedIndices,
     Schedule,
-    cross_entropy,
     draw_plan,
     fit,
     like,
     merge_plans,
     on_device,
+    supervised_loss,
     with_batchnorm_statistics,
 )
 from ..data import Examples, Preparation
@@ -45,7 +45,18 @@ EXAMPLES_AT_ONCE = 64  # bounds memory
 
 @dataclass(frozen=True)
 class FedGKT(PersonalModels):
-    """`weight` is the paper's alpha: of the distillation loss on devices, of the label loss on the server."""
+    """FedGKT: devices train small models, and the server trains a large one on the features that they upload.
+
+    Parameters
+    ----------
+    temperature : the temperature of the logits in the distillation losses, the paper's T.
+    weight : the paper's alpha: the weight of the distillation loss on devices, and of the label loss on the server.
+    server_epochs : how many epochs the server trains in a round.
+    server_batch : the server's batch size.
+    server_rate : the learning rate of the server's Adam.
+    server_planes : the inner channels of each stage of the server's `bottleneck` model.
+    server_blocks : the number of blocks of each stage.
+    """
 
     info = MethodInfo(
         paper="He, Annavaram & Avestimehr, NeurIPS 2020",
@@ -82,9 +93,9 @@ class FedGKT(PersonalModels):
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = client.model(weights, batch.x, batch.step_seeds).logits
             if "teacher" not in inbox:
-                return cross_entropy(logits, batch)
+                return supervised_loss(logits, batch)
             teacher = inbox["teacher"]["logits"].take_along_dim(batch.example_positions.unsqueeze(-1), 1)
-            return cross_entropy(logits, batch) + self.weight * distillation(logits, teacher, self.temperature)
+            return supervised_loss(logits, batch) + self.weight * distillation(logits, teacher, self.temperature)
 
         weights = fit(client, client.state["weights"], loss)
         return ClientResult(upload={"transfer": compute_transfer(client, weights)}, state={"weights": weights})
@@ -108,7 +119,7 @@ class FedGKT(PersonalModels):
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = server.model(weights, batch.x, batch.step_seeds).logits
             soft = distillation(logits, teacher[batch.example_positions], self.temperature)
-            return soft + self.weight * cross_entropy(logits, batch)
+            return soft + self.weight * supervised_loss(logits, batch)
 
         weights = fit(server, inbox["weights"], loss)
         return ClientResult(upload={"weights": weights, "answers": compute_logits(server, weights)})
@@ -118,6 +129,8 @@ class FedGKT(PersonalModels):
 
     def server_model(self, small: Model) -> Model:
         size = {"stem": None, "planes": self.server_planes, "blocks": self.server_blocks}
+        head = small.full_settings().get("head")
+        size |= {"head": head} if head else {}  # both nets end alike
         return build_model("bottleneck", MODELS["bottleneck"], size, feature_shape(small), small.classes)
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:

@@ -10,18 +10,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, ClientResult, cross_entropy, fit, like, on_device
+from ..client import Batch, Client, ClientResult, fit, like, on_device, supervised_loss
 from ..fleet import EvalTarget, Fleet, RoundContext, tier_slices
 from ..footprints import ClientUpdate
 from ..tensors import Parcel, Tensors
 from ._last_uploads import KEPT_UPLOADS, initial_uploads, report_problem, report_targets, updated_uploads
-from .method import Method, MethodInfo
+from .method import Method, MethodInfo, early_exit_problem
 
 
 @dataclass(frozen=True)
 class FedHeN(Method):
-    """`report` also evaluates the mean of each device's last upload, as the paper's figures do: the server then keeps a
-    model for every device."""
+    """FedHeN: simple devices train up to an early exit, and complex ones the whole model and that exit too.
+
+    Parameters
+    ----------
+    report : whether to evaluate also the mean of each device's last upload, as the paper's figures do; the server then
+        keeps a model for every device.
+    """
 
     info = MethodInfo(paper="Acar & Saligrama, 2022", uploads="weights up to the device's own depth")
 
@@ -42,7 +47,7 @@ class FedHeN(Method):
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             exits = client.model(weights, batch.x, batch.step_seeds).exits  # one if simple, two if complex
-            return torch.stack([cross_entropy(logits, batch) for logits in exits.values()]).sum(0)
+            return torch.stack([supervised_loss(logits, batch) for logits in exits.values()]).sum(0)
 
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 
@@ -50,7 +55,8 @@ class FedHeN(Method):
         return {"server": tier_slices(server["weights"]), **report_targets(server)}
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        return report_problem("fedhen", fleet) if self.report else None
+        problem = early_exit_problem("fedhen", fleet)
+        return problem or (report_problem("fedhen", fleet) if self.report else None)
 
     @property
     def dp_uncovered(self) -> str:

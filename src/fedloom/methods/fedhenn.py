@@ -21,10 +21,17 @@ from .method import MethodInfo, fedavg_round, init_weights, one_model_problem
 
 @dataclass(frozen=True)
 class FedHeNN(RepresentationAlignment, PersonalModels):
-    """`share`: only "kernels" of devices with their own models (the paper's heterogeneous form), or "weights" too.
-    `target`: the mean kernel of all devices, or of the participants. `kernels_on`: computed by the server from uploaded
-    weights, as published; or by the participants, whose weights then stay on them ("auto": only for real devices).
-    `last_round`: one more round at the end, with all devices."""
+    """FedHeNN: devices with any models are pulled towards the same similarities between public examples.
+
+    Parameters
+    ----------
+    share : what devices share: only "kernels", so that each has its own model (the paper's heterogeneous form), or also
+        "weights" of one model.
+    kernels_on : where kernels are computed: by the "server" from uploaded weights, as published; by the participating
+        "devices", whose weights then stay on them; "auto": by devices only if they are real ones.
+    target : whose mean kernel is the target: that of "all" devices, or of the round's "participants".
+    last_round : whether there is one more round at the end, with all devices.
+    """
 
     info = MethodInfo(
         paper="Makhija et al., ICML 2022",

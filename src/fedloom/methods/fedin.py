@@ -39,11 +39,20 @@ EXAMPLES_AT_ONCE = 64  # bounds memory
 
 @dataclass(frozen=True)
 class FedIN(PartialSharing):
-    """`middle` is how the intermediate layers combine the gradients of labels and features: "sum" adds `local` (the
-    paper's lambda) halves of the labels' (Eq. 16); "project" removes what opposes it (Eq. 15), by tensor, "project_all"
-    over all; "sequential" makes two updates; "none" uses labels alone. A device uploads `pairs` of its examples, or
-    "all"; the server keeps `buffer` pairs, none older than `max_age` rounds, and sends out `batch`. `aggregation`:
-    whether extractor and classifier are shared."""
+    """FedIN: devices share extractor and classifier, and fit their intermediate layers to features of others.
+
+    Parameters
+    ----------
+    middle : how the intermediate layers combine the gradients of labels and features: "sum" adds them (Eq. 16);
+        "project" removes from the features' gradient what opposes the labels' (Eq. 15), tensor by tensor, "project_all"
+        over all tensors; "sequential" makes two updates; "none" uses labels alone.
+    local : the paper's lambda: "sum" adds lambda / 2 times the gradient of the labels.
+    aggregation : whether extractor and classifier are shared; else every device keeps its own.
+    pairs : how many of its examples a device uploads pairs of features for, or "all".
+    buffer : how many pairs the server keeps.
+    max_age : the rounds after which a pair is dropped.
+    batch : how many random pairs the server sends to every device of a round.
+    """
 
     info = MethodInfo(
         paper="Chan et al., 2023",

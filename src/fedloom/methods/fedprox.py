@@ -16,7 +16,12 @@ from .method import Method, MethodInfo, fedavg_round
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """`proximal` is the paper's mu."""
+    """FedProx: FedAvg with a proximal term that keeps local training close to the global model.
+
+    Parameters
+    ----------
+    proximal : the strength of the proximal term, the paper's mu; 0 is FedAvg.
+    """
 
     info = MethodInfo(paper="Li et al., MLSys 2020", uploads="weights, example count", heterogeneity="one model")
 

@@ -17,8 +17,13 @@ from .method import MethodInfo
 
 @dataclass(frozen=True)
 class FedRep(PartialSharing):
-    """The head is trained for the recipe's epochs, the body for `body_epochs`. With `last_heads`, every device trains a
-    head for the final body at the end, also those that never took part."""
+    """FedRep: devices share all but the last layer, and each trains its own head before the shared body.
+
+    Parameters
+    ----------
+    body_epochs : epochs of the body in a round; the head is trained for the recipe's epochs.
+    last_heads : whether every device trains a head for the final body at the end, also those that never took part.
+    """
 
     info = MethodInfo(
         paper="Collins et al., ICML 2021",

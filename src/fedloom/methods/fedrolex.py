@@ -15,6 +15,13 @@ from .method import EXAMPLE_COUNT, Method, MethodInfo, train_on_labels
 
 @dataclass(frozen=True)
 class FedRolex(Method):
+    """FedRolex: each device trains a window of channels of the global model that moves on by one every round.
+
+    Parameters
+    ----------
+    weighting : the weight of a device in the average: the same for all, or the number of its examples.
+    """
+
     info = MethodInfo(paper="Alam et al., NeurIPS 2022", uploads="weights of the device's window, example count")
     train = train_on_labels
 
@@ -33,10 +40,16 @@ class FedRolex(Method):
         return find_footprint(tier.model.shapes(), fleet.global_model.shapes(), rolling(round_number - 1))
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        """A layer after a flattened map has several inputs per channel, which would have to roll together."""
-        large = fleet.global_model.shapes()
+        """A layer after a flattened map has several inputs per channel, which would have to roll together.
+
+        Frozen weights are the first channels in every round.
+        """
+        large, frozen = fleet.global_model.shapes(), fleet.global_model.frozen_shapes()
         for tier in fleet.active_tiers:
             small = tier.model.shapes()
+            sliced = [name for name, shape in tier.model.frozen_shapes().items() if shape != frozen[name]]
+            if sliced:
+                return f"fedrolex cannot roll {sliced[0]}, which is frozen: give every tier the same size of this layer"
             channels = {(shape[0], large[name][0]) for name, shape in small.items()}
             for name, shape in small.items():
                 if len(shape) > 1 and shape[1] != large[name][1] and (shape[1], large[name][1]) not in channels:

@@ -1,7 +1,7 @@
 """FedSup. Kim & Yun, Supernet Training for Federated Image Classification, 2022, Algorithm 1.
 
-Every device holds the whole supernet. On each batch it trains the largest net on the labels and a few sub-nets on the
-largest one's logits. The server averages. Afterwards any sub-net can be cut out for any device.
+Every device holds the whole supernet. On each batch it trains the largest net on the labels and a few subnets on the
+largest one's logits. The server averages. Afterwards any subnet can be cut out for any device.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from ..client import (
     Client,
     ClientResult,
     SubnetStream,
-    cross_entropy,
     distance,
     draw_subnets,
     fit,
@@ -22,6 +21,7 @@ from ..client import (
     on_device,
     soft_cross_entropy,
     subnet_logits,
+    supervised_loss,
 )
 from ..fleet import Fleet, RoundContext
 from ..footprints import ClientUpdate
@@ -34,9 +34,20 @@ from .method import Method, MethodInfo
 
 @dataclass(frozen=True)
 class FedSup(Method):
-    """`subnets` are trained on each batch (the paper's M): with `sandwich` the largest, random ones and, with three or
-    more, the smallest; else random ones, of which the first learns the labels. `space` is what they are sampled
-    from: combinations of what the tiers differ in, a named space, or lists of choices. `proximal` is FedProx's mu."""
+    """FedSup: every device trains the whole supernet and some of its subnets, of which any can be deployed later.
+
+    Parameters
+    ----------
+    space : the sizes that subnets are sampled from: "tiers", all combinations of what the tiers differ in; the name of
+        a search space; or a list of choices for each setting of the model.
+    subnets : the number of nets trained on each batch, the paper's M.
+    sandwich : whether these are the largest net, random ones and, with three or more, the smallest; else all are
+        random, and the first of them learns the labels.
+    distillation : whether all but the first learn the largest net's logits; else the labels.
+    proximal : the strength of FedProx's proximal term, its mu; 0: none.
+    subnet_stream : "device": every device draws its own subnets, as published; "shared": all devices train the same
+        ones in a step, so that they run as one network.
+    """
 
     info = MethodInfo(paper="Kim & Yun, 2022", uploads="weights of the supernet, example count")
 
@@ -60,11 +71,11 @@ class FedSup(Method):
             supernet, (first, *others) = client.model, self._draw_subnets(client, batch)
             logits = subnet_logits(first, supernet, weights, batch)
             teacher = logits if self.sandwich or not others else supernet(weights, batch.x, batch.step_seeds).logits
-            total = cross_entropy(logits, batch)
+            total = supervised_loss(logits, batch)
             for nets in others:
                 student = subnet_logits(nets, supernet, weights, batch)
                 soft = self.distillation
-                total = total + (soft_cross_entropy(student, teacher) if soft else cross_entropy(student, batch))
+                total = total + (soft_cross_entropy(student, teacher) if soft else supervised_loss(student, batch))
             return total + self.proximal * distance(weights, inbox["weights"]) if self.proximal else total
 
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})

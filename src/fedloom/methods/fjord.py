@@ -15,16 +15,16 @@ from ..client import (
     Client,
     ClientResult,
     SubnetStream,
-    cross_entropy,
     draw_subnets,
     fit,
     like,
     on_device,
     soft_cross_entropy,
     subnet_logits,
+    supervised_loss,
 )
 from ..fleet import Fleet, RoundContext
-from ..footprints import ClientUpdate, is_submodel
+from ..footprints import ClientUpdate, find_foreign_frozen, is_submodel
 from ..models import Model
 from ..settings import Share
 from ..tensors import Parcel, Tensors
@@ -33,8 +33,16 @@ from .method import Method, MethodInfo
 
 @dataclass(frozen=True)
 class FjORD(Method):
-    """`widths`: width multipliers to sample from; empty: the tiers' models. With `subnet_stream` "shared" all devices
-    train the same sub-net in a step, so that they run as one network; "device" is the paper's."""
+    """FjORD: ordered dropout, where each step trains a leading slice of one of the widths that the device can run.
+
+    Parameters
+    ----------
+    widths : the width multipliers to sample from; empty: the tiers' models.
+    distillation : whether the device's full model learns the labels and teaches the slice (self-distillation); else the
+        slice learns the labels.
+    subnet_stream : "device": every device draws its own slice, as published; "shared": all devices train the same slice
+        in a step, so that they run as one network.
+    """
 
     info = MethodInfo(paper="Horvath et al., NeurIPS 2021", uploads="weights of the device's slice, example count")
 
@@ -59,9 +67,9 @@ class FjORD(Method):
             sampled = draw_subnets(choose, batch.step_seeds, self.subnet_stream)
             logits = subnet_logits(sampled, full, weights, batch)
             if not self.distillation:
-                return cross_entropy(logits, batch)
+                return supervised_loss(logits, batch)
             teacher = full(weights, batch.x, batch.step_seeds).logits
-            return cross_entropy(teacher, batch) + soft_cross_entropy(logits, teacher)
+            return supervised_loss(teacher, batch) + soft_cross_entropy(logits, teacher)
 
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 
@@ -73,6 +81,15 @@ class FjORD(Method):
         return list({tuple(net.shapes().items()): net for net in nets}.values())
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        if not self.widths or "width" in inspect.signature(fleet.global_model.build).parameters:
+        if not self.widths:
             return None
+        if "width" in inspect.signature(fleet.global_model.build).parameters:
+            return self._frozen_problem(fleet.global_model)
         return f"{fleet.global_model.family} has no setting `width` for method.widths; leave method.widths out"
+
+    def _frozen_problem(self, model: Model) -> str | None:
+        for width in self.widths if model.frozen_shapes() else ():
+            name = find_foreign_frozen(model.with_settings(width=width), model)
+            if name:
+                return f"fjord cannot cut the width {width} out of {model.family}: its frozen {name} has other values"
+        return None

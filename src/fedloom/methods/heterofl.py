@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, ClientResult, cross_entropy, fit, like, mask_logits, on_device, shaped
+from ..client import Batch, Client, ClientResult, fit, like, mask_logits, on_device, shaped, supervised_loss
 from ..fleet import EvalTarget, Fleet, Reply, RoundContext, tier_slices
 from ..footprints import ClientUpdate
 from ..tensors import Parcel, Tensors
@@ -20,8 +20,16 @@ from .method import EXAMPLE_COUNT, Method, MethodInfo
 
 @dataclass(frozen=True)
 class HeteroFL(Method):
-    """`unseen_logit` replaces the logits of labels that a device does not have: 0 as published, -inf excludes them.
-    With `only_seen_rows` a device updates only the classifier rows of its own labels, whatever is masked."""
+    """HeteroFL: each device trains the leading channels of the global model that it can run.
+
+    Parameters
+    ----------
+    mask_unseen_labels : whether the logits of labels that a device does not have are replaced by `unseen_logit`, in
+        training and in evaluation on the device.
+    unseen_logit : what they are replaced by: 0 as published; -inf excludes these labels.
+    only_seen_rows : whether a device updates only the classifier rows of its own labels, whatever is masked.
+    weighting : the weight of a device in the average: the same for all, as published, or the number of its examples.
+    """
 
     info = MethodInfo(
         paper="Diao, Ding & Tarokh, ICLR 2021", uploads="weights of the device's slice, the set of its labels"
@@ -41,7 +49,7 @@ class HeteroFL(Method):
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = client.model(weights, batch.x, batch.step_seeds).logits
-            return cross_entropy(mask_logits(logits, client.seen_labels, self._masked_logit), batch)
+            return supervised_loss(mask_logits(logits, client.seen_labels, self._masked_logit), batch)
 
         weights = fit(client, inbox["weights"], loss)
         return ClientResult(upload={"weights": weights, "labels": {"seen": client.seen_labels}})

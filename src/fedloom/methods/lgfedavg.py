@@ -14,8 +14,13 @@ from .method import MethodInfo
 
 @dataclass(frozen=True)
 class LGFedAvg(PartialSharing):
-    """`shared`: the head (the last layer, as in FedBABU's and FedSup's comparisons), the body, all, none, or the names
-    of layers."""
+    """LG-FedAvg: every device trains a whole model, but only some of its layers are averaged.
+
+    Parameters
+    ----------
+    shared : the layers that are averaged: "head", the last layer, as in FedBABU's and FedSup's comparisons; "body", all
+        others; "all"; "none"; or the names of layers.
+    """
 
     info = MethodInfo(
         paper="Liang et al., 2020",

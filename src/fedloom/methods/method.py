@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal, Protocol
 from ..client import Client, ClientResult, Task, fit, label_loss, like, on_any_device
 from ..fleet import Device, EvalTarget, Fleet, RoundContext, Tier, find_nesting_problem, tier_slices
 from ..footprints import ClientUpdate, Footprint, find_footprint, is_submodel
-from ..models import Model, compute_cost
+from ..models import Model, compute_cost, exit_names
+from ..registry import dataclass_settings
 from ..settings import FrozenDict
 from ..tensors import Parcel, Tensors
 
@@ -21,25 +22,43 @@ EXAMPLE_COUNT = 'the number of its examples, by which it is weighted (set method
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What is true of a method whatever its settings. Everything is optional and changes no result."""
+    """What is true of a method whatever its settings. Everything is optional and changes no result.
+
+    Parameters
+    ----------
+    paper : authors, venue and year.
+    uploads : what leaves a device, in words.
+    client_state : what a device keeps from round to round.
+    produces : one "global" model, or "personalized" ones.
+    heterogeneity : how the tiers' models may differ: not at all ("one model"), "nested" in the largest, or "any".
+    shares_features : the submodule whose features devices upload; "": none.
+    simulation_only : whether the method cannot run on real devices.
+    example_settings : settings for a small first run, where the defaults are not enough.
+    """
 
     paper: str = ""
-    uploads: str = ""  # what leaves a device
-    client_state: str = "nothing"  # what a device keeps from round to round
+    uploads: str = ""
+    client_state: str = "nothing"
     produces: Literal["global", "personalized"] = "global"
-    heterogeneity: Literal["one model", "nested", "any"] = "nested"  # how the tiers' models may differ
-    shares_features: str = ""  # the submodule whose features devices upload; "": none
+    heterogeneity: Literal["one model", "nested", "any"] = "nested"
+    shares_features: str = ""
     simulation_only: bool = False
-    example_settings: Mapping[str, Any] = FrozenDict()  # for a small first run, where the defaults are not enough
+    example_settings: Mapping[str, Any] = FrozenDict()
 
 
 class Declarations(Protocol):
-    """What depends on a method's settings. The defaults fit a method that averages weights once per round."""
+    """What depends on a method's settings. The defaults fit a method that averages weights once per round.
+
+    Attributes
+    ----------
+    info : what is true whatever the settings.
+    """
 
     info: ClassVar[MethodInfo] = MethodInfo()
 
     @property
     def shares_features(self) -> str:
+        """The submodule whose features devices upload; "": none."""
         return self.info.shares_features
 
     @property
@@ -56,57 +75,158 @@ class Declarations(Protocol):
         return self.info.uploads or "uploads that it does not declare"
 
     def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
-        """The entries of the global model that a tier's devices update in that aggregate."""
+        """The entries of the global model that a tier's devices update in that aggregate.
+
+        Parameters
+        ----------
+        tier : the tier.
+        fleet : the fleet that is trained.
+        round_number : the round, for methods whose slices move.
+        """
         return tier.footprint
 
     def device_macs(self, model: Model, examples: int, steps: int) -> float:
-        """Multiply-adds of training: a forward pass, and a backward pass of twice its cost, for each example."""
+        """Multiply-adds of training: a forward pass, and a backward pass of twice its cost, for each example.
+
+        Parameters
+        ----------
+        model : the device's model.
+        examples : the number of examples that it trains on in a round, counted once per epoch.
+        steps : the number of its training steps.
+        """
         return 3.0 * compute_cost(model).macs * examples
 
     def server_macs(self, model: Model, examples: int) -> float:
-        """Multiply-adds of the server in a round whose devices hold `examples` in all. Averaging is not counted."""
+        """Multiply-adds of the server in a round. Averaging is not counted.
+
+        Parameters
+        ----------
+        model : the global model.
+        examples : the number of examples of the round's devices in all.
+        """
         return 0.0
 
 
 class Method(Declarations, Protocol):
-    """An algorithm. Only `round` is required; its tasks are methods `(client, inbox) -> ClientResult`, `@on_device`."""
+    """The interface of a method: a frozen dataclass whose fields are its settings.
+
+    Only `round` is required. Its tasks are methods `(self, client, inbox) -> ClientResult` with the decorator
+    `@on_device`.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class MyFedAvg(Method):
+    ...     info = MethodInfo(uploads="weights, example count", heterogeneity="one model")
+    ...
+    ...     def round(self, server: Parcel, context: RoundContext) -> Parcel:
+    ...         replies = context.ask(self.train, {device: server for device in context.cohort})
+    ...         updates = [ClientUpdate(r.device.footprint, r.upload["weights"], r.examples) for r in replies]
+    ...         return {"weights": context.aggregate(server["weights"], updates)}
+    ...
+    ...     @on_device(sends={"weights": like("weights")})
+    ...     def train(self, client: Client, inbox: Parcel) -> ClientResult:
+    ...         return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
+    """
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], methods: Mapping[str, type["Method"]]) -> "Method":
-        """Build the method from a recipe's settings; `methods` is the registry, for a method composed of others."""
+        """Build the method from a recipe's settings.
+
+        Parameters
+        ----------
+        settings : the settings, by name.
+        methods : the registry of methods, for a method composed of others.
+        """
         return cls(**settings)
 
+    def to_settings(self, methods: Mapping[str, type["Method"]]) -> dict[str, Any]:
+        """The settings that differ from their defaults, as a recipe writes them: the inverse of `from_settings`.
+
+        Parameters
+        ----------
+        methods : the registry of methods, for a method composed of others.
+        """
+        return dataclass_settings(self)
+
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
-        """The initial server state: by default one global model, or the weights of `warm_start`."""
+        """The initial server state: by default one global model.
+
+        Parameters
+        ----------
+        fleet : the fleet that is trained.
+        seed : the seed of the run.
+        warm_start : weights of the global model to start from, instead of random ones.
+        """
         return {"weights": warm_start or fleet.global_model.initial_weights(seed)}
 
     @abstractmethod
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
-        """Run one round and return the next server state."""
+        """Run one round and return the next server state.
+
+        Parameters
+        ----------
+        server : the server state after the round before.
+        context : the cohort, and what a method can use in a round: `ask`, `aggregate`, public data and randomness.
+        """
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        """The models to evaluate, by name: by default every tier's slice of the global model."""
+        """The models to evaluate, by name: by default every tier's slice of the global model.
+
+        Parameters
+        ----------
+        server : the server state.
+        """
         return {"server": tier_slices(server["weights"])}
 
     def init_client(self, device: Device, seed: int, warm_start: Tensors | None = None) -> Parcel:
-        """A device's initial state."""
+        """A device's initial state: by default empty.
+
+        Parameters
+        ----------
+        device : the device.
+        seed : the seed of the run.
+        warm_start : weights of the global model to start from, as in `start`: not the device's part of them.
+        """
         return {}
 
     def finish(self, server: Parcel, context: RoundContext) -> Parcel | None:
-        """An exchange after the last round; None if there is none."""
+        """An exchange after the last round; None if there is none.
+
+        Parameters
+        ----------
+        server : the server state after the last round.
+        context : a round context, as for `round`.
+        """
         return None
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        """Why the method cannot train this fleet, beyond what `info.heterogeneity` says; None if it can."""
+        """Why the method cannot train this fleet, beyond what `info.heterogeneity` says; None if it can.
+
+        Parameters
+        ----------
+        fleet : the fleet.
+        """
         return None
 
     def find(self, *ref: str) -> Any:
-        """Look up a task or an evaluation function by name, so that no code has to be sent."""
+        """Look up a task or an evaluation function by name, so that no code has to be sent.
+
+        Parameters
+        ----------
+        ref : the path of names; the default takes one, an attribute of the method.
+        """
         return getattr(self, *ref)
 
 
 def fleet_problem(method: Method, fleet: Fleet) -> str | None:
-    """Why a method cannot train a fleet; None if it can."""
+    """Why a method cannot train a fleet; None if it can.
+
+    Parameters
+    ----------
+    method : the method.
+    fleet : the fleet.
+    """
     problem = None
     if method.info.heterogeneity == "one model":
         problem = one_model_problem(type(method).__name__.lower(), fleet)
@@ -116,14 +236,42 @@ def fleet_problem(method: Method, fleet: Fleet) -> str | None:
 
 
 def one_model_problem(method: str, fleet: Fleet) -> str | None:
-    """For methods that train the same model on every device."""
+    """Why a method that trains the same model on every device cannot train a fleet; None if it can.
+
+    Parameters
+    ----------
+    method : what the method is called in the message.
+    fleet : the fleet.
+    """
     if all(tier.model.is_equivalent(fleet.global_model) for tier in fleet.active_tiers):
         return None
     return f"{method} gives every device the same model, but the tiers differ; use one tier, or a method with tiers"
 
 
+def early_exit_problem(method: str, fleet: Fleet) -> str | None:
+    """For methods about early exits: without one they would only average slices, under another name.
+
+    Parameters
+    ----------
+    method : its name.
+    fleet : the fleet.
+    """
+    if any(len(exit_names(tier.model)) > 1 for tier in fleet.tiers):
+        return None
+    family = fleet.global_model.family
+    return (
+        f"{method} is about early exits, and {family} has none: it would only average slices, as heterofl does; "
+        "use a net with an exit, such as preactresnet or transformer with `exit_after`, or heterofl"
+    )
+
+
 def fixed_tiers_problem(fleet: Fleet) -> str | None:
-    """For methods whose devices keep a model, or a part of one."""
+    """Why a method whose devices keep a model, or a part of one, cannot train a fleet; None if it can.
+
+    Parameters
+    ----------
+    fleet : the fleet.
+    """
     if fleet.assignment == "fixed":
         return None
     return 'a device that keeps its model cannot be of another tier every round; set fleet.assignment = "fixed"'
@@ -131,12 +279,30 @@ def fixed_tiers_problem(fleet: Fleet) -> str | None:
 
 @on_any_device(sends={"weights": like("weights")})
 def train_on_labels(client: Client, inbox: Parcel) -> ClientResult:
-    """Plain local training: minimize the loss on the labels and upload the weights."""
+    """Plain local training, as a task: minimize the loss on the labels and upload the weights.
+
+    Parameters
+    ----------
+    client : the devices that train.
+    inbox : the received parcel, with the bundle "weights".
+    """
     return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
 
 
 def fedavg_round(task: Task, server: Parcel, context: RoundContext, extra: Parcel | None = None) -> Parcel:
-    """Send the global model, and `extra` with it, to the cohort; average the replies weighted by examples."""
+    """Send the global model to the cohort and average the replies, weighted by the number of examples.
+
+    Parameters
+    ----------
+    task : what devices do; it uploads the bundle "weights".
+    server : the server state, with the bundle "weights".
+    context : the round.
+    extra : further bundles to send.
+
+    Returns
+    -------
+    The next server state.
+    """
     inbox = {"weights": server["weights"], **(extra or {})}
     replies = context.ask(task, dict.fromkeys(context.cohort, inbox))
     updates = (ClientUpdate(reply.device.footprint, reply.upload["weights"], reply.examples) for reply in replies)
@@ -144,7 +310,14 @@ def fedavg_round(task: Task, server: Parcel, context: RoundContext, extra: Parce
 
 
 def init_weights(device: Device, seed: int, warm_start: Tensors | None) -> Tensors:
-    """Initial weights of a device's own model: its part of `warm_start` if that contains it."""
+    """Initial weights of a device's own model.
+
+    Parameters
+    ----------
+    device : the device.
+    seed : the seed of the run.
+    warm_start : weights to start from; used if they contain the device's model.
+    """
     available = {name: weight.shape for name, weight in (warm_start or {}).items()}
     shapes = device.model.shapes()
     if warm_start and is_submodel(shapes, available):

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..client import Client, ClientResult, Task
 from ..fleet import Device, DeviceModel, Engine, EvalTarget, Fleet, ModelWeights, Reply, Request, RoundContext
+from ..registry import find_name
 from ..settings import FrozenDict
 from ..tensors import Parcel, Tensors
 from ._alignment import RepresentationAlignment
@@ -22,7 +23,14 @@ COMMON = "fleet."  # prefix of the bundles that come from the composite, not fro
 
 @dataclass(frozen=True)
 class MethodPart:
-    """A method and its tiers. `align`: whether its devices are pulled towards the fleet's mean kernel."""
+    """A method and the tiers that it trains in a mixed fleet.
+
+    Parameters
+    ----------
+    tiers : the names of its tiers.
+    method : the method.
+    align : whether its devices are pulled towards the fleet's mean kernel.
+    """
 
     tiers: tuple[str, ...]
     method: Method
@@ -42,8 +50,15 @@ class MethodPart:
 
 @dataclass(frozen=True)
 class Mixed(RepresentationAlignment, Method):
-    """`parts`: tables with `tiers`, `method`, that method's settings, and `align`. The server state holds the bundles
-    of every part, prefixed with its number."""
+    """Mixed fleets: several methods in one round, each for its own tiers, aligned with each other as in FedHeNN.
+
+    The server state holds the bundles of every part, prefixed with its number.
+
+    Parameters
+    ----------
+    parts : tables with `tiers`, `method`, that method's settings, and `align`: whether the part's devices are pulled
+        towards the fleet's mean kernel.
+    """
 
     info = MethodInfo(
         paper="fedloom",
@@ -65,6 +80,17 @@ class Mixed(RepresentationAlignment, Method):
     def from_settings(cls, settings: Mapping[str, Any], methods: Mapping[str, type[Method]]) -> Method:
         parts = tuple(_build_part(table, methods) for table in settings.get("parts", ()))
         return cls(**{**settings, "parts": parts})
+
+    def to_settings(self, methods: Mapping[str, type[Method]]) -> dict[str, Any]:
+        settings = super().to_settings(methods)
+        parts = [
+            {
+                "tiers": list(part.tiers), "method": find_name(methods, type(part.method)),
+                **({"align": True} if part.align else {}), **part.method.to_settings(methods),
+            }
+            for part in self.parts
+        ]  # fmt: skip
+        return {**settings, "parts": parts}
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
         return self._for_each_part(lambda number, part: part.method.start(part.fleet(fleet), seed, warm_start))

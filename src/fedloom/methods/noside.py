@@ -9,13 +9,20 @@ from ..fleet import Device, EvalTarget, Fleet, Reply, RoundContext, Tier, tier_s
 from ..footprints import ClientUpdate, Footprint
 from ..tensors import Parcel, Tensors
 from ._last_uploads import KEPT_UPLOADS, initial_uploads, report_problem, report_targets, updated_uploads
-from .method import Method, MethodInfo
+from .method import Method, MethodInfo, early_exit_problem
 
 
 @dataclass(frozen=True)
 class NoSide(Method):
-    """`exit_head`: average the exit's head over all devices, as in line 18 of the paper, although complex devices
-    return it untrained; or only over those that train it. `report` as in fedhen."""
+    """NoSide: FedHeN without its side objective, so that complex devices never train the exit.
+
+    Parameters
+    ----------
+    exit_head : which devices the exit's head is averaged over: "all", as in line 18 of the paper, although complex
+        devices return it untrained; or only those that train it.
+    report : whether to evaluate also the mean of each device's last upload, as the paper's figures do; the server then
+        keeps a model for every device.
+    """
 
     info = MethodInfo(paper="Acar & Saligrama, 2022", uploads="weights up to the device's own depth")
 
@@ -52,7 +59,8 @@ class NoSide(Method):
         return {"server": tier_slices(server["weights"]), **report_targets(server)}
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        return report_problem("noside", fleet) if self.report else None
+        problem = early_exit_problem("noside", fleet)
+        return problem or (report_problem("noside", fleet) if self.report else None)
 
     @property
     def dp_uncovered(self) -> str:

@@ -18,7 +18,13 @@ from .method import Method, MethodInfo, fedavg_round
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
-    """`adaptation_rate` is the paper's alpha, by default the optimizer's learning rate; that is its beta."""
+    """Per-FedAvg: FedAvg of a model that is good after one step on a device's own data (first order).
+
+    Parameters
+    ----------
+    adaptation_rate : the learning rate of that step, the paper's alpha; None: the optimizer's, which is the paper's
+        beta.
+    """
 
     info = MethodInfo(
         paper="Fallah, Mokhtari & Ozdaglar, NeurIPS 2020",
@@ -40,7 +46,7 @@ class PerFedAvg(Method):
         return ClientResult(upload={"weights": fit(client, inbox["weights"], meta_gradient, batches_per_step=2)})
 
     def _adapt(self, client: Client, weights: Tensors, batch: Batch) -> dict[str, Tensor]:
-        rate = client.optimizer.learning_rate if self.adaptation_rate is None else self.adaptation_rate
+        rate = client.optimizer.lr if self.adaptation_rate is None else self.adaptation_rate
         gradients = gradient(label_loss(client), weights, batch)
         return combine(lambda weight, grad: weight.detach() - rate * grad, weights, gradients)
 

@@ -1,10 +1,9 @@
 """Standalone: every device trains its own model on its own data, and nothing is shared. The papers' lower bound."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..client import Client, ClientResult, fit, label_loss, on_device
-from ..fleet import DeviceModel, EvalTarget, Fleet, RoundContext
+from ..fleet import Fleet, RoundContext
 from ..tensors import Parcel, Tensors
 from ._personal import PersonalModels
 from .method import MethodInfo
@@ -12,6 +11,8 @@ from .method import MethodInfo
 
 @dataclass(frozen=True)
 class Standalone(PersonalModels):
+    """Standalone: every device trains its own model on its own data, and nothing is shared (the lower bound)."""
+
     info = MethodInfo(
         paper="the lower bound every paper compares with",
         uploads="nothing",
@@ -31,6 +32,3 @@ class Standalone(PersonalModels):
     @on_device(sends={})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         return ClientResult(upload={}, state={"weights": fit(client, client.state["weights"], label_loss(client))})
-
-    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        return {"personal": DeviceModel(self.personal_model)}

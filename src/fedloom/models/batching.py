@@ -8,11 +8,15 @@ There are three batching modes, from fast to slow. All of them give every device
 - `loop_over_devices`: one device after the other; works for every module.
 
 A mode is used only after a trial: when a model first runs, a few devices with random weights must get the same results
-as in the loop. Modules that draw random numbers in training, such as dropout, run device by device with a seed each.
+as in the loop. Modules that draw random numbers in training, such as dropout, get a seed for each device; in every mode
+a device draws the numbers that it draws alone (`randomness.py`).
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+import re
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast
@@ -20,9 +24,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .layers import StaticBatchNorm, fold, support_device_axis, unfold
+from .randomness import CannotDrawError, DeviceRandomness, DrawRecorder, class_name, drawing_with, find_drawing_layers
 from .structure import Family, Outputs, Shapes, as_outputs, is_foldable, last_layer, layer_kinds, non_size_settings
 
 logger = logging.getLogger(__name__)
@@ -30,8 +36,17 @@ logger = logging.getLogger(__name__)
 BlockOutput = tuple[Outputs, dict[str, Tensor]]
 """The module's outputs, and the batch-norm statistics if they were tracked."""
 
-BlockForward = Callable[[Mapping[str, Tensor], Tensor], BlockOutput]
-"""(weights [K, ...], x [K, batch, ...]) -> outputs with the devices in front."""
+Seeds = Sequence[int]
+
+
+class BlockForward(Protocol):
+    """(weights [K, ...], x [K, batch, ...]) -> outputs with the devices in front.
+
+    With `seeds`, one per device, for a module that draws random numbers.
+    """
+
+    def __call__(self, weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput: ...
+
 
 BatchingMode = Callable[["FunctionalModule"], BlockForward]
 Result = TypeVar("Result")
@@ -40,7 +55,7 @@ STATISTICS = ("running_mean", "running_var")
 
 TRIALS_PER_KIND = 16
 """After this many models of a kind gave the same answer, further ones are assumed to give it too. A fleet has fewer
-sizes, but methods that draw a sub-net in every step would spend most of their time on trials."""
+sizes, but methods that draw a subnet in every step would spend most of their time on trials."""
 
 
 class ModelSpec(Hashable, Protocol):
@@ -53,6 +68,7 @@ class ModelSpec(Hashable, Protocol):
     def module(self) -> nn.Module: ...
     def shapes(self) -> Shapes: ...
     def statistics(self) -> Shapes: ...
+    def frozen_shapes(self) -> Shapes: ...
     def random_inputs(self, generator: torch.Generator, *leading: int) -> Tensor: ...
 
 
@@ -82,14 +98,12 @@ def _single_device_forward(model: ModelSpec, training: bool, tracking: bool, dty
 def _multi_device_forward(model: ModelSpec, training: bool, tracking: bool, dtype: torch.dtype) -> BlockForward:
     mode, reasons = batching_mode(model, training, tracking)
     if reasons:
-        _log_slow_batching(reasons)
-    return mode(_functional_module(model, training, tracking, dtype))
-
-
-@lru_cache(maxsize=256)
-def _log_slow_batching(reasons: tuple[str, ...]) -> None:
-    """Once per reason, not once per tier."""
-    logger.warning("using slower batching (%s)", "; ".join(reasons))
+        logger.debug("slower batching of %s: %s", getattr(model.build, "__name__", "a model"), "; ".join(reasons))
+    forward = mode(_functional_module(model, training, tracking, dtype))
+    if not training or not is_stochastic(model):
+        return forward
+    one_by_one = seed_each_device(block_forward(model, 1, training, tracking))
+    return one_by_one if mode is loop_over_devices else draw_alone_if_needed(forward, one_by_one)
 
 
 @lru_cache(maxsize=256)
@@ -103,9 +117,15 @@ def batching_mode(model: ModelSpec, training: bool, tracking: bool) -> tuple[Bat
 
     def run_trial() -> tuple[BatchingMode, tuple[str, ...]]:
         module = FunctionalModule(model.module().double(), training, tracking)
-        return choose_mode(module, all_shapes(model), trial_inputs(model))
+        return choose_mode(module, all_shapes(model), trial_inputs(model), training and is_stochastic(model))
 
     return _infer_or_try(_known_modes(_kind(model, training, tracking), training, tracking), run_trial)
+
+
+def why_one_by_one(model: ModelSpec) -> str | None:
+    """Why devices train one at a time; None if they do not."""
+    mode, reasons = batching_mode(model, True, False)
+    return reasons[-1].partition(": ")[2] if mode is loop_over_devices else None
 
 
 @lru_cache(maxsize=256)
@@ -117,6 +137,21 @@ def is_stochastic(model: ModelSpec) -> bool:
         return draws_random_numbers(module, all_shapes(model), trial_inputs(model))
 
     return _infer_or_try(_known_stochastic(_kind(model, training=True, tracking=False)), run_trial)
+
+
+@lru_cache(maxsize=256)
+def find_draw_in_evaluation(model: ModelSpec) -> str | None:
+    """The layer that draws random numbers in evaluation, where it should not; None if there is none."""
+    module, shapes, inputs = FunctionalModule(model.module(), training=False), all_shapes(model), trial_inputs(model)
+    if not draws_random_numbers(module, shapes, inputs):
+        return None
+    weights, x = trial_batch(shapes, inputs, torch.get_default_dtype())
+    forward, found = loop_over_devices(module), list[str]()
+    with _running_layers(module.module) as running:
+        record = DrawRecorder(lambda: found.append(_label(running)))
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), record:
+            forward(weights, x)
+    return found[0] if found else "its forward"
 
 
 def _infer_or_try(known: list[Result], run_trial: Callable[[], Result]) -> Result:
@@ -143,44 +178,96 @@ def _kind(model: ModelSpec, training: bool, tracking: bool) -> ModelKind:
     return ModelKind(model.build, non_size_settings(dict(model.settings)), layer_kinds(module))
 
 
-def fold_devices(module: "FunctionalModule") -> BlockForward:
-    """All devices as one wide network."""
-
-    def run(weights: Mapping[str, Tensor], x: Tensor) -> BlockOutput:
-        devices = len(x)
-        outputs, statistics = module(weights, fold(x))
-        return (
-            tree_map(lambda tensor: unfold(tensor, devices), outputs),
-            {name: tensor.unflatten(0, (devices, -1)) for name, tensor in statistics.items()},
-        )
-
-    return run
+Classes = frozenset[str]
+"""Full names of classes of layers."""
 
 
-def vmap_devices(module: "FunctionalModule") -> BlockForward:
-    """All devices at once by `torch.func.vmap`."""
-    run = vmap(module, randomness="error")
-    return lambda weights, x: run(dict(weights), x)
+@dataclass(frozen=True)
+class Fold:
+    """All devices as one wide network.
+
+    Parameters
+    ----------
+    drawing : the classes of layers that draw random numbers.
+    apart : those of them that run apart from the rest, by vmap.
+    """
+
+    drawing: Classes = frozenset()
+    apart: Classes = frozenset()
+
+    def __call__(self, module: "FunctionalModule") -> BlockForward:
+        layers = find_drawing_layers(module.module, self.drawing, self.apart)
+
+        def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+            devices = len(x)
+            with drawing_with(layers, DeviceRandomness(seeds, axis=1) if seeds else None):
+                outputs, statistics = module(weights, fold(x))
+            return (
+                tree_map(lambda tensor: unfold(tensor, devices), outputs),
+                {name: tensor.unflatten(0, (devices, -1)) for name, tensor in statistics.items()},
+            )
+
+        return run
+
+
+@dataclass(frozen=True)
+class Vmap:
+    """All devices at once by `torch.func.vmap`.
+
+    Parameters
+    ----------
+    drawing : the classes of layers that draw random numbers.
+    channels_last : whether they draw those for maps channels-last, as a single device does.
+    """
+
+    drawing: Classes = frozenset()
+    channels_last: bool = False
+
+    def __call__(self, module: "FunctionalModule") -> BlockForward:
+        layers = find_drawing_layers(module.module, self.drawing)
+        deterministic, stochastic = (vmap(module, randomness=kind) for kind in ("error", "different"))
+
+        def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+            with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused ones
+                if seeds is None:
+                    return deterministic(dict(weights), x)
+                with drawing_with(layers, DeviceRandomness(seeds, 0, self.channels_last)):
+                    return stochastic(dict(weights), x)
+
+        return run
+
+
+fold_devices, vmap_devices = Fold(), Vmap()
 
 
 def loop_over_devices(module: "FunctionalModule") -> BlockForward:
     """One device after the other."""
 
-    def run(weights: Mapping[str, Tensor], x: Tensor) -> BlockOutput:
-        outputs = [module({name: weight[k] for name, weight in weights.items()}, x[k]) for k in range(len(x))]
+    def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+        outputs = []
+        with torch.random.fork_rng(devices=[], enabled=seeds is not None):
+            for k in range(len(x)):
+                if seeds is not None:
+                    torch.manual_seed(seeds[k])
+                outputs.append(module({name: weight[k] for name, weight in weights.items()}, x[k]))
         return cast(BlockOutput, tree_map(lambda *tensors: torch.stack(tensors), *outputs))
 
     return run
 
 
-def single_device(module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> BlockForward:
+def single_device(
+    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, dtype: torch.dtype | None = None
+) -> BlockForward:
     """A block of one device: images channels-last, which is faster, unless the module needs the contiguous layout."""
 
-    def channels_last(weights: Mapping[str, Tensor], x: Tensor) -> BlockOutput:
-        outputs = module({name: weight[0] for name, weight in weights.items()}, fold(x))
+    def channels_last(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+        with torch.random.fork_rng(devices=[], enabled=seeds is not None):
+            if seeds is not None:
+                torch.manual_seed(seeds[0])
+            outputs = module({name: weight[0] for name, weight in weights.items()}, fold(x))
         return cast(BlockOutput, tree_map(lambda tensor: tensor.unsqueeze(0), outputs))
 
-    weights, x = trial_batch(shapes, inputs, torch.get_default_dtype())
+    weights, x = trial_batch(shapes, inputs, dtype or torch.get_default_dtype())
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             channels_last({name: weight[:1] for name, weight in weights.items()}, x[:1])
@@ -189,42 +276,155 @@ def single_device(module: "FunctionalModule", shapes: Shapes, inputs: Tensor) ->
     return channels_last
 
 
-def seed_each_device(forward: BlockForward, seeds: tuple[int, ...]) -> BlockForward:
-    """Run device by device, each with its own seed: its random numbers do not depend on the rest of the block."""
+def seed_each_device(forward: BlockForward) -> BlockForward:
+    """Run a block by a forward of one device, each with its own seed: the reference for what a device draws."""
 
-    def run(weights: Mapping[str, Tensor], x: Tensor) -> BlockOutput:
-        outputs = []
-        with torch.random.fork_rng(devices=[]):
-            for k, seed in enumerate(seeds):
-                torch.manual_seed(seed)
-                outputs.append(forward({name: weight[k : k + 1] for name, weight in weights.items()}, x[k : k + 1]))
+    def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+        assert seeds is not None
+        outputs = [
+            forward({name: weight[k : k + 1] for name, weight in weights.items()}, x[k : k + 1], (seed,))
+            for k, seed in enumerate(seeds)
+        ]
         return cast(BlockOutput, tree_map(lambda *tensors: torch.cat(tensors), *outputs))
 
     return run
 
 
-def choose_mode(module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> tuple[BatchingMode, tuple[str, ...]]:
+def draw_alone_if_needed(forward: BlockForward, one_by_one: BlockForward) -> BlockForward:
+    """Run a block of devices that draw; one by one if a pass, unlike the trial, draws what cannot be split."""
+
+    def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+        try:
+            return forward(weights, x, seeds)
+        except CannotDrawError:
+            return one_by_one(weights, x, seeds)
+
+    return run
+
+
+def choose_mode(
+    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool = False
+) -> tuple[BatchingMode, tuple[str, ...]]:
     """Try the modes from fast to slow and return the first correct one, and why faster ones failed.
 
     `module` is in double precision, where rounding cannot be mistaken for an error. A module with a part that declares
-    `foldable = False` (its activations have no channel axis) is not folded, and no reason is given for that.
+    `foldable = False` (its activations have no channel axis) is not folded, and no reason is given for that. If it is
+    `stochastic`, every device must draw what it draws alone, also when gradients are computed.
     """
-    reasons: list[str] = []
-    for mode in (fold_devices, vmap_devices) if is_foldable(module.module) else (vmap_devices,):
-        try:
-            if _agree(mode(module), loop_over_devices(module), shapes, inputs):
-                return mode, tuple(reasons)
-            reason = "devices mix"
-        except Exception as error:  # a user's module may raise anything, and there is a slower mode
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        reasons.append(f"{type(module.module).__name__} does not run with {mode.__name__}: {reason}")
-    return loop_over_devices, tuple(reasons)
+    reasons: dict[str, str] = {}
+    agree = _agree_on_draws if stochastic else _agree
+    for way, mode in _modes_to_try(module, shapes, inputs, stochastic):
+        with _running_layers(module.module) as running, warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop")  # vmap would loop over the devices
+            try:
+                if agree(mode(module), module, shapes, inputs):
+                    reasons.pop(way, None)
+                    return mode, tuple(reasons.values())
+                reason = "devices mix"
+            except Exception as error:  # a user's module may raise anything, and there is a slower mode
+                reason = _explain(error, running)
+        reasons.setdefault(way, f"{type(module.module).__name__} cannot be {way}: {reason}")
+    return loop_over_devices, tuple(reasons.values())
 
 
-@torch.no_grad()
-def _agree(left: BlockForward, right: BlockForward, shapes: Shapes, inputs: Tensor) -> bool:
+def _modes_to_try(
+    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool
+) -> Iterator[tuple[str, BatchingMode]]:
+    """The modes from fast to slow, each with what it does to a module."""
+    drawing = _find_drawing_classes(module, shapes, inputs) if stochastic else frozenset()
+    own = frozenset(name for name in drawing if not name.startswith("torch.nn."))
+    apart = own - {class_name(layer) for layer in module.module.modules() if not _is_simple(layer)}
+    if is_foldable(module.module):
+        yield "folded", Fold(drawing)
+        if apart:
+            yield "folded", Fold(drawing, apart)
+    yield "run by vmap", Vmap(drawing)
+    if stochastic and inputs.dim() == 5:
+        yield "run by vmap", Vmap(drawing, channels_last=True)
+
+
+def _is_simple(layer: nn.Module) -> bool:
+    return not [*layer.children(), *layer.parameters()]
+
+
+def _find_drawing_classes(module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> Classes:
+    """The classes of layers that draw random numbers themselves."""
     weights, x = trial_batch(shapes, inputs, torch.float64)
-    pairs = zip(tree_leaves(left(weights, x)), tree_leaves(right(weights, x)), strict=True)
+    forward, found = single_device(module, shapes, inputs, torch.float64), set[str]()
+    with _running_layers(module.module) as running:
+        record = DrawRecorder(lambda: found.add(class_name(running[-1])))
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), record:
+            forward(weights, x[:1])
+    return frozenset(found)
+
+
+@contextmanager
+def _running_layers(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """The layers that are running, the innermost last; after an error, those that raised it."""
+    running: list[nn.Module] = []
+    hooks = []
+    for layer in module.modules():
+        hooks.append(layer.register_forward_pre_hook(lambda own, _: running.append(own)))
+        hooks.append(layer.register_forward_hook(lambda *_: running.pop() and None))
+    try:
+        yield running
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _explain(error: Exception, running: Sequence[nn.Module]) -> str:
+    """Why a mode failed, and in which layer, in a line."""
+    layer, text = _label(running), str(error)
+    if isinstance(error, CannotDrawError):
+        return f"{layer} uses {text}, which cannot be drawn for each device"
+    operation = re.search(r"aten::(\w+)", text)
+    if operation:
+        return f"{layer} uses {operation[1]}, which torch cannot run for many devices at once"
+    if "escaped from inside" in text:
+        return f"{layer} keeps tensors for later, as checkpointing does"
+    if "data-dependent control flow" in text or ".item()" in text:
+        return f"{layer} branches on the values of a tensor"
+    return f"{layer}: {text.splitlines()[0] if text else type(error).__name__}"
+
+
+def _label(running: Sequence[nn.Module]) -> str:
+    if not running:
+        return "its forward"
+    outermost, innermost = running[0], running[-1]
+    names = [name for name, layer in outermost.named_modules() if layer is innermost and name]
+    return f"{names[0]} ({type(innermost).__name__})" if names else type(innermost).__name__
+
+
+def _agree(forward: BlockForward, module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> bool:
+    """True if devices get the outputs that each gets alone."""
+    weights, x = trial_batch(shapes, inputs, torch.float64)
+    with torch.no_grad():
+        left, right = forward(weights, x), loop_over_devices(module)(weights, x)
+    return _all_close(tree_leaves(left), tree_leaves(right))
+
+
+def _agree_on_draws(forward: BlockForward, module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> bool:
+    """True if devices get the outputs and gradients that each gets alone with its seed.
+
+    Gradients too, because a checkpointed layer draws its numbers again in the backward pass.
+    """
+    seeds = range(1, 1 + len(inputs))
+    with torch.inference_mode(False), torch.enable_grad():
+        weights, x = trial_batch(shapes, inputs.clone(), torch.float64)
+        alone = seed_each_device(single_device(module, shapes, inputs, torch.float64))
+        results = []
+        for run in (forward, alone):
+            leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+            outputs = [output for output in tree_leaves(run(leaves, x, seeds)) if output.requires_grad]
+            directions = [torch.linspace(0.5, 1.5, output.numel()).to(output).view_as(output) for output in outputs]
+            gradients = torch.autograd.grad(outputs, list(leaves.values()), directions, materialize_grads=True)
+            results.append([*outputs, *gradients])
+    return _all_close(*results)
+
+
+def _all_close(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+    pairs = zip(left, right, strict=True)
     return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs)
 
 
@@ -255,8 +455,8 @@ def trial_inputs(model: ModelSpec) -> Tensor:
 
 
 def all_shapes(model: ModelSpec) -> Shapes:
-    """Of weights and batch-norm statistics."""
-    return {**model.shapes(), **model.statistics()}
+    """Of weights, frozen ones included, and batch-norm statistics."""
+    return {**model.shapes(), **model.frozen_shapes(), **model.statistics()}
 
 
 class FunctionalModule:

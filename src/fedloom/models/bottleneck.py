@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import zero_bias_linear
+from .layers import Head, cells_of, make_classifier, pool
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -26,16 +26,28 @@ def bottleneck(
     planes: tuple[Count, ...] = (16,),
     blocks: tuple[Count, ...] = (2,),
     normalization: Normalization = "static_batch",
+    head: Head | None = None,
 ) -> nn.Module:
-    """`planes` are the inner channels of each stage's blocks. Without a `stem` the input is a feature map.
+    """FedGKT's residual net of bottleneck blocks: small on devices, deep on the server.
 
-    `width` is a fraction of all channels but the input's.
+    Parameters
+    ----------
+    width : the share of channels, without those of the input, that this size keeps, the leading ones; 1 is the full
+        model.
+    stem : the channels of the first convolution; None: the input is a feature map, as on FedGKT's server.
+    planes : the inner channels of the blocks of each stage; a block has four times as many outputs.
+    blocks : the number of blocks of each stage.
+    normalization : the normalization layers: "static_batch" (HeteroFL's batch norm without running statistics),
+        "group", "instance", "layer", "parametric" (FedSup's), "parametric_sample" (the same for each example), or
+        "none".
+    head : how the net ends: `{ cells = 3 }` pools the last map to 3 x 3 cells before the classifier; None: to its mean.
     """
     sliced = WidthSlice(width, widest, normalization, scaler=False)
     inputs = input_shape[0] if stem is None else sliced.channels(stem)
     extractor = None if stem is None else _extractor(input_shape[0], stem, sliced)
-    classifier = zero_bias_linear(sliced.channels(EXPANSION * planes[-1]), classes)
-    return BottleneckNet(extractor, _stages(inputs, planes, blocks, sliced), classifier)
+    cells = cells_of(head)
+    classifier = make_classifier(sliced.channels(EXPANSION * planes[-1]), cells, classes)
+    return BottleneckNet(extractor, _stages(inputs, planes, blocks, sliced), cells, classifier)
 
 
 def _extractor(inputs: int, stem: int, sliced: WidthSlice) -> nn.Sequential:
@@ -83,13 +95,13 @@ class Bottleneck(nn.Module):
 
 
 class BottleneckNet(nn.Module):
-    def __init__(self, extractor: nn.Module | None, stages: nn.ModuleList, classifier: nn.Linear):
+    def __init__(self, extractor: nn.Module | None, stages: nn.ModuleList, cells: int | None, classifier: nn.Linear):
         super().__init__()
-        self.extractor, self.stages, self.classifier = extractor, stages, classifier
+        self.extractor, self.stages, self.cells, self.classifier = extractor, stages, cells, classifier
 
     def forward(self, x: Tensor) -> Outputs:
         extracted = x = x if self.extractor is None else self.extractor(x)
         for stage in self.stages:
             x = stage(x)
-        features = x.mean((-2, -1))
+        features = pool(x, self.cells)
         return Outputs({"logits": self.classifier(features)}, {"extractor": extracted, "features": features})

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..settings import Count, Share
-from .layers import zero_bias_linear
+from .layers import Head, cells_of, make_classifier, pool
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -20,14 +20,27 @@ def convnet(
     normalization: Normalization = "static_batch",
     scaler: bool = True,
     norm_widths: tuple[Share, ...] = (),
+    head: Head | None = None,
 ) -> nn.Module:
-    """`width` is a fraction of `hidden`; the rest is as in `WidthSlice`."""
+    """HeteroFL's convolutional net for MNIST: 3 x 3 convolutions, each followed by normalization and ReLU.
+
+    Parameters
+    ----------
+    width : the share of channels that this size keeps, the leading ones; 1 is the full model.
+    hidden : the channels of each convolution at full width.
+    normalization : the normalization layers: "static_batch" (HeteroFL's batch norm without running statistics),
+        "group", "instance", "layer", "parametric" (FedSup's), "parametric_sample" (the same for each example), or
+        "none".
+    scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
+    norm_widths : widths that each get normalization layers of their own, as in FjORD; empty: all sizes share them.
+    head : how the net ends: `{ cells = 3 }` pools the last map to 3 x 3 cells before the classifier; None: to its mean.
+    """
     sliced = WidthSlice(width, widest, normalization, scaler, norm_widths=norm_widths)
-    return ConvNet(input_shape[0], hidden, classes, sliced)
+    return ConvNet(input_shape[0], hidden, classes, sliced, cells_of(head))
 
 
 class ConvNet(nn.Module):
-    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, sliced: WidthSlice):
+    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, sliced: WidthSlice, cells: int | None):
         super().__init__()
         channels = [sliced.channels(size) for size in hidden]
         self.blocks = nn.ModuleList(
@@ -36,10 +49,11 @@ class ConvNet(nn.Module):
             )
             for before, after, size in zip([inputs, *channels], channels, hidden, strict=False)
         )
-        self.classifier = zero_bias_linear(channels[-1], classes)
+        self.cells = cells
+        self.classifier = make_classifier(channels[-1], cells, classes)
 
     def forward(self, x: Tensor) -> Outputs:
         for number, block in enumerate(self.blocks):
             x = block(nn.functional.max_pool2d(x, 2) if number else x)
-        features = x.mean((-2, -1))
+        features = pool(x, self.cells)
         return Outputs({"logits": self.classifier(features)}, {"features": features})

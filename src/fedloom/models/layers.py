@@ -5,12 +5,16 @@ FOLDED_LAYERS; given the plain weights of one device, the counterpart computes w
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ..settings import Count
 
 
 def fold(x: Tensor) -> Tensor:
@@ -66,7 +70,12 @@ def uniform_parameter(inputs: int, *shape: int) -> nn.Parameter:
 
 
 class Scaler(nn.Module):
-    """Scales up the activations of a narrow layer in training to those of the wide one (HeteroFL, section 3)."""
+    """Scales up the activations of a narrow layer in training to those of the wide one (HeteroFL, section 3).
+
+    Parameters
+    ----------
+    rate : the width relative to the widest; activations are divided by it.
+    """
 
     def __init__(self, rate: float):
         super().__init__()
@@ -159,7 +168,14 @@ class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
 class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         groups = self.num_groups * x.shape[1] // self.num_channels
+        learns = torch.is_grad_enabled() and self.weight is not None and self.weight.requires_grad
+        if learns and not x.requires_grad and _is_channels_last(x):
+            x = x.contiguous()  # after frozen layers, torch 2.13's backward pass of such a map would crash
         return F.group_norm(x, groups, _flat(self.weight), _flat(self.bias), self.eps)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -175,6 +191,20 @@ class LayerNorm(nn.LayerNorm):
         if self.bias is not None:
             x = x + self.bias.view(devices, *between, *self.normalized_shape)
         return x.transpose(0, 1).flatten(1, 2)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Over trailing axes, whether or not the channels are among them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight is None or self.weight.dim() == len(self.normalized_shape):
+            return super().forward(x)
+        devices, is_image = len(self.weight), x.dim() == 4
+        layout = torch.channels_last if is_image and x.is_contiguous(memory_format=torch.channels_last) else None
+        x = F.rms_norm(unfold(x, devices), list(self.normalized_shape), eps=self.eps)
+        between = [1] * (x.dim() - 1 - len(self.normalized_shape))
+        x = (x * self.weight.view(devices, *between, *self.normalized_shape)).transpose(0, 1).flatten(1, 2)
+        return x.contiguous(memory_format=layout) if layout else x  # torch keeps the layout, but not with this axis
 
 
 class PReLU(nn.PReLU):
@@ -209,6 +239,7 @@ FOLDED_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.InstanceNorm2d: InstanceNorm2d,
     nn.GroupNorm: GroupNorm,
     nn.LayerNorm: LayerNorm,
+    nn.RMSNorm: RMSNorm,
     nn.PReLU: PReLU,
     nn.Linear: Linear,
 }
@@ -221,3 +252,89 @@ def _flat(weight: Tensor | None) -> Tensor | None:
 def _running_mean(before: Tensor | None, new: Tensor, count: int) -> Tensor:
     """Add the `count`-th value to a mean."""
     return new if before is None or count == 1 else before + (new - before) / count
+
+
+# How a net for images ends: as its paper has it, often in the mean of its last map, which forgets where in the image
+# something is; or with `head = { cells = 3 }`, the same for every family: norm, activation, average pooling to 3 x 3
+# cells, and a linear layer. Norm and activation are left to the net's last block if it ends in them.
+
+Head = Annotated[dict[Literal["cells"], Count], MinLen(1)]
+"""The common head's settings: `cells`, the number of cells along each side that the last map is pooled to."""
+
+
+def cells_of(head: Mapping[Literal["cells"], int] | None) -> int | None:
+    """The cells along each side; None for the paper's own end.
+
+    Parameters
+    ----------
+    head : the setting of a family.
+    """
+    return None if head is None else head["cells"]
+
+
+def pool(x: Tensor, cells: int | None) -> Tensor:
+    """The features that the classifier receives, [batch, channels * cells * cells], channel by channel.
+
+    Parameters
+    ----------
+    x : a map, [batch, channels, height, width].
+    cells : the cells along each side; None: one mean per channel, as papers have it.
+    """
+    return x.mean((-2, -1)) if cells is None else pool_to_cells(x, cells).flatten(1)
+
+
+def pool_to_cells(x: Tensor, cells: int) -> Tensor:
+    """Average pooling to cells x cells: equal windows that cover the map, and overlap where it cannot be divided.
+
+    Parameters
+    ----------
+    x : a map, [batch, channels, height, width].
+    cells : the cells along each side.
+    """
+    height, width = x.shape[-2:]
+    if min(height, width) < cells:
+        raise ValueError(f"a map of {height} x {width} cannot be pooled to {cells} x {cells} cells")
+    stride = height // cells, width // cells
+    window = height - (cells - 1) * stride[0], width - (cells - 1) * stride[1]
+    return F.avg_pool2d(x, window, stride)
+
+
+def make_classifier(channels: int, cells: int | None, classes: int) -> nn.Linear:
+    """The last layer, on features from `pool`.
+
+    Parameters
+    ----------
+    channels : the channels of the last map.
+    cells : the cells along each side; None: one number per channel.
+    classes : the number of classes.
+    """
+    return zero_bias_linear(channels, classes) if cells is None else CellLinear(channels, cells, classes)
+
+
+class CellLinear(Linear):
+    """A linear layer on the cells of a map, with the weight [classes, channels, cells, cells].
+
+    The channels have an axis of their own, so the weight of a narrow net is a block of the wide net's: all cells of its
+    channels, be they the first ones or a rolling window. Takes the weights of one device or of many.
+    """
+
+    def __init__(self, channels: int, cells: int, classes: int):
+        super().__init__(channels * cells**2, classes)
+        self.weight = nn.Parameter(self.weight.detach().unflatten(1, (channels, cells, cells)))
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.flatten(-3)
+        if weight.dim() == 2:
+            return F.linear(x, weight, self.bias)
+        x = unfold(x, len(weight)) @ weight.mT
+        # a product instead of a broadcast sum, whose gradient is summed in an order that depends on K
+        x = torch.baddbmm(x, x.new_ones(*x.shape[:2], 1), self.bias.unsqueeze(1))
+        return x.transpose(0, 1).flatten(1)
+
+
+class PooledCellLinear(CellLinear):
+    """The same on a map, which it pools itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(pool(x, self.weight.shape[-1]))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Share
-from .layers import dense_layers, zero_bias_linear
+from .layers import Head, cells_of, dense_layers, make_classifier, pool
 from .normalization import kept_channels
 from .structure import Outputs
 
@@ -27,11 +27,20 @@ def lenet(
     pooled: Count | None = None,
     hidden: tuple[Count, ...] = (120, 64),
     dropout: Fraction = 0.0,
+    head: Head | None = None,
 ) -> nn.Module:
-    """The first `pooled` convolutions (default: all) are followed by a pooling that halves the map.
+    """LeNet: convolutions without padding, then fully connected layers; the nets of FedHeNN and LG-FedAvg.
 
-    `kernels` beyond the last convolution are unused. Dropout is applied after the last of the `hidden` layers. `width`
-    is a fraction of all channels and hidden units.
+    Parameters
+    ----------
+    width : the share of channels and hidden units that this size keeps, the leading ones; 1 is the full model.
+    convs : the channels of each convolution at full width.
+    kernels : the kernel size of each convolution; those beyond the last convolution are unused.
+    pooled : how many of the first convolutions are followed by a pooling that halves the map; None: all.
+    hidden : the units of each fully connected layer at full width.
+    dropout : the dropout probability before the classifier.
+    head : how the net ends: `{ cells = 3 }` pools the last map to 3 x 3 cells before the classifier, without the fully
+        connected layers of `hidden`; None: these layers on the whole map.
     """
     if len(kernels) < len(convs):
         raise ValueError(f"{len(convs)} convolutions have only the kernels {kernels}")
@@ -40,6 +49,8 @@ def lenet(
     halvings = len(convs) if pooled is None else pooled
     positions = _positions(input_shape[1:], kernels[: len(convs)], halvings)
     layers = [nn.Conv2d(*sizes, kernel) for sizes, kernel in zip(pairwise(channels), kernels, strict=False)]
+    if head is not None:
+        return LeNet(layers, halvings, [channels[-1]], classes, dropout, cells_of(head))
     return LeNet(layers, halvings, [channels[-1] * positions, *units], classes, dropout)
 
 
@@ -56,17 +67,25 @@ def _positions(image: tuple[int, ...], kernels: Sequence[int], halvings: int) ->
 
 
 class LeNet(nn.Module):
-    def __init__(self, convs: Sequence[nn.Module], halvings: int, units: Sequence[int], classes: int, dropout: float):
+    def __init__(
+        self,
+        convs: Sequence[nn.Module],
+        halvings: int,
+        units: Sequence[int],
+        classes: int,
+        dropout: float,
+        cells: int | None = None,
+    ):
         super().__init__()
         self.convs, self.halvings, self.dropout = nn.ModuleList(convs), halvings, dropout
-        self.hidden = dense_layers(units)
-        self.classifier = zero_bias_linear(units[-1], classes)
+        self.cells, self.hidden = cells, dense_layers(units)
+        self.classifier = make_classifier(units[-1], cells, classes)
 
     def forward(self, x: Tensor) -> Outputs:
         for number, conv in enumerate(self.convs):
             x = F.relu(conv(x))
             x = F.max_pool2d(x, 2) if number < self.halvings else x
-        features = x.flatten(1)
+        features = x.flatten(1) if self.cells is None else pool(x, self.cells)
         for layer in self.hidden:
             features = F.relu(layer(features))
         x = F.dropout(features, self.dropout, self.training) if self.dropout else features

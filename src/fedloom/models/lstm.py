@@ -35,10 +35,19 @@ def lstm(
     dropout: Fraction = 0.5,
     vectors: str | None = None,
 ) -> nn.Module:
-    """`vectors` is a .npy file with one row of `embedding` numbers per token, which are not trained.
+    """LSTM text classifier: word vectors, LSTM layers, two fully connected layers; FedHeNN's net for Sentiment140.
 
-    Without it the word vectors are weights. `width` is a fraction of them, of the `hidden` units of each layer and of
-    the `features` that the last layer receives.
+    Parameters
+    ----------
+    width : the share of hidden units, of features and, where they are trained, of word vectors that this size keeps,
+        the leading ones; 1 is the full model.
+    embedding : the length of a word vector at full width.
+    hidden : the units of each LSTM layer at full width.
+    layers : the number of LSTM layers.
+    features : the inputs of the last layer at full width.
+    dropout : the dropout probability before the last layer.
+    vectors : a .npy file with one row of `embedding` numbers per token, which are not trained; None: word vectors are
+        weights.
     """
     _, rows = check_token_input(input_shape, tokens)
     pretrained = None if vectors is None else _read_vectors(vectors, rows, embedding)

@@ -20,7 +20,13 @@ def mlp(
     widest: Share = 1.0,
     hidden: tuple[Count, ...] = (512, 256, 256, 128),
 ) -> nn.Module:
-    """`width` is a fraction of the `hidden` units."""
+    """Multilayer perceptron: fully connected layers with ReLU; the default is LG-FedAvg's for MNIST.
+
+    Parameters
+    ----------
+    width : the share of hidden units that this size keeps, the leading ones; 1 is the full model.
+    hidden : the units of each hidden layer at full width.
+    """
     return Perceptron([math.prod(input_shape), *(kept_channels(size, width, widest) for size in hidden)], classes)
 
 

@@ -1,6 +1,6 @@
 """FedSup's supernet, based on MobileNetV1: every smaller net is contained in it. Kim & Yun, 2022.
 
-A sub-net has the first channels of every layer, the first blocks of every stage and the center of every kernel, so it
+A subnet has the first channels of every layer, the first blocks of every stage and the center of every kernel, so it
 is this family at a smaller size and needs no special layers.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import zero_bias_linear
+from .layers import Head, cells_of, make_classifier, pool
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -53,12 +53,27 @@ def mobilenet(
     scaler: bool = False,
     norm_widths: tuple[Share, ...] = (),
     spare_shortcuts: bool = False,
+    head: Head | None = None,
 ) -> nn.Module:
-    """`widths`, `depths` and `kernels` are per stage; `width` is a fraction of all channels.
+    """FedSup's MobileNet supernet: depthwise separable blocks of elastic width, depth and kernel size.
 
-    `spare_shortcuts` gives every block a shortcut convolution. A block uses it only if its width changes; but if
-    `widths` are per block, or equal in neighboring stages, a sub-net can change its width where the largest net does
-    not, and then the largest net must hold the weights for it. The rest is as in `WidthSlice`.
+    Parameters
+    ----------
+    width : the share of channels that this size keeps, the leading ones; 1 is the full model.
+    stem : the channels of the first convolution.
+    widths : the channels of each stage: one number, or one per block.
+    depths : the number of blocks of each stage.
+    kernels : the kernel size of each stage's depthwise convolutions: one number, or one per block.
+    normalization : the normalization layers: "static_batch" (HeteroFL's batch norm without running statistics),
+        "group", "instance", "layer", "parametric" (FedSup's), "parametric_sample" (the same for each example), or
+        "none".
+    scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
+    norm_widths : widths that each get normalization layers of their own, as in FjORD; empty: all sizes share them.
+    spare_shortcuts : whether every block has a shortcut convolution. A block uses it only if its width changes. If
+        `widths` are per block, or equal in neighboring stages, a subnet can change its width where the largest net does
+        not, and the largest net must hold the weights for it.
+    head : how the net ends: `{ cells = 3 }` normalizes and activates the last map and pools it to 3 x 3 cells before
+        the classifier; None: as published, in the mean of a map that is not normalized.
     """
     sliced = WidthSlice(width, widest, normalization, scaler, norm_widths=norm_widths)
 
@@ -69,8 +84,11 @@ def mobilenet(
 
     sizes = list(zip(_per_block(widths, depths), _per_block(kernels, depths), strict=True))
     entry = nn.Conv2d(input_shape[0], sliced.channels(stem), 3, 2, padding=1, bias=False)
-    head = zero_bias_linear(sliced.channels(sizes[-1][0][-1]), classes)
-    return MobileNet(nn.Sequential(entry, sliced.make_scaled_norm(stem), nn.ReLU6()), _stages(stem, sizes, block), head)
+    last, cells = sizes[-1][0][-1], cells_of(head)
+    classifier = make_classifier(sliced.channels(last), cells, classes)
+    first = nn.Sequential(entry, sliced.make_scaled_norm(stem), nn.ReLU6())
+    norm = None if cells is None else sliced.make_scaled_norm(last)
+    return MobileNet(first, _stages(stem, sizes, block), norm, cells, classifier)
 
 
 def _per_block(choices: tuple[PerBlock, ...], depths: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -125,14 +143,16 @@ class SeparableBlock(nn.Module):
 
 
 class MobileNet(nn.Module):
-    def __init__(self, stem: nn.Module, stages: nn.ModuleList, classifier: nn.Linear):
+    def __init__(
+        self, stem: nn.Module, stages: nn.ModuleList, norm: nn.Module | None, cells: int | None, classifier: nn.Linear
+    ):
         super().__init__()
-        self.stem, self.stages, self.classifier = stem, stages, classifier
+        self.stem, self.stages, self.norm, self.cells, self.classifier = stem, stages, norm, cells, classifier
 
     def forward(self, x: Tensor) -> Outputs:
         x, taps = self.stem(x), {}
         for number, stage in enumerate(self.stages, start=1):
             for position, block in enumerate(stage.children(), start=1):
                 x = taps[f"stage{number}.block{position}"] = block(x)
-        features = x.mean((-2, -1))
+        features = pool(x if self.norm is None else F.relu6(self.norm(x)), self.cells)
         return Outputs({"logits": self.classifier(features)}, {**taps, "features": features})

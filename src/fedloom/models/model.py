@@ -2,6 +2,10 @@
 
 A family is any function from keyword settings to a plain `nn.Module`. How two models of a family relate is never
 declared: it is found by comparing the shapes of their weights.
+
+Parameters with `requires_grad=False` are frozen: constants of the model, as buffers are. They are not among its
+weights, so no method trains, sends or aggregates them; every process builds them itself, and a run records their
+sha256.
 """
 
 import inspect
@@ -13,18 +17,20 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from ..registry import freeze
 from ..seeds import INITIAL_WEIGHTS, number
-from ..tensors import Tensors
+from ..tensors import Tensors, fingerprint
 from . import structure
 from .batching import (
     all_shapes,
     batching_mode,
     block_forward,
+    find_draw_in_evaluation,
     is_stochastic,
-    seed_each_device,
     statistic_slots,
     trial_batch,
     trial_inputs,
+    why_one_by_one,
 )
 from .structure import Family, InputSpec, Outputs, Shapes, as_outputs
 
@@ -33,44 +39,77 @@ InspectedT = TypeVar("InspectedT")
 
 @dataclass(frozen=True)
 class StepSeeds:
-    """Selects training mode and seeds its random layers: one seed per device, for one training step."""
+    """Selects training mode and seeds its random layers: one seed per device, for one training step.
+
+    Parameters
+    ----------
+    per_device : the seed of each device.
+    common : the same for all devices of an experiment in this step.
+    """
 
     per_device: tuple[int, ...]
-    common: int = 0  # the same for all devices of an experiment in this step
+    common: int = 0
 
 
 @dataclass(frozen=True)
 class Model:
-    """A family at one size. Calling it runs a block of devices; `module()` gives the plain `nn.Module`."""
+    """A family at one size. Calling it runs a block of devices; `module()` gives the plain `nn.Module`.
+
+    Two models are equal if their fields are. `build_model` makes one.
+
+    Parameters
+    ----------
+    family : the name of the family.
+    build : the function that builds the module from its settings.
+    settings : the settings as sorted pairs of name and value.
+    input_shape : the shape of one prepared example.
+    classes : the number of classes.
+    tokens : the number of token ids, if inputs are tokens instead of numbers.
+    frozen_from : the larger model whose frozen weights this one has a part of; None: it has its own.
+    """
 
     family: str
     build: Family
     settings: tuple[tuple[str, Any], ...]
     input_shape: tuple[int, ...]
     classes: int
-    tokens: int | None = None  # number of token ids, if inputs are tokens instead of numbers
+    tokens: int | None = None
+    frozen_from: "Model | None" = None
 
     def __call__(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Outputs:
-        """Run K devices: weights [K, ...] and x [K, batch, ...] -> exits and taps [K, batch, ...].
+        """Run K devices, with `step_seeds` in training mode.
 
-        With `step_seeds` in training mode. Evaluation needs the normalization statistics among the weights.
+        Evaluation needs the normalization statistics among the weights.
+
+        Parameters
+        ----------
+        weights : the weights of each device, [K, ...].
+        x : the inputs of each device, [K, batch, ...].
+        step_seeds : the seeds of a training step, which `Batch.step_seeds` has; None: evaluation mode.
+
+        Returns
+        -------
+        Exits and taps, [K, batch, ...] each.
         """
         if step_seeds is None:
             self._require_statistics(weights)
-            forward = block_forward(self, len(x), training=False)
-        elif is_stochastic(self):
-            forward = seed_each_device(block_forward(self, 1, training=True), step_seeds.per_device)
-        else:
-            forward = block_forward(self, len(x), training=True)
-        return forward(weights, x)[0]
+        forward = block_forward(self, len(x), training=step_seeds is not None)
+        seeds = step_seeds.per_device if step_seeds and is_stochastic(self) else None
+        return forward(self._with_frozen(weights, len(x)), x, seeds)[0]
 
     def features(self, weights: Tensors, x: Tensor) -> Tensor:
         """The representation [K, batch, d] that the last layer receives; differentiable in the weights.
 
-        In evaluation mode, except that batch norm uses the batch's statistics: a device has no others.
+        In evaluation mode, except that batch norm uses the batch's statistics, even if the weights contain others.
+        Those of a training step are among the model's outputs: `model(weights, x, step_seeds).taps["features"]`.
+
+        Parameters
+        ----------
+        weights : the weights of each device, [K, ...].
+        x : the inputs of each device, [K, batch, ...].
         """
         forward = block_forward(self, len(x), training=False, tracking=bool(self.statistics()))
-        outputs, _ = forward(weights, x)
+        outputs, _ = forward(self._with_frozen(weights, len(x)), x)
         if "features" not in outputs.taps:
             raise ValueError(f"{self.family} has no features: the input of its last layer is no batch of numbers")
         return outputs.taps["features"].flatten(2)
@@ -79,48 +118,116 @@ class Model:
         """The mean and unbiased variance that every batch norm sees in this batch, [K, channels] each.
 
         In evaluation mode: in training the width scaler would change the numbers that are normalized.
+
+        Parameters
+        ----------
+        weights : the weights of each device, [K, ...].
+        x : the inputs of each device, [K, batch, ...].
         """
-        return block_forward(self, len(x), training=False, tracking=True)(weights, x)[1]
+        forward = block_forward(self, len(x), training=False, tracking=True)
+        return forward(self._with_frozen(weights, len(x)), x)[1]
 
     @property
     def inputs(self) -> InputSpec:
+        """The shape of one example, and the number of token ids."""
         return InputSpec(self.input_shape, self.tokens)
 
     def zero_inputs(self, *leading: int) -> Tensor:
-        """All-zero inputs behind these leading axes."""
+        """All-zero inputs.
+
+        Parameters
+        ----------
+        leading : the axes in front of the example's own.
+        """
         return self.inputs.zeros(*leading)
 
     def random_inputs(self, generator: torch.Generator, *leading: int) -> Tensor:
-        """Random inputs behind these leading axes."""
+        """Random inputs.
+
+        Parameters
+        ----------
+        generator : the source of randomness.
+        leading : the axes in front of the example's own.
+        """
         return self.inputs.random(generator, *leading)
 
     def shapes(self) -> Shapes:
-        """Of the weights, which are trained and sent."""
+        """The shapes of the weights, which are trained and sent, by name."""
         return _shapes(self)[0]
 
+    def frozen_shapes(self) -> Shapes:
+        """The shapes of the frozen weights, which are neither trained nor sent; often there are none."""
+        return _shapes(self)[2]
+
+    def frozen_weights(self) -> dict[str, Tensor]:
+        """The frozen weights, which are the same for every seed of a run.
+
+        What the family loads is taken as it is. What it draws is drawn with seed 0, or is the part of the weights of
+        `frozen_from` that this size covers: a small model that drew its own would compute other features.
+        """
+        return dict(_frozen_weights(self, torch.get_default_dtype()))
+
+    def frozen_sha256(self) -> str:
+        """The sha256 of the frozen weights, "" if there are none: equal only if they are equal bit for bit."""
+        frozen = self.frozen_weights()
+        return fingerprint({"frozen": frozen}) if frozen else ""
+
+    def with_frozen_from(self, other: "Model") -> "Model":
+        """The same model with a part of another's frozen weights, where the family draws them; see `frozen_weights`.
+
+        Parameters
+        ----------
+        other : the model, which is as large in every axis.
+        """
+        source, alone = other.frozen_from or other, replace(self, frozen_from=None)
+        return alone if alone == source or not alone.frozen_shapes() else replace(self, frozen_from=source)
+
     def statistics(self) -> Shapes:
-        """Of the normalization statistics, which are neither trained nor sent; empty for most normalizations."""
+        """The shapes of the normalization statistics, which are neither trained nor sent; often there are none."""
         return _shapes(self)[1]
 
     def initial_weights(self, seed: int) -> dict[str, Tensor]:
-        """The weights as the family initializes them."""
+        """The weights as the family initializes them, without the frozen ones.
+
+        Parameters
+        ----------
+        seed : the seed of the run.
+        """
         return dict(_initial_weights(self, seed, torch.get_default_dtype()))
 
     def module(self, seed: int = 0) -> nn.Module:
-        """The plain module, initialized from a seed without advancing torch's global generator."""
-        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # it may outlive the caller's context
-            torch.manual_seed(seed)
-            return self.build(**dict(self.settings)).to(torch.get_default_dtype())
+        """The plain module, initialized without advancing torch's global generator.
+
+        Parameters
+        ----------
+        seed : what torch's generator is seeded with for it; frozen weights do not depend on it.
+        """
+        module = _build_module(self, seed)
+        frozen = {name: weight for name, weight in module.named_parameters() if not weight.requires_grad}
+        if frozen:
+            values = self.frozen_weights()
+            with torch.inference_mode(False), torch.no_grad():
+                for name, weight in frozen.items():
+                    weight.copy_(values[name])
+        return module
 
     def check_output_size(self) -> None:
         """Raise unless the module accepts examples of the data's shape and computes one logit per class."""
         logits = _inspect(self, structure.count_logits, self.inputs)
+        if self.frozen_shapes() and not self.shapes():
+            raise ValueError("it has nothing to train: every parameter has requires_grad=False")
         if logits != self.classes:
             raise ValueError(f"it makes {logits} logits where the data has {self.classes} classes")
 
     def with_settings(self, **changes: Any) -> "Model":
-        """The same family with some settings changed, such as another size."""
-        return replace(self, settings=tuple(sorted({**dict(self.settings), **changes}.items())))
+        """The same family with some settings changed, such as another size.
+
+        Parameters
+        ----------
+        changes : the new values, by name of the setting.
+        """
+        changed = replace(self, settings=tuple(sorted({**dict(self.settings), **changes}.items())))
+        return changed.with_frozen_from(self) if self.frozen_shapes() else changed
 
     def full_settings(self) -> dict[str, Any]:
         """All settings, including those left to the family's defaults."""
@@ -128,7 +235,12 @@ class Model:
         return {**{name: p.default for name, p in named.items() if p.default is not p.empty}, **dict(self.settings)}
 
     def is_equivalent(self, other: "Model") -> bool:
-        """True if both are the same model, whether or not they spell out the family's defaults."""
+        """True if both are the same model, whether or not they spell out the family's defaults.
+
+        Parameters
+        ----------
+        other : the model to compare with.
+        """
         return self == other or (self.build == other.build and self.full_settings() == other.full_settings())
 
     def feature_width(self) -> int:
@@ -139,21 +251,38 @@ class Model:
         """A child of the module as a model of its own, on the input that it receives when the whole module runs.
 
         Its weight names lose the prefix, and `classes` is the length of its output.
+
+        Parameters
+        ----------
+        name : the name of the child.
         """
         return _submodel(self, name)
 
     def has_children(self, *names: str) -> bool:
+        """True if the module has all of these children.
+
+        Parameters
+        ----------
+        names : the names to look for.
+        """
         return set(names) <= set(_inspect(self, structure.child_names))
 
     def submodel_weights(self, name: str, weights: Tensors) -> dict[str, Tensor]:
-        """The weights of a child under the names that `submodel(name)` uses."""
+        """The weights of a child under the names that `submodel(name)` uses.
+
+        Parameters
+        ----------
+        name : the name of the child.
+        weights : the weights of the whole model.
+        """
         _require_child(self, name)
         prefix = f"{name}."
         return {key.removeprefix(prefix): weight for key, weight in weights.items() if key.startswith(prefix)}
 
     def label_rows(self) -> tuple[str, ...]:
         """The weights with one row per class: those of the last layer, or those that the module declares."""
-        return _inspect(self, structure.label_rows, self.classes)
+        rows = _inspect(self, structure.label_rows, self.classes)
+        return tuple(name for name in rows if name not in self.frozen_shapes())
 
     def head(self) -> tuple[str, ...]:
         """The weights of the last layer: those with exactly one row per class."""
@@ -175,14 +304,38 @@ class Model:
         """Why many devices train in a slower batching mode; empty if they do not."""
         return batching_mode(self, True, False)[1]
 
+    def one_by_one_reason(self) -> str | None:
+        """Why devices train one at a time, in a line; None if many train at once."""
+        return why_one_by_one(self)
+
+    def draws_in_evaluation(self) -> str | None:
+        """The layer that draws random numbers in evaluation, which are not seeded; None if there is none."""
+        return find_draw_in_evaluation(self)
+
     def unsliceable(self) -> tuple[str, ...]:
         """Weights of layers that stack several things along one axis, so that a slice of it is no smaller layer."""
         return _inspect(self, structure.unsliceable)
 
+    def _with_frozen(self, weights: Tensors, devices: int) -> Tensors:
+        """The weights of a block of devices and the frozen ones, of which all devices have the same."""
+        if not self.frozen_shapes():
+            return weights
+        like = next(iter(weights.values()))
+        frozen = {
+            name: weight.to(like.device, like.dtype if weight.is_floating_point() else None).expand(
+                devices, *weight.shape
+            )
+            for name, weight in self.frozen_weights().items()
+        }
+        return {**weights, **frozen}
+
     def _require_statistics(self, weights: Tensors) -> None:
         missing = [name for name in self.statistics() if name not in weights]
         if missing:
-            raise ValueError(f"{self.family} needs batch-norm statistics for evaluation; {missing[0]} is missing")
+            raise ValueError(
+                f"{self.family} needs batch-norm statistics for evaluation; {missing[0]} is missing. On a device, pass "
+                "with_batchnorm_statistics(client, weights) of fedloom.client"
+            )
 
 
 def build_model(
@@ -193,10 +346,21 @@ def build_model(
     classes: int,
     tokens: int | None = None,
 ) -> Model:
-    """A model of a family; properties of the data are passed on if the family has parameters for them."""
+    """A model of a family. Properties of the data are passed on if the family has parameters for them.
+
+    Parameters
+    ----------
+    family : the name of the family.
+    build : the function that builds the module from its settings.
+    settings : the settings, by name: hashable values, or tables of them.
+    input_shape : the shape of one prepared example.
+    classes : the number of classes.
+    tokens : the number of token ids, if inputs are tokens.
+    """
     data_properties = {"input_shape": input_shape, "classes": classes, "tokens": tokens}
     named = inspect.signature(build).parameters
     known = {name: value for name, value in data_properties.items() if name in named}
+    settings = {name: freeze(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     for name, value in settings.items():
         if not isinstance(value, Hashable):
             raise TypeError(f"{name} = {value!r} cannot be a setting: use a number, a string, a list or a boolean")
@@ -204,7 +368,13 @@ def build_model(
 
 
 def chain_models(first: Model, second: Model) -> Model:
-    """A model that feeds the output of `first` to `second`; its weights are named `first.…` and `second.…`."""
+    """A model that feeds the output of one to another; its weights are named `first.…` and `second.…`.
+
+    Parameters
+    ----------
+    first : the model that receives the examples.
+    second : the model that receives its output.
+    """
     family, build = f"{first.family}+{second.family}", _ChainFamily(first, second)
     return Model(family, build, (), first.input_shape, second.classes, first.tokens)
 
@@ -252,7 +422,8 @@ def _submodel(model: Model, name: str) -> Model:
     _require_child(model, name)
     inputs = structure.infer_child_input(model.module(), name, model.inputs)
     family, build = f"{model.family}.{name}", _ChildFamily(model.build, name)
-    child = Model(family, build, model.settings, inputs.shape, 0, inputs.tokens)
+    source = model.frozen_from.submodel(name) if model.frozen_from else None
+    child = Model(family, build, model.settings, inputs.shape, 0, inputs.tokens, source)
     return replace(child, classes=_inspect(child, structure.count_logits, inputs))
 
 
@@ -273,17 +444,82 @@ def _cached_inspection(model: Model, inspection: Callable[..., Any], arguments: 
 
 
 @lru_cache(maxsize=1024)
-def _shapes(model: Model) -> tuple[Shapes, Shapes]:
-    module = model.module()
-    weights = {name: weight.shape for name, weight in module.named_parameters()}
-    return weights, {name: holder[key].shape for name, (holder, key) in statistic_slots(module).items()}
+def _shapes(model: Model) -> tuple[Shapes, Shapes, Shapes]:
+    """Of weights, statistics and frozen weights."""
+    module = _build_module(model, 0)
+    weights = {name: weight.shape for name, weight in module.named_parameters() if weight.requires_grad}
+    frozen = {name: weight.shape for name, weight in module.named_parameters() if not weight.requires_grad}
+    statistics = {name: holder[key].shape for name, (holder, key) in statistic_slots(module).items()}
+    return weights, statistics, frozen
+
+
+def _build_module(model: Model, seed: int) -> nn.Module:
+    """The module as the family builds it."""
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # it may outlive the caller's context
+        torch.manual_seed(seed)
+        return model.build(**dict(model.settings)).to(torch.get_default_dtype())
+
+
+@lru_cache(maxsize=256)
+def _frozen_weights(model: Model, dtype: torch.dtype) -> Tensors:
+    """Cached, so that all devices share one copy."""
+    with torch.inference_mode(False):  # they may be trained on later
+        return _find_frozen_weights(model)
+
+
+def _find_frozen_weights(model: Model) -> Tensors:
+    if not model.frozen_shapes():
+        return {}
+    own, other = (_frozen_parameters(_build_module(model, seed)) for seed in (0, 1))
+    drawn = [name for name, weight in own.items() if not torch.equal(weight, other[name])]
+    again = _frozen_parameters(_build_module(model, 0)) if drawn else {}
+    for name in drawn:
+        if not torch.equal(own[name], again[name]):
+            raise ValueError(
+                f"the frozen {name} has other values every time, so devices would differ; load it from a file, or draw "
+                "it with torch's own generator"
+            )
+    larger = model.frozen_from.frozen_weights() if model.frozen_from else {}
+    parts = {name: structure.part_of(larger.get(name), weight) for name, weight in own.items()}
+    return {
+        name: parts[name] if name in drawn or torch.equal(weight, parts[name]) else weight
+        for name, weight in own.items()
+    }
+
+
+def _frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach() for name, weight in module.named_parameters() if not weight.requires_grad}
+
+
+@lru_cache(maxsize=4096)
+def exit_names(model: Model) -> tuple[str, ...]:
+    """The names of a model's exits, from shallow to deep.
+
+    Parameters
+    ----------
+    model : the model.
+    """
+    weights = {**model.initial_weights(0), **{name: torch.ones(shape) for name, shape in model.statistics().items()}}
+    block = {name: tensor.unsqueeze(0) for name, tensor in weights.items()}
+    with torch.no_grad():
+        return tuple(model(block, model.zero_inputs(1, 2)).exits)
+
+
+def last_exit(model: Model) -> str:
+    """The name of the deepest exit.
+
+    Parameters
+    ----------
+    model : the model.
+    """
+    return exit_names(model)[-1]
 
 
 @lru_cache(maxsize=32)
 def _initial_weights(model: Model, seed: int, dtype: torch.dtype) -> Tensors:
     """Cached, so that ten thousand devices with the same initial weights share one copy."""
     module = model.module(number(seed, INITIAL_WEIGHTS))
-    return {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    return {name: weight.detach().clone() for name, weight in module.named_parameters() if weight.requires_grad}
 
 
 @lru_cache(maxsize=1024)

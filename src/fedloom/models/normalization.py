@@ -20,8 +20,14 @@ Normalization = Literal["static_batch", "group", "instance", "layer", "parametri
 class WidthSlice:
     """A width slice of a family: how many channels of a layer it keeps, and how they are normalized.
 
-    `width` is a fraction of the full size, `widest` the largest width in the fleet, to which the scaler is relative.
-    With `norm_widths` a layer has one normalization for each of these widths up to its own (FjORD).
+    Parameters
+    ----------
+    width : the share of the channels of the full size.
+    widest : the largest width in the fleet, to which the scaler is relative.
+    normalization : the normalization layers.
+    scaler : whether to scale up activations in training.
+    groups : the number of groups of group normalization.
+    norm_widths : a layer has one normalization for each of these widths up to its own (FjORD); empty: one.
     """
 
     width: float
@@ -32,7 +38,12 @@ class WidthSlice:
     norm_widths: tuple[float, ...] = ()
 
     def channels(self, full: int) -> int:
-        """Of a layer with `full` channels at full size; likewise below."""
+        """The channels that this slice keeps of a layer.
+
+        Parameters
+        ----------
+        full : the layer's channels at full size; likewise below.
+        """
         return kept_channels(full, self.width, self.widest)
 
     def make_scaler(self) -> Scaler:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
-from .layers import zero_bias_linear
+from .layers import Head, cells_of, make_classifier, pool, zero_bias_linear
 from .normalization import Normalization, WidthSlice
 from .preresnet import preactivation_stages
 from .structure import Outputs
@@ -36,23 +36,47 @@ def preactresnet(
     groups: Count = 2,
     scaler: bool = False,
     norm_widths: tuple[Share, ...] = (),
+    head: Head | None = None,
 ) -> nn.Module:
-    """`stages` is the depth of this size: all stages, or those up to the exit; `exit_after` 0 means no exit.
+    """FedHeN's pre-activation ResNet-18 with an early exit: the layers up to the exit are the simple devices' net.
 
-    `width` is a fraction of `hidden`; the rest is as in `WidthSlice`.
+    Parameters
+    ----------
+    width : the share of channels that this size keeps, the leading ones; 1 is the full model.
+    hidden : the channels of each stage at full width.
+    blocks : the number of residual blocks of each stage.
+    stages : the depth of this size: all stages, or those up to the exit; None: all.
+    exit_after : the number of stages before the early exit; 0: no exit.
+    exit_pool : how the exit pools its map: to a "four" by four grid, or to one "global" number per channel.
+    normalization : the normalization layers: "static_batch" (HeteroFL's batch norm without running statistics),
+        "group", "instance", "layer", "parametric" (FedSup's), "parametric_sample" (the same for each example), or
+        "none".
+    groups : the number of groups of group normalization.
+    scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
+    norm_widths : widths that each get normalization layers of their own, as in FjORD; empty: all sizes share them.
+    head : how the net and its exit end: `{ cells = 3 }` normalizes and activates the last map and pools it to 3 x 3
+        cells before the classifier; None: as published, the exit as `exit_pool` says, and the full net in the mean of a
+        map that is not normalized.
     """
     kept = stages or len(hidden)
     if exit_after > kept or kept not in (exit_after, len(hidden)):
         raise ValueError(f"a net ends at its exit ({exit_after}) or after all {len(hidden)} stages, not after {kept}")
     sliced = WidthSlice(width, widest, normalization, scaler, groups, norm_widths)
-    exits = sliced.channels(hidden[exit_after - 1])
-    head = _exit_head(input_shape[1:], exits, exit_after, exit_pool, classes) if exit_after else None
-    return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], sliced, exit_after, head, classes)
+    cells = cells_of(head)
+    exit_head: nn.Module | None = None
+    if exit_after and cells is not None:
+        exit_head = NormalizedHead(hidden[exit_after - 1], sliced, cells, classes)
+    elif exit_after:
+        channels = sliced.channels(hidden[exit_after - 1])
+        exit_head = _published_exit(input_shape[1:], channels, exit_after, exit_pool, classes)
+    return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], sliced, exit_after, exit_head, cells, classes)
 
 
-def _exit_head(image: tuple[int, ...], channels: int, exit_after: int, pool: ExitPool, classes: int) -> "ExitHead":
+def _published_exit(
+    image: tuple[int, ...], channels: int, exit_after: int, exit_pool: ExitPool, classes: int
+) -> "ExitHead":
     size = [-(-side // 2 ** (exit_after - 1)) for side in image]  # every stage but the first halves, rounding up
-    window = size if pool == "global" else [max(1, side // 4) for side in size]
+    window = size if exit_pool == "global" else [max(1, side // 4) for side in size]
     pooled = math.prod(side // wide for side, wide in zip(size, window, strict=True))
     return ExitHead(channels * pooled, tuple(window), classes)
 
@@ -89,6 +113,18 @@ class ExitHead(nn.Module):
         return self.classifier(features), features
 
 
+class NormalizedHead(nn.Module):
+    def __init__(self, full: int, sliced: WidthSlice, cells: int, classes: int):
+        super().__init__()
+        self.cells = cells
+        self.norm = sliced.make_scaled_norm(full)
+        self.classifier = make_classifier(sliced.channels(full), cells, classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = pool(F.relu(self.norm(x)), self.cells)
+        return self.classifier(features), features
+
+
 class PreActResNet(nn.Module):
     def __init__(
         self,
@@ -97,14 +133,17 @@ class PreActResNet(nn.Module):
         blocks: Sequence[int],
         sliced: WidthSlice,
         exit_after: int,
-        exit_head: ExitHead | None,
+        exit_head: nn.Module | None,
+        cells: int | None,
         classes: int,
     ):
         super().__init__()
         self.stem = nn.Conv2d(inputs, sliced.channels(hidden[0]), 3, padding=1, bias=False)
         self.stages = preactivation_stages(hidden, blocks, sliced)
         self.exit_after, self.exit = exit_after, exit_head
-        self.classifier = None if len(hidden) == exit_after else zero_bias_linear(sliced.channels(hidden[-1]), classes)
+        self.cells, is_full = cells, len(hidden) > exit_after
+        self.norm = sliced.make_scaled_norm(hidden[-1]) if is_full and cells is not None else None
+        self.classifier = make_classifier(sliced.channels(hidden[-1]), cells, classes) if is_full else None
 
     @property
     def label_rows(self) -> tuple[str, ...]:
@@ -118,6 +157,7 @@ class PreActResNet(nn.Module):
             if self.exit is not None and number == self.exit_after:
                 exits["exit"], taps["features"] = self.exit(x)
         if self.classifier is not None:
-            taps["features"] = x.mean((-2, -1))
+            last = x if self.norm is None else F.relu(self.norm(x))
+            taps["features"] = pool(last, self.cells)
             exits["full"] = self.classifier(taps["features"])
         return Outputs(exits, taps)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import zero_bias_linear
+from .layers import Head, cells_of, make_classifier, pool
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -22,10 +22,24 @@ def preresnet(
     normalization: Normalization = "static_batch",
     scaler: bool = True,
     norm_widths: tuple[Share, ...] = (),
+    head: Head | None = None,
 ) -> nn.Module:
-    """`width` is a fraction of `hidden`; the rest is as in `WidthSlice`."""
+    """HeteroFL's pre-activation ResNet for CIFAR; blocks (1, 1, 1, 2) give the sizes of its Table 8.
+
+    Parameters
+    ----------
+    width : the share of channels that this size keeps, the leading ones; 1 is the full model.
+    hidden : the channels of each stage at full width.
+    blocks : the number of residual blocks of each stage.
+    normalization : the normalization layers: "static_batch" (HeteroFL's batch norm without running statistics),
+        "group", "instance", "layer", "parametric" (FedSup's), "parametric_sample" (the same for each example), or
+        "none".
+    scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
+    norm_widths : widths that each get normalization layers of their own, as in FjORD; empty: all sizes share them.
+    head : how the net ends: `{ cells = 3 }` pools the last map to 3 x 3 cells before the classifier; None: to its mean.
+    """
     sliced = WidthSlice(width, widest, normalization, scaler, norm_widths=norm_widths)
-    return PreResNet(input_shape[0], hidden, blocks, classes, sliced)
+    return PreResNet(input_shape[0], hidden, blocks, classes, sliced, cells_of(head))
 
 
 def preactivation_stages(hidden: Sequence[int], blocks: Sequence[int], sliced: WidthSlice) -> nn.ModuleList:
@@ -61,16 +75,25 @@ class PreActivationBlock(nn.Module):
 
 
 class PreResNet(nn.Module):
-    def __init__(self, inputs: int, hidden: Sequence[int], blocks: Sequence[int], classes: int, sliced: WidthSlice):
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        blocks: Sequence[int],
+        classes: int,
+        sliced: WidthSlice,
+        cells: int | None,
+    ):
         super().__init__()
         self.stem = nn.Conv2d(inputs, sliced.channels(hidden[0]), 3, padding=1, bias=False)
         self.stages = preactivation_stages(hidden, blocks, sliced)
         self.norm = sliced.make_scaled_norm(hidden[-1])
-        self.classifier = zero_bias_linear(sliced.channels(hidden[-1]), classes)
+        self.cells = cells
+        self.classifier = make_classifier(sliced.channels(hidden[-1]), cells, classes)
 
     def forward(self, x: Tensor) -> Outputs:
         x, taps = self.stem(x), {}
         for number, stage in enumerate(self.stages):
             x = taps[f"stage{number + 1}"] = stage(x)
-        features = F.relu(self.norm(x)).mean((-2, -1))
+        features = pool(F.relu(self.norm(x)), self.cells)
         return Outputs({"logits": self.classifier(features)}, {**taps, "features": features})

@@ -1,6 +1,6 @@
 """The sizes a model may be sliced to: a search space of choices per setting (FedSup's supernet, FjORD's widths).
 
-A choice is a plain value of a setting, so every sub-net is the same family at another size.
+A choice is a plain value of a setting, so every subnet is the same family at another size.
 """
 
 import math
@@ -21,21 +21,52 @@ TRIES = 10_000
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Setting -> choices, from small to large."""
+    """The sizes that a model may be sliced to: choices for some of its settings.
+
+    Parameters
+    ----------
+    choices : pairs of a setting and its choices, from small to large. `make_space` makes them from a dict.
+    """
 
     choices: tuple[tuple[str, Choices], ...]
 
     def smallest(self, model: Model) -> Model:
+        """The smallest choice of every setting.
+
+        Parameters
+        ----------
+        model : the model whose settings are changed.
+        """
         return self._resize(model, lambda values: values[0])
 
     def largest(self, model: Model) -> Model:
+        """The largest choice of every setting.
+
+        Parameters
+        ----------
+        model : the model whose settings are changed.
+        """
         return self._resize(model, lambda values: values[-1])
 
     def sample(self, model: Model, generator: np.random.Generator) -> Model:
+        """A random choice of every setting.
+
+        Parameters
+        ----------
+        model : the model whose settings are changed.
+        generator : the source of randomness.
+        """
         return self._resize(model, lambda values: values[int(generator.integers(len(values)))])
 
     def sample_within(self, model: Model, generator: np.random.Generator, macs: float) -> Model:
-        """Sample until a sub-net costs at most `macs`; the smallest one if that never happens."""
+        """Sample until a subnet fits a budget; the smallest one if that never happens.
+
+        Parameters
+        ----------
+        model : the model whose settings are changed.
+        generator : the source of randomness.
+        macs : the budget, in multiply-adds of one example.
+        """
         for _ in range(TRIES):
             subnet = self.sample(model, generator)
             if compute_cost(subnet).macs <= macs:
@@ -43,7 +74,7 @@ class SearchSpace:
         return self.smallest(model)
 
     def count(self) -> int:
-        """The number of sub-nets."""
+        """The number of subnets."""
         return math.prod(len(values) for _, choices in self.choices for values in _positions(choices))
 
     def _resize(self, model: Model, pick: Callable[[Choices], Any]) -> Model:
@@ -51,13 +82,24 @@ class SearchSpace:
 
 
 def space_from_models(models: Sequence[Model]) -> SearchSpace:
-    """The space spanned by some sizes of a family: every setting in which they differ, in all combinations."""
+    """The space spanned by some sizes of a family: every setting in which they differ, in all combinations.
+
+    Parameters
+    ----------
+    models : the sizes.
+    """
     settings = [model.full_settings() for model in models]
     names = {name for values in settings for name, value in values.items() if value != settings[0].get(name)}
     return make_space({name: _combine(name, [values[name] for values in settings]) for name in names})
 
 
 def make_space(choices: Mapping[str, Choices]) -> SearchSpace:
+    """A search space from a dict; the choices are sorted from small to large.
+
+    Parameters
+    ----------
+    choices : setting -> its choices or, if the setting is a list, the choices of each position.
+    """
     return SearchSpace(tuple(sorted((name, _ascending(values)) for name, values in choices.items())))
 
 

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
 from . import layers
+from .layers import CellLinear, Head, PooledCellLinear, cells_of
+from .layers import pool as pool_map
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -30,20 +32,39 @@ def splitnet(
     normalization: Normalization = "static_batch",
     scaler: bool = False,
     pool: Pool = "intermediate",
+    head: Head | None = None,
 ) -> nn.Module:
-    """The stem's `channels` determine those of all stages; `extra` is the number of identity blocks of stages 1 and 2.
+    """FedIN's nets A to E: a shared extractor and classifier, and between them stages that differ in depth.
 
-    With `tied`, the identity blocks of a stage are one block applied several times. `pool` is the child that averages
-    the last map, so the classifier receives a vector or a map. The rest is as in `WidthSlice`.
+    Parameters
+    ----------
+    width : the share of channels that this size keeps, the leading ones; 1 is the full model.
+    channels : the channels of the stem at full width, which determine those of all stages.
+    extra : the number of identity blocks of stages 1 and 2, in which the devices' nets differ.
+    tied : whether the identity blocks of a stage are one block applied several times.
+    conv_bias : whether convolutions have a bias.
+    normalization : the normalization layers: "static_batch" (HeteroFL's batch norm without running statistics),
+        "group", "instance", "layer", "parametric" (FedSup's), "parametric_sample" (the same for each example), or
+        "none".
+    scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
+    pool : the part that averages the last map: with "intermediate" the classifier receives a vector, with "classifier"
+        a map.
+    head : how the net ends: `{ cells = 3 }` pools the last map to 3 x 3 cells before the classifier; None: to its mean.
     """
     sliced = WidthSlice(width, widest, normalization, scaler)
     stem = nn.Conv2d(input_shape[0], sliced.channels(channels), 3, padding=1, bias=conv_bias)
     extractor = nn.Sequential(stem, sliced.make_scaled_norm(channels), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
     stages = _stages(channels, (*extra, 0), tied, conv_bias, sliced)
-    kind = nn.Linear if pool == "intermediate" else PoolingLinear
-    classifier = kind(sliced.channels(16 * channels), classes)
+    classifier = _classifier(sliced.channels(16 * channels), cells_of(head), classes, pool)
+    return SplitNet(extractor, Intermediate(stages, pool == "intermediate", cells_of(head)), classifier)
+
+
+def _classifier(channels: int, cells: int | None, classes: int, pool: Pool) -> nn.Linear:
+    if cells is not None:
+        return (CellLinear if pool == "intermediate" else PooledCellLinear)(channels, cells, classes)
+    classifier = (nn.Linear if pool == "intermediate" else PoolingLinear)(channels, classes)
     nn.init.zeros_(classifier.bias)
-    return SplitNet(extractor, Intermediate(stages, pool == "intermediate"), classifier)
+    return classifier
 
 
 def _stages(channels: int, extra: Sequence[int], tied: bool, bias: bool, sliced: WidthSlice) -> nn.ModuleList:
@@ -84,14 +105,14 @@ class SplitBlock(nn.Module):
 
 
 class Intermediate(nn.Module):
-    def __init__(self, stages: nn.ModuleList, pools: bool):
+    def __init__(self, stages: nn.ModuleList, pools: bool, cells: int | None):
         super().__init__()
-        self.stages, self.pools = stages, pools
+        self.stages, self.pools, self.cells = stages, pools, cells
 
     def forward(self, x: Tensor) -> Tensor:
         for stage in self.stages:
             x = stage(x)
-        return x.mean((-2, -1)) if self.pools else x
+        return pool_map(x, self.cells) if self.pools else x
 
 
 class PoolingLinear(layers.Linear):

@@ -1,6 +1,7 @@
 """What goes into a module and what comes out of it, and what can be learned about it by looking or by running it once
 on artificial examples."""
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,23 +15,45 @@ Shapes = Mapping[str, torch.Size]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape of one example and, if it consists of tokens, the number of different token ids."""
+    """The shape of one example and, if it consists of tokens, the number of different token ids.
+
+    Parameters
+    ----------
+    shape : the shape of one example.
+    tokens : the number of token ids; None for examples of numbers.
+    """
 
     shape: tuple[int, ...]
     tokens: int | None = None
 
     def zeros(self, *leading: int) -> Tensor:
-        """All-zero examples behind these leading axes."""
+        """All-zero examples.
+
+        Parameters
+        ----------
+        leading : the axes in front of the example's own.
+        """
         return torch.zeros(*leading, *self.shape, dtype=None if self.tokens is None else torch.int64)
 
     def random(self, generator: torch.Generator, *leading: int) -> Tensor:
-        """Random examples behind these leading axes."""
+        """Random examples.
+
+        Parameters
+        ----------
+        generator : the source of randomness.
+        leading : the axes in front of the example's own.
+        """
         if self.tokens is None:
             return torch.randn(*leading, *self.shape, generator=generator)
         return torch.randint(self.tokens, (*leading, *self.shape), generator=generator)
 
     def for_submodule(self, batch: Tensor) -> "InputSpec":
-        """The input of a submodule that receives `batch` [batch, ...] when the whole module runs."""
+        """The input of a submodule.
+
+        Parameters
+        ----------
+        batch : [batch, ...], what the submodule receives when the whole module runs.
+        """
         return InputSpec(tuple(batch.shape[1:]), None if batch.is_floating_point() else self.tokens)
 
 
@@ -42,13 +65,28 @@ def check_token_input(input_shape: tuple[int, ...], tokens: int | None) -> tuple
 
 
 class Outputs(NamedTuple):
-    """The outputs of a module for a batch; a module that returns one tensor has one exit."""
+    """The outputs of a module for a batch; a module that returns one tensor has one exit.
 
-    exits: Mapping[str, Tensor]  # exit name -> logits [K, batch, (length,) classes], shallow to deep
-    taps: Mapping[str, Tensor]  # stage name -> [K, batch, channels, ...]; "features" is the last layer's input
+    A family whose module returns `Outputs` can have early exits, and features that other methods align or distill.
+
+    Parameters
+    ----------
+    exits : exit name -> logits [K, batch, (length,) classes], from shallow to deep. The module itself knows no devices:
+        its tensors have no axis K.
+    taps : stage name -> activations [K, batch, channels, ...]; "features", the last layer's input, is there whatever
+        the module returns, if that input is a batch of numbers.
+
+    Examples
+    --------
+    >>> Outputs(exits={"logits": logits}, taps={"features": features})
+    """
+
+    exits: Mapping[str, Tensor]
+    taps: Mapping[str, Tensor]
 
     @property
     def logits(self) -> Tensor:
+        """The logits of the last exit."""
         return list(self.exits.values())[-1]
 
 
@@ -92,7 +130,8 @@ def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:
     """The weights that the last exit depends on."""
     with torch.inference_mode(False), torch.enable_grad():
         outputs = as_outputs(module.train()(inputs.zeros(2)))
-        names, weights = zip(*module.named_parameters(), strict=True)
+        named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
+        names, weights = zip(*named, strict=True)
         gradients = torch.autograd.grad(outputs.logits.sum(), weights, allow_unused=True)
     return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 
@@ -119,6 +158,20 @@ def non_size_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...
 
 def _is_switch(value: Any) -> bool:
     return isinstance(value, str | float) or (isinstance(value, int) and value in (0, 1))
+
+
+def centered_start(axis: int, small: int, large: int) -> int:
+    """Where a smaller size begins on an axis of a weight: channels at the first, kernels so that centers coincide."""
+    return (large - small) // 2 if axis >= 2 else 0
+
+
+def part_of(large: Tensor | None, small: Tensor) -> Tensor:
+    """The part of a larger model's weight that a smaller size covers; `small` itself if it does not fit in."""
+    if large is None or large.dim() != small.dim() or any(map(operator.gt, small.shape, large.shape)):
+        return small
+    for axis, (length, whole) in enumerate(zip(small.shape, large.shape, strict=True)):
+        large = large.narrow(axis, centered_start(axis, length, whole), length)
+    return large.contiguous()
 
 
 def child_names(module: nn.Module) -> tuple[str, ...]:

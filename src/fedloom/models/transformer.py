@@ -34,10 +34,20 @@ def transformer(
     dropout: Fraction = 0.2,
     scaler: bool = True,
 ) -> nn.Module:
-    """`width` is a fraction of `embedding`, of `hidden` and of every head; all sizes have the same number of heads.
+    """HeteroFL's Transformer for masked language modeling, optionally with an early exit.
 
-    `depth` is the number of layers of this size: all `layers`, or those up to the exit; `exit_after` 0 means no exit.
-    The rest is as in `WidthSlice`.
+    Parameters
+    ----------
+    width : the share of the embedding, of the hidden units and of every head that this size keeps, the leading ones; 1
+        is the full model.
+    embedding : the length of a token's vector at full width; a multiple of `heads`.
+    heads : the number of attention heads, the same in all sizes.
+    hidden : the units of the feed-forward layers at full width.
+    layers : the number of encoder layers of the full model.
+    depth : the number of layers of this size: all, or those up to the exit; None: all.
+    exit_after : the number of layers before the early exit; 0: no exit.
+    dropout : the dropout probability.
+    scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
     """
     kept = depth or layers
     if exit_after > kept or kept not in (exit_after, layers):
@@ -166,6 +176,8 @@ class OutOfHeads(nn.Module):
 
 class Attention(nn.Module):
     """Multi-head self-attention over all tokens of a sequence."""
+
+    macs_per_output = 0  # HeteroFL's tables leave the products of tokens with tokens out
 
     def __init__(self, size: int, dimension: int, heads: int, scale: Scaler):
         super().__init__()

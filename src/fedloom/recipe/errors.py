@@ -1,6 +1,5 @@
 """Recipe errors: all problems of a recipe reported at once, each with its key, its line and a hint."""
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_core import ErrorDetails
+
+from ..registry import suggest
 
 KeyPath = tuple[str | int, ...]
 
@@ -23,7 +24,7 @@ CODES = {
     "value_error": "RECIPE_VALUE",
     "string_pattern_mismatch": "RECIPE_VALUE",
 }
-FILE_NAME_RULE = "must consist of letters, digits and . _ + -, and start with a letter, a digit or _"
+FILE_NAME_RULE = "must consist of letters from a to z, digits and . _ + -, and start with a letter, a digit or _"
 BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 KINDS = {
     "int_type": "a whole number",
@@ -39,6 +40,17 @@ KINDS = {
 
 @dataclass(frozen=True)
 class RecipeIssue:
+    """One thing that is wrong with a recipe.
+
+    Parameters
+    ----------
+    key_path : the key, such as ("tiers", 2, "width"); (): the recipe as a whole.
+    code : such as "RECIPE_RANGE".
+    message : what is wrong.
+    hint : what to do about it; "": nothing better is known than the message says.
+    value : the value of the key.
+    """
+
     key_path: KeyPath
     code: str
     message: str
@@ -51,9 +63,10 @@ class RecipeError(Exception):
 
     Parameters
     ----------
-    issues: everything that is wrong.
-    source: the file or option the issues are in, and `text` its content, in which keys have their lines.
-    overrides: keys that `--set` assigned; their issues refer to `--set` instead of a line.
+    issues : everything that is wrong.
+    source : the file or option the issues are in.
+    text : its content, in which keys have their lines.
+    overrides : keys that `--set` assigned; their issues refer to `--set` instead of a line.
     """
 
     def __init__(
@@ -63,6 +76,7 @@ class RecipeError(Exception):
         super().__init__("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
+        """The message: for every issue its place, the reason, and a hint."""
         numbers = find_key_lines(self.text)
         return [line for issue in self.issues for line in _format(issue, self._locate(issue.key_path, numbers))]
 
@@ -83,13 +97,6 @@ def recipe_error(source: str | Path, code: str, message: str, hint: str = "") ->
 def dotted(key_path: KeyPath) -> str:
     """("tiers", 2, "width") -> tiers[2].width"""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in key_path).removeprefix(".")
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, or else all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def issue_from_pydantic(error: ErrorDetails, known: Iterable[str] = (), above: KeyPath = ()) -> RecipeIssue:

@@ -9,8 +9,9 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from ..registry import EntryPointError
 from .errors import KeyPath, RecipeError, RecipeIssue, issue_from_pydantic, recipe_error
-from .registry import Registry
+from .registries import Registries
 from .schema import Recipe, Section
 from .validation import as_tuples, validate_recipe
 
@@ -38,7 +39,7 @@ class LoadedRecipe:
         return replace(self, recipe=Recipe.model_validate(as_tuples(document)))
 
 
-def load(recipe: str | Path | Mapping[str, Any], registry: Registry, overrides: Sequence[str] = ()) -> LoadedRecipe:
+def load(recipe: str | Path | Mapping[str, Any], registries: Registries, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Load a recipe from a file or a mapping.
 
     Parameters
@@ -51,7 +52,10 @@ def load(recipe: str | Path | Mapping[str, Any], registry: Registry, overrides: 
     """
     source, text, document = _read(recipe)
     assigned = tuple(_assign(document, override) for override in overrides)
-    issues = _validate_schema(document) + validate_recipe(document, registry)
+    try:
+        issues = _validate_schema(document) + validate_recipe(document, registries)
+    except EntryPointError as error:
+        raise recipe_error(source, "ENTRY_POINT", str(error), error.hint) from error
     if issues:
         raise RecipeError(_deduplicate(issues), source, text, assigned)
     return LoadedRecipe(Recipe.model_validate(as_tuples(document)), source, text, assigned)
@@ -88,12 +92,22 @@ def _assign(document: dict[str, Any], override: str) -> KeyPath:
     try:
         for key in keys[:-1]:
             key_path.append(_key(target, key))
-            target = target[int(key)] if isinstance(target, list) else target.setdefault(key, {})
+            missing = _default_table(tuple(key_path))
+            target = target[int(key)] if isinstance(target, list) else target.setdefault(key, missing)
         key_path.append(_key(target, keys[-1]))
         target[key_path[-1]] = value
     except (IndexError, TypeError, ValueError, AttributeError):
         raise recipe_error("--set", "SET_PLACE", f"there is no key {dotted_key} in the recipe") from None
     return tuple(key_path)
+
+
+def _default_table(key_path: KeyPath) -> dict[str, Any]:
+    """What a table is by default, so that `--set training.optimizer.lr=1` changes the default optimizer."""
+    if len(key_path) != 2 or str(key_path[0]) not in SECTIONS:
+        return {}
+    field = SECTIONS[str(key_path[0])].model_fields.get(str(key_path[1]))
+    default = field.get_default(call_default_factory=True) if field else None
+    return dict(default) if isinstance(default, dict) else {}
 
 
 def _key(target: Any, key: str) -> str | int:

@@ -1,6 +1,7 @@
 """Default folders for data and runs, and TOML files that are checked against a pydantic model."""
 
 import os
+import shutil
 import tomllib
 from datetime import datetime
 from pathlib import Path
@@ -16,13 +17,21 @@ def resolve_data_folder(option: str | Path | None = None) -> Path:
     return Path(option or os.environ.get("FEDLOOM_DATA") or "data").expanduser()
 
 
-def choose_output_folder(option: str | Path | None, name: str) -> Path:
-    """A folder that does not exist yet: `--out`, or one below `runs` named after the time."""
+def choose_output_folder(option: str | Path | None, name: str, force: bool = False) -> Path:
+    """A folder that does not exist yet: `--out`, or one below `runs` named after the time.
+
+    `force` removes the folder of an earlier run or comparison, and nothing else.
+    """
     if option is not None:
         folder = Path(option)
+        if force and (folder / "manifest.json").is_file():
+            shutil.rmtree(folder)
         if folder.exists():
-            hint = "choose another --out; a run never overwrites another one"
+            hint = "choose another --out; --force replaces an earlier run"
             raise recipe_error("--out", "OUT_EXISTS", f"{folder} already exists", hint)
+        file = next((parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None)
+        if file is not None:
+            raise recipe_error("--out", "OUT_PLACE", f"{file} is a file, so it cannot hold {folder}")
         return folder
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     folders = (Path("runs") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 1000))

@@ -13,7 +13,8 @@ from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
 from .errors import FILE_NAME_RULE
 
 Accountant = Literal["rdp", "pld"]
-FILE_NAME = r"^\w[\w.+-]*$"
+FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$"
+MAX_ROUNDS = 1_000_000
 
 
 class Section(BaseModel):
@@ -35,117 +36,200 @@ class PublicDataConfig(Section):
     it), or another data set's."""
 
     source: Literal["holdout", "train_pool", "dataset"] = "holdout"
+    """Where they come from: `"holdout"` takes them from the training set before it is split, `"train_pool"` uses the
+    devices' own data (which leaks it), `"dataset"` takes another data set."""
     examples: Count = 1000
+    """Number of examples."""
     dataset: str | None = None
+    """Name of the other data set, for `source = "dataset"`."""
 
 
 class SubsampleConfig(Section):
     """A random share of the devices keeps only part of its training examples."""
 
     devices: Share
+    """Share of the devices, drawn at random."""
     keep: Share = 0.5
+    """Share of its training examples that each of them keeps."""
 
 
 class DataConfig(OpenSection):
-    """Other keys are options of the data set's reader."""
+    """The data set, and how its examples are split between devices. Other keys are options of the data set."""
 
     dataset: str = "fashion-mini"
+    """Name of a data set."""
     devices: Count = 20
+    """Number of devices the training examples are split between."""
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid"})
+    """How examples are split between devices: the `kind` and its options."""
     preparation: str | None = None
+    """How stored examples become model input; default: the data set's own."""
     max_examples: Count | None = None
+    """Most training examples per device, drawn from its own; default: all."""
     test_examples: Count | None = None
-    validation: Count | None = None  # training examples to evaluate on instead of the test set
+    """Evaluate on the first examples of the test set only; default: all."""
+    validation: Count | None = None
+    """Evaluate on this many training examples instead of the test set; no device trains on them, and they are the same
+    for every seed."""
     tier_label_correlation: Fraction = 0.0
+    """0: tiers and labels are independent; 1: devices, and so tiers, are sorted by label."""
     public: PublicDataConfig | None = None
+    """Unlabelled examples on the server, for methods that need them."""
     subsample: SubsampleConfig | None = None
+    """A random share of the devices keeps only part of its training examples."""
 
 
 class FleetConfig(Section):
+    """Which devices take part, and which tier each of them has."""
+
     participation: Share = 1.0
+    """Share of devices in a round."""
     sampling: Sampling = "fixed_size"
+    """`"fixed_size"`: a fixed number without replacement; `"poisson"`: each device with probability `participation`, so
+    the cohort size varies and can be zero."""
     assignment: Assignment = "fixed"
-    device_tiers: tuple[str, ...] = ()  # the tier of each device, instead of shares
+    """`"fixed"`: tiers are filled in index order according to their shares; `"redrawn"`: every device draws a new tier
+    each round."""
+    device_tiers: tuple[str, ...] = ()
+    """The tier of each device in index order, instead of shares; `fedloom deploy server` writes it after measuring the
+    devices."""
     eligible: tuple[str, ...] = ()
-    holdout_fraction: Fraction = 0.0  # of devices that are evaluated but never train
-    server_speed: Positive | None = None  # multiply-adds per second
+    """Tiers that take part; devices of other tiers are left out; default: all."""
+    holdout_fraction: Fraction = 0.0
+    """Share of devices, drawn at random, that never train and are evaluated separately, as test `"unseen"`."""
+    server_speed: Positive | None = None
+    """Multiply-adds per second of the server, for `simulated_seconds`."""
 
 
 class ModelConfig(OpenSection):
-    """Other keys are settings of the family."""
+    """The model family, and its settings for all tiers. Other keys are settings of the family."""
 
     family: str = "convnet"
+    """Name of a model family."""
 
 
 class TierConfig(OpenSection):
-    """Other keys are settings of the model family for this tier. A tier with its own family ignores `model`."""
+    """A class of devices that run the same model; the largest tier's model is the global model.
 
-    name: Annotated[str, StringConstraints(pattern=FILE_NAME)]  # also names a file
+    Other keys are settings of the model family for this tier, such as `width = 0.5`.
+    """
+
+    name: Annotated[str, StringConstraints(pattern=FILE_NAME)]
+    """Name of the tier, also of its model file."""
     share: Share
+    """Share of the devices; the shares of all tiers sum to 1."""
     family: str | None = None
-    speed: Positive | None = None  # multiply-adds per second
-    bandwidth: Positive | None = None  # bytes per second
+    """A model family of its own, which ignores `[model]`; for methods that admit any models."""
+    speed: Positive | None = None
+    """Multiply-adds per second of a device; if all tiers have speed and bandwidth, every round has a row
+    `simulated_seconds`."""
+    bandwidth: Positive | None = None
+    """Bytes per second of a device."""
 
 
 class TrainingConfig(Section):
+    """What a device does in a round."""
+
     epochs: Count = 1
+    """Passes over a device's examples in a round."""
     batch_size: Count = 10
+    """Examples per batch."""
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
+    """`"keep"` an incomplete last batch, `"drop"` it, or `"wrap"` around; with the latter two, devices with different
+    numbers of examples can share a block."""
     optimizer: dict[str, Any] = Field(default_factory=lambda: {"kind": "sgd"})
+    """The `kind` of optimizer and its settings."""
     lr_schedule: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
-    label_smoothing: Fraction = 0.0
+    """The `kind` of learning rate schedule, by round, and its settings."""
+    loss: dict[str, Any] = Field(default_factory=lambda: {"kind": "cross_entropy"})
+    """The `kind` of loss and its settings."""
 
 
 class MethodConfig(OpenSection):
-    """Other keys are the method's hyper-parameters."""
+    """The method. Other keys are its settings.
+
+    The method `mixed` has `[[method.parts]]`, each with `tiers`, a `method` and its settings, and optionally
+    `align = true`, which aligns its devices' representations with the rest of the fleet.
+    """
 
     name: str
+    """Name of a method."""
 
 
 class EvaluationConfig(Section):
+    """What is evaluated, on which examples, and how often."""
+
     every: Count = 1
+    """Rounds between evaluations; the last round is always evaluated."""
     tests: Annotated[tuple[Literal["global", "local"], ...], Len(1)] = ("global", "local")
+    """`"global"`: the whole test set; `"local"`: the devices' own test examples, with labels masked as the method
+    specifies."""
+    metrics: Annotated[tuple[Any, ...], Len(1)] | None = None
+    """Names, or tables of a `kind` and its settings: `["accuracy", { kind = "calibration_error", bins = 10 }]`. Each is
+    computed on every test, by tier and by device. Default: accuracy, and on the global test also loss; for data with a
+    label at every position, perplexity and accuracy."""
     per_device: Literal["last", "always", "never"] = "last"
+    """Rounds that have a row per device."""
     batch_size: Count = 500
+    """Examples per batch; models that depend on the batch see each device's test examples separately."""
     candidates: tuple[str, ...] = ()
+    """Which of the method's models to evaluate, such as `["report_paper"]`; default: all."""
     statistics: dict[str, Any] = Field(default_factory=dict)
+    """How the statistics of static batch norm are collected."""
     fine_tune: dict[str, Any] | None = None
+    """After the last round every device evaluates each tier's model, fine-tunes a part of it on its own data, and
+    evaluates again."""
 
 
-class EngineConfig(Section):
-    kind: Literal["in_process", "flower-sim", "flower"] = "in_process"
-    devices_per_block: Count | dict[str, Count] | None = None  # one number, or one per tier
+class EngineConfig(OpenSection):
+    """Where the devices' work runs. Other keys are settings of an engine of your own."""
+
+    kind: str = "in_process"
+    """`"in_process"`: on this machine; `"flower-sim"`: simulated by Flower on Ray, for fleets larger than one machine;
+    `"flower"`: real devices. Simulated faults need `"in_process"`."""
+    devices_per_block: Count | dict[str, Count] | None = None
+    """Devices of a tier that run as one network: a number, or one per tier, which `fedloom calibrate` measures; 1: one
+    after the other; results differ by rounding; default: a fixed rule."""
 
 
 class CheckpointConfig(Section):
-    """Rounds between checkpoints. "auto": as often as 5 % of the run's time allows; 0: only when the run stops."""
+    """How often a run saves its state."""
 
     every: Natural | Literal["auto"] = "auto"
+    """Rounds between checkpoints; `"auto"`: as often as 5 % of the run's time allows; 0: only when the run stops."""
 
 
 class AdmissionConfig(Section):
     """Optional checks of replies beyond their format; off by default, since no paper has them."""
 
-    norm: Annotated[float, Interval(ge=1)] | None = (
-        None  # largest update norm, relative to the median of comparable updates
-    )
-    quarantine: Count | None = None  # consecutive refused rounds
-    max_examples: Count = 10**9  # that a device may claim
+    norm: Annotated[float, Interval(ge=1)] | None = None
+    """Refuse updates whose norm exceeds this multiple of the median of earlier admitted updates of the same tier and
+    task; in the first round, of the replies to the same request."""
+    quarantine: Count | None = None
+    """Exclude a device from training after this many consecutive refused rounds; default: never."""
+    max_examples: Count = 10**9
+    """Refuse devices that claim more examples."""
 
 
 class CompressionConfig(Section):
     """Compression of uploads and of what the server sends."""
 
     uplink: dict[str, Any] | None = None
+    """The `kind` of compressor for uploads and its settings; every round has a row `bytes_up_compressed`."""
     downlink: dict[str, Any] | None = None
+    """The same for what the server sends, except `top_k`; every round has a row `bytes_down_compressed`."""
 
 
 class AggregationConfig(OpenSection):
     """Robust aggregation. Other keys are settings of the rule."""
 
     rule: str = "none"
-    low_coverage: LowCoverage = "hold"  # for weights that too few updates cover
+    """Name of a rule, applied per coverage region; `"none"`: the mean, as in the papers."""
+    low_coverage: LowCoverage = "hold"
+    """For weights that too few updates cover: `"hold"` keeps their value, `"clipped"` takes the mean of clipped
+    updates."""
     min_contributors: Count = 3
+    """Updates that a rule needs."""
 
 
 class OutageConfig(Section):
@@ -153,8 +237,11 @@ class OutageConfig(Section):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
     tier: str
+    """Name of the tier."""
     first: Count = Field(alias="from")
+    """First round without the tier."""
     to: Count
+    """Last round without the tier."""
 
     @field_validator("to")
     @classmethod
@@ -168,22 +255,34 @@ class CorruptionConfig(Section):
     """Devices, as a number or a share, whose replies are always corrupt."""
 
     devices: Count | Share
+    """How many devices, or which share of them."""
     how: Literal["nan", "inf", "huge", "shape", "any"] = "any"
+    """What is wrong with their replies."""
 
 
 class FaultsConfig(Section):
     """Simulated faults, and when a round with faults still counts."""
 
     dropout: Fraction = 0.0
+    """Share of a round's devices whose reply is lost; they train, but their state is not updated."""
     trace: str | None = None
+    """File that says which devices are available in which rounds; unavailable devices are not asked."""
     stragglers: dict[str, Any] | None = None
+    """Devices slower or faster than their tier: the `kind` and its settings."""
     outages: tuple[OutageConfig, ...] = ()
+    """Tiers that are offline for some rounds."""
     corrupt: CorruptionConfig | None = None
-    deadline: Positive | None = None  # simulated seconds
+    """Devices whose replies are always corrupt."""
+    deadline: Positive | None = None
+    """In simulated seconds, or in real seconds if devices are asked by messages; later replies are discarded."""
     quorum: Fraction = 0.0
+    """Required share of replies; with fewer, or with none, a round changes nothing."""
     min_coverage: Count = 1
+    """Updates that must cover a weight; with fewer it keeps its value."""
     over_selection: NonNegative = 0.0
+    """Ask this share of additional devices, and use the first replies by `simulated_seconds`."""
     max_failed_rounds: Count = 5
+    """Consecutive failed rounds after which the run ends with exit code 3."""
 
 
 class PrivacyConfig(Section):
@@ -191,11 +290,17 @@ class PrivacyConfig(Section):
     and Gaussian noise with standard deviation `noise * clip` is added to their sum."""
 
     acknowledge_feature_sharing: bool = False
+    """Required to deploy methods that upload features; `fedloom audit` measures what features reveal."""
     clip: Positive | None = None
+    """Norm to which every device's update is clipped."""
     noise: Positive | None = None
+    """Standard deviation of the noise, as a multiple of `clip`; with both, every round has a row `epsilon`."""
     delta: Annotated[float, Interval(gt=0, lt=1)] = 1e-5
+    """The delta of (epsilon, delta)."""
     target_epsilon: Positive | None = None
+    """Refuse a recipe whose rounds would exceed it."""
     accountant: Accountant = "rdp"
+    """`"pld"` is tighter by about a tenth, and takes up to a second per round."""
 
     @field_validator("noise", "target_epsilon")
     @classmethod
@@ -217,6 +322,7 @@ class StartConfig(Section):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
     source: str | None = Field(default=None, alias="from")
+    """A run's folder, or a safetensors file of the global model."""
 
 
 def _check_override(override: str) -> str:
@@ -229,12 +335,22 @@ Override = Annotated[str, AfterValidator(_check_override)]
 
 
 class CompareConfig(Section):
-    """What `fedloom compare` compares the recipe with; runs ignore it."""
+    """What `fedloom compare` compares the recipe with; runs ignore it.
+
+    At equal rounds an arm counts up to the recipe's last round; for `--equal bytes` it may have other `rounds` and
+    `evaluation.every`. With arms, controls run only if `--controls` names them.
+    """
 
     arms: dict[str, Annotated[tuple[Override, ...], Len(1)]] = Field(default_factory=dict)
+    """Names, each with overrides as for `--set`; an arm keeps the seed, data, evaluation and tier names."""
     candidate: str | None = None
+    """Which of the evaluated models counts, such as `"report_paper"`; default: the method's first."""
+    metric: str | None = None
+    """The metric that verdicts and tables are about, as its rows name it; default: accuracy, or perplexity."""
     baseline: str | None = None
+    """The arm whose final value (median over seeds, minus `margin` points) is the target of rounds-to-target."""
     margin: NonNegative = 1.0
+    """Points that are subtracted from the baseline's final value."""
 
     @field_validator("arms")
     @classmethod
@@ -258,8 +374,12 @@ def value_error(message: str) -> PydanticCustomError:
 
 
 class Recipe(Section):
+    """One run: everything that determines its result."""
+
     seed: Natural = 0
-    rounds: Count
+    """Seed of every random draw of the run."""
+    rounds: Annotated[int, Interval(ge=1, le=MAX_ROUNDS)]
+    """Number of rounds."""
     data: DataConfig = Field(default_factory=DataConfig)
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -13,36 +13,31 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..client import LR_SCHEDULES, OPTIMIZERS
-from ..data import PARTITIONS, PREPARATIONS
-from ..engines.compression import DOWNLINK, UPLINK
 from ..evaluation import BatchNormStatistics, FineTune
-from ..fleet.speed import STRAGGLERS
-from ..footprints import RULES
-from .errors import KeyPath, RecipeIssue, issue_from_pydantic, suggest
-from .registry import Registry
-from .schema import AggregationConfig, DataConfig, ModelConfig, TierConfig
-
-FAMILY_ARGUMENTS = ("input_shape", "classes", "widest", "tokens")  # passed by fedloom, not set by a recipe
-PARTITION_ARGUMENTS = ("labels", "devices", "generator")
+from ..registry import accepts_any_keyword, settable_parameters, suggest
+from .errors import KeyPath, RecipeIssue, issue_from_pydantic
+from .registries import PASSED, Registries
+from .schema import AggregationConfig, DataConfig, EngineConfig, ModelConfig, TierConfig
 
 
-def validate_recipe(document: Mapping[str, Any], registry: Registry) -> list[RecipeIssue]:
+def validate_recipe(document: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
     """Check names and settings on the unparsed document, so that one invalid section does not hide another's issues."""
     sections = {name: value for name, value in document.items() if isinstance(value, Mapping)}
     tiers = [tier for tier in _as_list(document.get("tiers")) if isinstance(tier, Mapping)]
     names = [str(tier.get("name")) for tier in tiers]
     evaluation = sections.get("evaluation", {})
-    issues = _validate_data(sections.get("data", {}), registry)
-    issues += _validate_training(sections.get("training", {}))
-    issues += _validate_models(sections.get("model", {}), tiers, registry)
+    issues = _validate_data(sections.get("data", {}), registries)
+    issues += _validate_training(sections.get("training", {}), registries)
+    issues += _validate_models(sections.get("model", {}), tiers, registries)
     issues += _validate_tiers(tiers, names, sections.get("fleet", {}), sections.get("engine", {}))
     if "method" in sections:
-        issues += validate_choice(registry.methods, sections["method"], ("method",), key="name")
-        issues += _validate_method_parts(sections["method"], names, registry)
-    issues += _validate_aggregation(sections.get("aggregation", {}))
-    issues += _validate_compression(sections.get("compression", {}))
-    issues += _validate_faults(sections.get("faults", {}), names)
+        issues += validate_choice(registries.methods, sections["method"], ("method",), key="name")
+        issues += _validate_method_parts(sections["method"], names, registries)
+    issues += _validate_engine(sections.get("engine", {}), registries)
+    issues += _validate_aggregation(sections.get("aggregation", {}), registries)
+    issues += _validate_compression(sections.get("compression", {}), registries)
+    issues += _validate_faults(sections.get("faults", {}), names, registries)
+    issues += _validate_metrics(evaluation.get("metrics"), registries)
     for key, function in (("statistics", BatchNormStatistics), ("fine_tune", FineTune)):
         if isinstance(settings := evaluation.get(key, {}), Mapping):
             issues += validate_settings(function, settings, ("evaluation", key))
@@ -86,21 +81,11 @@ def validate_settings(
     for name, value in settings.items():
         if name in allowed:
             issues += _validate_value(hints.get(name, Any), value, (*key_path, name))
-        elif not _accepts_any_keyword(function) or not isinstance(name, str):
+        elif not accepts_any_keyword(function) or not isinstance(name, str):
             hint = suggest(str(name), [*allowed, *other_keys])
             issues.append(RecipeIssue((*key_path, name), "RECIPE_KEY", f"there is no key {name!r} here", hint, value))
     required = [name for name, p in allowed.items() if p.default is p.empty and name not in settings]
     return issues + [RecipeIssue((*key_path, name), "RECIPE_MISSING", f"{name} is required") for name in required]
-
-
-def settable_parameters(function: Callable[..., Any], passed: Iterable[str] = ()) -> dict[str, inspect.Parameter]:
-    """The named parameters of a function without those that fedloom passes itself."""
-    excluded = set(passed)
-    return {
-        name: p
-        for name, p in inspect.signature(function).parameters.items()
-        if name not in excluded and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    }
 
 
 def instantiate(
@@ -152,58 +137,55 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _accepts_any_keyword(function: Callable[..., Any]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-
-
-def _validate_data(data: Mapping[str, Any], registry: Registry) -> list[RecipeIssue]:
+def _validate_data(data: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
     fields = DataConfig.model_fields
     reader = {key: value for key, value in data.items() if key == "dataset" or key not in fields}
     reader.setdefault("dataset", fields["dataset"].default)
-    issues = validate_choice(registry.datasets, reader, ("data",), "dataset", ("folder",), fields)
+    issues = validate_choice(registries.datasets, reader, ("data",), "dataset", PASSED["datasets"], fields)
     if isinstance(partition := data.get("partition"), Mapping):
-        issues += validate_choice(PARTITIONS, partition, ("data", "partition"), passed=PARTITION_ARGUMENTS)
+        issues += validate_choice(registries.partitions, partition, ("data", "partition"), passed=PASSED["partitions"])
     public = data.get("public")
     if isinstance(public, Mapping) and public.get("source") == "dataset":
         name = public.get("dataset")
-        if not isinstance(name, str) or name not in registry.datasets:
-            issues.append(_unknown_name(("data", "public", "dataset"), "data set", name, registry.datasets))
+        if not isinstance(name, str) or name not in registries.datasets:
+            issues.append(_unknown_name(("data", "public", "dataset"), "data set", name, registries.datasets))
     preparation = data.get("preparation")
-    if isinstance(preparation, str) and preparation not in PREPARATIONS:
-        issues.append(_unknown_name(("data", "preparation"), "preparation", preparation, PREPARATIONS))
+    if isinstance(preparation, str) and preparation not in registries.preparations:
+        issues.append(_unknown_name(("data", "preparation"), "preparation", preparation, registries.preparations))
     return issues
 
 
-def _validate_training(training: Mapping[str, Any]) -> list[RecipeIssue]:
+def _validate_training(training: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
     issues = []
-    for key, table in (("optimizer", OPTIMIZERS), ("lr_schedule", LR_SCHEDULES)):
+    tables = {"optimizer": registries.optimizers, "lr_schedule": registries.lr_schedules, "loss": registries.losses}
+    for key, table in tables.items():
         if isinstance(training.get(key), Mapping):
-            issues += validate_choice(table, training[key], ("training", key))
+            issues += validate_choice(table, training[key], ("training", key), passed=PASSED["losses"])
     return issues
 
 
 def _validate_models(
-    model: Mapping[str, Any], tiers: Sequence[Mapping[str, Any]], registry: Registry
+    model: Mapping[str, Any], tiers: Sequence[Mapping[str, Any]], registries: Registries
 ) -> list[RecipeIssue]:
     """The common settings and each tier's; a tier with its own family does not use the common ones."""
     family = model.get("family", ModelConfig.model_fields["family"].default)
     families: dict[KeyPath, Any] = {("model", "family"): family}
     families |= {("tiers", n, "family"): tier["family"] for n, tier in enumerate(tiers) if "family" in tier}
     unknown = [
-        _unknown_name(key_path, "model family", name, registry.models)
+        _unknown_name(key_path, "model family", name, registries.models)
         for key_path, name in families.items()
-        if not isinstance(name, str) or name not in registry.models
+        if not isinstance(name, str) or name not in registries.models
     ]
     if unknown:
         return unknown
     common = {key: value for key, value in model.items() if key != "family"}
-    issues = validate_settings(registry.models[family], common, ("model",), FAMILY_ARGUMENTS, ["family"])
+    issues = validate_settings(registries.models[family], common, ("model",), PASSED["models"], ["family"])
     missing = {issue.key_path[-1]: issue for issue in issues if issue.code == "RECIPE_MISSING"}
     issues = [issue for issue in issues if issue.code != "RECIPE_MISSING"]
     for number, tier in enumerate(tiers):
         settings = {key: value for key, value in tier.items() if key not in TierConfig.model_fields}
-        build = registry.models[tier.get("family", family)]
-        of_tier = validate_settings(build, settings, ("tiers", number), FAMILY_ARGUMENTS, TierConfig.model_fields)
+        build = registries.models[tier.get("family", family)]
+        of_tier = validate_settings(build, settings, ("tiers", number), PASSED["models"], TierConfig.model_fields)
         if "family" in tier:
             issues += of_tier
             continue
@@ -236,7 +218,9 @@ def _validate_tiers(
     return issues
 
 
-def _validate_method_parts(method: Mapping[str, Any], tiers: Sequence[str], registry: Registry) -> list[RecipeIssue]:
+def _validate_method_parts(
+    method: Mapping[str, Any], tiers: Sequence[str], registries: Registries
+) -> list[RecipeIssue]:
     """The parts of a method composed of others: each has tiers and a method with its settings."""
     issues = []
     for number, part in enumerate(_as_list(method.get("parts"))):
@@ -245,7 +229,7 @@ def _validate_method_parts(method: Mapping[str, Any], tiers: Sequence[str], regi
             issues.append(RecipeIssue(key_path, "RECIPE_TYPE", "a part is a table with tiers and a method", value=part))
             continue
         settings = {key: value for key, value in part.items() if key not in ("tiers", "align")}
-        issues += validate_choice(registry.methods, settings, key_path, key="method", other_keys=("tiers", "align"))
+        issues += validate_choice(registries.methods, settings, key_path, key="method", other_keys=("tiers", "align"))
         issues += validate_settings(_part, {key: part[key] for key in ("tiers", "align") if key in part}, key_path)
         issues += [
             _unknown_name((*key_path, "tiers"), "tier", name, tiers)
@@ -259,33 +243,74 @@ def _part(tiers: tuple[str, ...], align: bool = False) -> None:
     """The settings of a part besides its method and that method's settings."""
 
 
-def _validate_aggregation(aggregation: Mapping[str, Any]) -> list[RecipeIssue]:
-    fields = AggregationConfig.model_fields
-    settings = {key: value for key, value in aggregation.items() if key == "rule" or key not in fields}
-    settings = {"rule": fields["rule"].default, **settings}
-    return validate_choice(RULES, settings, ("aggregation",), "rule", other_keys=fields)
-
-
-def _validate_compression(compression: Mapping[str, Any]) -> list[RecipeIssue]:
+def _validate_metrics(metrics: Any, registries: Registries) -> list[RecipeIssue]:
+    """Each is a name, or a table with a name and settings."""
     issues = []
-    for key, table in (("uplink", UPLINK), ("downlink", DOWNLINK)):
-        settings = compression.get(key)
-        if not isinstance(settings, Mapping):
+    for number, metric in enumerate(_as_list(metrics)):
+        key_path = ("evaluation", "metrics", number)
+        if not isinstance(metric, str | Mapping):
+            issues.append(RecipeIssue(key_path, "RECIPE_TYPE", "a metric is a name or a table", value=metric))
             continue
-        message = "there is no compressor of that name"
-        if key == "downlink" and settings.get("kind") == "top_k":
-            message = "top_k compresses updates, so it is for the uplink only"
-        issues += [
-            replace(issue, message=message) if issue.code == "RECIPE_NAME" else issue
-            for issue in validate_choice(table, settings, ("compression", key))
-        ]
+        settings = {"kind": metric} if isinstance(metric, str) else metric
+        table: Mapping[str, Any] = registries.metrics
+        known = settings.get("kind")
+        if isinstance(known, str) and known in table and not callable(table[known]):
+            table = {known: _no_settings}
+        for issue in validate_choice(table, settings, key_path, passed=PASSED["metrics"]):
+            if issue.code == "RECIPE_NAME":
+                where = key_path if isinstance(metric, str) else issue.key_path
+                issue = replace(issue, message="there is no metric of that name", key_path=where)
+            issues.append(issue)
     return issues
 
 
-def _validate_faults(faults: Mapping[str, Any], tiers: Sequence[str]) -> list[RecipeIssue]:
+def _no_settings() -> None:
+    """A metric that is an object has none."""
+
+
+def _validate_engine(engine: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
+    fields = EngineConfig.model_fields
+    settings = {key: value for key, value in engine.items() if key == "kind" or key not in fields}
+    settings = {"kind": fields["kind"].default, **settings}
+    return validate_choice(registries.engines, settings, ("engine",), "kind", PASSED["engines"], fields)
+
+
+def _validate_aggregation(aggregation: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
+    fields = AggregationConfig.model_fields
+    settings = {key: value for key, value in aggregation.items() if key == "rule" or key not in fields}
+    settings = {"rule": fields["rule"].default, **settings}
+    return validate_choice(registries.aggregation, settings, ("aggregation",), "rule", other_keys=fields)
+
+
+def _validate_compression(compression: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
+    issues = []
+    for key in ("uplink", "downlink"):
+        settings, key_path = compression.get(key), ("compression", key)
+        if not isinstance(settings, Mapping):
+            continue
+        of_key = [
+            replace(issue, message="there is no compressor of that name") if issue.code == "RECIPE_NAME" else issue
+            for issue in validate_choice(registries.compressors, settings, key_path)
+        ]
+        if key == "downlink" and not of_key and instantiate(registries.compressors, settings)().of_updates:
+            name, downlink = settings["kind"], [n for n, f in registries.compressors.items() if not _of_updates(f)]
+            message = f"{name} compresses updates, so it is for the uplink only"
+            of_key = [RecipeIssue((*key_path, "kind"), "RECIPE_NAME", message, suggest("", downlink), name)]
+        issues += of_key
+    return issues
+
+
+def _of_updates(compressor: Callable[..., Any]) -> bool:
+    """True for a class that says so; a function's result is not known without its settings."""
+    return bool(getattr(compressor, "of_updates", False))
+
+
+def _validate_faults(faults: Mapping[str, Any], tiers: Sequence[str], registries: Registries) -> list[RecipeIssue]:
     issues = []
     if isinstance(stragglers := faults.get("stragglers"), Mapping):
-        issues += validate_choice(STRAGGLERS, stragglers, ("faults", "stragglers"), passed=("fleet",))
+        issues += validate_choice(
+            registries.stragglers, stragglers, ("faults", "stragglers"), passed=PASSED["stragglers"]
+        )
     for number, outage in enumerate(_as_list(faults.get("outages"))):
         if isinstance(outage, Mapping) and "tier" in outage and outage["tier"] not in tiers:
             issues.append(_unknown_name(("faults", "outages", number, "tier"), "tier", outage["tier"], tiers))

@@ -7,13 +7,13 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from ..evaluation import Row
-from ..evaluation.metrics import metric_sign
+from ..evaluation.metrics import MetricInfo, metric_sign
 from ..files import write_atomic
 from .paired_stats import ClaimVerdict, decide_unanimously, mean_by_share
 from .targets import (
@@ -64,6 +64,11 @@ class Evidence:
 
     runs: Mapping[str, Sequence[Sequence[Row]]]  # rows, by seed
     shares: Mapping[str, Mapping[str, float]]  # of an arm's devices, by tier
+    metrics: Mapping[str, MetricInfo] = field(default_factory=dict)  # as the runs declare them
+
+    def sign(self, metric: str) -> int:
+        """1 if higher is better, else -1."""
+        return metric_sign(metric, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -116,16 +121,16 @@ def side_amounts(side: ClaimSide, terms: ClaimTerms, evidence: Evidence) -> list
     )
     if not others:
         return own
-    pairs = zip(own, (best_amount(amounts, terms) for amounts in zip(*others, strict=True)), strict=True)
+    pairs = zip(own, (best_amount(amounts, terms, evidence) for amounts in zip(*others, strict=True)), strict=True)
     if terms.measure == "gain":
         return [amount_ratio(one, two) for one, two in pairs]
     return [Amount(one.value - two.value, one.exact and two.exact) for one, two in pairs]
 
 
-def best_amount(amounts: Sequence[Amount], terms: ClaimTerms) -> Amount:
+def best_amount(amounts: Sequence[Amount], terms: ClaimTerms, evidence: Evidence) -> Amount:
     """The best of several arms in one seed: the best value, or the least cost."""
     if terms.measure == "last":
-        return max(amounts, key=lambda amount: metric_sign(terms.metric) * amount.value)
+        return max(amounts, key=lambda amount: evidence.sign(terms.metric) * amount.value)
     return sort_amounts(amounts)[0]
 
 
@@ -153,7 +158,7 @@ def _run_amount(rows: Sequence[Row], side: ClaimSide, arm: str, terms: ClaimTerm
         raise NotMeasuredError(f"{arm} has no {what} of {'devices' if side.tier == ALL else side.tier}")
     if terms.measure == "last":
         return Amount(list(curve.values())[-1])
-    reached = rounds_to((terms.targets or {})[side.tier], curve, terms.metric)
+    reached = rounds_to((terms.targets or {})[side.tier], curve, evidence.sign(terms.metric))
     last = max(curve) if reached is None else reached
     amount = bytes_to(last, rows) if terms.measure == "bytes" else last
     return Amount(amount, reached is not None)
@@ -181,7 +186,7 @@ def baseline_target(side: ClaimSide, terms: ClaimTerms, margin: float, evidence:
     """The target of the side's tier, from the baseline alone."""
     last = ClaimTerms("last", "more", terms.test, terms.metric)
     values = [amount.value for amount in side_amounts(side, last, evidence)]
-    return {side.tier: target_from(values, terms.metric, margin)}
+    return {side.tier: target_from(values, evidence.sign(terms.metric), margin)}
 
 
 def claim_record(result: ClaimResult) -> dict[str, Any]:

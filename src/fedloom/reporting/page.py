@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from ..files import write_atomic
-from .charts import COMPARED, SINGLE, Chart, MissingChart
+from .charts import COMPARED, SINGLE, Chart, MissingChart, build_metric_charts
 from .charts.drawing import chart_style, format_bytes, join_words, pluralize, render_svg, swatch
 from .paired_stats import Arm, compute_difference, mean_and_std, transfer_rows
 from .report_data import Group, ReportData, RunReader
@@ -46,6 +46,7 @@ def figures_folder(file: Path) -> str:
 
 def build_page(report: ReportData, figures: str = FIGURES) -> Page:
     compared, single = ([build(report) for build in builders] for builders in (COMPARED, SINGLE))
+    compared += build_metric_charts(report)
     charts = [chart for chart in (*compared, *single) if isinstance(chart, Chart)]
     summaries = summarize_tiers(report)
     csvs = {f"{chart.key}.csv": chart.csv() for chart in charts}
@@ -114,8 +115,9 @@ def _gain_over_standalone(report: ReportData, arm: Arm, standalone: Arm | None, 
     gap = compute_difference(arm, standalone, tier, report.test, report.terms.examples)
     if math.isnan(gap.mean):
         return ""
-    noise = f"± {gap.noise:.1f}" if math.isfinite(gap.noise) else "unknown"
-    return f"{gap.mean:+.1f}" + ("" if gap.beyond_noise else f" (noise {noise})")
+    number = gap.metric.number
+    noise = f"± {number(gap.noise)}" if math.isfinite(gap.noise) else "unknown"
+    return number(gap.mean, "+") + ("" if gap.beyond_noise else f" (noise {noise})")
 
 
 def _bytes_per_device(reader: RunReader, tier: str) -> tuple[float | None, float | None]:
@@ -154,7 +156,10 @@ def _winner_sentences(report: ReportData) -> list[str]:
 
 def _final_value_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
     reader, metric, seeds = report.first, report.metric, len(report.groups[0].readers)
-    values = [f"{one.tier} {metric.format(one.mean)}" + (f" ± {one.std:.1f}" if one.std else "") for one in evaluated]
+    values = [
+        f"{one.tier} {metric.format(one.mean)}" + (f" ± {metric.number(one.std)}" if one.std else "")
+        for one in evaluated
+    ]
     if report.has_several_arms:
         values = [f"{one.arm} {value}" for one, value in zip(evaluated, values, strict=True)]
     when = f"After {pluralize(reader.rounds, 'round')}"
@@ -180,7 +185,7 @@ def _participation_sentences(reader: RunReader) -> list[str]:
 def _noise_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
     """The uncertainty that the size of the test set leaves."""
     seeds = pluralize(len(report.groups[0].readers), "seed")
-    if not report.metric.unit:
+    if not report.metric.has_standard_error:
         return f"This is based on {seeds}; `fedloom compare --seeds 5` shows how much results vary between seeds."
     examples = report.terms.examples
     noise = 2 * report.metric.standard_error(statistics.fmean(one.mean for one in evaluated), examples)
@@ -194,6 +199,7 @@ def _facts(report: ReportData) -> dict[str, Any]:
         "method": " · ".join(group.name for group in report.groups),
         "paper": "" if report.has_several_arms else reader.fleet["method"].get("paper", ""),
         "data": f"{reader.recipe['data']['dataset']}, {reader.recipe['data']['devices']} devices",
+        "deviation": reader.manifest.get("data_deviation", ""),
         "rounds": f"{reader.rounds} of {reader.recipe['rounds']} rounds",
         "seeds": f"seed {', '.join(str(one.seed) for one in report.groups[0].readers)}",
         "started": reader.manifest.get("started", ""),

@@ -10,43 +10,98 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..evaluation import Row
-from ..evaluation.metrics import metric_sign
+from ..evaluation.metrics import NOTHING_DECLARED, MetricInfo, UndeclaredDirection, metric_info
 
 
 @dataclass(frozen=True)
 class ComparedMetric:
+    """A metric of the rows, with its direction and how its values are written."""
+
     name: str  # as in the rows
-    unit: str = ""
+    unit: str = ""  # with the space in front of it
     difference_unit: str = ""
+    higher_is_better: bool | None = True  # None: not declared, so that nothing is better or worse
+
+    @property
+    def title(self) -> str:
+        """The name as the beginning of a title."""
+        return self.name.replace("_", " ").capitalize()
+
+    @property
+    def is_directed(self) -> bool:
+        return self.higher_is_better is not None
 
     @property
     def sign(self) -> int:
-        """1 if higher is better, else -1."""
-        return metric_sign(self.name)
+        """1 if higher is better, else -1. Raises if the metric does not say."""
+        if self.higher_is_better is None:
+            raise UndeclaredDirection(self.name)
+        return 1 if self.higher_is_better else -1
 
-    def format(self, value: float, digits: int = 1) -> str:
-        return f"{value:.{digits}f}{self.unit}"
+    def number(self, value: float, sign: str = "") -> str:
+        """A value without its unit: with one decimal in percent and for perplexities, else four digits."""
+        decimal = self.unit == " %" or self.name.startswith(PERPLEXITY_PREFIX)
+        return f"{value:{sign}.1f}" if decimal else f"{value:{sign}.4g}"
+
+    def format(self, value: float) -> str:
+        return f"{self.number(value)}{self.unit}"
 
     def format_difference(self, value: float) -> str:
-        return f"{value:+.1f}{self.difference_unit}"
+        return f"{self.number(value, '+')}{self.difference_unit}"
 
     @property
     def axis_label(self) -> str:
-        return f"{self.name},{self.unit}" if self.unit else self.name
+        """Name and unit; also the direction, unless everybody knows it."""
+        label = f"{self.name},{self.unit}" if self.unit else self.name
+        return label if self in (ACCURACY, PERPLEXITY) else f"{label} ({self.direction})"
+
+    @property
+    def direction(self) -> str:
+        """In words."""
+        if self.higher_is_better is None:
+            return "direction not declared"
+        return "higher is better" if self.higher_is_better else "lower is better"
+
+    @property
+    def has_standard_error(self) -> bool:
+        """Whether the size of the test set says how uncertain a value is: it does for shares of examples."""
+        return self.name.startswith(ACCURACY_PREFIX)
 
     def standard_error(self, level: float, examples: int) -> float:
         """Standard error due to the test set's size; 0 where it is unknown, as for perplexities."""
         share = level / 100
-        return 100 * math.sqrt(max(0.0, share * (1 - share)) / examples) if self.unit else 0.0
+        return 100 * math.sqrt(max(0.0, share * (1 - share)) / examples) if self.has_standard_error else 0.0
 
 
+ACCURACY_PREFIX, PERPLEXITY_PREFIX = "accuracy", "perplexity"
 ACCURACY = ComparedMetric("accuracy", " %", " points")
-PERPLEXITY = ComparedMetric("perplexity")
+PERPLEXITY = ComparedMetric("perplexity", higher_is_better=False)
 
 
-def metric_of(rows: Iterable[Row]) -> ComparedMetric:
-    """Perplexity for language models, else accuracy."""
-    return PERPLEXITY if any(row.metric == PERPLEXITY.name for row in rows) else ACCURACY
+def compared_metric(name: str, declared: Mapping[str, MetricInfo] = NOTHING_DECLARED) -> ComparedMetric:
+    """A metric by the name of its rows, with direction and unit as the run declares them, or else as built in."""
+    info = metric_info(name, declared)
+    unit = f" {info.unit}" if info.unit else ""
+    return ComparedMetric(name, unit, " points" if info.unit == "%" else unit, info.higher_is_better)
+
+
+def metric_of(
+    rows: Iterable[Row], declared: Mapping[str, MetricInfo] = NOTHING_DECLARED, name: str | None = None
+) -> ComparedMetric:
+    """The metric that a report or a verdict is about.
+
+    The one named; else accuracy, or perplexity for language models; else the first that says which direction is better.
+    `declared` are the metrics of the run; runs of older releases have none, and their rows are searched.
+    """
+    if name:
+        return compared_metric(name, declared)
+    found = list(dict.fromkeys(row.metric for row in rows if row.candidate))
+    known = list(declared) or found
+    usual = [metric for metric in known if metric in (ACCURACY.name, PERPLEXITY.name)]
+    directed = [metric for metric in known if metric_info(metric, declared).higher_is_better is not None]
+    chosen = next(iter([*usual, *directed, *known]), ACCURACY.name)
+    several = [metric for metric in found if metric.startswith(f"{chosen}[")]  # such as one per class
+    return compared_metric(several[0] if several else chosen, declared)
 
 
 ClaimVerdict = Literal["holds", "does not hold", "within noise"]
@@ -176,7 +231,11 @@ class Difference:
     def verdict(self) -> str:
         if self.beyond_noise:
             return "beyond noise"
-        return f"within noise (± {self.noise:.1f})" if math.isfinite(self.noise) else "one seed cannot tell"
+        return (
+            f"within noise (± {self.metric.number(self.noise)})"
+            if math.isfinite(self.noise)
+            else "one seed cannot tell"
+        )
 
     def __str__(self) -> str:
         value = self.metric.format

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation import Row
+from ..evaluation.metrics import MetricInfo, UndeclaredDirection
 from ..files import read_json_lines
-from ..runs.folder import MANIFEST, read_manifest, read_rows
+from ..registry import suggest
+from ..runs.folder import MANIFEST, read_manifest, read_metrics, read_rows
 from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of
 from .tables import DESCRIPTION_FILE, ComparisonResult, ComparisonTerms, conclude
 from .targets import BudgetUnit, budget_lines, limit_to_budget
@@ -66,12 +68,17 @@ class RunReader:
 
     @cached_property
     def subnets(self) -> list[Mapping[str, Any]]:
-        """Sub-networks evaluated by `fedloom subnet`."""
+        """Subnets evaluated by `fedloom subnet`."""
         return list(read_json_lines(self.folder / "subnets.jsonl"))
 
     @cached_property
     def cka(self) -> list[dict[str, Any]]:
         return _read_json(self.folder / "cka.json") or []
+
+    @cached_property
+    def metrics(self) -> dict[str, MetricInfo]:
+        """Direction and unit of its metrics, by name; empty for runs of older releases."""
+        return read_metrics(self.manifest)
 
     @property
     def method(self) -> str:
@@ -159,6 +166,13 @@ class ReportData:
     def metric(self) -> ComparedMetric:
         return self.groups[0].arm.metric
 
+    @property
+    def other_metrics(self) -> list[str]:
+        """The metrics that the recipe asks for, besides the one that the report is about; a metric with several values
+        is one."""
+        asked = self.first.recipe.get("evaluation", {}).get("metrics")
+        return [name for name in self.first.metrics if asked and name != self.metric.name]
+
     @cached_property
     def is_evaluated(self) -> bool:
         """True if every arm has been evaluated on every tier that it serves."""
@@ -176,7 +190,7 @@ class ReportData:
     @cached_property
     def result(self) -> ComparisonResult | None:
         """The result by the rules of `fedloom compare`; None for a single arm or before all arms were evaluated."""
-        if not self.has_several_arms or not self.is_evaluated:
+        if not self.has_several_arms or not self.is_evaluated or not self.metric.is_directed:
             return None
         arms = [group.arm for group in self.groups]
         result = conclude(limit_to_budget(arms, self.equal), self.terms)
@@ -190,6 +204,8 @@ class ReportData:
 
     @property
     def missing_result_reason(self) -> str:
+        if self.has_several_arms and not self.metric.is_directed:
+            return str(UndeclaredDirection(self.metric.name))
         return "not all arms have been evaluated yet" if self.has_several_arms else "there is only one arm"
 
     @property
@@ -200,8 +216,11 @@ class ReportData:
         return known[0] if self.has_several_arms else None
 
 
-def read_report_data(folders: Sequence[Path], test: str | None = None) -> ReportData:
-    """Read a run, a comparison, or several runs to be compared."""
+def read_report_data(folders: Sequence[Path], test: str | None = None, metric: str | None = None) -> ReportData:
+    """Read a run, a comparison, or several runs to be compared.
+
+    `metric`: what the report is about, as rows name it; default: the comparison's, else accuracy or perplexity.
+    """
     for folder in folders:
         if not is_run_folder(folder) and not (folder / DESCRIPTION_FILE).is_file():
             hint = "create one with: fedloom run my.toml --out my-run"
@@ -209,43 +228,47 @@ def read_report_data(folders: Sequence[Path], test: str | None = None) -> Report
     described = [folder for folder in folders if (folder / DESCRIPTION_FILE).is_file()]
     if described and len(folders) > 1:
         raise ReportError("a comparison cannot be combined with other folders", "name its folder alone, or runs")
-    return _read_comparison(described[0], test) if described else _combine_runs(folders, test)
+    return _read_comparison(described[0], test, metric) if described else _combine_runs(folders, test, metric)
 
 
-def _read_comparison(home: Path, test: str | None) -> ReportData:
+def _read_comparison(home: Path, test: str | None, metric: str | None) -> ReportData:
     description = json.loads((home / DESCRIPTION_FILE).read_text(encoding="utf-8"))
-    groups = [_read_group(home, name, arm) for name, arm in description["arms"].items()]
+    metric = metric or description["terms"].get("metric")
+    groups = [_read_group(home, name, arm, metric) for name, arm in description["arms"].items()]
     groups = [group for group in groups if group.readers]
     if not groups:
         raise ReportError(f"no run of {home} has started yet")
     seeds = min(len(group.readers) for group in groups)  # paired; later seeds have not started in every arm
     paired = [_limit_seeds(group, seeds) for group in groups]
-    terms = ComparisonTerms(**{**description["terms"], "test": test or description["terms"]["test"]})
+    chosen = {"test": test or description["terms"]["test"], "metric": metric or ""}
+    terms = ComparisonTerms(**{**description["terms"], **chosen})
     if terms.baseline not in [group.name for group in paired]:
         terms = replace(terms, baseline=None)
-    terms = _choose_test(terms, paired[0].readers[0], test)
+    terms = _choose_test(terms, paired[0], test)
     return ReportData(paired, terms, description["command"], description["equal"])
 
 
-def _read_group(home: Path, name: str, description: Mapping[str, Any]) -> Group:
+def _read_group(home: Path, name: str, description: Mapping[str, Any], metric: str | None) -> Group:
     readers = [RunReader(home / run) for run in description["runs"] if is_run_folder(home / run)]
     serving = {tier: ServedModel(**served) for tier, served in description["serving"].items()}
     arm = Arm(name, serving, [], description["candidate"], description["shares"])
-    return Group(_with_measurements(arm, readers), readers)
+    return Group(_with_measurements(arm, readers, metric), readers)
 
 
-def _with_measurements(arm: Arm, readers: Sequence[RunReader]) -> Arm:
+def _with_measurements(arm: Arm, readers: Sequence[RunReader], metric: str | None) -> Arm:
     runs = [reader.rows for reader in readers]
     macs = {tier["name"]: tier["macs"] for reader in readers[:1] for tier in reader.fleet["tiers"] if "macs" in tier}
     failed = frozenset(at for at, reader in enumerate(readers) if reader.manifest["status"] == "failed")
-    return replace(arm, runs=runs, metric=metric_of(row for rows in runs for row in rows), macs=macs, failed=failed)
+    declared = readers[0].metrics if readers else {}
+    compared = metric_of((row for rows in runs for row in rows), declared, metric)
+    return replace(arm, runs=runs, metric=compared, macs=macs, failed=failed)
 
 
 def _limit_seeds(group: Group, seeds: int) -> Group:
     return Group(replace(group.arm, runs=group.arm.runs[:seeds]), group.readers[:seeds])
 
 
-def _combine_runs(folders: Sequence[Path], test: str | None) -> ReportData:
+def _combine_runs(folders: Sequence[Path], test: str | None, metric: str | None) -> ReportData:
     """Runs that differ only in their seed form one arm."""
     by_recipe: dict[str, list[RunReader]] = {}
     for reader in map(RunReader, folders):
@@ -256,13 +279,16 @@ def _combine_runs(folders: Sequence[Path], test: str | None) -> ReportData:
     tiers = first.fleet["tiers"]
     names = [tier["name"] for tier in sorted(tiers, key=lambda tier: -tier.get("parameters", 0))]
     groups = [
-        Group(_build_arm(name, readers, names), readers) for name, readers in zip(_arm_names(arms), arms, strict=True)
+        Group(_build_arm(name, readers, names, metric), readers)
+        for name, readers in zip(_arm_names(arms), arms, strict=True)
     ]
     examples = int(first.manifest.get("test_examples", 1))
-    terms = ComparisonTerms(names, {tier["name"]: tier["share"] for tier in tiers}, test or "global", examples)
+    terms = ComparisonTerms(
+        names, {tier["name"]: tier["share"] for tier in tiers}, test or "global", examples, metric=metric or ""
+    )
     paths = " ".join(str(folder) for folder in folders)
     command = f"fedloom report {paths}" if len(folders) > 1 else ""
-    return ReportData(groups, _choose_test(terms, first, test), command)
+    return ReportData(groups, _choose_test(terms, groups[0], test), command)
 
 
 def _check_paired(arms: Sequence[Sequence[RunReader]]) -> None:
@@ -287,7 +313,7 @@ def _arm_names(arms: Sequence[Sequence[RunReader]]) -> list[str]:
     return [f"{method} {number}" for number, method in enumerate(methods, 1)]
 
 
-def _build_arm(name: str, readers: Sequence[RunReader], tiers: Sequence[str]) -> Arm:
+def _build_arm(name: str, readers: Sequence[RunReader], tiers: Sequence[str], metric: str | None) -> Arm:
     trained = {tier["name"] for tier in readers[0].fleet["tiers"] if tier.get("trained", True)}
     largest = next((tier for tier in tiers if tier in trained), tiers[0])
     serving = {
@@ -296,12 +322,16 @@ def _build_arm(name: str, readers: Sequence[RunReader], tiers: Sequence[str]) ->
         else ServedModel(largest, tiers.index(tier) < tiers.index(largest))
         for tier in tiers
     }
-    return _with_measurements(Arm(name, serving, []), readers)
+    return _with_measurements(Arm(name, serving, []), readers, metric)
 
 
-def _choose_test(terms: ComparisonTerms, reader: RunReader, requested: str | None) -> ComparisonTerms:
-    """The requested test; if the run has no global test, its local one."""
-    known = {row.test for row in reader.rows if row.metric == "accuracy" and not row.device}
+def _choose_test(terms: ComparisonTerms, group: Group, requested: str | None) -> ComparisonTerms:
+    """The requested test; if the run has no global test, its local one. Refuses a metric that the run does not have."""
+    evaluated = [row for row in group.readers[0].rows if row.candidate and not row.device]
+    metric, metrics = group.arm.metric.name, list(dict.fromkeys(row.metric for row in evaluated))
+    if terms.metric and metrics and metric not in metrics:
+        raise ReportError(f"the run has no metric {metric!r}", suggest(metric, metrics))
+    known = {row.test for row in evaluated if row.metric == metric}
     if requested and known and requested not in known:
         raise ReportError(f"there is no evaluation on {requested!r}", f"available: {', '.join(sorted(known))}")
     return terms if not known or terms.test in known else replace(terms, test=sorted(known)[0])

@@ -13,7 +13,9 @@ from typing import Any
 
 from .paired_stats import (
     ACCURACY,
+    PERPLEXITY,
     Arm,
+    ComparedMetric,
     OverallComparison,
     compare_overall,
     compute_difference,
@@ -46,6 +48,7 @@ class ComparisonTerms:
     controls: Collection[str] = ()  # names of arms that are controls
     baseline: str | None = None  # the arm whose final value, less the margin, is the target
     margin: float = 1.0
+    metric: str = ""  # the one compared, as rows name it; empty: accuracy or perplexity
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class ComparisonResult:
     claims: list[SoonerClaim] = field(default_factory=list)
     overall: list[OverallComparison] = field(default_factory=list)
     winners: dict[str, str | None] = field(default_factory=dict)
+    metric: ComparedMetric = ACCURACY
 
 
 def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
@@ -68,7 +72,7 @@ def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
     fleet = [one for one in (compare_overall(first, other, shares, test) for other in others) if one]
     lines = write_verdict(arms, tiers, shares, test, terms.examples) + [str(one) for one in fleet] + sooner
     records = summarize_arms(arms, tiers, shares, test)
-    return ComparisonResult(records, lines, reached, claims, fleet, find_winners(arms, terms))
+    return ComparisonResult(records, lines, reached, claims, fleet, find_winners(arms, terms), first.metric)
 
 
 def find_winners(arms: Sequence[Arm], terms: ComparisonTerms) -> dict[str, str | None]:
@@ -115,25 +119,26 @@ def build_tables(result: ComparisonResult) -> list[TextTable]:
 
 def _value_table(result: ComparisonResult) -> TextTable:
     first = result.records[0]
-    tiers, name = list(first["can_run"]), first["metric"]
+    tiers, metric, name = list(first["can_run"]), result.metric, first["metric"]
     columns = [column for column in COLUMNS if column.applies(result)]
     rows, strong = [], set()
     for number, record in enumerate(result.records):
-        cells = [_format_value(record[name][tier], record["can_run"][tier]) for tier in tiers]
+        cells = [_format_value(record[name][tier], metric, record["can_run"][tier]) for tier in tiers]
         strong |= {(number, 1 + at) for at, tier in enumerate(tiers) if result.winners.get(tier) == record["arm"]}
-        rows.append((str(record["arm"]), *cells, *(column.cell(record) for column in columns)))
-    unit = " in %" if name == ACCURACY.name else ""
+        rows.append((str(record["arm"]), *cells, *(column.cell(record, metric) for column in columns)))
+    unit = f" in{metric.unit}" if metric.unit else ""
+    direction = "" if metric in (ACCURACY, PERPLEXITY) else f" ({metric.direction})"
     over = ", mean ± standard deviation over seeds" if any(first[name][tier]["std"] for tier in tiers) else ""
     model = "of the model that devices of the tier end up with; in brackets: they cannot run it."
     local = " Local test: all devices, each on its own test examples." if LOCAL_TEST_COLUMN in columns else ""
-    caption = f"{name.capitalize()}{unit}{over}, {model}{local}"
+    caption = f"{metric.title}{unit}{direction}{over}, {model}{local}"
     return TextTable(caption, ("arm", *tiers, *(column.header for column in columns)), rows, frozenset(strong))
 
 
-def _format_value(value: dict[str, float], can_run: bool = True) -> str:
+def _format_value(value: dict[str, float], metric: ComparedMetric, can_run: bool = True) -> str:
     if math.isnan(value["mean"]):  # a tier without devices has no model
         return "–"
-    text = f"{value['mean']:.1f}" + (f" ± {value['std']:.1f}" if value["std"] else "")
+    text = metric.number(value["mean"]) + (f" ± {metric.number(value['std'])}" if value["std"] else "")
     return text if can_run else f"({text})"
 
 
@@ -142,32 +147,32 @@ class OptionalColumn:
     """A column besides those of the tiers."""
 
     header: str
-    cell: Callable[[dict[str, Any]], str]
+    cell: Callable[[dict[str, Any], ComparedMetric], str]
     applies: Callable[[ComparisonResult], bool] = lambda result: True
 
 
-def _format_macs(record: dict[str, Any]) -> str:
+def _format_macs(record: dict[str, Any], metric: ComparedMetric) -> str:
     return " / ".join(f"{macs / 1e6:.3g}" for macs in dict.fromkeys(record["macs"].values())) or "–"
 
 
 LOCAL_TEST_COLUMN = OptionalColumn(
     "local test",
-    lambda record: _format_value(record["local_test"]["all"]) if record["local_test"] else "–",
+    lambda record, metric: _format_value(record["local_test"]["all"], metric) if record["local_test"] else "–",
     lambda result: any(record["local_test"] for record in result.records),
 )
 COLUMNS = (
     OptionalColumn(
         "worst",
-        lambda record: _format_value(record["worst_tier"]),
+        lambda record, metric: _format_value(record["worst_tier"], metric),
         lambda result: len(result.records[0]["can_run"]) > 1,
     ),
     LOCAL_TEST_COLUMN,
-    OptionalColumn("served", lambda record: f"{record['served_percent']:.0f} %"),
+    OptionalColumn("served", lambda record, metric: f"{record['served_percent']:.0f} %"),
     OptionalColumn("million MACs", _format_macs, lambda result: any(record["macs"] for record in result.records)),
-    OptionalColumn("MB per round", lambda record: f"{record['bytes_per_round'] / 1e6:.2f}"),
+    OptionalColumn("MB per round", lambda record, metric: f"{record['bytes_per_round'] / 1e6:.2f}"),
     OptionalColumn(
         "simulated s",
-        lambda record: "–" if record["seconds"] is None else f"{record['seconds']:.1f}",
+        lambda record, metric: "–" if record["seconds"] is None else f"{record['seconds']:.1f}",
         lambda result: any(record["seconds"] is not None for record in result.records),
     ),
 )

@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from ..evaluation import Row
-from ..evaluation.metrics import metric_sign
 from .paired_stats import (
     ACCURACY,
     Arm,
@@ -75,9 +74,12 @@ class CostToTarget:
         return {"tier": self.tier, "target": self.target, "arm": self.arm, **amounts}
 
 
-def target_from(values: Sequence[float], metric: str, margin: float) -> float:
-    """The target set by a baseline: the median of its final values over seeds, worse by a margin."""
-    return statistics.median(values) - metric_sign(metric) * margin
+def target_from(values: Sequence[float], sign: int, margin: float) -> float:
+    """The target set by a baseline: the median of its final values over seeds, worse by a margin.
+
+    `sign`: 1 if higher is better, else -1.
+    """
+    return statistics.median(values) - sign * margin
 
 
 def tier_targets(
@@ -85,13 +87,12 @@ def tier_targets(
 ) -> dict[str, float]:
     """Targets by tier, from the baseline arm alone."""
     (base,) = [arm for arm in arms if arm.name == baseline]
-    by_tier = {tier: target_from(base.final_values(tier, test), base.metric.name, margin) for tier in tiers}
+    by_tier = {tier: target_from(base.final_values(tier, test), base.metric.sign, margin) for tier in tiers}
     return {tier: target for tier, target in by_tier.items() if not math.isnan(target)}  # a tier may have no device
 
 
-def rounds_to(target: float, curve: Mapping[int, float], metric: str = ACCURACY.name) -> int | None:
+def rounds_to(target: float, curve: Mapping[int, float], sign: int = 1) -> int | None:
     """The first evaluated round that is as good as the target; None if there is none."""
-    sign = metric_sign(metric)
     return min((number for number, value in curve.items() if sign * value >= sign * target), default=None)
 
 
@@ -115,7 +116,7 @@ def mean_round_seconds(rows: Sequence[Row]) -> float | None:
 def cost_to_target(arm: Arm, tier: str, test: str, target: float) -> CostToTarget:
     rounds, moved, seconds = [], [], []
     for rows, curve in zip(arm.runs, arm.curves(tier, test), strict=True):
-        reached = rounds_to(target, {row.round: row.value for row in curve}, arm.metric.name)
+        reached = rounds_to(target, {row.round: row.value for row in curve}, arm.metric.sign)
         last = max((row.round for row in rows), default=0) if reached is None else reached
         rounds.append(Amount(last, reached is not None))
         moved.append(Amount(bytes_to(last, rows), reached is not None))

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..client import LR_SCHEDULES, OPTIMIZERS, Schedule, Task
+from ..client import Schedule, Task, build_loss
 from ..data import Dataset, Partition
 from ..engines import (
     ClientData,
@@ -25,22 +25,22 @@ from ..engines import (
     InProcess,
     NormScreening,
     Refusal,
-    Simulation,
     TaskRegistry,
+    WorkerContext,
     WorkerPool,
     build_client_data,
 )
-from ..engines.compression import DOWNLINK, UPLINK
 from ..engines.gate import Report
 from ..evaluation import BatchNormStatistics, Evaluator, FineTune
 from ..evaluation.evaluator import SERVER_MODEL_REF, load_server_model
+from ..evaluation.metrics import Metric
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
-from ..footprints import RULES, Aggregate, Footprint, RobustAggregator, coverage_mean
+from ..footprints import Aggregate, Footprint, RobustAggregator, coverage_mean
 from ..methods import Method, fleet_problem
 from ..models import Model, build_model
 from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
 from ..recipe.schema import AggregationConfig, EvaluationConfig, Recipe
 from ..recipe.validation import instantiate
 from ..seeds import HOLDOUT_DEVICES, generator
@@ -49,18 +49,19 @@ from .clock import build_clock
 from .data import DataSpec, build_partition, data_spec_of, devices_own_data, read_data, read_public_examples
 from .experiment import Experiment
 from .faults import build_faults
+from .metrics import build_metrics, check_metrics
 from .privacy import check_noise_is_secret, check_privacy
 from .state import RunState
 
 ENTRYWISE_RULES = ("median", "trimmed_mean")
 
 
-def build_fleet(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> Fleet:
+def build_fleet(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> Fleet:
     recipe, config = loaded.recipe, loaded.recipe.fleet
     _check_device_tiers(loaded)
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
-    models, held_out = build_models(loaded, registry, data_spec), round(config.holdout_fraction * recipe.data.devices)
+    models, held_out = build_models(loaded, registries, data_spec), round(config.holdout_fraction * recipe.data.devices)
     holdout_devices = generator(recipe.seed, HOLDOUT_DEVICES).permutation(recipe.data.devices)[:held_out]
     fleet = Fleet(
         make_tiers(models), shares, recipe.data.devices, recipe.seed, config.assignment,
@@ -84,16 +85,21 @@ def _check_device_tiers(loaded: LoadedRecipe) -> None:
         raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", message))
 
 
-def build_models(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> list[tuple[str, Model]]:
+def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> list[tuple[str, Model]]:
     """Every tier's model, under the tier's name."""
     recipe = loaded.recipe
     models: list[tuple[str, Model]] = []
     for number, tier in enumerate(recipe.tiers):
         family = tier.family or recipe.model.family
         try:
-            size = _model_settings(loaded, registry, number)
+            size = _model_settings(loaded, registries, number)
             model = build_model(
-                family, registry.models[family], size, data_spec.input_shape, data_spec.labels.classes, data_spec.tokens
+                family,
+                registries.models[family],
+                size,
+                data_spec.input_shape,
+                data_spec.labels.classes,
+                data_spec.tokens,
             )
             model.check_output_size()
         except Exception as error:
@@ -103,27 +109,27 @@ def build_models(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) 
     return models
 
 
-def _model_settings(loaded: LoadedRecipe, registry: Registry, number: int) -> dict[str, Any]:
+def _model_settings(loaded: LoadedRecipe, registries: Registries, number: int) -> dict[str, Any]:
     """Settings of a tier's model; with the largest width of its family if the family takes `widest`."""
     recipe = loaded.recipe
     common, config = recipe.model.settings, recipe.tiers[number]
     family = [tier for tier in recipe.tiers if tier.family == config.family]
     settings = [{**({} if tier.family else common), **tier.settings} for tier in family]
-    parameters = inspect.signature(registry.models[config.family or recipe.model.family]).parameters
+    parameters = inspect.signature(registries.models[config.family or recipe.model.family]).parameters
     if "widest" in parameters and "width" in parameters:
         widest = max(one.get("width", parameters["width"].default) for one in settings)
         settings = [{**one, "widest": widest} for one in settings]
     return settings[family.index(config)]
 
 
-def build_method(loaded: LoadedRecipe, registry: Registry, fleet: Fleet) -> Method:
+def build_method(loaded: LoadedRecipe, registries: Registries, fleet: Fleet) -> Method:
     config = loaded.recipe.method
-    kind = registry.methods[config.name]
+    kind = registries.methods[config.name]
     missing = getattr(kind, "__abstractmethods__", ())
     if missing:
         message = f"{config.name} lacks {', '.join(sorted(missing))}, which every method must define"
         raise loaded.error(RecipeIssue(("method", "name"), "METHOD_INCOMPLETE", message, value=config.name))
-    method = kind.from_settings(config.settings, registry.methods)
+    method = kind.from_settings(config.settings, registries.methods)
     outside = find_nesting_problem(fleet) if method.info.heterogeneity == "nested" else None
     if outside:
         raise loaded.error(RecipeIssue(("tiers",), "TIER_SHAPE", outside))
@@ -136,31 +142,34 @@ def build_method(loaded: LoadedRecipe, registry: Registry, fleet: Fleet) -> Meth
     return method
 
 
-def build_aggregate(aggregation: AggregationConfig) -> Aggregate:
+def build_aggregate(aggregation: AggregationConfig, registries: Registries) -> Aggregate:
     """How updates become weights: the papers' weighted mean, or a rule that is robust to a few bad updates."""
-    rule = instantiate(RULES, {"rule": aggregation.rule, **aggregation.settings}, "rule")()
+    rule = instantiate(registries.aggregation, {"rule": aggregation.rule, **aggregation.settings}, "rule")()
     return RobustAggregator(rule, aggregation.low_coverage, aggregation.min_contributors) if rule else coverage_mean
 
 
-def build_compression(recipe: Recipe) -> Compression | None:
+def build_compression(recipe: Recipe, registries: Registries) -> Compression | None:
     """None if messages are not compressed."""
     uplink, downlink = recipe.compression.uplink, recipe.compression.downlink
     if uplink is None and downlink is None:
         return None
     return Compression(
-        instantiate(UPLINK, uplink)() if uplink else None, instantiate(DOWNLINK, downlink)() if downlink else None
+        instantiate(registries.compressors, uplink)() if uplink else None,
+        instantiate(registries.compressors, downlink)() if downlink else None,
     )
 
 
-def check_compression(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
+def check_compression(loaded: LoadedRecipe, registries: Registries, fleet: Fleet, method: Method) -> None:
     """Raise if compression does not work together with the rest of the recipe."""
-    issues = list(_find_compression_issues(loaded.recipe, fleet, method))
+    issues = list(_find_compression_issues(loaded.recipe, registries, fleet, method))
     if issues:
         raise loaded.error(*issues)
 
 
-def _find_compression_issues(recipe: Recipe, fleet: Fleet, method: Method) -> Iterator[RecipeIssue]:
-    compression, key = build_compression(recipe), ("compression", "uplink")
+def _find_compression_issues(
+    recipe: Recipe, registries: Registries, fleet: Fleet, method: Method
+) -> Iterator[RecipeIssue]:
+    compression, key = build_compression(recipe, registries), ("compression", "uplink")
     if compression is None or compression.uplink is None or not compression.uplink.of_updates:
         return
     if recipe.aggregation.rule in ENTRYWISE_RULES:
@@ -216,13 +225,14 @@ def check_fine_tuning(loaded: LoadedRecipe, data_spec: DataSpec) -> None:
         raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", message, "leave it out"))
 
 
-def build(loaded: LoadedRecipe, registry: Registry, data_spec: DataSpec) -> tuple[Fleet, Method]:
+def build(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> tuple[Fleet, Method]:
     """Fleet and method, with every check that does not need the data itself."""
-    fleet = build_fleet(loaded, registry, data_spec)
-    method = build_method(loaded, registry, fleet)
+    fleet = build_fleet(loaded, registries, data_spec)
+    method = build_method(loaded, registries, fleet)
     check_privacy(loaded, fleet, method)
-    check_compression(loaded, fleet, method)
+    check_compression(loaded, registries, fleet, method)
     check_fine_tuning(loaded, data_spec)
+    check_metrics(loaded, registries, data_spec)
     return fleet, method
 
 
@@ -247,6 +257,11 @@ def warm_start(loaded: LoadedRecipe, fleet: Fleet) -> Tensors | None:
             raise start_error(
                 "START_SHAPE", f"{path} does not hold this recipe's global model: {name} is missing or different"
             )
+    for name, weight in fleet.global_model.frozen_weights().items():
+        if name in weights and not torch.equal(weights[name].to(weight.dtype), weight):
+            raise start_error(
+                "START_BASE", f"{path} was trained on other frozen weights: its {name} differs from this recipe's"
+            )
     return {name: weights[name].to(torch.get_default_dtype()) for name in fleet.global_model.shapes()}
 
 
@@ -268,6 +283,7 @@ def build_task_registry(method: Method, evaluator: Evaluator) -> TaskRegistry:
 
 def build_simulator(
     loaded: LoadedRecipe,
+    registries: Registries,
     method: Method,
     client_data: ClientData,
     warm: Tensors | None,
@@ -276,14 +292,15 @@ def build_simulator(
 ) -> InProcess:
     """The engine that holds the simulated devices."""
     recipe, training = loaded.recipe, loaded.recipe.training
+    kind, loss = training.loss["kind"], {key: value for key, value in training.loss.items() if key != "kind"}
     return InProcess(
         client_data=client_data,
         client_states=ClientStateStore(partial(method.init_client, seed=recipe.seed, warm_start=warm)),
         schedule=Schedule(training.batch_size, training.epochs, training.last_batch),
-        optimizer=instantiate(OPTIMIZERS, training.optimizer)(),
-        lr_schedule=instantiate(LR_SCHEDULES, training.lr_schedule)(),
+        optimizer=instantiate(registries.optimizers, training.optimizer)(),
+        lr_schedule=instantiate(registries.lr_schedules, training.lr_schedule)(),
         seed=recipe.seed,
-        label_smoothing=training.label_smoothing,
+        loss=build_loss(registries.losses[kind], loss),
         devices_per_block=recipe.engine.devices_per_block,
         gate=Gate(report, recipe.admission.max_examples),
         executor=executor,
@@ -297,6 +314,8 @@ def build_evaluator(
     client_data: ClientData,
     fleet: Fleet,
     tests_on_devices: bool,
+    metrics: tuple[Metric, ...] | None = None,
+    devices_compute: bool = False,
 ) -> Evaluator:
     return Evaluator(
         dataset=dataset,
@@ -307,13 +326,16 @@ def build_evaluator(
         tests=config.tests,
         candidates=config.candidates,
         tests_on_devices=tests_on_devices,
+        metrics=metrics,
+        devices_compute=devices_compute,
+        seed=fleet.seed,
         fine_tune=None if config.fine_tune is None else FineTune(**config.fine_tune),
     )
 
 
 def assemble(
     loaded: LoadedRecipe,
-    registry: Registry,
+    registries: Registries,
     folder: Path,
     dataset: Dataset | None = None,
     workers: int = 1,
@@ -324,10 +346,10 @@ def assemble(
     `dataset`: the recipe's data if it has been read before; arms of a comparison share it. `executor`: runs blocks, by
     default with this many `workers`; their number changes only the time.
     """
-    dataset = dataset or read_data(loaded, registry, folder)
+    dataset = dataset or read_data(loaded, registries, folder)
     data_spec = data_spec_of(dataset)
-    partition = build_partition(loaded, data_spec.labels)
-    fleet, method = build(loaded, registry, data_spec)
+    partition = build_partition(loaded, registries, data_spec.labels)
+    fleet, method = build(loaded, registries, data_spec)
     warm, client_data = warm_start(loaded, fleet), build_client_data(dataset, partition, fleet)
     refusals: list[tuple[int, Refusal]] = []
     state = RunState()
@@ -336,13 +358,21 @@ def assemble(
         refusals.append((round_number, refusal))
 
     executor = executor or (WorkerPool(workers) if workers > 1 else InlineExecutor())
-    simulator = build_simulator(loaded, method, client_data, warm, report, executor)
+    simulator = build_simulator(loaded, registries, method, client_data, warm, report, executor)
     evaluator = build_evaluator(
-        loaded.recipe.evaluation, dataset, partition, client_data, fleet, devices_own_data(loaded)
+        loaded.recipe.evaluation,
+        dataset,
+        partition,
+        client_data,
+        fleet,
+        devices_own_data(loaded),
+        build_metrics(loaded, registries),
+        devices_compute=loaded.recipe.engine.kind == "flower",
     )
     limit = loaded.recipe.admission.norm
     experiment = Experiment(
         loaded=loaded,
+        registries=registries,
         dataset=dataset,
         partition=partition,
         fleet=fleet,
@@ -351,20 +381,20 @@ def assemble(
         simulator=simulator,
         client_states=simulator.client_states,
         evaluator=evaluator,
-        aggregate=build_aggregate(loaded.recipe.aggregation),
-        faults=build_faults(loaded, fleet, build_clock(loaded, method, fleet), client_data.count, report),
+        aggregate=build_aggregate(loaded.recipe.aggregation, registries),
+        faults=build_faults(loaded, fleet, build_clock(loaded, registries, method, fleet), client_data.count, report),
         refusals=refusals,
         state=state,
         warm=warm,
-        public=read_public_examples(loaded, registry, folder, dataset),
-        compression=build_compression(loaded.recipe),
+        public=read_public_examples(loaded, registries, folder, dataset),
+        compression=build_compression(loaded.recipe, registries),
         screening=NormScreening(limit, lambda: state.norm_history, report) if limit else None,
     )
-    executor.register(build_simulation(experiment))
+    executor.register(build_worker_context(experiment))
     return experiment
 
 
-def build_simulation(experiment: Experiment) -> Simulation:
+def build_worker_context(experiment: Experiment) -> WorkerContext:
     """What another process needs to run the experiment's blocks."""
     find_task = build_task_registry(experiment.method, experiment.evaluator)
-    return Simulation(experiment.simulator, experiment.fleet, find_task)
+    return WorkerContext(experiment.simulator, experiment.fleet, find_task)

@@ -60,11 +60,12 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint, score: float | None = None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        known = self._find_unchanged(checkpoint)
+        name = f"{checkpoint.number:06d}.safetensors"
+        # a checkpoint that is saved again, with another recipe, replaces its own file
+        known = {item: file for item, file in self._find_unchanged(checkpoint).items() if file != name}
         if len(set(known.values())) >= FILES:
             known = {}
         new = _collect_new(checkpoint, known)
-        name = f"{checkpoint.number:06d}.safetensors"
         files = {**known, **dict.fromkeys(new, name)}
         digests = {**self._digests, name: write_atomic(self.folder / name, _pack(new))}
         content = {
@@ -178,6 +179,11 @@ class CheckpointPolicy:
         self.newest, self.score = checkpoint, score
         if self._is_due(checkpoint.number):
             self.save()
+
+    def replace(self, checkpoint: Checkpoint, score: float | None = None) -> None:
+        """Save a checkpoint now, also if its round has one."""
+        self.newest, self.score, self.saved = checkpoint, score, 0
+        self.save()
 
     def _is_due(self, number: int) -> bool:
         if self.every == "auto":

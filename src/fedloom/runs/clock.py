@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..fleet import Device, Fleet, RoundContext
-from ..fleet.speed import STRAGGLERS, DeviceSpeed, DeviceSpeeds
+from ..fleet.speed import DeviceSpeed, DeviceSpeeds
 from ..methods import Method
+from ..models.cost import log_uncounted
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
+from ..recipe.registries import Registries
 from ..recipe.schema import Recipe
 from ..recipe.validation import instantiate
 
@@ -57,9 +59,11 @@ class Clock:
         return {t.name: (t.speed, t.bandwidth) for t in self.recipe.tiers if t.speed and t.bandwidth}
 
 
-def build_clock(loaded: LoadedRecipe, method: Method, fleet: Fleet) -> Clock:
+def build_clock(loaded: LoadedRecipe, registries: Registries, method: Method, fleet: Fleet) -> Clock:
     config = loaded.recipe.faults.stragglers
+    timed = {tier.name for tier in loaded.recipe.tiers if tier.speed}
+    log_uncounted([tier.model for tier in fleet.active_tiers if tier.name in timed], "simulated seconds")
     try:
-        return Clock(loaded.recipe, method, instantiate(STRAGGLERS, config)(fleet) if config else {})
+        return Clock(loaded.recipe, method, instantiate(registries.stragglers, config)(fleet) if config else {})
     except ValueError as error:
         raise loaded.error(RecipeIssue(("faults", "stragglers"), "RECIPE_VALUE", str(error))) from error

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..data import (
     DATASETS,
-    PARTITIONS,
     PREPARATIONS,
     Dataset,
     Labels,
     Partition,
     Preparation,
     correlate_tiers_with_labels,
+    describe_deviation,
     extract_labels,
     hold_out,
     limit_examples,
@@ -26,21 +26,30 @@ from ..data import (
 )
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
 from ..recipe.validation import instantiate
 from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRELATION, VALIDATION, generator
 
 
-def read_data(loaded: LoadedRecipe, registry: Registry, folder: Path) -> Dataset:
+def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dataset:
     data = loaded.recipe.data
-    reader = registry.datasets[data.dataset]
+    reader = registries.datasets[data.dataset]
     where = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
-    dataset = reader(**where, **data.settings)
+    dataset = _note_deviation(reader(**where, **data.settings), loaded, registries)
     if data.validation is not None:
         dataset = dataset.with_validation_split(torch.from_numpy(draw_validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
         dataset = dataset.limit_test_examples(data.test_examples)
-    return replace(dataset, preparation=PREPARATIONS[data.preparation]) if data.preparation else dataset
+    return replace(dataset, preparation=registries.preparations[data.preparation]) if data.preparation else dataset
+
+
+def _note_deviation(dataset: Dataset, loaded: LoadedRecipe, registries: Registries) -> Dataset:
+    """A built-in data set whose files are cut or changed says so."""
+    data = loaded.recipe.data
+    if registries.datasets[data.dataset] is not DATASETS.get(data.dataset):
+        return dataset
+    counts = len(dataset.train), len(dataset.test), dataset.classes
+    return replace(dataset, deviation=describe_deviation(data.dataset, data.settings, *counts))
 
 
 def draw_validation_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
@@ -63,14 +72,14 @@ class DataSpec:
     preparation: Preparation = PREPARATIONS["plain"]
 
 
-def read_data_spec(loaded: LoadedRecipe, registry: Registry, folder: Path) -> DataSpec:
+def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -> DataSpec:
     """From what is known of a built-in data set, with synthetic balanced labels; any other is read."""
     data = loaded.recipe.data
-    built_in = registry.datasets[data.dataset] is DATASETS.get(data.dataset)
+    built_in = registries.datasets[data.dataset] is DATASETS.get(data.dataset)
     info = lookup_dataset_info(data.dataset, data.settings) if built_in else None
     if info is None:
-        return data_spec_of(read_data(loaded, registry, folder))
-    prepare = PREPARATIONS[data.preparation or info.preparation]
+        return data_spec_of(read_data(loaded, registries, folder))
+    prepare = registries.preparations[data.preparation or info.preparation]
     prepared = prepare(torch.zeros(1, *info.shape, dtype=torch.uint8 if info.tokens is None else torch.int64))
     held_out = len(draw_validation_rows(loaded, info.train))
     info = replace(info, train=info.train - held_out, test=held_out) if held_out else info
@@ -83,7 +92,7 @@ def data_spec_of(dataset: Dataset) -> DataSpec:
     return DataSpec(dataset.input_shape, stored, extract_labels(dataset), dataset.tokens, dataset.preparation)
 
 
-def read_public_examples(loaded: LoadedRecipe, registry: Registry, folder: Path, dataset: Dataset) -> Tensor | None:
+def read_public_examples(loaded: LoadedRecipe, registries: Registries, folder: Path, dataset: Dataset) -> Tensor | None:
     """The server's unlabeled examples as they are stored; None if the recipe gives it none."""
     part = loaded.recipe.data.public
     if part is None:
@@ -95,7 +104,7 @@ def read_public_examples(loaded: LoadedRecipe, registry: Registry, folder: Path,
             return dataset.train.x
         case "dataset":
             other = loaded.with_document({**loaded.recipe.document(), "data": {"dataset": part.dataset}})
-            examples = read_data(other, registry, folder).train.x
+            examples = read_data(other, registries, folder).train.x
             return _check_same_shape(loaded, examples, dataset.train.x)[: part.examples]
 
 
@@ -121,7 +130,7 @@ def devices_own_data(loaded: LoadedRecipe) -> bool:
     return bool(loaded.recipe.data.partition["kind"] == "own")
 
 
-def build_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
+def build_partition(loaded: LoadedRecipe, registries: Registries, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
     if devices_own_data(loaded) and loaded.recipe.engine.kind != "flower":
         message, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
@@ -130,7 +139,7 @@ def build_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
         message = f"there are only {len(labels.train)} training examples for {data.devices} devices"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))
     try:
-        partition = _draw_partition(loaded, labels)
+        partition = _draw_partition(loaded, registries, labels)
     except ValueError as error:
         raise loaded.error(RecipeIssue(("data", "partition"), "RECIPE_VALUE", str(error))) from error
     if len(partition.train) != data.devices:
@@ -144,10 +153,10 @@ def build_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
     )
 
 
-def _draw_partition(loaded: LoadedRecipe, labels: Labels) -> Partition:
+def _draw_partition(loaded: LoadedRecipe, registries: Registries, labels: Labels) -> Partition:
     """Partition the examples that the server does not hold; a partition from a file must leave those out itself."""
     data, draw = loaded.recipe.data, generator(loaded.recipe.seed, PARTITION)
-    split, reserved = instantiate(PARTITIONS, data.partition), draw_server_rows(loaded, len(labels.train))
+    split, reserved = instantiate(registries.partitions, data.partition), draw_server_rows(loaded, len(labels.train))
     if not len(reserved):
         partition: Partition = split(labels, data.devices, draw)
         return partition

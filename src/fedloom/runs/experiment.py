@@ -11,6 +11,7 @@ from ..fleet import Engine, Fleet
 from ..footprints import Aggregate
 from ..methods import Method
 from ..recipe.load import LoadedRecipe
+from ..recipe.registries import Registries
 from ..tensors import Tensors
 from .faults import Faults
 from .state import RunState
@@ -19,6 +20,7 @@ from .state import RunState
 @dataclass(frozen=True)
 class Experiment:
     loaded: LoadedRecipe
+    registries: Registries  # the names that the recipe was built with
     dataset: Dataset
     partition: Partition
     fleet: Fleet

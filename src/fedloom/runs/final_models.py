@@ -20,7 +20,10 @@ CKA_EXAMPLES = 128
 
 
 def save_models(experiment: Experiment, server: Parcel, number: int, writer: RunWriter) -> None:
-    """Save every tier's model with its batch-norm statistics; if the server has no complete model, its weights."""
+    """Save every tier's model, with frozen weights and batch-norm statistics, so that a file needs no other.
+
+    If the server has no complete model, save its weights.
+    """
     fleet = experiment.fleet
     ask = make_ask(experiment.engine, number)
     targets = experiment.method.eval_targets(server)
@@ -31,7 +34,8 @@ def save_models(experiment: Experiment, server: Parcel, number: int, writer: Run
             continue
         for tier, weights in experiment.evaluator.models(name, target, fleet, ask, number).items():
             about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
-            writer.write_model(tier.name if name == "server" else f"{tier.name}.{name}", weights, about)
+            whole = {**weights, **tier.model.frozen_weights()}
+            writer.write_model(tier.name if name == "server" else f"{tier.name}.{name}", whole, about)
 
 
 def load_device_model(experiment: Experiment, device: Device, target: DeviceModel, number: int) -> ModelWeights:

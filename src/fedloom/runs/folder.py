@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import platform
 import statistics
 import tempfile
@@ -9,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from .. import __version__
 from ..evaluation import Row
-from ..evaluation.metrics import metric_sign
+from ..evaluation.metrics import NOTHING_DECLARED, MetricInfo, metric_info
 from ..files import read_json_lines, sync_files, write_atomic
 from ..tensors import to_safetensors
 
@@ -45,12 +47,17 @@ class RunWriter:
             (new.folder / name).touch()
         new.folder.rename(self.folder)
 
-    def reopen(self, sizes: Mapping[str, int]) -> None:
-        """Resume after a crash: cut every file of lines to its size at the checkpoint."""
+    def reopen(self, sizes: Mapping[str, int], recipe: str) -> None:
+        """Resume after a crash: cut every file of lines to its size at the checkpoint.
+
+        The recipe is written again, since a run may go on for more rounds, or be ended after fewer.
+        """
+        if (self.folder / "recipe.toml").read_text(encoding="utf-8") != recipe:
+            write_atomic(self.folder / "recipe.toml", recipe.encode())
         for name in LINES:
             (self.folder / name).touch()  # runs of older releases lack some
             with (self.folder / name).open("r+b") as file:
-                file.truncate(sizes.get(name, 0))
+                file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
         self.update(status="running")
 
     def sync(self) -> None:
@@ -82,6 +89,13 @@ class RunWriter:
     def write_rows(self, rows: Iterable[Row]) -> None:
         self._append("rows.jsonl", (asdict(row) for row in rows))
 
+    def replace_rows(self, number: int, rows: Iterable[Row]) -> None:
+        """Replace the rows of the last round, which has this number."""
+        lines = (self.folder / "rows.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = "".join(line for line in lines if json.loads(line)["round"] != number)
+        write_atomic(self.folder / "rows.jsonl", kept.encode())
+        self.write_rows(rows)
+
     def write_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._append("events.jsonl", events)
 
@@ -112,6 +126,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return content
 
 
+def read_metrics(manifest: Mapping[str, Any]) -> dict[str, MetricInfo]:
+    """Direction and unit of a run's metrics, by name; empty for runs of older releases, whose metrics are built in."""
+    return {name: MetricInfo(**info) for name, info in manifest.get("metrics", {}).items()}
+
+
 def read_rows(folder: Path, strict: bool = True) -> Iterator[Row]:
     """The rows of a run; with `strict=False`, a last line that is still being written is skipped."""
     for row in read_json_lines(folder / "rows.jsonl", strict):
@@ -136,7 +155,7 @@ def peak_memory() -> int | None:
 def collect_versions() -> dict[str, Any]:
     """What a result can depend on besides the recipe."""
     return {
-        "fedloom": version("fedloom"),
+        "fedloom": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
@@ -148,7 +167,7 @@ def collect_versions() -> dict[str, Any]:
 @dataclass(frozen=True)
 class Final:
     """The end of one series of rows. `best` is the best of all rounds: papers often report it, claims should use
-    `value`, that of the last round."""
+    `value`, that of the last round. It is NaN, of round 0, for a metric that does not say which direction is better."""
 
     candidate: str
     tier: str
@@ -160,17 +179,25 @@ class Final:
     mean_of_10: float  # of the last ten evaluations
 
 
-def summarize(rows: Iterable[Row]) -> list[Final]:
+def summarize(rows: Iterable[Row], declared: Mapping[str, MetricInfo] = NOTHING_DECLARED) -> list[Final]:
     """Per candidate, tier, test and metric; rows of single devices are left out."""
     series: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
         if not row.device:
             series.setdefault((row.candidate, row.tier, row.test, row.metric), []).append(row)
-    return [_summarize_series(*key, values) for key, values in series.items()]
+    return [
+        _summarize_series(*key, values, metric_info(key[-1], declared).higher_is_better)
+        for key, values in series.items()
+    ]
 
 
-def _summarize_series(candidate: str, tier: str, test: str, metric: str, rows: list[Row]) -> Final:
-    sign = metric_sign(metric)
-    best = max(rows, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
+def _summarize_series(
+    candidate: str, tier: str, test: str, metric: str, rows: list[Row], higher_is_better: bool | None
+) -> Final:
     mean = statistics.fmean(row.value for row in rows[-10:])
-    return Final(candidate, tier, test, metric, rows[-1].value, best.value, best.round, mean)
+    last = partial(Final, candidate, tier, test, metric, rows[-1].value, mean_of_10=mean)
+    if higher_is_better is None:
+        return last(best=math.nan, best_round=0)
+    sign = 1 if higher_is_better else -1
+    best = max(rows, key=lambda row: -math.inf if math.isnan(row.value) else sign * row.value)
+    return last(best=best.value, best_round=best.round)

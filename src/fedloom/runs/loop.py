@@ -14,6 +14,7 @@ from ..engines import DeviceEnd, Refusal, ServerEnd
 from ..evaluation import Row
 from ..fleet import UNCOMPRESSED, Device, RoundContext, Traffic, Transport, expected_participants, make_ask
 from ..footprints import Aggregate, DPAggregator
+from ..results import Record, Result
 from ..tensors import Parcel
 from .checkpoint import Checkpoint
 from .experiment import Experiment
@@ -23,9 +24,22 @@ ADMITTED, MISSING = "admitted", "missing"
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class RoundResult:
-    """What one round did."""
+@dataclass(frozen=True, repr=False)
+class RoundResult(Result):
+    """What one round did.
+
+    Parameters
+    ----------
+    number : the round, from 1.
+    of : how many rounds the recipe has; a method's last exchange comes after them.
+    traffic : bytes and devices, asked and replied.
+    refused : replies that were not admitted, with the reason.
+    rows : everything that was measured, as in `rows.jsonl`.
+    seconds : the time it took, evaluation included.
+    server : the server's state after the round.
+    participation : a line per tier and outcome.
+    evaluation_seconds : the part of `seconds` that went into evaluation.
+    """
 
     number: int
     of: int
@@ -35,7 +49,39 @@ class RoundResult:
     seconds: float
     server: Parcel
     participation: tuple[Line, ...] = ()
-    evaluation_seconds: float = 0.0  # of those
+    evaluation_seconds: float = 0.0
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """The metrics of each tier's model: `result.metrics["small"]["accuracy"]`.
+
+        On the global test set, or on the local ones if there is no global test. With several candidates the keys are
+        candidate and tier, such as "personal small". Empty if the round was not evaluated.
+        """
+        rows = [row for row in self.rows if row.candidate and not row.device]
+        test = "global" if any(row.test == "global" for row in rows) else "local"
+        rows = [row for row in rows if row.test == test]
+        several = len({row.candidate for row in rows}) > 1
+        metrics: dict[str, dict[str, float]] = {}
+        for row in rows:
+            metrics.setdefault(f"{row.candidate} {row.tier}" if several else row.tier, {})[row.metric] = row.value
+        return metrics
+
+    @property
+    def title(self) -> str:
+        replies = f"{self.traffic.replied} of {self.traffic.asked} replies"
+        name = f"round {self.number} of {self.of}" if self.number <= self.of else "last exchange"
+        return f"{name}: {replies}, {self.seconds:.1f} s"
+
+    def records(self) -> list[Record]:
+        return [{"tier": tier, **values} for tier, values in self.metrics.items()]
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "round": self.number, "of": self.of, "metrics": self.metrics, "seconds": self.seconds,
+            "asked": self.traffic.asked, "replied": self.traffic.replied,
+            "bytes_down": self.traffic.bytes_down, "bytes_up": self.traffic.bytes_up,
+        }  # fmt: skip
 
 
 def rounds(experiment: Experiment, since: Checkpoint | None = None) -> Iterator[RoundResult]:
@@ -86,15 +132,13 @@ class _Round:
         trained, number = time.perf_counter(), context.number
         # before evaluation, which asks devices too; with differential privacy a norm would reveal what noise hides
         lines = participation(context, self.refusals, with_norms=recipe.privacy.clip is None)
-        last = number >= recipe.rounds
-        due = last or number % recipe.evaluation.every == 0
-        rows = evaluate(experiment, server, number, last) if due else []
+        rows = evaluate_if_due(experiment, server, number, last=number >= recipe.rounds)
         evaluated = time.perf_counter() - trained
         if experiment.screening:
             experiment.screening.commit()
         experiment.engine.commit(number)
         return RoundResult(
-            number, max(number, recipe.rounds), context.traffic, tuple(self.refusals),
+            number, recipe.rounds, context.traffic, tuple(self.refusals),
             (*rows, *_figures(experiment, context)), time.perf_counter() - self.started, server, lines, evaluated,
         )  # fmt: skip
 
@@ -143,6 +187,12 @@ def aggregate_for(experiment: Experiment, round_number: int) -> Aggregate:
         if expected[tier.name] > 0
     ]
     return DPAggregator(privacy.clip, privacy.noise, participants, fleet.seed, round_number)
+
+
+def evaluate_if_due(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:
+    """The rows of a round's models; none if the round is not to be evaluated. The last one always is."""
+    due = last or number % experiment.loaded.recipe.evaluation.every == 0
+    return evaluate(experiment, server, number, last) if due else []
 
 
 def evaluate(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:

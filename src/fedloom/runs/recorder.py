@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -12,20 +12,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..data import DATASETS
 from ..engines import Refusal
 from ..evaluation import Row
-from ..evaluation.metrics import unigram_perplexity
+from ..evaluation.metrics import MetricInfo, unigram_perplexity
 from ..fleet.tiers import tier_regions
-from ..methods import METHODS
-from ..models import MODELS, compute_cost
+from ..models import compute_cost
 from ..recipe.load import dumps
 from ..tensors import Parcel, fingerprint
 from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
 from .experiment import Experiment
 from .final_models import CKA_FILE, compute_tier_cka, save_models
-from .folder import RunWriter, peak_memory
-from .loop import RoundResult, rounds, single_thread
+from .folder import RunWriter, peak_memory, read_rows
+from .lock import lock_run
+from .loop import RoundResult, evaluate_if_due, rounds, single_thread
+from .own_names import describe_names, list_own_names
 from .trackers import NONE, Trackers
 
 FLEET_FILE = "fleet.json"
@@ -43,7 +43,7 @@ class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
 
 def record_rounds(
     experiment: Experiment, folder: Path, since: Checkpoint | None = None, trackers: Trackers = NONE
-) -> Iterator[RoundResult]:
+) -> Generator[RoundResult, None, None]:
     """Run the rounds of an experiment; each is written to the run's folder before it is yielded.
 
     `since` resumes the run in an existing folder from that checkpoint; one of round 0 starts it again.
@@ -52,14 +52,43 @@ def record_rounds(
     writer = RunWriter(folder)
     policy = CheckpointPolicy(Checkpoints(folder / FOLDER), checkpoint_interval(experiment), writer.sync)
     recorder = Recorder(experiment, writer, policy)
-    with single_thread(), closing(experiment.engine):
-        recorder.open(since)
-        with writer.record_failure(), trackers.follow(folder, recipe, since is not None), recorder.save_on_exit():
-            for result in rounds(experiment, since):
-                recorder.add(result)
-                trackers.rows(result.rows)
-                yield result
-            recorder.close()
+    with (
+        single_thread(),
+        closing(experiment.engine),
+        recorder.opened(since),
+        writer.record_failure(),
+        trackers.follow(folder, recipe, since is not None),
+        recorder.save_on_exit(),
+    ):
+        if since is not None and was_last_round(since) and since.number < experiment.loaded.recipe.rounds:
+            recorder.evaluate_again(last=False)
+        for result in rounds(experiment, since):
+            recorder.add(result)
+            trackers.rows(result.rows)
+            yield result
+        recorder.close()
+
+
+def finish_early(experiment: Experiment, folder: Path, since: Checkpoint) -> None:
+    """Take an interrupted run as it is after its last checkpoint, as if its recipe had asked for that many rounds.
+
+    The experiment's recipe must have as many rounds as the checkpoint. What only a last round has is made up for: the
+    evaluation of single devices, the method's last exchange, models and fingerprints.
+    """
+    writer = RunWriter(folder)
+    policy = CheckpointPolicy(Checkpoints(folder / FOLDER), checkpoint_interval(experiment), writer.sync)
+    recorder = Recorder(experiment, writer, policy)
+    with single_thread(), closing(experiment.engine), recorder.opened(since), writer.record_failure():
+        if since.number == experiment.loaded.recipe.rounds:
+            recorder.evaluate_again(last=True)
+        for result in rounds(experiment, since):
+            recorder.add(result)
+        recorder.close()
+
+
+def was_last_round(since: Checkpoint) -> bool:
+    """True if the recipe of a checkpoint had no more rounds."""
+    return bool(since.number) and since.number >= since.about["recipe"]["rounds"]
 
 
 def checkpoint_interval(experiment: Experiment) -> int | Literal["auto"]:
@@ -80,18 +109,41 @@ class Recorder:
     commits: int = 0  # of client states
     saving: float = 0.0  # seconds reported so far
 
+    @contextmanager
+    def opened(self, since: Checkpoint | None) -> Iterator[None]:
+        """Create or reopen the run's folder, and hold it: no other process writes to it meanwhile."""
+        if since is None:
+            self.open(None)
+        with lock_run(self.writer.folder):
+            if since is not None:
+                self.open(since)
+            yield
+
     def open(self, since: Checkpoint | None) -> None:
         if since is None:
-            self.writer.open(dumps(self.experiment.loaded.recipe.document()), build_manifest(self.experiment))
+            self.writer.open(self._recipe_text(), build_manifest(self.experiment))
         self.experiment.partition.save(self.writer.folder / "partition.json")
         self.writer.write_document(FLEET_FILE, summarize_fleet(self.experiment))
         if since is None:
             return
         self.policy.checkpoints.delete_after(since.number)
-        self.writer.reopen(since.about.get("sizes", {}))
+        self.writer.reopen(since.about.get("sizes", {}), self._recipe_text())
+        names = describe_names(self.experiment.loaded.recipe, self.experiment.registries)
+        self.writer.update(**describe_metrics(self.experiment), **names)
         restore_experiment(self.experiment, since)
         self.server, self.last, self.replied = since.server, since.number, since.about.get("replied", 0)
         self.started -= since.about.get("seconds", 0.0)
+
+    def _recipe_text(self) -> str:
+        return dumps(self.experiment.loaded.recipe.document())
+
+    def evaluate_again(self, *, last: bool) -> None:
+        """Evaluate the restored state as after a last round, or as after any other, and replace its round's rows."""
+        figures = [row for row in read_rows(self.writer.folder) if row.round == self.last and not row.candidate]
+        rows = evaluate_if_due(self.experiment, self.server, self.last, last)
+        self.writer.replace_rows(self.last, [*rows, *figures])
+        # the checkpoint on disk has a recipe with another number of rounds
+        self.policy.replace(self._checkpoint(self.last), self._score(tuple(rows)))
 
     def add(self, result: RoundResult) -> None:
         self.writer.write_rows(result.rows)
@@ -102,7 +154,7 @@ class Recorder:
         self.writer.write_timings([self._timing(result)])
         self.replied += result.traffic.replied
         self.server, self.last = result.server, result.number
-        self.policy.after(self._checkpoint(result.number), mean_accuracy(result.rows))
+        self.policy.after(self._checkpoint(result.number), self._score(result.rows))
         self.commits = self.experiment.client_states.commits  # last: an interruption before it must not save
 
     def _checkpoint(self, number: int) -> Checkpoint:
@@ -112,6 +164,9 @@ class Recorder:
             "state": self.experiment.state.as_json(), **self._inputs,
         }  # fmt: skip
         return Checkpoint(number, self.server, states.committed, about, states.versions)
+
+    def _score(self, rows: tuple[Row, ...]) -> float | None:
+        return checkpoint_score(rows, self.experiment.evaluator.declared_metrics)
 
     def _timing(self, result: RoundResult) -> dict[str, Any]:
         """What depends on the machine, and so is no row. Saving counts the checkpoints since the round before."""
@@ -163,10 +218,17 @@ def compute_fingerprints(experiment: Experiment, server: Parcel) -> dict[str, st
     return {"sha256": fingerprint(server), "devices_sha256": fingerprint(bundles)}
 
 
-def mean_accuracy(rows: tuple[Row, ...]) -> float | None:
-    """Of a round's models over tiers and tests: decides which checkpoint is the best."""
-    values = [row.value for row in rows if row.metric == "accuracy" and not row.device]
-    return sum(values) / len(values) if values else None
+def checkpoint_score(rows: tuple[Row, ...], declared: Mapping[str, MetricInfo]) -> float | None:
+    """Mean accuracy of a round's models over tiers and tests: decides which checkpoint is the best.
+
+    Without accuracy, the first metric that says which direction is better, with its sign changed if lower is.
+    """
+    directed = {
+        name: 1 if info.higher_is_better else -1 for name, info in declared.items() if info.higher_is_better is not None
+    }
+    name = "accuracy" if "accuracy" in directed else next(iter(directed), "")
+    values = [row.value for row in rows if row.metric.partition("[")[0] == name and not row.device]
+    return directed[name] * (sum(values) / len(values)) if values else None
 
 
 def collect_inputs(experiment: Experiment) -> dict[str, Any]:
@@ -176,7 +238,14 @@ def collect_inputs(experiment: Experiment) -> dict[str, Any]:
         "recipe": document,
         "data": experiment.dataset.fingerprint(),
         "partition": experiment.partition.fingerprint(),
+        **hash_frozen_weights(experiment),
     }
+
+
+def hash_frozen_weights(experiment: Experiment) -> dict[str, dict[str, str]]:
+    """The sha256 of each tier's frozen weights, which are in no checkpoint; empty if nothing is frozen."""
+    hashes = {tier.name: tier.model.frozen_sha256() for tier in experiment.fleet.active_tiers}
+    return {"frozen": hashes} if any(hashes.values()) else {}
 
 
 def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
@@ -185,9 +254,18 @@ def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
         "started": utc_now(),
         "data": experiment.dataset.fingerprint(),
         "partition": experiment.partition.fingerprint(),
+        **hash_frozen_weights(experiment),
         "test_examples": len(experiment.dataset.test),
+        **({"data_deviation": experiment.dataset.deviation} if experiment.dataset.deviation else {}),
+        **describe_metrics(experiment),
+        **describe_names(experiment.loaded.recipe, experiment.registries),
         **_unigram_baseline(experiment),
     }
+
+
+def describe_metrics(experiment: Experiment) -> dict[str, Any]:
+    """Direction and unit of each metric."""
+    return {"metrics": {name: asdict(info) for name, info in experiment.evaluator.declared_metrics.items()}}
 
 
 def utc_now() -> str:
@@ -220,7 +298,7 @@ def summarize_fleet(experiment: Experiment) -> dict[str, Any]:
         "device_tiers": [device.tier for device in fleet.devices(1)] if fixed else None,
         "unseen": [fleet.name(index) for index in sorted(fleet.holdout_devices)],
         "holdings": _count_labels(experiment),
-        "own_names": _list_custom_names(experiment),
+        "own_names": _flat_own_names(experiment),
     }  # fmt: skip
 
 
@@ -231,6 +309,7 @@ def _summarize_tiers(experiment: Experiment) -> list[dict[str, Any]]:
     for tier, share in zip(fleet.tiers, fleet.shares, strict=True):
         cost = compute_cost(tier.model)
         size = {"parameters": cost.parameters, "macs": cost.macs}
+        size |= {"trained_parameters": cost.trained_parameters} if cost.frozen_parameters else {}
         tiers.append({"name": tier.name, "share": share, **size, "trained": tier.name in trained})
     return tiers
 
@@ -253,10 +332,6 @@ def _count_labels(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _list_custom_names(experiment: Experiment) -> list[str]:
-    """Names of the recipe that are not built in: running it again needs the user's file too."""
-    recipe = experiment.loaded.recipe
-    families = {tier.family or recipe.model.family for tier in recipe.tiers}
-    unknown = [recipe.method.name] if recipe.method.name not in METHODS else []
-    unknown += sorted(families - MODELS.keys())
-    return unknown + ([recipe.data.dataset] if recipe.data.dataset not in DATASETS else [])
+def _flat_own_names(experiment: Experiment) -> list[str]:
+    own = list_own_names(experiment.loaded.recipe, experiment.registries)
+    return [name for names in own.values() for name in names]

@@ -9,31 +9,45 @@ from typing import Any
 
 from ..evaluation import Row
 from ..recipe.errors import recipe_error
-from ..recipe.load import load
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
+from ..results import Record, Result
 from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
 from .experiment import Experiment
 from .folder import read_manifest, read_rows
 from .loop import rounds, single_thread
+from .own_names import load_recipe_of
 from .recorder import collect_inputs, compute_fingerprints, restore_experiment
 
 logger = logging.getLogger(__name__)
 
 
-def find_newest_run(home: Path = Path("runs")) -> Path:
-    """The latest unfinished run; if all are finished, the latest. A comparison counts as one run."""
+def list_runs(home: Path = Path("runs")) -> dict[Path, dict[str, Any]]:
+    """The runs and comparisons in a folder with their manifests, the latest first."""
     manifests = {path.parent: read_manifest(path.parent) for path in home.glob("*/manifest.json")}
-    if not manifests:
+    return dict(sorted(manifests.items(), key=lambda item: item[1]["started"], reverse=True))
+
+
+def find_newest_run(home: Path = Path("runs"), unfinished: bool = False) -> Path:
+    """The latest run that is not finished; if all are, the latest, or an error where one must be `unfinished`.
+
+    A comparison counts as one run.
+    """
+    runs = list_runs(home)
+    if not runs:
         raise recipe_error(home, "RUN_FOLDER", "there is no run here", "pass its folder")
-    return max(manifests, key=lambda run: (manifests[run]["status"] != "finished", manifests[run]["started"]))
+    left = [folder for folder, manifest in runs.items() if manifest["status"] != "finished"]
+    if unfinished and not left:
+        hint = "fedloom resume RUN --rounds N lets one go on for longer"
+        raise recipe_error(home, "RUN_FINISHED", "every run here has finished", hint)
+    return (left or list(runs))[0]
 
 
-AttachEngine = Callable[[Experiment, Registry, Path, Path], Experiment]
+AttachEngine = Callable[[Experiment, Registries, Path, Path], Experiment]
 """(experiment, registry, data folder, run folder) -> the experiment with the engine that its recipe names."""
 
 
-def require_in_process(experiment: Experiment, registry: Registry, data: Path, folder: Path) -> Experiment:
+def require_in_process(experiment: Experiment, registries: Registries, data: Path, folder: Path) -> Experiment:
     if experiment.loaded.recipe.engine.kind != "in_process":
         raise recipe_error(
             folder, "RUN_ENGINE", "the devices of this run are elsewhere", "fedloom resume connects to them"
@@ -42,60 +56,84 @@ def require_in_process(experiment: Experiment, registry: Registry, data: Path, f
 
 
 def reopen_run(
-    folder: Path, registry: Registry, data: Path, workers: int, attach_engine: AttachEngine = require_in_process
+    folder: Path, registries: Registries, data: Path, workers: int, attach_engine: AttachEngine = require_in_process
 ) -> tuple[Experiment, Checkpoint]:
     """An unfinished run and its last checkpoint; refused if recipe or data have changed since."""
-    if _status(folder) == "finished":
-        raise recipe_error(folder, "RUN_FINISHED", "this run has finished", "fedloom verify replays its last rounds")
-    experiment = assemble(load(folder / "recipe.toml", registry), registry, data, workers=workers)
-    experiment = attach_engine(experiment, registry, data, folder)
+    if read_status(folder) == "finished":
+        hint = f"fedloom resume {folder} --rounds N lets it go on for longer; fedloom verify replays its last rounds"
+        raise recipe_error(folder, "RUN_FINISHED", "this run has finished", hint)
+    experiment = assemble(load_recipe_of(folder, registries), registries, data, workers=workers)
+    experiment = attach_engine(experiment, registries, data, folder)
     return experiment, read_resume_point(folder, experiment)
 
 
 def open_finished_run(
-    folder: Path, registry: Registry, data: Path, workers: int = 1, *, from_result: bool = False
+    folder: Path, registries: Registries, data: Path, workers: int = 1, *, from_result: bool = False
 ) -> Experiment:
     """The experiment of a finished run, with the data that it was trained on.
 
     `from_result` makes the run's own final model the model to start from, instead of what the recipe started from.
     """
-    status = _status(folder)
+    status = read_status(folder)
     if status != "finished":
         raise recipe_error(
-            folder, "RUN_FOLDER", f"this run is not finished, it is {status}", "fedloom resume finishes it"
+            folder,
+            "RUN_FOLDER",
+            f"this run is not finished, it is {status}",
+            f"fedloom resume {folder} runs what is left; fedloom finish {folder} takes it as it is",
         )
-    loaded = load(folder / "recipe.toml", registry)
+    loaded = load_recipe_of(folder, registries)
     if from_result:
         if not (folder / "models").is_dir():
             raise recipe_error(folder, "RUN_FOLDER", "the run's method keeps no model on the server")
         loaded = loaded.with_document({**loaded.recipe.document(), "start": {"from": str(folder)}})
-    experiment = assemble(loaded, registry, data, workers=workers)
+    experiment = assemble(loaded, registries, data, workers=workers)
     if experiment.dataset.fingerprint() != read_manifest(folder).get("data"):
         message = "the data is not what the run was trained on, so measurements would be meaningless"
         raise recipe_error(folder, "RUN_DATA", message, "pass its --data-dir")
+    _check_frozen(folder, read_manifest(folder), collect_inputs(experiment))
     return experiment
 
 
-def read_resume_point(folder: Path, experiment: Experiment) -> Checkpoint:
-    """The checkpoint from which a run in this folder continues; refused if it has another recipe or other data."""
+def read_resume_point(folder: Path, experiment: Experiment, *, any_rounds: bool = False) -> Checkpoint:
+    """The checkpoint from which a run in this folder continues; refused if it has another recipe or other data.
+
+    With `any_rounds` the run may go on for more rounds than its recipe had, or for fewer.
+    """
     checkpoint, inputs = Checkpoints(folder / FOLDER).read_newest() or Checkpoint(0, {}, {}), collect_inputs(experiment)
     before = checkpoint.about
     if not checkpoint.number:  # only the manifest knows
         manifest = read_manifest(folder)
-        before = {**inputs, **{name: manifest[name] for name in ("data", "partition") if name in manifest}}
-    check_unchanged(folder, before, inputs)
+        before = {**inputs, **{name: manifest[name] for name in ("data", "partition", "frozen") if name in manifest}}
+    check_unchanged(folder, before, inputs, any_rounds=any_rounds)
     return checkpoint
 
 
-def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if before["recipe"] != now["recipe"]:
-        changed = "; ".join(list_changes(before["recipe"], now["recipe"]))
+def check_unchanged(
+    folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, any_rounds: bool = False
+) -> None:
+    recipe = {**before["recipe"], **({"rounds": now["recipe"]["rounds"]} if any_rounds else {})}
+    if recipe != now["recipe"]:
+        changed = "; ".join(list_changes(recipe, now["recipe"]))
         hint = "undo the change, or start another run"
         raise recipe_error(folder / "recipe.toml", "RECIPE_CHANGED", f"the recipe has changed since: {changed}", hint)
     for what in ("data", "partition"):
         if before[what] != now[what]:
             hint = "a run can only be resumed with the data that it started with"
             raise recipe_error(folder, "DATA_CHANGED", f"the {what} is not that of the run", hint)
+    _check_frozen(folder, before, now)
+
+
+def _check_frozen(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Frozen weights are no part of a checkpoint: the family builds them again, maybe from a file that has changed."""
+    then, here = before.get("frozen", {}), now.get("frozen", {})
+    for tier in (*then, *here):
+        if then.get(tier) != here.get(tier):
+            shas = f"sha256 {then.get(tier, 'none')[:12]} then, {here.get(tier, 'none')[:12]} now"
+            hint = "use the base that the run was trained on"
+            raise recipe_error(
+                folder, "BASE_CHANGED", f"the frozen weights of tier {tier!r} have changed: {shas}", hint
+            )
 
 
 def list_changes(before: Any, now: Any, key_path: str = "") -> Iterator[str]:
@@ -110,23 +148,43 @@ def list_changes(before: Any, now: Any, key_path: str = "") -> Iterator[str]:
         yield f"{key_path} was {_format(before)}, is {_format(now)}"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    since: int  # the round whose checkpoint the replay started from; 0: the beginning
-    rounds: int  # replayed
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
+    """What a replay of a run's last rounds found.
+
+    Parameters
+    ----------
+    since : the round whose checkpoint the replay started from; 0: the beginning.
+    rounds : how many were replayed.
+    differences : what is not the same to the bit; empty: nothing.
+    """
+
+    since: int
+    rounds: int
     differences: tuple[str, ...]
 
+    @property
+    def title(self) -> str:
+        same = "not the same" if self.differences else "the same to the bit"
+        return f"{self.rounds} rounds after round {self.since} replayed: {same}"
 
-def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int) -> Verdict:
+    def records(self) -> list[Record]:
+        return [{"difference": difference} for difference in self.differences]
+
+    def content(self) -> dict[str, Any]:
+        return {"since": self.since, "rounds": self.rounds, "differences": list(self.differences)}
+
+
+def verify(folder: Path, registries: Registries, data: Path, back: int, workers: int) -> Verdict:
     """Replay the last rounds of a finished run and compare fingerprints and rows. Nothing is written.
 
     The replay starts from the last checkpoint that is at least `back` rounds old.
     """
-    if _status(folder) != "finished":
+    if read_status(folder) != "finished":
         raise recipe_error(
             folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it"
         )
-    experiment = assemble(load(folder / "recipe.toml", registry), registry, data, workers=workers)
+    experiment = assemble(load_recipe_of(folder, registries), registries, data, workers=workers)
     if experiment.loaded.recipe.engine.kind != "in_process":
         message = "its devices store their own states, so its rounds cannot be replayed"
         raise recipe_error(folder, "RUN_ENGINE", message, 'verify a run with engine.kind = "in_process"')
@@ -135,7 +193,7 @@ def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int
     old = [number for number in store.numbers() if number <= last - back]
     checkpoint = store.read(old[-1]) if old else Checkpoint(0, {}, {})
     if checkpoint.number:
-        check_unchanged(folder, checkpoint.about, collect_inputs(experiment))
+        check_unchanged(folder, checkpoint.about, collect_inputs(experiment), any_rounds=True)
     replayed, server = list[Row](), checkpoint.server
     restore_experiment(experiment, checkpoint)
     with single_thread(), closing(experiment.engine):
@@ -151,16 +209,18 @@ def verify(folder: Path, registry: Registry, data: Path, back: int, workers: int
     return Verdict(checkpoint.number, last - checkpoint.number, tuple(wrong))
 
 
-def _status(folder: Path) -> str:
+def read_status(folder: Path) -> str:
+    """The status of a run; raises if the folder is not that of one."""
     if not (folder / "manifest.json").is_file():
         raise recipe_error(
             folder, "RUN_FOLDER", "this is not the folder of a run", "fedloom run my.toml --out my-run creates one"
         )
     manifest = read_manifest(folder)
     if "arms" in manifest:
-        raise recipe_error(
-            folder, "RUN_FOLDER", "this is a comparison, not a run", "pass one of its runs, such as ARM/seed-0"
-        )
+        inside = sorted(str(path.parent) for path in folder.glob("*/*/manifest.json"))
+        names = ", ".join(inside[:4]) + (f" and {len(inside) - 4} more" if len(inside) > 4 else "")
+        hint = f"pass one of its runs: {names}" if inside else "none of its runs has begun"
+        raise recipe_error(folder, "RUN_FOLDER", "this is a comparison, not a run", hint)
     return str(manifest["status"])
 
 

@@ -4,21 +4,24 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ..data import Dataset
-from ..engines import ATTACKS, AttackTransport, ClientData, InProcess, Lockstep, WorkerPool, malicious, poisoned
+from ..engines import Attack, AttackTransport, ClientData, Lockstep, WorkerPool, malicious, poisoned
 from ..evaluation import Row
-from ..footprints import RULES
-from ..recipe.errors import RecipeIssue, suggest
+from ..evaluation.metrics import accuracy
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
 from ..recipe.schema import CompressionConfig, FaultsConfig
+from ..registry import suggest
 from ..reporting.paired_stats import mean_by_share
-from ..runs.build import assemble, build_simulation
+from ..runs.build import assemble, build_worker_context
 from ..runs.experiment import Experiment
 from ..runs.loop import RoundResult, rounds, single_thread
-from .compare import MEMORY_LIMIT, estimate_memory
+from ..runs.metrics import build_metrics
+from .compare import PendingRun, estimate_memory, run_side_by_side
 
 NONE = "none"  # no attack; as a rule: the plain mean
 
@@ -61,14 +64,11 @@ class AttackBench:
             ending.enter_context(closing(self.lockstep.pool))
             for one in everything:
                 ending.enter_context(closing(one.engine))
-            for group in self._side_by_side():
-                for simulator, _ in group.values():
-                    simulator.client_states.budget //= len(group)
-                for name, done in self.lockstep.steps({run: steps for run, (_, steps) in group.items()}):
-                    rows = [row for row in done.rows if self._counts(row)]
-                    if rows:
-                        self._evaluated[name] = rows
-                    yield name, done
+            for name, done in run_side_by_side(self.lockstep, self._pending()):
+                rows = [row for row in done.rows if self._counts(row)]
+                if rows:
+                    self._evaluated[name] = rows
+                yield name, done
 
     def cells(self) -> list[AttackCell]:
         """The results, once everything has run."""
@@ -94,19 +94,11 @@ class AttackBench:
     def _counts(self, row: Row) -> bool:
         return (row.device, row.test, row.metric) == ("", self.test, "accuracy")
 
-    def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[RoundResult]]]]:
-        """Groups of runs that fit into memory together."""
-        group: dict[str, tuple[InProcess, Iterator[RoundResult]]] = {}
-        free, size = MEMORY_LIMIT, 0
+    def _pending(self) -> Iterator[PendingRun]:
+        memory = estimate_memory(next(iter(self.experiments.values()))[0])  # the same for all rules
         for (attack, rule), seeds in self.experiments.items():
             for one in seeds:
-                size = size or estimate_memory(one)  # the same for all rules
-                if group and size > free:
-                    yield group
-                    group, free = {}, MEMORY_LIMIT
-                group[_run_name(attack, rule, one)] = one.simulator, rounds(one)
-                free -= size
-        yield group
+                yield PendingRun(_run_name(attack, rule, one), one.simulator, memory, partial(rounds, one))
 
 
 def _run_name(attack: str, rule: str, experiment: Experiment) -> str:
@@ -115,7 +107,7 @@ def _run_name(attack: str, rule: str, experiment: Experiment) -> str:
 
 def build_attack_bench(
     loaded: LoadedRecipe,
-    registry: Registry,
+    registries: Registries,
     data: Path,
     attacks: Sequence[str],
     rules: Sequence[str],
@@ -125,26 +117,32 @@ def build_attack_bench(
     workers: int = 1,
 ) -> AttackBench:
     """Plan the runs for `seeds` seeds from the recipe's on; runs without attack and with the plain mean are added."""
-    _check_names(loaded, attacks, {NONE: None, **ATTACKS}, "attack")
-    _check_names(loaded, rules, RULES, "rule")
+    _check_names(loaded, attacks, {NONE: None, **registries.attacks}, "attack")
+    _check_names(loaded, rules, registries.aggregation, "rule")
     if loaded.recipe.faults != FaultsConfig():
         message = "faults would mix with the effect of the attacks"
         raise loaded.error(RecipeIssue(("faults",), "FAULTS_TOO", message, "leave [faults] out"))
     if loaded.recipe.compression != CompressionConfig():
         message = "attacks are not simulated through compression"
         raise loaded.error(RecipeIssue(("compression",), "COMPRESSION_TOO", message, "leave [compression] out"))
+    metrics = [one.name for one in build_metrics(loaded, registries) or (accuracy(),)]
+    if "accuracy" not in metrics:
+        message = "attacks are measured by accuracy, which the recipe does not evaluate"
+        raise loaded.error(RecipeIssue(("evaluation", "metrics"), "METRIC_MISSING", message, 'add "accuracy"'))
     experiments: dict[tuple[str, str], list[Experiment]] = {}
     bad, dataset, lockstep = dict[int, list[str]](), None, Lockstep(WorkerPool(workers))
     for seed in range(loaded.recipe.seed, loaded.recipe.seed + seeds):
         for attack in dict.fromkeys([NONE, *attacks]):
             client_data: ClientData | None = None  # shared by all rules, so that they train in one block
             for rule in dict.fromkeys([NONE, *rules]):
-                honest = _honest(loaded, registry, data, rule, seed, dataset, lockstep)
+                honest = _honest(loaded, registries, data, rule, seed, dataset, lockstep)
                 dataset, names = honest.dataset, malicious(honest.fleet, share)
                 bad[seed] = sorted(names)
+                experiment = honest
                 if attack != NONE:
-                    client_data = client_data or poisoned(ATTACKS[attack], honest.simulator.client_data, names)
-                experiment = honest if client_data is None else _attacked(honest, attack, client_data, names)
+                    malice = registries.attacks[attack]()
+                    client_data = client_data or poisoned(malice, honest.simulator.client_data, names)
+                    experiment = _attacked(honest, malice, client_data, names)
                 experiments.setdefault((attack, rule), []).append(experiment)
     return AttackBench(experiments, bad, test, loaded.recipe.compare.candidate or "", lockstep)
 
@@ -158,7 +156,7 @@ def _check_names(loaded: LoadedRecipe, names: Sequence[str], table: Mapping[str,
 
 def _honest(
     loaded: LoadedRecipe,
-    registry: Registry,
+    registries: Registries,
     data: Path,
     rule: str,
     seed: int,
@@ -171,14 +169,14 @@ def _honest(
     if settings["rule"] != rule:
         settings = {key: settings[key] for key in ("low_coverage", "min_contributors")}
     changed = {**document, "seed": seed, "aggregation": {**settings, "rule": rule}}
-    return assemble(loaded.with_document(changed), registry, data, dataset, executor=lockstep)
+    return assemble(loaded.with_document(changed), registries, data, dataset, executor=lockstep)
 
 
-def _attacked(honest: Experiment, name: str, client_data: ClientData, names: frozenset[str]) -> Experiment:
+def _attacked(honest: Experiment, attack: Attack, client_data: ClientData, names: frozenset[str]) -> Experiment:
     simulator = replace(honest.simulator, client_data=client_data)
-    attack = AttackTransport(ATTACKS[name], names, honest.fleet)
-    attacked = replace(honest, engine=simulator, simulator=simulator, attack=attack)
-    simulator.executor.register(build_simulation(attacked))
+    transport = AttackTransport(attack, names, honest.fleet)
+    attacked = replace(honest, engine=simulator, simulator=simulator, attack=transport)
+    simulator.executor.register(build_worker_context(attacked))
     return attacked
 
 

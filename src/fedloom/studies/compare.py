@@ -2,21 +2,25 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..analysis.costs import dry_run
 from ..engines import InProcess, Lockstep, WorkerPool
+from ..evaluation import Row
+from ..evaluation.metrics import UndeclaredDirection
 from ..files import write_atomic
 from ..fleet import Fleet, count_parameters
 from ..models import compute_cost
-from ..recipe.errors import RecipeIssue, suggest
-from ..recipe.load import LoadedRecipe, load
-from ..recipe.registry import Registry
+from ..recipe.errors import RecipeIssue
+from ..recipe.load import LoadedRecipe
+from ..recipe.registries import Registries
 from ..recipe.schema import CompareConfig
-from ..reporting.paired_stats import Arm, metric_of
+from ..registry import suggest
+from ..reporting.paired_stats import Arm, ComparedMetric, metric_of
 from ..reporting.tables import DESCRIPTION_FILE, DESCRIPTION_FORMAT, ComparisonResult, ComparisonTerms, conclude
 from ..reporting.targets import BudgetUnit, budget_lines, limit_to_budget
 from ..runs.build import assemble
@@ -25,9 +29,10 @@ from ..runs.experiment import Experiment
 from ..runs.faults import NoQuorum
 from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.loop import RoundResult, single_thread
+from ..runs.own_names import describe_names, list_own_names, load_recipe_of
 from ..runs.recorder import NothingAdmitted, record_rounds, utc_now
 from ..runs.resume import read_resume_point
-from ..runs.trackers import build_trackers
+from ..runs.trackers import TrackerChoice, build_trackers
 from ..tensors import payload_bytes
 from .controls import CONTROLS, NO_ARMS, build_arms, errors_at_arm, served_models
 
@@ -35,6 +40,34 @@ logger = logging.getLogger(__name__)
 
 KIND = "comparison"
 MEMORY_LIMIT = 2 << 30  # bytes for the replies of experiments that run side by side
+
+
+@dataclass(frozen=True)
+class PendingRun:
+    """A run that is yet to be started."""
+
+    name: str
+    simulator: InProcess
+    memory: int  # bytes
+    start: Callable[[], Iterator[RoundResult]]
+
+
+def run_side_by_side(lockstep: Lockstep, runs: Iterable[PendingRun]) -> Iterator[tuple[str, RoundResult]]:
+    """Run as many side by side as memory allows, in order; yields (name, round)."""
+    group: list[PendingRun] = []
+    for run in runs:
+        if group and sum(one.memory for one in group) + run.memory > MEMORY_LIMIT:
+            yield from _run_group(lockstep, group)
+            group = []
+        group.append(run)
+    yield from _run_group(lockstep, group)
+
+
+def _run_group(lockstep: Lockstep, group: Sequence[PendingRun]) -> Iterator[tuple[str, RoundResult]]:
+    steps = {run.name: run.start() for run in group}
+    for run in group:
+        run.simulator.client_states.budget //= len(group)
+    yield from lockstep.steps(steps)
 
 
 @dataclass(frozen=True)
@@ -46,7 +79,7 @@ class Comparison:
     settings: CompareConfig = field(default_factory=CompareConfig)
     candidates: Mapping[str, str] = field(default_factory=dict)  # by arm; empty: the first
     command: str = ""  # repeats it
-    track: Sequence[str] = ()  # names of trackers
+    track: Sequence[TrackerChoice] = ()  # names or classes: every run gets trackers of its own
 
     @property
     def seeds(self) -> list[int]:
@@ -75,10 +108,7 @@ class Comparison:
         self._write_manifest(status="running")
         self.write_description("global")
         with single_thread(), closing(self.lockstep.pool):
-            for group in self._side_by_side():
-                for simulator, _ in group.values():
-                    simulator.client_states.budget //= len(group)
-                yield from self.lockstep.steps({name: steps for name, (_, steps) in group.items()})
+            yield from run_side_by_side(self.lockstep, map(self._pending, self.unfinished_runs().items()))
         self._write_manifest(status="failed" if self.unfinished_runs() else "finished")
 
     def _log_failure(self, name: str, steps: Iterator[RoundResult]) -> Iterator[RoundResult]:
@@ -88,23 +118,15 @@ class Comparison:
         except (NoQuorum, NothingAdmitted) as error:
             logger.warning("%s failed: %s", name, error)
 
-    def _side_by_side(self) -> Iterator[dict[str, tuple[InProcess, Iterator[RoundResult]]]]:
-        """Groups of runs that fit into memory together."""
-        group: dict[str, tuple[InProcess, Iterator[RoundResult]]] = {}
-        free = MEMORY_LIMIT
-        for name, (experiment, folder) in self.unfinished_runs().items():
-            size = estimate_memory(experiment)
-            if group and size > free:
-                yield group
-                group, free = {}, MEMORY_LIMIT
+    def _pending(self, unfinished: tuple[str, tuple[Experiment, Path]]) -> PendingRun:
+        name, (experiment, folder) = unfinished
+
+        def start() -> Iterator[RoundResult]:
             since = read_resume_point(folder, experiment) if _has_started(folder) else None
-            followers = build_trackers(self.track, name)
-            group[name] = (
-                experiment.simulator,
-                self._log_failure(name, record_rounds(experiment, folder, since, followers)),
-            )
-            free -= size
-        yield group
+            trackers = build_trackers(self.track, name, several_runs=True)
+            return self._log_failure(name, record_rounds(experiment, folder, since, trackers))
+
+        return PendingRun(name, experiment.simulator, estimate_memory(experiment), start)
 
     def check_simulated_seconds(self) -> None:
         """Raise unless every arm's tiers have a speed and a bandwidth."""
@@ -121,7 +143,19 @@ class Comparison:
         started = read_manifest(self.home)["started"] if (self.home / MANIFEST).is_file() else utc_now()
         self.home.mkdir(parents=True, exist_ok=True)
         manifest = {"kind": KIND, "status": status, "started": started, "seeds": self.seeds, "arms": arms}
+        manifest |= self._describe_names()
         write_atomic(self.home / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+
+    def _describe_names(self) -> dict[str, Any]:
+        first = next(iter(self.experiments.values()))[0]
+        own: dict[str, set[str]] = {}
+        for each in self.experiments.values():
+            for kind, names in list_own_names(each[0].loaded.recipe, first.registries).items():
+                own.setdefault(kind, set()).update(names)
+        return {
+            **describe_names(first.loaded.recipe, first.registries),
+            "own_names": {kind: sorted(names) for kind, names in own.items()},
+        }
 
     def result(self, test: str, equal: BudgetUnit = "rounds") -> ComparisonResult:
         """Conclude once everything has run, counting of every run only what fits the first arm's budget."""
@@ -131,14 +165,30 @@ class Comparison:
         round_counts = {each[0].loaded.recipe.rounds for each in self.experiments.values()}
         budgets = budget_lines(arms, equal) if equal != "rounds" or len(round_counts) > 1 else []
         failures = [f"{name} failed" for name in self.unfinished_runs()]
-        return replace(result, verdict=[*result.verdict, *budgets, *failures])
+        return replace(result, verdict=[*result.verdict, *budgets, *failures, *self._identical_arms()])
+
+    def _identical_arms(self) -> list[str]:
+        """A line for arms that did exactly the same: comparing them says nothing."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name in self.experiments:
+            manifests = [read_manifest(folder) for folder in self.folders(name) if _has_started(folder)]
+            marks = [f"{one.get('sha256')} {one.get('devices_sha256')}" for one in manifests if "sha256" in one]
+            if len(marks) == len(self.seeds):
+                groups.setdefault(tuple(marks), []).append(name)
+        return [
+            f"{' and '.join(names)} did exactly the same on this fleet: their models are equal to the bit"
+            for names in groups.values()
+            if len(names) > 1
+        ]
 
     def terms(self, test: str) -> ComparisonTerms:
         by_size = sorted(self.fleet.tiers, key=lambda tier: -count_parameters(tier.model.shapes()))
         shares = {tier.name: share for tier, share in zip(self.fleet.tiers, self.fleet.shares, strict=True)}
         examples = len(next(iter(self.experiments.values()))[0].dataset.test)
         tiers, controls = [tier.name for tier in by_size], [name for name in self.experiments if name in CONTROLS]
-        return ComparisonTerms(tiers, shares, test, examples, controls, self.settings.baseline, self.settings.margin)
+        settings = self.settings
+        chosen = settings.baseline, settings.margin, settings.metric or ""
+        return ComparisonTerms(tiers, shares, test, examples, controls, *chosen)
 
     def write_description(self, test: str, equal: BudgetUnit = "rounds") -> None:
         """Write how the runs belong together, so that `fedloom report` can compare them again."""
@@ -156,6 +206,10 @@ class Comparison:
         description = {"format": DESCRIPTION_FORMAT, "arms": arms, "terms": asdict(self.terms(test)), **settings}
         write_atomic(path, (json.dumps(description, indent=2) + "\n").encode())
 
+    def _metric(self, arm: str, rows: Iterable[Row] = ()) -> ComparedMetric:
+        """The one that the comparison is about."""
+        return metric_of(rows, self.experiments[arm][0].evaluator.declared_metrics, self.settings.metric)
+
     def _arm(self, name: str, read: bool = True) -> Arm:
         runs = [list(read_rows(folder)) for folder in self.folders(name)] if read else []
         fleet = self.experiments[name][0].fleet
@@ -168,7 +222,7 @@ class Comparison:
             runs,
             self.candidates.get(name, ""),
             shares if same_tiers else {},
-            metric_of(row for rows in runs for row in rows),
+            self._metric(name, (row for rows in runs for row in rows)),
             {tier.name: compute_cost(tier.model).macs for tier in fleet.tiers},
             frozenset(index for index, status in enumerate(statuses) if status == "failed"),
         )
@@ -181,7 +235,7 @@ def _has_started(folder: Path) -> bool:
 def estimate_memory(experiment: Experiment) -> int:
     """Estimate the bytes of an experiment by a dry run: the server's state and twice the uploads of a round."""
     fleet, method, loaded = experiment.fleet, experiment.method, experiment.loaded
-    moved = dry_run(loaded, method, fleet, data_spec_of(experiment.dataset))
+    moved = dry_run(loaded, method, fleet, data_spec_of(experiment.dataset), experiment.compression)
     shares = zip(fleet.tiers, fleet.shares, strict=True)
     sent = sum(share * moved.bytes_up[tier.name] for tier, share in shares)
     state = payload_bytes(method.start(fleet, fleet.seed, experiment.warm))
@@ -189,22 +243,31 @@ def estimate_memory(experiment: Experiment) -> int:
 
 
 def plan_comparison(
-    loaded: LoadedRecipe, registry: Registry, seeds: int, controls: Sequence[str], home: Path, data: Path,
+    loaded: LoadedRecipe, registries: Registries, seeds: int, controls: Sequence[str], home: Path, data: Path,
     workers: int = 1, beside: Mapping[str, LoadedRecipe] = NO_ARMS,
 ) -> Comparison:  # fmt: skip
     """Plan the recipe, its own arms, those in `beside` and controls, for `seeds` seeds from the recipe's on."""
-    first = assemble(loaded, registry, data)
+    first = assemble(loaded, registries, data)
     numbers = range(loaded.recipe.seed, loaded.recipe.seed + seeds)
-    arms = build_arms(loaded, registry, first.fleet, controls, beside)
-    return _plan(arms, first, registry, numbers, home, data, workers)
+    arms = build_arms(loaded, registries, first.fleet, controls, beside)
+    return _plan(arms, first, registries, numbers, home, data, workers)
 
 
-def reopen_comparison(home: Path, registry: Registry, data: Path, workers: int) -> Comparison:
+def reopen_comparison(home: Path, registries: Registries, data: Path, workers: int) -> Comparison:
     """Reopen a comparison from its folder; finished runs are not repeated."""
     manifest = read_manifest(home)
-    arms = {name: load(document, registry) for name, document in manifest["arms"].items()}
-    first = assemble(next(iter(arms.values())), registry, data)
-    return _plan(arms, first, registry, manifest["seeds"], home, data, workers)
+    arms = {name: load_recipe_of(home, registries, document) for name, document in manifest["arms"].items()}
+    first = assemble(next(iter(arms.values())), registries, data)
+    planned = _plan(arms, first, registries, manifest["seeds"], home, data, workers)
+    return replace(planned, settings=planned.settings.model_copy(update=_described_settings(home)))
+
+
+def _described_settings(home: Path) -> dict[str, Any]:
+    """The terms that a comparison was started with; the recipes of its runs do not have them."""
+    path = home / DESCRIPTION_FILE
+    terms = json.loads(path.read_text(encoding="utf-8"))["terms"] if path.is_file() else {}
+    known = {key: terms[key] for key in ("metric", "baseline", "margin") if key in terms}
+    return {**known, "metric": known.get("metric") or None}
 
 
 def is_comparison(home: Path) -> bool:
@@ -212,17 +275,27 @@ def is_comparison(home: Path) -> bool:
 
 
 def _plan(
-    recipes: Mapping[str, LoadedRecipe], first: Experiment, registry: Registry, seeds: Sequence[int], home: Path,
+    recipes: Mapping[str, LoadedRecipe], first: Experiment, registries: Registries, seeds: Sequence[int], home: Path,
     data: Path, workers: int,
 ) -> Comparison:  # fmt: skip
     loaded = first.loaded
+    check_direction(first)
     experiments, candidates, lockstep = {}, {}, Lockstep(WorkerPool(workers))
     for arm, recipe in recipes.items():
         with errors_at_arm(loaded, arm):
             seeded = [recipe.with_document({**recipe.recipe.document(), "seed": seed}) for seed in seeds]
-            experiments[arm] = [assemble(one, registry, data, first.dataset, executor=lockstep) for one in seeded]
+            experiments[arm] = [assemble(one, registries, data, first.dataset, executor=lockstep) for one in seeded]
         candidates[arm] = choose_candidate(loaded, arm, experiments[arm][0])
     return Comparison(home, experiments, first.fleet, lockstep, loaded.recipe.compare, candidates)
+
+
+def check_direction(experiment: Experiment) -> None:
+    """Raise if the metric that would be compared does not say whether higher is better."""
+    loaded = experiment.loaded
+    metric = metric_of((), experiment.evaluator.declared_metrics, loaded.recipe.compare.metric)
+    if not metric.is_directed:
+        error = UndeclaredDirection(metric.name)
+        raise loaded.error(RecipeIssue(("evaluation", "metrics"), "METRIC_DIRECTION", str(error), error.hint))
 
 
 def choose_candidate(loaded: LoadedRecipe, arm: str, experiment: Experiment) -> str:

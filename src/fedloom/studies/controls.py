@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..fleet import Fleet, count_parameters
-from ..recipe.errors import RecipeError, RecipeIssue, dotted, suggest
+from ..recipe.errors import RecipeError, RecipeIssue, dotted
 from ..recipe.load import LoadedRecipe, load
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
+from ..registry import suggest
 from ..reporting import ServedModel
 from ..runs.build import build
 from ..runs.data import data_spec_of, read_data
@@ -50,7 +51,7 @@ CONTROLS: dict[str, Callable[[Document, Fleet], Document]] = {
 
 def build_arms(
     loaded: LoadedRecipe,
-    registry: Registry,
+    registries: Registries,
     fleet: Fleet,
     controls: Sequence[str] = (),
     beside: Mapping[str, LoadedRecipe] = NO_ARMS,
@@ -59,7 +60,7 @@ def build_arms(
     arms = {loaded.recipe.method.name: loaded}
     for name, changes in loaded.recipe.compare.arms.items():
         with errors_at_arm(loaded, name):
-            arms[name] = _check_pairing(loaded, name, load(loaded.recipe.document(), registry, changes), LENGTH_KEYS)
+            arms[name] = _check_pairing(loaded, name, load(loaded.recipe.document(), registries, changes), LENGTH_KEYS)
     for name, other in beside.items():
         if name in arms:
             raise loaded.error(
@@ -76,19 +77,19 @@ def build_arms(
     return arms
 
 
-def arms_with_methods(loaded: LoadedRecipe, registry: Registry, names: Sequence[str]) -> dict[str, LoadedRecipe]:
+def arms_with_methods(loaded: LoadedRecipe, registries: Registries, names: Sequence[str]) -> dict[str, LoadedRecipe]:
     """The same recipe with other methods, at their default settings."""
     others = [name for name in names if name != loaded.recipe.method.name]
-    return {name: load({**loaded.recipe.document(), "method": {"name": name}}, registry) for name in others}
+    return {name: load({**loaded.recipe.document(), "method": {"name": name}}, registries) for name in others}
 
 
-def supported_methods(loaded: LoadedRecipe, registry: Registry, data: Path) -> tuple[list[str], dict[str, str]]:
+def supported_methods(loaded: LoadedRecipe, registries: Registries, data: Path) -> tuple[list[str], dict[str, str]]:
     """The methods that support this recipe at their default settings, and why the others do not."""
     supported, refused = [], {}
-    data_spec = data_spec_of(read_data(loaded, registry, data))
-    for name in registry.methods:
+    data_spec = data_spec_of(read_data(loaded, registries, data))
+    for name in registries.methods:
         try:
-            build(loaded.with_document({**loaded.recipe.document(), "method": {"name": name}}), registry, data_spec)
+            build(loaded.with_document({**loaded.recipe.document(), "method": {"name": name}}), registries, data_spec)
             supported.append(name)
         except (RecipeError, TypeError) as error:
             refused[name] = error.issues[0].message if isinstance(error, RecipeError) else str(error)

@@ -20,9 +20,10 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ..evaluation import Row
 from ..evaluation.metrics import metric_sign
-from ..recipe.errors import recipe_error, suggest
+from ..recipe.errors import recipe_error
 from ..recipe.paths import TomlModel, read_toml_model
 from ..recipe.schema import FILE_NAME
+from ..registry import suggest
 from ..reporting.ledger import ALL, ClaimSide, ClaimTerms, Measure, Relation, side_curve
 from ..reporting.targets import bytes_to, cumulative_cost, mean_round_seconds, rounds_to
 from ..settings import Count, NonNegative, Share
@@ -186,7 +187,7 @@ def measure_number(number: PublishedNumber, rows: Sequence[Row], shares: Mapping
         case "mean of last 10":
             return statistics.fmean(list(values.values())[-10:])
         case "rounds to" | "bytes to":
-            reached = rounds_to(number.target or 0.0, values, number.metric)
+            reached = rounds_to(number.target or 0.0, values, metric_sign(number.metric))
             return reached if reached is None or number.selection == "rounds to" else bytes_to(reached, rows)
         case "within seconds":
             spent = cumulative_cost(rows, "seconds")

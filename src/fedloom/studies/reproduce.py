@@ -15,7 +15,7 @@ from ..analysis.costs import tier_costs
 from ..files import write_atomic
 from ..recipe.errors import recipe_error
 from ..recipe.load import LoadedRecipe, load
-from ..recipe.registry import Registry
+from ..recipe.registries import Registries
 from ..reporting.ledger import (
     ALL,
     ClaimTerms,
@@ -30,6 +30,7 @@ from ..runs.build import assemble
 from ..runs.checkpoint import Checkpoint
 from ..runs.experiment import Experiment
 from ..runs.folder import MANIFEST, read_manifest, read_rows
+from ..runs.own_names import load_recipe_of
 from ..runs.recorder import utc_now
 from ..runs.resume import AttachEngine, list_changes, reopen_run
 from .compare import Comparison, is_comparison, plan_comparison, reopen_comparison
@@ -44,7 +45,7 @@ VERSION_KEYS = ("fedloom", "python", "torch", "numpy", "machine", "threads")
 class ReproduceContext:
     """What every run of `fedloom reproduce` shares."""
 
-    registry: Registry
+    registries: Registries
     data: Path
     workers: int
     engage: AttachEngine
@@ -68,15 +69,15 @@ def row_folder(home: Path, name: str, sets: Sequence[str]) -> Path:
 
 def start_row(row: PublishedRow, sets: Sequence[str], folder: Path, context: ReproduceContext) -> StartedRow:
     """Start a row's run, or resume it, or find it finished."""
-    loaded = load(row.recipe, context.registry, [*row.changes, *sets])
+    loaded = load(row.recipe, context.registries, [*row.changes, *sets])
     if not (folder / MANIFEST).is_file():
-        return StartedRow(folder, loaded, assemble(loaded, context.registry, context.data, workers=context.workers))
-    before = load(folder / "recipe.toml", context.registry)
+        return StartedRow(folder, loaded, assemble(loaded, context.registries, context.data, workers=context.workers))
+    before = load_recipe_of(folder, context.registries)
     check_same_recipe(folder, before.recipe.document(), loaded.recipe.document())
     if read_manifest(folder)["status"] == "finished":
         return StartedRow(folder, loaded)
     return StartedRow(
-        folder, loaded, *reopen_run(folder, context.registry, context.data, context.workers, context.engage)
+        folder, loaded, *reopen_run(folder, context.registries, context.data, context.workers, context.engage)
     )
 
 
@@ -102,7 +103,7 @@ def row_numbers(
     rows = [] if row.costs_only else list(read_rows(folder))
     timed = any(number.metric == "latency_ms" for number, _ in row.numbers)
     costs = (
-        {one.name: one.record() for one in tier_costs(loaded, context.registry, context.data, timed)}
+        {one.name: one.record() for one in tier_costs(loaded, context.registries, context.data, timed)}
         if not rows
         else {}
     )
@@ -124,15 +125,15 @@ def start_comparison(
 ) -> Comparison:
     """Start the comparison that decides a claim, or resume it."""
     folder = row_folder(home, Path(claim.recipe).stem, sets)
-    loaded = load(recipes / claim.recipe, context.registry, sets)
-    planned = plan_comparison(loaded, context.registry, seeds, (), folder, context.data, context.workers)
+    loaded = load(recipes / claim.recipe, context.registries, sets)
+    planned = plan_comparison(loaded, context.registries, seeds, (), folder, context.data, context.workers)
     if not is_comparison(folder):
         return planned
     manifest = read_manifest(folder)
     before = {key: manifest[key] for key in ("arms", "seeds")}
     arms = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
     check_same_recipe(folder, before, {"arms": arms, "seeds": planned.seeds})
-    return reopen_comparison(folder, context.registry, context.data, context.workers)
+    return reopen_comparison(folder, context.registries, context.data, context.workers)
 
 
 def is_finished(planned: Comparison) -> bool:
@@ -183,7 +184,9 @@ def read_evidence(planned: Comparison) -> Evidence:
         arm: {tier.name: share for tier, share in zip(fleet.tiers, fleet.shares, strict=True)}
         for arm, fleet in fleets.items()
     }
-    return Evidence(runs, shares)
+    evaluators = [experiments[0].evaluator for experiments in planned.experiments.values()]
+    metrics = {name: info for evaluator in evaluators for name, info in evaluator.declared_metrics.items()}
+    return Evidence(runs, shares, metrics)
 
 
 def check_arms(claim: Claim, known: Sequence[str]) -> None:
@@ -201,7 +204,9 @@ def ledger_entry(claim: Claim, planned: Comparison, evidence: Evidence, command:
     except NotMeasuredError as error:
         raise recipe_error(claim.recipe, "NOT_MEASURED", f"{claim.name}: {error}") from error
     names = (side_name(claim, 0), side_name(claim, 1))
-    measured = {"text": measured_text(result, claim.measure, names), **claim_record(result)}
+    deviation = planned_deviation(planned)
+    text = measured_text(result, claim.measure, names) + (f" ({deviation})" if deviation else "")
+    measured = {"text": text, **claim_record(result)}
     return {
         "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,
         "measured": {**measured, **({"targets": dict(terms.targets)} if terms.targets else {})},
@@ -209,6 +214,11 @@ def ledger_entry(claim: Claim, planned: Comparison, evidence: Evidence, command:
         "verdict": result.verdict, "command": command, "wall_seconds": round(wall_seconds(planned.home), 1),
         "commit": start_commit(planned.home), "date": utc_now(), "recipe": claim.recipe,
     }  # fmt: skip
+
+
+def planned_deviation(planned: Comparison) -> str:
+    """How the data differs from the published data set; "" if it does not."""
+    return next(iter(planned.experiments.values()))[0].dataset.deviation
 
 
 def terms_with_targets(claim: Claim, evidence: Evidence) -> ClaimTerms:

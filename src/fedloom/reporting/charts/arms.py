@@ -64,7 +64,7 @@ def _arms_panel(
         f"{arm['arm']} " + ", ".join(f"{tier} {_format_final(arm, tier, metric, key)}" for tier in tiers)
         for arm in arms
     ]
-    alt = f"{metric.name.capitalize()} by arm and tier{', ' + title if title else ''}: {'; '.join(parts)}"
+    alt = f"{metric.title} by arm and tier{', ' + title if title else ''}: {'; '.join(parts)}"
     return Panel(alt, draw, title, "", (6.4, 0.7 + 0.3 * len(arms)), label_width(names))
 
 
@@ -142,7 +142,7 @@ def _differences_panel(tier: str, differences: list[Difference]) -> Panel:
         axes.set_ylim(len(others) - 0.5, -0.5)
         drawing.set_labels(axes, f"advantage of {this}, {unit}", "")
 
-    parts = [f"{gap.other} {gap.mean:+.1f} ± {gap.noise:.1f}" for gap in differences]
+    parts = [f"{gap.other} {metric.number(gap.mean, '+')} ± {metric.number(gap.noise)}" for gap in differences]
     alt = f"{this} minus others for tier {tier}, in {unit}: {'; '.join(parts)}"
     return Panel(alt, draw, f"tier {tier}", tier, (5.0, 0.7 + 0.42 * len(others)), label_width(others))
 
@@ -153,6 +153,6 @@ def _differences_sentence(report: ReportData, differences: list[Difference], see
     return (
         f"Of {pluralize(len(differences), 'difference')}, {differences[0].this} is better beyond noise in {better} and "
         f"worse in {worse}; the others (hollow) are within noise. "
-        f"Whiskers are two standard errors, of {'the test set and of ' if report.metric.unit else ''}"
+        f"Whiskers are two standard errors, of {'the test set and of ' if report.metric.has_standard_error else ''}"
         f"{pluralize(seeds, 'seed')}."
     )

@@ -1,4 +1,4 @@
-"""Charts by device: final accuracy, the effect of fine-tuning on its own data, and the classes it holds."""
+"""Charts by device: the final value, the effect of fine-tuning on its own data, and the classes it holds."""
 
 import math
 import statistics
@@ -9,53 +9,58 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ...evaluation import Row
+from ..paired_stats import ACCURACY, PERPLEXITY, ComparedMetric
 from ..report_data import ReportData, RunReader
 from . import drawing
 from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, join_words, pluralize
 
-DEVICES_TITLE, PERSONALIZED_TITLE = "Accuracy per device", "Initial against personalized accuracy"
+PERSONALIZED_TITLE = "Initial against personalized accuracy"
 PARTITION_TITLE = "Data by device"
 MAX_DEVICES = 240  # rows of a heat map; of more devices, every n-th is shown
 
 
 @dataclass(frozen=True)
-class DeviceAccuracy:
+class DeviceValue:
     arm: str
     seed: int
     device: str
     tier: str
-    accuracy: float
+    value: float
 
 
 def build_devices_chart(report: ReportData) -> Chart | MissingChart:
-    """Accuracy of the model that a device ends up with, on its own test examples."""
+    """The value of the model that a device ends up with, on its own test examples: accuracy, unless the report is about
+    another metric that was chosen."""
+    metric = ACCURACY if report.metric == PERPLEXITY and not report.terms.metric else report.metric
+    title = f"{metric.title} per device"
     devices = [
         device
         for group in report.groups
         for reader in group.readers
-        for device in _device_accuracies(group.name, reader, group.arm.candidate)
+        for device in _device_values(metric.name, group.name, reader, group.arm.candidate)
     ]
     if not devices:
         reason = "devices were not evaluated one by one (evaluation.per_device), or there is no local test"
-        return MissingChart(DEVICES_TITLE, reason)
-    records: list[ChartRow] = [(one.arm, one.seed, one.device, one.tier, one.accuracy) for one in devices]
-    columns = ("arm", "seed", "device", "tier", "accuracy")
+        return MissingChart(title, reason)
+    records: list[ChartRow] = [(one.arm, one.seed, one.device, one.tier, one.value) for one in devices]
+    columns = ("arm", "seed", "device", "tier", metric.name)
     tiers = [tier for tier in report.tiers if any(device.tier == tier for device in devices)]
-    by_arm: dict[str, list[DeviceAccuracy]] = {}
+    by_arm: dict[str, list[DeviceValue]] = {}
     for device in devices:
         by_arm.setdefault(device.arm, []).append(device)
     several = report.has_several_arms
-    panels = [_histogram(of_arm, tiers, arm if several else "") for arm, of_arm in by_arm.items()]
+    panels = [_histogram(metric, of_arm, tiers, arm if several else "") for arm, of_arm in by_arm.items()]
     legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
-    return Chart("devices", DEVICES_TITLE, _devices_sentence(by_arm), columns, records, panels, legend, marks="areas")
+    sentence = _devices_sentence(metric, by_arm)
+    return Chart("devices", title, sentence, columns, records, panels, legend, marks="areas")
 
 
-def _device_accuracies(arm: str, reader: RunReader, candidate: str) -> list[DeviceAccuracy]:
-    rows = [row for row in reader.rows if row.device and row.metric == "accuracy" and row.test in ("local", "unseen")]
+def _device_values(metric: str, arm: str, reader: RunReader, candidate: str) -> list[DeviceValue]:
+    rows = [row for row in reader.rows if row.device and row.metric == metric and row.test in ("local", "unseen")]
     last = max((row.round for row in rows), default=0)
     chosen = candidate or next((row.candidate for row in rows), "")
     return [
-        DeviceAccuracy(arm, reader.seed, row.device, row.tier, row.value)
+        DeviceValue(arm, reader.seed, row.device, row.tier, row.value)
         for row in rows
         if row.round == last and row.candidate == chosen and _is_own_tier(row, reader) and not math.isnan(row.value)
     ]
@@ -67,13 +72,13 @@ def _is_own_tier(row: Row, reader: RunReader) -> bool:
     return not reader.tier_of or reader.tier_of.get(row.device) == row.tier or len(trained) == 1
 
 
-def _histogram(devices: Sequence[DeviceAccuracy], tiers: Sequence[str], title: str) -> Panel:
-    """Accuracies by tier, with a dotted line at the mean of the worst tenth."""
+def _histogram(metric: ComparedMetric, devices: Sequence[DeviceValue], tiers: Sequence[str], title: str) -> Panel:
+    """Values by tier, with a dotted line at the mean of the worst tenth."""
 
     def draw(axes: Axes) -> None:
-        edges = [5.0 * step for step in range(21)]
+        edges: list[float] | int = [5.0 * step for step in range(21)] if metric.unit == " %" else 20
         for index, tier in enumerate(tiers):
-            values = [device.accuracy for device in devices if device.tier == tier]
+            values = [device.value for device in devices if device.tier == tier]
             if not values:
                 continue
             _, _, artists = axes.hist(
@@ -81,43 +86,52 @@ def _histogram(devices: Sequence[DeviceAccuracy], tiers: Sequence[str], title: s
                 linestyle=drawing.dash(index), edgecolor=drawing.color(index),
             )  # fmt: skip
             drawing.tag_tier(artists, tier)
-        axes.axvline(_worst_mean(devices), color=drawing.INK, linewidth=1, linestyle=":")
-        drawing.set_labels(axes, "accuracy on a device's own test examples, %", "devices")
+        if metric.is_directed:
+            axes.axvline(_worst_mean(metric, devices), color=drawing.INK, linewidth=1, linestyle=":")
+        unit = f",{metric.unit}" if metric.unit else ""
+        drawing.set_labels(axes, f"{metric.name} on a device's own test examples{unit}", "devices")
         drawing.use_integer_ticks(axes.yaxis)
 
     by_tier = {tier: [device for device in devices if device.tier == tier] for tier in tiers}
-    parts = [f"{tier} {_range(of_tier)}" for tier, of_tier in by_tier.items() if of_tier]
-    alt = f"Histogram of accuracy per device{f', {title}' if title else ''}: {'; '.join(parts)}"
+    parts = [f"{tier} {_range(metric, of_tier)}" for tier, of_tier in by_tier.items() if of_tier]
+    alt = f"Histogram of {metric.name} per device{f', {title}' if title else ''}: {'; '.join(parts)}"
     return Panel(alt, draw, title, "", (5.0, 2.6) if title else (6.4, 3.4))
 
 
-def _range(devices: Sequence[DeviceAccuracy]) -> str:
-    values = [device.accuracy for device in devices]
-    return f"{pluralize(len(values), 'device')} from {min(values):.0f} to {max(values):.0f} %"
+def _range(metric: ComparedMetric, devices: Sequence[DeviceValue]) -> str:
+    values = [device.value for device in devices]
+    if metric.unit == " %":
+        return f"{pluralize(len(values), 'device')} from {min(values):.0f} to {max(values):.0f} %"
+    return f"{pluralize(len(values), 'device')} from {metric.number(min(values))} to {metric.format(max(values))}"
 
 
-def worst_tenth(values: Sequence[float]) -> float:
-    """The mean of the worst tenth, at least one value."""
-    return statistics.fmean(sorted(values)[: max(1, round(len(values) / 10))])
+def worst_tenth(values: Sequence[float], sign: int = 1) -> float:
+    """The mean of the worst tenth, at least one value; `sign` is -1 if lower values are better."""
+    return statistics.fmean(sorted(values, key=lambda value: sign * value)[: max(1, round(len(values) / 10))])
 
 
-def _devices_sentence(by_arm: dict[str, list[DeviceAccuracy]]) -> str:
+def _devices_sentence(metric: ComparedMetric, by_arm: dict[str, list[DeviceValue]]) -> str:
+    mean = {arm: metric.format(_mean(devices)) for arm, devices in by_arm.items()}
+    if not metric.is_directed:
+        parts = [f"{arm} {mean[arm]}, {_range(metric, some)}" for arm, some in by_arm.items()]
+        return f"Mean {metric.name} over devices: {'; '.join(parts)}."
+    worst = {arm: metric.format(_worst_mean(metric, devices)) for arm, devices in by_arm.items()}
     if len(by_arm) > 1:
-        parts = [f"{arm} {_worst_mean(some):.1f} % (all devices {_mean(some):.1f} %)" for arm, some in by_arm.items()]
-        return f"Mean accuracy of the worst tenth of devices (dotted): {join_words(parts)}."
-    (devices,) = by_arm.values()
+        parts = [f"{arm} {worst[arm]} (all devices {mean[arm]})" for arm in by_arm]
+        return f"Mean {metric.name} of the worst tenth of devices (dotted): {join_words(parts)}."
+    ((arm, devices),) = by_arm.items()
     return (
-        f"Mean accuracy is {_mean(devices):.1f} %, and {_worst_mean(devices):.1f} % for the worst tenth of devices "
-        f"(dotted); {_range(devices)}."
+        f"Mean {metric.name} is {mean[arm]}, and {worst[arm]} for the worst tenth of devices "
+        f"(dotted); {_range(metric, devices)}."
     )
 
 
-def _worst_mean(devices: Sequence[DeviceAccuracy]) -> float:
-    return worst_tenth([device.accuracy for device in devices])
+def _worst_mean(metric: ComparedMetric, devices: Sequence[DeviceValue]) -> float:
+    return worst_tenth([device.value for device in devices], metric.sign)
 
 
-def _mean(devices: Sequence[DeviceAccuracy]) -> float:
-    return statistics.fmean(device.accuracy for device in devices)
+def _mean(devices: Sequence[DeviceValue]) -> float:
+    return statistics.fmean(device.value for device in devices)
 
 
 def build_personalized_chart(report: ReportData) -> Chart | MissingChart:

@@ -3,11 +3,13 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 
 from ...evaluation import Row
+from ...evaluation.metrics import UndeclaredDirection
+from ..paired_stats import PERPLEXITY, ComparedMetric, compared_metric
 from ..report_data import Group, ReportData
 from ..targets import Amount, CostToTarget, bytes_to, cost_to_target, gain_of, median_amount, tier_targets
 from . import drawing
@@ -16,6 +18,7 @@ from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, format_bytes, j
 TARGETS_TITLE = "Rounds to target"
 TARGET_COLUMNS = ("arm", "tier", "target", "reached", "rounds", "megabytes", "simulated_seconds", "gain")
 MAX_TARGETS = 8  # of a single run
+MAX_ENTRY_LABELS = 20  # of a metric with several values
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,93 @@ RoundCost = Callable[[Sequence[Row], int], float]
 """What a run had spent by the end of a round."""
 
 
+def build_metric_charts(report: ReportData) -> list[Chart | MissingChart]:
+    """A chart for every other metric that the recipe asks for: against rounds, or by entry if it has several."""
+    return [_metric_chart(report, name) for name in report.other_metrics]
+
+
+def _metric_chart(report: ReportData, name: str) -> Chart | MissingChart:
+    rows = [row.metric for row in report.first.rows if row.metric.startswith(f"{name}[") and not row.device]
+    metric = compared_metric(name, report.first.metrics)
+    shown = _with_metric(report, metric)
+    if rows:
+        return _entries_chart(shown, list(dict.fromkeys(rows)))
+    series = _build_series(shown, lambda rows, number: number)
+    title = f"{metric.title} against rounds"
+    if not series:
+        return MissingChart(title, f"{name} has no value on the {report.test} test")
+    sentence = f"{_rounds_sentence(shown, series)} {_sentence_case(metric.direction)}."
+    return _learning_chart(shown, series, f"learning_{name}", title, "round", sentence)
+
+
+def _with_metric(report: ReportData, metric: ComparedMetric) -> ReportData:
+    return replace(report, groups=[replace(group, arm=replace(group.arm, metric=metric)) for group in report.groups])
+
+
+def _sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _entries_chart(report: ReportData, rows: Sequence[str]) -> Chart | MissingChart:
+    """The final values of a metric with several, such as one per class."""
+    metric, title = report.metric, f"{report.metric.title} by entry"
+    entries = [row.removeprefix(f"{metric.name}[").removesuffix("]") for row in rows]
+    series = []
+    for number, group in enumerate(report.groups):
+        for index, tier in enumerate(report.tiers):
+            arms = [replace(group.arm, metric=replace(metric, name=row)) for row in rows]
+            finals = [arm.final_values(tier, report.test) for arm in arms]
+            known = [at for at, values in enumerate(finals) if values and not any(map(math.isnan, values))]
+            if group.arm.serving[tier].can_run and known:
+                color = number if report.has_several_arms else index
+                points = [finals[at] for at in known]
+                series.append(Series(group.name, tier, color, [float(at) for at in known], points))
+    if not series:
+        return MissingChart(title, f"{metric.name} has no value on the {report.test} test")
+    records: list[ChartRow] = [
+        (one.arm, one.tier, entries[int(at)], mean, std, len(values))
+        for one in series
+        for at, mean, std, values in zip(one.x, one.mean, one.std, one.by_seed, strict=True)
+    ]
+    columns = ("arm", "tier", "entry", f"{metric.name}_mean", f"{metric.name}_std", "seeds")
+    several = report.has_several_arms
+    marks = [Mark(one.arm, one.index) if several else Mark(one.tier, one.index, one.tier) for one in series]
+    panels = []
+    for tier in [tier for tier in report.tiers if any(one.tier == tier for one in series)] if several else [""]:
+        shown = [one for one in series if not tier or one.tier == tier]
+        parts = [f"{one.arm if several else one.tier} {_lowest_entry(metric, entries, one)}" for one in shown]
+        alt = f"Final {metric.name} by entry{f', tier {tier}' if tier else ''}: {'; '.join(parts)}"
+        panels.append(Panel(alt, _draw_entries(shown, entries, metric, several), f"tier {tier}" if tier else "", tier))
+    parts = [f"{_series_name(report, one)} {_lowest_entry(metric, entries, one)}" for one in series]
+    sentence = f"Lowest and highest final value: {'; '.join(parts)}. {_sentence_case(metric.direction)}."
+    key = f"entries_{metric.name}"
+    return Chart(key, title, sentence, columns, records, panels, list(dict.fromkeys(marks)), "points")
+
+
+def _lowest_entry(metric: ComparedMetric, entries: Sequence[str], series: Series) -> str:
+    low, high = (pick(zip(series.mean, series.x, strict=True)) for pick in (min, max))
+    return (
+        f"from {metric.format(low[0])} ({entries[int(low[1])]}) to {metric.format(high[0])} ({entries[int(high[1])]})"
+    )
+
+
+def _draw_entries(
+    shown: Sequence[Series], entries: Sequence[str], metric: ComparedMetric, of_arms: bool
+) -> Callable[[Axes], None]:
+    def draw(axes: Axes) -> None:
+        for one in shown:
+            artists = axes.plot(
+                one.x, one.mean, linestyle="", marker=drawing.marker(one.index), markersize=5,
+                color=drawing.color(one.index), alpha=0.8,
+            )  # fmt: skip
+            drawing.tag_tier(list(artists), "" if of_arms else one.tier)
+        step = -(-len(entries) // MAX_ENTRY_LABELS)
+        axes.set_xticks(range(0, len(entries), step), entries[::step])
+        drawing.set_labels(axes, "entry", metric.axis_label)
+
+    return draw
+
+
 def _build_series(report: ReportData, cost: RoundCost) -> list[Series]:
     """A series for each arm and tier whose devices can run the model."""
     series = []
@@ -61,7 +151,7 @@ def _group_series(report: ReportData, group: Group, tier: str, index: int, cost:
 
 
 def build_rounds_chart(report: ReportData) -> Chart | MissingChart:
-    title = f"{report.metric.name.capitalize()} against rounds"
+    title = f"{report.metric.title} against rounds"
     series = _build_series(report, lambda rows, number: number)
     if not series:
         return MissingChart(title, "nothing has been evaluated yet")
@@ -69,7 +159,7 @@ def build_rounds_chart(report: ReportData) -> Chart | MissingChart:
 
 
 def build_bytes_chart(report: ReportData) -> Chart | MissingChart:
-    title = f"{report.metric.name.capitalize()} against transferred bytes"
+    title = f"{report.metric.title} against transferred bytes"
     series = _build_series(report, lambda rows, number: bytes_to(number, rows) / 1e6)
     if not any(one.x[-1] for one in series):
         return MissingChart(title, "no bytes were transferred")
@@ -126,8 +216,11 @@ def _draw_series(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> 
 
 
 def _rounds_sentence(report: ReportData, series: Sequence[Series]) -> str:
-    value, sign = report.metric.format, report.metric.sign
-    last = max(one.x[-1] for one in series)
+    value, last = report.metric.format, max(one.x[-1] for one in series)
+    if not report.metric.is_directed:
+        parts = [f"{_series_name(report, one)} is at {value(one.mean[-1])}" for one in series]
+        return f"After round {last:.0f}, {join_words(parts)}."
+    sign = report.metric.sign
     best = max(series, key=lambda one: sign * one.mean[-1])
     worst = min(series, key=lambda one: sign * one.mean[-1])
     if best is worst:
@@ -158,6 +251,8 @@ def _series_name(report: ReportData, series: Series) -> str:
 def build_targets_chart(report: ReportData) -> Chart | MissingChart:
     if not report.is_evaluated:
         return MissingChart(TARGETS_TITLE, "nothing has been evaluated yet")
+    if not report.metric.is_directed:
+        return MissingChart(TARGETS_TITLE, str(UndeclaredDirection(report.metric.name)))
     return _arm_targets_chart(report) if report.has_several_arms else _tier_targets_chart(report)
 
 
@@ -209,7 +304,8 @@ def _arm_targets_sentence(report: ReportData, by_tier: dict[str, list[CostToTarg
     ]
     gained = f"{join_words(parts)[0].upper()}{join_words(parts)[1:]}. " if parts else ""
     margin = report.terms.margin
-    less = f"less {margin:g} point{'' if margin == 1 else 's'}" if report.metric.difference_unit else f"plus {margin:g}"
+    points = f" point{'' if margin == 1 else 's'}" if report.metric.unit == " %" else report.metric.unit
+    less = f"{'less' if report.metric.sign > 0 else 'plus'} {margin:g}{points}"
     return (
         f"{gained}The target is the final value of {baseline}, median over seeds, {less}; pale bars did not reach it."
     )
@@ -218,13 +314,14 @@ def _arm_targets_sentence(report: ReportData, by_tier: dict[str, list[CostToTarg
 def _tier_targets_chart(report: ReportData) -> Chart | MissingChart:
     """Rounds of every tier of a single run to a ladder of targets."""
     arm = report.groups[0].arm
-    if not arm.metric.unit:
-        return MissingChart(TARGETS_TITLE, "a perplexity has targets only in a comparison, where a baseline sets them")
+    if arm.metric.unit != " %" or arm.metric.sign < 0:
+        name = "a perplexity" if arm.metric == PERPLEXITY else arm.metric.name
+        return MissingChart(TARGETS_TITLE, f"{name} has targets only in a comparison, where a baseline sets them")
     curves = {tier: arm.curves(tier, report.test) for tier in report.tiers}
     values = [row.value for by_seed in curves.values() for curve in by_seed for row in curve]
     targets = _round_targets(min(values, default=math.nan), max(values, default=math.nan))
     if not targets:
-        return MissingChart(TARGETS_TITLE, "accuracy has hardly changed yet")
+        return MissingChart(TARGETS_TITLE, f"{arm.metric.name} has hardly changed yet")
     evaluated = [tier for tier in report.tiers if any(curves[tier])]
     by_tier = [[cost_to_target(arm, tier, report.test, target) for target in targets] for tier in evaluated]
     records = [_target_row(cost) for costs in by_tier for cost in costs]
@@ -248,7 +345,7 @@ def _target_lines(by_tier: Sequence[Sequence[CostToTarget]]) -> Panel:
             x, y = [target for target, _ in reached], [number for _, number in reached]
             drawing.draw_line(axes, x, y, index, costs[0].tier)
         drawing.use_integer_ticks(axes.yaxis)
-        drawing.set_labels(axes, "target: accuracy, %", "rounds needed")
+        drawing.set_labels(axes, f"target: {by_tier[0][0].metric.axis_label}", "rounds needed")
 
     alt = "Rounds that each tier needed to reach targets: " + "; ".join(_highest_target(costs) for costs in by_tier)
     return Panel(alt, draw)

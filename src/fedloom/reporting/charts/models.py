@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from ...evaluation.metrics import pareto_front
+from ...evaluation.metrics import UndeclaredDirection, pareto_front
 from ..paired_stats import ACCURACY, ComparedMetric
 from ..report_data import ReportData
 from . import drawing
 from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width, pluralize
 
-SUBNET = "sub-net"
+SUBNET = "subnet"
 CKA_TITLE = "Similarity of the tiers' models (CKA)"
 CKA_COLUMNS = ("tier", "layer", "against_tier", "against_layer", "cka")
 
@@ -31,8 +31,10 @@ class CostPoint:
 
 
 def build_pareto_chart(report: ReportData) -> Chart | MissingChart:
-    metric, title = report.metric, f"{report.metric.name.capitalize()} against multiply-adds"
-    points = [*_tier_points(report), *(_subnet_points(report) if metric is ACCURACY else ())]
+    metric, title = report.metric, f"{report.metric.title} against multiply-adds"
+    if not metric.is_directed:
+        return MissingChart(title, str(UndeclaredDirection(metric.name)))
+    points = [*_tier_points(report), *(_subnet_points(report) if metric == ACCURACY else ())]
     if not points:
         return MissingChart(title, "costs of the models are unknown, or nothing has been evaluated yet")
     best = set(_front(points, metric))
@@ -68,13 +70,13 @@ def _tier_points(report: ReportData) -> list[CostPoint]:
 
 
 def _subnet_points(report: ReportData) -> list[CostPoint]:
-    """Sub-networks evaluated by `fedloom subnet`, on the most examples that any were."""
+    """Subnets evaluated by `fedloom subnet`, on the most examples that any were."""
     points = []
     for number, group in enumerate(report.groups):
         subnets = group.readers[0].subnets
         examples = max((subnet["examples"] for subnet in subnets), default=0)
         index = number if report.has_several_arms else len(report.tiers)
-        name = group.name if report.has_several_arms else "sub-nets"
+        name = group.name if report.has_several_arms else "subnets"
         for subnet in subnets:
             if subnet["examples"] == examples:
                 costs = subnet["parameters"], subnet["macs"]
@@ -113,7 +115,7 @@ def _pareto_sentence(points: Sequence[CostPoint], best: set[tuple[float, float]]
     on_front = f"{len(best)} of {pluralize(len(points), 'model')} are on the Pareto front"
     sentence = f"{_extremes(points, metric)}; {on_front}."
     has_subnets = any(point.model == SUBNET for point in points)
-    hint = "" if has_subnets else " `fedloom subnet` evaluates sub-networks between them."
+    hint = "" if has_subnets else " `fedloom subnet` evaluates subnets between them."
     return sentence[0].upper() + sentence[1:] + hint
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.metrics import metric_info
 from .formats import FORMATS
 
 SCHEMA_VERSION = 1
@@ -22,7 +23,7 @@ examples = torch.zeros({shape}, dtype=torch.{dtype})
 logits = net(examples)""",
     "safetensors": """import torch, fedloom
 
-net = fedloom.load(".")
+net = fedloom.load_model(".")
 examples = torch.zeros({shape}, dtype=torch.{dtype})
 logits = net(examples)""",
     "executorch": """import torch
@@ -35,18 +36,36 @@ logits = program.load_method("forward").execute([examples])[0]""",
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
+    """Write a model card as JSON and as Markdown.
+
+    Parameters
+    ----------
+    folder : the folder of the exported file.
+    card : what the card says.
+    """
     text = json.dumps({"schema_version": SCHEMA_VERSION, **card}, indent=2, allow_nan=False)
     (folder / "card.json").write_text(text + "\n", encoding="utf-8")
     (folder / "card.md").write_text(as_markdown(card), encoding="utf-8")
 
 
 def read_card(folder: Path) -> dict[str, Any]:
+    """Read a model card.
+
+    Parameters
+    ----------
+    folder : the folder of the exported file.
+    """
     content: dict[str, Any] = json.loads((folder / "card.json").read_text(encoding="utf-8"))
     return content
 
 
 def usage_snippet(card: Mapping[str, Any]) -> str:
-    """A few lines of Python that run the file from its folder."""
+    """A few lines of Python that run the file from its folder.
+
+    Parameters
+    ----------
+    card : the model card.
+    """
     shape = (1, *card["input"]["shape"])
     return USAGE[card["format"]].format(file=card["file"], shape=shape, dtype=card["input"]["dtype"])
 
@@ -72,8 +91,8 @@ def _figures(card: Mapping[str, Any]) -> list[tuple[str, str]]:
              for test, metrics in card["measured"].items() for metric, value in metrics.items()]  # fmt: skip
     return [
         *rows,
-        ("parameters", f"{card['parameters']:,}"),
-        ("multiply-adds for one example", f"{card['macs']:,}"),
+        ("parameters", _parameters(card)),
+        ("multiply-adds for one example", _multiply_adds(card)),
         ("bytes of the file", f"{card['bytes']:,}"),
         (f"latency of one example, median of {speed['runs']}",
          f"{speed['median_ms']:.3f} ms, {speed['runtime']}, one thread, {speed['machine']}"),
@@ -81,6 +100,16 @@ def _figures(card: Mapping[str, Any]) -> list[tuple[str, str]]:
          f"{parity['difference']:.1e} in {parity['examples']} examples, whose largest logit is "
          f"{parity['largest_logit']:.3g}"),
     ]  # fmt: skip
+
+
+def _parameters(card: Mapping[str, Any]) -> str:
+    total, trained = card["parameters"], card["trained_parameters"]
+    return f"{total:,}" if trained == total else f"{total:,}, of which {trained:,} were trained and the others frozen"
+
+
+def _multiply_adds(card: Mapping[str, Any]) -> str:
+    unknown = card["uncounted_operations"]
+    return f"{card['macs']:,}" + (f", and those of {', '.join(unknown)}, which are not known" if unknown else "")
 
 
 def _table(rows: list[tuple[str, str]]) -> list[str]:
@@ -120,5 +149,5 @@ def _license(card: Mapping[str, Any]) -> list[str]:
 
 
 def _number(metric: str, value: float | None) -> str:
-    unit = " %" if metric.startswith("accuracy") else ""
+    unit = f" {metric_info(metric).unit}".rstrip()
     return "–" if value is None else f"{value:.4g}{unit}"

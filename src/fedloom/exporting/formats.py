@@ -3,16 +3,18 @@
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..registry import Registry
 from ..tensors import to_safetensors
 from .module import ExportModule
 
@@ -21,7 +23,13 @@ Predictor = Callable[[Tensor], Tensor]
 
 
 class MissingDependency(Exception):  # noqa: N818 - named for what is wrong
-    """The packages of a format are not installed; `hint` says how to install them."""
+    """The packages of a format are not installed.
+
+    Parameters
+    ----------
+    message : which are missing.
+    hint : how to install them.
+    """
 
     def __init__(self, message: str, hint: str):
         super().__init__(message)
@@ -30,15 +38,38 @@ class MissingDependency(Exception):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True)
 class Format:
-    write: Callable[[ExportModule, Tensor, Path], None]  # (module, two examples, path)
-    open: Callable[[Path, Callable[[], ExportModule]], Predictor]  # (path, builds the module if the file has no graph)
+    """A file format for an exported module: how it is written, and how it is opened in its own runtime.
+
+    Parameters
+    ----------
+    write : writes a file: (module, two examples, path).
+    open : opens one: (path, what builds the module if the file has no graph) -> a function from examples to logits.
+    suffix : the suffix of the file.
+    runtime : the distribution that runs it.
+    extra : the extra of this package that installs the runtime; "": none is needed.
+    needs : the modules that the extra installs.
+    one_at_a_time : whether it takes only batches of one example.
+    """
+
+    write: Callable[[ExportModule, Tensor, Path], None]
+    open: Callable[[Path, Callable[[], ExportModule]], Predictor]
     suffix: str
-    runtime: str  # the distribution that runs it
-    extra: str = ""  # of this package
-    needs: tuple[str, ...] = ()  # modules that `extra` installs
-    one_at_a_time: bool = False  # takes only batches of one example
+    runtime: str
+    extra: str = ""
+    needs: tuple[str, ...] = ()
+    one_at_a_time: bool = False
+
+    def __str__(self) -> str:
+        needs = f"; needs pip install 'fedloom[{self.extra}]'" if self.extra else ""
+        return f"A {self.suffix} file, run by {self.runtime}{needs}."
 
     def require(self, name: str) -> None:
+        """Raise `MissingDependency` if the format's packages are not installed.
+
+        Parameters
+        ----------
+        name : what the format is called in the message.
+        """
         missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
         if missing:
             message = f"{name} needs {' and '.join(missing)}, which is not installed"
@@ -46,6 +77,7 @@ class Format:
 
     @property
     def runtime_version(self) -> str:
+        """The runtime and its version."""
         return f"{self.runtime} {version(self.runtime)}"
 
 
@@ -82,6 +114,16 @@ def _open_pt2(path: Path, build_module: Callable[[], ExportModule]) -> Predictor
     return predictor
 
 
+def _name_batch_axis(graph: Any) -> None:
+    """Call the batch axis "batch" everywhere: the exporter numbers its symbols."""
+    symbol = str(graph.inputs[0].shape[0])
+    values = [*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs)]
+    for value in values:
+        for axis, size in enumerate(value.shape or ()):
+            if str(size) == symbol:
+                value.shape[axis] = "batch"
+
+
 def _write_onnx(module: ExportModule, examples: Tensor, path: Path) -> None:
     program = exported_program(module, examples)
     with suppress_warnings():
@@ -89,6 +131,7 @@ def _write_onnx(module: ExportModule, examples: Tensor, path: Path) -> None:
             program, input_names=["input"], output_names=["logits"], dynamo=True, verbose=False, optimize=True
         )
         assert onnx_program is not None
+        _name_batch_axis(onnx_program.model.graph)
         for node in onnx_program.model.graph.all_nodes():
             node.metadata_props.clear()  # debug information of the exporter, which is most of a small file
         onnx_program.save(path, external_data=False)
@@ -140,11 +183,16 @@ def suppress_warnings() -> Iterator[None]:
         noisy.setLevel(before)
 
 
-FORMATS: Mapping[str, Format] = {
-    "safetensors": Format(_write_safetensors, _open_safetensors, ".safetensors", "torch"),
-    "pt2": Format(_write_pt2, _open_pt2, ".pt2", "torch"),
-    "onnx": Format(_write_onnx, _open_onnx, ".onnx", "onnxruntime", "export", ("onnx", "onnxscript", "onnxruntime")),
-    "executorch": Format(
-        _write_executorch, _open_executorch, ".pte", "executorch", "executorch", ("executorch",), one_at_a_time=True
-    ),
-}
+FORMATS: Registry[Format] = Registry(
+    "export_formats",
+    {
+        "safetensors": Format(_write_safetensors, _open_safetensors, ".safetensors", "torch"),
+        "pt2": Format(_write_pt2, _open_pt2, ".pt2", "torch"),
+        "onnx": Format(
+            _write_onnx, _open_onnx, ".onnx", "onnxruntime", "export", ("onnx", "onnxscript", "onnxruntime")
+        ),
+        "executorch": Format(
+            _write_executorch, _open_executorch, ".pte", "executorch", "executorch", ("executorch",), one_at_a_time=True
+        ),
+    },
+)

@@ -26,7 +26,11 @@ WARM_UPS, TIMED = 10, 100
 class Parity:
     """The largest difference of any logit between a file and the run's model.
 
-    It may be TOLERANCE times the largest logit if that is above 1: single precision has seven significant digits.
+    Parameters
+    ----------
+    difference : the largest difference.
+    largest_logit : the largest logit of the run's model.
+    examples : the number of examples that were compared.
     """
 
     difference: float
@@ -35,15 +39,23 @@ class Parity:
 
     @property
     def bound(self) -> float:
+        """The largest difference that is allowed: single precision has seven significant digits."""
         return TOLERANCE * max(1.0, self.largest_logit)
 
     @property
     def is_within_bound(self) -> bool:
+        """True if the difference is at most the bound."""
         return self.difference <= self.bound  # False for NaN
 
 
 def as_predictor(model: Model, weights: Tensors) -> Predictor:
-    """A run's model with these weights, as a block of one device."""
+    """A run's model with these weights, as a function from examples to logits.
+
+    Parameters
+    ----------
+    model : the model.
+    weights : its weights, of one device.
+    """
     block = {name: weight.unsqueeze(0) for name, weight in weights.items()}
     return lambda x: model(block, x.unsqueeze(0)).logits[0]
 
@@ -52,7 +64,16 @@ def as_predictor(model: Model, weights: Tensors) -> Predictor:
 def check_parity(
     file: Predictor, examples: Tensor, model: Predictor, inputs: Tensor, one_at_a_time: bool = False
 ) -> Parity:
-    """Compare a file on `examples` with the model on the corresponding `inputs`, in batches of 1, 3 and the rest."""
+    """Compare a file with the run's model, in batches of 1, 3 and the rest.
+
+    Parameters
+    ----------
+    file : the opened file.
+    examples : what it takes.
+    model : the run's model.
+    inputs : what that takes for the same examples.
+    one_at_a_time : whether the file takes only batches of one example.
+    """
     count = min(COMPARED, len(examples))
     sizes = [1] * count if one_at_a_time else [size for size in (1, 3, count - 4) if size > 0]
     differences, largest = [], 0.0
@@ -68,7 +89,15 @@ def check_parity(
 def evaluate_predictor(
     predictor: Predictor, dataset: Dataset, to_inputs: Callable[[Tensor], Tensor], batch_size: int
 ) -> dict[str, float]:
-    """The metrics of a run on the whole test set; `to_inputs` turns stored examples into what the predictor takes."""
+    """The metrics of a run on the whole test set.
+
+    Parameters
+    ----------
+    predictor : a function from examples to logits.
+    dataset : the data set.
+    to_inputs : turns stored examples into what the predictor takes.
+    batch_size : the batch size.
+    """
     batches = dataset.test.x.split(batch_size)
     if dataset.test.y.dim() > 1:
         pairs = zip(batches, dataset.test.y.split(batch_size), strict=True)
@@ -81,7 +110,15 @@ def evaluate_predictor(
 
 @torch.inference_mode()
 def measure_accuracy(predictor: Predictor, x: Tensor, y: Tensor, batch_size: int) -> float:
-    """On examples as the predictor takes them."""
+    """The accuracy on some examples, in percent.
+
+    Parameters
+    ----------
+    predictor : a function from examples to logits.
+    x : examples as the predictor takes them.
+    y : their labels.
+    batch_size : the batch size.
+    """
     return accuracy(torch.cat([predictor(batch) for batch in x.split(batch_size)]), y)
 
 
@@ -91,7 +128,13 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 @torch.inference_mode()
 def measure_latency_ms(predictor: Predictor, example: Tensor) -> float:
-    """Of one example on this machine: the median of 100 runs after 10 warm-ups."""
+    """The milliseconds that one example takes on this machine: the median of 100 runs after 10 warm-ups.
+
+    Parameters
+    ----------
+    predictor : a function from examples to logits.
+    example : a batch of one example.
+    """
     times, run = [], partial(predictor, example)
     for _ in range(WARM_UPS + TIMED):
         start = time.perf_counter()

@@ -19,7 +19,13 @@ from .fusion import find_fusable, fuse, replace_submodule
 
 
 class ExportModule(nn.Module):
-    """[batch, ...] inputs -> the logits of the last exit; `prepare` turns stored examples into inputs."""
+    """A trained model for export: [batch, ...] examples -> the logits of the last exit.
+
+    Parameters
+    ----------
+    net : the model's module.
+    prepare : turns stored examples into the net's input; None: they are its input.
+    """
 
     def __init__(self, net: nn.Module, prepare: nn.Module | None = None):
         super().__init__()
@@ -31,7 +37,14 @@ class ExportModule(nn.Module):
 
 
 def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | None = None) -> ExportModule:
-    """The module with these weights, which include the normalization statistics."""
+    """The module of a trained model.
+
+    Parameters
+    ----------
+    model : the model.
+    weights : its weights, which include the normalization statistics.
+    prepare : turns stored examples into the model's input; None: they are its input.
+    """
     module = model.module()
     missing = [name for name in (*model.shapes(), *model.statistics()) if name not in weights]
     if missing:
@@ -42,7 +55,13 @@ def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | Non
 
 
 def build_empty_module(model: Model, prepare: nn.Module | None = None) -> ExportModule:
-    """The same module with arbitrary weights, to load an exported file into."""
+    """The same module with arbitrary weights, to load an exported file into.
+
+    Parameters
+    ----------
+    model : the model.
+    prepare : turns stored examples into the model's input; None: they are its input.
+    """
     return ExportModule(_simplify(model.module(), model), prepare).eval().requires_grad_(False)
 
 
@@ -94,7 +113,13 @@ class PreparationModule(nn.Module):
 
 
 def build_preparation(preparation: Preparation, stored: Tensor) -> nn.Module:
-    """The preparation of examples stored like these; tokens need none."""
+    """A data set's preparation outside of training, as a module; tokens need none.
+
+    Parameters
+    ----------
+    preparation : the preparation.
+    stored : some stored examples, for their shape and dtype.
+    """
     if stored.dtype != torch.uint8 and not stored.is_floating_point():
         return nn.Identity()
     return PreparationModule(preparation, tuple(stored.shape[1:]), stored.dtype)

@@ -1,4 +1,4 @@
-"""Export the model of a tier, a device or a sub-net to files that run without this package."""
+"""Export the model of a tier, a device or a subnet to files that run without this package."""
 
 from .card import read_card, usage_snippet, write_card
 from .formats import FORMATS, Format, MissingDependency, Predictor

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from .. import logs
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
     from ..runs.checkpoint import Checkpoint
     from ..runs.experiment import Experiment
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 ShowRound = Callable[[str, "RoundResult"], None]
 """Called with a run's name and the round that has just ended."""
 
+Progress = bool | ShowRound | None
+"""True: shown on stderr; False: not at all; a function: called; None: as log messages."""
+
 
 def run_experiment(
     experiment: "Experiment",
@@ -31,15 +36,21 @@ def run_experiment(
     name: str,
     since: "Checkpoint | None" = None,
     trackers: "Trackers | None" = None,
+    progress: Progress = None,
 ) -> None:
     """Run an experiment into its folder, from the checkpoint if there is one, and show its progress."""
     from ..runs.privacy import summarize_privacy
     from ..runs.recorder import record_rounds
     from ..runs.trackers import NONE
 
-    with round_display({name: experiment.loaded.recipe.rounds}) as show:
-        for result in record_rounds(experiment, folder, since, trackers or NONE):
-            show(name, result)
+    try:
+        with display({name: experiment.loaded.recipe.rounds}, progress) as show:
+            for result in record_rounds(experiment, folder, since, trackers or NONE):
+                show(name, result)
+    except KeyboardInterrupt:
+        saved = f"all finished rounds are saved in {folder}"
+        logger.warning("%s; fedloom resume %s goes on, fedloom finish %s ends it there", saved, folder, folder)
+        raise
     privacy = summarize_privacy(experiment.loaded.recipe)
     if privacy:
         logger.info("%s  %s", name, privacy)
@@ -57,11 +68,26 @@ class RunGroup(Protocol):
         ...
 
 
-def run_group(runs: RunGroup) -> None:
+def run_group(runs: RunGroup, progress: Progress = None) -> None:
     """Run them all and show their progress."""
-    with round_display(runs.round_counts()) as show:
+    with display(runs.round_counts(), progress) as show:
         for name, result in runs.rounds():
             show(name, result)
+
+
+@contextmanager
+def display(runs: Mapping[str, int], progress: Progress) -> Iterator[ShowRound]:
+    """How rounds of these runs (name -> number of rounds) are shown."""
+    if callable(progress):
+        yield progress
+    elif progress is False:
+        yield lambda name, result: None
+    elif progress:
+        with logs.showing(), round_display(runs) as show:
+            yield show
+    else:
+        with round_display(runs) as show:
+            yield show
 
 
 @contextmanager
@@ -102,12 +128,12 @@ def progress_bars(console: "Console", runs: Mapping[str, int]) -> Iterator[ShowR
 
 @dataclass
 class _Bar:
-    task: "TaskID"
+    task: "rich_progress.TaskID"
     seconds: list[float] = field(default_factory=list)  # of the rounds so far
     metrics: str = ""
 
 
-def _update(progress: "Progress", bars: dict[str, _Bar], run: str, result: "RoundResult") -> None:
+def _update(progress: "rich_progress.Progress", bars: dict[str, _Bar], run: str, result: "RoundResult") -> None:
     if result.number < result.of:
         bar = bars[run]
         bar.seconds.append(result.seconds)
@@ -134,18 +160,21 @@ def format_round(name: str, result: "RoundResult") -> str:
         refused = f"  {len(result.refused)} refused ({first.code}: {first.reason})"
     replies = f"{result.traffic.replied}/{result.traffic.asked} replies"
     number = f"round {result.number:>{len(str(result.of))}}/{result.of}"
+    if result.number > result.of:
+        number = "last exchange"
     return f"{name}  {number}  {_format_metrics(result)}  {replies}{refused}  {traffic}  {result.seconds:.1f} s"
 
 
 def _format_metrics(result: "RoundResult") -> str:
-    from ..reporting.paired_stats import metric_of
+    from ..reporting.paired_stats import ACCURACY, metric_of
 
     metric = metric_of(result.rows)
     known = [row for row in result.rows if row.metric == metric.name and not row.device]
     rows = [row for row in known if row.test == "global"] or known
     several = len({row.candidate for row in rows}) > 1
-    unit = metric.unit or f" {metric.name}"
-    return "  ".join(f"{f'{row.candidate} ' if several else ''}{row.tier} {row.value:5.1f}{unit}" for row in rows)
+    unit = metric.unit if metric == ACCURACY else f"{metric.unit} {metric.name}"
+    values = [f"{row.tier} {metric.number(row.value):>5}{unit}" for row in rows]
+    return "  ".join(f"{row.candidate} {value}" if several else value for row, value in zip(rows, values, strict=True))
 
 
 def _format_seconds(seconds: float) -> str:

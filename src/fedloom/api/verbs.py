@@ -1,0 +1,915 @@
+"""A Python function for every verb of the command line, with the same arguments and the same results.
+
+Arguments that most of them share:
+
+recipe : a TOML file, the same as a mapping, or a `Simulation`.
+sets : changes to the recipe, e.g. `["training.epochs=2"]`.
+seed : instead of the recipe's.
+data_dir : the folder of the data sets; default: FEDLOOM_DATA, then ./data.
+workers : processes on this machine; results do not depend on it.
+track : trackers that get every row: "csv", "tensorboard", "mlflow", "wandb", or your own.
+progress : True shows progress on stderr, False nothing; a function is called with a run's name and each result.
+    Default: as log messages (`fedloom.logs.show()` shows them).
+extensions : Python files that add names, as `--with` does.
+registries : names of your own besides the registered ones.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from ..analysis import audit as audits
+from ..analysis import export_run
+from ..analysis.costs import TierCost, tier_costs
+from ..analysis.export_run import ExportResult
+from ..analysis.planning import DeviceSpec, FleetPlan, plan_fleet, read_device_specs
+from ..analysis.profiling import RoundTime, estimate_round_time, latency_ms
+from ..analysis.subnets import Budget, open_supernet, start_search
+from ..analysis.trained import CkaMap, InputKind, ModelSelector, compute_cka
+from ..data import DataError, DataMissing
+from ..deploy.remote import attach_engine
+from ..engines import keep_freed_memory
+from ..recipe.errors import RecipeError, RecipeIssue, recipe_error
+from ..recipe.load import LoadedRecipe, load
+from ..recipe.paths import choose_output_folder, resolve_data_folder
+from ..recipe.registries import KINDS, Registries
+from ..registry import Layered, suggest
+from ..reporting.paired_stats import mean_and_std
+from ..reporting.report_data import ReportError
+from ..reporting.tables import FILES, ComparisonResult
+from ..reporting.targets import BudgetUnit
+from ..results import Record, Result
+from ..runs.build import assemble, build, check_deployment, warm_start
+from ..runs.data import build_partition, read_data_spec
+from ..runs.resume import Verdict, find_newest_run, read_status, reopen_run
+from ..runs.resume import verify as verify_run
+from ..runs.trackers import TrackerChoice, build_trackers
+from ..studies.attack_bench import AttackCell, accuracy_losses, build_attack_bench
+from ..studies.compare import Comparison, is_comparison, plan_comparison, reopen_comparison
+from ..studies.controls import CONTROLS, arms_with_methods, build_arms, errors_at_arm, supported_methods
+from .parts import is_same_entry
+from .progress import Progress, display, run_experiment, run_group
+from .run import REPORT, Run, write_report
+from .simulation import Simulation, find_trackers, with_files
+
+__all__ = [
+    "AttackResult", "CompareResult", "PlanResult", "SubnetResult", "attack", "audit", "check", "cka", "compare",
+    "export", "finish", "load_model", "open_run", "plan", "report", "resume", "run", "subnet", "verify",
+]  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+RecipeLike = str | Path | Mapping[str, Any] | Simulation
+RunLike = str | Path | Run
+
+
+def gather_names(
+    registries: Registries | None = None, extensions: Sequence[str | Path] = (), recipe: RecipeLike | None = None
+) -> Registries:
+    """All names that a verb may use: registered, those of files, and a simulation's own."""
+    names = registries or Registries()
+    if isinstance(recipe, Simulation):
+        names = names.with_names(**own_entries(recipe.registries)) if registries else recipe.registries
+    return with_files(names, extensions)
+
+
+def own_entries(registries: Registries) -> dict[str, dict[str, Any]]:
+    """The names that only these tables have, by kind."""
+    tables = {kind: getattr(registries, kind) for kind in KINDS}
+    return {kind: table.entries() for kind, table in tables.items() if isinstance(table, Layered)}
+
+
+def names_of(run: "RunLike", registries: Registries | None = None, extensions: Sequence[str | Path] = ()) -> Registries:
+    """All names that a run may use: those that it was opened with, unless there are others."""
+    return with_files(registries or (run.registries if isinstance(run, Run) else Registries()), extensions)
+
+
+def data_of(source: "RecipeLike | RunLike", data_dir: str | Path | None) -> Path:
+    """The folder of the data sets: the given one, that of a simulation or a run, or the default."""
+    if data_dir is None and isinstance(source, Simulation):
+        return source.data_dir
+    return source.data if data_dir is None and isinstance(source, Run) else resolve_data_folder(data_dir)
+
+
+def load_recipe(
+    recipe: RecipeLike, registries: Registries, sets: Sequence[str] = (), seed: int | None = None
+) -> LoadedRecipe:
+    """A recipe with its changes applied, completely checked."""
+    source = recipe.to_recipe() if isinstance(recipe, Simulation) else recipe
+    return load(source, registries, [*sets, *([] if seed is None else [f"seed={seed}"])])
+
+
+def _require_test(loaded: LoadedRecipe, test: str) -> None:
+    """Raise unless the recipe evaluates on the test set that results are read from."""
+    if test not in loaded.recipe.evaluation.tests:
+        message = f"the recipe does not evaluate on {test!r}"
+        raise loaded.error(RecipeIssue(("evaluation", "tests"), "TEST_NAME", message))
+
+
+def folder_of(run: RunLike) -> Path:
+    return run.folder if isinstance(run, Run) else Path(run)
+
+
+def run(
+    recipe: RecipeLike,
+    *,
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    track: Sequence[TrackerChoice] = (),
+    progress: Progress = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> Run:
+    """Train by a recipe, and return the finished run.
+
+    Parameters
+    ----------
+    recipe : a TOML file, the same as a mapping, or a `Simulation`.
+    sets : changes to the recipe, e.g. `["training.epochs=2"]`.
+    seed : instead of the recipe's.
+    out : the run's folder, which must not exist yet. Default: a new one in ./runs.
+    force : whether `out` may replace an earlier run.
+    data_dir : the folder of the data sets. Default: FEDLOOM_DATA, then ./data.
+    workers : processes on this machine. Results do not depend on it.
+    track : trackers that get every row: "csv", "tensorboard", "mlflow", "wandb", or your own.
+    progress : True shows progress, False nothing; a function is called with a name and each result.
+    extensions : Python files that add names, as `--with` does.
+    registries : names of your own besides the registered ones.
+
+    Returns
+    -------
+    Run
+        Its rows, models and report.
+
+    Examples
+    --------
+    >>> run = fl.run("recipe.toml", seed=1, out="my-run")
+    """
+    keep_freed_memory()
+    names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
+    trackers = build_trackers(find_trackers(track, names))
+    loaded = load_recipe(recipe, names, sets, seed)
+    folder = choose_output_folder(out, loaded.recipe.method.name, force)
+    experiment = attach_engine(assemble(loaded, names, data, workers=workers), names, data, folder)
+    run_experiment(experiment, folder, loaded.recipe.method.name, trackers=trackers, progress=progress)
+    return Run(folder, names, data)
+
+
+def resume(
+    folder: str | Path | None = None,
+    *,
+    rounds: int | None = None,
+    test: str = "global",
+    equal: BudgetUnit = "rounds",
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    track: Sequence[TrackerChoice] = (),
+    progress: Progress = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> "Run | CompareResult":
+    """Finish a run, or a whole comparison, from its last checkpoint: the same bits as if it had never stopped.
+
+    Parameters
+    ----------
+    folder : of the run or comparison. Default: the newest in ./runs that is not finished.
+    rounds : go on until so many rounds are done, more than the recipe asked for; also for a run that has finished.
+    test, equal : for a comparison, as for `compare`.
+    data_dir, workers, track, progress, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    Run or CompareResult
+    """
+    keep_freed_memory()
+    path = find_newest_run(unfinished=rounds is None) if folder is None else Path(folder)
+    names, data = gather_names(registries, extensions), resolve_data_folder(data_dir)
+    if rounds is not None:
+        return _prolong(path, rounds, names, data, workers, track, progress)
+    if is_comparison(path):
+        planned = replace(reopen_comparison(path, names, data, workers), track=tuple(find_trackers(track, names)))
+        return run_comparison(planned, names, data, test, equal, progress)
+    experiment, since = reopen_run(path, names, data, workers, attach_engine)
+    method = experiment.loaded.recipe.method.name
+    logger.info("%s: continues after round %d", path, since.number)
+    run_experiment(experiment, path, method, since, build_trackers(find_trackers(track, names)), progress)
+    return Run(path, names, data, since.number)
+
+
+def _prolong(
+    folder: Path, rounds: int, names: Registries, data: Path, workers: int, track: Sequence[TrackerChoice],
+    progress: Progress,
+) -> Run:  # fmt: skip
+    """Run a run on until it has this many rounds."""
+    read_status(folder)
+    simulation = Simulation.resume(folder, data_dir=data, workers=workers, registries=names)
+    done = simulation.completed_rounds
+    if rounds <= done:
+        hint = "the number counts all rounds, those that have run included"
+        raise recipe_error(folder, "ROUNDS_DONE", f"{done} rounds have run already", hint)
+    with display({folder.name: rounds}, progress) as show:
+        for result in simulation.rounds(rounds - done, track=track):
+            show(folder.name, result)
+    return Run(folder, names, data, done)
+
+
+def finish(
+    folder: str | Path | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> Run:
+    """Take an interrupted run as it is: its models, report and fingerprints, as if its recipe had ended there.
+
+    Parameters
+    ----------
+    folder : of the run. Default: the newest in ./runs that is not finished.
+    data_dir, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    Run
+        The same bits as a run of that many rounds.
+    """
+    keep_freed_memory()
+    path = find_newest_run(unfinished=True) if folder is None else Path(folder)
+    if read_status(path) == "finished":
+        raise recipe_error(path, "RUN_FINISHED", "this run has finished")
+    names, data = gather_names(registries, extensions), resolve_data_folder(data_dir)
+    simulation = Simulation.resume(path, data_dir=data, registries=names)
+    if not simulation.completed_rounds:
+        hint = f"fedloom resume {path} starts it again"
+        raise recipe_error(path, "ROUNDS_NONE", "no round of this run has been saved", hint)
+    return simulation.run
+
+
+def open_run(
+    folder: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> Run:
+    """Open the folder of a run: its rows, models and report.
+
+    Parameters
+    ----------
+    folder : of the run.
+    data_dir, extensions, registries : as for `run`.
+    """
+    read_status(Path(folder))
+    return Run(Path(folder), gather_names(registries, extensions), resolve_data_folder(data_dir))
+
+
+def load_model(
+    folder: str | Path, *, extensions: Sequence[str | Path] = (), registries: Registries | None = None
+) -> nn.Module:
+    """Load a model that was exported to safetensors.
+
+    Parameters
+    ----------
+    folder : that `export` wrote.
+    extensions, registries : as for `run`, for a model family of your own.
+    """
+    return export_run.load_exported(Path(folder), gather_names(registries, extensions))
+
+
+@dataclass(frozen=True, repr=False)
+class CompareResult(Result):
+    """A finished comparison: every arm's result by tier, and the verdict.
+
+    Parameters
+    ----------
+    folder : of the comparison; each arm and seed is a run inside.
+    result : records, verdict, targets and claims.
+    failed : names of runs that failed.
+    registries : names of your own that its models need.
+    data : the folder of the data sets.
+    """
+
+    folder: Path
+    result: ComparisonResult
+    failed: tuple[str, ...] = ()
+    registries: Registries = field(default_factory=Registries)
+    data: Path = field(default_factory=resolve_data_folder)
+
+    @property
+    def verdict(self) -> list[str]:
+        """What the comparison concludes, a sentence each."""
+        return self.result.verdict
+
+    @property
+    def title(self) -> str:
+        return "\n".join([f"comparison in {self.folder}", *self.verdict])
+
+    def records(self) -> list[Record]:
+        return [_flat(record) for record in self.result.records]
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "run": str(self.folder),
+            "arms": self.result.records,
+            "verdict": self.result.verdict,
+            "targets": [target.record() for target in self.result.reached],
+            "claims": [claim.record() for claim in self.result.claims],
+            "overall": [comparison.record() for comparison in self.result.overall],
+            "failed": list(self.failed),
+        }
+
+    def runs(self, arm: str) -> list[Run]:
+        """The runs of an arm, by seed.
+
+        Parameters
+        ----------
+        arm : its name.
+        """
+        folders = [path.parent for path in (self.folder / arm).glob("seed-*/manifest.json")]
+        if not folders:
+            known = sorted({str(record["arm"]) for record in self.result.records})
+            raise KeyError(f"there is no arm {arm!r}; {suggest(arm, known)}")
+        folders.sort(key=lambda folder: int(folder.name.removeprefix("seed-")))
+        return [Run(folder, self.registries, self.data) for folder in folders]
+
+
+def _flat(record: Mapping[str, Any]) -> Record:
+    """The columns of an arm's record that fit a table: means over seeds by tier, and what the arm costs."""
+    local = record["local_test"]
+    return {
+        "arm": record["arm"],
+        "metric": record["metric"],
+        **{tier: value["mean"] for tier, value in record[record["metric"]].items()},
+        "worst_tier": record["worst_tier"]["mean"],
+        **({"local_test": local["all"]["mean"]} if local else {}),
+        **{name: record[name] for name in ("served_percent", "bytes_per_round", "seconds")},
+    }
+
+
+def compare(
+    recipe: RecipeLike,
+    *others: RecipeLike,
+    seeds: int = 1,
+    methods: Sequence[str] | Literal["all"] = (),
+    controls: Sequence[str] | None = None,
+    test: str = "global",
+    equal: BudgetUnit = "rounds",
+    metric: str | None = None,
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    track: Sequence[TrackerChoice] = (),
+    progress: Progress = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+    command: str = "",
+) -> CompareResult:
+    """Run a recipe next to other recipes, methods and controls, paired by seed, and conclude.
+
+    Parameters
+    ----------
+    recipe : the first arm: a TOML file, a mapping, or a `Simulation`.
+    *others : further recipes, for the same data, rounds and evaluation.
+    seeds : how many, counted from the recipe's.
+    methods : names of methods to run the same recipe with; "all": every method that fits.
+    controls : usual ways to treat a fleet: "standalone", "small-for-all", "drop-the-small", "all-large". Default: all
+        of them, or none if there are other arms.
+    test : "global" or "local".
+    equal : what arms have spent equally when they are compared: "rounds", "bytes" or "seconds".
+    metric : what verdicts are about. Default: accuracy, or perplexity for language models.
+    sets, seed, out, data_dir, workers, track, progress, extensions, registries : as for `run`.
+    command : the command that repeats it, for the report.
+
+    Returns
+    -------
+    CompareResult
+
+    Examples
+    --------
+    >>> fl.compare("recipe.toml", seeds=5, methods=["fedavg", "fedrolex"])
+    """
+    keep_freed_memory()
+    names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
+    for other in others:
+        if isinstance(other, Simulation):
+            names = _with_own_names_of(other, names)
+    changes = [*sets, *([] if metric is None else [f"compare.metric={json.dumps(metric)}"])]
+    loaded = load_recipe(recipe, names, changes, seed)
+    _require_test(loaded, test)
+    arms = {
+        _arm_name(other, number): load_recipe(other, names, sets, loaded.recipe.seed)
+        for number, other in enumerate(others, 2)
+    }
+    chosen = _fitting_methods(loaded, names, data) if methods == "all" else list(methods)
+    arms |= arms_with_methods(loaded, names, chosen)
+    default = [] if loaded.recipe.compare.arms or arms else list(CONTROLS)
+    home = choose_output_folder(out, "compare")
+    used = default if controls is None else list(controls)
+    planned = plan_comparison(loaded, names, seeds, used, home, data, workers, arms)
+    if equal == "seconds":
+        planned.check_simulated_seconds()
+    planned = replace(planned, command=command, track=tuple(find_trackers(track, names)))
+    return run_comparison(planned, names, data, test, equal, progress)
+
+
+def _with_own_names_of(simulation: Simulation, names: Registries) -> Registries:
+    """With the names of another simulation's objects, which must not mean something else already."""
+    own = own_entries(simulation.registries)
+    for kind, entries in own.items():
+        known = getattr(names, kind)
+        for name, entry in entries.items():
+            if name in known and not is_same_entry(known[name], entry):
+                raise ValueError(
+                    f"{kind}.{name} is something else in another simulation of this comparison; "
+                    f"register them under different names: fedloom.{kind}.register(…)"
+                )
+    return names.with_names(**own)
+
+
+def _fitting_methods(loaded: LoadedRecipe, registries: Registries, data: Path) -> list[str]:
+    fitting, refused = supported_methods(loaded, registries, data)
+    for name, reason in refused.items():
+        logger.info("without %s: %s", name, reason)
+    return fitting
+
+
+def _arm_name(recipe: RecipeLike, number: int) -> str:
+    if isinstance(recipe, str | Path):
+        return Path(recipe).stem
+    document = recipe.recipe if isinstance(recipe, Simulation) else recipe
+    return f"{document['method']['name']}-{number}"
+
+
+def run_comparison(
+    planned: Comparison,
+    names: Registries,
+    data: Path,
+    test: str = "global",
+    equal: BudgetUnit = "rounds",
+    progress: Progress = None,
+) -> CompareResult:
+    """Finish a comparison and write its tables beside its runs."""
+    run_group(planned, progress)
+    result = planned.result(test, equal)
+    for name, render in FILES.items():
+        (planned.home / name).write_text(render(result), encoding="utf-8")
+    return CompareResult(planned.home, result, tuple(planned.unfinished_runs()), names, data)
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult(Result):
+    """What each tier costs, and which tier real devices can run.
+
+    Parameters
+    ----------
+    tiers : the costs of each tier.
+    round : the time of a round on this machine, if it was measured.
+    fleet : which tier each device can run, if devices were given.
+    """
+
+    tiers: tuple[TierCost, ...]
+    round: RoundTime | None = None
+    fleet: FleetPlan | None = None
+
+    @property
+    def title(self) -> str:
+        return f"costs of {len(self.tiers)} tiers, per device and round"
+
+    def records(self) -> list[Record]:
+        return [cost.record() for cost in self.tiers]
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "tiers": self.records(),
+            **({"round": vars(self.round)} if self.round else {}),
+            **({"fleet": self.fleet.record()} if self.fleet else {}),
+        }
+
+
+def plan(
+    recipe: RecipeLike,
+    *,
+    latency: bool = False,
+    measure: bool = False,
+    fleet: Sequence[str | Path | DeviceSpec] = (),
+    headroom: float = 1.5,
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> PlanResult:
+    """Costs of each tier before anything is spent: size, compute, bytes, memory. Needs no data.
+
+    Parameters
+    ----------
+    recipe : a TOML file, a mapping, or a `Simulation`.
+    latency : also time one example through each tier's model, on this machine.
+    measure : also estimate the time of a round here, from shortened rounds.
+    fleet : devices, as files of `fedloom probe` or as objects: which tier each can run.
+    headroom : the memory a device needs, as a multiple of its tensors.
+    sets, seed, data_dir, workers, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    PlanResult
+    """
+    names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
+    loaded = load_recipe(recipe, names, sets, seed)
+    machines: list[DeviceSpec] = []
+    for one in fleet:
+        machines += [one] if isinstance(one, DeviceSpec) else read_device_specs(Path(one))
+    costs = tier_costs(loaded, names, data, latency, memory=True)
+    timed = estimate_round_time(loaded, names, data, workers) if measure else None
+    planned = plan_fleet(loaded, names, data, machines, costs, headroom) if machines else None
+    return PlanResult(tuple(costs), timed, planned)
+
+
+def check(
+    recipe: RecipeLike,
+    *,
+    deployment: bool = False,
+    sets: Sequence[str] = (),
+    data_dir: str | Path | None = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> None:
+    """Check a recipe: names, ranges, tiers, partition, method and the arms of a comparison. Works without the data.
+
+    Parameters
+    ----------
+    recipe : a TOML file, a mapping, or a `Simulation`.
+    deployment : also check that it can be deployed to real devices.
+    sets, data_dir, extensions, registries : as for `run`.
+
+    Raises
+    ------
+    RecipeError
+        With everything that is wrong; its `issues` have key, code, message and hint.
+    """
+    names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
+    try:
+        loaded = load_recipe(recipe, names, sets)
+        data_spec = read_data_spec(loaded, names, data)
+    except DataError as error:
+        code = "DATA_MISSING" if isinstance(error, DataMissing) else "DATA_BROKEN"
+        issue = RecipeIssue(("data", "dataset"), code, error.message, error.hint)
+        source = str(recipe) if isinstance(recipe, str | Path) else "recipe"
+        raise RecipeError([issue], source) from error
+    fleet, method = build(loaded, names, data_spec)
+    if deployment:
+        check_deployment(loaded, method)
+    warm_start(loaded, fleet)
+    build_partition(loaded, names, data_spec.labels)
+    _, *others = build_arms(loaded, names, fleet).items()
+    for arm, changed in others:
+        with errors_at_arm(loaded, arm):
+            build(changed, names, data_spec)
+
+
+def report(
+    runs: RunLike | CompareResult | Sequence[RunLike],
+    *,
+    out: str | Path | None = None,
+    test: str | None = None,
+    metric: str | None = None,
+) -> Path:
+    """Write one HTML page, which needs no network, with all figures, and a CSV file behind each of them.
+
+    Parameters
+    ----------
+    runs : the folder of a run or of a comparison, or several runs.
+    out : the page. Default: report.html in the folder.
+    test : "global" or "local". Default: global, if there is one.
+    metric : what tables and charts show first. Default: accuracy, or perplexity for language models.
+
+    Returns
+    -------
+    Path
+        The page.
+    """
+    single = isinstance(runs, str | Path | Run | CompareResult)
+    listed = [runs] if single else list(runs)  # type: ignore[arg-type]
+    folders = [one.folder if isinstance(one, Run | CompareResult) else Path(one) for one in listed]  # type: ignore[arg-type]
+    if out is None and len(folders) > 1:
+        raise ReportError("a page of several runs has no default path", "set out=FILE.html")
+    file = folders[0] / REPORT if out is None else Path(out)
+    write_report(folders, file, test, metric)
+    return file
+
+
+@dataclass(frozen=True, repr=False)
+class SubnetResult(Result):
+    """The best subnet within a budget, and the trade-off between accuracy and cost.
+
+    Parameters
+    ----------
+    best : settings, accuracy and costs of the best subnet.
+    front : the Pareto front of accuracy and MACs.
+    hypervolume : that the front dominates.
+    measured : how many subnets were measured, and where the results are kept.
+    out : the file with its weights, if one was asked for.
+    """
+
+    best: Record
+    front: tuple[Record, ...]
+    hypervolume: float
+    measured: Record
+    out: Path | None = None
+
+    @property
+    def title(self) -> str:
+        return f"best subnet: {self.best['accuracy']:.2f} % with {self.best['macs']:,} MACs"
+
+    def records(self) -> list[Record]:
+        return [{**{k: v for k, v in row.items() if k != "settings"}, **row["settings"]} for row in self.front]
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "best": self.best, "front": list(self.front), "hyper_volume": self.hypervolume, "measured": self.measured,
+            "out": None if self.out is None else str(self.out),
+        }  # fmt: skip
+
+
+def subnet(
+    run: RunLike,
+    *,
+    macs: int | None = None,
+    params: int | None = None,
+    latency: float | None = None,
+    count: int = 500,
+    seed: int = 0,
+    space: str | None = None,
+    examples: int | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    progress: Callable[[int, int, float], None] | None = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> SubnetResult:
+    """Cut the best subnet within a budget out of a finished run.
+
+    Parameters
+    ----------
+    run : a finished run or its folder.
+    macs : at most this many multiply-adds.
+    params : or at most this many parameters.
+    latency : or at most this many milliseconds for one example, on this machine.
+    count : number of subnets to try.
+    seed : of the drawn subnets.
+    space : the search space: "tiers", "code" or "paper". Default: as trained.
+    examples : evaluate on this many test examples. Default: all.
+    out : a new file for its weights.
+    data_dir, workers, extensions, registries : as for `run`.
+    progress : called with the number of subnets measured so far, of all, and seconds for each.
+
+    Returns
+    -------
+    SubnetResult
+    """
+    limits = {"macs": macs, "parameters": params, "latency_ms": latency}
+    given = {kind: most for kind, most in limits.items() if most is not None}
+    if len(given) > 1:
+        raise TypeError("use one of macs, params and latency")
+    keep_freed_memory()
+    budget = next((Budget(kind, most) for kind, most in given.items()), None)  # type: ignore[arg-type]
+    names, data = names_of(run, registries, extensions), data_of(run, data_dir)
+    search = start_search(open_supernet(folder_of(run), names, data, space), count, seed, budget, examples)
+    missing, start, done, each = len(search.nets) - len(search.rows()), time.perf_counter(), 0, 0.0
+    for rows in search.measure(workers):
+        done += len(rows)
+        each = (time.perf_counter() - start) / done
+        if progress:
+            progress(done, missing, each)
+    net, best = search.best()
+    if out is not None:
+        search.save(net, Path(out))
+    timed = {"latency_ms": latency_ms(net)} if latency is not None else {}
+    measured = {
+        "nets": len(search.nets), "now": done, "seconds_each": each, "examples": search.examples,
+        "rows": str(search.file),
+    }  # fmt: skip
+    return SubnetResult(
+        {**asdict(best), **timed}, tuple(asdict(row) for row in search.front()), search.hypervolume(), measured,
+        None if out is None else Path(out),
+    )  # fmt: skip
+
+
+def export(
+    run: RunLike,
+    to: str,
+    *,
+    tier: str | None = None,
+    device: str | None = None,
+    macs: int | None = None,
+    input_kind: InputKind = "stored",
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> ExportResult:
+    """Write a model of a run to a file with its card, and check that its outputs match the run's model.
+
+    Parameters
+    ----------
+    run : a finished run or its folder.
+    to : the format: "safetensors", "pt2", "onnx" or "executorch".
+    tier : whose model. Default: the largest tier's.
+    device : or the personal model of this device.
+    macs : or the largest of about 500 sampled subnets with at most so many multiply-adds.
+    input_kind : "stored": the file preprocesses examples itself; "prepared": the caller does.
+    out : a new folder. Default: RUN/exports/….
+    data_dir, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    ExportResult
+        The folder, the file and the model card.
+    """
+    if sum(value is not None for value in (tier, device, macs)) > 1:
+        raise TypeError("use one of tier, device and macs")
+    names = names_of(run, registries, extensions)
+    selector, data = ModelSelector(tier, device, macs), data_of(run, data_dir)
+    folder = None if out is None else Path(out)
+    return export_run.export(folder_of(run), selector, to, folder, input_kind, names, data)
+
+
+def audit(
+    run: RunLike,
+    *,
+    examples: int = 16,
+    steps: int = 600,
+    data_dir: str | Path | None = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> audits.Audit:
+    """What left the devices of a run; where features did, reconstruct inputs from them and measure how well.
+
+    Parameters
+    ----------
+    run : a finished run or its folder.
+    examples : number of inputs to reconstruct.
+    steps : of the reconstruction.
+    data_dir, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    Audit
+    """
+    names = names_of(run, registries, extensions)
+    return audits.audit(folder_of(run), names, data_of(run, data_dir), examples, steps)
+
+
+@dataclass(frozen=True, repr=False)
+class AttackResult(Result):
+    """Every attack against every aggregation rule.
+
+    Parameters
+    ----------
+    share : of malicious devices.
+    bad : their names, by seed.
+    test : the test set.
+    cells : a result for each attack and rule.
+    """
+
+    share: float
+    bad: Mapping[int, list[str]]
+    test: str
+    cells: tuple[AttackCell, ...]
+
+    @property
+    def title(self) -> str:
+        return f"accuracy in % with {100 * self.share:g} % of the devices malicious"
+
+    def records(self) -> list[Record]:
+        return [
+            {
+                "attack": cell["attack"], "rule": cell["rule"], "accuracy": cell["accuracy"]["mean"],
+                "worst_tier": cell["worst_tier"]["mean"], "points_lost": cell["points_lost"],
+            }
+            for cell in self.content()["cells"]
+        ]  # fmt: skip
+
+    def content(self) -> dict[str, Any]:
+        lost = accuracy_losses(list(self.cells))
+        cells = [
+            {
+                "attack": cell.attack, "rule": cell.rule, "accuracy": mean_and_std(cell.mean),
+                "worst_tier": mean_and_std(cell.worst),
+                "tiers": {tier: mean_and_std(values) for tier, values in cell.tiers.items()},
+                "points_lost": lost[cell.attack, cell.rule], "refused": cell.refused,
+            }
+            for cell in self.cells
+        ]  # fmt: skip
+        return {"share": self.share, "bad": self.bad, "test": self.test, "cells": cells}
+
+
+def attack(
+    recipe: RecipeLike,
+    *,
+    share: float = 0.2,
+    attacks: Sequence[str] | None = None,
+    rules: Sequence[str] = ("default",),
+    seeds: int = 1,
+    test: str = "global",
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    progress: Progress = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> AttackResult:
+    """Run a recipe with a share of its devices malicious, under every attack and with every rule.
+
+    Parameters
+    ----------
+    recipe : a TOML file, a mapping, or a `Simulation`.
+    share : of malicious devices.
+    attacks : names. Default: all.
+    rules : names of aggregation rules next to the plain mean.
+    seeds : how many, counted from the recipe's.
+    test : "global" or "local".
+    sets, seed, data_dir, workers, progress, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    AttackResult
+    """
+    keep_freed_memory()
+    names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
+    loaded = load_recipe(recipe, names, sets, seed)
+    _require_test(loaded, test)
+    used = list(names.attacks) if attacks is None else list(attacks)
+    bench = build_attack_bench(loaded, names, data, used, list(rules), share, seeds, test, workers)
+    run_group(bench, progress)
+    return AttackResult(share, bench.bad, test, tuple(bench.cells()))
+
+
+def verify(
+    run: RunLike | None = None,
+    *,
+    rounds: int = 1,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> Verdict:
+    """Replay the last rounds of a finished run and compare weights, devices' states and rows bit by bit.
+
+    Parameters
+    ----------
+    run : a finished run or its folder. Default: the newest in ./runs.
+    rounds : replay at least this many.
+    data_dir, workers, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    Verdict
+        Without `differences` if everything is the same.
+    """
+    folder = find_newest_run() if run is None else folder_of(run)
+    names = names_of(run or folder, registries, extensions)
+    return verify_run(folder, names, data_of(run or folder, data_dir), rounds, workers)
+
+
+def cka(
+    first: RunLike,
+    second: RunLike,
+    *,
+    tier: str | None = None,
+    examples: int = 1000,
+    data_dir: str | Path | None = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> CkaMap:
+    """Compare two trained models layer by layer: linear CKA, 1 where representations are equal.
+
+    Parameters
+    ----------
+    first, second : finished runs or their folders.
+    tier : whose model. Default: the largest tier's.
+    examples : number of test examples.
+    data_dir, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    CkaMap
+    """
+    names = names_of(first, registries, extensions)
+    if isinstance(second, Run) and registries is None:
+        names = names.with_names(**own_entries(second.registries))
+    return compute_cka(folder_of(first), folder_of(second), tier, examples, names, data_of(first, data_dir))

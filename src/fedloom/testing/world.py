@@ -1,0 +1,437 @@
+"""Models of a few hundred weights, data that is easy to learn, and a fleet of a few devices."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import Parameter, signature
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..client import Constant, Optimizer, Schedule, Sgd
+from ..data import Dataset, Examples, Partition, Preparation
+from ..engines import ClientStateStore, Gate, InProcess, Refusal, build_client_data
+from ..evaluation import BatchNormStatistics, Evaluator, Row
+from ..fleet import Engine, Fleet, RoundContext, draw_cohort, make_ask, make_tiers
+from ..methods import Method, fleet_problem
+from ..models import MODELS, Family, Model, build_model
+from ..models.structure import as_outputs
+from ..tensors import Parcel
+
+TINY_SETTINGS: dict[str, dict[str, Any]] = {
+    "bottleneck": {"stem": 4, "planes": (3, 4), "blocks": (1, 2)},
+    "convnet": {"hidden": (4, 6)},
+    "lenet": {"convs": (4,), "kernels": (5,), "hidden": (6,)},
+    "lstm": {"embedding": 5, "hidden": 4, "features": 6, "dropout": 0.0},
+    "mlp": {"hidden": (6, 5)},
+    "mobilenet": {"stem": 3, "widths": (4, 6), "depths": (1, 2), "kernels": (5, 5)},
+    "preactresnet": {"hidden": (4, 6), "blocks": (1, 1), "exit_after": 1},
+    "preresnet": {"hidden": (3, 4), "blocks": (1, 1)},
+    # with fewer channels or more blocks, on maps of one pixel, differences of rounding grow from step to step
+    "splitnet": {"channels": 4, "extra": (1, 0), "conv_bias": False},
+    "transformer": {"embedding": 4, "heads": 2, "hidden": 6, "layers": 2, "exit_after": 1, "dropout": 0.0},
+}
+"""Settings with which a built-in family has a few hundred weights."""
+
+SMALLER_SETTINGS: dict[str, dict[str, Any]] = {
+    "mobilenet": {"depths": (1, 1), "kernels": (5, 3)},
+    "preactresnet": {"stages": 1},
+    "splitnet": {"extra": (0, 0)},
+    "transformer": {"depth": 1},
+}
+"""What is smaller in the lower tiers of a family, beside its width."""
+
+CHAOTIC_FAMILIES = ("mobilenet", "splitnet")
+"""Tiny families in which differences of rounding grow from step to step."""
+
+
+def tiny_model(
+    model: str | Family = "convnet",
+    input_shape: tuple[int, ...] = (1, 6, 6),
+    classes: int = 4,
+    width: float = 1.0,
+    **settings: Any,
+) -> Model:
+    """A model of a few hundred weights.
+
+    Parameters
+    ----------
+    model
+        The name of a built-in family, or a function from keyword settings to a module.
+    input_shape
+        Of one example. Families with a parameter `tokens` get sequences of five tokens instead.
+    classes
+        How many logits it has. There is one token id more, for the mask.
+    width
+        Passed on if the family has a parameter `width`.
+    **settings
+        Further settings of the family, instead of those that make it tiny.
+
+    Returns
+    -------
+    Model
+
+    Examples
+    --------
+    >>> from fedloom.testing import tiny_model
+    >>> sum(shape.numel() for shape in tiny_model("mlp").shapes().values())
+    281
+    """
+    name, build = find_family(model)
+    known = signature(build).parameters
+    chosen = {**TINY_SETTINGS.get(name, {}), "width": width, **settings}
+    for optional in ("normalization", "width", "widest"):
+        if not takes_setting(known, optional):
+            chosen.pop(optional, None)
+    if "tokens" in known:
+        return build_model(name, build, chosen, (5,), classes, classes + 1)
+    return build_model(name, build, chosen, input_shape, classes)
+
+
+def find_family(model: str | Family) -> tuple[str, Family]:
+    if isinstance(model, str):
+        return model, MODELS[model]
+    return next((name for name, build in MODELS.items() if build is model), name_of(model)), model
+
+
+def takes_setting(parameters: Mapping[str, Parameter], name: str) -> bool:
+    return name in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _spread_labels(sizes: Sequence[int], labels: Sequence[Sequence[int]]) -> Tensor:
+    """Device after device, its own labels in turn."""
+    return torch.cat(
+        [torch.tensor(own)[torch.arange(size) % len(own)] for size, own in zip(sizes, labels, strict=True)]
+    )
+
+
+def consecutive_rows(sizes: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Row numbers of devices that hold so many examples, one after the other."""
+    ends = np.cumsum([0, *sizes])
+    return tuple(np.arange(start, end) for start, end in pairwise(ends))
+
+
+def _noisy_images(labels: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
+    """A pattern for each label under noise, as bytes."""
+    draw = torch.Generator().manual_seed(seed)
+    patterns = torch.randint(0, 128, (int(labels.max()) + 1, *shape), generator=torch.Generator().manual_seed(99))
+    return (patterns[labels] + torch.randint(0, 128, (len(labels), *shape), generator=draw)).to(torch.uint8)
+
+
+def _image_examples(
+    shape: tuple[int, ...], labels: Sequence[Sequence[int]], sizes: Sequence[int], seed: int
+) -> Examples:
+    answers = _spread_labels(sizes, labels)
+    return Examples(_noisy_images(answers, shape, seed), answers)
+
+
+def _token_examples(model: Model, labels: Sequence[Sequence[int]], sizes: Sequence[int], seed: int) -> Examples:
+    """Rows of tokens. If the model labels every token, each is its own label; else a row has one."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        labels_tokens = as_outputs(model.module().eval()(model.zero_inputs(1))).logits.dim() == 3
+    if labels_tokens:
+        rows = [
+            torch.tensor(list(own))[torch.randint(0, len(own), (size, *model.input_shape), generator=draw)]
+            for size, own in zip(sizes, labels, strict=True)
+        ]
+        return Examples(torch.cat(rows), torch.cat(rows))
+    answers = _spread_labels(sizes, labels)
+    noise = torch.randint(0, 2, (len(answers), *model.input_shape), generator=draw)
+    return Examples((answers.unsqueeze(1) + noise) % model.classes, answers)
+
+
+@dataclass(frozen=True)
+class TinyWorld:
+    """A fleet of a few devices, its data and how it trains: all that a method needs to be played in milliseconds.
+
+    Parameters
+    ----------
+    fleet
+        Tiers and devices.
+    dataset
+        Examples of the devices, and the test set.
+    partition
+        Which examples each device holds.
+    schedule
+        Epochs and batch size.
+    optimizer
+        Of the devices.
+    seed
+        Of everything that is drawn.
+    devices_per_block
+        How many devices run as one network, unless `engine` is asked for another number.
+    refusals
+        Replies that the gate of an engine of this world has refused; it grows.
+
+    Examples
+    --------
+    >>> from fedloom.methods.heterofl import HeteroFL
+    >>> from fedloom.testing import TinyWorld
+    >>> world, method = TinyWorld.make(widths=(1.0, 0.5)), HeteroFL()
+    >>> server = world.play(method, world.engine(method), rounds=2)
+    >>> sorted(server)
+    ['weights']
+    """
+
+    fleet: Fleet
+    dataset: Dataset
+    partition: Partition
+    schedule: Schedule
+    optimizer: Optimizer
+    seed: int = 0
+    devices_per_block: int = 16
+    refusals: list[Refusal] = field(default_factory=list, compare=False)
+
+    @staticmethod
+    def make(
+        model: str | Family = "convnet",
+        widths: Sequence[float] = (1.0,),
+        sizes: Sequence[int] = (8, 8, 8),
+        labels: Sequence[Sequence[int]] | None = None,
+        test_sizes: Sequence[int] | None = None,
+        shares: Sequence[float] | None = None,
+        schedule: Schedule | None = None,
+        optimizer: Optimizer | None = None,
+        input_shape: tuple[int, ...] = (1, 6, 6),
+        classes: int = 4,
+        preparation: Preparation | None = None,
+        models: Sequence[tuple[str, Model]] | None = None,
+        **settings: Any,
+    ) -> "TinyWorld":
+        """Build a world. Its examples are a pattern per label under noise, or short sequences of tokens.
+
+        Parameters
+        ----------
+        model
+            The name of a built-in family, or a function from keyword settings to a module.
+        widths
+            The width of every tier; tiers are named a, b, … in this order.
+        sizes
+            How many training examples each device holds.
+        labels
+            The labels that each device holds; by default all.
+        test_sizes
+            How many test examples each device holds; by default half as many, and one.
+        shares
+            The share of each tier; by default equal.
+        schedule, optimizer
+            By default one epoch in batches of four, and SGD with momentum.
+        input_shape, classes
+            Of the examples, unless they are tokens.
+        preparation
+            Of examples for the model; by default images are normalized and tokens masked.
+        models
+            The name and the model of every tier, instead of `model` and `widths`.
+        **settings
+            Further settings of the model.
+
+        Returns
+        -------
+        TinyWorld
+        """
+        labels = labels or [range(classes)] * len(sizes)
+        test_sizes = test_sizes or [size // 2 + 1 for size in sizes]
+        smaller = SMALLER_SETTINGS.get(find_family(model)[0], {})
+        models = models or [
+            (
+                name,
+                tiny_model(model, input_shape, classes, width, **{"widest": max(widths), **less, **settings}),
+            )
+            for name, width in zip("abcdef", widths, strict=False)
+            for less in [smaller if width < max(widths) else {}]
+        ]
+        tokens = models[0][1].tokens
+        make = (
+            partial(_token_examples, models[0][1], labels) if tokens else partial(_image_examples, input_shape, labels)
+        )
+        usual = Preparation(mask_chance=0.2, mask_token=classes) if tokens else Preparation((0.4,), (0.3,))
+        train, test = make(sizes, 0), make(test_sizes, 1)
+        return TinyWorld(
+            fleet=Fleet(make_tiers(models), tuple(shares or [1 / len(models)] * len(models)), len(sizes), seed=0),
+            dataset=Dataset("toy", train, test, classes, preparation or usual, tokens),
+            partition=Partition(consecutive_rows(sizes), consecutive_rows(test_sizes)),
+            schedule=schedule or Schedule(batch_size=4),
+            optimizer=optimizer or Sgd(0.1, momentum=0.9, weight_decay=5e-4, clip_norm=1.0),
+        )
+
+    @staticmethod
+    def for_method(method: Method, model: str | Family | None = None, **changes: Any) -> "TinyWorld":
+        """Build a world that a method can train: of two tiers if it takes them, else of one.
+
+        Parameters
+        ----------
+        method
+            The method to play.
+        model
+            A family, or a function that builds one; by default the first built-in family that the method takes.
+        **changes
+            Further arguments of `TinyWorld.make`.
+
+        Returns
+        -------
+        TinyWorld
+
+        Raises
+        ------
+        ValueError
+            If the method's `check_fleet` refuses every fleet that was tried, with its reason.
+        """
+        chosen = home_family(method) if model is None else model
+        several = TinyWorld.make(chosen, widths=(1.0, 0.5), **changes)
+        smaller = SMALLER_SETTINGS.get(find_family(chosen)[0])
+        if smaller and fleet_problem(method, several.fleet) is not None:  # not narrower, but less deep
+            shape, classes = several.dataset.input_shape, several.dataset.classes
+            sizes = [(name, tiny_model(chosen, shape, classes, **less)) for name, less in (("a", {}), ("b", smaller))]
+            several = TinyWorld.make(models=sizes, **changes)
+        if fleet_problem(method, several.fleet) is None:
+            return several
+        one = TinyWorld.make(chosen, **changes)
+        problem = fleet_problem(method, one.fleet)
+        if problem is not None:
+            raise ValueError(f"{type(method).__name__} refuses every tiny fleet of {find_family(chosen)[0]}: {problem}")
+        return one
+
+    def engine(self, method: Method, devices_per_block: int | None = None, **changes: Any) -> InProcess:
+        """An in-process engine with the devices of this world.
+
+        Parameters
+        ----------
+        method
+            The method whose devices start with `init_client`.
+        devices_per_block
+            How many devices run as one network; by default as the world says.
+        **changes
+            Other fields of `InProcess`.
+
+        Returns
+        -------
+        InProcess
+        """
+        made = InProcess(
+            client_data=build_client_data(self.dataset, self.partition, self.fleet),
+            client_states=ClientStateStore(lambda device: method.init_client(device, self.seed)),
+            schedule=self.schedule,
+            optimizer=self.optimizer,
+            lr_schedule=Constant(),
+            seed=self.seed,
+            devices_per_block=devices_per_block or self.devices_per_block,
+            gate=Gate(lambda round_number, refusal: self.refusals.append(refusal)),
+        )
+        return replace(made, **changes)
+
+    @property
+    def public(self) -> Tensor:
+        """What the server has: examples like the devices', but none of theirs."""
+        shape = tuple(self.dataset.train.x.shape[1:])
+        if self.dataset.tokens:
+            return torch.randint(0, self.dataset.tokens, (12, *shape), generator=torch.Generator().manual_seed(7))
+        return _noisy_images(torch.arange(12) % self.dataset.classes, shape, seed=7)
+
+    def context(self, engine: Engine, number: int = 1, participation: float = 1.0) -> RoundContext:
+        """What a method gets in a round.
+
+        Parameters
+        ----------
+        engine
+            Carries the requests.
+        number
+            Of the round, from 1.
+        participation
+            The share of the devices in the cohort.
+
+        Returns
+        -------
+        RoundContext
+        """
+        cohort = draw_cohort(self.fleet, participation, number)
+        return RoundContext(number, cohort, self.fleet, engine, public=self.public)
+
+    def play(self, method: Method, engine: Engine, rounds: int = 2, participation: float = 1.0) -> Parcel:
+        """Play the rounds of a run, without evaluation.
+
+        Parameters
+        ----------
+        method, engine
+            What to play, and where.
+        rounds
+            How many rounds.
+        participation
+            The share of the devices in every cohort.
+
+        Returns
+        -------
+        Parcel
+            The last server state.
+        """
+        server = method.start(self.fleet, self.seed)
+        for number in range(1, rounds + 1):
+            server = method.round(server, self.context(engine, number, participation))
+            engine.commit(number)
+        return server
+
+    def evaluator(self, statistics: BatchNormStatistics | None = None, **changes: Any) -> Evaluator:
+        """An evaluator on the test sets of this world.
+
+        Parameters
+        ----------
+        statistics
+            How statistics of batch norm are collected.
+        **changes
+            Other fields of `Evaluator`.
+
+        Returns
+        -------
+        Evaluator
+        """
+        held = build_client_data(self.dataset, self.partition, self.fleet)
+        made = Evaluator(
+            dataset=self.dataset,
+            local_tests=[torch.from_numpy(rows) for rows in self.partition.test],
+            seen_labels=torch.stack([held.seen_labels(device) for device in self.fleet.devices(1)]),
+            statistics=statistics or BatchNormStatistics(batch_size=5),
+            seed=self.fleet.seed,
+        )
+        return replace(made, **changes)
+
+    def evaluate(self, method: Method, server: Parcel, engine: Engine, number: int = 1) -> list[Row]:
+        """Evaluate all targets of a method, on the test set and on every device.
+
+        Parameters
+        ----------
+        method, server
+            Whose `eval_targets`, and in which server state.
+        engine
+            Where device models are.
+        number
+            Of the round.
+
+        Returns
+        -------
+        list of Row
+        """
+        targets = method.eval_targets(server)
+        return self.evaluator().rows(targets, self.fleet, make_ask(engine, number), number, True)
+
+
+def takes_family(method: Method, model: str | Family) -> bool:
+    """True if a method trains a tiny fleet of a family, of two widths or of one."""
+    fleets = (TinyWorld.make(model, widths).fleet for widths in ((1.0,), (1.0, 0.5)))
+    return any(fleet_problem(method, fleet) is None for fleet in fleets)
+
+
+def home_family(method: Method) -> str:
+    """The family to try a method with: a convolutional one if it takes that."""
+    families = [name for name in ("convnet", "splitnet", *sorted(MODELS)) if name in TINY_SETTINGS]
+    home = next((family for family in families if takes_family(method, family)), None)
+    if home is None:
+        problem = fleet_problem(method, TinyWorld.make("convnet").fleet)
+        raise ValueError(f"{type(method).__name__} refuses every built-in family; convnet, because: {problem}")
+    return home
