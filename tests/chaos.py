@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.recorder import record_rounds
@@ -72,7 +72,7 @@ def recipe(family: str, rounds: int) -> dict[str, Any]:
 
 
 def begin(document: dict[str, Any], folder: Path, workers: int) -> None:
-    for _ in record_rounds(assemble(load(document, Registry()), Registry(), folder, workers=workers), folder):
+    for _ in record_rounds(assemble(load(document, Registries()), Registries(), folder, workers=workers), folder):
         pass
 
 
@@ -82,7 +82,7 @@ def resume(document: dict[str, Any], folder: Path, workers: int) -> None:
         return
     if read_manifest(folder)["status"] == "finished":  # killed after all was done
         return
-    experiment, since = reopen_run(folder, Registry(), folder, workers)
+    experiment, since = reopen_run(folder, Registries(), folder, workers)
     for _ in record_rounds(experiment, folder, since):
         pass
 

@@ -28,7 +28,7 @@ def recipe(method: dict[str, Any], rounds: int, tests: list[str]) -> dict[str, A
         },
         "model": {"family": "mlp", "hidden": [32]},
         "tiers": [{"name": name, "share": share, "width": width} for name, share, width in tiers],
-        "training": {"epochs": 4, "batch_size": 10, "optimizer": {"kind": "sgd", "learning_rate": 0.2}},
+        "training": {"epochs": 4, "batch_size": 10, "optimizer": {"kind": "sgd", "lr": 0.2}},
         "method": method,
         "evaluation": {"tests": tests, "every": rounds},
         "faults": {"deadline": 300.0, "quorum": 0.5},

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedloom.recipe.load import dumps, load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.recorder import record_rounds
 from tests.real_fleet import Killer, read_lines, real_fleet
@@ -30,7 +30,7 @@ def recipe(rounds: int, devices: int) -> dict[str, object]:
         "tiers": [
             {"name": n, "share": s, "width": w} for n, s, w in zip(TIERS, (0.34, 0.33, 0.33), widths, strict=True)
         ],
-        "training": {"batch_size": 10, "optimizer": {"kind": "sgd", "learning_rate": 0.1}},
+        "training": {"batch_size": 10, "optimizer": {"kind": "sgd", "lr": 0.1}},
         "method": {"name": "heterofl"},
         "evaluation": {"tests": ["global"], "every": rounds},
         "faults": {"deadline": 240.0},
@@ -41,7 +41,7 @@ def run_undisturbed(document: dict[str, object], tiers: list[str], folder: Path)
     """The sha256 of the same run in process."""
     settings = {**document, "fleet": {"device_tiers": tiers}}
     del settings["faults"]
-    for _ in record_rounds(assemble(load(settings, Registry()), Registry(), folder), folder / "here"):
+    for _ in record_rounds(assemble(load(settings, Registries()), Registries(), folder), folder / "here"):
         pass
     return str(json.loads((folder / "here" / "manifest.json").read_text())["sha256"])
 

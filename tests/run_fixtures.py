@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom.analysis.run import Run
+from fedloom.api.run import Run
 
 
 def small(**changes: Any) -> dict[str, Any]:

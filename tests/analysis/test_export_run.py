@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fedloom
 from fedloom.data import Dataset, Examples, Preparation
 from fedloom.recipe.errors import RecipeError
+from fedloom.recipe.registries import Registries
 
 WORDS = 6
 
@@ -40,7 +41,7 @@ def test_export_text_model_measures_the_evaluators_metrics(family, document, tmp
     recipe = document(
         data={"dataset": "rows", "devices": 4}, model={"family": family, **settings}, training={"batch_size": 5}
     )
-    run = fedloom.run(recipe, datasets=datasets, out=tmp_path / "run")
+    run = fedloom.run(recipe, registries=Registries().with_names(datasets=datasets), out=tmp_path / "run")
     card = run.export("pt2", "small", out=tmp_path / "out").card
     evaluated = card["evaluated"]["tests"]["global"]
     assert ("perplexity_hidden" in evaluated) == positions
@@ -65,12 +66,13 @@ def own(*, classes: int, width: float = 1.0) -> nn.Module:
 
 
 def test_export_user_family_is_loaded_by_name(document, tmp_path):
-    run = fedloom.run(document(model={"family": "own"}), models={"own": own}, out=tmp_path / "run")
+    registries = Registries().with_names(models={"own": own})
+    run = fedloom.run(document(model={"family": "own"}), registries=registries, out=tmp_path / "run")
     exported, x = run.export("safetensors", "small", out=tmp_path / "out"), torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    again = fedloom.load(exported.folder, models={"own": own})
+    again = fedloom.load_model(exported.folder, registries=registries)
     assert torch.equal(again(x), run.model("small")(x))
     with pytest.raises(RecipeError, match="MODEL_NAME"):
-        fedloom.load(exported.folder)
+        fedloom.load_model(exported.folder)
 
 
 PERSONAL: dict[str, dict[str, Any]] = {

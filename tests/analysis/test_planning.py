@@ -11,7 +11,7 @@ from fedloom.analysis.planning import DeviceSpec, free_memory, plan_fleet, probe
 from fedloom.analysis.profiling import _solve_prices, _work_per_round, estimate_round_time
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.loop import rounds
 
@@ -19,9 +19,9 @@ HERE = Path("data")
 
 
 def make_plan(document, specs, headroom=1.0, **changes):
-    loaded = load(document(**changes), Registry())
-    costs = tier_costs(loaded, Registry(), HERE, memory=True)
-    return plan_fleet(loaded, Registry(), HERE, specs, costs, headroom), {one.name: one for one in costs}
+    loaded = load(document(**changes), Registries())
+    costs = tier_costs(loaded, Registries(), HERE, memory=True)
+    return plan_fleet(loaded, Registries(), HERE, specs, costs, headroom), {one.name: one for one in costs}
 
 
 def test_plan_fleet_devices_get_the_largest_tier_that_fits(document):
@@ -124,9 +124,9 @@ def test_probe_this_machine_has_memory_and_speed():
 
 def test_work_per_round_counts_steps_and_macs(document):
     """Two blocks of two devices, each with two epochs of two batches of a hundred."""
-    loaded = load(document(training={"batch_size": 100, "epochs": 2}, data__max_examples=200), Registry())
-    macs = sum(one.macs for one in tier_costs(loaded, Registry(), HERE))
-    assert _work_per_round(assemble(loaded, Registry(), HERE)).tolist() == [2 * 2 * 2, 2 * 2 * 2 * 100 * macs]
+    loaded = load(document(training={"batch_size": 100, "epochs": 2}, data__max_examples=200), Registries())
+    macs = sum(one.macs for one in tier_costs(loaded, Registries(), HERE))
+    assert _work_per_round(assemble(loaded, Registries(), HERE)).tolist() == [2 * 2 * 2, 2 * 2 * 2 * 100 * macs]
 
 
 def test_solve_prices_separates_steps_and_macs():
@@ -138,13 +138,15 @@ def test_solve_prices_separates_steps_and_macs():
 
 
 def test_estimate_round_time_works_with_and_without_data(document):
-    loaded = load(document(training={"batch_size": 10}, rounds=2), Registry())
-    estimate = estimate_round_time(loaded, Registry(), HERE, workers=1)
-    (_, second) = rounds(assemble(loaded, Registry(), HERE))
+    loaded = load(document(training={"batch_size": 10}, rounds=2), Registries())
+    estimate = estimate_round_time(loaded, Registries(), HERE, workers=1)
+    (_, second) = rounds(assemble(loaded, Registries(), HERE))
     assert not estimate.synthetic_data
     assert estimate.training == pytest.approx(
         second.seconds - second.evaluation_seconds, rel=4
     )  # the machine may be busy
     assert estimate.evaluation > 0
-    away = load(document(data={"dataset": "mnist", "devices": 4, "max_examples": 40, "test_examples": 50}), Registry())
-    assert estimate_round_time(away, Registry(), HERE / "nowhere", workers=1).synthetic_data
+    away = load(
+        document(data={"dataset": "mnist", "devices": 4, "max_examples": 40, "test_examples": 50}), Registries()
+    )
+    assert estimate_round_time(away, Registries(), HERE / "nowhere", workers=1).synthetic_data

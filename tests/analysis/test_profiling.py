@@ -12,8 +12,8 @@ from fedloom.cli.app import main
 from fedloom.client import Adam, Sgd
 from fedloom.models import MODELS, build_model, compute_cost
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
-from tests.conftest import build_tiny
+from fedloom.recipe.registries import Registries
+from fedloom.testing import tiny_model as build_tiny
 
 
 @pytest.mark.parametrize("family", sorted(MODELS))
@@ -90,4 +90,4 @@ def test_calibrate_write_gives_a_valid_recipe(tmp_path, monkeypatch, capsys) -> 
         main(["calibrate", "my.toml", "--write"])
     assert done.value.code == 0
     assert "written: my.toml" in capsys.readouterr().out
-    assert load("my.toml", Registry()).recipe.engine.devices_per_block["all"] in BLOCK_SIZES
+    assert load("my.toml", Registries()).recipe.engine.devices_per_block["all"] in BLOCK_SIZES

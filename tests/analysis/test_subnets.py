@@ -1,4 +1,4 @@
-"""Sub-nets of a finished run: sampling, evaluation, stored results, and the best within a budget."""
+"""Subnets of a finished run: sampling, evaluation, stored results, and the best within a budget."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from fedloom.engines.in_process import run_block
 from fedloom.footprints import subnet_footprint
 from fedloom.models import compute_cost
 from fedloom.recipe.errors import RecipeError
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 
 SUPERNET = {
     "rounds": 1,
@@ -35,7 +35,7 @@ SUPERNET = {
 
 
 def open_run(run, space=None, data="data"):
-    return open_supernet(run.folder, Registry(), data, space)
+    return open_supernet(run.folder, Registries(), data, space)
 
 
 def search_run(run, count=500, seed=0, budget=None, max_examples=None, workers=1, space=None):
@@ -48,7 +48,7 @@ def search_run(run, count=500, seed=0, budget=None, max_examples=None, workers=1
 
 @pytest.fixture(scope="module")
 def finished(document, tmp_path_factory):
-    """A briefly trained supernet of 32 sub-nets, all of them evaluated."""
+    """A briefly trained supernet of 32 subnets, all of them evaluated."""
     finished_run = fedloom.run(document(**SUPERNET), out=tmp_path_factory.mktemp("supernet") / "run")
     search_run(finished_run)
     return finished_run
@@ -192,9 +192,9 @@ def test_start_search_budget_below_smallest_is_refused(finished):
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (Budget("macs", 7), "no sub-net fits in 7 MACs; the smallest takes 12,345,678"),
-        (Budget("parameters", 1_000_000), "no sub-net fits in 1,000,000 parameters; the smallest takes 12,345,678"),
-        (Budget("latency_ms", 0.125), "no sub-net fits in 0.125 ms on this machine; the smallest takes 1.23e+07"),
+        (Budget("macs", 7), "no subnet fits in 7 MACs; the smallest takes 12,345,678"),
+        (Budget("parameters", 1_000_000), "no subnet fits in 1,000,000 parameters; the smallest takes 12,345,678"),
+        (Budget("latency_ms", 0.125), "no subnet fits in 0.125 ms on this machine; the smallest takes 1.23e+07"),
     ],
     ids=lambda one: one.kind if isinstance(one, Budget) else "",
 )
@@ -336,7 +336,5 @@ def test_start_search_latency_budget_is_kept(finished, monkeypatch):
     monkeypatch.setattr(subnets, "latency_ms", lambda net: compute_cost(net).macs / 1e6)
     fits = start_search(open_run(finished), 500, 0, Budget("latency_ms", 0.01)).best()
     assert fits[1] == start_search(open_run(finished), 500, 0, Budget("macs", 10_000)).best()[1]
-    with pytest.raises(
-        RecipeError, match=re.escape("no sub-net fits in 0 ms on this machine; the smallest takes 0.00")
-    ):
+    with pytest.raises(RecipeError, match=re.escape("no subnet fits in 0 ms on this machine; the smallest takes 0.00")):
         start_search(open_run(finished), 500, 0, Budget("latency_ms", 0.0))

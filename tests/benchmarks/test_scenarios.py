@@ -5,8 +5,11 @@ import argparse
 import pytest
 
 from benchmarks.__main__ import format_profile, format_scenarios, measure, parse_scenario
+from benchmarks.drawing import dropout_cnn
 from benchmarks.profiling import profile_call
-from benchmarks.scenarios import SCENARIOS, Scenario, Training, overhead, training
+from benchmarks.scenarios import SCENARIOS, Scenario, Training, drawing, overhead, training
+from fedloom.models import build_model
+from fedloom.models.batching import is_stochastic
 
 TINY = Scenario("tiny", lambda workers: training(Training("convnet", {"e": 3}, 1), workers), 1e9, 0.0)
 
@@ -17,6 +20,14 @@ def test_measure_scenario_has_ratio_goals_and_memory() -> None:
     assert found["met"]
     assert found["megabytes"] > 10
     assert "tiny" in format_scenarios([found])
+
+
+def test_drawing_scenario_compares_a_net_that_draws_with_one_that_does_not() -> None:
+    models = [build_model("net", dropout_cnn, {"chance": chance}, (1, 28, 28), 10) for chance in (0.5, 0.0)]
+    assert [is_stochastic(model) for model in models] == [True, False]
+    tiny = Scenario("tiny", lambda workers: drawing(dropout_cnn, 1, workers, devices=2), 1e9, 0.0)
+    found = measure(tiny, repeats=1, workers=1)
+    assert 0 < found["low"] <= found["ratio"] <= found["high"]
 
 
 def test_measure_scenario_without_theirs_reports_time() -> None:

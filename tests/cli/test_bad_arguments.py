@@ -85,7 +85,7 @@ def test_set_unknown_key_is_refused(place, fedloom, write, files):
         ("data=3", "data = 3", "RECIPE_TYPE", ""),
         ("method.name=fedavg", "method.name = 'fedavg'", "METHOD_REFUSES", ""),
         ("data.partition={kind='idd'}", "data.partition.kind = 'idd'", "RECIPE_NAME", "iid"),
-        ("training.optimizer={kind='sgd',lr=1}", "training.optimizer.lr = 1", "RECIPE_KEY", "learning_rate"),
+        ("training.optimizer={kind='sgd',rate=1}", "training.optimizer.rate = 1", "RECIPE_KEY", "lr"),
     ],
 )
 def test_set_bad_value_names_the_command_line(change, what, code, hint, fedloom, write, files):
@@ -165,7 +165,7 @@ def test_with_unusable_file_is_refused(content, code, words, fedloom, write, fil
     (issue,) = result.issues
     assert (result.code, result.out, issue.where, issue.code) == (4, "", "my.py", code)
     assert words in issue.message
-    assert ("METHODS, MODELS or DATASETS" in issue.hint) == (code == "WITH_EMPTY")
+    assert ("METHODS, MODELS, METRICS" in issue.hint) == (code == "WITH_EMPTY")
     assert files() == before
 
 

@@ -48,7 +48,7 @@ WRONG_KEYS = {
     ),
     "optimizer option": Case(
         "batch_size = 100", 'optimizer = { kind = "sgd", learning_rat = 0.1 }', "RECIPE_KEY", "optimizer",
-        "training.optimizer.learning_rat = 0.1", "learning_rate",
+        "training.optimizer.learning_rat = 0.1", "lr",
     ),
     "lr_schedule option": Case(
         "batch_size = 100", 'lr_schedule = { kind = "milestones", round = [1] }', "RECIPE_KEY", "lr_schedule",
@@ -86,7 +86,7 @@ UNKNOWN_NAMES = {
         "fleet.eligible = 'smal'", "small",
     ),
     "engine": Case(
-        "[method]", "[engine]\nkind = 'in_proces'\n\n[method]", "RECIPE_VALUE", "kind", "engine.kind = 'in_proces'",
+        "[method]", "[engine]\nkind = 'in_proces'\n\n[method]", "RECIPE_NAME", "kind", "engine.kind = 'in_proces'",
         "in_process",
     ),
 }  # fmt: skip
@@ -132,8 +132,8 @@ WRONG_VALUES = {
         "fleet.participation = 0.0",
     ),
     "negative learning rate": Case(
-        "batch_size = 100", "optimizer = { kind = 'sgd', learning_rate = -0.1 }", "RECIPE_RANGE", "optimizer",
-        "training.optimizer.learning_rate = -0.1",
+        "batch_size = 100", "optimizer = { kind = 'sgd', lr = -0.1 }", "RECIPE_RANGE", "optimizer",
+        "training.optimizer.lr = -0.1",
     ),
     "no channels": Case("hidden = [2, 4]", "hidden = [2, 0]", "RECIPE_RANGE", "hidden", "model.hidden[1] = 0"),
 }  # fmt: skip
@@ -144,7 +144,7 @@ MISSING = {
     "method's name": Case('name = "heterofl"\n', "", "RECIPE_MISSING", "[method]", "method.name"),
     "share": Case("share = 0.5\nwidth = 0.5\n", "width = 0.5\n", "RECIPE_MISSING", "LAST TIER", "tiers[1].share"),
     "kind": Case(
-        "batch_size = 100", "optimizer = { learning_rate = 0.1 }", "RECIPE_MISSING", "optimizer",
+        "batch_size = 100", "optimizer = { lr = 0.1 }", "RECIPE_MISSING", "optimizer",
         "training.optimizer.kind", "sgd",
     ),
     "option of a partition": Case(

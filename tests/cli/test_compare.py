@@ -360,8 +360,9 @@ def test_compare_all_methods_are_the_supported_ones(fedloom_in):
     write(("rounds = 2", "rounds = 1"))
     result = call("compare", "my.toml", "--methods", "all", "--equal", "bytes", "--format", "json", "--out", "all")
     assert result.code == 0
-    assert {"heterofl", "fjord", "fedhen", "fedsup", "standalone"} <= {one["arm"] for one in result.data["arms"]}
+    assert {"heterofl", "fjord", "fedrolex", "fedsup", "standalone"} <= {one["arm"] for one in result.data["arms"]}
     assert "without fedavg: fedavg gives every device the same model" in result.err
+    assert "without fedhen: fedhen is about early exits" in result.err
     assert "at equal bytes: fjord counts up to round 1 of 1" in result.data["verdict"]
 
 

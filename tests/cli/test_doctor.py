@@ -1,6 +1,12 @@
 """fedloom doctor: what this machine has, and pitfalls of a recipe."""
 
+from types import SimpleNamespace
+
 import pytest
+from torch import nn
+
+from fedloom.cli.doctor import _blocks
+from fedloom.models import build_model
 
 
 def findings(result):
@@ -86,3 +92,34 @@ def test_doctor_scaler_without_norm_warns(scaler, warned, fedloom, write):
     change = ("--set", "model.normalization=none", "--set", f"model.scaler={scaler}")
     assert ("evaluated unscaled" in fedloom("doctor", "my.toml", *change).out) == warned
     assert "evaluated unscaled" not in fedloom("doctor", "my.toml").out
+
+
+def layers(kind):
+    return {
+        "dropout": nn.Sequential(nn.Linear(6, 4), nn.Dropout(), nn.Linear(4, 4)),
+        "softmax": nn.Sequential(nn.Linear(6, 4), nn.Softmax(1), nn.Linear(4, 4)),
+        "rrelu": nn.Sequential(nn.Linear(6, 4), nn.RReLU(), nn.Linear(4, 4)),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "detail"),
+    [
+        ("dropout", "ok", "many devices run as one network"),
+        (
+            "softmax",
+            "ok",
+            "many devices run at once by vmap, which is slower than folding; Sequential cannot be folded: devices mix",
+        ),
+        (
+            "rrelu",
+            "warn",
+            "trains one device at a time, which is slower: "
+            "1 (RReLU) uses rrelu, which torch cannot run for many devices at once",
+        ),
+    ],
+)
+def test_doctor_says_how_many_devices_of_a_tier_run(kind, state, detail):
+    tier = SimpleNamespace(name="small", model=build_model("layers", layers, {"kind": kind}, (6,), 4))
+    recipe = SimpleNamespace(engine=SimpleNamespace(devices_per_block=None))
+    assert _blocks(recipe, SimpleNamespace(tiers=[tier])) == [("tier small", state, detail)]

@@ -100,7 +100,9 @@ def test_run_interrupted_is_exit_130(format, fedloom, write, raise_in_round_2, t
     if format == "json":
         assert result.failure["error_code"] == "INTERRUPTED"
     else:
-        assert (result.out, result.err.splitlines()[1:]) == ("", ["error INTERRUPTED: interrupted"])
+        saved, error = result.err.splitlines()[1:]
+        assert (result.out, error) == ("", "error INTERRUPTED: interrupted")
+        assert saved.startswith("all finished rounds are saved in run; fedloom resume run goes on")
     assert read_manifest(tmp_path / "run")["status"] == "interrupted"
     assert {row.round for row in read_rows(tmp_path / "run")} == {1}
     assert not (tmp_path / "run" / "errors").exists()
@@ -112,7 +114,7 @@ def test_run_interrupted_between_rounds_is_recorded(fedloom, write, monkeypatch,
     def interrupt(name, result):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedloom.cli.progress.format_round", interrupt)
+    monkeypatch.setattr("fedloom.api.progress.format_round", interrupt)
     result = fedloom("run", "my.toml", "--out", "run")
     gc.collect()
     assert result.code == 130
@@ -195,7 +197,7 @@ def test_run_full_disk_is_exit_1(format, fedloom, write, monkeypatch, tmp_path):
 
 def test_run_diverging_training_is_no_bug(fedloom, write, tmp_path):
     """Weights so large that a batch's statistics overflow: a run may fail or finish, but there is no bug to report."""
-    write(("batch_size = 100", "optimizer = { kind = 'sgd', learning_rate = 1e20 }"))
+    write(("batch_size = 100", "optimizer = { kind = 'sgd', lr = 1e20 }"))
     result = fedloom("run", "my.toml", "--out", "run", "--format", "json")
     assert "Traceback" not in result.err
     assert result.code in (0, 1)

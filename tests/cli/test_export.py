@@ -3,12 +3,13 @@
 import contextlib
 import json
 import shutil
+from importlib import import_module
 
 import pytest
 import torch
 
 import fedloom as package
-from fedloom.export import FORMATS, read_card, usage_snippet
+from fedloom.exporting import FORMATS, read_card, usage_snippet
 
 PERSONAL = (('name = "heterofl"', 'name = "standalone"'),)
 LARGE, SMALL = "depths = [1, 2]\nkernels = [5, 5]", "depths = [1, 1]\nkernels = [3, 3]"
@@ -38,7 +39,7 @@ def exported(runs, *arguments):
 
 
 def judged_last(run, **wanted):
-    rows = [row for row in package.open(run).rows() if all(getattr(row, k) == v for k, v in wanted.items())]
+    rows = [row for row in package.open_run(run).rows() if all(getattr(row, k) == v for k, v in wanted.items())]
     return rows[-1].value
 
 
@@ -55,6 +56,10 @@ def test_export_tier_model_evaluates_as_in_the_run(to, tier, runs):
     assert card["parity"]["difference"] <= card["parity"]["bound"] <= 1e-4
     assert card["latency"]["median_ms"] > 0
     assert card["latency"]["runtime"].startswith(FORMATS[to].runtime)
+    if to == "onnx":
+        graph = import_module("onnx").load(runs[1] / f"{tier}-{to}" / card["file"]).graph
+        axes = {dim.dim_param for value in (*graph.input, *graph.output) for dim in value.type.tensor_type.shape.dim}
+        assert axes == {"batch", ""}
     assert (card["input"]["dtype"], card["input"]["shape"]) == ("uint8", [1, 8, 8])
     assert card["output"]["labels"] == list("0123456789")
     assert card["license"]["data"] == "CC BY 4.0"
@@ -96,7 +101,7 @@ def test_export_device_model_evaluates_as_in_the_run(runs):
         assert card["evaluated"]["tests"][test]["accuracy"] == value
         assert card["measured"][test]["accuracy"] == pytest.approx(value)
     assert (card["device"], card["tier"]) == ("2", "small")
-    net = package.load(runs[1] / "personal/exports/device-2-safetensors")
+    net = package.load_model(runs[1] / "personal/exports/device-2-safetensors")
     assert net(torch.zeros(5, 1, 8, 8, dtype=torch.uint8)).shape == (5, 10)
 
 
@@ -167,7 +172,7 @@ def test_export_differing_outputs_are_refused_and_removed(runs, monkeypatch):
         right = kind.open(path, rebuilt)
         return lambda x: right(x) + 1e-3
 
-    monkeypatch.setitem(FORMATS, "safetensors", replace(kind, open=wrong))
+    monkeypatch.setitem(FORMATS._entries, "safetensors", replace(kind, open=wrong))
     result = runs[0]("export", "global", "--to", "safetensors", "--out", "differs", "--format", "json")
     assert result.code == 1
     assert result.failure["error_code"] == "NOT_THE_SAME"
@@ -182,19 +187,19 @@ def test_export_unfinished_run_is_refused(runs):
 
 
 def test_export_from_python_equals_the_command(runs, tmp_path):
-    run = package.open(runs[1] / "global")
+    run = package.open_run(runs[1] / "global")
     columns = run.columns()
     assert list(columns) == ["round", "candidate", "tier", "device", "test", "metric", "value"]
     assert len(columns["value"]) == len(run.rows())
     net, x = run.model("small"), torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
     made = run.export("safetensors", "small", out=tmp_path / "small")
-    assert torch.equal(package.load(made.folder)(x), net(x))
+    assert torch.equal(package.load_model(made.folder)(x), net(x))
     assert run.model(device=None, macs=10**9)(x).shape == (4, 10)
 
 
 def test_run_frame_with_pandas_holds_the_rows(runs):
     pandas = pytest.importorskip("pandas")
-    frame = package.open(runs[1] / "global").frame()
+    frame = package.open_run(runs[1] / "global").to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert {"round", "tier", "value"} <= set(frame.columns)
 
@@ -203,7 +208,7 @@ def test_load_other_folder_is_refused(runs, tmp_path):
     from fedloom.recipe.errors import RecipeError
 
     with pytest.raises(RecipeError, match="EXPORT_FOLDER"):
-        package.load(tmp_path)
+        package.load_model(tmp_path)
     exported(runs, "global", "--to", "pt2", "--out", "graph")
     with pytest.raises(RecipeError, match="EXPORT_FORMAT"):
-        package.load(runs[1] / "graph")
+        package.load_model(runs[1] / "graph")

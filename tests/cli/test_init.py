@@ -7,7 +7,7 @@ import pytest
 
 from fedloom.methods import METHODS
 from fedloom.recipe.load import dumps, load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.folder import read_manifest
 
 SHRINK = [
@@ -54,10 +54,31 @@ def test_init_every_method_recipe_runs(method, fedloom, tmp_path):
     assert METHODS[method].info.paper in text
 
     assert fedloom("check", "new.toml").code == 0
-    smaller = {"convnet": "model.hidden=[2,4]", "splitnet": "model.channels=2"}[tomllib.loads(text)["model"]["family"]]
-    ran = fedloom("run", "new.toml", *SHRINK, "--set", smaller, "--out", "run", "--format", "json")
+    smaller = {
+        "convnet": ["model.hidden=[2,4]"],
+        "splitnet": ["model.channels=2", "model.head.cells=1"],
+        "preactresnet": ["model.hidden=[2,2,4,4]", "model.head.cells=1"],
+    }[tomllib.loads(text)["model"]["family"]]
+    changes = [part for change in smaller for part in ("--set", change)]
+    ran = fedloom("run", "new.toml", *SHRINK, *changes, "--out", "run", "--format", "json")
     assert ran.code == 0
     assert read_manifest(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("method", "family", "lr"),
+    [
+        ("heterofl", "convnet", 0.4),
+        ("fedavg", "convnet", 0.4),
+        ("fedhen", "preactresnet", 0.1),
+        ("fedin", "splitnet", 0.1),
+    ],
+)
+def test_init_every_net_has_the_common_head(method, family, lr, fedloom, tmp_path):
+    assert fedloom("init", method, "--out", "new.toml").code == 0
+    recipe = tomllib.loads((tmp_path / "new.toml").read_text())
+    assert (recipe["model"]["family"], recipe["model"]["head"]) == (family, {"cells": 3})
+    assert recipe["training"]["optimizer"]["lr"] == lr
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -66,7 +87,7 @@ def test_init_commented_settings_are_the_defaults(method, fedloom, tmp_path):
     text = (tmp_path / "new.toml").read_text()
     head, section, tail = re.split(r"(?<=\[method\]\n)|(?=\n\[evaluation\])", text)
     spelled_out = head + re.sub(r"^# (?=\w+ = )", "", section, flags=re.MULTILINE) + tail
-    settings = load(tomllib.loads(spelled_out), Registry()).recipe.method.settings
+    settings = load(tomllib.loads(spelled_out), Registries()).recipe.method.settings
     sample = METHODS[method].info.example_settings
     assert {name: dumps({name: value}) for name, value in settings.items() if name in sample} == {
         name: dumps({name: value}) for name, value in sample.items()
@@ -123,7 +144,9 @@ def test_init_unknown_method_is_refused(fedloom, files):
 def test_init_user_method_recipe_is_written(settings, fedloom, tmp_path):
     (tmp_path / "my.py").write_text(OWN_METHOD.format(words=WORDS, settings=settings))
     result = fedloom("init", "mine", "--with", "my.py", "--out", "new.toml")
-    assert result.code == 0
+    command = "fedloom run new.toml --with my.py"
+    assert (result.code, result.out) == (0, f"new.toml\nnext: {command}\n")
+    assert (tmp_path / "new.toml").read_text().startswith(f"# {command}\n")
     assert tomllib.loads((tmp_path / "new.toml").read_text())["method"] == {"name": "mine"}
     assert fedloom("check", "new.toml", "--with", "my.py").code == 0
 

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from fedloom import logs
+from fedloom.api import run as api_run
+from fedloom.api import verbs  # noqa: F401 - loaded before a test replaces what it imports
 
 logger = logging.getLogger("fedloom.anything")
 
@@ -64,6 +66,6 @@ def test_quiet_run_still_shows_warnings(fedloom, write, monkeypatch):
         raise OSError("no room")
 
     monkeypatch.setenv("FEDLOOM_REPORT", "on")
-    monkeypatch.setattr("fedloom.cli.report.write_report", fail)
+    monkeypatch.setattr(api_run, "write_report", fail)
     result = fedloom("run", "my.toml", "--out", "run", "--quiet")
     assert (result.code, result.err) == (0, "no report: OSError: no room; `fedloom report run` says more\n")

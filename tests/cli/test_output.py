@@ -1,9 +1,11 @@
 """Tables and lines as people read them."""
 
+from dataclasses import replace
+
 import pytest
 
+from fedloom.api.progress import format_round
 from fedloom.cli.output import columns, wants_json
-from fedloom.cli.progress import format_round
 from fedloom.engines import Refusal
 from fedloom.evaluation import Row
 from fedloom.fleet import Traffic
@@ -69,6 +71,12 @@ def test_format_round_compressed_shows_compressed_bytes():
 
 def test_format_round_without_global_test_shows_local():
     assert "  small  40.0 %  " in format_round("x", round_of([accuracy("small", 40.0, test="local")]))
+
+
+def test_format_round_after_the_last_round_is_the_last_exchange():
+    last = replace(round_of([accuracy("small", 40.0)]), number=13)
+    assert format_round("fedhenn", last).startswith("fedhenn  last exchange  small  40.0 %  ")
+    assert last.title.startswith("last exchange: ")
 
 
 def test_format_round_without_evaluation_has_no_metrics():

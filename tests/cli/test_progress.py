@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fedloom import logs
+from fedloom.api.progress import progress_bars, round_display
 from fedloom.cli.app import main
-from fedloom.cli.progress import progress_bars, round_display
 from fedloom.evaluation import Row
 from fedloom.fleet import Traffic
 from fedloom.runs.loop import RoundResult

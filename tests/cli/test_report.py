@@ -5,6 +5,8 @@ import json
 import pytest
 
 import fedloom.cli.report as verb
+from fedloom.api import run as api_run
+from fedloom.api import verbs  # noqa: F401 - loaded before a test replaces what it imports
 from fedloom.reporting.report_data import read_report_data
 from fedloom.runs.folder import read_manifest
 
@@ -64,7 +66,7 @@ def test_report_watch_rewrites_until_finished(home, monkeypatch):
     manifest = folder / "run/manifest.json"
     whole, seen = manifest.read_text(), []
 
-    def write(runs, file, test):
+    def write(runs, file, test, metric):
         seen.append(read_report_data(runs, test))
         return seen[-1]
 
@@ -74,7 +76,7 @@ def test_report_watch_rewrites_until_finished(home, monkeypatch):
             manifest.write_text(whole)
 
     manifest.write_text(json.dumps({**json.loads(whole), "status": "running"}))
-    monkeypatch.setattr(verb, "write_report", write)
+    monkeypatch.setattr(api_run, "write_report", write)
     monkeypatch.setattr(verb.time, "sleep", wait)
     assert call("report", "run", "--watch", "--every", "0.5").code == 0
     assert [data.is_running for data in seen] == [True, True, False]
@@ -92,7 +94,7 @@ def test_run_end_writes_report_unless_disabled(fedloom, write, tmp_path, monkeyp
 
 def test_run_report_failure_is_only_a_warning(fedloom, write, tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLOOM_REPORT")
-    monkeypatch.setattr(verb, "write_report", lambda *_: 1 / 0)
+    monkeypatch.setattr(api_run, "write_report", lambda *_: 1 / 0)
     write(("rounds = 2", "rounds = 1"))
     result = fedloom("run", "my.toml", "--out", "run")
     assert result.code == 0

@@ -1,12 +1,14 @@
 """--track: rows of runs, resumed runs and comparisons also go to a tracker; rows.jsonl does not change."""
 
+import json
+
 import pytest
 
-from fedloom.cli.options import TrackerName
 from fedloom.runs.folder import read_manifest, read_rows
-from fedloom.runs.trackers import TRACKERS
+from fedloom.tracking import TRACKERS, WANDB_DEFAULTS
 
 SOON = ("--no-report", "--workers", "1")
+ARMS = ("heterofl", "small-for-all")
 
 
 class RecordingTracker:
@@ -41,7 +43,8 @@ class RecordingTracker:
 def recordings(monkeypatch):
     """Replace MLflow by trackers that record their calls."""
     made, fails = [], []
-    monkeypatch.setitem(TRACKERS, "mlflow", lambda: RecordingTracker(made, bool(fails)))
+    record = lambda: RecordingTracker(made, bool(fails))  # noqa: E731
+    monkeypatch.setitem(TRACKERS._entries, "mlflow", record)
 
     class Made:
         @property
@@ -54,8 +57,9 @@ def recordings(monkeypatch):
     return Made()
 
 
-def test_track_choices_are_the_registered_trackers():
-    assert [one.value for one in TrackerName] == list(TRACKERS)
+def test_track_help_names_the_built_in_trackers(fedloom):
+    text = " ".join(fedloom("run", "--help").out.split())
+    assert all(name in text for name in TRACKERS)
 
 
 def test_track_run_sends_every_row_and_the_end(recordings, fedloom, write, tmp_path):
@@ -116,7 +120,7 @@ def test_track_missing_library_is_refused_before_any_run(verb, fedloom, write, f
     def absent():
         raise ImportError("No module named 'tensorboard'")
 
-    monkeypatch.setitem(TRACKERS, "tensorboard", absent)
+    monkeypatch.setitem(TRACKERS._entries, "tensorboard", absent)
     write()
     before = files()
     result = fedloom(verb, "my.toml", "--track", "tensorboard")
@@ -127,7 +131,72 @@ def test_track_missing_library_is_refused_before_any_run(verb, fedloom, write, f
     assert files() == before
 
 
-def test_track_unknown_tracker_is_refused(fedloom, write):
+def test_track_unknown_tracker_is_refused_with_the_known_ones(fedloom, write, files):
     write()
+    before = files()
     result = fedloom("run", "my.toml", "--track", "paper")
-    assert (result.code, "'paper' is not one of" in result.err) == (4, True)
+    assert result.code == 4
+    (issue,) = result.issues
+    assert (issue.where, issue.code) == ("--track", "TRACKER_NAME")
+    assert (issue.message, issue.hint) == ("there is no tracker 'paper'", "known: csv, mlflow, tensorboard, wandb")
+    assert files() == before
+
+
+MINE = """
+import json
+
+from fedloom.tracking import Tracker
+
+
+class Lines(Tracker):
+    def begin(self, run):
+        self.file = run.folder / "mine.jsonl"
+
+    def rows(self, rows):
+        with self.file.open("a") as file:
+            file.writelines(json.dumps([row.round, row.metric]) + "\\n" for row in rows)
+
+
+def lines():
+    return Lines()
+
+
+TRACKERS = {"lines": lines}
+"""
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_track_name_of_own_file_gets_every_row(verb, fedloom, write, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    write()
+    more = ("--controls", "small-for-all") if verb == "compare" else ()
+    result = fedloom(verb, "my.toml", *more, "--out", "out", "--with", "mine.py", "--track", "lines", *SOON)
+    assert result.code == 0
+    folders = [tmp_path / "out"] if verb == "run" else [tmp_path / "out" / arm / "seed-0" for arm in ARMS]
+    for folder in folders:
+        written = [json.loads(line) for line in (folder / "mine.jsonl").read_text().splitlines()]
+        assert written == [[row.round, row.metric] for row in read_rows(folder)]
+
+
+def test_track_misspelled_name_of_own_file_is_suggested(fedloom, write, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    write()
+    result = fedloom("run", "my.toml", "--with", "mine.py", "--track", "linse")
+    assert (result.code, [issue.hint for issue in result.issues]) == (4, ["did you mean 'lines'?"])
+
+
+def test_track_csv_and_wandb_write_to_the_run_folder(fedloom, write, tmp_path, monkeypatch):
+    library = pytest.importorskip("wandb", reason="Weights & Biases comes with fedloom[wandb]")
+    for name, value in WANDB_DEFAULTS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for kind in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{kind}_DIR", str(tmp_path / kind))
+    write()
+    result = fedloom("run", "my.toml", "--out", "run", "--track", "csv", "--track", "wandb", "--quiet", *SOON)
+    library.teardown()
+    assert (result.code, result.err) == (0, "")
+    lines = (tmp_path / "run" / "rows.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["round", "1", "2"]
+    assert json.loads((tmp_path / "run" / "wandb.json").read_text())["round"] == 2
+    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))) == 1

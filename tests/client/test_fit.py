@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from fedloom.client import (
     Batch,
     Client,
+    CrossEntropy,
     Schedule,
     Sgd,
     Step,
-    cross_entropy,
     distance,
     draw_plan,
     fit,
@@ -25,6 +25,7 @@ from fedloom.client import (
     merge_plans,
     shaped,
     soft_cross_entropy,
+    supervised_loss,
 )
 from fedloom.client.optimizers import Adam
 from fedloom.data import Examples, Preparation
@@ -175,7 +176,7 @@ def test_gradient_under_no_grad_is_computed() -> None:
 
 def test_cross_entropy_block_is_mean_of_each_batch() -> None:
     logits, y = torch.randn(3, 5, 4), torch.randint(0, 4, (3, 5))
-    made = cross_entropy(logits, Batch(torch.zeros(3, 5), y))
+    made = supervised_loss(logits, Batch(torch.zeros(3, 5), y))
     for device in range(3):
         total = 0.0
         for example in range(5):
@@ -286,6 +287,6 @@ def test_distance_per_device_has_gradient_towards_anchor() -> None:
 
 def test_cross_entropy_label_smoothing_matches_torch() -> None:
     logits, y = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 3, 0]])
-    ours = cross_entropy(logits, Batch(torch.zeros(2, 3), y, label_smoothing=0.1))
+    ours = supervised_loss(logits, Batch(torch.zeros(2, 3), y, loss=CrossEntropy(0.1)))
     theirs = torch.stack([F.cross_entropy(logits[k], y[k], label_smoothing=0.1) for k in range(2)])
     torch.testing.assert_close(ours, theirs)

@@ -197,7 +197,7 @@ def test_optimizer_float32_weights_stay_float32(optimizer: Optimizer) -> None:
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_optimizer_every_registered_one_descends(name: str) -> None:
-    optimizer: Any = OPTIMIZERS[name](learning_rate=0.05)
+    optimizer: Any = OPTIMIZERS[name](lr=0.05)
     weights = {"w": torch.tensor([[1.0], [-2.0]])}
     state = optimizer.start(weights)
     for _ in range(200):
@@ -225,7 +225,7 @@ def test_optimizer_at_changes_only_the_learning_rate() -> None:
     changed = optimizer_at(optimizer, Milestones((1,), 0.5), 2)
     assert changed == Adam(0.2, beta1=0.5, clip_norm=2.0)
     assert optimizer_at(optimizer, Constant(), 100) == optimizer
-    assert math.isclose(optimizer.learning_rate, 0.4)
+    assert math.isclose(optimizer.lr, 0.4)
 
 
 def test_cosine_warmup_matches_fedsup() -> None:

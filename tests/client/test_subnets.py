@@ -1,4 +1,4 @@
-"""Sub-nets drawn step by step and trained through the whole net they are parts of."""
+"""Subnets drawn step by step and trained through the whole net they are parts of."""
 
 from collections.abc import Callable
 from typing import Any

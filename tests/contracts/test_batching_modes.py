@@ -4,18 +4,21 @@ Compared in double precision, where rounding is far below the effect of any mist
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedloom.client import Schedule
-from fedloom.engines import InlineExecutor, Simulation, WorkerPool
+from fedloom.engines import InlineExecutor, WorkerContext, WorkerPool
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import build_model
 from fedloom.models.batching import (
     BatchingMode,
@@ -26,7 +29,8 @@ from fedloom.models.batching import (
     loop_over_devices,
     vmap_devices,
 )
-from fedloom.tensors import Parcel, layout
+from fedloom.tensors import Parcel
+from fedloom.testing.methods import largest_change
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices finish before others of their block
 LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
@@ -73,9 +77,9 @@ class CountingMode:
     def __call__(self, module: FunctionalModule) -> BlockForward:
         block = self.way(module)
 
-        def run(weights: Mapping[str, Tensor], x: Tensor) -> BlockOutput:
+        def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Sequence[int] | None = None) -> BlockOutput:
             self.steps += module.module.training and len(x) > 1
-            return block(weights, x)
+            return block(weights, x, seeds)
 
         return run
 
@@ -114,7 +118,7 @@ def learn(method: Method, sim: Any, meddling: Callable[..., Any]) -> Callable[..
     def play(block: int, workers: int = 1) -> Result:
         executor = WorkerPool(workers) if workers > 1 else InlineExecutor()
         engine = sim.engine(method, devices_per_block=block, executor=executor)
-        executor.register(Simulation(engine, sim.fleet, lambda ref: method.find(*ref)))
+        executor.register(WorkerContext(engine, sim.fleet, lambda ref: method.find(*ref)))
         recorder, others = meddling(engine, list), set(multiprocessing.active_children())
         try:
             server = sim.play(method, recorder, ROUNDS)
@@ -155,7 +159,9 @@ def agree(family: str, expected: Result, difference: Callable[[Parcel, Parcel], 
 
 
 @pytest.mark.parametrize(
-    "way", [fold_devices, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmap_devices, loop_over_devices))]
+    "way",
+    [fold_devices, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmap_devices, loop_over_devices))],
+    ids=["folded", "vmapped", "looped"],
 )
 def test_batched_devices_learn_as_alone(
     way: BatchingMode,
@@ -174,9 +180,8 @@ def test_batched_devices_learn_as_alone(
         return
     assert not (unfit and found.batched)
     agree(found)
-    # a pooled device runs alone, and a model that draws random numbers trains alone
-    shared = found.batched and not any(inside.is_stochastic(tier.model) for tier in sim.fleet.tiers)
-    assert counting.steps >= tolerance_of(family).steps if shared else counting.steps == 0
+    # a pooled device runs alone
+    assert counting.steps >= tolerance_of(family).steps if found.batched else counting.steps == 0
 
 
 @pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method
@@ -184,17 +189,9 @@ def test_worker_processes_learn_as_alone(learn: Callable[..., Result], agree: Ca
     agree(learn(block=2, workers=2))
 
 
-def test_training_changes_compared_state(
-    method: Method, sim: Any, expected: Result, difference: Callable[[Parcel, Parcel], float]
-) -> None:
+def test_training_changes_compared_state(method: Method, sim: Any, expected: Result) -> None:
     """Training changes the compared state by far more than the tolerance."""
-    first = method.start(sim.fleet, sim.seed)
-    moved = [difference(first, expected.server)] if layout(first) == layout(expected.server) else []
-    for device in sim.fleet.devices(1):
-        first, last = method.init_client(device, sim.seed), expected.device_states.get(device.name, {})
-        if layout(first) == layout(last):
-            moved.append(difference(first, last))
-    assert max(moved) > 1e-3
+    assert largest_change(method, sim, expected.server, expected.device_states) > 1e-3
 
 
 class ValueDependent(nn.Module):
@@ -207,6 +204,87 @@ class ValueDependent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.classifier(x.flatten(1))
         return made if x.sum() > 0 else -made
+
+
+class Regularized(nn.Module):
+    """A convolutional net of a user's: dropout of maps and numbers, and whole examples dropped in a branch."""
+
+    def __init__(self, width: float):
+        super().__init__()
+        channels = int(8 * width)
+        self.first, self.second = nn.Conv2d(1, channels, 3), nn.Conv2d(channels, channels, 3, padding=1)
+        self.branch, self.drop, self.classifier = DropPath(), nn.Dropout(0.2), nn.Linear(16 * channels, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout2d(self.first(x).relu(), 0.2, self.training)
+        x = x + self.branch(self.second(x))
+        made: Tensor = self.classifier(self.drop(x.flatten(1)))
+        return made
+
+
+class DropPath(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.empty(len(x), 1, 1, 1, dtype=x.dtype).bernoulli_(0.7) / 0.7 if self.training else x
+
+
+@pytest.mark.parametrize("method", [FedAvg(), HeteroFL()], ids=lambda method: type(method).__name__)
+def test_net_with_dropout_learns_the_same_in_any_block_and_process(
+    method: Method, double: None, world: Callable[..., Any], difference: Callable[[Parcel, Parcel], float]
+) -> None:
+    """Devices draw the same masks alone, in blocks of two and of all, and in worker processes."""
+    widths = (1.0,) if isinstance(method, FedAvg) else (1.0, 0.5)
+    sizes = [(f"w{width}", build_model("regularized", Regularized, {"width": width}, (1, 6, 6), 4)) for width in widths]
+    sim = world(models=sizes, sizes=SIZES, labels=LABELS, schedule=ORDINARY.schedule)
+    assert all(model.fallback_reasons() == () and inside.is_stochastic(model) for _, model in sizes)
+    found = []
+    for block, workers in ((1, 1), (2, 1), (len(SIZES), 1), (2, 2)):
+        executor = WorkerPool(workers) if workers > 1 else InlineExecutor()
+        engine = sim.engine(method, devices_per_block=block, executor=executor)
+        executor.register(WorkerContext(engine, sim.fleet, lambda ref: method.find(*ref)))
+        try:
+            found.append(sim.play(method, engine, ROUNDS))
+        finally:
+            engine.close()
+    assert all(difference(result, found[0]) <= ORDINARY.tolerance for result in found[1:])
+    assert difference(found[3], found[1]) == 0  # another number of processes changes no bit
+    assert largest_change(method, sim, found[0], {}) > 1e-3
+
+
+def test_slow_tier_is_named_once_with_its_reason(world: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    sim = world(models=[("small", build_model("slow", ValueDependent, {}, (1, 6, 6), 4))])
+    for _ in range(2):
+        sim.play(FedAvg(), sim.engine(FedAvg()))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records if "slower" in record.msg] == [
+        (
+            "WARNING",
+            "tier small trains one device at a time, which is slower: "
+            "ValueDependent branches on the values of a tensor",
+        )
+    ]
+
+
+class AlwaysDropping(nn.Module):
+    """Forgets to pass `training`, so that it also drops units in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classifier = nn.Linear(36, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.classifier(F.dropout(self.body(x.flatten(1)), 0.5))
+        return made
+
+
+def test_tier_that_draws_in_evaluation_is_named_once(
+    world: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    sim = world(models=[("small", build_model("always", AlwaysDropping, {}, (1, 6, 6), 4))])
+    for block in (16, 1, 16):
+        sim.play(FedAvg(), sim.engine(FedAvg(), devices_per_block=block))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "tier small is evaluated at random: AlwaysDropping draws in evaluation too; "
+        "pass training=self.training to dropout"
+    ]
 
 
 def test_forced_batching_mode_has_no_fallback(world: Callable[..., Any], forced: Any) -> None:

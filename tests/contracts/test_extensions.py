@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.evaluation.metrics import METRICS, Metric, metric_sign
+from fedloom.evaluation.metrics import DEFAULT_METRICS, Metric, metric_sign
 from fedloom.fleet import Engine, Exchange, Reply, Request
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.tensors import fingerprint
-from tests.conftest import with_transports
+from fedloom.testing import with_transports
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def test_new_fault_as_transport_reaches_the_method(world: Callable[..., Any]) ->
     assert fingerprint(trained) != fingerprint(start)
 
 
-def balanced_accuracy(logits: Tensor, labels: Tensor) -> float:
+def mean_recall(logits: Tensor, labels: Tensor) -> float:
     correct = logits.argmax(-1) == labels
     return 100 * float(torch.stack([correct[labels == label].double().mean() for label in labels.unique()]).mean())
 
@@ -54,14 +54,14 @@ def balanced_accuracy(logits: Tensor, labels: Tensor) -> float:
 def test_new_metric_in_evaluator_writes_rows(world: Callable[..., Any]) -> None:
     place, method = world(sizes=(8, 8)), HeteroFL()
     engine = place.engine(method)
-    metrics = {**METRICS, "balanced_accuracy": Metric(balanced_accuracy, higher_is_better=True)}
-    evaluator = place.evaluator(metrics=metrics)
+    metric = Metric("mean_recall", mean_recall, higher_is_better=True)
+    evaluator = place.evaluator(metrics=(*DEFAULT_METRICS, metric))
     targets = method.eval_targets(place.play(method, engine, rounds=1))
     rows = evaluator.rows(targets, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1, False)
-    (row,) = [row for row in rows if row.metric == "balanced_accuracy"]
-    assert row.test == "global" and 0 <= row.value <= 100
+    found = [row for row in rows if row.metric == "mean_recall"]
+    assert [row.test for row in found] == ["global", "local"] and all(0 <= row.value <= 100 for row in found)
     assert {"accuracy", "loss"} <= {row.metric for row in rows}
-    assert metric_sign("balanced_accuracy", metrics) == 1
+    assert metric_sign("mean_recall", evaluator.declared_metrics) == 1
 
 
 @dataclass

@@ -13,7 +13,8 @@ from fedloom.engines import BytesTransport, Expected, InlineExecutor
 from fedloom.engines.in_process import Block, Job, make_blocks, run_block
 from fedloom.methods import Method
 from fedloom.tensors import Parcel, fingerprint
-from tests.conftest import with_transports
+from fedloom.testing import with_transports
+from fedloom.testing.methods import check_messages
 from tests.malformed import MALFORMED, expected_code, honest
 
 SIZES = (6, 5, 9, 8)
@@ -100,8 +101,8 @@ def test_a_malformed_reply_is_as_one_that_never_came(
         assert prints == (with_it if kind == "duplicate" else without), kind  # the first of two counts
 
 
-def test_mail_changes_no_bits(round_of: Callable[..., tuple[Prints, list[tuple[str, str]]]]) -> None:
-    assert round_of(None) == round_of(lambda data, expected: [data])
+def test_messages_change_no_bits(method: Method, world_for: Callable[..., Any]) -> None:
+    check_messages(method, world_for(method, None, sizes=SIZES, labels=LABELS))
 
 
 def test_there_are_as_many_kinds_as_promised() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 import fedloom
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.loop import rounds
 
 SOURCE = Path(fedloom.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "one_round.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "one_round.md"
 MOST_FILES, MOST_TO_READ = 35, 12
 
 RECIPE: dict[str, Any] = {
@@ -29,8 +29,8 @@ RECIPE: dict[str, Any] = {
 
 def files_of_first_round(tmp_path: Path) -> set[str]:
     """Source files with a function that is called in the first round of HeteroFL, evaluation included."""
-    registry, files = Registry(), set[str]()
-    running = rounds(assemble(load(RECIPE, registry), registry, tmp_path))
+    registries, files = Registries(), set[str]()
+    running = rounds(assemble(load(RECIPE, registries), registries, tmp_path))
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         file = frame.f_code.co_filename

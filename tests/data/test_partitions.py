@@ -152,7 +152,7 @@ def test_fill_slots_frequencies_match_preferences():
 
 def test_dirichlet_small_alpha_is_skewed_and_large_is_even():
     labels = extract_labels(repeated(*[500] * 10))
-    for name in ("dirichlet_per_label", "dirichlet_per_device"):
+    for name in ("dirichlet", "dirichlet_per_device"):
         share = []
         for alpha in (0.05, 100.0):
             partition = PARTITIONS[name](labels, 10, draw(), alpha=alpha)
@@ -171,7 +171,7 @@ def test_quantity_varies_sizes_but_not_labels():
 
 def test_dirichlet_per_label_balanced_bounds_device_sizes():
     labels = extract_labels(repeated(*[100] * 50))
-    sizes = [len(rows) for rows in PARTITIONS["dirichlet_per_label"](labels, 10, draw(), alpha=0.5).train]
+    sizes = [len(rows) for rows in PARTITIONS["dirichlet"](labels, 10, draw(), alpha=0.5).train]
     assert max(sizes) < 500 + 100
 
 
@@ -213,12 +213,12 @@ IMPOSSIBLE = [
     ("label_shards", 32, {"labels_per_device": 4}, "labels_per_device"),
     ("sorted_shards", 4, {"shards_per_device": 0}, "shards_per_device"),
     ("sorted_shards", 4, {"shards_per_device": 9}, "shards_per_device"),
-    ("dirichlet_per_label", 4, {"alpha": 0}, "alpha"),
-    ("dirichlet_per_label", 4, {"alpha": float("nan")}, "alpha"),
-    ("dirichlet_per_label", 4, {"alpha": float("inf")}, "alpha"),
-    ("dirichlet_per_label", 4, {"alpha": 1}, "min_examples"),
-    ("dirichlet_per_label", 4, {"alpha": 1, "min_examples": 0}, "min_examples"),
-    ("dirichlet_per_label", 40, {"alpha": 1, "min_examples": 1}, "devices"),
+    ("dirichlet", 4, {"alpha": 0}, "alpha"),
+    ("dirichlet", 4, {"alpha": float("nan")}, "alpha"),
+    ("dirichlet", 4, {"alpha": float("inf")}, "alpha"),
+    ("dirichlet", 4, {"alpha": 1}, "min_examples"),
+    ("dirichlet", 4, {"alpha": 1, "min_examples": 0}, "min_examples"),
+    ("dirichlet", 40, {"alpha": 1, "min_examples": 1}, "devices"),
     ("dirichlet_per_device", 4, {"alpha": -1}, "alpha"),
     ("dirichlet_per_device", 33, {"alpha": 1}, "devices"),
     ("quantity", 4, {"alpha": 0}, "alpha"),

@@ -36,9 +36,9 @@ def cases(draw):
     options = {}
     if name.startswith("dirichlet") or name == "quantity":
         options["alpha"] = draw(ALPHAS)
-    if name in ("dirichlet_per_label", "quantity"):
+    if name in ("dirichlet", "quantity"):
         options["min_examples"] = draw(st.integers(1, most))
-    if name == "dirichlet_per_label":
+    if name == "dirichlet":
         options["balanced"] = draw(st.booleans())
     if name == "sorted_shards":
         options["shards_per_device"] = draw(st.integers(1, most))
@@ -177,7 +177,7 @@ def test_partition_any_options_give_partition_or_reason(case, devices, count, al
         "iid": {},
         "label_shards": {"labels_per_device": count},
         "sorted_shards": {"shards_per_device": count},
-        "dirichlet_per_label": {"alpha": alpha, "min_examples": minimum},
+        "dirichlet": {"alpha": alpha, "min_examples": minimum},
         "dirichlet_per_device": {"alpha": alpha},
         "quantity": {"alpha": alpha, "min_examples": minimum},
     }
@@ -195,7 +195,7 @@ def test_partition_any_options_give_partition_or_reason(case, devices, count, al
 def test_partition_hardest_case_terminates(alpha, balanced):
     labels = Labels(np.arange(2000) % 10, np.arange(500) % 10, 10)
     options = {"alpha": alpha, "balanced": balanced, "min_examples": 20}
-    partition = PARTITIONS["dirichlet_per_label"](labels, 100, generator(0), **options)
+    partition = PARTITIONS["dirichlet"](labels, 100, generator(0), **options)
     assert {len(rows) for rows in partition.train} == {20}
 
 

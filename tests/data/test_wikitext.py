@@ -175,7 +175,7 @@ def test_limit_test_examples_limits_groups():
     [
         ("label_shards", {"labels_per_device": 1}),
         ("sorted_shards", {"shards_per_device": 1}),
-        ("dirichlet_per_label", {"alpha": 1.0}),
+        ("dirichlet", {"alpha": 1.0}),
         ("dirichlet_per_device", {"alpha": 1.0}),
         ("quantity", {"alpha": 1.0}),
     ],

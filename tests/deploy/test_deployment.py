@@ -26,7 +26,7 @@ from fedloom.deploy.tier_assignment import (
 )
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.faults import NoQuorum
 from fedloom.runs.state import RunState
@@ -118,7 +118,7 @@ def test_enroll_insecure_on_loopback_has_no_keys(tmp_path: Path) -> None:
 
 def test_identify_by_key_resolves_nodes_and_refuses_impostors(tmp_path: Path) -> None:
     registry = enroll_fleet(tmp_path, "a.example:1", "a", "b", "c").with_nodes({"a": 10, "b": 11, "c": 12})
-    fleet = assemble(load(build_document(), Registry()), Registry(), tmp_path).fleet
+    fleet = assemble(load(build_document(), Registries()), Registries(), tmp_path).fleet
     identify = identify_by_key(registry, fleet)
     assert identify(11, {"index": 1}) == "1"
     impostor, stranger = identify(11, {"index": 0}), identify(99, {"index": 0})
@@ -140,16 +140,16 @@ def test_choose_tiers_never_exceeds_fit_or_limit(devices: list[tuple[str | None,
 
 
 def test_assign_tiers_writes_the_recipe(tmp_path: Path) -> None:
-    loaded = load(build_document(faults={"deadline": 1e9}, engine={"kind": "flower"}), Registry())
-    fleet = assemble(loaded, Registry(), tmp_path).fleet
+    loaded = load(build_document(faults={"deadline": 1e9}, engine={"kind": "flower"}), Registries())
+    fleet = assemble(loaded, Registries(), tmp_path).fleet
     registry = enroll_fleet(tmp_path / "fleet", "a.example:1", "a:medium", "b", "c")
     reports = {"0": {"machine": {"memory": 1e12}}, "1": {"machine": {"memory": 1.0}}}  # the third is not connected
-    assigned = assign_tiers(loaded, Registry(), tmp_path, fleet, registry, reports)
+    assigned = assign_tiers(loaded, Registries(), tmp_path, fleet, registry, reports)
     assert assigned.recipe.fleet.device_tiers == ("medium", "small", "large")
-    again = assemble(assigned, Registry(), tmp_path)
+    again = assemble(assigned, Registries(), tmp_path)
     assert [device.tier for device in again.fleet.devices(1)] == ["medium", "small", "large"]
     assert (
-        assign_tiers(assigned, Registry(), tmp_path, again.fleet, registry, {}).recipe.fleet.device_tiers
+        assign_tiers(assigned, Registries(), tmp_path, again.fleet, registry, {}).recipe.fleet.device_tiers
         == assigned.recipe.fleet.device_tiers
     )
 
@@ -158,11 +158,11 @@ def test_assign_tiers_writes_the_recipe(tmp_path: Path) -> None:
     ("limit", "tiers", "code"), [("huge", (), "TIER_NAME"), ("small", ("large", "small", "small"), "TIER_CAP")]
 )
 def test_assign_tiers_above_limit_raises(tmp_path: Path, limit: str, tiers: tuple[str, ...], code: str) -> None:
-    loaded = load(build_document(fleet={"device_tiers": list(tiers)}), Registry())
-    fleet = assemble(loaded, Registry(), tmp_path).fleet
+    loaded = load(build_document(fleet={"device_tiers": list(tiers)}), Registries())
+    fleet = assemble(loaded, Registries(), tmp_path).fleet
     registry = enroll_fleet(tmp_path / "fleet", "a.example:1", f"a:{limit}", "b", "c")
     with pytest.raises(RecipeError) as caught:
-        assign_tiers(loaded, Registry(), tmp_path, fleet, registry, {})
+        assign_tiers(loaded, Registries(), tmp_path, fleet, registry, {})
     assert caught.value.issues[0].code == code
 
 
@@ -176,7 +176,7 @@ def test_assign_tiers_above_limit_raises(tmp_path: Path, limit: str, tiers: tupl
 )
 def test_assemble_invalid_device_tiers_raises(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        assemble(load(build_document(fleet=settings), Registry()), Registry(), tmp_path)
+        assemble(load(build_document(fleet=settings), Registries()), Registries(), tmp_path)
 
 
 def test_parse_device_spec_invalid_values_do_not_limit() -> None:
@@ -221,7 +221,7 @@ def test_build_runtime_own_load_function_reads_the_data(tmp_path: Path) -> None:
         build_document(
             data={"dataset": "digits", "devices": 3, "partition": {"kind": "own"}}, engine={"kind": "flower"}
         ),
-        Registry(),
+        Registries(),
     )
     recipe = json.loads(json.dumps(loaded.recipe.document()))
     runtime = build_runtime(recipe, {"device": 1, "load": str(file), "folder": str(tmp_path)})

@@ -19,15 +19,15 @@ from fedloom.deploy.runtime import build_runtime, describe_device
 from fedloom.flower.client_state import ClientStateFiles
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import read_manifest, read_rows
 from fedloom.runs.recorder import record_rounds
 from fedloom.runs.resume import read_resume_point
 from fedloom.tensors import fingerprint
+from fedloom.testing.world import consecutive_rows as rows_in_turn
 from tests import chaos
-from tests.conftest import rows_in_turn
 from tests.in_memory_grid import FIRST_NODE, InMemoryGrid
 
 Recipe = Callable[..., dict[str, Any]]
@@ -42,7 +42,7 @@ def build_experiment(document: dict[str, Any], disks: Path, data: str = "") -> E
         config = {"device": number, "folder": str(folder), "data-dir": str(folder / data if data else disks)}
         return client_app(lambda recipe, _: build_runtime(recipe, config), lambda _: describe_device(config))
 
-    experiment = assemble(load(document, Registry()), Registry(), disks.parent / "server" if data else disks)
+    experiment = assemble(load(document, Registries()), Registries(), disks.parent / "server" if data else disks)
     apps = {FIRST_NODE + number: app(number) for number in range(experiment.fleet.size)}
     nodes = build_node_registry(InMemoryGrid(apps), experiment.fleet)
     nodes.client.poll_interval = 0.0
@@ -135,7 +135,7 @@ def test_attach_flower_server_killed_before_commit_resumes_to_the_same_bits(fami
 
 def test_attach_flower_client_state_on_disk_equals_in_process(tmp_path: Path) -> None:
     document = {**chaos.recipe("fedhenn", 2), "engine": {"devices_per_block": 1}}
-    experiment = assemble(load(document, Registry()), Registry(), tmp_path)
+    experiment = assemble(load(document, Registries()), Registries(), tmp_path)
     for _ in record_rounds(experiment, tmp_path / "here"):
         pass
     run(document, tmp_path / "there", tmp_path / "disks")
@@ -200,15 +200,17 @@ def test_attach_engine_unsupported_recipe_is_refused_before_writing(
     changes: dict[str, Any], code: str, tmp_path: Path
 ) -> None:
     document = {**chaos.recipe("heterofl", 1), **changes}
-    experiment = assemble(load(document, Registry()), Registry(), tmp_path)
+    experiment = assemble(load(document, Registries()), Registries(), tmp_path)
     with pytest.raises(RecipeError) as raised:
-        attach_engine(experiment, Registry(), tmp_path, tmp_path / "run")
+        attach_engine(experiment, Registries(), tmp_path, tmp_path / "run")
     assert [issue.code for issue in raised.value.issues] == [code]
     assert not (tmp_path / "run").exists()
 
 
 def test_attach_engine_names_without_a_file_are_refused(tmp_path: Path) -> None:
-    registry = Registry().with_names(methods={"mine": Registry().methods["heterofl"]})
+    registries = Registries().with_names(methods={"mine": Registries().methods["heterofl"]})
     document = {**chaos.recipe("heterofl", 1), "engine": {"kind": "flower-sim"}, "method": {"name": "mine"}}
     with pytest.raises(RecipeError, match="this process only"):
-        attach_engine(assemble(load(document, registry), registry, tmp_path), registry, tmp_path, tmp_path / "run")
+        attach_engine(
+            assemble(load(document, registries), registries, tmp_path), registries, tmp_path, tmp_path / "run"
+        )

@@ -16,7 +16,7 @@ def recipe() -> Callable[..., dict[str, Any]]:
             "data": {"dataset": "digits", "devices": 7, "partition": {"kind": "quantity", "alpha": 2.0}},
             "model": {"hidden": [3, 5]},
             "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
-            "training": {"batch_size": 20, "optimizer": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+            "training": {"batch_size": 20, "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}},
             "method": {"name": "heterofl"},
             **changes,
         }

@@ -11,7 +11,7 @@ from fedloom.engines import ATTACKS, AttackTransport, malicious, poisoned
 from fedloom.fleet import Device, Exchange, Reply, Request
 from fedloom.footprints import RULES, RobustAggregator
 from fedloom.tensors import Parcel
-from tests.conftest import with_transports
+from fedloom.testing import with_transports
 
 BAD = frozenset({"1", "4"})
 
@@ -43,9 +43,9 @@ def answers(tiers: Any, method: Any, attack: str | None) -> tuple[dict[str, Repl
     """What the server gets in a first round, and what it had sent, by device."""
     engine = tiers.engine(method)
     if attack:
-        client_data = poisoned(ATTACKS[attack], engine.client_data, BAD)
+        client_data = poisoned(ATTACKS[attack](), engine.client_data, BAD)
         engine = with_transports(
-            replace(engine, client_data=client_data), AttackTransport(ATTACKS[attack], BAD, tiers.fleet)
+            replace(engine, client_data=client_data), AttackTransport(ATTACKS[attack](), BAD, tiers.fleet)
         )
     whole = method.start(tiers.fleet, 0)["weights"]
     devices = tiers.fleet.devices(1)
@@ -125,8 +125,8 @@ def test_attack_any_order_of_replies_gives_same_bits(
     found = []
     for change in (list, turned):
         engine = tiers.engine(heterofl)
-        client_data = poisoned(ATTACKS[attack], engine.client_data, BAD)
-        attacker = AttackTransport(ATTACKS[attack], BAD, tiers.fleet)
+        client_data = poisoned(ATTACKS[attack](), engine.client_data, BAD)
+        attacker = AttackTransport(ATTACKS[attack](), BAD, tiers.fleet)
         attacked = with_transports(replace(engine, client_data=client_data), attacker, Reordering(change))
         found.append(tiers.play(heterofl, attacked))
     assert parcels_equal(*found)
@@ -165,9 +165,7 @@ def test_wrong_tier_upload_is_refused(tiers: Any, heterofl: Any) -> None:
 
 
 def test_scaling_overflow_is_refused(tiers: Any, heterofl: Any) -> None:
-    from fedloom.engines.attacks import Attack, scaled
-
-    attacker = AttackTransport(Attack(scaled(1e38 * 1e3)), BAD, tiers.fleet)
+    attacker = AttackTransport(ATTACKS["scaling"](factor=1e38 * 1e3), BAD, tiers.fleet)
     engine = with_transports(tiers.engine(heterofl), attacker)
     tiers.play(heterofl, engine, rounds=1)
     assert {(one.device, one.code) for one in tiers.refusals} == {(name, "NONFINITE") for name in BAD}
@@ -176,7 +174,7 @@ def test_scaling_overflow_is_refused(tiers: Any, heterofl: Any) -> None:
 def test_label_flip_shared_rows_change_for_attackers_only(tiers: Any, heterofl: Any) -> None:
     held = tiers.engine(heterofl).client_data
     shared = replace(held, train={**held.train, "0": held.train["1"]})
-    found = poisoned(ATTACKS["label_flip"], shared, BAD)
+    found = poisoned(ATTACKS["label_flip"](), shared, BAD)
 
     def labels(client_data: Any, name: str) -> list[int]:
         y: list[int] = client_data.dataset.train.y[client_data.train[name]].tolist()
@@ -202,7 +200,8 @@ def test_attack_any_method_round_stays_finite(method: Any, world_for: Callable[.
     """Whatever a method sends, its rounds end; the defence is the same for all."""
     tiny = world_for(method, sizes=(8,) * 4)
     names = frozenset({"0", "3"})
-    for name, attack in ATTACKS.items():
+    for name, make_attack in ATTACKS.items():
+        attack = make_attack()
         engine = tiny.engine(method)
         client_data = poisoned(attack, engine.client_data, names)
         under = with_transports(replace(engine, client_data=client_data), AttackTransport(attack, names, tiny.fleet))

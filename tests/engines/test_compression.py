@@ -14,7 +14,7 @@ from fedloom.engines import (
     Compression,
     InProcess,
     NormScreening,
-    Simulation,
+    WorkerContext,
     WorkerPool,
 )
 from fedloom.engines.compression import HalfPrecision, Int8, TopK
@@ -25,7 +25,8 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import Parcel, fingerprint
-from tests.conftest import inject_faults, with_compression, with_transports
+from fedloom.testing import with_compression, with_transports
+from tests.conftest import inject_faults
 
 TOP, BOTH = Compression(TopK(0.1)), Compression(TopK(0.1), Int8())
 SIZES = (8, 5, 9, 8, 12, 7)
@@ -183,7 +184,7 @@ def test_compression_workers_change_no_bits(workers: int, place: Any) -> None:
     method: Method = HeteroFL()
     pool = WorkerPool(workers)
     alone, many = place.engine(method), place.engine(method, executor=pool)
-    pool.register(Simulation(many, place.fleet, lambda ref: method.find(*ref)))
+    pool.register(WorkerContext(many, place.fleet, lambda ref: method.find(*ref)))
     try:
         servers = [place.play(method, with_compression(engine, BOTH), rounds=3) for engine in (alone, many)]
     finally:

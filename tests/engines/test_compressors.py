@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.engines.compression import (
-    UPLINK,
+    COMPRESSORS,
     Compressor,
     FullUpdate,
     HalfPrecision,
@@ -163,7 +163,7 @@ def test_is_compressible_only_float_matrices(shape: tuple[int, ...], dtype: torc
 
 
 def test_uplink_registry_names_every_compressor() -> None:
-    assert {name: made(**({"share": 0.1} if name == "top_k" else {})) for name, made in UPLINK.items()} == {
+    assert {name: made(**({"share": 0.1} if name == "top_k" else {})) for name, made in COMPRESSORS.items()} == {
         "float16": HalfPrecision(torch.float16), "bfloat16": HalfPrecision(torch.bfloat16),
         "int8": Int8(), "top_k": TopK(0.1),
     }  # fmt: skip

@@ -11,7 +11,8 @@ from fedloom.engines.faults import FaultPlan, corrupt
 from fedloom.fleet import Device, Reply, Request
 from fedloom.footprints import Footprint
 from fedloom.methods import METHODS
-from tests.conftest import inject_faults, with_transports
+from fedloom.testing import with_transports
+from tests.conftest import inject_faults
 
 
 @pytest.fixture

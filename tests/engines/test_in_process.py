@@ -185,7 +185,7 @@ def test_optimizer_learning_rate_follows_round(world: Callable[..., Any]) -> Non
     for number in (1, 2, 3):
         seen: list[Client] = []
         list(engine.ask(Request(watching(seen), inboxes(place), number)))
-        rates.append(seen[0].optimizer.learning_rate)
+        rates.append(seen[0].optimizer.lr)
     assert rates == [0.1, 0.1, 0.05]
 
 

@@ -14,7 +14,7 @@ from fedloom.fleet import Request
 from fedloom.methods import Method
 from fedloom.models import Model
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.folder import read_manifest, read_rows
 from fedloom.studies.compare import Comparison, plan_comparison
 from fedloom.tensors import Parcel
@@ -23,7 +23,7 @@ CONTROLS = ["standalone", "small-for-all", "all-large"]
 
 
 def planned(home: Path, document: dict[str, Any], workers: int = 1) -> Comparison:
-    return plan_comparison(load(document, Registry()), Registry(), 2, CONTROLS, home, home, workers)
+    return plan_comparison(load(document, Registries()), Registries(), 2, CONTROLS, home, home, workers)
 
 
 def watched(seen: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +68,7 @@ def test_arm_in_lockstep_has_bits_of_running_alone(
 WIDE: dict[str, dict[str, Any]] = {
     "bottleneck": {"stem": 16, "planes": (16,), "blocks": (1,)},
     "convnet": {"hidden": (16, 32)},
+    "preactresnet": {"hidden": (16, 32)},
     "splitnet": {"channels": 16},
 }
 
@@ -104,13 +105,13 @@ def test_lockstep_any_batch_size_has_bits_of_running_alone(
     batch: int, world: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
 ) -> None:
     """With batches of two, devices with this net keep their bits in any company; with more, in none."""
-    method = Registry().methods["standalone"]()
+    method = Registries().methods["standalone"]()
     place = world("mlp", hidden=(30,), sizes=(20,) * 3, schedule=Schedule(batch_size=batch))
     assert_bits_of_running_alone(method, place, parcels_equal)
 
 
 def test_make_blocks_other_optimizer_or_task_is_kept_apart(world: Callable[..., Any]) -> None:
-    place, heterofl = world(sizes=(8, 8), hidden=(16, 32)), Registry().methods["heterofl"]
+    place, heterofl = world(sizes=(8, 8), hidden=(16, 32)), Registries().methods["heterofl"]
 
     def job(seed: int = 0, optimizer: Sgd | None = None, **settings: Any) -> Job:
         method = heterofl(**settings)
@@ -134,7 +135,7 @@ def test_make_blocks_single_job_skips_invariance_trial(
     """The answer is dear, and a net that one device drew for one round will hardly ever have company."""
     asked: list[Model] = []
     monkeypatch.setattr(in_process, "is_block_invariant", lambda model, batch: asked.append(model) or True)
-    place, method = world(sizes=(8, 8), hidden=(16, 32)), Registry().methods["fedavg"]()
+    place, method = world(sizes=(8, 8), hidden=(16, 32)), Registries().methods["fedavg"]()
 
     def job(seed: int) -> Job:
         inboxes = {
@@ -175,7 +176,7 @@ def lockstep() -> Lockstep:
 
 @pytest.fixture
 def engine(world: Callable[..., Any], lockstep: Lockstep) -> Callable[[], InProcess]:
-    return lambda: world().engine(Registry().methods["fedavg"](), executor=lockstep)
+    return lambda: world().engine(Registries().methods["fedavg"](), executor=lockstep)
 
 
 class TestLockstep:
@@ -193,7 +194,7 @@ class TestLockstep:
         def asks(one: InProcess) -> Iterator[int]:
             try:
                 yield 2
-                list(one.ask(Request(Registry().methods["fedavg"]().train, {}, 1)))  # type: ignore[attr-defined]
+                list(one.ask(Request(Registries().methods["fedavg"]().train, {}, 1)))  # type: ignore[attr-defined]
                 yield 3
             finally:
                 ended.append(True)

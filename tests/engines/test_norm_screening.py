@@ -18,7 +18,7 @@ from fedloom.fleet.round_context import update_norm
 from fedloom.methods import METHODS
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.recorder import record_rounds
@@ -161,11 +161,11 @@ def test_run_with_screening_resumed_gives_same_bits(recipe: Recipe, tmp_path: Pa
         fedloom.run(document, out=tmp_path / folder, workers=workers)
     events = (tmp_path / "one/events.jsonl").read_text()
     assert '"NORM"' in events and '"QUARANTINE"' in events
-    left = record_rounds(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "left")
+    left = record_rounds(assemble(load(document, Registries()), Registries(), tmp_path), tmp_path / "left")
     for _ in range(3):
         next(left)
     left.close()  # type: ignore[attr-defined]
-    again, since = reopen_run(tmp_path / "left", Registry(), tmp_path, 1)
+    again, since = reopen_run(tmp_path / "left", Registries(), tmp_path, 1)
     assert [done.number for done in record_rounds(again, tmp_path / "left", since)] == [4, 5]
     for other in ("two", "left"):
         assert (tmp_path / other / "events.jsonl").read_text() == events
@@ -187,4 +187,4 @@ def test_run_device_refused_repeatedly_is_quarantined(recipe: Recipe, tmp_path: 
 
 def test_recipe_screening_with_dp_is_refused(recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match=r"admission\.norm"):
-        load(recipe(admission={"norm": 5.0}, privacy={"clip": 1.0, "noise": 1.0}), Registry())
+        load(recipe(admission={"norm": 5.0}, privacy={"clip": 1.0, "noise": 1.0}), Registries())

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import fedloom
-from fedloom.engines import Simulation, WorkerPool, worker_pool
+from fedloom.engines import WorkerContext, WorkerPool, worker_pool
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest, read_rows
 from fedloom.runs.recorder import record_rounds
@@ -37,7 +37,7 @@ def test_run_any_number_of_workers_gives_one_sha256(method: str, recipe: Recipe,
 def test_pool_killed_workers_change_no_bits(deaths: int, recipe: Recipe, tmp_path: Path) -> None:
     """Nor do workers that are killed again and again: their blocks then run in the parent."""
     whole = fedloom.run(recipe(), out=tmp_path / "whole")
-    experiment = assemble(load(recipe(), Registry()), Registry(), tmp_path, workers=2)
+    experiment = assemble(load(recipe(), Registries()), Registries(), tmp_path, workers=2)
     pool = experiment.simulator.executor
     assert isinstance(pool, WorkerPool)
     send, killed = pool._send, []
@@ -56,7 +56,7 @@ def test_pool_killed_workers_change_no_bits(deaths: int, recipe: Recipe, tmp_pat
 
 
 def test_pool_closed_with_run_leaves_no_process(recipe: Recipe, tmp_path: Path) -> None:
-    experiment = assemble(load(recipe(), Registry()), Registry(), tmp_path, workers=2)
+    experiment = assemble(load(recipe(), Registries()), Registries(), tmp_path, workers=2)
     pool = experiment.simulator.executor
     assert isinstance(pool, WorkerPool)
     spawned: list[int] = []
@@ -125,7 +125,8 @@ def test_pool_error_in_task_is_raised_in_parent(recipe: Recipe, tmp_path: Path) 
 
     document = recipe(model={"family": "odd"})
     with pytest.raises(LookupError, match="lost in training"):
-        fedloom.run(document, models={"odd": build}, out=tmp_path / "run", workers=2)
+        registries = Registries().with_names(models={"odd": build})
+        fedloom.run(document, registries=registries, out=tmp_path / "run", workers=2)
 
 
 def parcels() -> list[Parcel]:
@@ -161,7 +162,7 @@ def test_pool_every_method_gives_same_bits(
     place = world_for(method, family, sizes=(8, 5, 9, 8, 5, 7))
     pool = WorkerPool(2)
     here, there = place.engine(method), place.engine(method, executor=pool)
-    pool.register(Simulation(there, place.fleet, lambda ref: getattr(method, ref[0])))
+    pool.register(WorkerContext(there, place.fleet, lambda ref: getattr(method, ref[0])))
     try:
         assert parcels_equal(place.play(method, here), place.play(method, there))
     finally:

@@ -16,6 +16,7 @@ from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
 from fedloom.evaluation import BatchNormStatistics, Evaluator, Row
+from fedloom.evaluation.test_set import local_order
 from fedloom.fleet import DeviceModel, Fleet, Request, make_nested_tiers, tier_slices
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
@@ -342,13 +343,14 @@ def test_rows_batch_dependent_model_sees_one_device_per_batch(world: Callable[..
     weights = place.fleet.global_model.initial_weights(2)
     assert place.fleet.global_model.is_batch_dependent()
     engine, evaluator, data = place.engine(method), place.evaluator(batch_size=4), place.dataset
+    assert evaluator.seed == place.fleet.seed
     given = DeviceModel(lambda client, inbox: (client.model, inbox["shared"]), lambda device: {"shared": weights})
     rows = evaluator.rows({"server": tier_slices(weights), "own": given}, place.fleet, asked_of(engine, []), 1, True)
     block = {name: one.unsqueeze(0) for name, one in weights.items()}
     found = {(row.candidate, row.device): row.value for row in rows if (row.test, row.metric) == ("local", "accuracy")}
     for number, own in enumerate(place.partition.test):
         right = 0
-        for batch in torch.as_tensor(own).split(4):
+        for batch in torch.as_tensor(own)[local_order(len(own), place.fleet.seed, str(number))].split(4):
             logits = place.fleet.global_model(block, data.preparation(data.test.x[batch]).unsqueeze(0)).logits[0]
             right += int((logits.argmax(1) == data.test.y[batch]).sum())
         for candidate in ("server", "own"):

@@ -36,7 +36,7 @@ def values(rows: list[Row], metric: str, tier: str) -> dict[str, float]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fine_tune_rows_cover_every_device_and_tier(family: str, world: Callable[..., Any]) -> None:
     place = world(family, widths=(1.0, 0.5), sizes=(12, 8, 9))
-    rows, _ = tuned_rows(place, FineTune("all", epochs=20, batch_size=4, learning_rate=0.3))
+    rows, _ = tuned_rows(place, FineTune("all", epochs=20, batch_size=4, lr=0.3))
     gains = []
     for tier in ("a", "b"):
         before, after = values(rows, "initial", tier), values(rows, "personalized", tier)
@@ -87,7 +87,7 @@ def test_fine_tune_initial_equals_local_accuracy(family: str, world: Callable[..
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fine_tune_block_size_keeps_results(family: str, world: Callable[..., Any]) -> None:
     place = world(family, widths=(1.0, 0.5), sizes=(8, 8, 12), optimizer=Sgd(9.0))
-    tune = FineTune(epochs=2, batch_size=4, learning_rate=0.1)
+    tune = FineTune(epochs=2, batch_size=4, lr=0.1)
     assert tuned_rows(place, tune)[0] == tuned_rows(place, tune, block=1)[0]
 
 
@@ -101,6 +101,7 @@ def test_logits_tier_that_is_an_exit_needs_no_own_pass(
     evaluator, weights = replace(place.evaluator(), batch_size=3), place.fleet.global_model.initial_weights(1)
     models = {tier: tier.footprint.read(weights) for tier in place.fleet.tiers}
     order = torch.arange(len(place.dataset.test.y))
+    assert not large.is_batch_dependent()  # tried here, once
     passes: list[str] = []
     plain = type(large).__call__
     engine = place.engine(METHODS["fedavg"]())
@@ -125,11 +126,3 @@ def test_logits_tier_that_is_an_exit_needs_no_own_pass(
     passes.clear()
     logits(moved)  # other weights, so no exit of the large one
     assert passes.count("simple") >= batches
-
-
-def test_rows_batch_dependent_model_is_also_evaluated_shuffled(world: Callable[..., Any]) -> None:
-    place = world("mobilenet", sizes=(8, 8))
-    rows, _ = tuned_rows(place, FineTune(epochs=1))
-    assert any(row.metric == "accuracy_shuffled" for row in rows)
-    rows, _ = tuned_rows(world("convnet", sizes=(8, 8)), FineTune(epochs=1))
-    assert not any(row.metric == "accuracy_shuffled" for row in rows)

@@ -16,12 +16,14 @@ from fedloom.methods import METHODS
 from fedloom.models import MODELS
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import dumps, load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.checkpoint import FOLDER, Checkpoints
 from fedloom.runs.recorder import record_rounds
 from fedloom.tensors import Parcel
-from tests.conftest import LESSER, SMALL, TINY, TOKENS
+from fedloom.testing.world import SMALLER_SETTINGS as LESSER
+from fedloom.testing.world import TINY_SETTINGS as TINY
+from tests.conftest import SMALL, TOKENS
 from tests.superlink import fleet
 
 DEVICES = 3
@@ -35,7 +37,7 @@ import torch
 
 from fedloom.flower.apps import client_app, server_app
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.recorder import record_rounds
 from fedloom.deploy.remote import attach_flower, build_node_registry
@@ -46,7 +48,7 @@ def run_all(grid, config):
     torch.set_default_dtype(torch.float64)
     folder, nodes = Path(config["recipe"]), None
     for recipe in sorted(folder.glob("*.toml")):
-        experiment = assemble(load(recipe, Registry()), Registry(), folder)
+        experiment = assemble(load(recipe, Registries()), Registries(), folder)
         nodes = nodes or build_node_registry(grid, experiment.fleet)
         for _ in record_rounds(attach_flower(experiment, nodes), Path(config["out"]) / recipe.stem):
             pass
@@ -66,7 +68,7 @@ def build_document(name: str, family: str, tiers: list[dict[str, Any]]) -> dict[
         },
         "model": {"family": family, **TINY[family]},
         "tiers": tiers,
-        "training": {"batch_size": 4, "optimizer": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+        "training": {"batch_size": 4, "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}},
         "method": {"name": name, **SMALL.get(name, {}), **({"last_round": False} if name == "fedhenn" else {})},
         "evaluation": {"every": 2, "tests": ["global"], "candidates": ["server"]},
     }  # fmt: skip
@@ -85,7 +87,7 @@ def recipe_for(name: str, folder: Path) -> dict[str, Any]:
     families = ["convnet", "splitnet", *sorted(set(MODELS) - set(TOKENS))]
     for candidate in (build_document(name, family, tiers) for family in families for tiers in tier_choices(family)):
         try:
-            assemble(load(candidate, Registry()), Registry(), folder)
+            assemble(load(candidate, Registries()), Registries(), folder)
         except RecipeError:
             continue
         return candidate
@@ -128,7 +130,7 @@ def test_superlink_methods_equal_in_process(
     differences = {}
     for name in methods:
         assert (out / name).exists(), output
-        here = assemble(load(recipes / f"{name}.toml", Registry()), Registry(), tmp_path)
+        here = assemble(load(recipes / f"{name}.toml", Registries()), Registries(), tmp_path)
         for _ in record_rounds(here, tmp_path / "here" / name):
             pass
         there, local = (Checkpoints(folder / name / FOLDER).read_newest() for folder in (out, tmp_path / "here"))

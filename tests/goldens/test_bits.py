@@ -24,7 +24,8 @@ from fedloom.evaluation import Row
 from fedloom.fleet import Request
 from fedloom.methods import METHODS
 from fedloom.tensors import Parcel, fingerprint
-from tests.conftest import build_method, build_world_for
+from fedloom.testing import TinyWorld
+from tests.conftest import build_method
 
 FILE = Path(__file__).with_name("bits.json")
 GOLDEN: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
@@ -36,7 +37,7 @@ BASE: dict[str, Any] = {
     "data": {"dataset": "digits", "devices": 10, "max_examples": 12, "test_examples": 60},
     "model": {"family": "mlp", "hidden": [8, 6]},
     "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
-    "training": {"optimizer": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+    "training": {"optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}},
     "method": {"name": "heterofl"},
 }
 
@@ -49,7 +50,7 @@ SPEEDS = [
 RECIPES: dict[str, dict[str, Any]] = {
     "label_shards": {"data": {"partition": {"kind": "label_shards", "labels_per_device": 2}}},
     "sorted_shards": {"data": {"partition": {"kind": "sorted_shards", "shards_per_device": 2}}},
-    "dirichlet_per_label": {"data": {"partition": {"kind": "dirichlet_per_label", "alpha": 0.5, "min_examples": 2}}},
+    "dirichlet": {"data": {"partition": {"kind": "dirichlet", "alpha": 0.5, "min_examples": 2}}},
     "dirichlet_per_device": {"data": {"partition": {"kind": "dirichlet_per_device", "alpha": 0.5}}},
     "quantity": {"data": {"partition": {"kind": "quantity", "alpha": 0.7, "min_examples": 3}}},
     "subsample": {"data": {"subsample": {"devices": 0.5, "keep": 0.5}, "tier_label_correlation": 0.5}},
@@ -78,14 +79,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "training": {
             "optimizer": {"kind": "adam"},
             "lr_schedule": {"kind": "cosine", "rounds": 2},
-            "label_smoothing": 0.1,
+            "loss": {"kind": "cross_entropy", "label_smoothing": 0.1},
         }
     },
     "static_batch_norm": {
         "model": {"family": "convnet", "hidden": [4, 6], "normalization": "static_batch"},
         "data": {"preparation": "crop_flip"},
     },
-    "fine_tune": {"evaluation": {"fine_tune": {"part": "head", "epochs": 1, "learning_rate": 0.1}}},
+    "fine_tune": {"evaluation": {"fine_tune": {"part": "head", "epochs": 1, "lr": 0.1}}},
     "augmented": {"data": {"preparation": "crop_flip"}},
     "fedhen_report": {
         "model": {"family": "preactresnet", "hidden": [4, 6], "blocks": [1, 1], "exit_after": 1},
@@ -144,7 +145,7 @@ def sums(parcels: Iterable[Parcel], rows: Iterable[Row]) -> list[float]:
 
 def bits_of_method(name: str, family: str | None) -> dict[str, Any]:
     method = build_method(name)
-    world = build_world_for(method, family, sizes=SIZES, labels=LABELS)
+    world = TinyWorld.for_method(method, family, sizes=SIZES, labels=LABELS)
     engine = world.engine(method)
     server = world.play(method, engine, rounds=3, participation=0.7)
     states = dict(sorted(engine.client_states.committed.items()))

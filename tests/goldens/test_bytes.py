@@ -7,7 +7,7 @@ import pytest
 
 from fedloom.analysis.costs import TierCost, tier_costs
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 
 PAPERS = Path(__file__).parents[2] / "recipes" / "papers"
 PAIR = 4 * (64 * 16 * 16 + 1024)  # input and output of FedIN's intermediate layers
@@ -16,8 +16,8 @@ IMAGES = 5_000 * 3 * 32 * 32  # as bytes
 
 
 def costs(recipe: str, folder: Path) -> dict[str, TierCost]:
-    registry = Registry()
-    return {one.name: one for one in tier_costs(load(PAPERS / f"{recipe}.toml", registry), registry, folder)}
+    registries = Registries()
+    return {one.name: one for one in tier_costs(load(PAPERS / f"{recipe}.toml", registries), registries, folder)}
 
 
 @pytest.mark.parametrize(

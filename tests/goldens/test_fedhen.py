@@ -56,7 +56,7 @@ def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
 def squares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the square of the only logit replaces the cross entropy."""
     for module in ("fedloom.methods.fedhen", "fedloom.client.losses"):
-        monkeypatch.setattr(import_module(module), "cross_entropy", half_a_square)
+        monkeypatch.setattr(import_module(module), "supervised_loss", half_a_square)
 
 
 def step_of(method: Any, whole: Model, optimizer: Sgd, client_for: Callable[..., Any]) -> dict[str, float]:

@@ -108,7 +108,7 @@ def test_fedin_step_on_one_weight_matches_hand_value(
     middle: Any, weight: float, client_for: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The labels' gradient is -4, the features' 6: 0 projected, 2 summed. Sequentially: 2.4, where it is 13.2."""
-    monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
+    monkeypatch.setattr(import_module("fedloom.client.losses"), "supervised_loss", half_a_square)
     memory = {"weights": {"intermediate.weight": torch.tensor([[2.0]])}}
     client = client_of(net(offset=-6.0), client_for, optimizer=Sgd(0.1), state=memory)
     ends = {f"{part}.weight": torch.ones(1, 1) for part in ("extractor", "classifier")}

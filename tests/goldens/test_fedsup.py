@@ -21,7 +21,7 @@ from fedloom.tensors import Parcel
 
 
 class Line(nn.Module):
-    """Its logit is its weights times slopes; sub-nets have their own slopes."""
+    """Its logit is its weights times slopes; subnets have their own slopes."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -56,7 +56,7 @@ def test_fedsup_gradients_are_summed_then_clipped_once(
     monkeypatch: pytest.MonkeyPatch,
     client_for: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr(import_module("fedloom.methods.fedsup"), "cross_entropy", the_logit)
+    monkeypatch.setattr(import_module("fedloom.methods.fedsup"), "supervised_loss", the_logit)
     one = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     client = client_for(line(2), examples, [one], Sgd(1.0, clip_value=limit), tier_models={"a": line(2), "b": line(1)})

@@ -66,7 +66,7 @@ class Number(nn.Module):
 class ToTwoThenDescend:
     """Sets the weight to 2, then takes one step of rate 0.1."""
 
-    learning_rate = 0.1
+    lr = 0.1
 
     def start(self, weights: Tensors) -> Parcel:
         return {"past": {"steps": torch.zeros(1)}}
@@ -87,7 +87,7 @@ def test_fedprox_proximal_term_matches_hand_value(
     def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
         return (logits - 3).square().sum(-1).mean(1) / 2
 
-    monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
+    monkeypatch.setattr(import_module("fedloom.client.losses"), "supervised_loss", half_a_square)
     step = Step(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), {}, StepSeeds((0,)))
     examples = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     client = client_for(build_model("number", Number, {}, (1,), 1), examples, [step, step], ToTwoThenDescend())

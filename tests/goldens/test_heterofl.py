@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.client import Batch, Constant, Milestones, Schedule, Sgd, cross_entropy, mask_logits, optimizer_at
+from fedloom.client import Batch, Constant, Milestones, Schedule, Sgd, mask_logits, optimizer_at, supervised_loss
 from fedloom.data import Dataset, Examples, Partition, Preparation
 from fedloom.engines import ClientStateStore, InProcess, build_client_data
 from fedloom.evaluation import BatchNormStatistics, Evaluator
@@ -115,7 +115,7 @@ def test_masked_cross_entropy_matches_hand_value(fill: float, expected: float) -
     logits = torch.tensor([[[2.0, 5.0, -1.0]]], dtype=torch.float64)
     seen = torch.tensor([[True, False, True]])
     batch = Batch(torch.zeros(1, 1, 1), torch.tensor([[0]]))
-    loss = cross_entropy(mask_logits(logits, seen, fill), batch)
+    loss = supervised_loss(mask_logits(logits, seen, fill), batch)
     assert loss.tolist() == pytest.approx([expected], abs=1e-12)
     assert round(float(loss[0]), 6) == {0.0: 0.169846, -math.inf: 0.048587}[fill]
 
@@ -185,4 +185,4 @@ def test_static_batch_norm_matches_hand_value(query: Any, batch_size: int, mean:
 
 @pytest.mark.parametrize(("round_number", "rate"), [(1, 0.1), (150, 0.1), (151, 0.01), (250, 0.01), (251, 0.001)])
 def test_lr_schedule_of_cifar10_is_as_published(round_number: int, rate: float) -> None:
-    assert optimizer_at(Sgd(0.1), Milestones((150, 250)), round_number).learning_rate == pytest.approx(rate, rel=1e-12)
+    assert optimizer_at(Sgd(0.1), Milestones((150, 250)), round_number).lr == pytest.approx(rate, rel=1e-12)

@@ -61,7 +61,7 @@ def half_a_square(logits: Tensor, batch: Batch) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _squares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("fedloom.client.losses"), "cross_entropy", half_a_square)
+    monkeypatch.setattr(import_module("fedloom.client.losses"), "supervised_loss", half_a_square)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.models import Cost, compute_cost
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import build
 from fedloom.runs.data import read_data_spec
 from fedloom.studies.published import PublishedRow, read_published
@@ -19,8 +19,8 @@ TABLES = ("heterofl_costs_table7", "heterofl_costs_table8", "heterofl_costs_tabl
 
 
 def costs_of_levels(row: PublishedRow, folder: Path) -> dict[str, Cost]:
-    loaded = load(row.recipe, Registry(), list(row.changes))
-    fleet, _ = build(loaded, Registry(), read_data_spec(loaded, Registry(), folder))
+    loaded = load(row.recipe, Registries(), list(row.changes))
+    fleet, _ = build(loaded, Registries(), read_data_spec(loaded, Registries(), folder))
     return {tier.name: compute_cost(tier.model) for tier in fleet.tiers}
 
 
@@ -43,8 +43,8 @@ def test_published_mean_over_levels_is_as_printed(table: str, tmp_path: Path) ->
 
 def test_published_cost_row_needs_no_run(tmp_path: Path) -> None:
     row = ROWS["heterofl_costs_table7_a-e"]
-    context = ReproduceContext(Registry(), tmp_path, 1, lambda experiment, registry, data, folder: experiment)
-    found = row_numbers(row, load(row.recipe, Registry(), list(row.changes)), tmp_path, context)
+    context = ReproduceContext(Registries(), tmp_path, 1, lambda experiment, registries, data, folder: experiment)
+    found = row_numbers(row, load(row.recipe, Registries(), list(row.changes)), tmp_path, context)
     assert [one["what"] for one in found] == ["all devices parameters", "all devices published_flops"]
     assert [one["measured"] for one in found] == [(1_556_874 + 6_594) / 2, (80_504_320 + 400_480) / 2]
     assert all(one["measured"] == as_printed(one["published"]) for one in found)

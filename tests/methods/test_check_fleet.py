@@ -58,11 +58,11 @@ def test_efedsup_unknown_or_too_small_budget_is_refused() -> None:
     tiers = fleet(net(width=0.5), net())
     assert fleet_problem(EFedSup(), tiers) is None
     assert "'smal', which is no tier" in str(fleet_problem(EFedSup(budgets={"smal": 0.3}), tiers))
-    assert "no sub-net within the budget of 'small'" in str(fleet_problem(EFedSup(budgets={"small": 0.0001}), tiers))
+    assert "no subnet within the budget of 'small'" in str(fleet_problem(EFedSup(budgets={"small": 0.0001}), tiers))
 
 
 def test_fedhen_report_on_empty_tier_is_refused() -> None:
-    tiers = fleet(net(width=0.5), net(), shares=(0.1, 0.9))
+    tiers = fleet(net("preactresnet", stages=1), net("preactresnet"), shares=(0.1, 0.9))
     assert "'small', which has no device" in str(fleet_problem(FedHeN(report=True), tiers))
     assert fleet_problem(FedHeN(), tiers) is None
 

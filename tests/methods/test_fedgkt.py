@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedloom.client import Adam, Client, Schedule, Sgd, Step, with_batchnorm_statistics
 from fedloom.data import Examples
-from fedloom.engines import Simulation, WorkerPool
+from fedloom.engines import WorkerContext, WorkerPool
 from fedloom.fleet import DeviceModel, Request
 from fedloom.methods import fleet_problem
 from fedloom.methods.fedgkt import FedGKT, server_client
@@ -308,7 +308,7 @@ def test_fedgkt_two_processes_give_same_bits(
     pool = WorkerPool(2)
     alone = sim.engine(SMALL, devices_per_block=2)
     pooled = sim.engine(SMALL, devices_per_block=2, executor=pool)
-    pool.register(Simulation(pooled, sim.fleet, lambda ref: SMALL.find(*ref)))
+    pool.register(WorkerContext(pooled, sim.fleet, lambda ref: SMALL.find(*ref)))
     try:
         servers = [sim.play(SMALL, engine) for engine in (alone, pooled)]
     finally:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedloom
 from fedloom.client import Schedule, Sgd
 from fedloom.fleet import Device, Fleet, Reply, RoundContext, ServerModel, make_nested_tiers
-from fedloom.methods import Method, fleet_problem
+from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.methods.decouple import Decouple
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.noside import NoSide
@@ -340,3 +340,10 @@ def test_fedhen_recipe_with_widths_and_depths_runs(method: str, eligible: list[s
 def test_fedhen_recipe_with_impossible_report_is_refused(method: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="report = false"):
         fedloom.run(recipe(method, assignment="redrawn"), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["fedhen", "noside"])
+def test_fedhen_net_without_early_exit_is_refused(method: str, world: Callable[..., Any]) -> None:
+    """It would do what HeteroFL does, under another name."""
+    problem = fleet_problem(METHODS[method](), world("convnet", widths=(1.0, 0.5)).fleet)
+    assert problem is not None and f"{method} is about early exits, and convnet has none" in problem

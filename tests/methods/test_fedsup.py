@@ -1,4 +1,4 @@
-"""FedSup's objective, compared for every sub-net it may have sampled; E-FedSup's aggregation and budgets."""
+"""FedSup's objective, compared for every subnet it may have sampled; E-FedSup's aggregation and budgets."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +36,7 @@ def logits_of(net: Model, whole: Model, weights: Tensors, batch: Batch) -> Tenso
 
 
 def slope(whole: Model, start: Tensors, batch: Batch, width: float, teacher: Tensor | None = None) -> dict[str, Tensor]:
-    """The gradient of one sub-net's loss: on the labels, or on the teacher's logits."""
+    """The gradient of one subnet's loss: on the labels, or on the teacher's logits."""
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
         made = logits_of(whole.with_settings(width=width), whole, weights, batch)[0]
@@ -140,7 +140,7 @@ def supernet(world: Callable[..., Any], tiny_model: Callable[..., Model]) -> Any
 
 
 def covered(device: Device, whole: Tensors) -> dict[str, Tensor]:
-    """Which entries of the supernet a sub-net has: leading channels, the center of each kernel."""
+    """Which entries of the supernet a subnet has: leading channels, the center of each kernel."""
     marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in whole.items()}
     for name, shape in device.model.shapes().items():
         starts = [

@@ -103,7 +103,7 @@ def test_fjord_widths_beyond_device_are_not_sampled(
 def test_fjord_subnet_stream_decides_shared_sampling(
     world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal devices in one round: sub-nets by step, in device order."""
+    """Equal devices in one round: subnets by step, in device order."""
     sim = world(widths=WIDTHS, shares=(1.0, 0.0, 0.0), sizes=(8, 8, 8), schedule=Schedule(4, 4))
     inside = import_module("fedloom.methods.fjord")
     for stream in ("device", "shared"):

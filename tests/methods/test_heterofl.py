@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.client import Batch, Schedule, Sgd, cross_entropy, gradient, mask_logits
+from fedloom.client import Batch, Schedule, Sgd, gradient, mask_logits, supervised_loss
 from fedloom.evaluation import BatchNormStatistics
 from fedloom.fleet import Device, Fleet, Reply, Request, RoundContext, make_nested_tiers
 from fedloom.methods import fleet_problem
@@ -267,7 +267,7 @@ def random_batch() -> tuple[Tensor, Batch]:
 def test_mask_logits_all_labels_is_plain_cross_entropy(fill: float) -> None:
     logits, batch = random_batch()
     everything = torch.ones(2, CLASSES, dtype=torch.bool)
-    assert torch.equal(cross_entropy(mask_logits(logits, everything, fill), batch), cross_entropy(logits, batch))
+    assert torch.equal(supervised_loss(mask_logits(logits, everything, fill), batch), supervised_loss(logits, batch))
 
 
 @pytest.mark.parametrize("fill", [0.0, float("-inf")])
@@ -281,7 +281,7 @@ def test_mask_logits_absent_labels_have_zero_gradient(
 
     def loss(weights: Any, batch: Batch) -> Tensor:
         logits = net(weights, batch.x, StepSeeds((0, 0))).logits
-        return cross_entropy(mask_logits(logits, seen, fill), batch)
+        return supervised_loss(mask_logits(logits, seen, fill), batch)
 
     slopes = gradient(loss, block_weights(net, 2), Batch(x, y))
     for device in range(2):

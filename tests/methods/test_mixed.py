@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.client import Task
-from fedloom.engines import Simulation, WorkerPool
+from fedloom.engines import WorkerContext, WorkerPool
 from fedloom.fleet import Device, DeviceModel, Engine, Reply, Request, RoundContext, draw_cohort
 from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.methods.fedhen import FedHeN
@@ -278,7 +278,7 @@ def test_mixed_two_processes_give_same_bits(
     expected = train_mixed(sim, mixed, devices_per_block=1)
     pool = WorkerPool(2)
     pooled = sim.engine(mixed, devices_per_block=1, executor=pool)
-    pool.register(Simulation(pooled, sim.fleet, lambda ref: mixed.find(*ref)))
+    pool.register(WorkerContext(pooled, sim.fleet, lambda ref: mixed.find(*ref)))
     try:
         found = Result(sim.play(mixed, pooled), dict(pooled.client_states.committed))
         assert pool.pool

@@ -427,7 +427,7 @@ def test_holdout_devices_do_not_influence_training(
 def test_holdout_devices_are_fine_tuned_too(world: Callable[..., Any]) -> None:
     sim, method = with_holdout(world(widths=(1.0, 0.5), sizes=SIZES)), HeteroFL()
     engine = sim.engine(method)
-    tune = FineTune("all", epochs=3, batch_size=4, learning_rate=0.1)
+    tune = FineTune("all", epochs=3, batch_size=4, lr=0.1)
     rows = rows_of(sim, method, sim.play(method, engine), engine, fine_tune=tune)
     for tier in ("a", "b"):
         for metric in ("initial", "personalized"):

@@ -20,6 +20,10 @@ def grouped() -> nn.Module:
     return nn.Conv2d(2, 4, 3, groups=2, bias=False)
 
 
+def transposed() -> nn.Module:
+    return nn.ConvTranspose2d(2, 3, 2, stride=2)
+
+
 def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 5))
 
@@ -40,6 +44,8 @@ def used_twice() -> nn.Module:
         (conv_with_bias, 57, 3 * 9 * 18, 2 * (3 * 9 * 18 + 27)),
         (conv_without_bias, 54, 3 * 16 * 18, 3 * 16 * 18),
         (grouped, 36, 4 * 16 * 9, 4 * 16 * 9),
+        # every of 72 inputs is multiplied by 12 weights; 12×12 outputs of 3 channels have a bias
+        (transposed, 27, 72 * 12, 2 * (72 * 12 + 432)),
         (linear, 365, 360, 2 * 360),
         (norms, 8, 0, 2 * 2 * (2 * 72)),  # two affine norms of two tensors each; one without counts nothing
         (used_twice, 4, 2 * 2 * 36 * 2, 2 * 2 * 36 * 2),

@@ -37,6 +37,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "layer norm of maps": (lambda: nn.LayerNorm((4, 3, 3)), (4, 3, 3)),
     "layer norm of vectors": (lambda: nn.LayerNorm(6), (6,)),
     "layer norm of tokens, no bias": (lambda: nn.LayerNorm(6, bias=False), (5, 6)),
+    "RMS norm of maps": (lambda: nn.RMSNorm((4, 3, 3)), (4, 3, 3)),
+    "RMS norm of vectors": (lambda: nn.RMSNorm(6, eps=1e-5), (6,)),
     "one slope": (lambda: nn.PReLU(), (4, 3, 3)),
     "a slope for each channel": (lambda: nn.PReLU(4), (4, 3, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4, eps=1e-4), (4, 3, 3)),

@@ -1,4 +1,4 @@
-"""FedSup's supernet: a sub-net equals the whole net with its weights sliced on the fly."""
+"""FedSup's supernet: a subnet equals the whole net with its weights sliced on the fly."""
 
 import math
 import random
@@ -75,7 +75,7 @@ def dynamic(w: Tensors, x: Tensor, architecture: Architecture) -> Tensor:
 
 def part_of(small: Model, large: Model) -> Footprint:
     footprint = find_footprint(small.shapes(), large.shapes(), centered)
-    assert footprint.blocks.keys() == small.shapes().keys()  # no weight of a sub-net is missing in the supernet
+    assert footprint.blocks.keys() == small.shapes().keys()  # no weight of a subnet is missing in the supernet
     return footprint
 
 
@@ -164,7 +164,7 @@ def test_mobilenet_subnet_of_subnet_is_subnet(chain: list[dict[str, Any]]) -> No
 
 
 def test_mobilenet_subnet_with_shortcut_fits_only_with_spare_shortcuts() -> None:
-    """The larger of two sub-nets may lack weights of the smaller one, although the supernet has both."""
+    """The larger of two subnets may lack weights of the smaller one, although the supernet has both."""
     even, uneven = whole_net(widths=(8, 8, 16, 128)), whole_net(widths=(4, 8, 16, 64))
     assert uneven.shapes().keys() - even.shapes().keys() == {"stages.1.0.shortcut.weight"}
     part_of(uneven, even.with_settings(spare_shortcuts=True))

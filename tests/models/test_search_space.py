@@ -116,7 +116,7 @@ def test_space_from_models_combines_differing_settings(tiers: list[dict[str, Any
     names = {name for name, _ in result.choices}
     assert names == {name for name in tiers[0] if len({tier[name] for tier in tiers}) > 1}
     table = dict(result.choices)
-    for tier in tiers:  # every tier is one of the sub-nets
+    for tier in tiers:  # every tier is one of the subnets
         assert tuple(tier[name] for name in sorted(names)) in enumerated(table)
     actual = dict(result.sample(models[0], generator(seed, "test")).settings)
     for name in names - {"depths"}:
@@ -158,7 +158,7 @@ def test_sample_within_extreme_budgets_leave_smallest_or_all(
 
 
 def test_sample_within_is_uniform(supernet: tuple[Model, SearchSpace]) -> None:
-    """Sampled again, not shrunk: no sub-net within the budget is twice as frequent as expected."""
+    """Sampled again, not shrunk: no subnet within the budget is twice as frequent as expected."""
     whole, result = supernet
     budget = float(
         np.quantile([compute_cost(result.sample(whole, generator(seed, "cost"))).macs for seed in range(50)], 0.3)

@@ -10,7 +10,7 @@ import torch
 from fedloom.fleet import make_nested_tiers
 from fedloom.models import StepSeeds, build_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "add_a_model.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "own_model.md"
 
 
 @pytest.fixture(scope="module")

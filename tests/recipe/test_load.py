@@ -13,9 +13,9 @@ from fedloom.data import PARTITIONS
 from fedloom.methods import METHODS
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import dumps, load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 
-REGISTRY = Registry()
+REGISTRY = Registries()
 MINIMAL = {"rounds": 3, "tiers": [{"name": "all", "share": 1.0}], "method": {"name": "fedavg"}}
 
 
@@ -38,7 +38,7 @@ def test_load_minimal_recipe_has_defaults():
         "training": {
             "epochs": 1, "batch_size": 10, "last_batch": "keep", "optimizer": {"kind": "sgd"},
             "lr_schedule": {"kind": "constant"},
-            "label_smoothing": 0.0,
+            "loss": {"kind": "cross_entropy"},
         },
         "method": {"name": "fedavg"},
         "evaluation": {
@@ -62,13 +62,13 @@ def test_load_minimal_recipe_has_defaults():
 def test_load_written_recipe_round_trips(document):
     recipe = load(
         document(
-            data__partition={"kind": "dirichlet_per_label", "alpha": 0.3, "balanced": False},
+            data__partition={"kind": "dirichlet", "alpha": 0.3, "balanced": False},
             data__preparation="plain",
             data__tier_label_correlation=0.5,
             fleet={"participation": 0.5, "assignment": "redrawn", "eligible": ["small"]},
             model={"family": "preresnet", "hidden": [2, 4], "blocks": [1, 1], "scaler": False},
             training={
-                "optimizer": {"kind": "adam", "learning_rate": 1e-3, "clip_norm": 1.0},
+                "optimizer": {"kind": "adam", "lr": 1e-3, "clip_norm": 1.0},
                 "lr_schedule": {"kind": "milestones", "rounds": [10, 20], "factor_each": 0.5},
             },
             method={"name": "heterofl", "unseen_logit": -math.inf},
@@ -251,3 +251,23 @@ def test_load_invalid_compare_section_is_refused(compare, key_path, message, doc
     (issue,) = caught.value.issues
     assert issue.key_path == key_path
     assert message in issue.message
+
+
+def test_set_setting_of_a_default_table_changes_that_default(document):
+    """Without a table in the recipe, the setting belongs to the default optimizer, partition, schedule and loss."""
+    plain = {key: value for key, value in document().items() if key not in ("training",)}
+    recipe = load(plain, Registries(), ["training.optimizer.lr=0.5", "training.loss.label_smoothing=0.1"]).recipe
+    assert recipe.training.optimizer == {"kind": "sgd", "lr": 0.5}
+    assert recipe.training.loss == {"kind": "cross_entropy", "label_smoothing": 0.1}
+
+
+@pytest.mark.parametrize("rounds", [0, 1_000_001, 10**12])
+def test_load_impossible_number_of_rounds_is_refused(rounds, document):
+    with pytest.raises(RecipeError) as caught:
+        load({**document(), "rounds": rounds}, Registries())
+    assert [(issue.key_path, issue.code) for issue in caught.value.issues] == [(("rounds",), "RECIPE_RANGE")]
+
+
+def test_load_tier_name_beyond_ascii_is_refused_with_the_rule(document):
+    with pytest.raises(RecipeError, match="letters from a to z"):
+        load({**document(), "tiers": [{"name": "groß", "share": 1.0}]}, Registries())

@@ -41,3 +41,9 @@ def test_choose_output_folder_existing_path_is_refused(kind, tmp_path):
     with pytest.raises(RecipeError, match="OUT_EXISTS"):
         choose_output_folder(taken, "x")
     assert choose_output_folder(str(tmp_path / "free"), "x") == tmp_path / "free"
+
+
+def test_choose_output_folder_below_a_file_is_refused(tmp_path):
+    (tmp_path / "a").write_text("")
+    with pytest.raises(RecipeError, match="OUT_PLACE"):
+        choose_output_folder(tmp_path / "a" / "run", "heterofl")

@@ -13,7 +13,7 @@ import fedloom
 from fedloom.cli.app import main
 from fedloom.data import Dataset, Examples, Preparation
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.reporting.page import Page, build_page
 from fedloom.reporting.report_data import ReportData, read_report_data
 from fedloom.studies.compare import plan_comparison
@@ -33,7 +33,7 @@ def recipe(**changes: Any) -> dict[str, Any]:
             "partition": {"kind": "label_shards", "labels_per_device": 5},
         },
         "fleet": {"participation": 0.75}, "model": {"family": "convnet", "hidden": [4, 8]},
-        "training": {"batch_size": 10, "epochs": 2, "optimizer": {"kind": "sgd", "learning_rate": 0.3}}, **changes,
+        "training": {"batch_size": 10, "epochs": 2, "optimizer": {"kind": "sgd", "lr": 0.3}}, **changes,
     }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with everything that a report can show."""
     folder = tmp_path_factory.mktemp("one") / "run"
     document = recipe(
-        evaluation={"fine_tune": {"part": "head", "epochs": 1, "batch_size": 10, "learning_rate": 0.1}},
+        evaluation={"fine_tune": {"part": "head", "epochs": 1, "batch_size": 10, "lr": 0.1}},
         faults={"dropout": 0.3, "corrupt": {"devices": 1, "how": "nan"}},
     )
     fedloom.run(document, out=folder)
@@ -67,7 +67,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **recipe(rounds=3),
         "compare": {"arms": {"fjord": ["method={name='fjord'}"]}, "baseline": "fjord", "margin": 0.0},
     }
-    planned = plan_comparison(load(document, Registry()), Registry(), 2, ["standalone", "drop-the-small"], home, home)
+    planned = plan_comparison(
+        load(document, Registries()), Registries(), 2, ["standalone", "drop-the-small"], home, home
+    )
     list(planned.rounds())
     planned.result("global")
     return home
@@ -89,7 +91,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rounds=3, data={"dataset": "words", "devices": 4, "partition": {"kind": "iid"}},
         model={"family": "transformer", **sizes}, evaluation={"tests": ["global"]},
     )  # fmt: skip
-    fedloom.run(document, out=folder, datasets={"words": words})
+    fedloom.run(document, out=folder, registries=Registries().with_names(datasets={"words": words}))
     return folder
 
 

@@ -105,7 +105,7 @@ def test_rounds_chart_omits_arms_that_a_tier_cannot_run(of_several: dict[str, Ch
 
 
 def test_pareto_chart_includes_subnets(charts: dict[str, Chart]) -> None:
-    assert sum(line["model"] == "sub-net" for line in lines(charts["pareto"])) >= 2
+    assert sum(line["model"] == "subnet" for line in lines(charts["pareto"])) >= 2
 
 
 def test_participation_chart_includes_lost_and_refused_replies(charts: dict[str, Chart]) -> None:

@@ -4,24 +4,25 @@ import pytest
 
 from fedloom.footprints import RULES, RobustAggregator, coverage_mean
 from fedloom.footprints.robust import TrimmedMean
+from fedloom.recipe.registries import Registries
 from fedloom.recipe.schema import AggregationConfig
 from fedloom.runs.build import build_aggregate
 from fedloom.runs.folder import read_manifest
 
 
 def test_build_aggregate_without_rule_is_coverage_mean():
-    assert build_aggregate(AggregationConfig()) is coverage_mean
+    assert build_aggregate(AggregationConfig(), Registries()) is coverage_mean
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "none"])
 def test_build_aggregate_every_rule_name_is_built(rule):
-    made = build_aggregate(AggregationConfig(rule=rule, low_coverage="clipped", min_contributors=4))
+    made = build_aggregate(AggregationConfig(rule=rule, low_coverage="clipped", min_contributors=4), Registries())
     assert isinstance(made, RobustAggregator)
     assert (made.rule, made.low_coverage, made.min_contributors) == (RULES[rule](), "clipped", 4)
 
 
 def test_build_aggregate_rule_settings_reach_the_rule():
-    made = build_aggregate(AggregationConfig(rule="trimmed_mean", share=0.4))
+    made = build_aggregate(AggregationConfig(rule="trimmed_mean", share=0.4), Registries())
     assert isinstance(made, RobustAggregator)
     assert made.rule == TrimmedMean(0.4)
 
@@ -33,6 +34,8 @@ def test_build_aggregate_rule_settings_reach_the_rule():
 def test_run_with_robust_rule_aggregates_by_it(run, method):
     """With more contributors required than there are, no region changes: the run ends with its initial weights."""
     found = {}
+    exits = {"family": "preactresnet", "hidden": [2, 4], "blocks": [1, 1], "exit_after": 1}
+    model = {"model": exits} if method == "noside" else {}  # which is about early exits
     for name, aggregation in {
         "plain": {},
         "none": {"rule": "none", "min_contributors": 99},
@@ -41,7 +44,7 @@ def test_run_with_robust_rule_aggregates_by_it(run, method):
         "held longer": {"rule": "median", "min_contributors": 99},
     }.items():
         rounds = 3 if name == "held longer" else 2
-        made = run(name, method={"name": method}, aggregation=aggregation, rounds=rounds, data__devices=6)
+        made = run(name, method={"name": method}, aggregation=aggregation, rounds=rounds, data__devices=6, **model)
         found[name] = read_manifest(made.folder)["sha256"]
     assert found["plain"] == found["none"]
     assert found["held"] == found["held longer"]

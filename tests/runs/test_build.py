@@ -9,14 +9,14 @@ from fedloom.evaluation import BatchNormStatistics
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 
 
 @pytest.fixture
 def made(document, tmp_path):
     def make(**changes):
-        return assemble(load(document(**changes), Registry()), Registry(), tmp_path)
+        return assemble(load(document(**changes), Registries()), Registries(), tmp_path)
 
     return make
 

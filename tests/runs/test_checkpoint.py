@@ -15,7 +15,7 @@ import fedloom
 from fedloom import files
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import dumps, load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs import checkpoint
 from fedloom.runs.build import assemble
 from fedloom.runs.checkpoint import FILES, KEPT, Checkpoint, CheckpointPolicy, Checkpoints
@@ -197,7 +197,7 @@ class TestRuns:
     def interrupted(self, tmp_path: Path) -> Path:
         """A run that was interrupted after five of eight rounds."""
         document = recipe("heterofl", rounds=8)
-        steps = record_rounds(assemble(load(document, Registry()), Registry(), tmp_path), tmp_path / "run")
+        steps = record_rounds(assemble(load(document, Registries()), Registries(), tmp_path), tmp_path / "run")
         for done in steps:
             if done.number == 5:
                 break
@@ -205,7 +205,7 @@ class TestRuns:
         return tmp_path / "run"
 
     def resume(self, folder: Path) -> Iterator[Any]:
-        experiment, since = reopen_run(folder, Registry(), folder, 1)
+        experiment, since = reopen_run(folder, Registries(), folder, 1)
         return record_rounds(experiment, folder, since)
 
     def test_resume_interrupted_run_gives_same_result(self, interrupted: Path) -> None:
@@ -220,7 +220,7 @@ class TestRuns:
         written = tmp_path / "recipe.toml"
         written.write_text(dumps(recipe("fedhenn", rounds=3)))
         with pickles_heard() as heard:
-            steps = record_rounds(assemble(load(written, Registry()), Registry(), tmp_path), tmp_path / "run")
+            steps = record_rounds(assemble(load(written, Registries()), Registries(), tmp_path), tmp_path / "run")
             next(steps)
             steps.close()  # type: ignore[attr-defined]
             assert [done.number for done in self.resume(tmp_path / "run")] == [2, 3, 4]  # a last exchange
@@ -238,7 +238,7 @@ class TestRuns:
     ) -> None:
         for path in (interrupted / "checkpoints").glob("*.safetensors"):
             path.write_bytes(b"")
-        experiment, since = reopen_run(interrupted, Registry(), interrupted, 1)
+        experiment, since = reopen_run(interrupted, Registries(), interrupted, 1)
         assert (since.number, len(caplog.messages)) == (0, KEPT)
         assert [done.number for done in record_rounds(experiment, interrupted, since)] == list(range(1, 9))
 
@@ -246,7 +246,7 @@ class TestRuns:
         path = interrupted / "recipe.toml"
         path.write_text(path.read_text().replace("batch_size = 6", "batch_size = 3"))
         with pytest.raises(RecipeError) as refused:
-            reopen_run(interrupted, Registry(), interrupted, 1)
+            reopen_run(interrupted, Registries(), interrupted, 1)
         assert refused.value.issues[0].code == "RECIPE_CHANGED"
         assert "training.batch_size was 6, is 3" in str(refused.value)
 
@@ -257,7 +257,7 @@ class TestRuns:
         content["about"]["data"] = "other"
         manifest.write_text(json.dumps({**content, "sha256": checkpoint._digest(content)}))
         with pytest.raises(RecipeError, match="DATA_CHANGED"):
-            reopen_run(interrupted, Registry(), interrupted, 1)
+            reopen_run(interrupted, Registries(), interrupted, 1)
 
     def test_reopen_run_finished_is_refused(self, interrupted: Path) -> None:
         list(self.resume(interrupted))
@@ -278,7 +278,7 @@ class TestRuns:
     def test_verify_unchanged_run_has_no_differences(self, back: int, interrupted: Path) -> None:
         list(self.resume(interrupted))
         before = sorted((path, path.stat().st_mtime_ns) for path in interrupted.rglob("*"))
-        found = verify(interrupted, Registry(), interrupted, back, 1)
+        found = verify(interrupted, Registries(), interrupted, back, 1)
         assert not found.differences
         assert found.rounds >= min(back, 8)
         assert sorted((path, path.stat().st_mtime_ns) for path in interrupted.rglob("*")) == before
@@ -294,7 +294,7 @@ class TestRuns:
         else:
             manifest = read_manifest(interrupted)
             (interrupted / "manifest.json").write_text(json.dumps({**manifest, what: "0"}))
-        (difference,) = verify(interrupted, Registry(), interrupted, 1, 1).differences
+        (difference,) = verify(interrupted, Registries(), interrupted, 1, 1).differences
         assert what in difference
 
     @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ class TestRuns:
         whole = fedloom.run(document, out=tmp_path / "whole").folder
         for left in range(1, 8):
             folder = tmp_path / str(left)
-            steps = record_rounds(assemble(load(document, Registry()), Registry(), tmp_path), folder)
+            steps = record_rounds(assemble(load(document, Registries()), Registries(), tmp_path), folder)
             for _ in range(left):
                 next(steps)
             steps.close()  # type: ignore[attr-defined]
@@ -327,7 +327,7 @@ class TestRuns:
     @pytest.mark.parametrize("family", ["fedhenn", "fedin"])
     def test_verify_compares_client_states(self, family: str, tmp_path: Path) -> None:
         done = fedloom.run(recipe(family, rounds=4), out=tmp_path / "run")
-        assert not verify(done.folder, Registry(), tmp_path, 2, 1).differences
+        assert not verify(done.folder, Registries(), tmp_path, 2, 1).differences
 
     def test_resume_moved_folder_works(self, interrupted: Path) -> None:
         shutil.move(interrupted, interrupted.parent / "elsewhere")

@@ -13,7 +13,7 @@ from fedloom.engines.compression import HalfPrecision, Int8, TopK
 from fedloom.fleet import Exchange, Request
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble, build_compression
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import read_manifest
@@ -35,7 +35,7 @@ FAST = [
 @pytest.fixture
 def made(document: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Experiment]:
     def make(**changes: Any) -> Experiment:
-        return assemble(load(document(**{"data": FEW, **changes}), Registry()), Registry(), tmp_path)
+        return assemble(load(document(**{"data": FEW, **changes}), Registries()), Registries(), tmp_path)
 
     return make
 
@@ -51,7 +51,7 @@ def values(run: Any, metric: str) -> list[float]:
 
 def test_build_compression_recipe_settings_are_used(document: Callable[..., dict[str, Any]]) -> None:
     def compression(**settings: Any) -> Compression | None:
-        return build_compression(load(document(compression=settings), Registry()).recipe)
+        return build_compression(load(document(compression=settings), Registries()).recipe, Registries())
 
     assert compression() is None
     assert compression(uplink={"kind": "int8", "scale": "tensor"}) == Compression(Int8("tensor"))
@@ -90,7 +90,7 @@ def test_load_bad_compression_is_refused_with_key_and_hint(
     settings: dict[str, Any], place: str, code: str, hint: str, document: Callable[..., dict[str, Any]]
 ) -> None:
     with pytest.raises(RecipeError) as found:
-        load(document(compression=settings), Registry())
+        load(document(compression=settings), Registries())
     (problem,) = found.value.issues
     assert (".".join(map(str, problem.key_path)), problem.code) == (place, code)
     assert hint in problem.hint
@@ -133,8 +133,8 @@ def test_check_compression_top_k_with_entrywise_rule_is_refused(rule: str, made:
 def test_attack_bench_with_compression_is_refused(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as found:
         build_attack_bench(
-            load(document(compression=BOTH), Registry()),
-            Registry(),
+            load(document(compression=BOTH), Registries()),
+            Registries(),
             tmp_path,
             ["scaling"],
             ["default"],
@@ -162,8 +162,8 @@ def test_run_compressed_reports_bytes_before_and_after(
             less < all_of_it
             for less, all_of_it in zip(values(coded, f"{way}_compressed"), values(coded, way), strict=True)
         )
-    loaded = load(document(compression=BOTH, data=FEW), Registry())
-    large, small = (one.record() for one in tier_costs(loaded, Registry(), tmp_path))
+    loaded = load(document(compression=BOTH, data=FEW), Registries())
+    large, small = (one.record() for one in tier_costs(loaded, Registries(), tmp_path))
     assert (
         2 * (large["bytes_down_compressed"] + small["bytes_down_compressed"])
         == values(coded, "bytes_down_compressed")[-1]
@@ -176,7 +176,7 @@ def test_clock_compressed_run_counts_compressed_bytes(
     faults: dict[str, Any], run: Callable[..., Any], document: Callable[..., Any], tmp_path: Path
 ) -> None:
     coded = run(tiers=FAST, faults=faults, compression=BOTH, data=FEW)
-    large, _ = tier_costs(load(document(compression=BOTH, data=FEW), Registry()), Registry(), tmp_path)
+    large, _ = tier_costs(load(document(compression=BOTH, data=FEW), Registries()), Registries(), tmp_path)
     assert large.bytes_down_compressed is not None
     assert large.bytes_up_compressed is not None
     assert (
@@ -200,19 +200,19 @@ def test_resume_compressed_run_gives_same_result(
     }  # fmt: skip
     whole = run("whole", **changes)
     folder = tmp_path / "cut"
-    experiment = assemble(load(document(**changes), Registry()), Registry(), tmp_path)
+    experiment = assemble(load(document(**changes), Registries()), Registries(), tmp_path)
     going = record_rounds(experiment, folder)
     for _ in range(3):
         next(going)
     going.close()
     held = json.loads((folder / "checkpoints" / "000003.json").read_text())["owners"]
     assert any(owner.endswith(" left out") for owner in held)
-    again, since = reopen_run(folder, Registry(), tmp_path, 1)
+    again, since = reopen_run(folder, Registries(), tmp_path, 1)
     assert [done.number for done in record_rounds(again, folder, since)] == [4, 5]
     assert read_manifest(folder)["sha256"] == prints(whole)[0]
     assert read_manifest(folder)["devices_sha256"] == prints(whole)[1]
     assert (folder / "rows.jsonl").read_bytes() == (whole.folder / "rows.jsonl").read_bytes()
-    found = verify(folder, Registry(), tmp_path, 2, 1)
+    found = verify(folder, Registries(), tmp_path, 2, 1)
     assert (found.since, found.rounds, found.differences) == (3, 2, ())
 
 

@@ -12,11 +12,11 @@ import torch
 from fedloom.data import Partition
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble, build
 from fedloom.runs.data import read_data_spec
 
-TABLES = Registry()
+TABLES = Registries()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_public_holdout_depends_on_seed_only(made: Callable[..., Any]) -> None:
 
 def test_build_partition_by_labels_leaves_out_holdout(made: Callable[..., Any]) -> None:
     experiment = made(
-        data__public={"examples": 200}, data__partition={"kind": "dirichlet_per_label", "alpha": 1.0, "balanced": False}
+        data__public={"examples": 200}, data__partition={"kind": "dirichlet", "alpha": 1.0, "balanced": False}
     )
     assert sum(map(len, experiment.partition.train)) == len(experiment.dataset.train) - 200
 
@@ -118,7 +118,7 @@ def test_build_fleet_all_devices_held_out_is_refused(made: Callable[..., Any]) -
 
 
 def test_check_fine_tuning_labels_per_position_is_refused() -> None:
-    tuning = 'evaluation.fine_tune={part="head", epochs=1, batch_size=10, learning_rate=0.1}'
+    tuning = 'evaluation.fine_tune={part="head", epochs=1, batch_size=10, lr=0.1}'
     loaded = load(Path(__file__).parents[2] / "recipes" / "heterofl_wikitext2_small.toml", TABLES, [tuning])
     with pytest.raises(RecipeError, match="label for every position"):
         build(loaded, TABLES, read_data_spec(loaded, TABLES, Path("nowhere")))

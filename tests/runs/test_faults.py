@@ -16,7 +16,7 @@ from fedloom.fleet import RoundContext
 from fedloom.models import compute_cost
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import dumps, load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.faults import NoQuorum
 from fedloom.runs.loop import rounds
@@ -50,7 +50,7 @@ def made(document, tmp_path, faults, **changes):
         "evaluation": {"every": 99, "tests": ["global"]},
         **changes,
     }
-    return assemble(load(document(**settings, faults=faults), Registry()), Registry(), tmp_path)
+    return assemble(load(document(**settings, faults=faults), Registries()), Registries(), tmp_path)
 
 
 def run_all(experiment):
@@ -369,6 +369,6 @@ def test_run_state_json_roundtrip_restores_state(document, tmp_path):
 
 
 def test_faults_toml_roundtrip_gives_same_recipe(document):
-    recipe = load(document(faults=EVERYTHING), Registry()).recipe
-    assert load(tomllib.loads(dumps(recipe.document())), Registry()).recipe == recipe
+    recipe = load(document(faults=EVERYTHING), Registries()).recipe
+    assert load(tomllib.loads(dumps(recipe.document())), Registries()).recipe == recipe
     assert math.isclose(recipe.faults.deadline or 0, 40.0)

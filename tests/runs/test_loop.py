@@ -12,7 +12,7 @@ from fedloom.fleet import tier_slices
 from fedloom.methods import Method
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.recorder import record_rounds
 
@@ -48,7 +48,7 @@ def test_run_two_tiers_both_learn(run):
     done = run(
         rounds=4,
         model__hidden=[8, 16],
-        training={"epochs": 2, "batch_size": 20, "optimizer": {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+        training={"epochs": 2, "batch_size": 20, "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}},
         evaluation={"every": 4},
     )
     last = select_rows(done, metric="accuracy", test="global")
@@ -96,7 +96,10 @@ def test_run_block_size_changes_only_rounding(method, run):
 )
 def test_run_evaluates_when_due_and_last_round(rounds, every, due, run):
     done = run(
-        options={"methods": {"still": Still}}, method={"name": "still"}, rounds=rounds, evaluation={"every": every}
+        options={"registries": Registries().with_names(methods={"still": Still})},
+        method={"name": "still"},
+        rounds=rounds,
+        evaluation={"every": every},
     )
     assert {row.round for row in done.rows() if row.candidate} == due
     assert {row.round for row in done.rows() if row.metric == "bytes_down"} == set(range(1, rounds + 1))
@@ -127,7 +130,11 @@ def test_run_start_from_uses_earlier_model(source, run):
     large = load_file(first.folder / "models" / "large.safetensors")
     start = first.folder if source == "folder" else first.folder / "models" / "large.safetensors"
     still = run(
-        "second", options={"methods": {"still": Still}}, method={"name": "still"}, rounds=1, start={"from": str(start)}
+        "second",
+        options={"registries": Registries().with_names(methods={"still": Still})},
+        method={"name": "still"},
+        rounds=1,
+        start={"from": str(start)},
     )
     assert manifest(still)["sha256"] == manifest(first)["sha256"]
     for name, weight in load_file(still.folder / "models" / "large.safetensors").items():
@@ -182,7 +189,7 @@ def test_run_unusable_start_is_refused_before_writing(make, code, run, tmp_path)
 
 
 def test_record_rounds_yields_each_written_round(document, tmp_path):
-    experiment = assemble(load(document(), Registry()), Registry(), tmp_path)
+    experiment = assemble(load(document(), Registries()), Registries(), tmp_path)
     seen = []
     for done in record_rounds(experiment, tmp_path / "run"):
         written = (tmp_path / "run" / "rows.jsonl").read_text().splitlines()
@@ -194,7 +201,7 @@ def test_record_rounds_yields_each_written_round(document, tmp_path):
 
 
 def test_record_rounds_left_early_is_interrupted(document, tmp_path):
-    experiment = assemble(load(document(), Registry()), Registry(), tmp_path)
+    experiment = assemble(load(document(), Registries()), Registries(), tmp_path)
     for _ in record_rounds(experiment, tmp_path / "run"):
         break
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"

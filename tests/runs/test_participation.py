@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedloom.analysis.run import Run
 from fedloom.analysis.trained import ModelSelector, select_model
+from fedloom.api.run import Run
 from fedloom.evaluation.cka import cka_map, features
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.resume import open_finished_run
 
 Go = Callable[..., Run]
@@ -107,11 +107,11 @@ def test_tier_cka_compares_server_models(run: Go) -> None:
 def test_tier_cka_without_server_models_uses_device_models(run: Go, method: str, workers: int) -> None:
     """Compared with models read from the checkpoint. The first devices of the tiers are 0 and 2."""
     done = run(options={"workers": workers}, rounds=1, method={"name": method})
-    experiment = open_finished_run(done.folder, Registry(), done.data)
+    experiment = open_finished_run(done.folder, Registries(), done.data)
     x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
     seen = []
     for device in ("0", "2"):
-        kept = select_model(done.folder, experiment, ModelSelector(device=device), Registry(), done.data)
+        kept = select_model(done.folder, experiment, ModelSelector(device=device), Registries(), done.data)
         seen.append(features(kept.model, kept.weights, x))
     found = json.loads((done.folder / "cka.json").read_text())
     assert [one["layers"] for one in found] == [list(one) for one in seen]
@@ -123,11 +123,11 @@ def test_tier_cka_prefers_device_with_state(run: Go) -> None:
     done = run(rounds=1, method={"name": "standalone"}, data__devices=8, fleet={"participation": 0.25}, seed=1)
     asked = {name for line in lines(done) for name in line["devices"]}
     assert "0" not in asked  # else this would test nothing
-    experiment = open_finished_run(done.folder, Registry(), done.data)
+    experiment = open_finished_run(done.folder, Registries(), done.data)
     x = experiment.dataset.preparation(experiment.dataset.test.x[:128])
     shown = json.loads((done.folder / "cka.json").read_text())
     first = min(asked)
-    kept = select_model(done.folder, experiment, ModelSelector(device=first), Registry(), done.data)
+    kept = select_model(done.folder, experiment, ModelSelector(device=first), Registries(), done.data)
     maps = features(kept.model, kept.weights, x)
     (own,) = [one for one in shown if one["tier"] == one["against"] == kept.tier]
     assert own["cka"] == [pytest.approx(line, abs=1e-5) for line in cka_map(maps, maps)]

@@ -20,7 +20,7 @@ from fedloom.methods.noside import NoSide
 from fedloom.methods.standalone import Standalone
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble, check_deployment
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.loop import aggregate_for
@@ -43,7 +43,7 @@ COVERED: list[Method] = [
 @pytest.fixture
 def made(document: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Experiment]:
     def make(**changes: Any) -> Experiment:
-        return assemble(load(document(**{**PRIVATE, **changes}), Registry()), Registry(), tmp_path)
+        return assemble(load(document(**{**PRIVATE, **changes}), Registries()), Registries(), tmp_path)
 
     return make
 
@@ -121,7 +121,7 @@ def test_run_private_workers_and_repeats_change_no_bit(
 
 def test_verify_private_run_replays_same_noise_and_epsilon(run: Callable[..., Any], tmp_path: Path) -> None:
     finished = run(rounds=4, checkpoints={"every": 1}, **PRIVATE)
-    found = verify(finished.folder, Registry(), tmp_path, 2, 1)
+    found = verify(finished.folder, Registries(), tmp_path, 2, 1)
     assert (found.since, found.rounds, found.differences) == (2, 2, ())
 
 
@@ -213,8 +213,10 @@ def test_dp_uncovered_default_is_not_empty() -> None:
 def test_check_privacy_uncovered_method_is_refused(
     method: dict[str, Any], reason: str, made: Callable[..., Experiment]
 ) -> None:
+    exits = {"family": "preactresnet", "hidden": [2, 4], "blocks": [1, 1], "exit_after": 1}
+    model = {"model": exits} if method["name"] in ("fedhen", "noside") else {}
     with pytest.raises(RecipeError, match=reason) as found:
-        made(method=method)
+        made(method=method, **model)
     assert [one.code for one in found.value.issues] == ["PRIVACY_METHOD"]
 
 
@@ -308,9 +310,9 @@ def test_check_privacy_without_accountant_names_the_extra(
 
 
 def test_plan_comparison_controls_keep_privacy(document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    loaded = load(document(**PRIVATE), Registry())
+    loaded = load(document(**PRIVATE), Registries())
     controls = ("standalone", "small-for-all", "drop-the-small")
-    planned = plan_comparison(loaded, Registry(), 1, controls, tmp_path / "home", tmp_path)
+    planned = plan_comparison(loaded, Registries(), 1, controls, tmp_path / "home", tmp_path)
     for (experiment,) in planned.experiments.values():
         assert isinstance(aggregate_for(experiment, 1), DPAggregator)
 

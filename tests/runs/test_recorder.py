@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedloom
-from fedloom.analysis.run import Run
+from fedloom.api.run import Run
 from fedloom.data import Partition
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.recorder import NothingAdmitted
 from fedloom.tensors import fingerprint
 
@@ -55,9 +55,9 @@ def test_run_folder_recipe_with_defaults_equals_recipe(finished):
         "last_batch": "keep",
         "optimizer": {"kind": "sgd"},
         "lr_schedule": {"kind": "constant"},
-        "label_smoothing": 0.0,
+        "loss": {"kind": "cross_entropy"},
     }
-    assert load(run.folder / "recipe.toml", Registry()).recipe == load(document_used, Registry()).recipe
+    assert load(run.folder / "recipe.toml", Registries()).recipe == load(document_used, Registries()).recipe
 
 
 def test_manifest_has_status_versions_and_fingerprints(finished):
@@ -124,7 +124,7 @@ def test_events_of_clean_run_are_empty(finished):
 def test_run_without_admitted_reply_fails_with_reason(run, tmp_path):
     """A learning rate so large that weights become NaN: every reply is refused."""
     with pytest.raises(NothingAdmitted, match="no reply was ever admitted; device 0: NONFINITE") as caught:
-        run(training__optimizer={"kind": "sgd", "learning_rate": 1e38})
+        run(training__optimizer={"kind": "sgd", "lr": 1e38})
     assert "events.jsonl" in caught.value.hint
     done = Run(next(path.parent for path in tmp_path.rglob("events.jsonl")))
     assert json.loads((done.folder / "manifest.json").read_text())["status"] == "failed"

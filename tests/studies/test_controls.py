@@ -4,7 +4,7 @@ import pytest
 
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.reporting import ServedModel
 from fedloom.runs.build import assemble
 from fedloom.studies.controls import CONTROLS, build_arms, served_models
@@ -20,20 +20,20 @@ def prepared(document, tmp_path):
             {"name": "small", "share": 0.5, "width": 0.25},
             {"name": "large", "share": 0.25, "width": 1.0},
         ]
-        loaded = load(document(tiers=tiers, model__hidden=[4, 4], **changes), Registry())
-        return loaded, assemble(loaded, Registry(), tmp_path).fleet
+        loaded = load(document(tiers=tiers, model__hidden=[4, 4], **changes), Registries())
+        return loaded, assemble(loaded, Registries(), tmp_path).fleet
 
     return prepare
 
 
 def control_recipe(prepared, name, **changes):
     loaded, fleet = prepared(**changes)
-    return build_arms(loaded, Registry(), fleet, [name])[name].recipe
+    return build_arms(loaded, Registries(), fleet, [name])[name].recipe
 
 
 def test_build_arms_puts_recipe_first(prepared):
     loaded, fleet = prepared()
-    arms = build_arms(loaded, Registry(), fleet, list(CONTROLS))
+    arms = build_arms(loaded, Registries(), fleet, list(CONTROLS))
     assert list(arms) == ["heterofl", "standalone", "small-for-all", "drop-the-small", "all-large"]
     assert arms["heterofl"] is loaded
 
@@ -71,21 +71,21 @@ def test_drop_the_small_changes_only_eligible_tiers(prepared):
 @pytest.mark.parametrize("name", CONTROLS)
 def test_controls_can_be_assembled(name, prepared, tmp_path):
     loaded, fleet = prepared(fleet=REDRAWN)
-    control = build_arms(loaded, Registry(), fleet, [name])[name]
-    experiment = assemble(control, Registry(), tmp_path)
-    assert experiment.partition.fingerprint() == assemble(loaded, Registry(), tmp_path).partition.fingerprint()
+    control = build_arms(loaded, Registries(), fleet, [name])[name]
+    experiment = assemble(control, Registries(), tmp_path)
+    assert experiment.partition.fingerprint() == assemble(loaded, Registries(), tmp_path).partition.fingerprint()
 
 
 def test_build_arms_with_one_tier_has_only_standalone(document, tmp_path):
-    loaded = load(document(tiers=[{"name": "all", "share": 1.0}]), Registry())
-    fleet = assemble(loaded, Registry(), tmp_path).fleet
-    assert list(build_arms(loaded, Registry(), fleet, list(CONTROLS))) == ["heterofl", "standalone"]
+    loaded = load(document(tiers=[{"name": "all", "share": 1.0}]), Registries())
+    fleet = assemble(loaded, Registries(), tmp_path).fleet
+    assert list(build_arms(loaded, Registries(), fleet, list(CONTROLS))) == ["heterofl", "standalone"]
 
 
 def test_build_arms_unknown_control_is_refused(prepared):
     loaded, fleet = prepared()
     with pytest.raises(RecipeError, match="CONTROL_NAME") as caught:
-        build_arms(loaded, Registry(), fleet, ["standalon"])
+        build_arms(loaded, Registries(), fleet, ["standalon"])
     assert caught.value.issues[0].hint == "did you mean 'standalone'?"
 
 
@@ -113,14 +113,14 @@ def beside(**compare):
 
 def test_build_arms_puts_recipe_arms_before_controls(prepared):
     loaded, fleet = prepared(**beside())
-    arms = build_arms(loaded, Registry(), fleet, ["standalone"])
+    arms = build_arms(loaded, Registries(), fleet, ["standalone"])
     assert list(arms) == ["heterofl", "other", "standalone"]
     assert arms["other"].recipe.method.name == "decouple"
 
 
 def test_build_arms_applies_changes_and_drops_compare_section(prepared):
     loaded, fleet = prepared(**beside(baseline="other"))
-    arm = build_arms(loaded, Registry(), fleet, [])["other"].recipe
+    arm = build_arms(loaded, Registries(), fleet, [])["other"].recipe
     assert arm.document() == {**loaded.recipe.document(), "method": {"name": "decouple"}}
     assert (arm.compare.arms, arm.compare.baseline) == ({}, None)
 
@@ -140,7 +140,7 @@ def test_build_arms_applies_changes_and_drops_compare_section(prepared):
 def test_build_arms_reports_errors_at_the_arm(change, code, message, prepared):
     loaded, fleet = prepared(compare={"arms": {"other": [change]}})
     with pytest.raises(RecipeError) as caught:
-        build_arms(loaded, Registry(), fleet, [])
+        build_arms(loaded, Registries(), fleet, [])
     (problem,) = caught.value.issues
     assert (problem.key_path, problem.code) == (("compare", "arms", "other"), code)
     assert problem.message.startswith(message)
@@ -148,14 +148,14 @@ def test_build_arms_reports_errors_at_the_arm(change, code, message, prepared):
 
 def test_build_arms_allows_other_lengths_and_evaluation_intervals(prepared):
     loaded, fleet = prepared(compare={"arms": {"longer": ["rounds=7", "evaluation.every=3"]}})
-    arm = build_arms(loaded, Registry(), fleet, [])["longer"].recipe
+    arm = build_arms(loaded, Registries(), fleet, [])["longer"].recipe
     assert (arm.rounds, arm.evaluation.every) == (7, 3) != (loaded.recipe.rounds, loaded.recipe.evaluation.every)
 
 
 def test_build_arms_refuses_names_of_controls(prepared):
     loaded, fleet = prepared(compare={"arms": {"all-large": ["method.name=decouple"]}})
     with pytest.raises(RecipeError, match="ARM_NAME"):
-        build_arms(loaded, Registry(), fleet, [])
+        build_arms(loaded, Registries(), fleet, [])
 
 
 def test_served_models_of_untrained_tiers_are_the_largest_trained(prepared):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.loop import rounds
 
@@ -32,7 +32,7 @@ def assembled(document, tmp_path, method, nets, speeds, faults):
         "evaluation": {"tests": ["global"], "per_device": "never"},
     }
     recipe = document(**change, tiers=tiers, method=method, rounds=1, faults=faults)
-    return assemble(load(recipe, Registry()), Registry(), tmp_path)
+    return assemble(load(recipe, Registries()), Registries(), tmp_path)
 
 
 def round_of(document, tmp_path, method, nets, **faults):

@@ -9,7 +9,7 @@ import pytest
 from fedloom.evaluation import Row
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 from fedloom.reporting.ledger import read_ledger
 from fedloom.runs.build import build
 from fedloom.runs.data import build_partition, read_data_spec
@@ -95,11 +95,11 @@ def test_published_rows_can_all_be_built(paper: str, tmp_path: Path) -> None:
 
 def can_be_run(name: str, folder: Path) -> None:
     """Build a row as `fedloom check` does, without the data."""
-    registry, row = Registry(), ROWS[name]
-    loaded = load(row.recipe, registry, row.changes)
-    seen = read_data_spec(loaded, registry, folder)
-    fleet, method = build(loaded, registry, seen)
-    build_partition(loaded, seen.labels)
+    registries, row = Registries(), ROWS[name]
+    loaded = load(row.recipe, registries, row.changes)
+    seen = read_data_spec(loaded, registries, folder)
+    fleet, method = build(loaded, registries, seen)
+    build_partition(loaded, Registries(), seen.labels)
     tiers = {"", "*", *(tier.name for tier in fleet.tiers)}
     assert all(number.tier in tiers for number, _ in row.numbers)
     if any(number.candidate for number, _ in row.numbers) and fleet.size < 100:  # else the server's state is large
@@ -116,7 +116,7 @@ def test_claim_list_is_complete() -> None:
 
 @pytest.mark.parametrize("claim", CLAIMS.claims, ids=lambda claim: claim.name)
 def test_claim_sides_are_in_its_recipe(claim: Claim) -> None:
-    loaded = load(RECIPES / claim.recipe, Registry())
+    loaded = load(RECIPES / claim.recipe, Registries())
     recipe = loaded.recipe
     assert claim.arms <= {recipe.method.name, *recipe.compare.arms}
     assert {claim.this.tier, claim.other.tier} <= {"*", *(tier.name for tier in recipe.tiers)}

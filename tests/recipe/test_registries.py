@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import fedloom
 from fedloom.recipe.errors import RecipeError
-from fedloom.recipe.registry import Registry
+from fedloom.recipe.registries import Registries
 
 METHOD = """
 from __future__ import annotations
@@ -90,7 +90,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_registry_user_method_runs(module, document, tmp_path):
-    names = {"methods": {"mine": module("my_method", METHOD).Mine}}
+    names = {"registries": Registries().with_names(methods={"mine": module("my_method", METHOD).Mine})}
     runs = {
         order: fedloom.run(document(method={"name": "mine", "order": order}), out=tmp_path / order, **names)
         for order in ("first", "last")
@@ -105,7 +105,7 @@ def test_registry_user_model_family_runs(module, document, tmp_path):
     family = module("my_model", MODEL).perceptron
     run = fedloom.run(
         document(model={"family": "perceptron", "units": [8, 4]}, rounds=1),
-        models={"perceptron": family}, out=tmp_path / "run",
+        registries=Registries().with_names(models={"perceptron": family}), out=tmp_path / "run",
     )  # fmt: skip
     large, small = (load_file(run.folder / "models" / f"{tier}.safetensors") for tier in ("large", "small"))
     assert {name: tuple(weight.shape) for name, weight in small.items()} == {
@@ -117,7 +117,7 @@ def test_registry_user_model_family_runs(module, document, tmp_path):
 def test_registry_user_dataset_with_option_runs(module, document, tmp_path):
     run = fedloom.run(
         document(data={"dataset": "mine", "classes": 5, "devices": 3}, rounds=1),
-        datasets={"mine": module("my_data", DATA).load}, out=tmp_path / "run",
+        registries=Registries().with_names(datasets={"mine": module("my_data", DATA).load}), out=tmp_path / "run",
     )  # fmt: skip
     large = load_file(run.folder / "models" / "large.safetensors")
     assert large["classifier.weight"].shape == (5, 4)
@@ -128,9 +128,11 @@ def test_registry_user_method_model_and_dataset_run_together(module, document, t
         document(
             data={"dataset": "mine", "devices": 3}, model={"family": "perceptron"}, method={"name": "mine"}, rounds=1
         ),
-        methods={"mine": module("my_method", METHOD).Mine},
-        models={"perceptron": module("my_model", MODEL).perceptron},
-        datasets={"mine": module("my_data", DATA).load},
+        registries=Registries().with_names(
+            methods={"mine": module("my_method", METHOD).Mine},
+            models={"perceptron": module("my_model", MODEL).perceptron},
+            datasets={"mine": module("my_data", DATA).load},
+        ),
         out=tmp_path / "run",
     )
     assert run.final
@@ -150,9 +152,11 @@ def test_registry_user_settings_are_validated(changes, key_path, hint, module, d
     with pytest.raises(RecipeError) as caught:
         fedloom.run(
             document(**changes),
-            methods={"mine": module("my_method", METHOD).Mine},
-            models={"perceptron": module("my_model", MODEL).perceptron},
-            datasets={"mine": module("my_data", DATA).load},
+            registries=Registries().with_names(
+                methods={"mine": module("my_method", METHOD).Mine},
+                models={"perceptron": module("my_model", MODEL).perceptron},
+                datasets={"mine": module("my_data", DATA).load},
+            ),
             out=tmp_path / "run",
         )
     (issue,) = caught.value.issues
@@ -162,19 +166,20 @@ def test_registry_user_settings_are_validated(changes, key_path, hint, module, d
 
 
 def test_registry_user_names_leave_defaults_unchanged(module, document, tmp_path):
-    before = Registry()
+    before = Registries()
     fedloom.run(
         document(data={"dataset": "digits", "devices": 3}, rounds=1),
-        datasets={"digits": module("my_data", DATA).load}, out=tmp_path / "run",
+        registries=before.with_names(datasets={"digits": module("my_data", DATA).load}), out=tmp_path / "run",
     )  # fmt: skip
-    assert Registry() == before
+    assert Registries() == before
     assert load_file(tmp_path / "run" / "models" / "large.safetensors")["classifier.weight"].shape == (3, 4)
 
 
 def test_registry_partial_function_is_a_family(module, document, tmp_path):
     """A family derived from another with functools.partial."""
     narrow = functools.partial(module("my_model", MODEL).perceptron, units=(2,))
-    run = fedloom.run(document(model={"family": "narrow"}, rounds=1), models={"narrow": narrow}, out=tmp_path / "run")
+    registries = Registries().with_names(models={"narrow": narrow})
+    run = fedloom.run(document(model={"family": "narrow"}, rounds=1), registries=registries, out=tmp_path / "run")
     assert load_file(run.folder / "models" / "large.safetensors")["1.weight"].shape == (2, 64)
 
 
@@ -189,6 +194,6 @@ def test_registry_class_is_a_family(document, tmp_path):
 
     run = fedloom.run(
         document(model={"family": "linear", "bias": False}, tiers=[{"name": "all", "share": 1.0}], rounds=1),
-        models={"linear": Linear}, out=tmp_path / "run",
+        registries=Registries().with_names(models={"linear": Linear}), out=tmp_path / "run",
     )  # fmt: skip
     assert set(load_file(run.folder / "models" / "all.safetensors")) == {"last.weight"}

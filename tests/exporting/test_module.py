@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data import PREPARATIONS, Preparation
-from fedloom.export import (
+from fedloom.exporting import (
     FORMATS,
     ExportModule,
     as_predictor,
@@ -17,9 +17,11 @@ from fedloom.export import (
     build_export_module,
     build_preparation,
 )
-from fedloom.export.fusion import BATCH_NORM, find_fusable
+from fedloom.exporting.fusion import BATCH_NORM, find_fusable
 from fedloom.models import MODELS, Model, Scaler, build_model
-from tests.conftest import LESSER, TOKENS, build_tiny
+from fedloom.testing import tiny_model as build_tiny
+from fedloom.testing.world import SMALLER_SETTINGS as LESSER
+from tests.conftest import TOKENS
 
 SIZES = {"large": 1.0, "medium": 0.6, "small": 0.3}
 IMAGE = (1, 12, 12)

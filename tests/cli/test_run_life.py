@@ -1,0 +1,108 @@
+"""A run's life: ended early, prolonged, replaced, listed; and what the obvious mistakes say."""
+
+import json
+
+import pytest
+
+from fedloom.runs.folder import read_manifest, read_rows
+
+
+@pytest.fixture
+def interrupted(fedloom, write, monkeypatch, tmp_path):
+    """A run of four rounds that Ctrl-C ends after the second."""
+    write(("rounds = 2", "rounds = 4"))
+    seen = []
+
+    def interrupt(name, result):
+        seen.append(result.number)
+        if result.number == 2:
+            raise KeyboardInterrupt
+        return ""
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedloom.api.progress.format_round", interrupt)
+        result = fedloom("run", "my.toml", "--out", "run")
+    assert (result.code, seen) == (130, [1, 2])
+    return result
+
+
+def rows(folder):
+    return [repr(row) for row in read_rows(folder)]
+
+
+def shas(folder):
+    manifest = read_manifest(folder)
+    return manifest["sha256"], manifest["devices_sha256"]
+
+
+def test_interrupt_says_what_is_saved_and_how_to_go_on(interrupted):
+    assert "all finished rounds are saved in run" in interrupted.err
+    assert "fedloom resume run goes on, fedloom finish run ends it there" in interrupted.err
+
+
+def test_finish_equals_a_run_of_that_many_rounds(interrupted, fedloom, tmp_path):
+    result = fedloom("finish", "run", "--format", "json")
+    assert (result.code, result.data["run"]) == (0, "run")
+    assert fedloom("run", "my.toml", "--set", "rounds=2", "--out", "short").code == 0
+    assert shas(tmp_path / "run") == shas(tmp_path / "short")
+    assert rows(tmp_path / "run") == rows(tmp_path / "short")
+    assert fedloom("export", "run", "--to", "safetensors").code == 0
+    assert fedloom("verify", "run").code == 0
+    assert fedloom("finish", "run").code == 4
+
+
+def test_resume_with_rounds_prolongs_a_finished_run(fedloom, write, tmp_path):
+    write()
+    assert fedloom("run", "my.toml", "--out", "run").code == 0
+    assert fedloom("resume", "run", "--rounds", "2").code == 4
+    assert fedloom("resume", "run", "--rounds", "4").code == 0
+    assert fedloom("run", "my.toml", "--set", "rounds=4", "--out", "long").code == 0
+    assert shas(tmp_path / "run") == shas(tmp_path / "long")
+    assert rows(tmp_path / "run") == rows(tmp_path / "long")
+
+
+def test_resume_with_nothing_left_is_refused(fedloom, write, tmp_path):
+    write()
+    assert fedloom("run", "my.toml", "--out", "runs/one").code == 0
+    result = fedloom("resume")
+    assert result.code == 4
+    assert "every run here has finished" in result.err and "--rounds" in result.err
+
+
+def test_force_replaces_a_run_and_nothing_else(fedloom, write, tmp_path):
+    write()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep")
+    assert fedloom("run", "my.toml", "--out", "mine", "--force").code == 4
+    assert (tmp_path / "mine/notes.txt").read_text() == "keep"
+    assert fedloom("run", "my.toml", "--out", "run").code == 0
+    refused = fedloom("run", "my.toml", "--out", "run")
+    assert refused.code == 4 and "--force" in refused.err
+    assert fedloom("run", "my.toml", "--out", "run", "--force", "--seed", "7").code == 0
+    assert read_manifest(tmp_path / "run")["seed"] == 7
+
+
+@pytest.mark.parametrize("arguments", [("export", "runs", "--to", "pt2"), ("verify", "runs"), ("subnet", "runs")])
+def test_comparison_instead_of_a_run_names_the_runs_inside(arguments, fedloom, tmp_path):
+    folder = tmp_path / "runs/heterofl/seed-0"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (tmp_path / "runs/manifest.json").write_text(json.dumps({"kind": "comparison", "arms": {}, "status": "finished"}))
+    result = fedloom(*arguments)
+    assert result.code == 4 and "runs/heterofl/seed-0" in result.err
+
+
+def test_unfinished_run_given_to_export_names_both_ways_out(interrupted, fedloom):
+    result = fedloom("export", "run", "--to", "pt2")
+    assert result.code == 4
+    assert "fedloom resume run" in result.err and "fedloom finish run" in result.err
+
+
+def test_list_runs_shows_the_latest_first(fedloom, write):
+    write()
+    assert fedloom("list", "runs").out == "there is no run in runs\n"
+    for name in ("a", "b"):
+        fedloom("run", "my.toml", "--out", f"runs/{name}")
+    names = [one["name"] for one in fedloom("list", "runs", "--format", "json").data]
+    assert sorted(names) == ["runs/a", "runs/b"]
+    assert "run, finished" in fedloom("list", "runs").out

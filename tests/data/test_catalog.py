@@ -1,0 +1,48 @@
+"""A known data set whose counts are not the published ones says so."""
+
+from typing import Any
+
+import pytest
+
+from fedloom.data import DATASET_INFO, DATASETS, describe_deviation
+
+
+@pytest.mark.parametrize("name", DATASET_INFO)
+def test_describe_deviation_published_counts_are_not_mentioned(name: str) -> None:
+    info = DATASET_INFO[name]
+    assert describe_deviation(name, {}, info.train, info.test, info.classes) == ""
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion-mini"])
+def test_describe_deviation_bundled_sets_are_as_listed(name: str) -> None:
+    dataset = DATASETS[name]()
+    assert describe_deviation(name, {}, len(dataset.train), len(dataset.test), dataset.classes) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "counts", "words"),
+    [
+        ("mnist", {}, (59_999, 10_000, 10), "59,999 training examples instead of 60,000"),
+        ("mnist", {}, (60_000, 100, 10), "100 test examples instead of 10,000"),
+        (
+            "wikitext2",
+            {"published": True},
+            (8_600, 3_830, 36_609),
+            "8,600 training examples instead of 32,600, 36,609 classes instead of 33,279",
+        ),
+        ("cifar100", {"labels": "coarse"}, (50_000, 10_000, 100), "100 classes instead of 20"),
+        ("sentiment140", {}, (900, 100, 2), "1,000 examples instead of 1,600,359"),
+    ],
+)
+def test_describe_deviation_names_every_other_count(
+    name: str, settings: dict[str, Any], counts: tuple[int, int, int], words: str
+) -> None:
+    assert describe_deviation(name, settings, *counts) == f"not {name} as published: {words}"
+
+
+def test_describe_deviation_moved_tweets_are_not_missing() -> None:
+    assert describe_deviation("sentiment140", {"test_share": 0.2}, 1_280_000, 320_359, 2) == ""
+
+
+def test_describe_deviation_unknown_set_has_none() -> None:
+    assert describe_deviation("npz", {"file": "x"}, 3, 2, 2) == ""
