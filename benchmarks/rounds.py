@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from fedloom.client import Constant, Schedule, Sgd, Task
 from fedloom.data import Dataset, Partition
-from fedloom.engines import ClientStateStore, InProcess, Simulation, WorkerPool, build_client_data
+from fedloom.engines import ClientStateStore, InProcess, WorkerContext, WorkerPool, build_client_data
 from fedloom.fleet import Engine, Fleet, RoundContext, draw_cohort
 from fedloom.methods import Method
 from fedloom.tensors import Parcel
@@ -24,7 +24,7 @@ def build_engine(method: Method, fleet: Fleet, dataset: Dataset, partition: Part
         task: Task = getattr(method, ref[-1])
         return task
 
-    engine.executor.register(Simulation(engine, fleet, find_task))
+    engine.executor.register(WorkerContext(engine, fleet, find_task))
     return engine
 
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import plain
+from benchmarks.drawing import dropout_cnn, narrow_dropout_cnn, stochastic_depth_resnet
 from benchmarks.rounds import BATCH, build_engine
 from fedloom.client import Constant, Schedule, Sgd
 from fedloom.data import Dataset, Examples, Partition, Preparation
-from fedloom.engines import ClientStateStore, InProcess, build_client_data
+from fedloom.engines import ClientStateStore, InProcess, build_client_data, keep_freed_memory
 from fedloom.fleet import Device, Engine, Fleet, Request, RoundContext, make_nested_tiers
 from fedloom.footprints import ClientUpdate, coverage_mean
+from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, build_model
 
@@ -64,7 +66,7 @@ def training(task: Training, workers: int) -> Iterator[Sides]:
         engine.close()
 
 
-def _ask(engine: Engine, method: HeteroFL, inboxes: dict[Device, dict[str, dict[str, Tensor]]]) -> None:
+def _ask(engine: Engine, method: FedAvg | HeteroFL, inboxes: dict[Device, dict[str, dict[str, Tensor]]]) -> None:
     assert len(list(engine.ask(Request(method.train, inboxes, 1)))) == len(inboxes)
 
 
@@ -132,6 +134,30 @@ def overhead(workers: int, devices: int = 100) -> Iterator[Sides]:
     yield Sides(lambda: discard(method.round(server, RoundContext(1, fleet.devices(1), fleet, engine))), None)
 
 
+@contextmanager
+def drawing(build: Callable[[float], nn.Module], steps: int, workers: int, devices: int = 16) -> Iterator[Sides]:
+    """Devices train a net that draws random numbers, against the same net without; each side in one process."""
+    shape = SHAPES["convnet"]
+    dataset = random_dataset(shape, devices * steps * BATCH)
+    partition = _partition(torch.arange(len(dataset.train)).split(steps * BATCH))
+    method = FedAvg()
+
+    def side(chance: float) -> Callable[[], None]:
+        model = build_model(build.__name__, build, {"chance": chance}, shape, 10)
+        fleet = Fleet(make_nested_tiers([("a", model)]), (1.0,), devices, seed=0)
+        engine = build_engine(method, fleet, dataset, partition, 1)
+        weights = model.initial_weights(0)
+        inboxes = {device: {"weights": weights} for device in fleet.devices(1)}
+
+        def run() -> None:
+            keep_freed_memory()  # on both sides
+            _ask(engine, method, inboxes)
+
+        return run
+
+    yield Sides(side(0.5), side(0.0))
+
+
 def discard(_: object) -> None:
     """Drop a result."""
 
@@ -147,5 +173,8 @@ SCENARIOS = [
     Scenario("ResNet e", _training("preresnet", {"e": 16}, 8), 0.22, 0.08),
     Scenario("ResNet a", _training("preresnet", {"a": 2}, 8), 0.60, 0.35),
     Scenario("aggregation against index lists", aggregation, 1 / 30, 1 / 80),
+    Scenario("dropout, against none", partial(drawing, dropout_cnn, 10), 1.3, 1.05),
+    Scenario("narrow net with dropout, against none", partial(drawing, narrow_dropout_cnn, 20), 1.3, 1.05),
+    Scenario("stochastic depth, against none", partial(drawing, stochastic_depth_resnet, 6), 1.3, 1.05),
     Scenario("overhead, ms a device (not a ratio)", overhead, 5.0, 0.5, scale=1000 / 100),
 ]

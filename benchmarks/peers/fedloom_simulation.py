@@ -10,9 +10,9 @@ def main() -> None:
     torch.set_num_threads(1)
     laps = Laps()
     weights = run_rounds(workload, laps)
-    from importlib.metadata import version
+    from fedloom import __version__
 
-    write_result(workload, laps, weights, version("fedloom"))
+    write_result(workload, laps, weights, __version__)
 
 
 def run_rounds(workload: Workload, laps: Laps) -> dict[str, torch.Tensor]:
