@@ -7,14 +7,14 @@ BIN := $(VENV)/bin
 # one torch thread a process: more are slower for nets of this size, and results stay the same everywhere
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup run test test-slow test-flower bench check clean
+.PHONY: setup run test test-slow test-flower bench check docs dist clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,privacy,flower,export,track]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,privacy,flower,export,track,wandb,metrics]"
 	touch $@
 
 run: setup
@@ -39,5 +39,15 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# the documentation site in site/; open site/index.html
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# wheel and sdist in dist/, then the wheel in a fresh environment without the repository: it runs the demo
+dist: setup
+	rm -f dist/fedloom-*
+	$(BIN)/python -m build --no-isolation
+	FEDLOOM_DIST=dist TORCH="$(TORCH)" $(BIN)/pytest -m "slow or not slow" tests/packaging/test_dist.py
+
 clean:
-	rm -rf $(VENV) artefacts .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) artefacts .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist site
