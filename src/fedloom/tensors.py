@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -148,16 +149,16 @@ def raw_bytes(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-def to_safetensors(weights: Tensors, about: Mapping[str, str] | None = None) -> bytes:
+def to_safetensors(weights: Tensors, about: Mapping[str, Any] | None = None) -> bytes:
     """The content of a safetensors file, the same bytes every time.
 
     Parameters
     ----------
     weights : the tensors, by name.
-    about : metadata. The library orders metadata at random, so all of it is one entry, `about`, in JSON.
+    about : metadata, of JSON's types. The library orders metadata at random, so all of it is one entry, `about`.
     """
     copies = {name: weight.detach().contiguous().clone() for name, weight in weights.items()}
-    return save(copies, {"about": json.dumps(dict(about), sort_keys=True)} if about else None)
+    return save(copies, {"about": json.dumps(dict(about), sort_keys=True, default=repr)} if about else None)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

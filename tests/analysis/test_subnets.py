@@ -9,17 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 import fedloom
 from fedloom.analysis import profiling, subnets
 from fedloom.analysis.profiling import latency_ms
-from fedloom.analysis.subnets import Budget, open_supernet, start_search
+from fedloom.analysis.sizes_between import space_between
+from fedloom.analysis.subnets import UNTRAINED, Budget, open_supernet, start_search
 from fedloom.data import DATASETS
 from fedloom.engines import worker_pool
 from fedloom.engines.in_process import run_block
 from fedloom.footprints import subnet_footprint
-from fedloom.models import compute_cost
+from fedloom.models import MODELS, build_model, compute_cost
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.registries import Registries
 
@@ -122,7 +123,7 @@ def test_measure_other_number_of_examples_is_measured_again(run):
     assert {row.examples for row in some.rows().values()} == {50}
     assert all(row.accuracy * 50 / 100 == pytest.approx(round(row.accuracy * 50 / 100)) for row in some.rows().values())
     assert search_run(finished_run, max_examples=10_000).rows() == complete.rows()
-    assert len((finished_run.folder / "subnets.jsonl").read_text().splitlines()) == 4
+    assert len((finished_run.folder / "subnets.jsonl").read_text().splitlines()) == 2 * len(complete.nets)
 
 
 def test_measure_truncated_line_is_measured_again(run):
@@ -131,7 +132,7 @@ def test_measure_truncated_line_is_measured_again(run):
     file = finished_run.folder / "subnets.jsonl"
     file.write_text(file.read_text()[:-20] + "\n")
     search = start_search(open_run(finished_run), 500, 0)
-    assert len(search.rows()) == 1
+    assert len(search.rows()) == len(rows) - 1
     for _ in search.measure():
         pass
     assert search.rows() == rows
@@ -148,7 +149,7 @@ def test_measure_workers_give_identical_results(run, monkeypatch):
     for _ in search.measure(workers=2):
         pass
     assert search.rows() == alone
-    assert len(alone) == 4
+    assert len(alone) > 4
     assert calls == []  # everything ran in the workers
 
 
@@ -233,10 +234,55 @@ def test_save_weights_reproduce_accuracy(changes, run, tmp_path):
     logits = output if isinstance(output, torch.Tensor) else output.logits
     right = float((logits.argmax(1) == data.test.y).float().mean())
     assert 100 * right == pytest.approx(search.rows()[net].accuracy, abs=0.3)
+    loaded = fedloom.load_model(tmp_path / "net.safetensors")
+    assert not any(part.training for part in loaded.modules())
+    with torch.inference_mode():
+        assert torch.allclose(loaded(data.test.x), logits, atol=1e-4)
+
+
+def test_save_metadata_is_json_that_describes_the_model(run, tmp_path):
+    finished_run = run()
+    search = search_run(finished_run)
+    net, row = search.nets[-1], search.rows()[search.nets[-1]]
+    search.save(net, tmp_path / "net.safetensors")
     with safe_open(tmp_path / "net.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["about"]) == {
-            "family": net.family, "tier": f"subnet-{len(search.nets) - 1}", "settings": repr(dict(net.settings)),
-        }  # fmt: skip
+        about = json.loads(file.metadata()["about"])
+    assert (about["family"], about["settings"]["hidden"]) == (net.family, [2, 4])
+    assert about["settings"]["width"] == dict(net.settings)["width"]
+    assert (about["input"]["stored_shape"], about["input"]["stored_dtype"]) == ([1, 8, 8], "uint8")
+    assert about["output"] == {"name": "logits", "classes": 10}
+    assert about["accuracy"] == {"percent": row.accuracy, "examples": 360, "of": "test"}
+    assert about["trained"] == "not trained, a slice"
+    assert (about["run"]["name"], about["run"]["sha256"]) == (finished_run.folder.name, finished_run.manifest["sha256"])
+    assert str(tmp_path) not in json.dumps(about)
+
+
+def test_load_model_tier_file_of_a_run_equals_its_model(run):
+    """With a preparation that resizes and normalizes, which must be part of the module."""
+    finished_run, x = run(rounds=1, data__preparation="fedsup_fashion"), DATASETS["digits"]().test.x[:5]
+    for tier in ("large", "small"):
+        loaded = fedloom.load_model(finished_run.folder / "models" / f"{tier}.safetensors")
+        assert torch.equal(loaded(x), finished_run.model(tier)(x))
+
+
+def test_load_model_file_of_an_export_folder_is_loaded_by_its_card(run, tmp_path):
+    finished_run, x = run(rounds=1), DATASETS["digits"]().test.x[:5]
+    exported = finished_run.export("safetensors", "small", out=tmp_path / "exported")
+    assert torch.equal(fedloom.load_model(exported.file)(x), fedloom.load_model(exported.folder)(x))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(save({"x": torch.ones(1)}), "does not say which model"), (b"none", "cannot be read")]
+)
+def test_load_model_file_without_description_is_refused(content, words, tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(RecipeError, match=words):
+        fedloom.load_model(tmp_path / "x.safetensors")
+
+
+def test_load_model_folder_of_a_run_names_what_to_do(run):
+    with pytest.raises(RecipeError, match="open_run"):
+        fedloom.load_model(run(rounds=1).folder)
 
 
 def test_save_tier_equals_run_model(run, tmp_path, bits_equal):
@@ -262,8 +308,59 @@ def test_open_supernet_method_space_and_named_space(run):
 
 def test_open_supernet_default_settings_are_choices(run):
     finished_run = run(tiers=[{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "width": 0.5}], rounds=1)
-    assert open_run(finished_run).space.choices == (("width", (0.5, 1.0)),)
-    assert len(search_run(finished_run).rows()) == 2
+    assert open_run(finished_run, "tiers").space.choices == (("width", (0.5, 1.0)),)
+    assert open_run(finished_run).space.choices == (("width", (0.5, 0.51, 1.0)),)
+    assert len(search_run(finished_run).rows()) == 3
+
+
+def test_open_supernet_width_tiers_any_width_between_is_searched(run):
+    """One width for every number of channels that lies between those of the tiers."""
+    tiers = [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "width": 0.25}]
+    supernet = open_run(run(tiers=tiers, rounds=1, model__hidden=[4, 8]))
+    nets = supernet.sample(500, 0)
+    channels = {net.shapes()["classifier.weight"][1] for net in nets}
+    assert channels == {2, 3, 4, 5, 6, 7, 8}
+    assert len({tuple(net.shapes().items()) for net in nets}) == len(nets) == 7
+    trained = {supernet.training_of(net): net for net in nets}
+    assert set(trained) == {"as tier large", "as tier small", "not trained, a slice"}
+    within = start_search(supernet, 500, 0, Budget("macs", compute_cost(supernet.global_model).macs - 1))
+    best = max((net for net in within.nets if within.budget.fits(net)), key=lambda net: compute_cost(net).macs)
+    assert best.shapes()["classifier.weight"][1] == 7
+
+
+def test_open_supernet_depth_between_tiers_is_searched(run):
+    tiers = [{"name": "large", "share": 0.5, "blocks": [3, 1]}, {"name": "small", "share": 0.5, "blocks": [1, 1]}]
+    supernet = open_run(run(tiers=tiers, rounds=1, model={"family": "preresnet", "hidden": [2, 4]}))
+    assert supernet.space.choices == (("blocks", ((1, 2, 3), (1,))),)
+
+
+def test_open_supernet_depth_without_a_trained_head_is_no_choice(run):
+    """There are heads after the second stage and after the last one, so a net of three stages is no slice."""
+    tiers = [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "stages": 2}]
+    model = {"family": "preactresnet", "hidden": [2, 2, 2, 4], "blocks": [1, 1, 1, 1], "head": {"cells": 1}}
+    supernet = open_run(run(tiers=tiers, rounds=1, model=model, method={"name": "fedhen"}))
+    assert supernet.space.choices == (("stages", (2, None)),)
+
+
+def test_space_between_lists_of_different_length_have_nothing_between():
+    large, small = (build_model("mlp", MODELS["mlp"], {"hidden": hidden}, (4,), 3) for hidden in ((8, 8), (8,)))
+    assert space_between((large, small), large).choices == ()
+
+
+def test_training_of_fjord_widths_are_trained(run):
+    method = {"name": "fjord", "widths": [0.5, 0.75, 1.0]}
+    supernet = open_run(run(method=method, rounds=1, model={"family": "mlp", "hidden": [8]}))
+    trained = {dict(net.settings)["width"]: supernet.training_of(net) for net in supernet.sample(500, 0)}
+    assert trained == {0.5: "as tier small", 0.75: "as a subnet", 1.0: "as tier large"}
+    between = open_supernet(supernet.folder, Registries(), "data", "between")
+    assert UNTRAINED in {between.training_of(net) for net in between.sample(500, 0)}
+
+
+def test_examples_kind_recipe_with_validation_is_validation(run):
+    finished_run = run(rounds=1, data__validation=100)
+    search = start_search(open_run(finished_run), 500, 0)
+    assert (search.examples_kind, search.examples) == ("validation", 100)
+    assert start_search(open_run(run("other", rounds=1)), 500, 0).examples_kind == "test"
 
 
 def test_open_supernet_one_tier_has_one_net(run):
@@ -318,7 +415,7 @@ def test_open_supernet_missing_start_run_is_not_needed(run):
     first = run("first", rounds=1)
     second = run("second", rounds=1, start={"from": str(first.folder)})
     (first.folder / "models" / "large.safetensors").unlink()
-    assert len(search_run(second).rows()) == 2
+    assert len(search_run(second).rows()) == 3
 
 
 def test_latency_ms_is_median_after_warm_up(finished, monkeypatch):
@@ -338,3 +435,13 @@ def test_start_search_latency_budget_is_kept(finished, monkeypatch):
     assert fits[1] == start_search(open_run(finished), 500, 0, Budget("macs", 10_000)).best()[1]
     with pytest.raises(RecipeError, match=re.escape("no subnet fits in 0 ms on this machine; the smallest takes 0.00")):
         start_search(open_run(finished), 500, 0, Budget("latency_ms", 0.0))
+
+
+def test_export_slice_that_was_not_trained_has_a_warning(run, tmp_path):
+    finished_run = run(rounds=1)
+    large, slice_, small = sorted(open_run(finished_run).sample(500, 0), key=lambda net: -compute_cost(net).macs)
+    cards = [
+        finished_run.export("safetensors", macs=compute_cost(net).macs, out=tmp_path / str(number)).card
+        for number, net in enumerate((large, slice_, small))
+    ]
+    assert ["was not trained" in " ".join(card["warnings"]) for card in cards] == [False, True, False]

@@ -3,9 +3,15 @@
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-ROW = ["settings", "parameters", "macs", "accuracy", "examples"]
+from fedloom import load_model
+from fedloom.recipe.errors import RecipeError
+
+ROW = ["settings", "parameters", "macs", "accuracy", "examples", "trained"]
+
+TIERS = ("--space", "tiers")
 
 
 @pytest.fixture(scope="module")
@@ -18,23 +24,23 @@ def made(fedloom_in):
         ("width = 0.5", "hidden = [2, 4]\nwidth = 0.5"),
     )
     assert call("run", "my.toml", "--out", "run", "--quiet").code == 0
-    assert call("subnet", "run", "--quiet").code == 0
+    assert call("subnet", "run", "--quiet", *TIERS).code == 0
     return call, folder
 
 
 def test_subnet_json_has_best_and_front(made):
     call, folder = made
-    result = call("subnet", "run", "--format", "json")
+    result = call("subnet", "run", *TIERS, "--format", "json")
     assert (result.code, result.err) == (0, "")
     assert list(result.data) == ["best", "front", "hyper_volume", "measured", "out"]
     assert list(result.data["best"]) == ROW
     rows = [json.loads(line) for line in (folder / "run" / "subnets.jsonl").read_text().splitlines()]
     assert result.data["measured"] == {
-        "nets": len(rows), "now": 0, "seconds_each": 0.0, "examples": 360, "rows": "run/subnets.jsonl",
+        "nets": len(rows), "now": 0, "seconds_each": 0.0, "examples": 360, "of": "test", "rows": "run/subnets.jsonl",
     }  # fmt: skip
-    assert result.data["best"] in rows
+    assert {key: value for key, value in result.data["best"].items() if key != "trained"} in rows
     assert result.data["best"]["accuracy"] == max(row["accuracy"] for row in rows)
-    assert all(row in rows for row in result.data["front"])
+    assert all({key: value for key, value in row.items() if key != "trained"} in rows for row in result.data["front"])
     assert result.data["out"] is None
 
 
@@ -43,11 +49,11 @@ def test_subnet_budget_is_kept(option, key, made):
     call, folder = made
     rows = [json.loads(line) for line in (folder / "run" / "subnets.jsonl").read_text().splitlines()]
     for most in sorted({row[key] for row in rows}):
-        best = call("subnet", "run", option, most, "--format", "json").data["best"]
+        best = call("subnet", "run", *TIERS, option, most, "--format", "json").data["best"]
         assert best[key] <= most
         assert best["accuracy"] == max(row["accuracy"] for row in rows if row[key] <= most)
     least = min(row[key] for row in rows)
-    result = call("subnet", "run", option, least - 1)
+    result = call("subnet", "run", *TIERS, option, least - 1)
     (issue,) = result.issues
     assert (result.code, result.out, issue.where, issue.code) == (4, "", option, "BUDGET_SMALL")
     assert issue.message.endswith(f"the smallest takes {least:,}")
@@ -55,13 +61,13 @@ def test_subnet_budget_is_kept(option, key, made):
 
 def test_subnet_latency_budget_is_kept(made):
     call, _ = made
-    best = call("subnet", "run", "--latency-ms", 60_000, "--format", "json", "--quiet").data["best"]
+    best = call("subnet", "run", *TIERS, "--latency-ms", 60_000, "--format", "json", "--quiet").data["best"]
     assert list(best) == [*ROW, "latency_ms"]
     assert 0 < best["latency_ms"] <= 60_000
-    result = call("subnet", "run", "--latency-ms", 60_000)
+    result = call("subnet", "run", *TIERS, "--latency-ms", 60_000)
     assert result.err == "timing subnets on this machine\n"
     assert "ms for one example, on one thread of this machine\n" in result.out
-    result = call("subnet", "run", "--latency-ms", 0, "--quiet")
+    result = call("subnet", "run", *TIERS, "--latency-ms", 0, "--quiet")
     (issue,) = result.issues
     assert (result.code, issue.where, issue.code) == (4, "--latency-ms", "BUDGET_SMALL")
     assert "ms on this machine; the smallest takes 0." in issue.message
@@ -69,46 +75,48 @@ def test_subnet_latency_budget_is_kept(made):
 
 def test_subnet_text_shows_best_and_front(made):
     call, _ = made
-    data = call("subnet", "run", "--format", "json").data
-    result = call("subnet", "run")
+    data = call("subnet", "run", *TIERS, "--format", "json").data
+    result = call("subnet", "run", *TIERS)
     assert (result.code, result.err) == (0, "")
     best, lines = data["best"], result.out.splitlines()
     assert lines[1] == f"parameters  {best['parameters']:,}"
     assert lines[2] == f"MACs        {best['macs']:,}"
     assert lines[3] == f"accuracy    {best['accuracy']:.2f} % of 360 test examples"
-    assert lines[5].split() == ["accuracy", "MACs", "parameters", "settings"]
-    table = [line.split()[:3] for line in lines[6 : 6 + len(data["front"])]]
+    assert lines[4] == f"trained     {best['trained']}"
+    assert lines[6].split() == ["accuracy", "MACs", "parameters", "trained", "settings"]
+    table = [line.split()[:3] for line in lines[7 : 7 + len(data["front"])]]
     assert table == [[f"{row['accuracy']:.2f}", f"{row['macs']:,}", f"{row['parameters']:,}"] for row in data["front"]]
-    assert lines[-2] == f"hypervolume   {data['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %"
-    assert lines[-1] == f"measured      0 now, {data['measured']['nets']} before"
+    assert lines[-3] == f"hypervolume   {data['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %"
+    assert lines[-2] == f"measured      0 now, {data['measured']['nets']} before"
+    assert lines[-1] == "chosen on     360 test examples, so its accuracy is slightly overestimated"
 
 
 def test_subnet_progress_shows_seconds_each(fedloom, write):
     write()
     fedloom("run", "my.toml", "--out", "run", "--set", "rounds=1", "--quiet")
     result = fedloom("subnet", "run", "--workers", 1)
-    assert result.err.startswith("subnets 2/2  ")
+    assert result.err.startswith("subnets 3/3  ")
     assert " s each  0 s to go\n" in result.err
-    assert result.out.splitlines()[-1].startswith("measured      2 now, 0 before; ")
+    assert result.out.splitlines()[-2].startswith("measured      3 now, 0 before; ")
     capped = fedloom("subnet", "run", "--examples", 100, "--quiet", "--format", "json")
     assert (capped.code, capped.err) == (0, "")
-    assert (capped.data["best"]["examples"], capped.data["measured"]["now"]) == (100, 2)
+    assert (capped.data["best"]["examples"], capped.data["measured"]["now"]) == (100, 3)
     assert capped.data["measured"]["seconds_each"] > 0
 
 
 def test_subnet_out_holds_the_weights(made):
     call, folder = made
-    least = call("subnet", "run", "--format", "json").data["front"][0]
-    result = call("subnet", "run", "--macs", least["macs"], "--out", "net.safetensors")
+    least = call("subnet", "run", *TIERS, "--format", "json").data["front"][0]
+    result = call("subnet", "run", *TIERS, "--macs", least["macs"], "--out", "net.safetensors")
     assert result.code == 0
-    assert result.out.endswith("\nwritten: net.safetensors\n")
+    assert result.out.endswith('\nwritten: net.safetensors\nload it: fedloom.load_model("net.safetensors")\n')
     weights = load_file(folder / "net.safetensors")
     learned = [weight for name, weight in weights.items() if "running" not in name]
     assert sum(weight.numel() for weight in learned) == least["parameters"]
-    again = call("subnet", "run", "--out", "net.safetensors")
+    again = call("subnet", "run", *TIERS, "--out", "net.safetensors")
     (issue,) = again.issues
     assert (again.code, issue.where, issue.code) == (4, "--out", "OUT_EXISTS")
-    nowhere = call("subnet", "run", "--out", "nowhere/net.safetensors")
+    nowhere = call("subnet", "run", *TIERS, "--out", "nowhere/net.safetensors")
     assert (nowhere.code, nowhere.issues[0].code) == (4, "OUT_MISSING")
 
 
@@ -167,3 +175,9 @@ def test_subnet_user_family_works(fedloom, write, tmp_path):
     assert result.data["best"]["settings"]["width"] == 0.5
     assert result.data["best"]["macs"] == 64 * 4 + 4 * 10
     assert fedloom("subnet", "run").code == 4
+    out = fedloom("subnet", "run", "--with", "my.py", "--macs", 400, "--out", "net.safetensors", "--quiet")
+    assert out.code == 0
+    net = load_model("net.safetensors", extensions=["my.py"])
+    assert net(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape == (3, 10)
+    with pytest.raises(RecipeError, match=r"this model was made with my\.py"):
+        load_model("net.safetensors")

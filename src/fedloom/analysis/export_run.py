@@ -11,40 +11,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..data import Preparation
 from ..data.catalog import LABEL_NAMES, LICENSES
 from ..exporting import (
     FORMATS,
     ExportModule,
+    InputKind,
     Parity,
     Predictor,
+    as_lists,
     as_predictor,
     build_empty_module,
     build_export_module,
     build_preparation,
     check_parity,
+    describe_input,
     evaluate_predictor,
+    input_transform,
     measure_accuracy,
     measure_latency_ms,
     read_card,
+    read_description,
+    rebuild_model,
+    rebuild_preparation,
     write_card,
 )
 from ..exporting.parity import COMPARED, TIMED
-from ..models import build_model, compute_cost
+from ..models import Family, compute_cost
 from ..recipe.errors import recipe_error
 from ..recipe.registries import Registries
-from ..recipe.validation import as_tuples
 from ..registry import suggest
 from ..results import Record, Result
 from ..runs.experiment import Experiment
 from ..runs.folder import read_manifest
 from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
-from .trained import InputKind, ModelSelector, TrainedModel, select_model
-
-INFERENCE_STEPS = ("mean", "std", "size", "channels")  # the steps of a preparation that also apply after training
+from .trained import ModelSelector, TrainedModel, select_model
 
 
 class ParityError(Exception):
@@ -123,36 +128,64 @@ def load_model(
     return _build_module(experiment, select_model(run, experiment, selector, registries, data), input_kind)
 
 
-def load_exported(folder: Path, registries: Registries) -> nn.Module:
-    """Load a module from a folder that was exported to safetensors."""
-    if not (folder / "card.json").is_file():
-        hint = "fedloom export RUN --to safetensors"
-        raise recipe_error(folder, "EXPORT_FOLDER", "this is not an exported model", hint)
-    card = read_card(folder)
+def load_exported(path: Path, registries: Registries) -> nn.Module:
+    """Load a module from a folder that was exported to safetensors, or from a safetensors file that describes itself.
+
+    A file next to its card is the folder's; `fedloom subnet` and runs write files that describe themselves.
+    """
+    if path.suffix == ".safetensors" and path.is_file():
+        has_card = (path.parent / "card.json").is_file() and read_card(path.parent)["file"] == path.name
+        if not has_card:
+            return _load_described(path, registries)
+        path = path.parent
+    if not (path / "card.json").is_file():
+        raise recipe_error(path, "EXPORT_FOLDER", "this is not an exported model", _loading_hint(path))
+    card = read_card(path)
     if card["format"] != "safetensors":
         message = f"this is {card['format']}, which needs no fedloom"
-        raise recipe_error(folder, "EXPORT_FORMAT", message, "see its card.md")
-    module = FORMATS["safetensors"].open(folder / card["file"], lambda: rebuild_module(card, registries))
+        raise recipe_error(path, "EXPORT_FORMAT", message, "see its card.md")
+    module = FORMATS["safetensors"].open(path / card["file"], lambda: rebuild_module(card, registries))
     assert isinstance(module, nn.Module)
     return module
 
 
+def _loading_hint(path: Path) -> str:
+    if not path.exists():
+        return "there is no such file or folder"
+    if (path / "manifest.json").is_file():
+        return f"it is the folder of a run: fl.open_run({str(path)!r}).model(TIER)"
+    return "fedloom export RUN --to safetensors writes a folder, fedloom subnet RUN --out FILE.safetensors a file"
+
+
+def _load_described(file: Path, registries: Registries) -> nn.Module:
+    try:
+        described = read_description(file)
+    except (SafetensorError, ValueError) as error:
+        raise recipe_error(file, "MODEL_FILE", f"this file cannot be read: {error}") from error
+    if described is None:
+        message = "this file does not say which model its weights belong to"
+        raise recipe_error(file, "MODEL_FILE", message, _loading_hint(file))
+    family = _find_family(described, file, registries)
+    model = rebuild_model(described, family, described["output"]["classes"])
+    return build_export_module(model, load_file(file), rebuild_preparation(described))
+
+
+def _find_family(described: Mapping[str, Any], source: Path | str, registries: Registries) -> Family:
+    name = described["family"]
+    if name in registries.models:
+        return registries.models[name]
+    files = described.get("with_files", ())
+    made_with = ", ".join(f"{file['name']} (sha256 {file['sha256'][:12]}…)" for file in files)
+    message = f"there is no model family {name!r}" + (f"; this model was made with {made_with}" if files else "")
+    raise recipe_error(
+        source, "MODEL_NAME", message, "pass the file that adds it with --with; in Python extensions=[…]"
+    )
+
+
 def rebuild_module(card: Mapping[str, Any], registries: Registries) -> ExportModule:
     """The module that a card describes, without weights."""
-    described, family = card["input"], card["family"]
-    if family not in registries.models:
-        message = f"there is no model family {family!r}"
-        raise recipe_error(
-            card["file"], "MODEL_NAME", message, "pass the file that adds it with --with; in Python extensions=[…]"
-        )
-    net = build_model(
-        family, registries.models[family], as_tuples(card["settings"]), tuple(described["model_shape"]),
-        card["output"]["shape"][-1], described["tokens"],
-    )  # fmt: skip
-    if described["kind"] != "stored":
-        return build_empty_module(net, None)
-    stored = torch.zeros(1, *described["stored_shape"], dtype=getattr(torch, described["stored_dtype"]))
-    return build_empty_module(net, build_preparation(Preparation(**as_tuples(described["preparation"])), stored))
+    net = rebuild_model(card, _find_family(card, card["file"], registries), card["output"]["shape"][-1])
+    return build_empty_module(net, rebuild_preparation(card))
 
 
 def _export(
@@ -162,7 +195,7 @@ def _export(
     format, dataset, transform = (
         registries.export_formats[to],
         experiment.dataset,
-        _input_transform(experiment, input_kind),
+        input_transform(experiment.dataset, input_kind),
     )
     file, example = folder / f"model{format.suffix}", transform(dataset.test.x[:1])
     format.write(_build_module(experiment, trained, input_kind), example.repeat(2, *[1] * (example.dim() - 1)), file)
@@ -186,11 +219,6 @@ def _export(
         (folder / "vocabulary.txt").write_text("\n".join(dataset.vocabulary) + "\n", encoding="utf-8")
     write_card(folder, card)
     return ExportResult(folder, card)
-
-
-def _input_transform(experiment: Experiment, input_kind: InputKind) -> Callable[[Tensor], Tensor]:
-    """From stored examples to the input of the file."""
-    return (lambda x: x) if input_kind == "stored" else experiment.dataset.preparation
 
 
 def _build_module(experiment: Experiment, trained: TrainedModel, input_kind: InputKind) -> ExportModule:
@@ -226,10 +254,10 @@ def _build_card(
         "file": file.name, "format": to, "bytes": file.stat().st_size,
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
         "tier": trained.tier, "device": trained.device, "candidate": trained.candidate,
-        "family": trained.model.family, "settings": _as_lists(dict(trained.model.settings)),
+        "family": trained.model.family, "settings": as_lists(dict(trained.model.settings)),
         "parameters": costs.parameters, "trained_parameters": costs.trained_parameters,
         "macs": costs.macs, "uncounted_operations": list(costs.uncounted),
-        "input": _describe_input(experiment, input_kind),
+        "input": describe_input(experiment.dataset, input_kind),
         "output": {"name": "logits", "shape": shape, "labels": list(labels) if len(labels) == shape[-1] else []},
         "evaluated": {
             "round": trained.round, "tests": {test: _finite(metrics) for test, metrics in trained.metrics.items()},
@@ -249,25 +277,6 @@ def _build_card(
     }  # fmt: skip
 
 
-def _describe_input(experiment: Experiment, input_kind: InputKind) -> dict[str, Any]:
-    dataset = experiment.dataset
-    example = _input_transform(experiment, input_kind)(dataset.test.x[:1])
-    steps = {name: value for name, value in asdict(dataset.preparation).items() if name in INFERENCE_STEPS and value}
-    if dataset.tokens is not None:
-        meaning = f"Ids of {dataset.tokens} tokens" + (", which vocabulary.txt lists." if dataset.vocabulary else ".")
-    elif input_kind == "stored":
-        meaning = "Examples as the data set stores them; scaling, resizing and normalization are inside the file."
-    else:
-        meaning = f"Examples divided by 255, then prepared by the caller: {_as_lists(steps) or 'nothing else'}."
-    return {
-        "name": "input", "kind": input_kind, "dtype": str(example.dtype).removeprefix("torch."),
-        "shape": list(example.shape[1:]), "meaning": meaning, "preparation": _as_lists(steps),
-        "stored_dtype": str(dataset.test.x.dtype).removeprefix("torch."),
-        "stored_shape": list(dataset.test.x.shape[1:]),
-        "model_shape": list(dataset.input_shape), "tokens": dataset.tokens,
-    }  # fmt: skip
-
-
 def _output_shape(trained: TrainedModel) -> list[int]:
     with torch.no_grad():
         return list(as_predictor(trained.model, trained.weights)(trained.model.zero_inputs(2)).shape[1:])
@@ -277,6 +286,8 @@ def _warnings(trained: TrainedModel) -> list[str]:
     warnings = []
     if trained.model.is_batch_dependent():
         warnings.append("Its normalization uses the statistics of the batch: predictions depend on the other examples.")
+    if not trained.is_trained:
+        warnings.append("This size was not trained: it is a slice of the trained model, between the tiers' sizes.")
     if trained.device:
         warnings.append(f"Personalized for device {trained.device}; it may not suit the data of other devices.")
     return warnings
@@ -285,9 +296,3 @@ def _warnings(trained: TrainedModel) -> list[str]:
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """NaN and infinity become None: JSON cannot express them."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
-def _as_lists(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _as_lists(item) for key, item in value.items()}
-    return [_as_lists(item) for item in value] if isinstance(value, list | tuple) else value

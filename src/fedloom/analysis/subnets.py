@@ -1,12 +1,13 @@
 """The subnets of a finished run: their accuracy, and the best one within a budget.
 
-FedSup trains a single supernet that serves all budgets (Kim & Yun, 2022, section 3). Subnets are evaluated like the
-run's models, with their own batch-norm statistics; results are stored in the run's folder and not measured again.
+FedSup trains a single supernet that serves all budgets (Kim & Yun, 2022, section 3); the model of any width-sliced run
+has slices of every size between its tiers, which were not trained as such. Subnets are evaluated like the run's models,
+with their own batch-norm statistics; results are stored in the run's folder and not measured again.
 """
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ..engines import WorkerPool
 from ..evaluation.metrics import hypervolume, is_correct, pareto_front, percent
+from ..exporting import describe_model
 from ..files import read_json_lines, write_atomic
 from ..fleet import Ask, Engine, Fleet, Tier, make_ask
 from ..footprints import subnet_footprint
@@ -32,18 +34,23 @@ from ..recipe.registries import Registries
 from ..registry import suggest
 from ..runs.build import build_worker_context
 from ..runs.experiment import Experiment
+from ..runs.folder import read_manifest
 from ..runs.loop import single_thread
 from ..runs.resume import open_finished_run
 from ..seeds import SUBNET_EXAMPLES, SUBNET_SEARCH, SUBNET_SEARCH_IN_BUDGET, generator
 from ..tensors import Tensors, to_safetensors
 from .profiling import latency_ms
+from .sizes_between import is_slice, space_between
 
 RESULTS_FILE = "subnets.jsonl"
+SPACE_NAMES = ("between", "tiers", *SPACES)
+UNTRAINED = "not trained, a slice"
 NETS_PER_WORKER = 4  # results are stored and reported after this many nets per worker
 UNITS = {"macs": "MACs", "parameters": "parameters", "latency_ms": "ms on this machine"}
 OPTIONS = {"macs": "--macs", "parameters": "--params", "latency_ms": "--latency-ms"}
 MIN_FITTING_SHARE = 0.1  # if fewer of the sampled nets fit the budget, more are sampled
 MAX_TRIES_PER_MISSING_NET = 4  # a draw may repeat a net already in the sample
+MAX_TRIES = 20  # draws for every net of a sample: in a space between tiers, some may be no slices
 
 BudgetKind = Literal["macs", "parameters", "latency_ms"]
 
@@ -62,7 +69,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Supernet:
-    """A finished run's global model and the search space of its subnets."""
+    """A finished run's global model and the search space of its subnets.
+
+    `trained` is the space that the method trains, if it trains more than the tiers' models; `skips` tells whether nets
+    of the search space that are no slices of the global model are left out. Otherwise they are an error.
+    """
 
     folder: Path
     experiment: Experiment
@@ -70,6 +81,17 @@ class Supernet:
     global_model: Model
     tiers: tuple[Model, ...]
     space: SearchSpace
+    trained: SearchSpace | None = None
+    skips: bool = False
+
+    def training_of(self, net: Model) -> str:
+        """How a net was trained: as a tier, as a subnet that the method samples, or not at all."""
+        names = [tier.name for tier in self.experiment.fleet.active_tiers]
+        equal = next((name for name, size in zip(names, self.tiers, strict=True) if size.is_equivalent(net)), None)
+        if equal is not None:
+            return f"as tier {equal}"
+        is_sampled = self.trained is not None and self.trained.contains(net, self.global_model)
+        return "as a subnet" if is_sampled else UNTRAINED
 
     def check(self, net: Model) -> Model:
         """The same net; an error if it is not a subnet of the global model."""
@@ -89,8 +111,17 @@ class Supernet:
         nets = dict.fromkeys([space.smallest(global_model), space.largest(global_model), *self.tiers])
         if space.count() <= count:
             nets |= dict.fromkeys(self._build_net(picks) for picks in product(*self._choices))
-        while len(nets) < count < space.count():
-            nets[space.sample(global_model, rng)] = None
+            return self._select(nets)
+        for _ in range(MAX_TRIES * count):
+            if len(nets) >= count:
+                break
+            nets |= dict.fromkeys(self._select([space.sample(global_model, rng)]))
+        return self._select(nets)
+
+    def _select(self, nets: Iterable[Model]) -> list[Model]:
+        """Those that can be cut out of the global model."""
+        if self.skips:
+            return [net for net in nets if is_slice(net, self.global_model)]
         return [self.check(net) for net in nets]
 
     def sample_within(self, budget: Budget, count: int, seed: int) -> list[Model]:
@@ -102,7 +133,7 @@ class Supernet:
         rng, limit = generator(seed, SUBNET_SEARCH_IN_BUDGET), len(nets) + max(0, missing)
         for _ in range(MAX_TRIES_PER_MISSING_NET * missing):
             if len(nets) < limit:
-                nets[self._sample_within(budget, rng)] = None
+                nets |= dict.fromkeys(self._select([self._sample_within(budget, rng)]))
         return list(nets)
 
     def _sample_within(self, budget: Budget, rng: np.random.Generator) -> Model:
@@ -117,7 +148,7 @@ class Supernet:
         def shrunk(number: int) -> Model:
             small = set(order[:number])
             pairs = enumerate(zip(choices, picks, strict=True))
-            return self.check(self._build_net([values[0] if i in small else pick for i, (values, pick) in pairs]))
+            return self._build_net([values[0] if i in small else pick for i, (values, pick) in pairs])
 
         return shrunk(bisect_left(range(len(choices)), True, key=lambda number: budget.fits(shrunk(number))))
 
@@ -138,16 +169,33 @@ class Supernet:
 
 
 def open_supernet(folder: Path, registries: Registries, data: Path, space: str | None = None) -> Supernet:
-    """Open a run as a supernet. Default space: the method's own, otherwise the space spanned by the tiers' models."""
+    """Open a run as a supernet. Default space: what the method trains, otherwise all sizes between the tiers."""
     experiment = open_finished_run(folder, registries, data, from_result=True)  # final weights in `warm`
     assert experiment.warm is not None
-    choice: SpaceChoice = getattr(experiment.method, "space", "tiers") if space is None else space
-    if isinstance(choice, str) and choice not in (known := ("tiers", *SPACES)):
-        raise recipe_error("--space", "SPACE_NAME", f"there is no space {choice!r}", suggest(choice, known))
+    if experiment.evaluator.is_sequence_task:
+        message = "subnets are compared by their accuracy on examples with one label; here every position has one"
+        raise recipe_error(folder, "SUBNET_TASK", message)
+    if space is not None and space not in SPACE_NAMES:
+        raise recipe_error("--space", "SPACE_NAME", f"there is no space {space!r}", suggest(space, SPACE_NAMES))
     # with all settings explicit, equal nets compare equal
     sizes = tuple(tier.model.with_settings(**tier.model.full_settings()) for tier in experiment.fleet.active_tiers)
     global_model = sizes[experiment.fleet.active_tiers.index(experiment.fleet.largest)]
-    return Supernet(folder, experiment, experiment.warm, global_model, sizes, build_space(choice, sizes))
+    trained = _trained_space(experiment, sizes)
+    skips = space == "between" or (space is None and trained is None)
+    if skips:
+        searched = space_between(sizes, global_model)
+    else:
+        searched = trained if trained is not None and space is None else build_space(space or "tiers", sizes)
+    return Supernet(folder, experiment, experiment.warm, global_model, sizes, searched, trained, skips)
+
+
+def _trained_space(experiment: Experiment, sizes: Sequence[Model]) -> SearchSpace | None:
+    """The subnets that the method trains besides the tiers' models: FedSup has a space, FjORD has widths."""
+    choice: SpaceChoice | None = getattr(experiment.method, "space", None)
+    widths: tuple[float, ...] = getattr(experiment.method, "widths", ())
+    if choice is None and widths:
+        choice = {"width": tuple(dict.fromkeys((*widths, *(size.full_settings()["width"] for size in sizes))))}
+    return None if choice is None else build_space(choice, sizes)
 
 
 @dataclass(frozen=True)
@@ -158,7 +206,7 @@ class Subnet:
     parameters: int
     macs: int
     accuracy: float
-    examples: int  # of the test set
+    examples: int  # of the test or validation set
 
     @property
     def point(self) -> tuple[float, float]:
@@ -167,7 +215,7 @@ class Subnet:
 
 @dataclass(frozen=True)
 class SubnetSearch:
-    """Subnets of a supernet, to be evaluated on a number of test examples."""
+    """Subnets of a supernet, to be evaluated on a number of test or validation examples."""
 
     supernet: Supernet
     nets: tuple[Model, ...]
@@ -213,10 +261,29 @@ class SubnetSearch:
         return hypervolume(points, (max(macs for macs, _ in points), 0.0))
 
     def save(self, net: Model, path: Path) -> None:
-        """Write a net's weights with frozen ones and its batch-norm statistics."""
-        weights, number = {**self.weights(net), **net.frozen_weights()}, self.nets.index(net)
-        metadata = {"family": net.family, "tier": f"subnet-{number}", "settings": repr(dict(net.settings))}
-        write_atomic(path, to_safetensors(weights, metadata))
+        """Write a net's weights with frozen ones and its batch-norm statistics, and all that is needed to load it."""
+        write_atomic(path, to_safetensors({**self.weights(net), **net.frozen_weights()}, self.describe(net)))
+
+    def describe(self, net: Model) -> dict[str, Any]:
+        """The metadata of a saved net: how to build it, what its accuracy is, and which run it is from."""
+        experiment, manifest, cost = self.supernet.experiment, read_manifest(self.supernet.folder), compute_cost(net)
+        recipe, row = experiment.loaded.recipe, self.rows().get(net)
+        return describe_model(
+            net, experiment.dataset,
+            trained=self.supernet.training_of(net), parameters=cost.parameters, macs=cost.macs,
+            accuracy=row and {"percent": row.accuracy, "examples": row.examples, "of": self.examples_kind},
+            run={
+                "name": self.supernet.folder.resolve().name, "sha256": manifest.get("sha256"),
+                "method": recipe.method.name, "rounds": recipe.rounds, "seed": recipe.seed,
+                "dataset": recipe.data.dataset, "data_sha256": manifest["data"], "fedloom": manifest.get("fedloom"),
+            },
+            with_files=[{key: file[key] for key in ("name", "sha256")} for file in manifest.get("with_files", ())],
+        )  # fmt: skip
+
+    @property
+    def examples_kind(self) -> str:
+        """What the nets are evaluated on: with `data.validation`, examples that were set aside before training."""
+        return "validation" if self.supernet.experiment.loaded.recipe.data.validation else "test"
 
     def weights(self, net: Model) -> Tensors:
         """The net's weights with the batch-norm statistics it is evaluated with."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -23,10 +23,7 @@ from ..runs.loop import single_thread
 from ..runs.recorder import restore_experiment
 from ..runs.resume import open_finished_run
 from ..tensors import Tensors
-from .subnets import Budget, open_supernet, start_search
-
-InputKind = Literal["stored", "prepared"]
-"""Examples as stored, with the preparation inside the exported file; or prepared, as the model itself takes them."""
+from .subnets import UNTRAINED, Budget, open_supernet, start_search
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,7 @@ class TrainedModel:
     round: int
     metrics: Mapping[str, Mapping[str, float]]  # test -> metric -> value
     local_tests: Tensor | None = None  # rows of the test set that the device holds
+    is_trained: bool = True  # False: a slice of the trained model, of a size that was never trained
 
 
 def select_model(
@@ -122,7 +120,9 @@ def _subnet_model(folder: Path, experiment: Experiment, macs: int, registries: R
     if equal:
         return _tier_model(folder, experiment, equal[0])
     weights, last = search.weights(net), experiment.loaded.recipe.rounds
-    return TrainedModel(f"macs-{compute_cost(net).macs}", "server", "", "", net, weights, last, {})
+    is_trained = search.supernet.training_of(net) != UNTRAINED
+    name = f"macs-{compute_cost(net).macs}"
+    return TrainedModel(name, "server", "", "", net, weights, last, {}, is_trained=is_trained)
 
 
 def _read_metrics(folder: Path, candidate: str, tier: str, device: str) -> tuple[int, dict[str, dict[str, float]]]:

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from ..analysis.export_run import ExportResult, export, load_model
-from ..analysis.trained import InputKind, ModelSelector
+from ..analysis.trained import ModelSelector
 from ..evaluation import Row
+from ..exporting import InputKind
 from ..recipe.paths import resolve_data_folder
 from ..recipe.registries import Registries
 from ..reporting.page import build_page, figures_folder

@@ -31,10 +31,11 @@ from ..analysis.export_run import ExportResult
 from ..analysis.planning import DeviceSpec, FleetPlan, plan_fleet, read_device_specs
 from ..analysis.profiling import RoundTime, estimate_round_time, latency_ms
 from ..analysis.subnets import Budget, open_supernet, start_search
-from ..analysis.trained import CkaMap, InputKind, ModelSelector, compute_cka
+from ..analysis.trained import CkaMap, ModelSelector, compute_cka
 from ..data import DataError, DataMissing
 from ..deploy.remote import attach_engine
 from ..engines import keep_freed_memory
+from ..exporting import InputKind
 from ..recipe.errors import RecipeError, RecipeIssue, recipe_error
 from ..recipe.load import LoadedRecipe, load
 from ..recipe.paths import choose_output_folder, resolve_data_folder
@@ -273,16 +274,22 @@ def open_run(
 
 
 def load_model(
-    folder: str | Path, *, extensions: Sequence[str | Path] = (), registries: Registries | None = None
+    path: str | Path, *, extensions: Sequence[str | Path] = (), registries: Registries | None = None
 ) -> nn.Module:
-    """Load a model that was exported to safetensors.
+    """Load a model from safetensors, ready to use: in evaluation mode, with batch-norm statistics and preparation.
 
     Parameters
     ----------
-    folder : that `export` wrote.
+    path : the folder that `export` wrote, the file that `subnet` wrote, or a model of a run, such as
+        `my-run/models/small.safetensors`.
     extensions, registries : as for `run`, for a model family of your own.
+
+    Returns
+    -------
+    nn.Module
+        It takes examples as the data set stores them, and returns logits.
     """
-    return export_run.load_exported(Path(folder), gather_names(registries, extensions))
+    return export_run.load_exported(Path(path), gather_names(registries, extensions))
 
 
 @dataclass(frozen=True, repr=False)
@@ -616,10 +623,11 @@ class SubnetResult(Result):
 
     Parameters
     ----------
-    best : settings, accuracy and costs of the best subnet.
+    best : settings, accuracy and costs of the best subnet, and how it was `trained`: as a tier, as a subnet that the
+        method samples, or not at all, as a slice of a larger model.
     front : the Pareto front of accuracy and MACs.
     hypervolume : that the front dominates.
-    measured : how many subnets were measured, and where the results are kept.
+    measured : how many subnets were measured, on which examples, and where the results are kept.
     out : the file with its weights, if one was asked for.
     """
 
@@ -670,9 +678,10 @@ def subnet(
     latency : or at most this many milliseconds for one example, on this machine.
     count : number of subnets to try.
     seed : of the drawn subnets.
-    space : the search space: "tiers", "code" or "paper". Default: as trained.
-    examples : evaluate on this many test examples. Default: all.
-    out : a new file for its weights.
+    space : the search space: "between", every size between the smallest and the largest tier; "tiers", the
+        combinations of what tiers differ in; "code" or "paper". Default: what the method trains, else "between".
+    examples : evaluate on this many examples. Default: all of the test set, or of the recipe's validation set.
+    out : a new file for its weights, which `load_model` loads.
     data_dir, workers, extensions, registries : as for `run`.
     progress : called with the number of subnets measured so far, of all, and seconds for each.
 
@@ -700,11 +709,14 @@ def subnet(
     timed = {"latency_ms": latency_ms(net)} if latency is not None else {}
     measured = {
         "nets": len(search.nets), "now": done, "seconds_each": each, "examples": search.examples,
-        "rows": str(search.file),
+        "of": search.examples_kind, "rows": str(search.file),
     }  # fmt: skip
+    training, known = search.supernet.training_of, search.rows()
+    front = [(training(one), row) for row in search.front() for one, other in known.items() if other == row]
     return SubnetResult(
-        {**asdict(best), **timed}, tuple(asdict(row) for row in search.front()), search.hypervolume(), measured,
-        None if out is None else Path(out),
+        {**asdict(best), "trained": training(net), **timed},
+        tuple({**asdict(row), "trained": trained} for trained, row in front),
+        search.hypervolume(), measured, None if out is None else Path(out),
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from .output import columns
 
 logger = logging.getLogger(__name__)
 
+NOTES = {"test": ", so its accuracy is slightly overestimated", "validation": ", which are not used for training"}
+
 
 @verb("data_dir", "workers", "files", "format", "quiet")
 def subnet(
@@ -24,12 +26,13 @@ def subnet(
     count: Annotated[int, typer.Option("--count", min=1, help="Number of subnets to try.")] = 500,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the drawn subnets.")] = 0,
     space: Annotated[
-        str | None, typer.Option("--space", help="Search space: tiers, code or paper; default: as trained.")
+        str | None,
+        typer.Option("--space", help="between (tiers), tiers, code or paper; default: as trained, else between."),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option("--examples", min=1, help="Evaluate on this many test examples; default: all.")
+        int | None, typer.Option("--examples", min=1, help="Evaluate on this many examples; default: all.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write its weights to this new FILE.safetensors.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write it to this new FILE.safetensors.")] = None,
 ) -> None:
     """Cut the best subnet within a budget out of a finished run, and show the trade-off of accuracy and cost."""
     from ..api.verbs import subnet
@@ -53,26 +56,31 @@ def _log_progress(done: int, missing: int, each: float) -> None:
 
 def _text(result: dict[str, Any]) -> str:
     best, front, measured = result["best"], result["front"], result["measured"]
-    varied = _varied([best, *front])
+    varied, kind = _varied([best, *front]), measured["of"]
     lines = [
         f"settings    {_sizes(best, varied)}",
         f"parameters  {best['parameters']:,}",
         f"MACs        {best['macs']:,}",
-        f"accuracy    {best['accuracy']:.2f} % of {best['examples']:,} test examples",
+        f"accuracy    {best['accuracy']:.2f} % of {best['examples']:,} {kind} examples",
+        f"trained     {best['trained']}",
     ]
     if "latency_ms" in best:
         lines.append(f"latency     {best['latency_ms']:.3f} ms for one example, on one thread of this machine")
     rows = [
-        (f"{row['accuracy']:.2f}", f"{row['macs']:,}", f"{row['parameters']:,}", _sizes(row, varied)) for row in front
+        (f"{row['accuracy']:.2f}", f"{row['macs']:,}", f"{row['parameters']:,}", row["trained"], _sizes(row, varied))
+        for row in front
     ]
-    lines += ["", columns(("accuracy", "MACs", "parameters", "settings"), rows)]
+    lines += ["", columns(("accuracy", "MACs", "parameters", "trained", "settings"), rows)]
     known, each = measured["nets"] - measured["now"], measured["seconds_each"]
     lines += [
         f"the Pareto front of {measured['nets']:,} subnets: beyond it, more accuracy or fewer MACs cost the other",
         f"hypervolume   {result['hyper_volume']:,.0f} MACs x %, against the most MACs and 0 %",
         f"measured      {measured['now']:,} now, {known:,} before" + (f"; {each:.2g} s each" if each else ""),
+        f"chosen on     {measured['examples']:,} {kind} examples{NOTES[kind]}",
     ]
-    return "\n".join([*lines, *([f"\nwritten: {result['out']}"] if result["out"] else [])])
+    if result["out"]:
+        lines.append(f'\nwritten: {result["out"]}\nload it: fedloom.load_model("{result["out"]}")')
+    return "\n".join(lines)
 
 
 def _varied(rows: list[dict[str, Any]]) -> list[str]:

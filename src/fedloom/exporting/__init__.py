@@ -1,12 +1,23 @@
 """Export the model of a tier, a device or a subnet to files that run without this package."""
 
 from .card import read_card, usage_snippet, write_card
+from .description import (
+    InputKind,
+    as_lists,
+    describe_input,
+    describe_model,
+    input_transform,
+    read_description,
+    rebuild_model,
+    rebuild_preparation,
+)
 from .formats import FORMATS, Format, MissingDependency, Predictor
 from .module import ExportModule, build_empty_module, build_export_module, build_preparation
 from .parity import Parity, as_predictor, check_parity, evaluate_predictor, measure_accuracy, measure_latency_ms
 
 __all__ = [
-    "FORMATS", "ExportModule", "Format", "MissingDependency", "Parity", "Predictor", "as_predictor",
-    "build_empty_module", "build_export_module", "build_preparation", "check_parity", "evaluate_predictor",
-    "measure_accuracy", "measure_latency_ms", "read_card", "usage_snippet", "write_card",
+    "FORMATS", "ExportModule", "Format", "InputKind", "MissingDependency", "Parity", "Predictor", "as_lists",
+    "as_predictor", "build_empty_module", "build_export_module", "build_preparation", "check_parity", "describe_input",
+    "describe_model", "evaluate_predictor", "input_transform", "measure_accuracy", "measure_latency_ms", "read_card",
+    "read_description", "rebuild_model", "rebuild_preparation", "usage_snippet", "write_card",
 ]  # fmt: skip

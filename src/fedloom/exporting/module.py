@@ -42,14 +42,15 @@ def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | Non
     Parameters
     ----------
     model : the model.
-    weights : its weights, which include the normalization statistics.
+    weights : its weights, which include the normalization statistics; frozen ones, if any are among them, are used too.
     prepare : turns stored examples into the model's input; None: they are its input.
     """
     module = model.module()
     missing = [name for name in (*model.shapes(), *model.statistics()) if name not in weights]
     if missing:
         raise ValueError(f"{model.family} cannot be exported without {missing[0]}")
-    state = {name: weights[name] for name in (*model.shapes(), *model.statistics())}
+    frozen = (name for name in model.frozen_shapes() if name in weights)
+    state = {name: weights[name] for name in (*model.shapes(), *model.statistics(), *frozen)}
     module.load_state_dict(state, strict=False)
     return ExportModule(_simplify(module, model), prepare).eval().requires_grad_(False)
 

@@ -77,6 +77,20 @@ class SearchSpace:
         """The number of subnets."""
         return math.prod(len(values) for _, choices in self.choices for values in _positions(choices))
 
+    def contains(self, net: Model, model: Model) -> bool:
+        """True if a net is one of the subnets.
+
+        Parameters
+        ----------
+        net : the net.
+        model : the model whose settings are changed.
+        """
+        settings, names = net.full_settings(), [name for name, _ in self.choices]
+        resized = model.with_settings(**{name: settings[name] for name in names if name in settings})
+        return resized.is_equivalent(net) and all(
+            _is_choice(settings[name], choices) for name, choices in self.choices if name in settings
+        )
+
     def _resize(self, model: Model, pick: Callable[[Choices], Any]) -> Model:
         return model.with_settings(**{name: _pick(choices, pick) for name, choices in self.choices})
 
@@ -121,6 +135,13 @@ def _positions(choices: Choices) -> Iterator[Choices]:
 
 def _pick(choices: Choices, pick: Callable[[Choices], Any]) -> Any:
     return tuple(pick(values) for values in choices) if is_per_layer(choices) else pick(choices)
+
+
+def _is_choice(value: Any, choices: Choices) -> bool:
+    """True if a setting's value is among its choices, position by position."""
+    if not is_per_layer(choices):
+        return value in choices
+    return len(value) == len(choices) and all(one in values for one, values in zip(value, choices, strict=True))
 
 
 def _ascending(choices: Choices) -> Choices:

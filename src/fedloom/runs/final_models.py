@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from ..client import Client, ClientResult, Schedule, with_batchnorm_statistics
 from ..engines.in_process import Job, make_blocks, run_block
 from ..evaluation.cka import cka_map, features
+from ..exporting import describe_model
 from ..fleet import Device, DeviceModel, ModelWeights, Request, ServerModel, Tier, make_ask
 from ..tensors import Parcel
 from .experiment import Experiment
@@ -33,7 +34,7 @@ def save_models(experiment: Experiment, server: Parcel, number: int, writer: Run
         if not isinstance(target, ServerModel):
             continue
         for tier, weights in experiment.evaluator.models(name, target, fleet, ask, number).items():
-            about = {"family": tier.model.family, "tier": tier.name, "settings": repr(dict(tier.model.settings))}
+            about = describe_model(tier.model, experiment.dataset, tier=tier.name, round=number)
             whole = {**weights, **tier.model.frozen_weights()}
             writer.write_model(tier.name if name == "server" else f"{tier.name}.{name}", whole, about)
 

@@ -109,11 +109,11 @@ class RunWriter:
     def write_document(self, name: str, content: Any) -> None:
         write_atomic(self.folder / name, (json.dumps(content, allow_nan=False) + "\n").encode())
 
-    def write_model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    def write_model(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         (self.folder / "models").mkdir(exist_ok=True)
         self.write_tensors(f"models/{name}.safetensors", weights, about)
 
-    def write_tensors(self, file: str, weights: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    def write_tensors(self, file: str, weights: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
         write_atomic(self.folder / file, to_safetensors(weights, about))
 
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
