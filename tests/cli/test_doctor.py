@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from fedloom.cli.doctor import _blocks
@@ -18,7 +19,7 @@ def findings(result):
 
 def test_doctor_without_recipe_shows_the_machine(fedloom, files):
     found = findings(fedloom("doctor", "--format", "json"))
-    assert list(found) == ["python", "torch", "cores", "folder for runs", "extras", "data"]
+    assert list(found) == ["python", "torch", "trains on", "cores", "folder for runs", "extras", "data"]
     assert found["data"][1].startswith("bundled data sets only: there is no data")
     assert files() == {}
 
@@ -27,8 +28,24 @@ def test_doctor_text_has_a_line_per_finding(fedloom):
     result = fedloom("doctor")
     assert (result.code, result.err) == (0, "")
     assert [line.split()[0] for line in result.out.splitlines()[1:]] == [
-        "python", "torch", "cores", "folder", "extras", "data",
+        "python", "torch", "trains", "cores", "folder", "extras", "data",
     ]  # fmt: skip
+
+
+def test_doctor_machine_with_cuda_says_that_it_is_not_used(fedloom, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "T4")
+    found = findings(fedloom("doctor", "--format", "json"))
+    assert found["trains on"] == ("ok", "CPU; torch also finds CUDA (T4), which fedloom does not use")
+    assert "CUDA" not in found["torch"][1]
+
+
+def test_doctor_machine_without_accelerator_trains_on_the_cpu(fedloom, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    found = findings(fedloom("doctor", "--format", "json"))
+    assert found["trains on"] == ("ok", "CPU; torch finds nothing else")
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])

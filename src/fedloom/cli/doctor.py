@@ -37,11 +37,14 @@ def doctor(
 def _machine() -> list[Finding]:
     import torch
 
+    from ..engines.hardware import find_hardware
+
     extras = [name for name, module in EXTRAS.items() if importlib.util.find_spec(module)]
     writable = os.access(Path.cwd(), os.W_OK)
     return [
         ("python", "ok", platform.python_version()),
-        ("torch", "ok", f"{torch.__version__}, {'CUDA' if torch.cuda.is_available() else 'CPU'}"),
+        ("torch", "ok", torch.__version__),
+        ("trains on", "ok", str(find_hardware())),
         ("cores", "ok", str(os.cpu_count())),
         (
             "folder for runs",
