@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from fedloom.analysis import costs
+
 KNOWN = {  # colors and classes
     "digits": (1, 10),
     "fashion-mini": (1, 10),
@@ -196,3 +198,28 @@ def test_plan_measure_times_a_round(fedloom, write):
     result = fedloom("plan", "my.toml", "--measure", "--workers", "1", "--format", "json").data["round"]
     assert result["training"] > 0 and result["evaluation"] > 0 and result["workers"] == 1
     assert "a round here" in fedloom("plan", "my.toml", "--measure", "--workers", "1").out
+
+
+def test_plan_message_above_flowers_limit_is_named(fedloom, write, monkeypatch):
+    """A message, not a round: two messages that fit may be larger together."""
+    write()
+    sizes = {tier["name"]: max(tier["bytes_down"], tier["bytes_up"]) for tier in plan_tiers(fedloom)}
+    monkeypatch.setattr(costs, "MAX_MESSAGE_BYTES", sizes["large"] - 1)
+    most = sizes["large"]
+    problem = f"a message of tier large has {most:,} bytes, more than the {most - 1:,} of Flower's limit"
+    result = fedloom("plan", "my.toml")
+    assert result.code == 0 and f"{problem}: it can be simulated, not deployed" in result.out
+    for refused in (
+        fedloom("plan", "my.toml", "--set", 'engine.kind="flower"'),
+        fedloom("check", "my.toml", "--deployment"),
+    ):
+        (issue,) = refused.issues
+        assert (refused.code, issue.code, issue.message) == (4, "MESSAGE_SIZE", problem)
+        assert "compress" in issue.hint
+    monkeypatch.setattr(costs, "MAX_MESSAGE_BYTES", sizes["large"])
+    assert fedloom("check", "my.toml", "--deployment").code == 0
+    assert "Flower" not in fedloom("plan", "my.toml").out
+
+
+def plan_tiers(fedloom):
+    return fedloom("plan", "my.toml", "--format", "json").data["tiers"]

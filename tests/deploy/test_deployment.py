@@ -1,5 +1,6 @@
 """A real fleet without its processes: folder, keys, identification of devices, tier assignment, supervision."""
 
+import datetime
 import json
 import stat
 from pathlib import Path
@@ -10,20 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("cryptography")
+from cryptography import x509
 
-from fedloom.deploy import processes
-from fedloom.deploy.keys import is_loopback
+import fedloom
+from fedloom.deploy import keys, processes
+from fedloom.deploy.device import check_server
+from fedloom.deploy.keys import CertificateEnd, is_loopback, is_renewed, read_end
 from fedloom.deploy.pidfile import hold_pidfile, read_pidfile, read_running, read_status
 from fedloom.deploy.proxy import read_rejected_connections
-from fedloom.deploy.registry import read_bundle, read_fleet_registry, revoke
+from fedloom.deploy.registry import enroll, parse_enroll_request, read_bundle, read_fleet_registry, renew, revoke
+from fedloom.deploy.remote import require_same_version
 from fedloom.deploy.runtime import build_runtime, describe_device
-from fedloom.deploy.server import ServerSupervisor, SupervisionError, report_launch
+from fedloom.deploy.server import ServerSupervisor, SupervisionError, check_certificates, report_launch
 from fedloom.deploy.tier_assignment import (
     assign_tiers,
     choose_tiers,
     identify_by_key,
     parse_device_spec,
 )
+from fedloom.engines import Refusal
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
@@ -69,6 +75,93 @@ def test_enroll_new_address_keeps_the_authority(tmp_path: Path) -> None:
     assert (tmp_path / "ca.crt").read_bytes() == before["ca.crt"]
     assert (tmp_path / "server.crt").read_bytes() != before["server.crt"]
     assert read_bundle(tmp_path / "devices" / "one").server == "b.example:1"
+
+
+def days_left(file: Path) -> int:
+    return CertificateEnd(file.name, read_end(file)).days_left
+
+
+def test_enroll_certificates_are_valid_for_the_stated_time(tmp_path: Path) -> None:
+    enroll_fleet(tmp_path / "usual", "a.example:1", "one")
+    assert [days_left(tmp_path / "usual" / name) for name in ("server.crt", "ca.crt")] == [364, 5 * 365 - 1]
+    enroll(tmp_path / "short", "a.example:1", [], True, valid_days=10)
+    assert [days_left(tmp_path / "short" / name) for name in ("server.crt", "ca.crt")] == [9, 49]
+
+
+def test_renew_new_server_certificate_is_trusted_by_enrolled_devices(tmp_path: Path) -> None:
+    registry = enroll(tmp_path, "127.0.0.1:1", [parse_enroll_request("one")], True, valid_days=10)
+    names = ("ca.crt", "ca.key", "server.crt", "devices/one/key")
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    renew(registry)
+    now = {name: (tmp_path / name).read_bytes() for name in names}
+    assert [name for name in names if now[name] != before[name]] == ["server.crt"]
+    renew(registry, valid_days=100)  # more than the authority has left, so its certificate is renewed too
+    assert [days_left(tmp_path / name) for name in ("server.crt", "ca.crt")] == [99, 499]
+    assert (tmp_path / "ca.key").read_bytes() == before["ca.key"]
+    assert (tmp_path / "devices" / "one" / "ca.crt").read_bytes() == (tmp_path / "ca.crt").read_bytes()
+    assert read_fleet_registry(tmp_path).valid_days == 100
+    for authority in (before["ca.crt"], (tmp_path / "ca.crt").read_bytes()):  # a device may have either
+        signer = x509.load_pem_x509_certificate(authority)
+        x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes()).verify_directly_issued_by(signer)
+
+
+def test_renew_insecure_fleet_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no certificates"):
+        renew(enroll_fleet(tmp_path, "127.0.0.1:1", secure=False))
+
+
+@pytest.mark.parametrize("days", [3, 29, 31])
+def test_check_certificates_warns_thirty_days_before_the_end(
+    tmp_path: Path, days: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = enroll(tmp_path, "127.0.0.1:1", [parse_enroll_request("one")], True, valid_days=days)
+    check_certificates(registry)
+    warned = [record.getMessage() for record in caplog.records]
+    assert any(text.startswith("the certificate server.crt ends on ") for text in warned) == (days < 31)
+    assert all(f"fedloom deploy renew {tmp_path}" in text for text in warned)
+    status = {one["file"]: one for one in read_status(tmp_path)["certificates"]}
+    assert (status["server.crt"]["days_left"], status["server.crt"]["soon"]) == (days - 1, days < 31)
+    (of_device,) = read_status(tmp_path / "devices" / "one")["certificates"]
+    assert (of_device["file"], of_device["soon"]) == ("ca.crt", 5 * days - 1 < 30)
+
+
+def test_check_certificates_after_the_end_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = enroll_fleet(tmp_path, "127.0.0.1:1", "one")
+    later = keys._now() + datetime.timedelta(days=366)
+    monkeypatch.setattr(keys, "_now", lambda: later)
+    with pytest.raises(RecipeError, match=r"CERTIFICATE: the certificate server\.crt ended on .*\n.*deploy renew"):
+        check_certificates(registry)
+    renew(registry)
+    check_certificates(registry)
+    monkeypatch.setattr(keys, "_now", lambda: later + datetime.timedelta(days=5 * 366))
+    with pytest.raises(RecipeError, match=r"the certificate ca\.crt ended on"):
+        check_server(read_bundle(tmp_path / "devices" / "one"))
+
+
+def test_is_renewed_needs_the_same_key_and_a_later_end(tmp_path: Path) -> None:
+    enroll(tmp_path / "a", "a.example:1", [], True, valid_days=10)
+    old = (tmp_path / "a" / "ca.crt").read_bytes()
+    renew(read_fleet_registry(tmp_path / "a"), valid_days=20, authority=True)
+    new = (tmp_path / "a" / "ca.crt").read_bytes()
+    enroll(tmp_path / "b", "a.example:1", [], True, valid_days=40)
+    assert is_renewed(old, new)
+    assert not is_renewed(new, old)
+    assert not is_renewed(old, (tmp_path / "b" / "ca.crt").read_bytes())
+    assert not is_renewed(old, b"no certificate")
+
+
+def test_require_same_version_refuses_other_releases_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    identify = require_same_version(lambda node, info: "3")
+    major, minor, *_ = fedloom.__version__.split(".")
+    assert identify(1, {"fedloom": fedloom.__version__}) == "3" and not caplog.records
+    assert identify(1, {"fedloom": f"{major}.{minor}.77"}) == "3"
+    assert f"the device has fedloom {major}.{minor}.77, the server {fedloom.__version__}" in caplog.text
+    for other in (f"{major}.{int(minor) + 1}.0", f"{int(major) + 1}.{minor}.0", None, "0.2;rm", f"{major}.{minor}7"):
+        refusal = identify(1, {"fedloom": other})
+        assert isinstance(refusal, Refusal) and (refusal.device, refusal.code) == ("3", "VERSION")
+        assert refusal.reason.endswith(f"on the device: pip install 'fedloom[flower]=={major}.{minor}.*'")
+    assert require_same_version(lambda node, info: None)(1, {}) is None
 
 
 def test_revoke_removes_the_key(tmp_path: Path) -> None:
@@ -232,6 +325,7 @@ def test_describe_device_includes_measurements(tmp_path: Path) -> None:
     (tmp_path / "machine.json").write_text('{"memory": 5.0}', encoding="utf-8")
     assert describe_device({"device": 2, "machine": str(tmp_path / "machine.json")}) == {
         "index": 2,
+        "fedloom": fedloom.__version__,
         "machine": {"memory": 5.0},
     }
 

@@ -15,11 +15,17 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import fedloom
+from fedloom.deploy import device
+from fedloom.deploy import proxy as proxies
+from fedloom.deploy.device import check_server
 from fedloom.deploy.keys import Authority
 from fedloom.deploy.processes import find_free_port
 from fedloom.deploy.proxy import MAX_ECHO, AuthProxy
-from fedloom.deploy.registry import FleetRegistry
+from fedloom.deploy.registry import FleetRegistry, read_bundle, renew
 from fedloom.deploy.server import start_fleet_proxy
+from fedloom.flower import versions
+from fedloom.recipe.errors import RecipeError
 from tests.real_fleet import enroll_fleet
 
 
@@ -194,3 +200,70 @@ def test_proxy_concurrent_requests_are_not_blocked_by_a_silent_one(registry: Fle
         thread.join(10)
     silent.close()
     assert statuses == [201] * 8
+
+
+@pytest.mark.usefixtures("proxy")
+def test_check_server_same_version_changes_nothing(registry: FleetRegistry) -> None:
+    folder = registry.folder / "devices" / "a"
+    before = (folder / "ca.crt").read_bytes()
+    assert check_server(read_bundle(folder)) is False
+    assert (folder / "ca.crt").read_bytes() == before and read_rejections(registry) == []
+
+
+@pytest.mark.usefixtures("proxy")
+def test_check_server_other_version_is_refused_on_both_ends(
+    registry: FleetRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The device has an older version than the server, which runs in this process too."""
+    body = {"name": "a", "fedloom": "0.1.9"}
+    with connect(registry) as connection:
+        connection.request("POST", proxies.HELLO, json.dumps(body), headers(registry))
+        answer = json.loads(connection.getresponse().read())
+    assert answer["fedloom"] == fedloom.__version__
+    ((code, reason),) = read_rejections(registry)
+    assert code == "VERSION" and "a: the device has fedloom 0.1.9, the server" in reason
+    assert "a is refused: the device has fedloom 0.1.9" in caplog.text
+    monkeypatch.setattr(versions, "VERSION", "0.1.9")
+    with pytest.raises(RecipeError, match=r"VERSION: the device has fedloom 0\.1\.9, the server.*\n.*pip install"):
+        check_server(read_bundle(registry.folder / "devices" / "a"))
+
+
+@pytest.mark.usefixtures("proxy")
+def test_check_server_renewed_authority_is_adopted(registry: FleetRegistry) -> None:
+    """The device trusts the old certificate, which proves that the new one comes from its server."""
+    folder = registry.folder / "devices" / "a"
+    old = (folder / "ca.crt").read_bytes()
+    renew(registry, 500, authority=True)  # the running proxy still has the old server certificate
+    (folder / "ca.crt").write_bytes(old)
+    assert check_server(read_bundle(folder)) is True
+    assert (folder / "ca.crt").read_bytes() == (registry.folder / "ca.crt").read_bytes() != old
+
+
+@pytest.mark.usefixtures("proxy")
+def test_proxy_hello_without_a_registered_key_is_rejected(registry: FleetRegistry) -> None:
+    for path, sent, status in ((proxies.HELLO, {}, 403), (proxies.HELLO, headers(registry), 200)):
+        with connect(registry) as connection:
+            connection.request("POST", path, b"no json", sent)
+            assert connection.getresponse().status == status
+    assert [code for code, _ in read_rejections(registry)] == ["UNREGISTERED", "VERSION"]
+
+
+def test_check_server_unreachable_server_compares_with_the_enrollment(
+    registry: FleetRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = registry.folder / "devices" / "a"
+    bundle = read_bundle(folder)
+    assert bundle.fedloom == fedloom.__version__
+    assert check_server(bundle) is False and not caplog.records
+    (folder / "device.json").write_text((folder / "device.json").read_text().replace(bundle.fedloom, "0.1.0"))
+    assert check_server(read_bundle(folder)) is False
+    assert "when a was enrolled: the device has fedloom" in caplog.text
+
+
+@pytest.mark.usefixtures("proxy")
+def test_check_server_certificate_that_ends_soon_is_named(
+    registry: FleetRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device, "WARN_SECONDS", 400 * device.DAY)
+    check_server(read_bundle(registry.folder / "devices" / "a"))
+    assert "the server's certificate ends in 364 days" in caplog.text

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom.flower.apps import OtherVersion, handle_request
 from fedloom.flower.messages import DTYPES, HEADER, TEXT, RecordEncoder, decode_request
 from fedloom.tensors import fingerprint
 
@@ -76,3 +77,10 @@ def test_record_encoder_same_tensors_are_one_record() -> None:
     )
     assert first["0"] is second["0"]
     assert first["0"] is not other["0"] and first["1"] is not second["1"]
+
+
+@pytest.mark.parametrize("version", ["0.1.4", None])
+def test_handle_request_of_another_version_is_refused_before_anything_is_run(version: str | None) -> None:
+    content = RecordEncoder().encode({} if version is None else {"fedloom": version}, {})
+    with pytest.raises(OtherVersion, match=rf"the server {version or 'an unknown version'}"):
+        handle_request(content, lambda recipe: pytest.fail("the request was executed"))

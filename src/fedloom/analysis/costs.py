@@ -1,5 +1,6 @@
 """The costs of a recipe per tier, computed before it runs."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import torch
 
 from ..engines import Compression, DryRun
 from ..fleet import UNCOMPRESSED, Fleet, RoundContext
+from ..flower import MAX_MESSAGE_BYTES
 from ..methods import Method
 from ..models import compute_cost
+from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..recipe.validation import instantiate
@@ -36,6 +39,7 @@ class TierCost:
     bytes_up_compressed: int | None = None
     device_seconds: float | None = None  # per round, if the recipe has the tier's speed
     latency_ms: float | None = None  # of one example on this machine, if requested
+    largest_message: int = 0  # bytes of the largest message to or from a device
 
     @property
     def bytes_moved(self) -> int:
@@ -44,7 +48,23 @@ class TierCost:
         return (self.bytes_down if down is None else down) + (self.bytes_up if up is None else up)
 
     def record(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None and key != "largest_message"}
+
+    @property
+    def message_problem(self) -> str:
+        """Why a real device cannot get or send its messages; "" if it can."""
+        if self.largest_message <= MAX_MESSAGE_BYTES:
+            return ""
+        size, limit = self.largest_message, MAX_MESSAGE_BYTES
+        return f"a message of tier {self.name} has {size:,} bytes, more than the {limit:,} of Flower's limit"
+
+
+def check_message_sizes(loaded: LoadedRecipe, costs: Sequence[TierCost]) -> None:
+    """Raise if a message of some tier is larger than Flower delivers."""
+    for cost in costs:
+        if cost.message_problem:
+            hint = "compress it ([compression]), or give its devices a smaller model"
+            raise loaded.error(RecipeIssue(("tiers",), "MESSAGE_SIZE", cost.message_problem, hint))
 
 
 def tier_costs(
@@ -69,6 +89,7 @@ def tier_costs(
             traffic.bytes_down_compressed[tier.name] if is_compressed else None,
             traffic.bytes_up_compressed[tier.name] if is_compressed else None,
             latency_ms=latency_ms(tier.model) if timed else None,
+            largest_message=traffic.largest_message.get(tier.name, 0),
         )  # fmt: skip
         seconds = _device_seconds(loaded, method, fleet, tier_cost, data_spec)
         costs.append(replace(tier_cost, device_seconds=seconds))

@@ -26,7 +26,7 @@ from torch import nn
 
 from ..analysis import audit as audits
 from ..analysis import export_run
-from ..analysis.costs import TierCost, tier_costs
+from ..analysis.costs import TierCost, check_message_sizes, tier_costs
 from ..analysis.export_run import ExportResult
 from ..analysis.planning import DeviceSpec, FleetPlan, plan_fleet, read_device_specs
 from ..analysis.profiling import RoundTime, estimate_round_time, latency_ms
@@ -65,6 +65,8 @@ __all__ = [
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
+
+ON_FLOWER = ("flower", "flower-sim")  # engines whose messages Flower delivers
 
 RecipeLike = str | Path | Mapping[str, Any] | Simulation
 RunLike = str | Path | Run
@@ -539,6 +541,8 @@ def plan(
     for one in fleet:
         machines += [one] if isinstance(one, DeviceSpec) else read_device_specs(Path(one))
     costs = tier_costs(loaded, names, data, latency, memory=True)
+    if loaded.recipe.engine.kind in ON_FLOWER:
+        check_message_sizes(loaded, costs)
     timed = estimate_round_time(loaded, names, data, workers) if measure else None
     planned = plan_fleet(loaded, names, data, machines, costs, headroom) if machines else None
     return PlanResult(tuple(costs), timed, planned)
@@ -578,6 +582,7 @@ def check(
     fleet, method = build(loaded, names, data_spec)
     if deployment:
         check_deployment(loaded, method)
+        check_message_sizes(loaded, tier_costs(loaded, names, data))
     warm_start(loaded, fleet)
     build_partition(loaded, names, data_spec.labels)
     _, *others = build_arms(loaded, names, fleet).items()

@@ -1,4 +1,4 @@
-"""fedloom deploy: a real fleet. Create its keys, run its server or a device, show its status, stop it."""
+"""fedloom deploy: a real fleet. Create and renew its keys, run its server or a device, show its status, stop it."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,10 @@ from .run import final_table
 logger = logging.getLogger(__name__)
 
 deploy = typer.Typer(
-    name="deploy", help="A real fleet: keys, server, device, status, stop.", no_args_is_help=True, add_completion=False
+    name="deploy",
+    help="A real fleet: keys, renew, server, device, status, stop.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 AnyFolder = Annotated[Path, typer.Argument(help="The folder of a fleet, or of a device.")]
@@ -40,19 +43,64 @@ def keys(
     ] = None,
     revoked: Annotated[list[str] | None, typer.Option("--revoke", metavar="NAME", help="Reject its key.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: only within this machine.")] = False,
+    days: Annotated[
+        int | None,
+        typer.Option("--days", min=1, help="Days for which new server certificates are valid; at first 365."),
+    ] = None,
 ) -> None:
     """Create a fleet: an authority, the server's certificate, a folder with a key per device. Repeat to add devices."""
     from ..deploy.registry import enroll, parse_enroll_request, revoke
 
     requests = [parse_enroll_request(device) for device in devices or ()]
-    registry = revoke(enroll(folder, server, requests, secure=not insecure), revoked or ())
+    registry = revoke(enroll(folder, server, requests, not insecure, days), revoked or ())
     rows = [
         (device.name, device.max_tier or "any", str(folder / "devices" / device.name)) for device in registry.devices
     ]
+    listed, ends = [{"name": d.name, "max_tier": d.max_tier} for d in registry.devices], _certificate_ends(folder)
     options.show(
-        {"server": registry.server, "devices": [{"name": d.name, "max_tier": d.max_tier} for d in registry.devices]},
-        columns(("device", "largest tier", "copy to the device"), rows),
+        {"server": registry.server, "devices": listed, "certificates": ends},
+        "\n\n".join([columns(("device", "largest tier", "copy to the device"), rows), *_certificate_lines(ends)]),
     )
+
+
+@deploy.command("renew")
+@verb("format")
+def renew(
+    options: Options,
+    folder: Annotated[Path, typer.Argument(help="The fleet's folder at the server.")],
+    days: Annotated[
+        int | None, typer.Option("--days", min=1, help="Days for which it is valid; default: as the last one.")
+    ] = None,
+    authority: Annotated[bool, typer.Option("--authority", help="Also renew the authority's certificate.")] = False,
+) -> None:
+    """Renew the server's certificate. Devices stay enrolled; restart the server to use it."""
+    from ..deploy.pidfile import read_running
+    from ..deploy.registry import read_fleet_registry, renew
+
+    before = (folder / "ca.crt").read_bytes() if (folder / "ca.crt").exists() else b""
+    renew(read_fleet_registry(folder), days, authority)
+    lines = []
+    if (folder / "ca.crt").read_bytes() != before:
+        lines.append("devices fetch the authority's new certificate when they start and once a day")
+    if read_running(folder):
+        lines.append(f"restart the server to use it: fedloom deploy stop {folder}, then fedloom deploy server …")
+    ends = _certificate_ends(folder)
+    options.show({"certificates": ends}, "\n".join([*_certificate_lines(ends), *lines]))
+
+
+def _certificate_ends(folder: Path) -> list[dict[str, Any]]:
+    from ..deploy.pidfile import read_status
+
+    ends: list[dict[str, Any]] = read_status(folder)["certificates"]
+    return ends
+
+
+def _certificate_lines(ends: list[dict[str, Any]]) -> list[str]:
+    """A table of certificates, with what to do about those that end soon."""
+    if not ends:
+        return []
+    rows = [(one["file"], one["ends"][:10], str(one["days_left"]), "renew it" if one["soon"] else "") for one in ends]
+    return [columns(("certificate", "ends", "days left", ""), rows)]
 
 
 @deploy.command("server")
@@ -89,6 +137,7 @@ def server(
 
 def _write_recipe(options: Options, recipe: Path, fleet: Path) -> Path:
     """Write the recipe as it will run into the fleet's folder; raise if it cannot be deployed."""
+    from ..analysis.costs import check_message_sizes, tier_costs
     from ..deploy.registry import read_fleet_registry
     from ..recipe.load import dumps
     from ..runs.build import build, check_deployment
@@ -101,6 +150,7 @@ def _write_recipe(options: Options, recipe: Path, fleet: Path) -> Path:
     read_fleet_registry(fleet).check_size(loaded)
     _, method = build(loaded, options.registries, read_data_spec(loaded, options.registries, options.data))
     check_deployment(loaded, method)
+    check_message_sizes(loaded, tier_costs(loaded, options.registries, options.data))
     path = fleet / "recipe.toml"
     path.write_text(dumps(loaded.recipe.document()), encoding="utf-8")
     return path
@@ -143,6 +193,7 @@ def status(options: Options, folder: AnyFolder) -> None:
         keys = ("name", "tier", "last_round", "refusals")
         rows = [tuple(str(device[key]) for key in keys) for device in status["devices"]]
         text += "\n\n" + columns(("device", "tier", "last reply in round", "refusals"), rows)
+    text = "\n\n".join([text, *_certificate_lines(status["certificates"])])
     options.show(status, text)
 
 

@@ -68,6 +68,7 @@ def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetP
         for cost in costs
         if cost.uncounted
     ]
+    parts += [f"{cost.message_problem}: it can be simulated, not deployed" for cost in costs if cost.message_problem]
     if timed:
         noise = "; on random data: the data set is not here" if timed.synthetic_data else ""
         parts.append(

@@ -1,16 +1,25 @@
-"""A fleet's certificate authority, its server's certificate, and a private key for every device."""
+"""A fleet's certificate authority, its server's certificate, and a private key for every device.
 
+The authority keeps its key when its certificate is renewed, so devices with the old certificate and devices with the
+new one accept the same server.
+"""
+
+import base64
 import datetime
 import ipaddress
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-VALIDITY = datetime.timedelta(days=3650)
+VALID_DAYS = 365  # of a server's certificate
+AUTHORITY_FACTOR = 5  # the authority's certificate is valid for so many times as long
+WARN_DAYS = 30  # before a certificate ends
+DAY = datetime.timedelta(days=1)
 LOOPBACK = ("localhost", "127.0.0.1")
 CA_NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedloom fleet")])
 DISABLED_KEY_USAGES = {
@@ -29,6 +38,7 @@ class Authority:
     """The files of a certificate authority, of which only ca.crt is copied to devices."""
 
     folder: Path
+    days: int = VALID_DAYS  # for which new certificates of the server are valid
 
     @property
     def certificate(self) -> Path:
@@ -43,16 +53,33 @@ class Authority:
         return self.folder / "server.key"
 
     def certify(self, host: str) -> None:
-        """Write a new key and certificate for the server that devices reach at this host."""
+        """Write a new key and certificate for the server that devices reach at this host.
+
+        The authority's certificate is renewed if it would end earlier.
+        """
         signer, key = self._signing_key(), _generate_key()
+        if read_end(self.certificate) < _now() + self.days * DAY:
+            self.renew()
         names = [_general_name(name) for name in dict.fromkeys((host, *LOOPBACK))]
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
         authority_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        builder = _certificate_builder(subject, key, is_ca=False)
+        builder = _certificate_builder(subject, key, self.days, is_ca=False)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(authority_key_id, critical=False)
         self.server_certificate.write_bytes(builder.sign(signer, hashes.SHA384()).public_bytes(PEM))
         _write_private(self.server_key, key, serialization.PrivateFormat.PKCS8)
+
+    def renew(self) -> None:
+        """Write a new certificate of the authority, with the same key."""
+        self._write_certificate(self._signing_key())
+
+    def ends(self) -> list["CertificateEnd"]:
+        """When the server's and the authority's certificates end."""
+        return [CertificateEnd(path.name, read_end(path)) for path in (self.server_certificate, self.certificate)]
+
+    def _write_certificate(self, key: ec.EllipticCurvePrivateKey) -> None:
+        builder = _certificate_builder(CA_NAME, key, AUTHORITY_FACTOR * self.days, is_ca=True)
+        self.certificate.write_bytes(builder.sign(key, hashes.SHA384()).public_bytes(PEM))
 
     def _signing_key(self) -> ec.EllipticCurvePrivateKey:
         """The authority's own key, generated on first use."""
@@ -62,10 +89,60 @@ class Authority:
             assert isinstance(stored, ec.EllipticCurvePrivateKey)  # written below
             return stored
         key = _generate_key()
-        certificate = _certificate_builder(CA_NAME, key, is_ca=True).sign(key, hashes.SHA384())
-        self.certificate.write_bytes(certificate.public_bytes(PEM))
+        self._write_certificate(key)
         _write_private(path, key, serialization.PrivateFormat.PKCS8)
         return key
+
+
+@dataclass(frozen=True)
+class CertificateEnd:
+    """A certificate's file and the time at which it ends."""
+
+    file: str
+    end: datetime.datetime
+    now: datetime.datetime = field(default_factory=lambda: _now(), compare=False)
+
+    @property
+    def days_left(self) -> int:
+        """Whole days; negative once it has ended."""
+        return (self.end - self.now) // DAY
+
+    @property
+    def has_ended(self) -> bool:
+        return self.end <= self.now
+
+    @property
+    def ends_soon(self) -> bool:
+        return self.days_left < WARN_DAYS
+
+    def __str__(self) -> str:
+        when = f"{self.end:%Y-%m-%d}"
+        return f"{self.file} ended on {when}" if self.has_ended else f"{self.file} ends on {when}"
+
+    def record(self) -> dict[str, str | int]:
+        return {"file": self.file, "ends": self.end.isoformat(), "days_left": self.days_left}
+
+
+def read_end(path: Path) -> datetime.datetime:
+    """When the certificate in this file ends."""
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+
+def is_renewed(old: bytes, new: bytes) -> bool:
+    """True if one certificate of an authority (PEM) is a later one of the other, with the same key."""
+    try:
+        before, after = (x509.load_pem_x509_certificate(pem) for pem in (old, new))
+        after.verify_directly_issued_by(before)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return before.public_key() == after.public_key() and after.not_valid_after_utc > before.not_valid_after_utc
+
+
+def public_key_header(path: Path) -> str:
+    """The public key of the private key in this file, as Flower's devices send it: PEM in base64."""
+    key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    pem = key.public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(pem).decode("ascii")
 
 
 def create_device_key(path: Path) -> str:
@@ -111,10 +188,16 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _certificate_builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey, is_ca: bool) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _certificate_builder(
+    subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, is_ca: bool
+) -> x509.CertificateBuilder:
+    now = _now()
     builder = x509.CertificateBuilder(CA_NAME, subject, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + VALIDITY)
+    builder = builder.not_valid_before(now - DAY).not_valid_after(now + days * DAY)
     limits = x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None)
     usage = x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **DISABLED_KEY_USAGES)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())

@@ -4,7 +4,7 @@ import json
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,31 @@ def read_status(folder: Path) -> dict[str, Any]:
     """`running` and a `summary` for people; for a fleet also its last run and the state of every device."""
     is_running = read_running(folder) is not None
     if (folder / BUNDLE_FILE).exists():
-        name = read_bundle(folder).name
-        return {"running": is_running, "summary": f"{name} {'is running' if is_running else 'is not running'}"}
+        bundle = read_bundle(folder)
+        status = {"running": is_running, "certificates": _certificates(folder, bundle.secure, ("ca.crt",))}
+        return {**status, "summary": f"{bundle.name} {'is running' if is_running else 'is not running'}"}
     registry, last = read_fleet_registry(folder), read_pidfile(folder).get("run")
     run = Path(last) if last else None
-    status = {"running": is_running, "run": last, "devices": _device_status(registry, run)}
+    status = {
+        "running": is_running, "run": last, "devices": _device_status(registry, run),
+        "certificates": _certificates(folder, registry.secure, ("server.crt", "ca.crt")),
+    }  # fmt: skip
     summary = f"{registry.server}: {'a server is running' if is_running else 'no server is running'}"
     if run is None:
         return {**status, "summary": summary}
     rounds = [int(line["round"]) for line in read_json_lines(run / "timings.jsonl")]
     state = read_manifest(run)["status"] if run.exists() else "waiting for devices"
     return {**status, "state": state, "summary": f"{summary}; {run}: {state}, after round {max(rounds, default=0)}"}
+
+
+def _certificates(folder: Path, secure: bool, names: Sequence[str]) -> list[dict[str, Any]]:
+    """When certificates end, and whether that is soon."""
+    if not secure:
+        return []
+    from .keys import CertificateEnd, read_end
+
+    found = [CertificateEnd(name, read_end(folder / name)) for name in names if (folder / name).exists()]
+    return [{**one.record(), "soon": one.ends_soon} for one in found]
 
 
 def _device_status(registry: FleetRegistry, run: Path | None) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ interface. The proxy passes on requests that come over TLS, with a registered ke
 import base64
 import http.client
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -19,11 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import Refusal
+from ..flower.versions import VERSION, explain_versions, is_compatible
 from ..runs.state import RunState
+
+logger = logging.getLogger(__name__)
 
 DEVICE_PATHS = "/v1/fleet/"
 ECHO = "/fedloom/echo"  # returns the request body, so that a device can measure its bandwidth
 MAX_ECHO = 4 << 20  # bytes
+HELLO = "/fedloom/hello"  # a device states name and version, and gets the server's version and authority
+MAX_HELLO = 4096  # bytes
 KEY_HEADER = "flwr-public-key"
 TLS_HANDSHAKE = b"\x16"  # first byte of a TLS connection
 CHUNK = 1 << 18  # bytes
@@ -43,6 +49,7 @@ class ProxyConfig:
     tls: ssl.SSLContext | None = None  # towards devices; None: plain HTTP, on the loopback interface only
     upstream_tls: ssl.SSLContext | None = None
     is_registered: Callable[[str], bool] | None = None  # takes a public key as PEM; None: accept everyone
+    authority: Path | None = None  # the certificate that devices trust
     _logged: dict[tuple[str, str], float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -56,6 +63,21 @@ class ProxyConfig:
                 self._logged = {key: when for key, when in self._logged.items() if now - when < LOG_INTERVAL}
             with self.log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"code": code, "reason": f"{peer}: {reason}", "time": time.time()}) + "\n")
+
+    def greet(self, peer: str, body: bytes) -> bytes:
+        """The answer to a device's hello: the server's version, and the authority's certificate, maybe renewed."""
+        try:
+            hello = dict(json.loads(body))
+        except (ValueError, TypeError):
+            hello = {}
+        name, version = str(hello.get("name", ""))[:60], hello.get("fedloom")
+        if not is_compatible(version):
+            self.log_rejection(peer, "VERSION", f"{name}: {explain_versions(version, is_server=True)}")
+            logger.warning("%s is refused: %s", name, explain_versions(version, is_server=True))
+        elif version != VERSION:
+            logger.info("%s: %s", name, explain_versions(version, is_server=True))
+        certificate = self.authority.read_text("ascii") if self.authority else ""
+        return json.dumps({"fedloom": VERSION, "authority": certificate}).encode()
 
     def connect(self) -> http.client.HTTPConnection:
         host, port = self.upstream
@@ -153,10 +175,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._reject(411, "FORMAT", "no Content-Length")
         elif self.path == ECHO and int(length) <= MAX_ECHO:
             self._respond(200, [], self.rfile.read(int(length)))
-        elif not self.path.startswith(DEVICE_PATHS) or ".." in self.path:
+        elif not self._is_for_devices(int(length)):
             self._reject(403, "NOT_FOR_DEVICES", f"{self.path[:60]} is not for devices")
         elif not self._has_registered_key():
             self._reject(403, "UNREGISTERED", "the key is not registered in this fleet")
+        elif self.path == HELLO:
+            self._respond(200, [], self.server.config.greet(self.client_address[0], self.rfile.read(int(length))))
         else:
             self._forward(int(length))
 
@@ -167,6 +191,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log accepted requests."""
+
+    def _is_for_devices(self, length: int) -> bool:
+        is_flower = self.path.startswith(DEVICE_PATHS) and ".." not in self.path
+        return is_flower or (self.path == HELLO and length <= MAX_HELLO)
 
     def _has_registered_key(self) -> bool:
         is_registered = self.server.config.is_registered

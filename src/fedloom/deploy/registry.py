@@ -9,11 +9,15 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import sync_folder, write_atomic
+from ..flower.versions import VERSION
 from ..recipe.errors import RecipeIssue, recipe_error
 from ..recipe.load import LoadedRecipe
+
+if TYPE_CHECKING:
+    from .keys import Authority
 
 REGISTRY_FILE, BUNDLE_FILE = "fleet.json", "device.json"
 PROXY_LOG = "proxy.jsonl"
@@ -33,6 +37,7 @@ class FleetRegistry:
     server: str  # host:port under which devices reach it
     secure: bool
     devices: tuple[EnrolledDevice, ...] = ()
+    valid_days: int | None = None  # of new server certificates; None: the default
 
     @property
     def host(self) -> str:
@@ -60,7 +65,7 @@ class FleetRegistry:
 
     def write(self) -> None:
         devices = [asdict(device) for device in self.devices]
-        document = {"server": self.server, "secure": self.secure, "devices": devices}
+        document = {"server": self.server, "secure": self.secure, "valid_days": self.valid_days, "devices": devices}
         write_atomic(self.folder / REGISTRY_FILE, (json.dumps(document, indent=1) + "\n").encode())
         sync_folder(self.folder)
 
@@ -69,7 +74,7 @@ def read_fleet_registry(folder: Path) -> FleetRegistry:
     try:
         document = json.loads((folder / REGISTRY_FILE).read_text("utf-8"))
         devices = tuple(EnrolledDevice(**device) for device in document["devices"])
-        return FleetRegistry(folder, document["server"], document["secure"], devices)
+        return FleetRegistry(folder, document["server"], document["secure"], devices, document.get("valid_days"))
     except OSError as error:
         hint = f"create one with: fedloom deploy keys {folder} --server HOST:PORT --device NAME"
         raise recipe_error(folder, "FLEET_MISSING", f"no {REGISTRY_FILE} in this folder", hint) from error
@@ -96,17 +101,20 @@ def parse_enroll_request(text: str) -> EnrollRequest:
     return EnrollRequest(name, max_tier or None, Path(file) if file else None)
 
 
-def enroll(folder: Path, server: str | None, requests: Iterable[EnrollRequest], secure: bool) -> FleetRegistry:
+def enroll(
+    folder: Path, server: str | None, requests: Iterable[EnrollRequest], secure: bool, valid_days: int | None = None
+) -> FleetRegistry:
     """Create a fleet, or add devices to it.
 
-    Keys and certificates are kept; a new address gets a new server certificate. `secure` applies only to a new fleet.
+    Keys and certificates are kept; a new address gets a new server certificate. `secure` applies only to a new fleet,
+    `valid_days` to certificates that are made from now on.
     """
-    from .keys import Authority, is_loopback
+    from .keys import is_loopback
 
     exists = (folder / REGISTRY_FILE).exists()
     registry = read_fleet_registry(folder) if exists else FleetRegistry(folder, "", secure)
     new_address = server is not None and server != registry.server
-    registry = replace(registry, server=server or registry.server)
+    registry = replace(registry, server=server or registry.server, valid_days=valid_days or registry.valid_days)
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}", registry.server):
         hint = "--server is the address under which devices reach the server"
         raise recipe_error(folder, "ADDRESS", f"{registry.server!r} is not HOST:PORT", hint)
@@ -115,13 +123,39 @@ def enroll(folder: Path, server: str | None, requests: Iterable[EnrollRequest], 
         raise recipe_error(folder, "INSECURE", message, "leave --insecure out")
     folder.mkdir(parents=True, exist_ok=True)
     if registry.secure and new_address:
-        Authority(folder).certify(registry.host)
+        authority_of(registry).certify(registry.host)
     names = {device.name for device in registry.devices}
     for request in requests:
         if request.name in names:
             raise recipe_error(folder, "DEVICE_NAME", f"there already is a device {request.name}")
         names.add(request.name)
         registry = replace(registry, devices=(*registry.devices, _enroll_device(registry, request)))
+    registry.write()
+    for index in range(len(registry.devices)):
+        _write_bundle(registry, index)
+    return registry
+
+
+def authority_of(registry: FleetRegistry) -> "Authority":
+    """The fleet's certificate authority."""
+    from .keys import VALID_DAYS, Authority
+
+    return Authority(registry.folder, registry.valid_days or VALID_DAYS)
+
+
+def renew(registry: FleetRegistry, valid_days: int | None = None, authority: bool = False) -> FleetRegistry:
+    """Write a new server certificate, and a new one of the authority if asked for or if it would end earlier.
+
+    Devices stay enrolled: their keys and the authority's key do not change.
+    """
+    if not registry.secure:
+        raise recipe_error(
+            registry.folder, "INSECURE", "this fleet has no certificates: it was created with --insecure"
+        )
+    registry = replace(registry, valid_days=valid_days or registry.valid_days)
+    if authority:
+        authority_of(registry).renew()
+    authority_of(registry).certify(registry.host)
     registry.write()
     for index in range(len(registry.devices)):
         _write_bundle(registry, index)
@@ -164,12 +198,15 @@ class DeviceBundle:
     index: int
     server: str
     secure: bool
+    fedloom: str = ""  # version of the server when the device was enrolled
 
 
 def _write_bundle(registry: FleetRegistry, index: int) -> None:
     device = registry.devices[index]
     folder = registry.folder / "devices" / device.name
-    document = {"name": device.name, "index": index, "server": registry.server, "secure": registry.secure}
+    document = {
+        "name": device.name, "index": index, "server": registry.server, "secure": registry.secure, "fedloom": VERSION,
+    }  # fmt: skip
     write_atomic(folder / BUNDLE_FILE, (json.dumps(document, indent=1) + "\n").encode())
     if registry.secure:
         shutil.copyfile(registry.folder / "ca.crt", folder / "ca.crt")
@@ -178,7 +215,8 @@ def _write_bundle(registry: FleetRegistry, index: int) -> None:
 def read_bundle(folder: Path) -> DeviceBundle:
     try:
         document: dict[str, Any] = json.loads((folder / BUNDLE_FILE).read_text("utf-8"))
-        return DeviceBundle(folder, document["name"], document["index"], document["server"], document["secure"])
+        known = {name: document[name] for name in ("name", "index", "server", "secure")}
+        return DeviceBundle(folder, **known, fedloom=str(document.get("fedloom", "")))
     except (OSError, ValueError, KeyError) as error:
         hint = "copy devices/NAME from the fleet's folder, which fedloom deploy keys writes"
         raise recipe_error(folder, "BUNDLE", f"this is not a device's folder: {error}", hint) from error

@@ -4,6 +4,7 @@ Method, admission gate, checkpoints and rows are those of any run. Devices keep 
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engines import InlineExecutor
+from ..engines import InlineExecutor, Refusal
 from ..fleet import Fleet
+from ..flower.versions import VERSION, VERSION_KEY, explain_versions, is_compatible
 from ..recipe.errors import RecipeIssue
 from ..recipe.registries import KINDS, Registries
 from ..registry import settable_parameters
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ..flower.messages import Grid
     from ..flower.nodes import IdentifyNode, NodeRegistry
 
+
+logger = logging.getLogger(__name__)
 
 SIMULATED_FAULTS = ("dropout", "stragglers", "outages", "corrupt")  # only in process
 DEVICES = "devices"  # subfolder of a run for the state of simulated devices
@@ -78,7 +82,24 @@ def build_node_registry(
     from ..flower.messages import MessageClient
     from ..flower.nodes import NodeRegistry
 
-    return NodeRegistry(MessageClient(grid, restarts=restarts), identify or partial(device_by_index, fleet), fleet.size)
+    find = require_same_version(identify or partial(device_by_index, fleet))
+    return NodeRegistry(MessageClient(grid, restarts=restarts), find, fleet.size)
+
+
+def require_same_version(identify: "IdentifyNode") -> "IdentifyNode":
+    """Identify nodes, and refuse those with another major or minor version of fedloom; log other patch versions."""
+
+    def checked(node: int, info: dict[str, Any]) -> str | Refusal | None:
+        name, version = identify(node, info), info.get(VERSION_KEY)
+        if not isinstance(name, str):
+            return name
+        if not is_compatible(version):
+            return Refusal(name, "VERSION", explain_versions(version, is_server=True))
+        if version != VERSION:
+            logger.info("device %s: %s", name, explain_versions(version, is_server=True))
+        return name
+
+    return checked
 
 
 def attach_flower(

@@ -11,6 +11,7 @@ import torch
 
 from ..data import Dataset
 from ..engines import ClientData
+from ..flower.versions import VERSION, VERSION_KEY
 from ..recipe.errors import recipe_error
 from ..recipe.load import load
 from ..recipe.paths import resolve_data_folder
@@ -77,7 +78,7 @@ def _assemble(recipe: str, data: str, files: tuple[str, ...], own_load: str, pre
 
 def describe_device(config: NodeConfig) -> dict[str, Any]:
     """What a device reports about itself before it takes part in a run."""
-    info: dict[str, Any] = {"index": device_index(config)}
+    info: dict[str, Any] = {"index": device_index(config), VERSION_KEY: VERSION}
     if config.get("machine"):
         info["machine"] = json.loads(Path(str(config["machine"])).read_text("utf-8"))
     return info

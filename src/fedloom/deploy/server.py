@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..files import read_json_lines, write_atomic
-from ..recipe.errors import RecipeError
+from ..recipe.errors import RecipeError, recipe_error
 from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.faults import NoQuorum
 from ..runs.folder import read_manifest
@@ -98,6 +98,7 @@ class ServerSupervisor:
         if self.is_finished():
             logger.info("%s has already finished", self.out)
             return
+        check_certificates(self.registry)
         home, log = self.registry.folder / "flower", self.registry.folder / PROXY_LOG
         if not self.out.exists():
             log.unlink(missing_ok=True)  # its rejections belong to an earlier run
@@ -204,6 +205,17 @@ def read_saved_round(out: Path) -> int:
     return checkpoint.number if checkpoint else 0
 
 
+def check_certificates(registry: FleetRegistry) -> None:
+    """Warn of certificates that end soon; raise if one has ended, because no device would connect."""
+    for certificate in Authority(registry.folder).ends() if registry.secure else ():
+        option = " --authority" if certificate.file == "ca.crt" else ""
+        hint = f"fedloom deploy renew {registry.folder}{option}"
+        if certificate.has_ended:
+            raise recipe_error(registry.folder, "CERTIFICATE", f"the certificate {certificate}", hint)
+        if certificate.ends_soon:
+            logger.warning("the certificate %s, in %d days: %s", certificate, certificate.days_left, hint)
+
+
 def start_fleet_proxy(registry: FleetRegistry, port: int) -> AuthProxy:
     """Start the proxy in front of the SuperLink at this port."""
     inner = outer = is_registered = None
@@ -215,7 +227,8 @@ def start_fleet_proxy(registry: FleetRegistry, port: int) -> AuthProxy:
         inner = ssl.create_default_context(cafile=str(authority.certificate))
         is_registered = make_key_check(device.key for device in registry.devices if device.key)
     host = "127.0.0.1" if is_loopback(registry.host) else ""
-    config = ProxyConfig(("127.0.0.1", port), registry.folder / PROXY_LOG, outer, inner, is_registered)
+    trust = Authority(registry.folder).certificate if registry.secure else None
+    config = ProxyConfig(("127.0.0.1", port), registry.folder / PROXY_LOG, outer, inner, is_registered, trust)
     return start_proxy((host, registry.port), config)
 
 

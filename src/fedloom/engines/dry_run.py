@@ -25,6 +25,7 @@ class DryRun:
     bytes_up : bytes that they sent, by tier.
     bytes_down_compressed : bytes that devices received, as they travelled.
     bytes_up_compressed : bytes that they sent, as they travelled.
+    largest_message : the largest of a single message in either direction, as it travelled, by tier.
     """
 
     count_examples: Callable[[Device], int] = lambda device: 1
@@ -33,6 +34,7 @@ class DryRun:
     bytes_up: Counter[str] = field(default_factory=Counter)
     bytes_down_compressed: Counter[str] = field(default_factory=Counter)
     bytes_up_compressed: Counter[str] = field(default_factory=Counter)
+    largest_message: dict[str, int] = field(default_factory=dict)
 
     def ask(self, request: Request) -> Iterator[Reply]:
         for device, inbox in request.inboxes.items():
@@ -46,8 +48,10 @@ class DryRun:
     def _count(self, request: Request, device: Device, inbox: Parcel, upload: Parcel) -> None:
         self.bytes_down[device.tier] += payload_bytes(inbox)
         self.bytes_up[device.tier] += payload_bytes(upload)
-        self.bytes_down_compressed[device.tier] += self.wire.bytes_down(inbox)
-        self.bytes_up_compressed[device.tier] += self.wire.bytes_up(request.task, upload)
+        down, up = self.wire.bytes_down(inbox), self.wire.bytes_up(request.task, upload)
+        self.bytes_down_compressed[device.tier] += down
+        self.bytes_up_compressed[device.tier] += up
+        self.largest_message[device.tier] = max(down, up, self.largest_message.get(device.tier, 0))
 
     def commit(self, round_number: int) -> None:
         pass

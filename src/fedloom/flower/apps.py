@@ -22,11 +22,16 @@ from ..tensors import Parcel, all_finite, split
 from .client_state import SavedState, Version, open_state_files
 from .messages import DTYPES, decode_request, encode_refusal, encode_reply
 from .nodes import encode_device_info
+from .versions import VERSION_KEY, explain_versions, is_compatible
 
 __all__ = ["ClientApp", "ClientRuntime", "Config", "Grid", "ServerApp", "client_app", "handle_request", "server_app"]
 
 Config = Mapping[str, Any]
 """Flower's configuration of a node or of a run."""
+
+
+class OtherVersion(Exception):  # noqa: N818 - named for what is wrong
+    """The server's version of fedloom is not compatible with the device's."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ def server_app(serve: Callable[[Grid, Config], None]) -> ServerApp:
 def handle_request(content: RecordDict, build_runtime: Callable[[Mapping[str, Any]], ClientRuntime]) -> RecordDict:
     """Execute a request and encode the reply. Flower reports exceptions to the server."""
     header, inbox = decode_request(content)
+    if not is_compatible(header.get(VERSION_KEY)):  # first: everything else may have another meaning
+        raise OtherVersion(explain_versions(header.get(VERSION_KEY), is_server=False))
     with _precision(header["precision"]):
         runtime = build_runtime(header["recipe"])
         task, device = task_from_json(header, runtime.find), device_from_json(header["device"], runtime.fleet)

@@ -18,6 +18,7 @@ from ..fleet import Channel, Device, Reply, Request
 from .client_state import StateVersions, Version
 from .messages import MessageClient, PendingReply, RecordEncoder, decode_reply, read_error
 from .nodes import NodeRegistry
+from .versions import VERSION, VERSION_KEY
 
 LINGER = 2.0  # times the time left: for so long a reply can still be fetched
 LEAST_LINGER = 60.0  # seconds
@@ -169,6 +170,7 @@ class _Asking:
     def _header(self, expected: Expected) -> dict[str, Any]:
         states, name = self.engine.client_states, expected.device.name
         return {
+            VERSION_KEY: VERSION,
             "run": expected.run,
             "round": expected.round_number,
             "repeat": expected.repeat,
