@@ -72,7 +72,8 @@ def test_verbs_without_the_file_say_which_one_is_missing(home):
             act()
         issue = caught.value.issues[0]
         digest = hashlib.sha256(SOURCE.encode()).hexdigest()
-        assert issue.message == f"this run was made with my_method.py (sha256 {digest[:12]}…)"
+        assert issue.message.startswith(f"this run was made with my_method.py (sha256 {digest[:12]}…), where its names")
+        assert [one.code for one in caught.value.issues] == ["WITH_MISSING"]  # and no name that is like the missing one
         assert issue.hint.startswith(f"pass --with {home.resolve() / 'my_method.py'}; in Python extensions=[")
     assert "Mine" not in vars(fl)
 
@@ -90,6 +91,7 @@ def test_missing_file_is_named_without_its_path(home, fedloom):
     assert refused.failure["error_code"] == "WITH_MISSING" and refused.failure["hint"].startswith(
         "pass --with my_method.py;"
     )
+    assert f"which is no longer at {home.resolve() / 'my_method.py'}" in refused.failure["message"]
 
 
 def test_changed_file_is_used_with_a_warning(home, caplog):

@@ -168,7 +168,7 @@ def test_verify_audit_and_cka_are_what_the_commands_find(at_home):
     assert at_home("cka", "run", "run", "--examples", "10", "--format", "json").data == cka.to_dict()
     for result in (verdict, audit, cka):
         check_shown(result)
-    assert repr(verdict) == f"{verdict.rounds} rounds after round {verdict.since} replayed: the same to the bit"
+    assert repr(verdict) == f"{verdict.replayed}: the same to the bit"
 
 
 def test_export_is_what_the_command_exports(at_home, tmp_path):

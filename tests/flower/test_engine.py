@@ -129,6 +129,21 @@ def test_node_registry_slow_newcomer_does_not_delay_the_round(tiny_world: Any, e
     assert len(queries) == len(SIZES) + 1
 
 
+def test_node_registry_absent_device_does_not_keep_the_others_out(
+    tiny_world: Any, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes are asked while the server waits for the missing one; an answer takes two seconds."""
+    engine = connect(tiny_world, METHOD, tmp_path)
+    grid, registry = grid_of(engine), engine.nodes
+    pull, asked = grid.pull_messages, list[float]()
+    push = grid.push_messages
+    monkeypatch.setattr(grid, "push_messages", lambda sent: asked.append(clock.now) or push(sent))
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: pull(ids) if clock.now >= max(asked) + 2 else iter(()))
+    registry.expected, registry.timeout = len(SIZES) + 1, 10.0
+    assert sorted(registry.meet()) == ["0", "1", "2", "3"]
+    assert clock.now == 10.0 and max(asked) == 0.0
+
+
 def test_ask_enough_replies_does_not_wait_for_the_rest(tiny_world: Any, engine: Flower) -> None:
     grid_of(engine).slow = {FIRST_NODE + 2}
     context = run_round(tiny_world, engine, 1, needed=0.75)

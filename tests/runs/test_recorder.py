@@ -172,7 +172,11 @@ def test_saved_model_metadata_describes_model(finished):
     with safe_open(run.folder / "models" / "small.safetensors", "pt") as file:
         about = json.loads(file.metadata()["about"])
     assert (about["family"], about["tier"]) == ("convnet", "small")
-    assert "'width': 0.5" in about["settings"]
+    assert (about["settings"]["width"], about["output"]["classes"], about["input"]["stored_shape"]) == (
+        0.5,
+        10,
+        [1, 8, 8],
+    )
 
 
 def test_run_without_server_model_saves_none(run):

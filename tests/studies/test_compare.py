@@ -11,7 +11,7 @@ from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
 from fedloom.runs.folder import read_manifest
-from fedloom.runs.resume import find_newest_run, verify
+from fedloom.runs.resume import find_newest_run, read_status, verify
 from fedloom.studies.compare import (
     Comparison,
     PendingRun,
@@ -77,6 +77,13 @@ def test_comparison_reopened_with_changed_recipe_is_refused(tmp_path: Path) -> N
 def test_verify_of_comparison_is_refused(complete: Comparison) -> None:
     with pytest.raises(RecipeError, match="this is a comparison, not a run"):
         verify(complete.home, Registries(), complete.home, 1, 1)
+
+
+def test_read_status_of_comparison_names_the_recipes_own_run_first(complete: Comparison) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_status(complete.home)
+    own = next(iter(complete.experiments))
+    assert caught.value.issues[0].hint.startswith(f"pass one of its runs: {complete.home / own}")
 
 
 class GroupLog:

@@ -58,13 +58,16 @@ class DeviceSupervisor:
             node.stop()
 
     def _measure(self, folder: Path) -> None:
-        if (folder / MACHINE_FILE).exists():
+        """Measure what is not known yet: the server may not have answered when bandwidth was to be measured."""
+        path = folder / MACHINE_FILE
+        known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if "bandwidth" in known:
             return
-        measured = asdict(probe(self.bundle.name, {}))
-        measured["bandwidth"] = measure_bandwidth(self.bundle)
+        measured = {**(known or asdict(probe(self.bundle.name, {}))), "bandwidth": measure_bandwidth(self.bundle)}
         finite = {key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)}
-        write_atomic(folder / MACHINE_FILE, json.dumps(finite).encode())
-        logger.info("measured: %s", json.dumps(finite))
+        if finite != known:
+            write_atomic(path, json.dumps(finite).encode())
+            logger.info("measured: %s", json.dumps(finite))
 
     def _supernode_command(self, folder: Path) -> list[str]:
         command = ["flower-supernode", "--superlink", self.bundle.server]

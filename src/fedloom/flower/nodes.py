@@ -56,11 +56,17 @@ class NodeRegistry:
 
     def _update_nodes(self) -> Iterator[Refusal]:
         until = time.monotonic() + (0.0 if self._has_waited else self.timeout)
-        connected, self._has_waited = self._await_nodes(until), True
+        self._has_waited = True
+        while True:
+            connected = set(self.client.grid.get_node_ids())
+            yield from self._query(connected)  # those that are here need not wait for the others
+            is_complete = len(connected) >= self.expected and not self._queries
+            if is_complete or time.monotonic() >= until:
+                break
+            self.client.pause()
         self.node_ids = {name: node for name, node in self.node_ids.items() if node in connected}
         self._info = {node: info for node, info in self._info.items() if node in connected}
         self._refused &= connected
-        yield from self._query(connected, until)
         for node in sorted(self._info.keys() - set(self.node_ids.values()) - self._refused):
             name = self.identify(node, self._info[node])
             if isinstance(name, Refusal):
@@ -71,25 +77,14 @@ class NodeRegistry:
             elif name is not None:
                 self.node_ids[name] = node
 
-    def _await_nodes(self, until: float) -> set[int]:
-        connected = set(self.client.grid.get_node_ids())
-        while len(connected) < self.expected and time.monotonic() < until:
-            self.client.pause()
-            connected = set(self.client.grid.get_node_ids())
-        return connected
-
-    def _query(self, connected: set[int], until: float) -> Iterator[Refusal]:
-        """Ask new nodes what they are. Replies that come after `until` are read by the next update."""
+    def _query(self, connected: set[int]) -> Iterator[Refusal]:
+        """Ask new nodes what they are, and read the replies that have come. Later ones are read by a later call."""
         request = RecordDict({HEADER: ConfigRecord({TEXT: "{}"})})
         for node in sorted(connected - self._info.keys() - set(self._queries.values())):
             message_id = self.client.send(request, node, "query", REPLY_TIMEOUT)
             self._queries |= {} if message_id is None else {message_id: node}
-        while True:
-            for message_id, message in dict(self.client.fetch(self._queries)).items():
-                yield from self._read_info(self._queries.pop(message_id), message)
-            if not self._queries or time.monotonic() >= until:
-                return
-            self.client.pause()
+        for message_id, message in dict(self.client.fetch(self._queries)).items():
+            yield from self._read_info(self._queries.pop(message_id), message)
 
     def _read_info(self, node: int, message: Message) -> Iterator[Refusal]:
         error = read_error(message)

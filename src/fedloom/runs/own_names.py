@@ -78,7 +78,10 @@ def load_recipe_of(folder: Path, registries: Registries, document: Mapping[str, 
         return load(folder / "recipe.toml" if document is None else document, registries)
     except RecipeError as error:
         if with_hint and any(issue.code == "RECIPE_NAME" for issue in error.issues):
-            raise RecipeError([with_hint, *error.issues], error.source, error.text, error.overrides) from None
+            own = {name for names in manifest.get("own_names", {}).values() for name in names}
+            # that such a name is unknown is explained already, and a name like it would be the wrong one
+            others = [issue for issue in error.issues if issue.code != "RECIPE_NAME" or issue.value not in own]
+            raise RecipeError([with_hint, *others], error.source, error.text, error.overrides) from None
         raise
 
 
@@ -111,11 +114,19 @@ def explain_missing_names(folder: Path, manifest: Mapping[str, Any], registries:
         message = f"this run was made with objects of its own: {listed}"
         hint = "pass --with FILE.py; in Python register them, or pass registries=Registries().with_names(…)"
         return RecipeIssue((), "NAMES_MISSING", message, hint)
-    made_with = ", ".join(f"{file['name']} (sha256 {file['sha256'][:12]}…)" for file in files)
+    made_with = ", ".join(_describe(file) for file in files)
     options = " ".join(f"--with {_locate(file)}" for file in files)
     in_python = ", ".join(repr(_locate(file)) for file in files)
-    message, hint = f"this run was made with {made_with}", f"pass {options}; in Python extensions=[{in_python}]"
+    listed = "; ".join(f"{kind} {', '.join(names)}" for kind, names in missing.items())
+    message = f"this run was made with {made_with}, where its names are defined: {listed}"
+    hint = f"pass {options}; in Python extensions=[{in_python}]"
     return RecipeIssue((), "WITH_MISSING", message, hint)
+
+
+def _describe(file: FileHash) -> str:
+    """The file's name and contents, and where it was if it is no longer there."""
+    gone = "" if Path(file["path"]).is_file() else f", which is no longer at {file['path']}"
+    return f"{file['name']} (sha256 {file['sha256'][:12]}…){gone}"
 
 
 def _locate(file: FileHash) -> str:

@@ -37,7 +37,8 @@ class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
     """No reply of any device was admitted, so nothing was learned; the run fails instead of reporting its start."""
 
     def __init__(self, first: Refusal, folder: Path):
-        super().__init__(f"no reply was ever admitted; device {first.device}: {first.code}: {first.reason}")
+        whose = f"device {first.device}: " if first.device else ""
+        super().__init__(f"no reply was ever admitted; {whose}{first.code}: {first.reason}")
         self.hint = f"every refusal is in {folder / 'events.jsonl'}"
 
 
@@ -196,7 +197,9 @@ class Recorder:
     def close(self) -> None:
         experiment = self.experiment
         if not self.replied and experiment.refusals:
-            raise NothingAdmitted(experiment.refusals[0][1], self.writer.folder)
+            refusals = [refusal for _, refusal in experiment.refusals]
+            first = next((refusal for refusal in refusals if refusal.device), refusals[0])
+            raise NothingAdmitted(first, self.writer.folder)
         self.policy.save()
         save_models(experiment, self.server, self.last, self.writer)
         cka = compute_tier_cka(experiment, self.server, self.last, self.writer.folder)

@@ -166,7 +166,12 @@ class Verdict(Result):
     @property
     def title(self) -> str:
         same = "not the same" if self.differences else "the same to the bit"
-        return f"{self.rounds} rounds after round {self.since} replayed: {same}"
+        return f"{self.replayed}: {same}"
+
+    @property
+    def replayed(self) -> str:
+        """What was replayed, in words."""
+        return f"{self.rounds} {'round' if self.rounds == 1 else 'rounds'} after round {self.since} replayed"
 
     def records(self) -> list[Record]:
         return [{"difference": difference} for difference in self.differences]
@@ -217,7 +222,8 @@ def read_status(folder: Path) -> str:
         )
     manifest = read_manifest(folder)
     if "arms" in manifest:
-        inside = sorted(str(path.parent) for path in folder.glob("*/*/manifest.json"))
+        found = (sorted((folder / arm).glob("*/manifest.json")) for arm in manifest["arms"])  # the recipe's own first
+        inside = [str(path.parent) for paths in found for path in paths]
         names = ", ".join(inside[:4]) + (f" and {len(inside) - 4} more" if len(inside) > 4 else "")
         hint = f"pass one of its runs: {names}" if inside else "none of its runs has begun"
         raise recipe_error(folder, "RUN_FOLDER", "this is a comparison, not a run", hint)
