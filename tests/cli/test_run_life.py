@@ -106,3 +106,34 @@ def test_list_runs_shows_the_latest_first(fedloom, write):
     names = [one["name"] for one in fedloom("list", "runs", "--format", "json").data]
     assert sorted(names) == ["runs/a", "runs/b"]
     assert "run, finished" in fedloom("list", "runs").out
+
+
+FAILING = """
+def broken():
+    def loss(logits, labels):
+        raise ValueError("not today")
+    return loss
+
+LOSSES = {"broken": broken}
+"""
+
+
+def test_run_that_failed_in_its_first_round_does_not_block_its_folder(fedloom, write, tmp_path):
+    write()
+    (tmp_path / "broken.py").write_text(FAILING)
+    failing = ("run", "my.toml", "--with", "broken.py", "--set", "training.loss={kind='broken'}", "--out", "run")
+    assert fedloom(*failing, "--quiet").code == 1
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+    done = fedloom("run", "my.toml", "--out", "run", "--no-report")
+    assert done.code == 0 and "run holds a run that ended before its first round was finished" in done.err
+    assert fedloom("run", "my.toml", "--out", "run").code == 4  # a run with rounds stays
+
+
+def test_verify_interrupted_run_says_how_to_end_it(fedloom, write, tmp_path):
+    write()
+    assert fedloom("run", "my.toml", "--out", "run", "--quiet", "--no-report").code == 0
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps({**manifest, "status": "interrupted"}))
+    (issue,) = fedloom("verify", "run").issues
+    assert issue.message == "this run is not finished, it is interrupted"
+    assert "fedloom finish run" in issue.hint

@@ -1,5 +1,7 @@
 """Default folders for data and runs, and TOML files that are checked against a pydantic model."""
 
+import json
+import logging
 import os
 import shutil
 import tomllib
@@ -11,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .errors import RecipeError, RecipeIssue, recipe_error
 
+logger = logging.getLogger(__name__)
+
 
 def resolve_data_folder(option: str | Path | None = None) -> Path:
     """--data-dir, else FEDLOOM_DATA, else the folder `data`."""
@@ -20,11 +24,15 @@ def resolve_data_folder(option: str | Path | None = None) -> Path:
 def choose_output_folder(option: str | Path | None, name: str, force: bool = False) -> Path:
     """A folder that does not exist yet: `--out`, or one below `runs` named after the time.
 
-    `force` removes the folder of an earlier run or comparison, and nothing else.
+    `force` removes the folder of an earlier run or comparison, and nothing else. A run that ended before its first
+    round was finished holds nothing, so it is replaced without it.
     """
     if option is not None:
         folder = Path(option)
         if force and (folder / "manifest.json").is_file():
+            shutil.rmtree(folder)
+        elif has_no_round(folder):
+            logger.warning("%s holds a run that ended before its first round was finished; it is replaced", folder)
             shutil.rmtree(folder)
         if folder.exists():
             hint = "choose another --out; --force replaces an earlier run"
@@ -36,6 +44,14 @@ def choose_output_folder(option: str | Path | None, name: str, force: bool = Fal
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     folders = (Path("runs") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 1000))
     return next(folder for folder in folders if not folder.exists())
+
+
+def has_no_round(folder: Path) -> bool:
+    """True for the folder of a run that failed or was interrupted before anything was learned."""
+    manifest, rows = folder / "manifest.json", folder / "rows.jsonl"
+    if not manifest.is_file() or not rows.is_file() or rows.stat().st_size or (folder / "checkpoints").exists():
+        return False
+    return json.loads(manifest.read_text("utf-8")).get("status") in ("failed", "interrupted")
 
 
 class TomlModel(BaseModel):

@@ -74,14 +74,7 @@ def open_finished_run(
 
     `from_result` makes the run's own final model the model to start from, instead of what the recipe started from.
     """
-    status = read_status(folder)
-    if status != "finished":
-        raise recipe_error(
-            folder,
-            "RUN_FOLDER",
-            f"this run is not finished, it is {status}",
-            f"fedloom resume {folder} runs what is left; fedloom finish {folder} takes it as it is",
-        )
+    require_finished(folder)
     loaded = load_recipe_of(folder, registries)
     if from_result:
         if not (folder / "models").is_dir():
@@ -185,10 +178,7 @@ def verify(folder: Path, registries: Registries, data: Path, back: int, workers:
 
     The replay starts from the last checkpoint that is at least `back` rounds old.
     """
-    if read_status(folder) != "finished":
-        raise recipe_error(
-            folder, "RUN_FOLDER", "this is not the folder of a finished run", "fedloom resume finishes it"
-        )
+    require_finished(folder)
     experiment = assemble(load_recipe_of(folder, registries), registries, data, workers=workers)
     if experiment.loaded.recipe.engine.kind != "in_process":
         message = "its devices store their own states, so its rounds cannot be replayed"
@@ -214,6 +204,14 @@ def verify(folder: Path, registries: Registries, data: Path, back: int, workers:
     return Verdict(checkpoint.number, last - checkpoint.number, tuple(wrong))
 
 
+def require_finished(folder: Path) -> None:
+    """Raise unless this is the folder of a finished run."""
+    status = read_status(folder)
+    if status != "finished":
+        hint = f"fedloom resume {folder} runs what is left; fedloom finish {folder} takes it as it is"
+        raise recipe_error(folder, "RUN_FOLDER", f"this run is not finished, it is {status}", hint)
+
+
 def read_status(folder: Path) -> str:
     """The status of a run; raises if the folder is not that of one."""
     if not (folder / "manifest.json").is_file():
@@ -222,8 +220,9 @@ def read_status(folder: Path) -> str:
         )
     manifest = read_manifest(folder)
     if "arms" in manifest:
-        found = (sorted((folder / arm).glob("*/manifest.json")) for arm in manifest["arms"])  # the recipe's own first
-        inside = [str(path.parent) for paths in found for path in paths]
+        order = {arm: number for number, arm in enumerate(manifest["arms"])}  # the recipe's own comes first
+        found = sorted(path.parent for path in folder.glob("*/*/manifest.json"))
+        inside = [str(path) for path in sorted(found, key=lambda path: order.get(path.parent.name, len(order)))]
         names = ", ".join(inside[:4]) + (f" and {len(inside) - 4} more" if len(inside) > 4 else "")
         hint = f"pass one of its runs: {names}" if inside else "none of its runs has begun"
         raise recipe_error(folder, "RUN_FOLDER", "this is a comparison, not a run", hint)
