@@ -14,8 +14,8 @@ pytest.importorskip("cryptography")
 from cryptography import x509
 
 import fedloom
-from fedloom.deploy import keys, processes
-from fedloom.deploy.device import check_server
+from fedloom.deploy import device, keys, processes
+from fedloom.deploy.device import DeviceSupervisor, check_server
 from fedloom.deploy.keys import CertificateEnd, is_loopback, is_renewed, read_end
 from fedloom.deploy.pidfile import hold_pidfile, read_pidfile, read_running, read_status
 from fedloom.deploy.proxy import read_rejected_connections
@@ -136,6 +136,16 @@ def test_check_certificates_after_the_end_raises(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(keys, "_now", lambda: later + datetime.timedelta(days=5 * 366))
     with pytest.raises(RecipeError, match=r"the certificate ca\.crt ended on"):
         check_server(read_bundle(tmp_path / "devices" / "one"))
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "is missing"), ("-----BEGIN EC PRIVATE KEY-----", "OpenSSH")])
+def test_check_server_unusable_private_key_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    enroll_fleet(tmp_path, "127.0.0.1:1", "one")
+    key = tmp_path / "devices" / "one" / "key"
+    key.unlink() if content is None else key.write_text(content)
+    with pytest.raises(RecipeError, match=words) as caught:
+        check_server(read_bundle(key.parent))
+    assert caught.value.issues[0].code == "KEY"
 
 
 def test_is_renewed_needs_the_same_key_and_a_later_end(tmp_path: Path) -> None:
@@ -418,3 +428,15 @@ def test_read_status_reports_devices_and_run(tmp_path: Path) -> None:
         ("large", 1, 0),
     ]
     assert "after round 2" in status["summary"] and status["state"] == "finished"
+
+
+def test_measure_bandwidth_is_added_once_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enroll_fleet(tmp_path, "127.0.0.1:1", "one", secure=False)
+    supervisor = DeviceSupervisor(read_bundle(tmp_path / "devices" / "one"), {})
+    file = tmp_path / "machine.json"
+    file.write_text('{"memory": 5.0}')
+    monkeypatch.setattr(device, "probe", lambda *_: pytest.fail("measured again"))
+    for bandwidth, expected in ((float("inf"), {}), (7.0, {"bandwidth": 7.0}), (8.0, {"bandwidth": 7.0})):
+        monkeypatch.setattr(device, "measure_bandwidth", lambda _, bandwidth=bandwidth: bandwidth)
+        supervisor._measure(tmp_path)
+        assert json.loads(file.read_text()) == {"memory": 5.0, **expected}

@@ -18,7 +18,7 @@ from ..flower.versions import VERSION, explain_versions, is_compatible
 from ..recipe.errors import recipe_error
 from .processes import SupervisedProcess, find_free_port, flower_environment
 from .proxy import ECHO, HELLO, KEY_HEADER
-from .registry import DeviceBundle
+from .registry import KEYGEN, DeviceBundle
 
 logger = logging.getLogger(__name__)
 
@@ -103,15 +103,16 @@ def measure_bandwidth(bundle: DeviceBundle) -> float:
 
 
 def check_server(bundle: DeviceBundle) -> bool:
-    """Compare versions with the server, and look at certificates; True if the authority's was renewed.
+    """Compare versions with the server, and look at key and certificates; True if the authority's was renewed.
 
     Raises
     ------
     RecipeError
-        If the authority's certificate has ended, or the server has another version.
+        If the device's key cannot be read, the authority's certificate has ended, or the server has another version.
     """
     if bundle.secure:
         _check_authority(bundle)
+        _proof(bundle)
     answer = _say_hello(bundle)
     theirs = answer.get("fedloom")
     if theirs is None:
@@ -174,7 +175,15 @@ def _proof(bundle: DeviceBundle) -> dict[str, str]:
         return {}
     from .keys import public_key_header
 
-    return {KEY_HEADER: public_key_header(bundle.folder / "key")}
+    path = bundle.folder / "key"
+    try:
+        return {KEY_HEADER: public_key_header(path)}
+    except OSError as error:
+        hint = f"copy the private key that belongs to the public key of {bundle.name}'s enrollment to {path}"
+        raise recipe_error(bundle.folder, "KEY", f"the device's private key is missing: {error}", hint) from error
+    except (ValueError, TypeError) as error:
+        message = f"{path} is not a private key in OpenSSH's format without a passphrase"
+        raise recipe_error(bundle.folder, "KEY", message, f"create one with: {KEYGEN}") from error
 
 
 def _warn_of_server_certificate(connection: http.client.HTTPConnection) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 REGISTRY_FILE, BUNDLE_FILE = "fleet.json", "device.json"
 PROXY_LOG = "proxy.jsonl"
+KEYGEN = "ssh-keygen -t ecdsa -b 384 -N '' -f key"  # OpenSSH's format, without a passphrase, as Flower reads it
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def _enroll_device(registry: FleetRegistry, request: EnrollRequest) -> EnrolledD
     words = request.public_key.read_text("utf-8").split()
     if len(words) < 2 or not words[0].startswith("ecdsa-sha2-"):
         message = f"{request.public_key} is not an ECDSA public key in OpenSSH format"
-        raise recipe_error(registry.folder, "KEY", message, "create one with: ssh-keygen -t ecdsa -b 384 -m PEM")
+        raise recipe_error(registry.folder, "KEY", message, f"create one with: {KEYGEN}")
     return EnrolledDevice(request.name, request.max_tier, " ".join(words[:2]))
 
 
