@@ -75,9 +75,9 @@ GREY = np.zeros((4, 6, 5), np.uint8)
     [
         (GREY, np.array([0, 1, 2])),
         (GREY, np.array([0, 1, 2, -1])),
-        (GREY, np.array([0.0, 1.0, 2.0, 1.0])),
+        (GREY, np.array([0.0, 1.0, 2.5, 1.0])),
+        (GREY, np.array([0.0, 1.0, np.nan, 1.0])),
         (GREY, np.eye(4, dtype=int)),
-        (GREY, np.array(["a", "b", "c", "d"])),
         (np.array(["a", "b", "c", "d"]), np.arange(4)),
         (np.full((4, 6, 5), np.nan), np.arange(4)),
         (np.arange(4.0), np.arange(4)),

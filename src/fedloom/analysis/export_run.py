@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Preparation
-from ..data.catalog import LABEL_NAMES, LICENSES
+from ..data.catalog import LICENSES
 from ..exporting import (
     FORMATS,
     ExportModule,
     Parity,
     Predictor,
+    PreparationModule,
     as_predictor,
     build_empty_module,
     build_export_module,
@@ -196,7 +197,7 @@ def _input_transform(experiment: Experiment, input_kind: InputKind) -> Callable[
 def _build_module(experiment: Experiment, trained: TrainedModel, input_kind: InputKind) -> ExportModule:
     dataset = experiment.dataset
     preparation = build_preparation(dataset.preparation, dataset.test.x[:1]) if input_kind == "stored" else None
-    return build_export_module(trained.model, trained.weights, preparation)
+    return build_export_module(trained.model, trained.weights, preparation, dataset.class_names)
 
 
 def _evaluate(
@@ -219,7 +220,7 @@ def _build_card(
     run: Path, experiment: Experiment, trained: TrainedModel, to: str, file: Path, input_kind: InputKind
 ) -> dict[str, Any]:
     recipe, costs, shape = experiment.loaded.recipe, compute_cost(trained.model), _output_shape(trained)
-    labels, manifest = LABEL_NAMES.get(recipe.data.dataset, ()), read_manifest(run)
+    labels, manifest = experiment.dataset.class_names, read_manifest(run)
     owner = f"device {trained.device}" if trained.device else f"tier {trained.tier}" if trained.tier else trained.name
     return {
         "name": f"{trained.model.family} of {owner}, {recipe.method.name} on {recipe.data.dataset}",
@@ -256,9 +257,10 @@ def _describe_input(experiment: Experiment, input_kind: InputKind) -> dict[str, 
     if dataset.tokens is not None:
         meaning = f"Ids of {dataset.tokens} tokens" + (", which vocabulary.txt lists." if dataset.vocabulary else ".")
     elif input_kind == "stored":
-        meaning = "Examples as the data set stores them; scaling, resizing and normalization are inside the file."
+        meaning = _describe_stored_input(build_preparation(dataset.preparation, dataset.test.x[:1]))
     else:
-        meaning = f"Examples divided by 255, then prepared by the caller: {_as_lists(steps) or 'nothing else'}."
+        scaled = " divided by 255, then" if dataset.test.x.dtype == torch.uint8 else ""
+        meaning = f"Examples{scaled} prepared by the caller: {_as_lists(steps) or 'nothing else'}."
     return {
         "name": "input", "kind": input_kind, "dtype": str(example.dtype).removeprefix("torch."),
         "shape": list(example.shape[1:]), "meaning": meaning, "preparation": _as_lists(steps),
@@ -266,6 +268,19 @@ def _describe_input(experiment: Experiment, input_kind: InputKind) -> dict[str, 
         "stored_shape": list(dataset.test.x.shape[1:]),
         "model_shape": list(dataset.input_shape), "tokens": dataset.tokens,
     }  # fmt: skip
+
+
+def _describe_stored_input(preparation: nn.Module) -> str:
+    """Claims only what the file contains: what the data set's reader did to its examples is not known."""
+    steps = preparation.steps if isinstance(preparation, PreparationModule) else ()
+    if not steps:
+        return (
+            "Examples as the data set gives them. Nothing is prepared inside the file: whatever the reader of the data "
+            "set computes, such as a normalization, must be done before."
+        )
+    *others, last = steps
+    inside = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    return f"Examples as the data set gives them; {inside} inside the file."
 
 
 def _output_shape(trained: TrainedModel) -> list[int]:

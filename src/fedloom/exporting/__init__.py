@@ -2,11 +2,12 @@
 
 from .card import read_card, usage_snippet, write_card
 from .formats import FORMATS, Format, MissingDependency, Predictor
-from .module import ExportModule, build_empty_module, build_export_module, build_preparation
+from .module import ExportModule, PreparationModule, build_empty_module, build_export_module, build_preparation
 from .parity import Parity, as_predictor, check_parity, evaluate_predictor, measure_accuracy, measure_latency_ms
 
 __all__ = [
-    "FORMATS", "ExportModule", "Format", "MissingDependency", "Parity", "Predictor", "as_predictor",
-    "build_empty_module", "build_export_module", "build_preparation", "check_parity", "evaluate_predictor",
+    "FORMATS", "ExportModule", "Format", "MissingDependency", "Parity", "Predictor", "PreparationModule",
+    "as_predictor", "build_empty_module", "build_export_module", "build_preparation", "check_parity",
+    "evaluate_predictor",
     "measure_accuracy", "measure_latency_ms", "read_card", "usage_snippet", "write_card",
 ]  # fmt: skip

@@ -91,8 +91,27 @@ class Outputs(NamedTuple):
 
 
 def as_outputs(result: Any) -> Outputs:
-    """Wrap what a module's forward returned."""
-    return result if isinstance(result, Outputs) else Outputs({"logits": result}, {})
+    """Wrap what a module's forward returned: logits, `Outputs`, or an object with `logits`, as transformers have it.
+
+    Raises
+    ------
+    TypeError
+        For anything else, such as a tuple.
+    """
+    if isinstance(result, Outputs):
+        return result
+    logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    if isinstance(logits, Tensor):
+        return Outputs({"logits": logits}, {})
+    found = f"a {type(result).__name__}"
+    if isinstance(result, Mapping):
+        found += f" with {', '.join(map(repr, result)) or 'nothing'}"
+    elif isinstance(result, tuple | list):
+        found += f" of {len(result)}"
+    raise TypeError(
+        f"its forward returned {found}; it must return the logits as one tensor [batch, classes], "
+        "fedloom.models.Outputs, or an object with the attribute `logits`"
+    )
 
 
 STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)

@@ -20,6 +20,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+MAX_LABELS_LENGTH = 80  # characters that fit side by side below a chart
+
 CellValue = str | int | float | None
 ChartRow = tuple[CellValue, ...]
 
@@ -219,7 +221,17 @@ def draw_heatmap(axes: Axes, opacities: Any, indices: Any, columns: Sequence[str
 def _set_sparse_ticks(axes: Axes, names: Sequence[str], which: str) -> None:
     step = max(1, -(-len(names) // (16 if which == "x" else 20)))
     shown = list(range(0, len(names), step))
-    (axes.set_xticks if which == "x" else axes.set_yticks)(shown, [names[at] for at in shown])
+    labels = [names[at] for at in shown]
+    if which == "x":
+        axes.set_xticks(shown, labels, **slanted(labels))
+    else:
+        axes.set_yticks(shown, labels)
+
+
+def slanted(labels: Sequence[str]) -> dict[str, Any]:
+    """Settings of labels below an axis: slanted if they are too long to stand side by side."""
+    is_long = sum(len(label) + 2 for label in labels) > MAX_LABELS_LENGTH
+    return {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
 
 
 def use_integer_ticks(axis: Axis) -> None:

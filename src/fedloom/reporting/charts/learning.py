@@ -96,6 +96,8 @@ def _entries_chart(report: ReportData, rows: Sequence[str]) -> Chart | MissingCh
     several = report.has_several_arms
     marks = [Mark(one.arm, one.index) if several else Mark(one.tier, one.index, one.tier) for one in series]
     panels = []
+    class_names = report.first.fleet.get("class_names", ())
+    entries = class_names if len(class_names) == len(entries) else entries  # the CSV file keeps numbers, as rows do
     for tier in [tier for tier in report.tiers if any(one.tier == tier for one in series)] if several else [""]:
         shown = [one for one in series if not tier or one.tier == tier]
         parts = [f"{one.arm if several else one.tier} {_lowest_entry(metric, entries, one)}" for one in shown]
@@ -125,7 +127,8 @@ def _draw_entries(
             )  # fmt: skip
             drawing.tag_tier(list(artists), "" if of_arms else one.tier)
         step = -(-len(entries) // MAX_ENTRY_LABELS)
-        axes.set_xticks(range(0, len(entries), step), entries[::step])
+        labels = entries[::step]
+        axes.set_xticks(range(0, len(entries), step), labels, **drawing.slanted(labels))
         drawing.set_labels(axes, "entry", metric.axis_label)
 
     return draw
