@@ -175,7 +175,7 @@ def test_preparation_normalizes_per_channel_whatever_the_axes(shape, leading):
 )
 def test_preparation_image_step_of_others_is_named(step, shape, is_text, kind):
     value = {"size": (8, 8), "flip": True}.get(step, 3)
-    with pytest.raises(ValueError, match=f"{step} of a preparation are for images, and these are {kind}"):
+    with pytest.raises(ValueError, match=f"{step} of a preparation is for images, and these are {kind}"):
         Preparation(**{step: value}).for_shape(shape, is_text)
 
 
@@ -194,7 +194,7 @@ def test_preparation_wrong_number_of_means_is_named():
 
 
 def test_preparation_many_means_are_counted_in_words():
-    assert str(Preparation((0.0,) * 561, (1.0,) * 561)) == "Scale to 0..1, normalize by 561 means and stds."
+    assert str(Preparation((0.0,) * 561, (1.0,) * 561)) == "Scale bytes to 0..1, normalize by 561 means and stds."
 
 
 def test_preparation_floats_are_not_divided_and_gray_is_repeated():

@@ -71,14 +71,16 @@ def assemble_dataset(
     parts : the training set and the test set, or all examples.
     classes, class_names, test_share, kind, normalize, preparation : as for `as_dataset`.
     """
-    if len(parts) == 1:
-        parts = split_off_test(parts[0], test_share, origin)
     parts, names = encode_labels(parts, class_names, origin)
-    groups = encode_groups(parts, origin)
     if kind is None and parts[0].x.ndim == 3 and parts[0].x.dtype.kind == "f":
         shape = " x ".join(map(str, parts[0].x.shape[1:]))
         logger.warning("%s: floats of %s are taken for gray images; set kind = 'series' for time series", name, shape)
-    train, test = (_examples(part, origin, kind) for part in parts)
+    subjects = [origin] if len(parts) == 1 else [f"{origin}, training set", f"{origin}, test set"]
+    parts = [_as_numbers(part, subject, kind) for part, subject in zip(parts, subjects, strict=True)]
+    parts = encode_groups(parts, origin)
+    if len(parts) == 1:
+        parts = split_off_test(parts[0], test_share, origin)
+    train, test = (Examples(torch.from_numpy(part.x), torch.from_numpy(part.y)) for part in parts)
     if train.x.shape[1:] != test.x.shape[1:]:
         shapes = f"{tuple(train.x.shape[1:])} and {tuple(test.x.shape[1:])}"
         message = f"{origin}: training and test examples differ in shape, {shapes}"
@@ -93,17 +95,23 @@ def assemble_dataset(
         classes or len(names) or 1 + max((int(part.y.max()) for part in (train, test) if len(part)), default=0),
         preparation or PREPARATIONS["plain"],
         tokens=_count_tokens(train.x, test.x, origin),
-        groups=None if groups is None else (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])),
+        groups=_group_tensors(parts),
         class_names=names,
     )
     return normalize_by_training_set(made) if normalize else made
 
 
-def _examples(part: RawExamples, origin: str, kind: Kind | None) -> Examples:
-    x, y = as_inputs(part.x, origin, kind), as_labels(part.y, origin)
+def _group_tensors(parts: Sequence[RawExamples]) -> tuple[Tensor, Tensor] | None:
+    train, test = (part.groups for part in parts)
+    return None if train is None or test is None else (torch.from_numpy(train), torch.from_numpy(test))
+
+
+def _as_numbers(part: RawExamples, subject: str, kind: Kind | None) -> RawExamples:
+    """Inputs and labels as a data set stores them; before test examples are held out, so that errors tell the row."""
+    x, y = as_inputs(part.x, subject, kind), as_labels(part.y, subject)
     if len(x) != len(y):
-        raise DataBroken(f"{origin}: {len(x)} examples but {len(y)} labels", "Give every example one label.")
-    return Examples(x, y)
+        raise DataBroken(f"{subject}: {len(x)} examples but {len(y)} labels", "Give every example one label.")
+    return replace(part, x=x.numpy(), y=y.numpy())
 
 
 def _count_tokens(train: Tensor, test: Tensor, origin: str) -> int | None:

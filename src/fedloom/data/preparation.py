@@ -71,7 +71,7 @@ class Preparation:
         normalize = _describe_normalization(self.mean, self.std)
         augment = (crop, "random flips" if self.flip else "")
         steps = (
-            "scale to 0..1",
+            "scale bytes to 0..1",
             f"resize to {self.size[0]} x {self.size[1]}" if self.size else "",
             f"repeat gray to {self.channels} channels" if self.channels else "",
             *((normalize, *augment) if self.pad_normalized else (*augment, normalize)),
@@ -106,7 +106,8 @@ class Preparation:
         }  # fmt: skip
         for_images = [name for name, value in steps.items() if value]
         if for_images and (is_text or len(shape) != 3):
-            return f"{' and '.join(for_images)} of a preparation are for images, and these are {what}"
+            verb = "is" if len(for_images) == 1 else "are"
+            return f"{' and '.join(for_images)} of a preparation {verb} for images, and these are {what}"
         if self.mean and is_text:
             return f"mean and std of a preparation are for numbers, and these are {what}"
         if self.mask_chance and not is_text:

@@ -113,8 +113,8 @@ def _plain_labels(values: Array, origin: str) -> Array:
     raise DataBroken(f"{origin}: labels of type {', '.join(kinds)}", "Labels are numbers from 0, or names of classes.")
 
 
-def encode_groups(parts: Sequence[RawExamples], origin: str) -> list[Array] | None:
-    """The groups of every part as numbers from 0; a name is the same number in all. None if there are no groups.
+def encode_groups(parts: Sequence[RawExamples], origin: str) -> list[RawExamples]:
+    """The parts with their groups as numbers from 0; a name is the same number in all.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def encode_groups(parts: Sequence[RawExamples], origin: str) -> list[Array] | No
     given = [part.groups for part in parts]
     found = [groups for groups in given if groups is not None]
     if not found:
-        return None
+        return list(parts)
     if len(found) < len(given):
         message = f"{origin}: groups of the {'training' if given[0] is not None else 'test'} examples only"
         raise DataBroken(message, "Give the group of every training and of every test example, or none.")
@@ -140,7 +140,8 @@ def encode_groups(parts: Sequence[RawExamples], origin: str) -> list[Array] | No
     if everything is None:
         everything = np.concatenate([groups.astype(str) for groups in found])
     numbers = np.unique(everything, return_inverse=True)[1].astype(np.int64)
-    return np.split(numbers, np.cumsum([len(groups) for groups in found])[:-1])
+    encoded = np.split(numbers, np.cumsum([len(groups) for groups in found])[:-1])
+    return [replace(part, groups=groups) for part, groups in zip(parts, encoded, strict=True)]
 
 
 def split_off_test(examples: RawExamples, share: float, origin: str = "data") -> list[RawExamples]:
@@ -157,7 +158,7 @@ def split_off_test(examples: RawExamples, share: float, origin: str = "data") ->
         raise DataBroken(message, "Give every example one label.")
     total = len(examples.y)
     order = generator(0, VALIDATION).permutation(total)
-    if examples.groups is None or len(examples.groups) != total:
+    if examples.groups is None:
         is_test = np.zeros(total, dtype=bool)
         is_test[order[: round(share * total)]] = True
     else:
