@@ -102,7 +102,10 @@ def _entries_chart(report: ReportData, rows: Sequence[str]) -> Chart | MissingCh
         shown = [one for one in series if not tier or one.tier == tier]
         parts = [f"{one.arm if several else one.tier} {_lowest_entry(metric, entries, one)}" for one in shown]
         alt = f"Final {metric.name} by entry{f', tier {tier}' if tier else ''}: {'; '.join(parts)}"
-        panels.append(Panel(alt, _draw_entries(shown, entries, metric, several), f"tier {tier}" if tier else "", tier))
+        labels = drawing.shorten(entries)
+        draw = _draw_entries(shown, labels, metric, several)
+        height = drawing.slanted_height(labels[:: _label_step(labels)])
+        panels.append(Panel(alt, draw, f"tier {tier}" if tier else "", tier, labels=height))
     parts = [f"{_series_name(report, one)} {_lowest_entry(metric, entries, one)}" for one in series]
     sentence = f"Lowest and highest final value: {'; '.join(parts)}. {_sentence_case(metric.direction)}."
     key = f"entries_{metric.name}"
@@ -116,6 +119,10 @@ def _lowest_entry(metric: ComparedMetric, entries: Sequence[str], series: Series
     )
 
 
+def _label_step(entries: Sequence[str]) -> int:
+    return -(-len(entries) // MAX_ENTRY_LABELS)
+
+
 def _draw_entries(
     shown: Sequence[Series], entries: Sequence[str], metric: ComparedMetric, of_arms: bool
 ) -> Callable[[Axes], None]:
@@ -126,7 +133,7 @@ def _draw_entries(
                 color=drawing.color(one.index), alpha=0.8,
             )  # fmt: skip
             drawing.tag_tier(list(artists), "" if of_arms else one.tier)
-        step = -(-len(entries) // MAX_ENTRY_LABELS)
+        step = _label_step(entries)
         labels = entries[::step]
         axes.set_xticks(range(0, len(entries), step), labels, **drawing.slanted(labels))
         drawing.set_labels(axes, "entry", metric.axis_label)
