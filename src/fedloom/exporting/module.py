@@ -87,7 +87,14 @@ def _replace_all(module: nn.Module, kind: type[nn.Module], replace: Callable[...
 
 
 class PreparationModule(nn.Module):
-    """A data set's preparation outside of training: stored images, time series or rows -> inputs."""
+    """A data set's preparation outside of training: stored images, time series or rows -> inputs.
+
+    Parameters
+    ----------
+    preparation : the preparation.
+    stored_shape : the shape of one stored example.
+    stored_dtype : its type; bytes are divided by 255.
+    """
 
     rows: Tensor | None
     columns: Tensor | None
