@@ -7,20 +7,21 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from fedloom.data import Dataset, Examples, Preparation, as_dataset
+from fedloom.data import Dataset, Examples, Preparation
 
 draw = np.random.default_rng(0)
 rows, labels = draw.normal(size=(60, 16)).astype(np.float32), np.arange(60) % 3
 series = draw.normal(size=(60, 3, 16)).astype(np.float32)
 
 
-def made(x=rows, y=labels, preparation=Preparation(), x_test=None):
+def made(x=rows, y=labels, preparation=Preparation(), x_test=None, as_tensor=torch.from_numpy):
+    y, y_test = as_tensor(y[:40]), as_tensor(y[40:])
     x, x_test = (torch.from_numpy(one) for one in (x[:40], x[40:] if x_test is None else x_test))
-    return Dataset("made", Examples(x, y[:40]), Examples(x_test, y[40:]), 3, preparation)
+    return Dataset("made", Examples(x, y), Examples(x_test, y_test), 3, preparation)
 
 
 def numpy_labels():
-    return made()
+    return made(as_tensor=np.asarray)
 
 
 def pair():

@@ -305,6 +305,13 @@ def test_as_dataset_of_anything_else_is_refused(data, message):
     assert caught.value.hint
 
 
+def test_as_dataset_of_dataset_takes_no_options():
+    data = as_dataset((X, Y))
+    assert as_dataset(data, name="other") is data
+    with pytest.raises(DataBroken, match="class_names and normalize would not be applied"):
+        as_dataset(data, class_names=["a", "b", "c"], normalize=True)
+
+
 def test_as_dataset_column_of_what_has_none_is_refused():
     with pytest.raises(DataBroken, match="label names a column, and tuple has no columns"):
         as_dataset((X, Y), label="kind")

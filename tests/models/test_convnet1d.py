@@ -53,6 +53,13 @@ def test_convnet1d_trains_with_nested_methods(name: str) -> None:
     assert world.refusals == [] and torch.isfinite(server["weights"]["classifier.weight"]).all()
 
 
+def test_convnet_does_not_take_a_batch_of_series_for_an_image() -> None:
+    """Two series of two channels have the axes of one image with two channels."""
+    net = build_model("convnet", MODELS["convnet"], {"hidden": (4,), "normalization": "none"}, (2, 16), 6)
+    with pytest.raises(ValueError, match=r"a batch of examples of shape \(2, 16\) for a single example: .* \(6,\)"):
+        net.check_output_size()
+
+
 def test_mlp_takes_rows() -> None:
     data = as_dataset((torch.randn(30, 7), torch.arange(30) % 3), normalize=True)
     net = build_model("mlp", MODELS["mlp"], {"hidden": (5,)}, data.input_shape, 3)

@@ -299,6 +299,10 @@ def as_dataset(
     >>> as_dataset((x, y), class_names=["sit", "walk"], kind="series", normalize=True).train.x.shape
     """
     if isinstance(data, Dataset):
+        _refuse_options(
+            classes=classes, kind=kind, label=label, groups=groups, features=features, class_names=class_names or None,
+            normalize=normalize or None, preparation=preparation,
+        )  # fmt: skip
         return data
     options = _Columns(label, groups if isinstance(groups, str) else None, features)
     parts = [options.read(one) for one in _splits(data)]
@@ -315,6 +319,13 @@ def as_dataset(
         normalize=normalize,
         preparation=preparation,
     )
+
+
+def _refuse_options(**options: Any) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        hint = "Change its fields: dataclasses.replace(data, class_names=...)."
+        raise DataBroken(f"the data is a Dataset already, to which {' and '.join(given)} would not be applied", hint)
 
 
 _SOURCES = (

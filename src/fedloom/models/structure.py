@@ -139,10 +139,21 @@ def label_rows(module: nn.Module, classes: int) -> tuple[str, ...]:
 
 
 def count_logits(module: nn.Module, inputs: InputSpec) -> int:
-    """The length of the last exit's logits for one example."""
+    """The length of the last exit's logits for one example.
+
+    Raises
+    ------
+    ValueError
+        If the logits have no batch axis: torch's layers take a batch with too few axes for a single example.
+    """
     with torch.no_grad():
-        outputs = as_outputs(module.eval()(inputs.zeros(2)))
-    return int(outputs.logits.shape[-1])
+        logits = as_outputs(module.eval()(inputs.zeros(2))).logits
+    if logits.dim() < 2 or len(logits) != 2:
+        raise ValueError(
+            f"it takes a batch of examples of shape {inputs.shape} for a single example: its logits for two are "
+            f"{tuple(logits.shape)}"
+        )
+    return int(logits.shape[-1])
 
 
 def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:
