@@ -1,14 +1,18 @@
-"""Export of text models, user-defined families and personal models."""
+"""Export of text models, models of time series, user-defined families and personal models."""
 
+import importlib
+import json
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 import fedloom
-from fedloom.data import Dataset, Examples, Preparation
+from fedloom.data import Dataset, Examples, Preparation, as_dataset
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.registries import Registries
 
@@ -50,6 +54,52 @@ def test_export_text_model_measures_the_evaluators_metrics(family, document, tmp
     assert (card["input"]["dtype"], card["input"]["shape"], card["input"]["tokens"]) == ("int64", [5], WORDS + 1)
     assert card["output"]["shape"] == ([5, WORDS] if positions else [WORDS])
     assert (tmp_path / "out/vocabulary.txt").read_text("utf-8").splitlines()[-1] == "<mask>"
+
+
+SERIES = np.random.default_rng(0).normal(5, 3, (60, 3, 8)).astype(np.float32)
+ACTIVITIES = ["sit", "walk", "run"]
+
+
+def series(normalize: bool) -> Dataset:
+    """Normalized by the preparation, or by the reader itself."""
+    x = SERIES if normalize else (SERIES - 5) / 3
+    return as_dataset((x, np.arange(60) % 3), kind="series", class_names=ACTIVITIES, normalize=normalize)
+
+
+@pytest.mark.parametrize("to", ["safetensors", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_export_series_contains_their_normalization_and_class_names(document, tmp_path, to):
+    if to == "onnx":
+        pytest.importorskip("onnx")
+    recipe = document(data={"dataset": "series", "devices": 4}, model={"family": "convnet1d", "hidden": [4, 4]})
+    names = Registries().with_names(datasets={"series": partial(series, True)})
+    run = fedloom.run(recipe, registries=names, out=tmp_path / "run")
+    exported = run.export(to, "small", out=tmp_path / "out")
+    card, data = exported.card, series(True)
+    assert card["input"]["meaning"] == "Examples as the data set gives them; normalization is inside the file."
+    assert (card["input"]["dtype"], card["input"]["shape"]) == ("float32", [3, 8])
+    assert len(card["input"]["preparation"]["mean"]) == 3 and card["output"]["labels"] == ACTIVITIES
+    assert "classes from 0 on: sit, walk, run" in (exported.folder / "card.md").read_text("utf-8")
+    assert card["measured"]["global"]["accuracy"] == pytest.approx(card["evaluated"]["tests"]["global"]["accuracy"])
+    if to == "onnx":
+        metadata = importlib.import_module("onnx").load(exported.file).metadata_props
+        assert [(one.key, json.loads(one.value)) for one in metadata] == [("class_names", ACTIVITIES)]
+        return
+    module = fedloom.load_model(exported.folder, registries=names)
+    plain = run.export("safetensors", "small", out=tmp_path / "plain", input_kind="prepared")
+    bare = fedloom.load_model(plain.folder, registries=names)
+    assert torch.allclose(module(data.test.x), bare(data.preparation(data.test.x)), atol=1e-5)
+    assert not torch.allclose(module(data.test.x), bare(data.test.x), atol=1e-2)
+    assert plain.card["input"]["meaning"].startswith("Examples prepared by the caller: {'mean'")
+    with safe_open(exported.file, "pt") as file:
+        assert json.loads(json.loads(file.metadata()["about"])["class_names"]) == ACTIVITIES
+
+
+def test_export_card_does_not_claim_what_the_reader_did(document, tmp_path):
+    recipe = document(data={"dataset": "series", "devices": 4}, model={"family": "convnet1d", "hidden": [4, 4]})
+    names = Registries().with_names(datasets={"series": partial(series, False)})
+    run = fedloom.run(recipe, registries=names, out=tmp_path / "run")
+    meaning = run.export("safetensors", "small", out=tmp_path / "out").card["input"]["meaning"]
+    assert "Nothing is prepared inside the file" in meaning and "must be done before" in meaning
 
 
 class Own(nn.Module):

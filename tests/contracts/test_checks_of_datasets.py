@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.data import DATASETS, Dataset, Examples, Preparation
+from fedloom.data import DATASETS, Dataset, Examples, Preparation, as_dataset
 from fedloom.testing import DATASET_CHECKS, CheckFailed, check_dataset
 
 
@@ -37,7 +37,18 @@ def tokens(label_per_token: bool = False) -> Dataset:
     return Dataset("tokens", Examples(x[:16], y[:16]), Examples(x[16:], y[16:]), 4, preparation, 5, groups)
 
 
-@pytest.mark.parametrize("load", [images, tokens, lambda: tokens(True)])
+def pair() -> Any:
+    draw = torch.Generator().manual_seed(0)
+    return torch.rand(30, 5, generator=draw), torch.arange(30) % 3
+
+
+def series() -> Dataset:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(30, 3, 8, generator=draw)
+    return as_dataset((x, torch.arange(30) % 3), kind="series", normalize=True, class_names=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("load", [images, tokens, lambda: tokens(True), pair, series])
 def test_check_dataset_of_own_function_passes(load: Callable[..., Dataset]) -> None:
     assert check_dataset(load).passed == tuple(DATASET_CHECKS)
 

@@ -67,6 +67,37 @@ def test_npz_path_outside_data_directory_is_read(tmp_path, monkeypatch):
     assert "other.npz" in caught.value.message and "FEDLOOM_DATA" in caught.value.hint
 
 
+def test_npz_groups_and_class_names_are_read(tmp_path):
+    x, y = np.arange(80.0).reshape(20, 4), np.arange(20) % 3
+    users = np.array(["ada", "bob"] * 10)
+    for names, groups in ((NAMES, ("groups_train", "groups_test")), (LONG_NAMES, ("train_groups", "test_groups"))):
+        arrays = dict(zip((*names, *groups), (x[:14], y[:14], x[14:], y[14:], users[:14], users[14:]), strict=True))
+        np.savez(tmp_path / "my.npz", class_names=np.array(["sit", "walk", "run"]), **arrays)
+        data = DATASETS["npz"](folder=tmp_path, file="my.npz")
+        assert data.class_names == ("sit", "walk", "run")
+        assert data.groups[0].tolist() == [0, 1] * 7 and data.groups[1].tolist() == [0, 1] * 3
+    arrays.pop("test_groups")
+    np.savez(tmp_path / "my.npz", **arrays)
+    with pytest.raises(DataBroken, match="groups of the training examples only"):
+        DATASETS["npz"](folder=tmp_path, file="my.npz")
+
+
+def test_npz_without_test_set_holds_out_a_share_of_every_group(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(20, 3, 8)), np.array(["sit", "walk"] * 10)
+    np.savez(tmp_path / "my.npz", x=x, y=y, groups=np.arange(20) // 10)
+    data = DATASETS["npz"](folder=tmp_path, file="my.npz", kind="series", normalize=True, test_share=0.3)
+    assert data.class_names == ("sit", "walk") and data.input_shape == (3, 8) and len(data.preparation.mean) == 3
+    assert data.groups[1].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_npz_whole_float_labels_are_taken_and_bad_rows_located(tmp_path):
+    assert read(tmp_path, GREY, np.array([0.0, 1.0, 2.0, 1.0])).train.y.tolist() == [0, 1, 2, 1]
+    broken = np.ones((4, 6, 5))
+    broken[3, 2, 2] = np.inf
+    with pytest.raises(DataBroken, match=r"training set: 1 inputs are not finite .* row 3"):
+        read(tmp_path, broken)
+
+
 GREY = np.zeros((4, 6, 5), np.uint8)
 
 
@@ -75,9 +106,9 @@ GREY = np.zeros((4, 6, 5), np.uint8)
     [
         (GREY, np.array([0, 1, 2])),
         (GREY, np.array([0, 1, 2, -1])),
-        (GREY, np.array([0.0, 1.0, 2.0, 1.0])),
+        (GREY, np.array([0.0, 1.0, 2.5, 1.0])),
+        (GREY, np.array([0.0, 1.0, np.nan, 1.0])),
         (GREY, np.eye(4, dtype=int)),
-        (GREY, np.array(["a", "b", "c", "d"])),
         (np.array(["a", "b", "c", "d"]), np.arange(4)),
         (np.full((4, 6, 5), np.nan), np.arange(4)),
         (np.arange(4.0), np.arange(4)),

@@ -152,9 +152,49 @@ def test_preparation_non_images_are_unchanged():
     assert PREPARATIONS["plain"](tokens) is tokens
     rows = torch.rand(5, 6, dtype=torch.float64)
     assert torch.equal(PREPARATIONS["plain"](rows), rows.float())
-    assert torch.equal(PREPARATIONS["heterofl_mnist"](rows, dtype=torch.float64), rows)
     series = torch.rand(5, 6, 7)
     assert torch.equal(PREPARATIONS["plain"](series), series)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 7), (3, 4, 5), (3, 2, 4, 5)])
+@pytest.mark.parametrize("leading", [(6,), (2, 6)])
+def test_preparation_normalizes_per_channel_whatever_the_axes(shape, leading):
+    """With leading axes for devices, [2, 6, 3, 7] are time series and not images."""
+    mean, std = (0.5, -1.0, 0.25), (2.0, 0.5, 4.0)
+    x = torch.rand(*leading, *shape)
+    made = Preparation(mean, std).for_shape(shape)(x)
+    for channel in range(3):
+        at = (..., channel, *[slice(None)] * (len(shape) - 1))
+        assert torch.allclose(made[at], (x[at] - mean[channel]) / std[channel])
+    assert torch.allclose(Preparation((0.5,), (2.0,)).for_shape(shape)(x), (x - 0.5) / 2)
+
+
+@pytest.mark.parametrize("step", ["size", "channels", "crop_padding", "flip", "cutout"])
+@pytest.mark.parametrize(
+    ("shape", "is_text", "kind"), [((9, 128), False, "time series"), ((5,), False, "rows"), ((5,), True, "tokens")]
+)
+def test_preparation_image_step_of_others_is_named(step, shape, is_text, kind):
+    value = {"size": (8, 8), "flip": True}.get(step, 3)
+    with pytest.raises(ValueError, match=f"{step} of a preparation is for images, and these are {kind}"):
+        Preparation(**{step: value}).for_shape(shape, is_text)
+
+
+def test_preparation_wrong_number_of_means_is_named():
+    three = Preparation((0.1,) * 3, (1.0,) * 3)
+    with pytest.raises(ValueError, match="have 3 numbers, and there are 9 channels"):
+        three.for_shape((9, 128))
+    with pytest.raises(ValueError, match="have 3 numbers, and there are 5 features"):
+        three.for_shape((5,))
+    with pytest.raises(ValueError, match="mean and std of a preparation are for numbers"):
+        three.for_shape((5,), is_text=True)
+    with pytest.raises(ValueError, match="mask_chance of a preparation is for tokens"):
+        Preparation(mask_chance=0.1, mask_token=3).for_shape((5,))
+    with pytest.raises(ValueError, match="an example has 3 axes here, but x has 2"):
+        three(torch.zeros(4, 3))
+
+
+def test_preparation_many_means_are_counted_in_words():
+    assert str(Preparation((0.0,) * 561, (1.0,) * 561)) == "Scale bytes to 0..1, normalize by 561 means and stds."
 
 
 def test_preparation_floats_are_not_divided_and_gray_is_repeated():

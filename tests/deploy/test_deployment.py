@@ -14,6 +14,7 @@ pytest.importorskip("cryptography")
 from cryptography import x509
 
 import fedloom
+from fedloom.data import DataBroken
 from fedloom.deploy import device, keys, processes
 from fedloom.deploy.device import DeviceSupervisor, check_server
 from fedloom.deploy.keys import CertificateEnd, is_loopback, is_renewed, read_end
@@ -329,6 +330,33 @@ def test_build_runtime_own_load_function_reads_the_data(tmp_path: Path) -> None:
     recipe = json.loads(json.dumps(loaded.recipe.document()))
     runtime = build_runtime(recipe, {"device": 1, "load": str(file), "folder": str(tmp_path)})
     assert runtime.engine.client_data.count(runtime.fleet.device(1, 1)) == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return torch.full((9, 1, 8, 8), torch.nan), torch.arange(9) % 3", r"load\(\) returned tuple, not a Dataset"),
+        ("return of(torch.full((9, 1, 8, 8), torch.nan))", "576 inputs are not finite .* row 0"),
+        ("return of(torch.zeros(9, 1, 8, 8), classes=2)", "labels from 0 to 2"),
+        ("return of(torch.zeros(9, 3, 8), Preparation(flip=True))", "flip of a preparation is for images"),
+    ],
+)
+def test_build_runtime_own_data_that_is_broken_is_refused(tmp_path: Path, body: str, message: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "from fedloom.data import Dataset, Examples, Preparation\n"
+        "def of(x, preparation=Preparation(), classes=10):\n"
+        "    examples = Examples(x, torch.arange(9) % 3)\n"
+        "    return Dataset('mine', examples, examples, classes, preparation)\n"
+        f"def load():\n    {body}\n",
+        encoding="utf-8",
+    )
+    own = {"dataset": "digits", "devices": 3, "partition": {"kind": "own"}}
+    loaded = load(build_document(data=own, engine={"kind": "flower"}), Registries())
+    recipe = json.loads(json.dumps(loaded.recipe.document()))
+    with pytest.raises(DataBroken, match=message):
+        build_runtime(recipe, {"device": 1, "load": str(file), "folder": str(tmp_path)})
 
 
 def test_describe_device_includes_measurements(tmp_path: Path) -> None:

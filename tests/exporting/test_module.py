@@ -153,8 +153,26 @@ def test_preparation_module_matches_preparation(name: str, shape: tuple[int, ...
 
 def test_preparation_module_floats_and_tokens_need_less() -> None:
     numbers, tokens = torch.rand(3, 7), torch.arange(12).view(3, 4)
-    assert torch.equal(build_preparation(Preparation((0.5,), (0.2,)), numbers)(numbers), numbers)
+    assert torch.equal(build_preparation(Preparation(), numbers)(numbers), numbers)
     assert torch.equal(build_preparation(Preparation(), tokens)(tokens), tokens)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 7), (3, 5, 6), (3, 2, 5, 6)])
+def test_preparation_module_normalizes_examples_of_any_axes(shape: tuple[int, ...]) -> None:
+    prepare = Preparation((0.5, 0.1, 0.0), (0.2, 1.0, 3.0)).for_shape(shape)
+    x = torch.rand(4, *shape)
+    module = build_preparation(prepare, x)
+    assert torch.allclose(module(x), prepare(x), atol=1e-6)
+    assert not torch.allclose(module(x), x)
+    assert module.steps == ("normalization",)
+
+
+def test_preparation_module_steps_are_those_inside() -> None:
+    x = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
+    everything = build_preparation(PREPARATIONS["fedsup_fashion"], x).steps
+    assert everything == ("division by 255", "resizing", "repeating of gray to 3 channels", "normalization")
+    assert build_preparation(Preparation(), x).steps == ("division by 255",)
+    assert build_preparation(Preparation(), x.float()).steps == ()
 
 
 @pytest.mark.parametrize("family", ["convnet", "mlp"])

@@ -135,7 +135,7 @@ def test_fedrolex_rolled_model_gives_same_outputs(
     weights = {name: torch.randn(shape, generator=draw) for name, shape in fleet.global_model.shapes().items()}
     fixed = fleet.smallest.model.shapes()
     rolled = {name: back(tensor, fixed[name], number - 1) for name, tensor in weights.items()}
-    x = torch.randn(1, 3, 1, 6, 6, generator=draw)
+    x = torch.randn(1, 3, *fleet.global_model.input_shape, generator=draw)
     before, after = (
         fleet.global_model({key: t[None] for key, t in one.items()}, x, StepSeeds((0,))).exits
         for one in (weights, rolled)

@@ -187,7 +187,7 @@ def test_scaler_is_off_in_evaluation(
     scaled, plain = (tiny_model(family, width=width, scaler=scaler) for scaler in (True, False))
     block = block_weights(scaled, 2)
     block |= {name: torch.rand(2, *shape).double() + 0.5 for name, shape in scaled.statistics().items()}
-    x = torch.randn(2, 3, 1, 6, 6, dtype=torch.float64)
+    x = torch.randn(2, 3, *scaled.input_shape, dtype=torch.float64)
     assert torch.equal(scaled(block, x).logits, plain(block, x).logits)
     for name, tensor in scaled.batch_statistics(block, x).items():
         assert torch.equal(tensor, plain.batch_statistics(block, x)[name])
@@ -212,7 +212,7 @@ def test_scaler_before_batch_norm_has_no_effect(family: str, width: float, tiny_
     hidden = wide.get(family, {"hidden": (32, 32)})
     scaled, plain = (tiny_model(family, width=width, scaler=scaler, **hidden) for scaler in (True, False))
     block = {name: tensor[None].double() for name, tensor in scaled.initial_weights(0).items()}
-    x = torch.randn(1, 20, 1, 6, 6, dtype=torch.float64)
+    x = torch.randn(1, 20, *scaled.input_shape, dtype=torch.float64)
     with_scaler, without = (net(block, x, StepSeeds((0,))).logits for net in (scaled, plain))
     assert float((with_scaler - without).norm() / without.norm()) < 1e-3
     assert not torch.equal(with_scaler, without)  # not exactly equal, as epsilon is not scaled
@@ -277,7 +277,7 @@ def test_mask_logits_absent_labels_have_zero_gradient(
     net = tiny_model(family)
     seen = torch.tensor([[True, False, True, False], [False, True, True, True]])
     y = torch.tensor([[0, 2, 0, 2], [1, 2, 3, 1]])
-    x = torch.randn(2, 4, 1, 6, 6, dtype=torch.float64)
+    x = torch.randn(2, 4, *net.input_shape, dtype=torch.float64)
 
     def loss(weights: Any, batch: Batch) -> Tensor:
         logits = net(weights, batch.x, StepSeeds((0, 0))).logits

@@ -29,7 +29,7 @@ def judged_by_the_batch(net: Model, weights: dict[str, Tensor]) -> nn.Module:
     module = net.module().double().eval()
     module.load_state_dict(weights, strict=False)
     for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d):
+        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
             part.train()
     return module
 

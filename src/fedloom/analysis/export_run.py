@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..data.catalog import LABEL_NAMES, LICENSES
+from ..data.catalog import LICENSES
 from ..exporting import (
     FORMATS,
     ExportModule,
@@ -224,7 +224,7 @@ def _export(
 def _build_module(experiment: Experiment, trained: TrainedModel, input_kind: InputKind) -> ExportModule:
     dataset = experiment.dataset
     preparation = build_preparation(dataset.preparation, dataset.test.x[:1]) if input_kind == "stored" else None
-    return build_export_module(trained.model, trained.weights, preparation)
+    return build_export_module(trained.model, trained.weights, preparation, dataset.class_names)
 
 
 def _evaluate(
@@ -247,7 +247,7 @@ def _build_card(
     run: Path, experiment: Experiment, trained: TrainedModel, to: str, file: Path, input_kind: InputKind
 ) -> dict[str, Any]:
     recipe, costs, shape = experiment.loaded.recipe, compute_cost(trained.model), _output_shape(trained)
-    labels, manifest = LABEL_NAMES.get(recipe.data.dataset, ()), read_manifest(run)
+    labels, manifest = experiment.dataset.class_names, read_manifest(run)
     owner = f"device {trained.device}" if trained.device else f"tier {trained.tier}" if trained.tier else trained.name
     return {
         "name": f"{trained.model.family} of {owner}, {recipe.method.name} on {recipe.data.dataset}",

@@ -6,23 +6,27 @@ A reader is a function from keyword options to a `Dataset`; a parameter `folder`
 from collections.abc import Callable
 
 from ..registry import Registry
+from .adapters import as_dataset
 from .catalog import DATASET_INFO, DatasetInfo, describe_deviation, lookup_dataset_info, synthetic_labels
+from .checks import check_values
 from .cifar import cifar10, cifar100
 from .dataset import DataBroken, DataError, DataMissing, Dataset, Examples
 from .embeddings import read_word_vectors
+from .folders import folder
 from .idx import fashion_mnist, mnist
 from .npz import digits, fashion_mini, npz, pathmnist, pneumoniamnist
 from .partition import Labels, Partition, extract_labels
 from .partitions import PARTITIONS, correlate_tiers_with_labels, hold_out, limit_examples, subsample
 from .preparation import PREPARATIONS, Preparation
 from .sentiment140 import sentiment140
+from .ucihar import ucihar
 from .wikitext import wikitext2
 
 __all__ = [
     "DATASETS", "DATASET_INFO", "PARTITIONS", "PREPARATIONS", "DataBroken", "DataError", "DataMissing", "Dataset",
-    "DatasetInfo", "Examples", "Labels", "Partition", "Preparation", "correlate_tiers_with_labels",
-    "describe_deviation", "extract_labels", "hold_out", "limit_examples", "lookup_dataset_info", "read_word_vectors",
-    "subsample", "synthetic_labels",
+    "DatasetInfo", "Examples", "Labels", "Partition", "Preparation", "as_dataset", "check_values",
+    "correlate_tiers_with_labels", "describe_deviation", "extract_labels", "hold_out", "limit_examples",
+    "lookup_dataset_info", "read_word_vectors", "subsample", "synthetic_labels",
 ]  # fmt: skip
 
 DATASETS: Registry[Callable[..., Dataset]] = Registry(
@@ -38,7 +42,9 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "pneumoniamnist": pneumoniamnist,
         "wikitext2": wikitext2,
         "sentiment140": sentiment140,
+        "ucihar": ucihar,
         "npz": npz,
+        "folder": folder,
     },
     passed=("folder",),
 )

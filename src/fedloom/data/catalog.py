@@ -5,7 +5,7 @@ With it a recipe can be checked and its cost computed on a machine that does not
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,7 +25,9 @@ class DatasetInfo:
     preparation : the name of its preparation, unless the recipe names another.
     tokens : the number of token ids, where examples are text.
     label_per_token : whether every token has a label.
-    groups : the number of groups in the training set, and of further ones in the test set.
+    groups : the number of groups in the training set, and of further ones in the test set; 0: the test examples are of
+        the same groups.
+    dtype : of examples that are not text: "uint8" or "float32".
     """
 
     shape: tuple[int, ...]
@@ -36,6 +38,7 @@ class DatasetInfo:
     tokens: int | None = None
     label_per_token: bool = False
     groups: tuple[int, int] | None = None
+    dtype: Literal["uint8", "float32"] = "uint8"
 
 
 def lookup_dataset_info(name: str, settings: Mapping[str, Any]) -> DatasetInfo | None:
@@ -49,7 +52,9 @@ def lookup_dataset_info(name: str, settings: Mapping[str, Any]) -> DatasetInfo |
     info = DATASET_INFO.get(name)
     if info and name == "cifar100" and settings.get("labels") == "coarse":
         return replace(info, classes=20)
-    by_settings: dict[str, Callable[..., DatasetInfo]] = {"wikitext2": _wikitext2, "sentiment140": _sentiment140}
+    by_settings: dict[str, Callable[..., DatasetInfo]] = {
+        "wikitext2": _wikitext2, "sentiment140": _sentiment140, "ucihar": _ucihar,
+    }  # fmt: skip
     return by_settings[name](**settings) if name in by_settings else info
 
 
@@ -70,7 +75,8 @@ def describe_deviation(name: str, settings: Mapping[str, Any], train: int, test:
     if info is None:
         return ""
     counts = {"training examples": (train, info.train), "test examples": (test, info.test)}
-    if name == "sentiment140":  # its reader moves tweets to the test set
+    if name == "sentiment140" or (name == "ucihar" and settings.get("split") != "published"):
+        # their readers move examples to the test set
         counts = {"examples": (train + test, info.train + info.test)}
     counts["classes"] = classes, info.classes
     unlike = [f"{found:,} {what} instead of {known:,}" for what, (found, known) in counts.items() if found != known]
@@ -90,7 +96,8 @@ def synthetic_labels(info: DatasetInfo, test_examples: int | None = None) -> Lab
     if info.groups is None:
         return Labels(train, test, info.classes)
     first, second = info.groups
-    groups = np.arange(counts[0]) * first // info.train, first + np.arange(counts[1]) * second // info.test
+    of_test = np.arange(counts[1]) * (second or first) // info.test + (first if second else 0)
+    groups = np.arange(counts[0]) * first // info.train, of_test
     return Labels(train, test, info.classes, groups)
 
 
@@ -112,6 +119,16 @@ def _sentiment140(*, length: int = 25, words: int = 10_000, test_share: float = 
     return DatasetInfo((length,), 2, 1_600_000, 359, "plain", words + 2, groups=(659_775, 1))
 
 
+def _ucihar(
+    *, inputs: str = "signals", split: str = "within_subjects", test_share: float = 0.3, normalize: bool = True
+) -> DatasetInfo:
+    """Within subjects, the counts are those of the whole; every person's share is rounded."""
+    shape, published = (9, 128) if inputs == "signals" else (561,), split == "published"
+    test = 2_947 if published else round(10_299 * test_share)
+    groups = (21, 9) if published else (30, 0)
+    return DatasetInfo(shape, 6, 10_299 - test, test, "plain", groups=groups, dtype="float32")
+
+
 DATASET_INFO: dict[str, DatasetInfo] = {
     "digits": DatasetInfo((1, 8, 8), 10, 1_437, 360, "plain"),
     "fashion-mini": DatasetInfo((1, 28, 28), 10, 2_000, 500, "fashion"),
@@ -123,6 +140,7 @@ DATASET_INFO: dict[str, DatasetInfo] = {
     "pneumoniamnist": DatasetInfo((1, 28, 28), 2, 4_708, 624, "plain"),
     "wikitext2": _wikitext2(),
     "sentiment140": _sentiment140(),
+    "ucihar": _ucihar(),
 }
 
 
@@ -139,6 +157,7 @@ LABEL_NAMES: dict[str, tuple[str, ...]] = {
     "fashion-mnist": FASHION_CLASSES,
     "cifar10": CIFAR10_CLASSES,
     "sentiment140": ("negative", "positive"),
+    "ucihar": ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying"),
 }
 
 LICENSES: dict[str, str] = {
@@ -148,5 +167,6 @@ LICENSES: dict[str, str] = {
     "pathmnist": "CC BY 4.0",
     "pneumoniamnist": "CC BY 4.0",
     "wikitext2": "CC BY-SA 3.0",
+    "ucihar": "CC BY 4.0",
 }
 """Of the data sets whose authors state one."""

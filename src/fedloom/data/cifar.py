@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 
 from . import adapters
-from .adapters import Array, Arrays, build_dataset
+from .adapters import Arrays, build_dataset
 from .dataset import DataBroken, DataMissing, Dataset
 from .npz import ARRAY_NAMES, find_npz
 from .preparation import PREPARATIONS
+from .raw import Array
 
 _PLANES = 3 * 32 * 32
 

@@ -5,7 +5,9 @@ Examples stay as they are stored (images as bytes), which takes a quarter of the
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,14 +46,19 @@ class Examples:
 
     Parameters
     ----------
-    x : images, uint8 or float [n, channels, height, width]; text, int64 [n, length]; or other numbers.
+    x : images, uint8 or float [n, channels, height, width]; time series [n, channels, length]; rows [n, features];
+        text, int64 [n, length].
     y : labels, int64 [n], or [n, length] if every token has a label.
+
+    Numpy arrays become tensors.
     """
 
     x: Tensor
     y: Tensor
 
     def __post_init__(self) -> None:
+        for name in ("x", "y"):
+            object.__setattr__(self, name, _as_tensor(getattr(self, name), f"the {_PARTS[name]}"))
         if len(self.x) != len(self.y):
             raise DataBroken(f"{len(self.x)} inputs but {len(self.y)} labels", "Give every example one label.")
 
@@ -74,6 +81,7 @@ class Dataset:
     groups : the group of every training and every test example, such as a user; a number is the same group in both.
     vocabulary : for text, the word of each token.
     deviation : how its counts differ from those of the published data set of that name; "" if they do not.
+    class_names : the name of each class; (): they have none.
     """
 
     name: str
@@ -85,8 +93,12 @@ class Dataset:
     groups: tuple[Tensor, Tensor] | None = None
     vocabulary: tuple[str, ...] = ()
     deviation: str = ""
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_parts(self.name, self.train, self.test, self.preparation)
+        object.__setattr__(self, "class_names", _check_class_names(self.name, self.class_names, self.classes))
+        object.__setattr__(self, "preparation", _fit_preparation(self.name, self.preparation, self.train.x))
         for part, examples, index in (("training", self.train, 0), ("test", self.test, 1)):
             subject = f"the {part} set of {self.name}"
             _check_labels(subject, examples, self.classes)
@@ -134,6 +146,53 @@ class Dataset:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+_PARTS = {"x": "inputs", "y": "labels"}
+
+
+def _as_tensor(values: Any, subject: str) -> Tensor:
+    """Numpy's numbers as a tensor, integers other than bytes as int64; a tensor as it is."""
+    if isinstance(values, Tensor):
+        return values
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "uif":
+        found = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+        hint = "Examples(x, y) takes tensors or numpy arrays; fedloom.data.as_dataset takes more."
+        raise DataBroken(f"{subject} are {found}, not a tensor of numbers", hint)
+    whole = values.dtype.kind in "ui" and values.dtype != np.uint8
+    return torch.from_numpy(np.array(values, dtype=np.int64 if whole else values.dtype, order="C"))
+
+
+def _check_parts(name: str, train: Any, test: Any, preparation: Any) -> None:
+    for part, examples in (("train", train), ("test", test)):
+        if not isinstance(examples, Examples):
+            hint = "Write Dataset(name, Examples(x, y), Examples(x_test, y_test), classes, preparation)."
+            raise DataBroken(f"`{part}` of {name} is {type(examples).__name__}, not Examples", hint)
+    if not isinstance(preparation, Preparation):
+        hint = "Pass Preparation() to leave inputs as they are."
+        raise DataBroken(f"`preparation` of {name} is {type(preparation).__name__}, not a Preparation", hint)
+
+
+def _check_class_names(name: str, class_names: Any, classes: int) -> tuple[str, ...]:
+    names = tuple(class_names)
+    if isinstance(class_names, str) or any(not isinstance(one, str) or not one for one in names):
+        raise DataBroken(f"the class names of {name} are not all text", 'Give them as ("cat", "dog", ...).')
+    if names and len(names) != classes:
+        message = f"{name} has {classes} classes but {len(names)} names for them"
+        raise DataBroken(message, "Give every class a name, in the order of the labels, or give none.")
+    if len(set(names)) < len(names):
+        twice = next(one for one in names if names.count(one) > 1)
+        raise DataBroken(f"two classes of {name} are called {twice!r}", "Give every class a name of its own.")
+    return names
+
+
+def _fit_preparation(name: str, preparation: Preparation, x: Tensor) -> Preparation:
+    is_text = x.dtype != torch.uint8 and not x.is_floating_point()
+    try:
+        return preparation.for_shape(tuple(x.shape[1:]), is_text)
+    except ValueError as error:
+        hint = "Leave that step out; examples are [n, channels, height, width], [n, channels, length] or [n, features]."
+        raise DataBroken(f"{name}: {error}", hint) from error
 
 
 def _check_labels(subject: str, examples: Examples, classes: int) -> None:

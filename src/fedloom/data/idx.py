@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from . import adapters
-from .adapters import Array, Arrays, build_dataset
+from .adapters import Arrays, build_dataset
 from .dataset import DataBroken, Dataset
 from .preparation import PREPARATIONS
+from .raw import Array
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

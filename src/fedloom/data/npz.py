@@ -6,20 +6,27 @@ license, and scripts/cut_*.py made them.
 
 import zipfile
 import zlib
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from ..settings import Count
+from ..settings import Count, Fraction
 from . import adapters
-from .adapters import Array, Arrays, build_dataset
+from .adapters import Arrays, Kind, assemble_dataset, build_dataset
 from .dataset import DataBroken, DataMissing, Dataset
 from .preparation import PREPARATIONS
+from .raw import Array, RawExamples
 
 ArrayNames = tuple[str, str, str, str]
 ARRAY_NAMES: tuple[ArrayNames, ...] = (
     ("x_train", "y_train", "x_test", "y_test"),
     ("train_images", "train_labels", "test_images", "test_labels"),
+)
+
+GROUP_NAMES = (("groups_train", "groups_test"), ("train_groups", "test_groups"))
+OWN_NAMES = frozenset(
+    [*(name for names in (*ARRAY_NAMES, *GROUP_NAMES) for name in names), "x", "y", "groups", "class_names"]
 )
 
 _BUNDLED = Path(__file__).parent / "bundled"
@@ -35,22 +42,77 @@ def fashion_mini() -> Dataset:
     return build_dataset("fashion-mini", read_npz(_BUNDLED / "fashion_mini.npz"), 10, PREPARATIONS["fashion"])
 
 
-def npz(*, folder: Path, file: str, classes: Count | None = None) -> Dataset:
-    """Any .npz file with a training and a test set.
+def npz(
+    *,
+    folder: Path,
+    file: str,
+    classes: Count | None = None,
+    kind: Kind | None = None,
+    normalize: bool = False,
+    test_share: Fraction = 0.2,
+) -> Dataset:
+    """Any .npz file with examples and labels.
 
     The arrays are named x_train, y_train, x_test and y_test, or train_images, train_labels, test_images and
-    test_labels.
+    test_labels; or x and y, of which some become the test set. Optional are the groups of examples, such as users
+    (groups_train and groups_test, or train_groups and test_groups; groups beside x and y), and class_names.
 
     Parameters
     ----------
     file : its path, searched in the data directory, then in the working directory.
-    classes : the number of classes, if the file may lack examples of some; None: the highest label determines it.
+    classes : the number of classes, if the file may lack examples of some; None: the class names or the highest label
+        determine it.
+    kind : "image", "series" (time series [n, channels, length]), "tabular" or "tokens"; None: two axes are rows, or
+        tokens if they are whole numbers other than bytes; three or four are images.
+    normalize : whether to normalize with the mean and the standard deviation of the training examples.
+    test_share : the share of examples held out for testing, of every group alike, if there are only x and y.
     """
-    path = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+    path = find_own(file, folder, Path.is_file)
+    content = load_arrays(path, OWN_NAMES)
+    return assemble_dataset(
+        path.stem,
+        str(path),
+        raw_parts(content, path),
+        classes=classes,
+        class_names=[str(name) for name in content.get("class_names", ())],
+        test_share=test_share,
+        kind=kind,
+        normalize=normalize,
+    )
+
+
+def find_own(name: str, folder: Path, exists: Callable[[Path], bool]) -> Path:
+    """A file or folder of the user: in the data directory, or else as it is named.
+
+    Parameters
+    ----------
+    name : its path.
+    folder : the data directory.
+    exists : `Path.is_file` or `Path.is_dir`.
+    """
+    path = next((path for path in (folder / name, Path(name)) if exists(path)), None)
     if path is None:
         hint = f"Put it into {folder}, name the data directory with FEDLOOM_DATA or --data-dir, or give a full path."
-        raise DataMissing(f"no file {file}", hint)
-    return build_dataset(path.stem, read_npz(path), classes, PREPARATIONS["plain"])
+        raise DataMissing(f"no {'folder' if exists is Path.is_dir else 'file'} {name}", hint)
+    return path
+
+
+def raw_parts(content: Mapping[str, Array], path: Path) -> list[RawExamples]:
+    """The training and the test set of a file, or all its examples, under the first names that it has completely.
+
+    Parameters
+    ----------
+    content : its arrays by name.
+    path : the file, for errors.
+    """
+    for names, groups in zip(ARRAY_NAMES, GROUP_NAMES, strict=True):
+        if all(name in content for name in names):
+            x, y, x_test, y_test = (content[name] for name in names)
+            of_train, of_test = (content.get(name) for name in groups)
+            return [RawExamples(x, y, of_train), RawExamples(x_test, y_test, of_test)]
+    if "x" in content and "y" in content:
+        return [RawExamples(content["x"], content["y"], content.get("groups"))]
+    raise _lacks_arrays(path, ARRAY_NAMES)
 
 
 def pathmnist(*, folder: Path) -> Dataset:
@@ -71,12 +133,16 @@ def pneumoniamnist(*, folder: Path) -> Dataset:
 
 def read_npz(path: Path, array_names: tuple[ArrayNames, ...] = ARRAY_NAMES) -> Arrays:
     """Read the four arrays of a file under the first set of names that it has completely."""
-    content = _load(path, {name for names in array_names for name in names})
+    content = load_arrays(path, {name for names in array_names for name in names})
     for names in array_names:
         if all(name in content for name in names):
             return Arrays(str(path), *(content[name] for name in names))
+    raise _lacks_arrays(path, array_names)
+
+
+def _lacks_arrays(path: Path, array_names: tuple[ArrayNames, ...]) -> DataBroken:
     expected = " or ".join(", ".join(names) for names in array_names)
-    raise DataBroken(f"{path} lacks the arrays of a data set", f"Save it with numpy.savez and the names {expected}.")
+    return DataBroken(f"{path} lacks the arrays of a data set", f"Save it with numpy.savez and the names {expected}.")
 
 
 def find_npz(name: str, folder: Path, array_names: tuple[ArrayNames, ...] = ARRAY_NAMES) -> Arrays | None:
@@ -85,7 +151,14 @@ def find_npz(name: str, folder: Path, array_names: tuple[ArrayNames, ...] = ARRA
     return next((read_npz(path, array_names) for path in paths if path.is_file()), None)
 
 
-def _load(path: Path, names: set[str]) -> dict[str, Array]:
+def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
+    """The arrays of a file that have these names.
+
+    Parameters
+    ----------
+    path : the file.
+    names : the names.
+    """
     try:
         with zipfile.ZipFile(path):
             pass

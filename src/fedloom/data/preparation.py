@@ -6,7 +6,7 @@ engine. The named preparations are those of the reproduced papers.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from ..registry import Registry
 class Preparation:
     """Stored examples -> a model's input; in training with random crops, flips and cutouts.
 
-    Order: scale to 0..1, resize, repeat gray, crop, flip, normalize, cutout. Integer tokens are unchanged, except for
-    the masks of training.
+    Order: scale bytes to 0..1, resize, repeat gray, crop, flip, normalize, cutout. Resizing, repeating, crops, flips
+    and cutouts are for images. Integer tokens are unchanged, except for the masks of training.
 
     Parameters
     ----------
-    mean, std : normalize with these numbers, one per channel; empty: do not normalize.
+    mean, std : normalize with these numbers: one per channel of images and time series, one per feature of rows, or one
+        for all; empty: do not normalize.
     size : resize to this height and width.
     channels : repeat gray images to this many channels.
     crop_padding : random crops of the image, padded with this many black pixels on each side; 0: no crops.
@@ -35,6 +36,8 @@ class Preparation:
     pad_normalized : whether crops pad with zeros after normalization, instead of black before it.
     mask_chance : the probability that a token is masked in training.
     mask_token : the id of the mask.
+    axes : the axes of one stored example: 3 for images, 2 for time series [channels, length], 1 for rows of features. A
+        `Dataset` sets it to that of its examples: with leading axes for devices, a tensor alone does not tell.
     """
 
     mean: tuple[float, ...] = ()
@@ -48,6 +51,7 @@ class Preparation:
     pad_normalized: bool = False
     mask_chance: float = 0.0
     mask_token: int | None = None
+    axes: int = 3
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or any(not spread > 0 for spread in self.std):
@@ -64,10 +68,10 @@ class Preparation:
         """The steps in words, in their order."""
         chance = f", probability {self.crop_chance:g}" if self.crop_chance < 1 else ""
         crop = f"random crops (padding {self.crop_padding}{chance})" if self.crop_padding else ""
-        normalize = f"normalize by mean {_listed(self.mean)} and std {_listed(self.std)}" if self.mean else ""
+        normalize = _describe_normalization(self.mean, self.std)
         augment = (crop, "random flips" if self.flip else "")
         steps = (
-            "scale to 0..1",
+            "scale bytes to 0..1",
             f"resize to {self.size[0]} x {self.size[1]}" if self.size else "",
             f"repeat gray to {self.channels} channels" if self.channels else "",
             *((normalize, *augment) if self.pad_normalized else (*augment, normalize)),
@@ -75,6 +79,45 @@ class Preparation:
             f"mask tokens with probability {self.mask_chance:g}" if self.mask_chance else "",
         )
         return f"{', '.join(filter(None, steps)).capitalize()}."
+
+    def for_shape(self, shape: tuple[int, ...], is_text: bool = False) -> "Preparation":
+        """The same preparation for stored examples of this shape.
+
+        Parameters
+        ----------
+        shape : the shape of one stored example.
+        is_text : whether examples consist of token ids.
+
+        Raises
+        ------
+        ValueError
+            If one of its steps cannot be applied to such examples.
+        """
+        problem = self._find_problem(shape, is_text)
+        if problem:
+            raise ValueError(problem)
+        return self if self.axes == len(shape) or is_text else replace(self, axes=len(shape))
+
+    def _find_problem(self, shape: tuple[int, ...], is_text: bool) -> str | None:
+        what = f"tokens {shape}" if is_text else f"{_KINDS.get(len(shape), 'examples')} of shape {shape}"
+        steps = {
+            "size": self.size, "channels": self.channels, "crop_padding": self.crop_padding, "flip": self.flip,
+            "cutout": self.cutout,
+        }  # fmt: skip
+        for_images = [name for name, value in steps.items() if value]
+        if for_images and (is_text or len(shape) != 3):
+            verb = "is" if len(for_images) == 1 else "are"
+            return f"{' and '.join(for_images)} of a preparation {verb} for images, and these are {what}"
+        if self.mean and is_text:
+            return f"mean and std of a preparation are for numbers, and these are {what}"
+        if self.mask_chance and not is_text:
+            return f"mask_chance of a preparation is for tokens, and these are {what}"
+        is_gray = len(shape) == 3 and shape[0] == 1  # and is repeated to as many channels as there are numbers
+        channels = (self.channels or len(self.mean)) if is_gray else shape[0] if shape else 1
+        if len(self.mean) not in (0, 1, channels):
+            part = "features" if len(shape) == 1 else "channels"
+            return f"mean and std of a preparation have {len(self.mean)} numbers, and there are {channels} {part}"
+        return None
 
     def draw_augmentation(self, generator: np.random.Generator, count: int, *shape: int) -> dict[str, Tensor]:
         """Draw the augmentation of some stored examples of one shape.
@@ -111,7 +154,8 @@ class Preparation:
 
         Parameters
         ----------
-        x : images [..., channels, height, width] or tokens [..., length].
+        x : images [..., channels, height, width], time series [..., channels, length], rows [..., features] or tokens
+            [..., length].
         augmentation : what `draw_augmentation` drew, [..., k] with the leading axes of x.
         dtype : the type of the result; None: torch's default.
         """
@@ -120,8 +164,12 @@ class Preparation:
         values = x.to(dtype or torch.get_default_dtype())
         if x.dtype == torch.uint8:
             values = values / 255
-        if x.dim() < 3 or self == _NO_PREPARATION:
+        if not (self.mean or self.size or self.channels or augmentation):
             return values
+        if x.dim() < self.axes:
+            raise ValueError(f"an example has {self.axes} axes here, but x has {x.dim()}; see Preparation.for_shape")
+        if self.axes != 3:
+            return self._normalize(values)
         leading = x.shape[:-3]
         count = math.prod(leading)
         flat = {name: numbers.reshape(count, -1) for name, numbers in (augmentation or {}).items()}
@@ -147,7 +195,8 @@ class Preparation:
     def _normalize(self, images: Tensor) -> Tensor:
         if not self.mean:
             return images
-        mean, std = (images.new_tensor(numbers).view(-1, 1, 1) for numbers in (self.mean, self.std))
+        per_channel = (-1, *[1] * (self.axes - 1))
+        mean, std = (images.new_tensor(numbers).view(per_channel) for numbers in (self.mean, self.std))
         return (images - mean) / std
 
     def _crop_and_flip(self, images: Tensor, augmentation: Mapping[str, Tensor]) -> Tensor:
@@ -157,6 +206,16 @@ class Preparation:
         crop = augmentation.get("crop", torch.zeros(count, 2, dtype=torch.int64))
         flip = augmentation.get("flip", torch.zeros(count, 1, dtype=torch.bool))
         return crop_and_flip(images, crop.to(images.device), flip.to(images.device), padding)
+
+
+_KINDS = {1: "rows", 2: "time series", 3: "images"}
+_LISTED = 4  # of more numbers, only the count is told
+
+
+def _describe_normalization(mean: tuple[float, ...], std: tuple[float, ...]) -> str:
+    if len(mean) > _LISTED:
+        return f"normalize by {len(mean)} means and stds"
+    return f"normalize by mean {_listed(mean)} and std {_listed(std)}" if mean else ""
 
 
 def _listed(numbers: tuple[float, ...]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..data import Dataset
+from ..data import DataBroken, Dataset
 from ..engines import ClientData
 from ..flower.versions import VERSION, VERSION_KEY
 from ..recipe.errors import recipe_error
@@ -115,6 +115,10 @@ def override_dataset(
     """A data set with the settings of the original, all ignored, that returns the device's own data."""
 
     def read(**settings: Any) -> Dataset:
-        return load_own()
+        found = load_own()
+        if not isinstance(found, Dataset):  # a device may lack classes, so its labels do not tell how many there are
+            hint = "Return fedloom.data.as_dataset(..., classes=10) with the number of classes of the fleet."
+            raise DataBroken(f"load() returned {type(found).__name__}, not a Dataset", hint)
+        return found
 
     return wraps(original)(read) if original else read

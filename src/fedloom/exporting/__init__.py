@@ -12,12 +12,13 @@ from .description import (
     rebuild_preparation,
 )
 from .formats import FORMATS, Format, MissingDependency, Predictor
-from .module import ExportModule, build_empty_module, build_export_module, build_preparation
+from .module import ExportModule, PreparationModule, build_empty_module, build_export_module, build_preparation
 from .parity import Parity, as_predictor, check_parity, evaluate_predictor, measure_accuracy, measure_latency_ms
 
 __all__ = [
-    "FORMATS", "ExportModule", "Format", "InputKind", "MissingDependency", "Parity", "Predictor", "as_lists",
-    "as_predictor", "build_empty_module", "build_export_module", "build_preparation", "check_parity", "describe_input",
-    "describe_model", "evaluate_predictor", "input_transform", "measure_accuracy", "measure_latency_ms", "read_card",
-    "read_description", "rebuild_model", "rebuild_preparation", "usage_snippet", "write_card",
+    "FORMATS", "ExportModule", "Format", "InputKind", "MissingDependency", "Parity", "Predictor", "PreparationModule",
+    "as_lists", "as_predictor", "build_empty_module", "build_export_module", "build_preparation", "check_parity",
+    "describe_input", "describe_model", "evaluate_predictor", "input_transform", "measure_accuracy",
+    "measure_latency_ms", "read_card", "read_description", "rebuild_model", "rebuild_preparation", "usage_snippet",
+    "write_card",
 ]  # fmt: skip

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Dataset, Preparation
 from ..models import Family, Model, build_model
 from ..registry import freeze
-from .module import build_preparation
+from .module import PreparationModule, build_preparation
 
 DESCRIPTION_VERSION = 1
 INFERENCE_STEPS = ("mean", "std", "size", "channels")  # the steps of a preparation that also apply after training
@@ -58,9 +58,10 @@ def describe_input(dataset: Dataset, input_kind: InputKind) -> dict[str, Any]:
     if dataset.tokens is not None:
         meaning = f"Ids of {dataset.tokens} tokens" + (", which vocabulary.txt lists." if dataset.vocabulary else ".")
     elif input_kind == "stored":
-        meaning = "Examples as the data set stores them; scaling, resizing and normalization are inside the file."
+        meaning = _describe_stored_input(build_preparation(dataset.preparation, dataset.test.x[:1]))
     else:
-        meaning = f"Examples divided by 255, then prepared by the caller: {as_lists(steps) or 'nothing else'}."
+        scaled = " divided by 255, then" if dataset.test.x.dtype == torch.uint8 else ""
+        meaning = f"Examples{scaled} prepared by the caller: {as_lists(steps) or 'nothing else'}."
     return {
         "name": "input", "kind": input_kind, "dtype": str(example.dtype).removeprefix("torch."),
         "shape": list(example.shape[1:]), "meaning": meaning, "preparation": as_lists(steps),
@@ -68,6 +69,19 @@ def describe_input(dataset: Dataset, input_kind: InputKind) -> dict[str, Any]:
         "stored_shape": list(dataset.test.x.shape[1:]),
         "model_shape": list(dataset.input_shape), "tokens": dataset.tokens,
     }  # fmt: skip
+
+
+def _describe_stored_input(preparation: nn.Module) -> str:
+    """Claims only what the file contains: what the data set's reader did to its examples is not known."""
+    steps = preparation.steps if isinstance(preparation, PreparationModule) else ()
+    if not steps:
+        return (
+            "Examples as the data set gives them. Nothing is prepared inside the file: whatever the reader of the data "
+            "set computes, such as a normalization, must be done before."
+        )
+    *others, last = steps
+    inside = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    return f"Examples as the data set gives them; {inside} inside the file."
 
 
 def input_transform(dataset: Dataset, input_kind: InputKind) -> Callable[[Tensor], Tensor]:
@@ -108,7 +122,7 @@ def rebuild_model(described: Described, family: Family, classes: int) -> Model:
     return build_model(described["family"], family, freeze(described["settings"]), shape, classes, tokens)
 
 
-def rebuild_preparation(described: Described) -> torch.nn.Module | None:
+def rebuild_preparation(described: Described) -> nn.Module | None:
     """The preparation that is part of the described model; None if the caller prepares examples.
 
     Parameters

@@ -1,6 +1,7 @@
 """The file formats for an exported module: how each is written, and how it is opened in its own runtime."""
 
 import importlib.util
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -91,8 +92,13 @@ def exported_program(module: ExportModule, examples: Tensor, any_batch: bool = T
     return program
 
 
+def _metadata(module: ExportModule) -> dict[str, str]:
+    """What a file says of itself beside its graph and weights."""
+    return {"class_names": json.dumps(module.class_names)} if module.class_names else {}
+
+
 def _write_safetensors(module: ExportModule, examples: Tensor, path: Path) -> None:
-    path.write_bytes(to_safetensors(module.state_dict()))
+    path.write_bytes(to_safetensors(module.state_dict(), _metadata(module)))
 
 
 def _open_safetensors(path: Path, build_module: Callable[[], ExportModule]) -> Predictor:
@@ -105,7 +111,7 @@ def _open_safetensors(path: Path, build_module: Callable[[], ExportModule]) -> P
 
 def _write_pt2(module: ExportModule, examples: Tensor, path: Path) -> None:
     with suppress_warnings():
-        torch.export.save(exported_program(module, examples), path)
+        torch.export.save(exported_program(module, examples), path, extra_files=_metadata(module))
 
 
 def _open_pt2(path: Path, build_module: Callable[[], ExportModule]) -> Predictor:
@@ -134,6 +140,7 @@ def _write_onnx(module: ExportModule, examples: Tensor, path: Path) -> None:
         _name_batch_axis(onnx_program.model.graph)
         for node in onnx_program.model.graph.all_nodes():
             node.metadata_props.clear()  # debug information of the exporter, which is most of a small file
+        onnx_program.model.metadata_props.update(_metadata(module))
         onnx_program.save(path, external_data=False)
 
 

@@ -25,10 +25,12 @@ class ExportModule(nn.Module):
     ----------
     net : the model's module.
     prepare : turns stored examples into the net's input; None: they are its input.
+    class_names : the name of each logit, for the file's metadata; (): they have none.
     """
 
-    def __init__(self, net: nn.Module, prepare: nn.Module | None = None):
+    def __init__(self, net: nn.Module, prepare: nn.Module | None = None, class_names: tuple[str, ...] = ()):
         super().__init__()
+        self.class_names = class_names
         self.prepare = nn.Identity() if prepare is None else prepare
         self.net = net
 
@@ -36,7 +38,9 @@ class ExportModule(nn.Module):
         return as_outputs(self.net(self.prepare(x))).logits
 
 
-def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | None = None) -> ExportModule:
+def build_export_module(
+    model: Model, weights: Tensors, prepare: nn.Module | None = None, class_names: tuple[str, ...] = ()
+) -> ExportModule:
     """The module of a trained model.
 
     Parameters
@@ -44,6 +48,7 @@ def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | Non
     model : the model.
     weights : its weights, which include the normalization statistics; frozen ones, if any are among them, are used too.
     prepare : turns stored examples into the model's input; None: they are its input.
+    class_names : the name of each class, for the file's metadata.
     """
     module = model.module()
     missing = [name for name in (*model.shapes(), *model.statistics()) if name not in weights]
@@ -52,7 +57,7 @@ def build_export_module(model: Model, weights: Tensors, prepare: nn.Module | Non
     frozen = (name for name in model.frozen_shapes() if name in weights)
     state = {name: weights[name] for name in (*model.shapes(), *model.statistics(), *frozen)}
     module.load_state_dict(state, strict=False)
-    return ExportModule(_simplify(module, model), prepare).eval().requires_grad_(False)
+    return ExportModule(_simplify(module, model), prepare, class_names).eval().requires_grad_(False)
 
 
 def build_empty_module(model: Model, prepare: nn.Module | None = None) -> ExportModule:
@@ -83,7 +88,14 @@ def _replace_all(module: nn.Module, kind: type[nn.Module], replace: Callable[...
 
 
 class PreparationModule(nn.Module):
-    """A data set's preparation outside of training: [batch, channels, height, width] bytes or floats -> inputs."""
+    """A data set's preparation outside of training: stored images, time series or rows -> inputs.
+
+    Parameters
+    ----------
+    preparation : the preparation.
+    stored_shape : the shape of one stored example.
+    stored_dtype : its type; bytes are divided by 255.
+    """
 
     rows: Tensor | None
     columns: Tensor | None
@@ -93,16 +105,29 @@ class PreparationModule(nn.Module):
     def __init__(self, preparation: Preparation, stored_shape: tuple[int, ...], stored_dtype: torch.dtype):
         super().__init__()
         self.factor = 1 / 255 if stored_dtype == torch.uint8 else 1.0
-        is_image, is_identity = len(stored_shape) == 3, preparation == Preparation()
+        is_image = len(stored_shape) == 3
         is_resized = is_image and preparation.size is not None and stored_shape[1:] != preparation.size
         rows, columns = (None, None) if not is_resized else _resize_matrices(stored_shape[1:], preparation.size)
         self.register_buffer("rows", rows)
         self.register_buffer("columns", columns)
-        is_gray = is_image and not is_identity and stored_shape[0] == 1
+        is_gray = is_image and stored_shape[0] == 1
         self.repeats = (preparation.channels or 1) if is_gray else 1
-        is_normalized = is_image and bool(preparation.mean)
-        self.register_buffer("mean", torch.tensor(preparation.mean).view(-1, 1, 1) if is_normalized else None)
-        self.register_buffer("std", torch.tensor(preparation.std).view(-1, 1, 1) if is_normalized else None)
+        per_channel = (-1, *[1] * (len(stored_shape) - 1))
+        for name in ("mean", "std"):
+            numbers = getattr(preparation, name)
+            self.register_buffer(name, torch.tensor(numbers).view(per_channel) if numbers else None)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What it does, in words and in this order."""
+        resized = self.rows is not None and self.columns is not None
+        steps = {
+            "division by 255": self.factor != 1,
+            "resizing": resized,
+            f"repeating of gray to {self.repeats} channels": self.repeats > 1,
+            "normalization": self.mean is not None,
+        }
+        return tuple(step for step, is_done in steps.items() if is_done)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float32)

@@ -3,6 +3,7 @@
 from ..registry import Registry
 from .bottleneck import bottleneck
 from .convnet import convnet
+from .convnet1d import convnet1d
 from .cost import Cost, compute_cost
 from .layers import Scaler
 from .lenet import lenet
@@ -22,6 +23,7 @@ MODELS: Registry[Family] = Registry(
     {
         "bottleneck": bottleneck,
         "convnet": convnet,
+        "convnet1d": convnet1d,
         "lenet": lenet,
         "lstm": lstm,
         "mlp": mlp,

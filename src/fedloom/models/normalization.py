@@ -28,6 +28,7 @@ class WidthSlice:
     scaler : whether to scale up activations in training.
     groups : the number of groups of group normalization.
     norm_widths : a layer has one normalization for each of these widths up to its own (FjORD); empty: one.
+    axes : the axes of a map beside its channels: 2 for images, 1 for time series.
     """
 
     width: float
@@ -36,6 +37,7 @@ class WidthSlice:
     scaler: bool
     groups: int = 4
     norm_widths: tuple[float, ...] = ()
+    axes: Literal[1, 2] = 2
 
     def channels(self, full: int) -> int:
         """The channels that this slice keeps of a layer.
@@ -50,7 +52,7 @@ class WidthSlice:
         return Scaler(self.width / self.widest if self.scaler else 1.0)
 
     def make_norm(self, full: int) -> nn.Module:
-        norm = make_norm(self.normalization, self.channels(full), self.groups)
+        norm = make_norm(self.normalization, self.channels(full), self.groups, axes=self.axes)
         if not self.norm_widths:
             return norm
         narrower = {width: self._unused_norm(full, width) for width in self.norm_widths if width < self.width}
@@ -61,7 +63,8 @@ class WidthSlice:
 
     def _unused_norm(self, full: int, width: float) -> nn.Module:
         """Held for narrower nets: its weights are sent, but its statistics are not needed here."""
-        return make_norm(self.normalization, kept_channels(full, width, self.widest), self.groups, statistics=False)
+        channels = kept_channels(full, width, self.widest)
+        return make_norm(self.normalization, channels, self.groups, statistics=False, axes=self.axes)
 
 
 def kept_channels(full: int, width: float, widest: float) -> int:
@@ -74,11 +77,14 @@ def _ceil(number: float) -> int:
     return math.ceil(number - 1e-9)  # 0.1 * 30 is 3.0000000000000004, which must not give 4 channels
 
 
-def make_norm(kind: Normalization, channels: int, groups: int = 4, statistics: bool = True) -> nn.Module:
+def make_norm(
+    kind: Normalization, channels: int, groups: int = 4, statistics: bool = True, axes: Literal[1, 2] = 2
+) -> nn.Module:
     """A normalization layer; `statistics=False` for a batch norm that is never used in evaluation."""
     match kind:
         case "static_batch":
-            return nn.BatchNorm2d(channels, track_running_stats=statistics)
+            batch_norm = nn.BatchNorm1d if axes == 1 else nn.BatchNorm2d
+            return batch_norm(channels, track_running_stats=statistics)
         case "group":
             # a narrow slice may have fewer channels than groups
             return nn.GroupNorm(math.gcd(groups, channels), channels)

@@ -91,8 +91,27 @@ class Outputs(NamedTuple):
 
 
 def as_outputs(result: Any) -> Outputs:
-    """Wrap what a module's forward returned."""
-    return result if isinstance(result, Outputs) else Outputs({"logits": result}, {})
+    """Wrap what a module's forward returned: logits, `Outputs`, or an object with `logits`, as transformers have it.
+
+    Raises
+    ------
+    TypeError
+        For anything else, such as a tuple.
+    """
+    if isinstance(result, Outputs):
+        return result
+    logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    if isinstance(logits, Tensor):
+        return Outputs({"logits": logits}, {})
+    found = f"a {type(result).__name__}"
+    if isinstance(result, Mapping):
+        found += f" with {', '.join(map(repr, result)) or 'nothing'}"
+    elif isinstance(result, tuple | list):
+        found += f" of {len(result)}"
+    raise TypeError(
+        f"its forward returned {found}; it must return the logits as one tensor [batch, classes], "
+        "fedloom.models.Outputs, or an object with the attribute `logits`"
+    )
 
 
 STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -120,10 +139,21 @@ def label_rows(module: nn.Module, classes: int) -> tuple[str, ...]:
 
 
 def count_logits(module: nn.Module, inputs: InputSpec) -> int:
-    """The length of the last exit's logits for one example."""
+    """The length of the last exit's logits for one example.
+
+    Raises
+    ------
+    ValueError
+        If the logits have no batch axis: torch's layers take a batch with too few axes for a single example.
+    """
     with torch.no_grad():
-        outputs = as_outputs(module.eval()(inputs.zeros(2)))
-    return int(outputs.logits.shape[-1])
+        logits = as_outputs(module.eval()(inputs.zeros(2))).logits
+    if logits.dim() < 2 or len(logits) != 2:
+        raise ValueError(
+            f"it takes a batch of examples of shape {inputs.shape} for a single example: its logits for two are "
+            f"{tuple(logits.shape)}"
+        )
+    return int(logits.shape[-1])
 
 
 def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import re
 import shlex
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +23,7 @@ from .report_data import Group, ReportData, RunReader
 
 FIGURES = "figures"
 MAX_INLINE_CSV = 40_000  # bytes of a CSV file that the page embeds
+LISTED_CLASSES = 20
 MAX_TABLE_ROWS = 60  # in the table of a chart
 REFRESH_SECONDS = 5  # how often the page of a running experiment reloads itself
 
@@ -200,10 +202,19 @@ def _facts(report: ReportData) -> dict[str, Any]:
         "paper": "" if report.has_several_arms else reader.fleet["method"].get("paper", ""),
         "data": f"{reader.recipe['data']['dataset']}, {reader.recipe['data']['devices']} devices",
         "deviation": reader.manifest.get("data_deviation", ""),
+        "classes": _list_classes(reader.fleet.get("class_names", ())),
         "rounds": f"{reader.rounds} of {reader.recipe['rounds']} rounds",
         "seeds": f"seed {', '.join(str(one.seed) for one in report.groups[0].readers)}",
         "started": reader.manifest.get("started", ""),
     }
+
+
+def _list_classes(names: Sequence[str]) -> str:
+    """The names of the classes, of many only the first ones."""
+    if not names:
+        return ""
+    more = f" and {len(names) - LISTED_CLASSES} more" if len(names) > LISTED_CLASSES else ""
+    return f"{len(names)} classes: {', '.join(names[:LISTED_CLASSES])}{more}"
 
 
 def _figure(chart: Chart, csv: str, figures: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from ..evaluation.metrics import Metric
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
 from ..footprints import Aggregate, Footprint, RobustAggregator, coverage_mean
 from ..methods import Method, fleet_problem
-from ..models import Model, build_model
+from ..models import MODELS, Family, Model, build_model
 from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
@@ -104,9 +104,23 @@ def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSp
             model.check_output_size()
         except Exception as error:
             message = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
-            raise loaded.error(RecipeIssue(("tiers", number), "MODEL_BUILD", message)) from error
+            hint = _suggest_families(registries.models[family], data_spec)
+            raise loaded.error(RecipeIssue(("tiers", number), "MODEL_BUILD", message, hint)) from error
         models.append((tier.name, model))
     return models
+
+
+_SUITED = {
+    1: (("mlp",), "mlp takes rows of features"),
+    2: (("convnet1d", "mlp"), "convnet1d and mlp take time series [channels, length]"),
+}
+
+
+def _suggest_families(family: Family, data_spec: DataSpec) -> str:
+    """Families for examples with this many axes, if the one that failed is a built-in family for others."""
+    suited, hint = _SUITED.get(len(data_spec.input_shape), ((), ""))
+    is_ours = any(family is build for name, build in MODELS.items() if name not in suited)
+    return hint if is_ours and data_spec.tokens is None else ""
 
 
 def _model_settings(loaded: LoadedRecipe, registries: Registries, number: int) -> dict[str, Any]:

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from ..data import (
+    DATASET_INFO,
     DATASETS,
     PREPARATIONS,
     Dataset,
     Labels,
     Partition,
     Preparation,
+    as_dataset,
+    check_values,
     correlate_tiers_with_labels,
     describe_deviation,
     extract_labels,
@@ -24,6 +27,7 @@ from ..data import (
     subsample,
     synthetic_labels,
 )
+from ..data.catalog import LABEL_NAMES
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
@@ -32,24 +36,59 @@ from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRE
 
 
 def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dataset:
+    """The recipe's data set; data that is not built in is looked through, and what is suspicious is logged."""
     data = loaded.recipe.data
     reader = registries.datasets[data.dataset]
     where = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
-    dataset = _note_deviation(reader(**where, **data.settings), loaded, registries)
+    if _is_known(data.dataset, registries):
+        dataset = _add_known(reader(**where, **data.settings), loaded)
+    else:
+        dataset = as_dataset(reader(**where, **data.settings), name=data.dataset)
+        check_values(dataset)
     if data.validation is not None:
         dataset = dataset.with_validation_split(torch.from_numpy(draw_validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
         dataset = dataset.limit_test_examples(data.test_examples)
-    return replace(dataset, preparation=registries.preparations[data.preparation]) if data.preparation else dataset
-
-
-def _note_deviation(dataset: Dataset, loaded: LoadedRecipe, registries: Registries) -> Dataset:
-    """A built-in data set whose files are cut or changed says so."""
-    data = loaded.recipe.data
-    if registries.datasets[data.dataset] is not DATASETS.get(data.dataset):
+    if data.preparation is None:
         return dataset
+    return replace(dataset, preparation=_choose_preparation(loaded, registries, dataset))
+
+
+def _choose_preparation(loaded: LoadedRecipe, registries: Registries, dataset: Dataset) -> Preparation:
+    name = loaded.recipe.data.preparation
+    assert name is not None
+    return _fit_preparation(
+        loaded, registries.preparations[name], tuple(dataset.train.x.shape[1:]), dataset.tokens is not None
+    )
+
+
+def _fit_preparation(
+    loaded: LoadedRecipe, preparation: Preparation, shape: tuple[int, ...], is_text: bool
+) -> Preparation:
+    """A preparation for examples of this shape; raises if the recipe's has steps that do not apply to them."""
+    try:
+        return preparation.for_shape(shape, is_text)
+    except ValueError as error:
+        hint = 'choose another one, such as "plain"; fedloom list preparations'
+        issue = RecipeIssue(("data", "preparation"), "RECIPE_VALUE", str(error), hint, loaded.recipe.data.preparation)
+        raise loaded.error(issue) from error
+
+
+def _is_known(name: str, registries: Registries) -> bool:
+    """True for built-in data sets whose content is known; files and folders of the user may hold anything."""
+    return registries.datasets[name] is DATASETS.get(name) and name in DATASET_INFO
+
+
+def _add_known(dataset: Dataset, loaded: LoadedRecipe) -> Dataset:
+    """A built-in data set with the names of its classes; one whose files are cut or changed says so."""
+    data = loaded.recipe.data
     counts = len(dataset.train), len(dataset.test), dataset.classes
-    return replace(dataset, deviation=describe_deviation(data.dataset, data.settings, *counts))
+    names = dataset.class_names or LABEL_NAMES.get(data.dataset, ())
+    return replace(
+        dataset,
+        deviation=describe_deviation(data.dataset, data.settings, *counts),
+        class_names=names if len(names) == dataset.classes else (),
+    )
 
 
 def draw_validation_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
@@ -80,7 +119,9 @@ def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -
     if info is None:
         return data_spec_of(read_data(loaded, registries, folder))
     prepare = registries.preparations[data.preparation or info.preparation]
-    prepared = prepare(torch.zeros(1, *info.shape, dtype=torch.uint8 if info.tokens is None else torch.int64))
+    prepare = _fit_preparation(loaded, prepare, info.shape, info.tokens is not None)
+    dtype = torch.int64 if info.tokens is not None else getattr(torch, info.dtype)
+    prepared = prepare(torch.zeros(1, *info.shape, dtype=dtype))
     held_out = len(draw_validation_rows(loaded, info.train))
     info = replace(info, train=info.train - held_out, test=held_out) if held_out else info
     labels = synthetic_labels(info, data.test_examples)

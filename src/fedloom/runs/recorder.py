@@ -295,6 +295,7 @@ def summarize_fleet(experiment: Experiment) -> dict[str, Any]:
             "produces": method.info.produces,
         },
         "dataset": experiment.dataset.name,
+        **({"class_names": list(experiment.dataset.class_names)} if experiment.dataset.class_names else {}),
         "tiers": _summarize_tiers(experiment),
         "regions": [list(region) for region in tier_regions(fleet)],
         "devices": [fleet.name(index) for index in range(fleet.size)],
@@ -327,10 +328,12 @@ def _count_labels(experiment: Experiment) -> dict[str, Any]:
     counts = [np.bincount(labels[rows].ravel(), minlength=classes) for rows in experiment.partition.train]
     shown_counts = [[int(count[label]) for label in shown] for count in counts]
     others = [int(count.sum()) - sum(some) for count, some in zip(counts, shown_counts, strict=True)]
+    class_names = experiment.dataset.class_names
+    names = [class_names[label] if class_names else str(label) for label in shown]
     if not any(others):
-        return {"classes": [str(label) for label in shown], "counts": shown_counts}
+        return {"classes": names, "counts": shown_counts}
     return {
-        "classes": [*(str(label) for label in shown), "others"],
+        "classes": [*names, "others"],
         "counts": [[*some, other] for some, other in zip(shown_counts, others, strict=True)],
     }
 

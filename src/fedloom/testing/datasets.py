@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ..client import Schedule, Sgd
-from ..data import PARTITIONS, DataBroken, Dataset, Partition, extract_labels
+from ..data import PARTITIONS, DataBroken, Dataset, Partition, as_dataset, extract_labels
+from ..data.checks import count_shared_rows
 from ..fleet import Fleet, make_tiers
 from ..methods import METHODS
 from ..models import MODELS, build_model
@@ -28,13 +29,13 @@ from .report import (
 from .world import TINY_SETTINGS, TinyWorld, name_of
 
 
-def check_dataset(loader: Callable[..., Dataset], **options: Any) -> CheckReport:
+def check_dataset(loader: Callable[..., Any], **options: Any) -> CheckReport:
     """Check that a function loads a data set that can be divided over devices and trained on.
 
     Parameters
     ----------
     loader
-        A function from keyword options to a `Dataset`. It is called twice.
+        A function from keyword options to a `Dataset`, or to anything else that `as_dataset` takes. It is called twice.
     **options
         Passed on to it.
 
@@ -56,21 +57,22 @@ def check_dataset(loader: Callable[..., Dataset], **options: Any) -> CheckReport
     True
     """
     try:
-        dataset, again = loader(**options), loader(**options)
+        found = loader(**options), loader(**options)
     except DataBroken as error:  # Dataset itself looks at labels, tokens and groups
         raise CheckFailed("check_labels", "a valid Dataset", describe_error(error), error.hint) from error
     except Exception as error:
         raise CheckFailed("check_loading", "a Dataset", describe_error(error), hint_of(error)) from error
+    try:
+        dataset, again = (as_dataset(one, name=name_of(loader)) for one in found)
+    except DataBroken as error:
+        expected = "a fedloom.data.Dataset, or what as_dataset takes"
+        raise CheckFailed("check_loading", expected, describe_error(error), error.hint) from error
     return run_checks(str(getattr(dataset, "name", name_of(loader))), DATASET_CHECKS, dataset, again)
 
 
 @listed_in(DATASET_CHECKS)
 def check_loading(dataset: Dataset, again: Dataset) -> None:
     """Loading twice gives the same examples, groups and preparation, in the same order."""
-    if not isinstance(dataset, Dataset):
-        raise Broken(
-            "a fedloom.data.Dataset", f"{type(dataset).__name__}", "build it with Dataset(name, train, test, ...)"
-        )
     hint = "sort file names, and shuffle with a seed of your own only"
     if dataset.fingerprint() != again.fingerprint():
         raise Broken(
@@ -135,10 +137,8 @@ def check_preparation(dataset: Dataset, again: Dataset) -> None:
 @listed_in(DATASET_CHECKS)
 def check_separation(dataset: Dataset, again: Dataset) -> str | None:
     """A note says how many test examples are also training examples."""
-    known = {raw_bytes(row) for row in dataset.train.x}
-    tests = [raw_bytes(row) for row in dataset.test.x[:2000]]
-    both = sum(row in known for row in tests)
-    return f"{both} of {len(tests)} test examples are also training examples" if both else None
+    both = count_shared_rows(dataset.train.x, dataset.test.x)
+    return f"{both} of {len(dataset.test)} test examples are also training examples" if both else None
 
 
 @listed_in(DATASET_CHECKS)

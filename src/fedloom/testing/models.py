@@ -28,7 +28,7 @@ from .report import (
     run_checks,
     same_bits,
 )
-from .world import TinyWorld, find_family, takes_setting
+from .world import TinyWorld, find_family, takes_setting, tiny_shape
 
 
 def check_model(
@@ -77,7 +77,7 @@ def check_model(
     """
     name, build = find_family(factory)
     known = signature(build).parameters
-    shape = input_shape or ((5,) if tokens else (1, 6, 6))
+    shape = input_shape or ((5,) if tokens else tiny_shape(name, (1, 6, 6)))
     settings = tiers or (({}, {"width": 0.5}) if takes_setting(known, "width") else ({},))
     try:
         models = tuple(build_model(name, build, dict(one), shape, classes, tokens) for one in settings)

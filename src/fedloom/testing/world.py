@@ -1,5 +1,6 @@
 """Models of a few hundred weights, data that is easy to learn, and a fleet of a few devices."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +25,7 @@ from ..tensors import Parcel
 TINY_SETTINGS: dict[str, dict[str, Any]] = {
     "bottleneck": {"stem": 4, "planes": (3, 4), "blocks": (1, 2)},
     "convnet": {"hidden": (4, 6)},
+    "convnet1d": {"hidden": (4, 6), "kernel": 3},
     "lenet": {"convs": (4,), "kernels": (5,), "hidden": (6,)},
     "lstm": {"embedding": 5, "hidden": 4, "features": 6, "dropout": 0.0},
     "mlp": {"hidden": (6, 5)},
@@ -44,6 +46,9 @@ SMALLER_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What is smaller in the lower tiers of a family, beside its width."""
 
+SERIES_FAMILIES = ("convnet1d",)
+"""Families for time series [channels, length]; others of numbers take images."""
+
 CHAOTIC_FAMILIES = ("mobilenet", "splitnet")
 """Tiny families in which differences of rounding grow from step to step."""
 
@@ -62,7 +67,8 @@ def tiny_model(
     model
         The name of a built-in family, or a function from keyword settings to a module.
     input_shape
-        Of one example. Families with a parameter `tokens` get sequences of five tokens instead.
+        Of one example. Families with a parameter `tokens` get sequences of five tokens instead, and those for time
+        series one channel with all the numbers.
     classes
         How many logits it has. There is one token id more, for the mask.
     width
@@ -88,7 +94,21 @@ def tiny_model(
             chosen.pop(optional, None)
     if "tokens" in known:
         return build_model(name, build, chosen, (5,), classes, classes + 1)
-    return build_model(name, build, chosen, input_shape, classes)
+    return build_model(name, build, chosen, tiny_shape(name, input_shape), classes)
+
+
+def tiny_shape(family: str, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an example for a built-in family: of images, or with all their pixels in a row.
+
+    Parameters
+    ----------
+    family
+        The name of the family.
+    input_shape
+        Of one image.
+    """
+    is_image = family in SERIES_FAMILIES and len(input_shape) == 3
+    return (input_shape[0], math.prod(input_shape[1:])) if is_image else input_shape
 
 
 def find_family(model: str | Family) -> tuple[str, Family]:
@@ -250,7 +270,9 @@ class TinyWorld:
         ]
         tokens = models[0][1].tokens
         make = (
-            partial(_token_examples, models[0][1], labels) if tokens else partial(_image_examples, input_shape, labels)
+            partial(_token_examples, models[0][1], labels)
+            if tokens
+            else partial(_image_examples, tiny_shape(models[0][1].family, input_shape), labels)
         )
         usual = Preparation(mask_chance=0.2, mask_token=classes) if tokens else Preparation((0.4,), (0.3,))
         train, test = make(sizes, 0), make(test_sizes, 1)

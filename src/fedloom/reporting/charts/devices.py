@@ -188,15 +188,16 @@ def build_partition_chart(report: ReportData) -> Chart | MissingChart:
         for name, count in zip(classes, line, strict=True)
     ]
     step = -(-len(devices) // MAX_DEVICES)
-    shown, values = devices[::step], np.array(counts[::step], dtype=float)
+    shown, values, labels = devices[::step], np.array(counts[::step], dtype=float), drawing.shorten(classes)
 
     def draw(axes: Axes) -> None:
-        drawing.draw_heatmap(axes, values / (values.max() or 1.0), np.zeros(values.shape), classes, shown)
+        drawing.draw_heatmap(axes, values / (values.max() or 1.0), np.zeros(values.shape), labels, shown, slant=True)
         drawing.set_labels(axes, "class", "device")
 
     alt = f"Map of {len(shown)} devices by {len(classes)} classes, darker where a device holds more examples"
     columns = ("device", "tier", "class", "examples")
-    panel = Panel(alt, draw, size=(6.0, min(6.0, 1.2 + 0.14 * len(shown))))
+    size = (6.0, min(6.0, 1.2 + 0.14 * len(shown)))
+    panel = Panel(alt, draw, size=size, labels=drawing.heatmap_labels_height(labels))
     return Chart("partition", PARTITION_TITLE, _partition_sentence(counts, step), columns, records, [panel])
 
 

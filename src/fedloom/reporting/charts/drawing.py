@@ -20,6 +20,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+MAX_COLUMN_LABELS, MAX_ROW_LABELS = 16, 20  # of a heatmap
+MAX_LABELS_LENGTH = 80  # characters that fit side by side below a chart
+MAX_LEVEL_LABEL = 10  # of one name; a longer one would stick out at the ends
+MAX_LABEL = 18  # of one name, where it is slanted
+
 CellValue = str | int | float | None
 ChartRow = tuple[CellValue, ...]
 
@@ -41,6 +46,7 @@ class Panel:
     tier: str = ""  # empty: belongs to all tiers
     size: tuple[float, float] = (6.4, 3.4)  # inches
     left: float = 0.62  # inches for the labels of the y axis
+    labels: float = 0.0  # further inches for long labels of the x axis
 
 
 @dataclass(frozen=True)
@@ -122,10 +128,11 @@ BELOW, RIGHT, ABOVE = 0.5, 0.14, 0.1  # inches around the axes
 
 def render_svg(panel: Panel, prefix: str) -> str:
     """Render a panel; `prefix` makes its ids unique on the page. Margins are fixed, as measuring them is slow."""
-    wide, high = panel.size
-    figure = Figure(figsize=panel.size)
+    wide, high = panel.size[0], panel.size[1] + panel.labels
+    figure = Figure(figsize=(wide, high))
     FigureCanvasSVG(figure)
-    box = (panel.left / wide, BELOW / high, 1 - (panel.left + RIGHT) / wide, 1 - (BELOW + ABOVE) / high)
+    below = BELOW + panel.labels
+    box = (panel.left / wide, below / high, 1 - (panel.left + RIGHT) / wide, 1 - (below + ABOVE) / high)
     panel.draw(figure.add_axes(box))
     svg = io.StringIO()
     figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
@@ -205,21 +212,49 @@ def draw_band(
     tag_tier(axes.fill_between(x, low, high, color=color(index), alpha=0.18, linewidth=0), tier)
 
 
-def draw_heatmap(axes: Axes, opacities: Any, indices: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Draw cells in the palette's color of their index, with an opacity from 0 to 1."""
+def draw_heatmap(
+    axes: Axes, opacities: Any, indices: Any, columns: Sequence[str], rows: Sequence[str], slant: bool = False
+) -> None:
+    """Draw cells in the palette's color of their index, with an opacity from 0 to 1; `slant`: long column names."""
     hues = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in PALETTE], dtype=np.uint8)
     opacity, index = np.asarray(opacities, dtype=float), np.asarray(indices, dtype=int)
     image = np.dstack([hues[index % len(PALETTE)], (255 * np.nan_to_num(opacity).clip(0, 1)).astype(np.uint8)])
     axes.imshow(image, aspect="auto", interpolation="none", origin="upper")
     axes.grid(False)
-    _set_sparse_ticks(axes, columns, "x")
-    _set_sparse_ticks(axes, rows, "y")
+    shown, labels = _sparse(columns, MAX_COLUMN_LABELS)
+    axes.set_xticks(shown, labels, **(slanted(labels) if slant else {}))
+    axes.set_yticks(*_sparse(rows, MAX_ROW_LABELS))
 
 
-def _set_sparse_ticks(axes: Axes, names: Sequence[str], which: str) -> None:
-    step = max(1, -(-len(names) // (16 if which == "x" else 20)))
-    shown = list(range(0, len(names), step))
-    (axes.set_xticks if which == "x" else axes.set_yticks)(shown, [names[at] for at in shown])
+def heatmap_labels_height(columns: Sequence[str]) -> float:
+    """The further inches that slanted column names of a heatmap need."""
+    return slanted_height(_sparse(columns, MAX_COLUMN_LABELS)[1])
+
+
+def _sparse(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
+    """Every so many of the names, with their places."""
+    shown = list(range(0, len(names), max(1, -(-len(names) // most))))
+    return shown, [names[at] for at in shown]
+
+
+def slanted(labels: Sequence[str]) -> dict[str, Any]:
+    """Settings of labels below an axis: slanted if they are too long to stand side by side."""
+    return {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if _are_long(labels) else {}
+
+
+def slanted_height(labels: Sequence[str]) -> float:
+    """The further inches that such labels need."""
+    return 0.065 * max(map(len, labels)) - 0.1 if _are_long(labels) else 0.0
+
+
+def shorten(names: Sequence[str]) -> list[str]:
+    """Names that fit as labels."""
+    return [name if len(name) <= MAX_LABEL else f"{name[: MAX_LABEL - 1]}…" for name in names]
+
+
+def _are_long(labels: Sequence[str]) -> bool:
+    lengths = [len(label) for label in labels]
+    return max(lengths, default=0) > MAX_LEVEL_LABEL or sum(lengths) + 2 * len(lengths) > MAX_LABELS_LENGTH
 
 
 def use_integer_ticks(axis: Axis) -> None:

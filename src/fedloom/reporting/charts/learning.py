@@ -96,11 +96,16 @@ def _entries_chart(report: ReportData, rows: Sequence[str]) -> Chart | MissingCh
     several = report.has_several_arms
     marks = [Mark(one.arm, one.index) if several else Mark(one.tier, one.index, one.tier) for one in series]
     panels = []
+    class_names = report.first.fleet.get("class_names", ())
+    entries = class_names if len(class_names) == len(entries) else entries  # the CSV file keeps numbers, as rows do
     for tier in [tier for tier in report.tiers if any(one.tier == tier for one in series)] if several else [""]:
         shown = [one for one in series if not tier or one.tier == tier]
         parts = [f"{one.arm if several else one.tier} {_lowest_entry(metric, entries, one)}" for one in shown]
         alt = f"Final {metric.name} by entry{f', tier {tier}' if tier else ''}: {'; '.join(parts)}"
-        panels.append(Panel(alt, _draw_entries(shown, entries, metric, several), f"tier {tier}" if tier else "", tier))
+        labels = drawing.shorten(entries)
+        draw = _draw_entries(shown, labels, metric, several)
+        height = drawing.slanted_height(labels[:: _label_step(labels)])
+        panels.append(Panel(alt, draw, f"tier {tier}" if tier else "", tier, labels=height))
     parts = [f"{_series_name(report, one)} {_lowest_entry(metric, entries, one)}" for one in series]
     sentence = f"Lowest and highest final value: {'; '.join(parts)}. {_sentence_case(metric.direction)}."
     key = f"entries_{metric.name}"
@@ -114,6 +119,10 @@ def _lowest_entry(metric: ComparedMetric, entries: Sequence[str], series: Series
     )
 
 
+def _label_step(entries: Sequence[str]) -> int:
+    return -(-len(entries) // MAX_ENTRY_LABELS)
+
+
 def _draw_entries(
     shown: Sequence[Series], entries: Sequence[str], metric: ComparedMetric, of_arms: bool
 ) -> Callable[[Axes], None]:
@@ -124,8 +133,9 @@ def _draw_entries(
                 color=drawing.color(one.index), alpha=0.8,
             )  # fmt: skip
             drawing.tag_tier(list(artists), "" if of_arms else one.tier)
-        step = -(-len(entries) // MAX_ENTRY_LABELS)
-        axes.set_xticks(range(0, len(entries), step), entries[::step])
+        step = _label_step(entries)
+        labels = entries[::step]
+        axes.set_xticks(range(0, len(entries), step), labels, **drawing.slanted(labels))
         drawing.set_labels(axes, "entry", metric.axis_label)
 
     return draw
