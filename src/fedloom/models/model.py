@@ -9,6 +9,8 @@ sha256.
 """
 
 import inspect
+import logging
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,6 +35,8 @@ from .batching import (
     why_one_by_one,
 )
 from .structure import Family, InputSpec, Outputs, Shapes, as_outputs
+
+logger = logging.getLogger(__name__)
 
 InspectedT = TypeVar("InspectedT")
 
@@ -454,10 +458,23 @@ def _shapes(model: Model) -> tuple[Shapes, Shapes, Shapes]:
 
 
 def _build_module(model: Model, seed: int) -> nn.Module:
-    """The module as the family builds it."""
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # it may outlive the caller's context
+    """The module as the family builds it. A model is built many times: what its libraries warn of is said once."""
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        torch.inference_mode(False),  # it may outlive the caller's context
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.manual_seed(seed)
-        return model.build(**dict(model.settings)).to(torch.get_default_dtype())
+        module = model.build(**dict(model.settings)).to(torch.get_default_dtype())
+    for warning in caught:
+        _log_warning(model.family, " ".join(str(warning.message).split()))
+    return module
+
+
+@lru_cache(maxsize=1024)
+def _log_warning(family: str, text: str) -> None:
+    """Once per family."""
+    logger.warning("building %s: %s", family, text)
 
 
 @lru_cache(maxsize=256)

@@ -91,8 +91,19 @@ class Outputs(NamedTuple):
 
 
 def as_outputs(result: Any) -> Outputs:
-    """Wrap what a module's forward returned."""
-    return result if isinstance(result, Outputs) else Outputs({"logits": result}, {})
+    """Wrap what a module's forward returned: `Outputs`, the logits, or an object with logits, as Hugging Face's are.
+
+    Raises a `TypeError` for anything else. A tuple or dict is not guessed at: which of its tensors are the logits?
+    """
+    if isinstance(result, Outputs):
+        return result
+    logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"forward returned {type(result).__name__}; it must return the logits as one tensor, an object with an "
+            "attribute `logits`, or fedloom.models.Outputs(exits, taps)"
+        )
+    return Outputs({"logits": logits}, {})
 
 
 STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
