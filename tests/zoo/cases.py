@@ -1,6 +1,6 @@
 """Every module of the zoo: what it takes, and what is known about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,6 +77,6 @@ def zoo_model(name: str, **changes: Any) -> Model:
     return build_model(name, FAMILIES[name], {**case.settings, **changes}, case.input_shape, CLASSES, case.tokens)
 
 
-def names(*, slow: bool = False) -> list[Any]:
-    """Every module; those of Hugging Face, whose import takes seconds, or all of them are slow."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if slow or name in hub.MODELS else []) for name in CASES]
+def names(*, quick: Collection[str] = plain.MODELS) -> list[Any]:
+    """Every module; all but the quick ones are slow, and so are those of Hugging Face, whose import takes seconds."""
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in CASES]

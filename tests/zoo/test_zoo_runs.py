@@ -58,7 +58,7 @@ def results_of(run: str) -> tuple[str, str]:
     return read_manifest(Path(run))["sha256"], (Path(run) / "rows.jsonl").read_text()
 
 
-@pytest.mark.parametrize("name", names(slow=True))
+@pytest.mark.parametrize("name", names(quick=()))
 def test_zoo_module_has_same_result_with_two_workers_and_after_interruption(
     name: str, given: Callable[[str], Callable[..., CommandResult]]
 ) -> None:
@@ -89,7 +89,7 @@ def plain_logits(name: str, run: str, x: Tensor) -> Tensor:
         return as_outputs(module(x)).logits
 
 
-@pytest.mark.parametrize("name", names(slow=True))
+@pytest.mark.parametrize("name", names(quick=()))
 def test_zoo_module_exported_to_onnx_and_pt2_computes_what_torch_computes(
     name: str, given: Callable[[str], Callable[..., CommandResult]]
 ) -> None:

@@ -157,6 +157,31 @@ def find_draw_in_evaluation(model: ModelSpec) -> str | None:
     return found[0] if found else "its forward"
 
 
+@lru_cache(maxsize=256)
+def find_changed_buffer(model: ModelSpec) -> str | None:
+    """The buffer that every training step changes, such as a running mean; None if there is none.
+
+    One module serves all devices, so they would share what it remembers. What is only computed at first use may stay.
+    """
+    module = FunctionalModule(model.module(), training=True)
+    own = [name for name, _ in module.module.named_buffers() if not name.endswith((*STATISTICS, "num_batches_tracked"))]
+    if not own:
+        return None
+    weights, x = trial_batch(all_shapes(model), trial_inputs(model), torch.get_default_dtype())
+    forward, seen = loop_over_devices(module), list[dict[str, Tensor]]()
+    for device in range(2):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            forward({name: weight[device : device + 1] for name, weight in weights.items()}, x[device : device + 1])
+        seen.append({name: buffer.clone() for name, buffer in module.module.named_buffers()})
+    return next((name for name in own if not _same(seen[0].get(name), seen[1].get(name))), None)
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None or left.shape != right.shape:
+        return left is right
+    return torch.allclose(left.double(), right.double(), rtol=0, atol=0, equal_nan=True)
+
+
 def _infer_or_try(known: list[Result], run_trial: Callable[[], Result]) -> Result:
     """The unanimous result of enough earlier models of the kind, or else that of a trial, which is recorded."""
     if len(known) >= TRIALS_PER_KIND and len(set(known)) == 1:

@@ -27,6 +27,7 @@ from .batching import (
     all_shapes,
     batching_mode,
     block_forward,
+    find_changed_buffer,
     find_draw_in_evaluation,
     is_stochastic,
     statistic_slots,
@@ -222,6 +223,15 @@ class Model:
             raise ValueError("it has nothing to train: every parameter has requires_grad=False")
         if logits != self.classes:
             raise ValueError(f"it makes {logits} logits where the data has {self.classes} classes")
+
+    def check_buffers(self) -> None:
+        """Raise if training steps change a buffer that fedloom does not know, which all devices would share."""
+        buffer = find_changed_buffer(self)
+        if buffer:
+            raise ValueError(
+                f"its forward changes the buffer {buffer} in training, which all devices would share; keep nothing "
+                "from one batch to the next, besides the statistics of torch's batch norm"
+            )
 
     def with_settings(self, **changes: Any) -> "Model":
         """The same family with some settings changed, such as another size.

@@ -180,6 +180,11 @@ def check_purity(models: Sequence[Model]) -> None:
         if not same_bits(x[0], given):
             hint = "use x + y, not x += y; relu(x), not relu_(x)"
             raise Broken("the input stays as it is", "forward changes it in place", hint)
+        try:
+            model.check_buffers()
+        except ValueError as error:
+            hint = "a running mean belongs to batch norm, which fedloom handles"
+            raise Broken("buffers that training leaves alone", str(error), hint) from error
         first = model(weights, x, StepSeeds((5,))).logits
         model(weights, other, StepSeeds((6,)))
         if not same_bits(first, model(weights, x, StepSeeds((5,))).logits):
