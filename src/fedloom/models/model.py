@@ -468,7 +468,7 @@ def _shapes(model: Model) -> tuple[Shapes, Shapes, Shapes]:
 
 
 def _build_module(model: Model, seed: int) -> nn.Module:
-    """The module as the family builds it. A model is built many times: what its libraries warn of is said once."""
+    """The module as the family builds it. A model is built many times: warnings of its libraries are logged once."""
     with (
         warnings.catch_warnings(record=True) as caught,
         torch.inference_mode(False),  # it may outlive the caller's context
