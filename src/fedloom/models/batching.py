@@ -117,12 +117,16 @@ def _functional_module(model: ModelSpec, training: bool, tracking: bool, dtype: 
 @lru_cache(maxsize=256)
 def batching_mode(model: ModelSpec, training: bool, tracking: bool) -> tuple[BatchingMode, tuple[str, ...]]:
     """The fastest correct mode of a model, and why faster ones failed."""
+    known = _known_modes(_kind(model, training, tracking), training, tracking)
 
     def run_trial() -> tuple[BatchingMode, tuple[str, ...]]:
         module = FunctionalModule(model.module().double(), training, tracking)
-        return choose_mode(module, all_shapes(model), trial_inputs(model), training and is_stochastic(model))
+        # a backward pass takes most of a trial: once for a kind of model if its first one is as fast as can be
+        gradients = training and (not known or any(reasons for _, reasons in known))
+        stochastic = training and is_stochastic(model)
+        return choose_mode(module, all_shapes(model), trial_inputs(model), stochastic, gradients)
 
-    return _infer_or_try(_known_modes(_kind(model, training, tracking), training, tracking), run_trial)
+    return _infer_or_try(known, run_trial)
 
 
 def why_one_by_one(model: ModelSpec) -> str | None:
@@ -331,16 +335,16 @@ def draw_alone_if_needed(forward: BlockForward, one_by_one: BlockForward) -> Blo
 
 
 def choose_mode(
-    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool = False
+    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool = False, gradients: bool = False
 ) -> tuple[BatchingMode, tuple[str, ...]]:
     """Try the modes from fast to slow and return the first correct one, and why faster ones failed.
 
     `module` is in double precision, where rounding cannot be mistaken for an error. A module with a part that declares
-    `foldable = False` (its activations have no channel axis) is not folded, and no reason is given for that. In
-    training, gradients must agree too; if it is `stochastic`, every device must draw what it draws alone.
+    `foldable = False` (its activations have no channel axis) is not folded, and no reason is given for that. With
+    `gradients` those must agree too; if it is `stochastic`, every device must draw what it draws alone, in both passes.
     """
     reasons: dict[str, str] = {}
-    agree = _agree_on_draws if stochastic else _agree_on_gradients if module.module.training else _agree
+    agree = _agree_on_draws if stochastic else _agree_on_gradients if gradients else _agree
     for way, mode in _modes_to_try(module, shapes, inputs, stochastic):
         with _running_layers(module.module) as running, warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # vmap would loop over the devices
