@@ -20,6 +20,7 @@ DEMONSTRATION = "fedloom run"  # what `make run` runs
 SLOW = (
     "README.md",
     "docs/index.md",
+    "docs/how_to/architectures.md",
     "docs/how_to/compression.md",
     "docs/how_to/export.md",
     "docs/how_to/faults.md",

@@ -1,5 +1,6 @@
 """A model is a pure function of its weights, and its inspections are right."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -293,3 +294,24 @@ def test_model_after_inference_mode_can_be_differentiated(devices: int) -> None:
     net(leaves, x).logits.sum().backward()
     for device in range(devices):
         assert leaves["0.bias"].grad[device].tolist() == [3.0, 6.0, 9.0, 12.0]  # type: ignore[index]
+
+
+def grumbling() -> nn.Module:
+    warnings.warn("an old name\n    of a library", FutureWarning, stacklevel=1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
+
+
+def test_model_whose_library_warns_says_so_once_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A model is built many times, and a raw warning would appear every time."""
+    with warnings.catch_warnings(record=True) as raw:
+        warnings.simplefilter("always")
+        for seed in range(3):
+            net = build_model("grumbling", grumbling, {}, (5,), 4)
+            net.module(seed)
+        net(
+            {name: weight.unsqueeze(0) for name, weight in net.initial_weights(0).items()},
+            torch.ones(1, 3, 5),
+            StepSeeds((0,)),
+        )
+    assert raw == []
+    assert caplog.messages == ["building grumbling: an old name of a library"]

@@ -16,7 +16,7 @@ Finding = tuple[str, str, str]
 
 EXTRAS = {
     "flower": "flwr", "export": "onnx", "track": "tensorboard", "wandb": "wandb", "privacy": "dp_accounting",
-    "hf": "datasets",
+    "hf": "datasets", "lora": "peft",
 }  # fmt: skip
 
 

@@ -183,6 +183,7 @@ def suppress_warnings() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+            warnings.filterwarnings("ignore", r"The tensor attributes? .*_flat_weights")  # of every LSTM and GRU
             warnings.filterwarnings("ignore", "open_text is deprecated", DeprecationWarning)  # ExecuTorch
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(torch|onnxscript|executorch)\b.*")
             yield

@@ -53,6 +53,9 @@ Result = TypeVar("Result")
 
 STATISTICS = ("running_mean", "running_var")
 
+FOLDED, BY_VMAP = "folded", "run by vmap"
+"""What a fast mode does to a module, in messages."""
+
 TRIALS_PER_KIND = 16
 """After this many models of a kind gave the same answer, further ones are assumed to give it too. A fleet has fewer
 sizes, but methods that draw a subnet in every step would spend most of their time on trials."""
@@ -114,12 +117,16 @@ def _functional_module(model: ModelSpec, training: bool, tracking: bool, dtype: 
 @lru_cache(maxsize=256)
 def batching_mode(model: ModelSpec, training: bool, tracking: bool) -> tuple[BatchingMode, tuple[str, ...]]:
     """The fastest correct mode of a model, and why faster ones failed."""
+    known = _known_modes(_kind(model, training, tracking), training, tracking)
 
     def run_trial() -> tuple[BatchingMode, tuple[str, ...]]:
         module = FunctionalModule(model.module().double(), training, tracking)
-        return choose_mode(module, all_shapes(model), trial_inputs(model), training and is_stochastic(model))
+        # a backward pass takes most of a trial: once for a kind of model if its first one is as fast as can be
+        gradients = training and (not known or any(reasons for _, reasons in known))
+        stochastic = training and is_stochastic(model)
+        return choose_mode(module, all_shapes(model), trial_inputs(model), stochastic, gradients)
 
-    return _infer_or_try(_known_modes(_kind(model, training, tracking), training, tracking), run_trial)
+    return _infer_or_try(known, run_trial)
 
 
 def why_one_by_one(model: ModelSpec) -> str | None:
@@ -152,6 +159,31 @@ def find_draw_in_evaluation(model: ModelSpec) -> str | None:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), record:
             forward(weights, x)
     return found[0] if found else "its forward"
+
+
+@lru_cache(maxsize=256)
+def find_changed_buffer(model: ModelSpec) -> str | None:
+    """The buffer that every training step changes, such as a running mean; None if there is none.
+
+    One module serves all devices, so they would share what it remembers. What is only computed at first use may stay.
+    """
+    module = FunctionalModule(model.module(), training=True)
+    own = [name for name, _ in module.module.named_buffers() if not name.endswith((*STATISTICS, "num_batches_tracked"))]
+    if not own:
+        return None
+    weights, x = trial_batch(all_shapes(model), trial_inputs(model), torch.get_default_dtype())
+    forward, seen = loop_over_devices(module), list[dict[str, Tensor]]()
+    for device in range(2):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            forward({name: weight[device : device + 1] for name, weight in weights.items()}, x[device : device + 1])
+        seen.append({name: buffer.clone() for name, buffer in module.module.named_buffers()})
+    return next((name for name in own if not _same(seen[0].get(name), seen[1].get(name))), None)
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None or left.shape != right.shape:
+        return left is right
+    return torch.allclose(left.double(), right.double(), rtol=0, atol=0, equal_nan=True)
 
 
 def _infer_or_try(known: list[Result], run_trial: Callable[[], Result]) -> Result:
@@ -303,16 +335,16 @@ def draw_alone_if_needed(forward: BlockForward, one_by_one: BlockForward) -> Blo
 
 
 def choose_mode(
-    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool = False
+    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool = False, gradients: bool = False
 ) -> tuple[BatchingMode, tuple[str, ...]]:
     """Try the modes from fast to slow and return the first correct one, and why faster ones failed.
 
     `module` is in double precision, where rounding cannot be mistaken for an error. A module with a part that declares
-    `foldable = False` (its activations have no channel axis) is not folded, and no reason is given for that. If it is
-    `stochastic`, every device must draw what it draws alone, also when gradients are computed.
+    `foldable = False` (its activations have no channel axis) is not folded, and no reason is given for that. With
+    `gradients` those must agree too; if it is `stochastic`, every device must draw what it draws alone, in both passes.
     """
     reasons: dict[str, str] = {}
-    agree = _agree_on_draws if stochastic else _agree
+    agree = _agree_on_draws if stochastic else _agree_on_gradients if gradients else _agree
     for way, mode in _modes_to_try(module, shapes, inputs, stochastic):
         with _running_layers(module.module) as running, warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # vmap would loop over the devices
@@ -322,7 +354,7 @@ def choose_mode(
                     return mode, tuple(reasons.values())
                 reason = "devices mix"
             except Exception as error:  # a user's module may raise anything, and there is a slower mode
-                reason = _explain(error, running)
+                reason = _explain(error, running, way)
         reasons.setdefault(way, f"{type(module.module).__name__} cannot be {way}: {reason}")
     return loop_over_devices, tuple(reasons.values())
 
@@ -335,12 +367,12 @@ def _modes_to_try(
     own = frozenset(name for name in drawing if not name.startswith("torch.nn."))
     apart = own - {class_name(layer) for layer in module.module.modules() if not _is_simple(layer)}
     if is_foldable(module.module):
-        yield "folded", Fold(drawing)
+        yield FOLDED, Fold(drawing)
         if apart:
-            yield "folded", Fold(drawing, apart)
-    yield "run by vmap", Vmap(drawing)
+            yield FOLDED, Fold(drawing, apart)
+    yield BY_VMAP, Vmap(drawing)
     if stochastic and inputs.dim() == 5:
-        yield "run by vmap", Vmap(drawing, channels_last=True)
+        yield BY_VMAP, Vmap(drawing, channels_last=True)
 
 
 def _is_simple(layer: nn.Module) -> bool:
@@ -373,7 +405,7 @@ def _running_layers(module: nn.Module) -> Iterator[list[nn.Module]]:
             hook.remove()
 
 
-def _explain(error: Exception, running: Sequence[nn.Module]) -> str:
+def _explain(error: Exception, running: Sequence[nn.Module], way: str) -> str:
     """Why a mode failed, and in which layer, in a line."""
     layer, text = _label(running), str(error)
     if isinstance(error, CannotDrawError):
@@ -385,6 +417,8 @@ def _explain(error: Exception, running: Sequence[nn.Module]) -> str:
         return f"{layer} keeps tensors for later, as checkpointing does"
     if "data-dependent control flow" in text or ".item()" in text:
         return f"{layer} branches on the values of a tensor"
+    if way == FOLDED:  # what torch says about the shapes tells nothing that a user could change
+        return f"{layer} takes only the weights and channels of one device"
     return f"{layer}: {text.splitlines()[0] if text else type(error).__name__}"
 
 
@@ -404,28 +438,44 @@ def _agree(forward: BlockForward, module: "FunctionalModule", shapes: Shapes, in
     return _all_close(tree_leaves(left), tree_leaves(right))
 
 
+def _agree_on_gradients(forward: BlockForward, module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> bool:
+    """True if devices get the outputs and gradients that each gets alone.
+
+    Gradients too, because what torch does for many devices at once may differ in its backward pass only.
+    """
+    return _train_alike(forward, loop_over_devices(module), shapes, inputs)
+
+
 def _agree_on_draws(forward: BlockForward, module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> bool:
     """True if devices get the outputs and gradients that each gets alone with its seed.
 
     Gradients too, because a checkpointed layer draws its numbers again in the backward pass.
     """
-    seeds = range(1, 1 + len(inputs))
+    alone = seed_each_device(single_device(module, shapes, inputs, torch.float64))
+    return _train_alike(forward, alone, shapes, inputs, range(1, 1 + len(inputs)))
+
+
+def _train_alike(
+    left: BlockForward, right: BlockForward, shapes: Shapes, inputs: Tensor, seeds: Seeds | None = None
+) -> bool:
+    found = []
     with torch.inference_mode(False), torch.enable_grad():
         weights, x = trial_batch(shapes, inputs.clone(), torch.float64)
-        alone = seed_each_device(single_device(module, shapes, inputs, torch.float64))
-        results = []
-        for run in (forward, alone):
+        for run in (left, right):
             leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-            outputs = [output for output in tree_leaves(run(leaves, x, seeds)) if output.requires_grad]
+            results = tree_leaves(run(leaves, x, seeds))
+            outputs = [result for result in results if result.requires_grad]
             directions = [torch.linspace(0.5, 1.5, output.numel()).to(output).view_as(output) for output in outputs]
             gradients = torch.autograd.grad(outputs, list(leaves.values()), directions, materialize_grads=True)
-            results.append([*outputs, *gradients])
-    return _all_close(*results)
+            found.append((results, gradients))
+    largest = max((float(gradient.abs().max()) for gradient in found[1][1] if gradient.numel()), default=0.0)
+    return _all_close(found[0][0], found[1][0]) and _all_close(found[0][1], found[1][1], max(1.0, largest))
 
 
-def _all_close(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+def _all_close(left: Sequence[Tensor], right: Sequence[Tensor], scale: float = 1.0) -> bool:
+    """True but for rounding; `scale` is the size of the numbers that cancel out where the result is zero."""
     pairs = zip(left, right, strict=True)
-    return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs)
+    return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-6, atol=1e-9 * scale) for a, b in pairs)
 
 
 def draws_random_numbers(module: "FunctionalModule", shapes: Shapes, inputs: Tensor) -> bool:

@@ -42,10 +42,11 @@ def support_device_axis(module: nn.Module) -> None:
 
 
 def _folded_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """The folded counterpart of a layer class: of torch's own, or of a subclass that inherits torch's forward."""
-    if plain in FOLDED_LAYERS.values():
+    """The counterpart of a layer class: of torch's own, or of a subclass that inherits torch's forward."""
+    counterparts = {**FOLDED_LAYERS, **VMAP_LAYERS}
+    if plain in counterparts.values():
         return plain
-    for base, folded in FOLDED_LAYERS.items():
+    for base, folded in counterparts.items():
         if issubclass(plain, base) and plain.forward is base.forward:
             return folded if plain is base else type(plain.__name__, (folded, plain), {})
     return plain
@@ -228,6 +229,17 @@ class Linear(nn.Linear):
         return x.transpose(0, 1).flatten(1)
 
 
+class Embedding(nn.Embedding):
+    """Not folded, because tokens have no channels; inside `vmap` it leaves the padding untrained, as it does alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        if self.padding_idx is None or not torch.is_grad_enabled():
+            return found
+        # vmap's own rule loses padding_idx, so that padding would be trained in blocks only
+        return torch.where((x == self.padding_idx).unsqueeze(-1), found.detach(), found)
+
+
 FOLDED_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,
@@ -243,6 +255,9 @@ FOLDED_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.PReLU: PReLU,
     nn.Linear: Linear,
 }
+
+VMAP_LAYERS: dict[type[nn.Module], type[nn.Module]] = {nn.Embedding: Embedding}
+"""Layers that are not folded, but for which `vmap` needs a counterpart."""
 
 
 def _flat(weight: Tensor | None) -> Tensor | None:

@@ -9,6 +9,8 @@ sha256.
 """
 
 import inspect
+import logging
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,6 +27,7 @@ from .batching import (
     all_shapes,
     batching_mode,
     block_forward,
+    find_changed_buffer,
     find_draw_in_evaluation,
     is_stochastic,
     statistic_slots,
@@ -33,6 +36,8 @@ from .batching import (
     why_one_by_one,
 )
 from .structure import Family, InputSpec, Outputs, Shapes, as_outputs
+
+logger = logging.getLogger(__name__)
 
 InspectedT = TypeVar("InspectedT")
 
@@ -218,6 +223,15 @@ class Model:
             raise ValueError("it has nothing to train: every parameter has requires_grad=False")
         if logits != self.classes:
             raise ValueError(f"it makes {logits} logits where the data has {self.classes} classes")
+
+    def check_buffers(self) -> None:
+        """Raise if training steps change a buffer that fedloom does not know, which all devices would share."""
+        buffer = find_changed_buffer(self)
+        if buffer:
+            raise ValueError(
+                f"its forward changes the buffer {buffer} in training, which all devices would share; keep nothing "
+                "from one batch to the next, besides the statistics of torch's batch norm"
+            )
 
     def with_settings(self, **changes: Any) -> "Model":
         """The same family with some settings changed, such as another size.
@@ -454,10 +468,23 @@ def _shapes(model: Model) -> tuple[Shapes, Shapes, Shapes]:
 
 
 def _build_module(model: Model, seed: int) -> nn.Module:
-    """The module as the family builds it."""
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # it may outlive the caller's context
+    """The module as the family builds it. A model is built many times: warnings of its libraries are logged once."""
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        torch.inference_mode(False),  # it may outlive the caller's context
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.manual_seed(seed)
-        return model.build(**dict(model.settings)).to(torch.get_default_dtype())
+        module = model.build(**dict(model.settings)).to(torch.get_default_dtype())
+    for warning in caught:
+        _log_warning(model.family, " ".join(str(warning.message).split()))
+    return module
+
+
+@lru_cache(maxsize=1024)
+def _log_warning(family: str, text: str) -> None:
+    """Once per family."""
+    logger.warning("building %s: %s", family, text)
 
 
 @lru_cache(maxsize=256)

@@ -102,6 +102,7 @@ def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSp
                 data_spec.tokens,
             )
             model.check_output_size()
+            model.check_buffers()
         except Exception as error:
             message = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
             hint = _suggest_families(registries.models[family], data_spec)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..exporting import build_empty_module
+from ..exporting.formats import exported_program
 from ..fleet import Fleet, find_nesting_problem, make_tiers
 from ..methods import METHODS
 from ..models import Family, Model, StepSeeds, build_model
@@ -178,6 +180,11 @@ def check_purity(models: Sequence[Model]) -> None:
         if not same_bits(x[0], given):
             hint = "use x + y, not x += y; relu(x), not relu_(x)"
             raise Broken("the input stays as it is", "forward changes it in place", hint)
+        try:
+            model.check_buffers()
+        except ValueError as error:
+            hint = "a running mean belongs to batch norm, which fedloom handles"
+            raise Broken("buffers that training leaves alone", str(error), hint) from error
         first = model(weights, x, StepSeeds((5,))).logits
         model(weights, other, StepSeeds((6,)))
         if not same_bits(first, model(weights, x, StepSeeds((5,))).logits):
@@ -282,7 +289,7 @@ def check_export(models: Sequence[Model]) -> str | None:
     """A note says if torch.export cannot trace the module, so that `fedloom export` could only write safetensors."""
     model = models[-1]
     try:
-        torch.export.export(model.module().eval(), (_inputs(model, 2),))
+        exported_program(build_empty_module(model), _inputs(model, 2))
     except Exception as error:  # a user's module may raise anything
         return f"torch.export fails: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
     return None
