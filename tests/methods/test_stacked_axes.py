@@ -13,6 +13,7 @@ from fedloom.methods import METHODS, Method, fleet_problem
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.mixed import MethodPart, Mixed
 from fedloom.models import StepSeeds, build_model
+from fedloom.settings import FrozenDict
 from fedloom.testing import TinyWorld
 
 INPUTS = (1, 6, 6)
@@ -117,3 +118,29 @@ def test_report_of_last_uploads_is_refused_if_tiers_slice_stacked_axes(build: Ca
     problem = fleet_problem(build(report=True), fleet)
     assert problem is not None and "cannot report on parts of lstm.weight_ih_l0" in problem
     assert fleet_problem(build(), fleet) is None
+
+
+class Gated(nn.Module):
+    """What is packed is not declared."""
+
+    def __init__(self, size: int, classes: int):
+        super().__init__()
+        self.joint, self.last = nn.Linear(36, 2 * size), nn.Linear(size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.glu(self.joint(x.flatten(1)), 1))  # type: ignore[no-any-return]
+
+
+def gated(classes: int, width: float = 1.0) -> nn.Module:
+    return Gated(int(8 * width), classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("fjord", {"widths": (0.5, 1.0)}), ("fedsup", {"space": FrozenDict(width=(0.5, 1.0))})],
+)
+def test_method_subnets_that_are_no_smaller_nets_are_refused_by_name(name: str, settings: dict[str, Any]) -> None:
+    """Although there is one tier only, of full size."""
+    world, method = TinyWorld.make(gated), METHODS[name](**settings)
+    problem = fleet_problem(method, world.fleet)
+    assert problem is not None and "last (Linear) receives something else" in problem

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..models import Model, Outputs
 from ..models.batching import statistic_slots
 from ..models.structure import as_outputs
-from .footprint import find_footprint
+from .footprint import block_index, find_footprint
 from .neutral import neutral_arithmetic
 
 TOLERANCE = 1e-9
@@ -73,24 +73,18 @@ def _generator() -> torch.Generator:
 
 def _write_random_weights(small: Model, large: Model, inner: nn.Module, outer: nn.Module) -> frozenset[str]:
     """Put the same weights into both modules, and zero elsewhere; returns the names that only the large one has."""
-    parts = _tensors(inner)
-    generator = _generator()
-    values = {name: _random_weight(name, tensor, generator) for name, tensor in parts.items()}
-    wholes = _tensors(outer)
-    zeros = {
-        name: torch.ones_like(tensor) if name.endswith("running_var") else torch.zeros_like(tensor)
-        for name, tensor in wholes.items()
-    }
+    generator, parts, wholes = _generator(), _tensors(inner), _tensors(outer)
+    for part in parts.values():
+        part.copy_(_random_weight(part, generator))
+    for name, whole in wholes.items():
+        whole.fill_(1 if name.endswith("running_var") else 0)
     for shapes, larger in (
         (small.shapes(), large.shapes()),
         (small.frozen_shapes(), large.frozen_shapes()),
         (small.statistics(), large.statistics()),
     ):
-        zeros = find_footprint(shapes, larger).write(zeros, values)
-    with torch.no_grad():
-        for tensors, found in ((parts, values), (wholes, zeros)):
-            for name, tensor in tensors.items():
-                tensor.copy_(found[name])
+        for name, block in find_footprint(shapes, larger).blocks.items():
+            wholes[name][block_index(wholes[name], block)] = parts[name]
     return frozenset(wholes.keys() - parts.keys())
 
 
@@ -100,10 +94,10 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**{name: weight.data for name, weight in module.named_parameters()}, **statistics}
 
 
-def _random_weight(name: str, like: Tensor, generator: torch.Generator) -> Tensor:
+def _random_weight(like: Tensor, generator: torch.Generator) -> Tensor:
     """Mostly positive, so that ReLUs let numbers through, and scaled so that these neither vanish nor explode."""
     if not like.is_floating_point():
-        return like.clone()
+        return like
     values = torch.rand(like.shape, generator=generator, dtype=torch.float64)
     if like.dim() < 2:
         return values + 0.1
