@@ -1,6 +1,7 @@
 """A footprint is accepted if the part of the large model computes what the small one does, else refused by name."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.fleet import Fleet, find_nesting_problem, make_tiers
-from fedloom.footprints import find_footprint, find_slicing_problem
+from fedloom.footprints import find_footprint, find_slicing_problem, is_submodel
 from fedloom.models import MODELS, Model, Outputs, build_model
 from tests.models import stacked_nets as nets
 
@@ -283,3 +284,13 @@ def _packed_like(transformer: Model) -> dict[str, Tensor]:
     query = _numbered(transformer.shapes()["layers.0.attention.query.weight"]).permute(2, 0, 1).flatten(0, 1)
     weights["encoder.layers.0.self_attn.in_proj_weight"] = torch.cat([query] * 3)
     return weights
+
+
+@pytest.mark.slow
+def test_find_slicing_problem_full_size_residual_net_takes_a_second() -> None:
+    wide = build_model("preresnet", MODELS["preresnet"], {}, (3, 32, 32), 10)
+    narrow = wide.with_settings(width=0.5)
+    assert is_submodel(narrow.shapes(), wide.shapes())
+    start = time.process_time()
+    assert find_slicing_problem(narrow, wide) is None
+    assert time.process_time() - start < 2

@@ -151,7 +151,7 @@ class Trial:
     def _run(self, module: nn.Module) -> Outputs:
         x = self.x.double() if self.x.is_floating_point() else self.x
         with neutral_arithmetic():
-            return as_outputs(module(_resize(x, self.like) if module is self.large else x.clone()))
+            return as_outputs(module(_resize(x.clone(), self.like) if module is self.large else x.clone()))
 
     def _extra_layers(self) -> frozenset[str]:
         """The outermost submodules that only the large model has."""
