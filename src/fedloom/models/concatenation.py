@@ -53,7 +53,7 @@ def find_concatenated_inputs(module: nn.Module, inputs: InputSpec) -> dict[str, 
         ):
             warnings.simplefilter("ignore")  # they are given where the module is used
             module.eval()(inputs.zeros(2))
-    except Exception:  # a user's module may raise anything; what is wrong is said where it is run to be used
+    except Exception:  # a user's module may raise anything, and will again where it is used
         return {}
     return {
         name: {axis: layout for axis, layout in axes.items() if layout is not None and not is_plain(layout)}
