@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models import MODELS, Outputs, build_model
+from fedloom.models import MODELS, Outputs, build_model, packed
 from fedloom.testing import MODEL_CHECKS, CheckFailed, check_model
 from fedloom.testing.world import SMALLER_SETTINGS, TINY_SETTINGS
 from tests.conftest import TOKENS
@@ -150,6 +150,39 @@ def test_check_model_tiers_that_do_not_nest_are_noted() -> None:
     assert "extra5.weight is not in the global model" in notes["check_nesting"]
     assert "no exit depends on extra10.weight" in notes["check_backward"]
     assert "does the function use its settings" in check_model(lambda width=1.0: Net()).notes["check_nesting"]
+
+
+class Packed(nn.Module):
+    """A gate and what it lets through, packed; `declared` or not."""
+
+    def __init__(self, count: int | None, classes: int = 4, width: float = 1.0):
+        super().__init__()
+        self.joint, self.last = nn.Linear(36, 2 * int(8 * width)), nn.Linear(int(8 * width), classes)
+        if count is not None:
+            self.stacked_axes = {"joint.weight": {0: packed(count)}, "joint.bias": {0: packed(count)}}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.glu(self.joint(x.flatten(1)), 1))  # type: ignore[no-any-return]
+
+
+def test_check_model_slice_that_is_no_smaller_net_is_noted() -> None:
+    def undeclared(classes: int, width: float = 1.0) -> nn.Module:
+        return Packed(None, classes, width)
+
+    def declared(classes: int, width: float = 1.0) -> nn.Module:
+        return Packed(2, classes, width)
+
+    assert "last (Linear) receives something else" in check_model(undeclared).notes["check_nesting"]
+    assert "check_nesting" not in check_model(declared).notes
+
+
+def test_check_model_declaration_that_does_not_fit_is_found() -> None:
+    def wrong(classes: int, width: float = 1.0) -> nn.Module:
+        return Packed(5, classes, width)
+
+    with pytest.raises(CheckFailed, match=r"does not fit axis 0 of joint\.weight") as failed:
+        check_model(wrong)
+    assert failed.value.check == "check_module"
 
 
 class WholeBatch(Net):

@@ -1,6 +1,6 @@
 """Which device belongs to which tier, who takes part, and how tiers lie in the global model."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.fleet import Fleet, InvalidTier, draw_cohort, make_nested_tiers
 from fedloom.models import Model, build_model
@@ -17,11 +17,8 @@ from fedloom.seeds import generator
 
 
 def sized(hidden: int, depth: int = 1) -> nn.Module:
-    made = nn.Module()
-    made.stem = nn.Linear(3, hidden)
-    made.body = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth - 1))
-    made.classifier = nn.Linear(hidden, 2)
-    return made
+    body = nn.Sequential(*(nn.Linear(hidden, hidden) for _ in range(depth - 1)))
+    return nn.Sequential(OrderedDict({"stem": nn.Linear(3, hidden), "body": body, "classifier": nn.Linear(hidden, 2)}))
 
 
 def size(hidden: int, **more: Any) -> Model:
@@ -201,25 +198,64 @@ def test_make_nested_tiers_larger_layer_is_refused_by_name() -> None:
         make_nested_tiers(models)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.lstm, self.classifier = nn.LSTM(4, hidden, batch_first=True), nn.Linear(hidden, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.lstm(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Attentive(nn.Module):
+    def __init__(self, size: int, heads: int):
+        super().__init__()
+        self.stem, self.classifier = nn.Linear(4, size), nn.Linear(size, 2)
+        self.attention = nn.MultiheadAttention(size, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.classifier(self.attention(x, x, x)[0].mean(1))  # type: ignore[no-any-return]
+
+
 def recurrent(hidden: int) -> nn.Module:
-    made = nn.Module()
-    made.lstm, made.classifier = nn.LSTM(4, hidden), nn.Linear(hidden, 2)
-    return made
+    return Recurrent(hidden)
 
 
-def attentive(width: int) -> nn.Module:
-    made = nn.Module()
-    made.attention, made.classifier = nn.MultiheadAttention(width, 2), nn.Linear(width, 2)
-    return made
+def attentive(size: int, heads: int) -> nn.Module:
+    return Attentive(size, heads)
 
 
-@pytest.mark.parametrize(
-    ("build", "key", "layer"),
-    [(recurrent, "hidden", "lstm.weight_ih_l0"), (attentive, "width", "attention.in_proj_weight")],
-)
-def test_make_nested_tiers_stacked_layer_is_refused(build: Callable[..., nn.Module], key: str, layer: str) -> None:
-    large, small = (build_model(build.__name__, build, {key: number}, (4,), 2) for number in (8, 4))
-    with pytest.raises(InvalidTier, match=rf"tier 'small': {layer} stacks several things"):
-        make_nested_tiers([("large", large), ("small", small)])
-    same = make_nested_tiers([("large", large), ("same", large)])
-    assert set(same[1].footprint.blocks) == set(large.shapes())
+def models_of(build: Callable[..., nn.Module], *settings: dict[str, int]) -> list[tuple[str, Model]]:
+    return [(f"t{number}", build_model(build.__name__, build, one, (5, 4), 2)) for number, one in enumerate(settings)]
+
+
+def test_make_nested_tiers_lstm_keeps_part_of_every_gate() -> None:
+    _, small = make_nested_tiers(models_of(recurrent, {"hidden": 4}, {"hidden": 2}))
+    rows, columns = small.footprint.blocks["lstm.weight_hh_l0"]
+    assert isinstance(rows, Tensor) and rows.tolist() == [0, 1, 4, 5, 8, 9, 12, 13]
+    assert columns == slice(0, 2)
+
+
+def test_make_nested_tiers_smaller_heads_keep_part_of_every_head() -> None:
+    _, small = make_nested_tiers(models_of(attentive, {"size": 8, "heads": 2}, {"size": 4, "heads": 2}))
+    rows, _ = small.footprint.blocks["attention.in_proj_weight"]
+    assert isinstance(rows, Tensor) and rows.tolist() == [0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21]
+
+
+def test_make_nested_tiers_fewer_heads_are_the_first_ones() -> None:
+    _, small = make_nested_tiers(models_of(attentive, {"size": 8, "heads": 4}, {"size": 4, "heads": 2}))
+    assert small.footprint.blocks["attention.out_proj.weight"] == (slice(0, 4), slice(0, 4))
+
+
+def test_make_nested_tiers_more_heads_in_smaller_tier_are_refused() -> None:
+    models = models_of(attentive, {"size": 8, "heads": 2}, {"size": 4, "heads": 4})
+    message = r"tier 't1': axis 0 of attention.in_proj_weight stacks 3 x 4 x 1, which does not lie in 3 x 2 x 4"
+    with pytest.raises(InvalidTier, match=message):
+        make_nested_tiers(models)
+
+
+def test_make_nested_tiers_other_heads_of_same_size_are_refused() -> None:
+    models = models_of(attentive, {"size": 8, "heads": 2}, {"size": 8, "heads": 4})
+    with pytest.raises(InvalidTier, match=r"stacks 3 x 4 x 2, which does not lie in 3 x 2 x 4"):
+        make_nested_tiers(models)

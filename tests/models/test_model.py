@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.models import MODELS, Model, StepSeeds, build_model
+from fedloom.models.axes import is_plain
 from fedloom.tensors import Tensors
 
 
@@ -218,19 +219,9 @@ def test_label_rows_are_inferred_or_declared(build: Callable[[], nn.Module], row
     assert build_model(build.__name__, build, {}, (6,), 4).label_rows() == rows
 
 
-def stacking() -> nn.Module:
-    result = nn.Module()
-    result.embed, result.lstm, result.classifier = nn.Linear(4, 4), nn.LSTM(4, 3), nn.Linear(3, 2)
-    return result
-
-
-def test_unsliceable_stacked_layers_are_listed() -> None:
-    names = build_model("stacking", stacking, {}, (4,), 2).unsliceable()
-    assert set(names) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"}
-
-
-def test_unsliceable_builtin_family_is_empty(family: str, tiny_model: Callable[..., Model]) -> None:
-    assert tiny_model(family).unsliceable() == ()
+def test_shapes_builtin_family_stacks_nothing(family: str, tiny_model: Callable[..., Model]) -> None:
+    shapes = tiny_model(family).shapes()
+    assert all(is_plain(layout) for axes in shapes.layouts.values() for layout in axes.values())
 
 
 def test_with_settings_changes_size_of_same_family(family: str, tiny_model: Callable[..., Model]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..client import Client
-from ..footprints import find_footprint
+from ..footprints import read_submodel
 from ..models import Model
 from ..tensors import Parcel, Tensors
 from .device import Device, Tier
@@ -65,5 +65,4 @@ def tier_slices(weights: Tensors, unseen_logit: float | None = None) -> ServerMo
     weights : the global weights.
     unseen_logit : on a device: the logit of classes it has never seen; None: unchanged.
     """
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
-    return ServerModel(lambda tier: find_footprint(tier.model.shapes(), shapes).read(weights), unseen_logit)
+    return ServerModel(lambda tier: read_submodel(tier.model.shapes(), tier.footprint, weights), unseen_logit)

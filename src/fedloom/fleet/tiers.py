@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ..footprints import find_footprint, find_foreign_frozen, shape_fits
+from ..footprints import find_footprint, find_foreign_frozen, find_slicing_problem, shape_fits, tensor_fits
 from ..footprints.regions import find_regions
-from ..models import Model, Shapes
+from ..models import Model, ModelShapes, Shapes
+from ..models.axes import axis_pairs, describe_layout
 from ..seeds import TIER, generator
 from .device import Device, Tier
 
@@ -229,7 +230,10 @@ def make_nested_tiers(models: Sequence[tuple[str, Model]]) -> tuple[Tier, ...]:
 
 
 def find_nesting_problem(fleet: Fleet) -> str | None:
-    """Why an active tier's model does not fit into the global model; None if all fit.
+    """Why an active tier's model is no part of the global model; None if all are.
+
+    Every weight must have a place in the global model, and the part of it that a tier covers must compute what the
+    tier's model computes, which is tried.
 
     Parameters
     ----------
@@ -240,12 +244,15 @@ def find_nesting_problem(fleet: Fleet) -> str | None:
 
 
 def _tier_problem(tier: str, model: Model, global_model: Model) -> str | None:
-    return _slice_problem(tier, model.shapes(), global_model.shapes(), global_model) or _frozen_problem(
-        tier, model, global_model
-    )
+    problem = _slice_problem(tier, model.shapes(), global_model.shapes(), global_model)
+    problem = problem or _frozen_problem(tier, model, global_model)
+    if problem:
+        return problem
+    reason = find_slicing_problem(model, global_model)
+    return f"tier {tier!r}: {reason}" if reason else None
 
 
-def _slice_problem(tier: str, small: Shapes, large: Shapes, global_model: Model) -> str | None:
+def _slice_problem(tier: str, small: ModelShapes, large: ModelShapes, global_model: Model) -> str | None:
     for name, shape in small.items():
         if name not in large:
             if name in global_model.frozen_shapes():
@@ -259,12 +266,19 @@ def _slice_problem(tier: str, small: Shapes, large: Shapes, global_model: Model)
                 f"tier {tier!r}: {name} has shape {tuple(shape)}, which does not lie in {tuple(large[name])} of the "
                 "global model; every axis of a smaller tier must be at most as long"
             )
-        if name in global_model.unsliceable() and shape != large[name]:
-            return (
-                f"tier {tier!r}: {name} stacks several things on one axis (gates, heads), so its first part is not a "
-                "smaller layer; give every tier the same size of this layer"
-            )
+        if not tensor_fits(name, small, large):
+            return f"tier {tier!r}: {_layout_problem(name, small, large)}"
     return None
+
+
+def _layout_problem(name: str, small: ModelShapes, large: ModelShapes) -> str:
+    pairs = axis_pairs(name, small, large) or []
+    axis, pair = next((axis, pair) for axis, pair in enumerate(pairs) if not pair.fits())
+    return (
+        f"axis {axis} of {name} stacks {describe_layout(pair.small)}, which does not lie in "
+        f"{describe_layout(pair.large)} of the global model; every head, gate or part of a smaller tier must be one of "
+        "its, and at most as long"
+    )
 
 
 def _frozen_problem(tier: str, model: Model, global_model: Model) -> str | None:

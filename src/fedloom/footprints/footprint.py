@@ -1,26 +1,24 @@
 """Footprints: which entries of the global model a device's model consists of.
 
 One type covers every kind of model heterogeneity: width slices, rolling windows, early exits, smaller kernels, shared
-layers around private ones, the full model, or nothing. Footprints are found by comparing tensor shapes.
+layers around private ones, the full model, or nothing. Footprints are found by comparing the shapes of tensors and what
+lies along their axes: where heads, gates or concatenated channels are stacked, a small model has a part of each.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import EllipsisType
 
 import torch
 from torch import Tensor
 
-from ..models import Model, Shapes
-from ..models.structure import centered_start
+from ..models import Model, Shapes, structure
+from ..models.axes import AxisSlicer, Entries, axis_pairs, covered_entries
 from ..tensors import Tensors
 
-Axis = slice | Tensor
+Axis = Entries
 """The covered entries of one axis: a slice where possible, which needs no copy, otherwise an index tensor."""
-
-AxisSlicer = Callable[[int, int, int], Axis]
-"""(axis, small size, large size) -> the entries of the large axis that the small one covers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +31,7 @@ class Footprint:
     ----------
     blocks : for each tensor the entries of each axis, a slice or an index tensor. A name that is missing is not covered
         at all.
+    inside : the shapes of the large model in which it was found; None: unknown.
 
     Examples
     --------
@@ -42,6 +41,7 @@ class Footprint:
     """
 
     blocks: Mapping[str, tuple[Axis, ...]]
+    inside: Shapes | None = None
 
     def read(self, weights: Tensors) -> dict[str, Tensor]:
         """Extract the small model from the large one: views where possible, and differentiable.
@@ -81,7 +81,7 @@ class Footprint:
         covered = block[axis]
         indices = torch.arange(covered.start or 0, covered.stop) if isinstance(covered, slice) else covered
         block[axis] = indices[keep]
-        return Footprint({**self.blocks, name: tuple(block)})
+        return replace(self, blocks={**self.blocks, name: tuple(block)})
 
     def only(self, *prefixes: str) -> "Footprint":
         """Cover only the tensors with these names or below these modules; the others stay private.
@@ -91,7 +91,7 @@ class Footprint:
         prefixes : names of tensors or modules.
         """
         shared = {name for name in self.blocks for prefix in prefixes if f"{name}.".startswith(f"{prefix}.")}
-        return Footprint({name: block for name, block in self.blocks.items() if name in shared})
+        return replace(self, blocks={name: block for name, block in self.blocks.items() if name in shared})
 
 
 def leading(axis: int, small: int, large: int) -> Axis:
@@ -115,12 +115,14 @@ def centered(axis: int, small: int, large: int) -> Axis:
     small : its length in the small model.
     large : its length in the large model.
     """
-    start = centered_start(axis, small, large)
-    return slice(start, start + small)
+    return structure.centered(axis, small, large)
 
 
 def rolling(offset: int) -> AxisSlicer:
     """A window of channels that wraps around (FedRolex); of kernels the center.
+
+    On an axis that stacks several things, a window of the channels of each: of every head and gate, and of every map
+    that is concatenated. If there are fewer heads, they are the first ones.
 
     Parameters
     ----------
@@ -145,16 +147,34 @@ def find_footprint(small: Shapes, large: Shapes, slicer: AxisSlicer = centered) 
     Parameters
     ----------
     small : the shapes of the small model's weights, as `Model.shapes` returns them.
-    large : the shapes of the large model's.
-    slicer : which entries of an axis the small model covers.
+    large : the shapes of the large model's. If they are those of plain tensors, and the small model has a part of an
+        axis that stacks several things, it is an error.
+    slicer : which entries of an axis the small model covers; of a stacked axis, which channels of each thing.
     """
-    return Footprint(
-        {
-            name: tuple(slicer(axis, size, large[name][axis]) for axis, size in enumerate(shape))
-            for name, shape in small.items()
-            if name in large and shape_fits(shape, large[name])
-        }
-    )
+    blocks = {}
+    for name in small:
+        pairs = axis_pairs(name, small, large) if name in large else None
+        if pairs is not None and all(pair.fits() for pair in pairs):
+            blocks[name] = tuple(covered_entries(axis, pair, slicer) for axis, pair in enumerate(pairs))
+    return Footprint(blocks, large)
+
+
+def read_submodel(small: Shapes, footprint: Footprint, weights: Tensors) -> dict[str, Tensor]:
+    """The part of some weights that is a small model: by its footprint, if that was found in a model of their shapes.
+
+    Otherwise, as where only some tiers take part, the footprint is found anew.
+
+    Parameters
+    ----------
+    small : the shapes of the small model's weights.
+    footprint : its footprint in the global model.
+    weights : the weights of the global model, or of another one that contains the small one.
+    """
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    inside = footprint.inside or {}
+    if all(inside.get(name) == shape for name, shape in shapes.items()):
+        return {name: take_block(weights[name], block) for name, block in footprint.blocks.items() if name in shapes}
+    return find_footprint(small, shapes).read(weights)
 
 
 @lru_cache(maxsize=4096)
@@ -204,7 +224,20 @@ def is_submodel(small: Shapes, large: Shapes) -> bool:
 
 
 def _tensors_outside(small: Shapes, large: Shapes) -> list[str]:
-    return [name for name, shape in small.items() if name not in large or not shape_fits(shape, large[name])]
+    return [name for name in small if name not in large or not tensor_fits(name, small, large)]
+
+
+def tensor_fits(name: str, small: Shapes, large: Shapes) -> bool:
+    """True if a tensor of one model lies in that of another: no axis, and nothing stacked along an axis, is longer.
+
+    Parameters
+    ----------
+    name : the tensor.
+    small : the shapes of the small model's weights.
+    large : the shapes of the large model's.
+    """
+    pairs = axis_pairs(name, small, large)
+    return pairs is not None and all(pair.fits() for pair in pairs)
 
 
 def shape_fits(small: torch.Size, large: torch.Size) -> bool:
@@ -216,6 +249,25 @@ def shape_fits(small: torch.Size, large: torch.Size) -> bool:
     large : the large shape.
     """
     return len(small) == len(large) and all(inner <= outer for inner, outer in zip(small, large, strict=True))
+
+
+def find_sliced_stack(small: Shapes, large: Shapes) -> str | None:
+    """A tensor of which the small model has a part of an axis that stacks several things; None if there is none.
+
+    Parameters
+    ----------
+    small : the shapes of the small model's weights.
+    large : the shapes of the large model's.
+    """
+    return next(
+        (
+            name
+            for name in small
+            if name in large
+            and any(not pair.is_plain and pair.small != pair.large for pair in axis_pairs(name, small, large) or [])
+        ),
+        None,
+    )
 
 
 def take_block(tensor: Tensor, block: tuple[Axis, ...]) -> Tensor:

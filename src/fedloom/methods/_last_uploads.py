@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..client import Layout
 from ..fleet import EvalTarget, Fleet, Reply, ServerModel, Tier
-from ..footprints import find_footprint, is_submodel
+from ..footprints import find_footprint, find_sliced_stack, is_submodel
 from ..models import Model
 from ..tensors import Parcel, Tensors, combine
 
@@ -43,6 +43,11 @@ def report_problem(method: str, fleet: Fleet) -> str | None:
     """Why `report` cannot be used with a fleet; None if it can."""
     if fleet.assignment != "fixed":
         return f"{method} cannot report each device's last model where tiers are redrawn; set report = false"
+    large = fleet.global_model.shapes()
+    stacked = filter(None, (find_sliced_stack(tier.model.shapes(), large) for tier in fleet.active_tiers))
+    name = next(stacked, None)
+    if name:
+        return f"{method} cannot report on parts of {name}, which stacks several things on an axis; set report = false"
     empty = {tier.name for tier in fleet.active_tiers} - {device.tier for device in fleet.eligible_devices(1)}
     return f"{method} cannot report on tier {min(empty)!r}, which has no device; set report = false" if empty else None
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..fleet import Fleet, RoundContext, Tier
 from ..footprints import ClientUpdate, Footprint, find_footprint, rolling
+from ..models.axes import axis_pairs
 from ..tensors import Parcel
 from .method import EXAMPLE_COUNT, Method, MethodInfo, train_on_labels
 
@@ -42,7 +43,8 @@ class FedRolex(Method):
     def check_fleet(self, fleet: Fleet) -> str | None:
         """A layer after a flattened map has several inputs per channel, which would have to roll together.
 
-        Frozen weights are the first channels in every round.
+        Where heads, gates or concatenated maps are stacked on an axis, the channels of each roll. Frozen weights are
+        the first channels in every round.
         """
         large, frozen = fleet.global_model.shapes(), fleet.global_model.frozen_shapes()
         for tier in fleet.active_tiers:
@@ -50,9 +52,13 @@ class FedRolex(Method):
             sliced = [name for name, shape in tier.model.frozen_shapes().items() if shape != frozen[name]]
             if sliced:
                 return f"fedrolex cannot roll {sliced[0]}, which is frozen: give every tier the same size of this layer"
-            channels = {(shape[0], large[name][0]) for name, shape in small.items()}
-            for name, shape in small.items():
-                if len(shape) > 1 and shape[1] != large[name][1] and (shape[1], large[name][1]) not in channels:
+            blocks = {name: [pair.blocks() for pair in axis_pairs(name, small, large) or []] for name in small}
+            channels = {(part[-1], whole[-1]) for axes in blocks.values() if axes for part, whole in axes[0]}
+            for name, axes in blocks.items():
+                if any(part[:-1] != whole[:-1] for axis in axes for part, whole in axis):
+                    return f"fedrolex cannot roll {name}, of which smaller tiers have fewer heads or parts"
+                inputs = [(part[-1], whole[-1]) for part, whole in axes[1]] if len(axes) > 1 else []
+                if any(pair[0] != pair[1] and pair not in channels for pair in inputs):
                     return f"fedrolex cannot roll {name}, whose inputs are not one for each channel of a layer"
         return None
 

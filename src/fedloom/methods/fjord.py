@@ -24,7 +24,7 @@ from ..client import (
     supervised_loss,
 )
 from ..fleet import Fleet, RoundContext
-from ..footprints import ClientUpdate, find_foreign_frozen, is_submodel
+from ..footprints import ClientUpdate, find_foreign_frozen, find_slicing_problem, is_submodel
 from ..models import Model
 from ..settings import Share
 from ..tensors import Parcel, Tensors
@@ -84,8 +84,17 @@ class FjORD(Method):
         if not self.widths:
             return None
         if "width" in inspect.signature(fleet.global_model.build).parameters:
-            return self._frozen_problem(fleet.global_model)
+            return self._frozen_problem(fleet.global_model) or self._slicing_problem(fleet.global_model)
         return f"{fleet.global_model.family} has no setting `width` for method.widths; leave method.widths out"
+
+    def _slicing_problem(self, model: Model) -> str | None:
+        """Widths that are not those of tiers have to be proved too."""
+        for width in self.widths:
+            subnet = model.with_settings(width=width)
+            problem = find_slicing_problem(subnet, model) if is_submodel(subnet.shapes(), model.shapes()) else None
+            if problem:
+                return f"fjord: at width {width:g}, {problem}"
+        return None
 
     def _frozen_problem(self, model: Model) -> str | None:
         for width in self.widths if model.frozen_shapes() else ():

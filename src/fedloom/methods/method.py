@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from ..client import Client, ClientResult, Task, fit, label_loss, like, on_any_device
 from ..fleet import Device, EvalTarget, Fleet, RoundContext, Tier, find_nesting_problem, tier_slices
-from ..footprints import ClientUpdate, Footprint, find_footprint, is_submodel
+from ..footprints import ClientUpdate, Footprint, read_submodel
 from ..models import Model, compute_cost, exit_names
 from ..registry import dataclass_settings
 from ..settings import FrozenDict
@@ -318,8 +318,6 @@ def init_weights(device: Device, seed: int, warm_start: Tensors | None) -> Tenso
     seed : the seed of the run.
     warm_start : weights to start from; used if they contain the device's model.
     """
-    available = {name: weight.shape for name, weight in (warm_start or {}).items()}
     shapes = device.model.shapes()
-    if warm_start and is_submodel(shapes, available):
-        return find_footprint(shapes, available).read(warm_start)
-    return device.model.initial_weights(seed)
+    found = read_submodel(shapes, device.footprint, warm_start) if warm_start else {}
+    return found if found.keys() == shapes.keys() else device.model.initial_weights(seed)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..client import Client, ClientResult, Task
 from ..fleet import Device, DeviceModel, Engine, EvalTarget, Fleet, ModelWeights, Reply, Request, RoundContext
+from ..footprints import find_sliced_stack
 from ..registry import find_name
 from ..settings import FrozenDict
 from ..tensors import Parcel, Tensors
@@ -186,7 +187,9 @@ class Mixed(RepresentationAlignment, Method):
     def check_fleet(self, fleet: Fleet) -> str | None:
         if any(isinstance(part.method, Mixed) for part in self.parts):
             return "a part of a mixed fleet cannot be mixed itself"
-        problems = (fleet_problem(part.method, part.fleet(fleet)) for part in self.parts)
+        problems = (
+            fleet_problem(part.method, part.fleet(fleet)) or _stacked_problem(part, fleet) for part in self.parts
+        )
         return _tiers_problem(self.parts, fleet) or next(filter(None, problems), None)
 
     @property
@@ -249,6 +252,24 @@ def _build_part(table: Mapping[str, Any], methods: Mapping[str, type[Method]]) -
     settings = {name: value for name, value in table.items() if name not in ("tiers", "method", "align")}
     method = methods[table["method"]].from_settings(settings, methods)
     return MethodPart(tuple(table["tiers"]), method, table.get("align", False))
+
+
+def _stacked_problem(part: MethodPart, fleet: Fleet) -> str | None:
+    """The fleet's footprints are those in its largest model, and stacked axes need those in the part's largest."""
+    own = part.fleet(fleet)
+    if part.method.info.heterogeneity != "nested" or own.global_model.shapes() == fleet.global_model.shapes():
+        return None
+    large = own.global_model.shapes()
+    found = ((tier.name, find_sliced_stack(tier.model.shapes(), large)) for tier in own.active_tiers)
+    return next(
+        (
+            f"the tier {tier!r} has a part of {name}, which stacks several things on an axis; put the largest tier of "
+            "the fleet into its part, or give all tiers of the part the same size of this layer"
+            for tier, name in found
+            if name
+        ),
+        None,
+    )
 
 
 def _tiers_problem(parts: Sequence[MethodPart], fleet: Fleet) -> str | None:

@@ -1,6 +1,7 @@
 """Models: plain torch modules as functions of weights, run for many devices at once, and the built-in families."""
 
 from ..registry import Registry
+from .axes import AxisDeclaration, LayoutError, ModelShapes, concatenated, gates, heads, packed
 from .bottleneck import bottleneck
 from .convnet import convnet
 from .convnet1d import convnet1d
@@ -38,7 +39,8 @@ MODELS: Registry[Family] = Registry(
 register = MODELS.register
 
 __all__ = [
-    "MODELS", "SPACES", "Cost", "Family", "InputSpec", "Model", "Outputs", "Scaler", "SearchSpace", "Shapes",
-    "StepSeeds", "build_model", "chain_models", "compute_cost", "exit_names", "last_exit", "make_space", "register",
+    "MODELS", "SPACES", "AxisDeclaration", "Cost", "Family", "InputSpec", "LayoutError", "Model", "ModelShapes",
+    "Outputs", "Scaler", "SearchSpace", "Shapes", "StepSeeds", "build_model", "chain_models", "compute_cost",
+    "concatenated", "exit_names", "gates", "heads", "last_exit", "make_space", "packed", "register",
     "space_from_models",
 ]  # fmt: skip

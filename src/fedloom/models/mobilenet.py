@@ -132,6 +132,7 @@ class SeparableBlock(nn.Module):
                 nn.init.zeros_(weight)  # a block starts as its shortcut
         self.stride, self.widens = stride, widens
         self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False) if has_shortcut else None
+        self.sliceable = has_shortcut and not widens  # although the shortcut is there for narrower nets only
 
     def forward(self, x: Tensor) -> Tensor:
         residual = self.norm2(self.pointwise(F.relu6(self.norm1(self.depthwise(x)))))

@@ -1,7 +1,7 @@
 """A model: a family and its settings, as a pure function of the weights of a block of devices.
 
 A family is any function from keyword settings to a plain `nn.Module`. How two models of a family relate is never
-declared: it is found by comparing the shapes of their weights.
+declared: it is found by comparing the shapes of their weights, and what lies along their axes (`axes.py`).
 
 Parameters with `requires_grad=False` are frozen: constants of the model, as buffers are. They are not among its
 weights, so no method trains, sends or aggregates them; every process builds them itself, and a run records their
@@ -10,6 +10,7 @@ sha256.
 
 import inspect
 import logging
+import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,10 @@ from ..registry import freeze
 from ..seeds import INITIAL_WEIGHTS, number
 from ..tensors import Tensors, fingerprint
 from . import structure
+from .axes import Layout, Layouts, ModelShapes, axis_pairs, covered_entries
 from .batching import (
+    TRIALS_PER_KIND,
+    ModelKind,
     all_shapes,
     batching_mode,
     block_forward,
@@ -35,6 +39,8 @@ from .batching import (
     trial_inputs,
     why_one_by_one,
 )
+from .concatenation import find_concatenated_inputs
+from .stacked_layers import declared_axes, known_axes
 from .structure import Family, InputSpec, Outputs, Shapes, as_outputs
 
 logger = logging.getLogger(__name__)
@@ -156,11 +162,11 @@ class Model:
         """
         return self.inputs.random(generator, *leading)
 
-    def shapes(self) -> Shapes:
-        """The shapes of the weights, which are trained and sent, by name."""
+    def shapes(self) -> ModelShapes:
+        """The shapes of the weights, which are trained and sent, by name; and what lies along their axes."""
         return _shapes(self)[0]
 
-    def frozen_shapes(self) -> Shapes:
+    def frozen_shapes(self) -> ModelShapes:
         """The shapes of the frozen weights, which are neither trained nor sent; often there are none."""
         return _shapes(self)[2]
 
@@ -187,7 +193,7 @@ class Model:
         source, alone = other.frozen_from or other, replace(self, frozen_from=None)
         return alone if alone == source or not alone.frozen_shapes() else replace(self, frozen_from=source)
 
-    def statistics(self) -> Shapes:
+    def statistics(self) -> ModelShapes:
         """The shapes of the normalization statistics, which are neither trained nor sent; often there are none."""
         return _shapes(self)[1]
 
@@ -326,10 +332,6 @@ class Model:
         """The layer that draws random numbers in evaluation, which are not seeded; None if there is none."""
         return find_draw_in_evaluation(self)
 
-    def unsliceable(self) -> tuple[str, ...]:
-        """Weights of layers that stack several things along one axis, so that a slice of it is no smaller layer."""
-        return _inspect(self, structure.unsliceable)
-
     def _with_frozen(self, weights: Tensors, devices: int) -> Tensors:
         """The weights of a block of devices and the frozen ones, of which all devices have the same."""
         if not self.frozen_shapes():
@@ -458,13 +460,46 @@ def _cached_inspection(model: Model, inspection: Callable[..., Any], arguments: 
 
 
 @lru_cache(maxsize=1024)
-def _shapes(model: Model) -> tuple[Shapes, Shapes, Shapes]:
+def _shapes(model: Model) -> tuple[ModelShapes, ModelShapes, ModelShapes]:
     """Of weights, statistics and frozen weights."""
     module = _build_module(model, 0)
     weights = {name: weight.shape for name, weight in module.named_parameters() if weight.requires_grad}
     frozen = {name: weight.shape for name, weight in module.named_parameters() if not weight.requires_grad}
     statistics = {name: holder[key].shape for name, (holder, key) in statistic_slots(module).items()}
-    return weights, statistics, frozen
+    layouts = _find_layouts(model, module, {**weights, **frozen, **statistics})
+    return ModelShapes(weights, layouts), ModelShapes(statistics, layouts), ModelShapes(frozen, layouts)
+
+
+def _find_layouts(model: Model, module: nn.Module, shapes: Shapes) -> Layouts:
+    """The stacked axes that are traced, known and declared; the later ones take precedence."""
+    found: dict[str, dict[int, Layout]] = {}
+    for layouts in (_find_concatenations(model, module), known_axes(module), declared_axes(module)):
+        for name, axes in layouts.items():
+            fitting = {axis: layout for axis, layout in axes.items() if _has_length(layout, shapes.get(name), axis)}
+            found[name] = {**found.get(name, {}), **fitting}
+    return found
+
+
+def _has_length(layout: Layout, shape: torch.Size | None, axis: int) -> bool:
+    return shape is not None and axis < len(shape) and sum(map(math.prod, layout)) == shape[axis]
+
+
+def _find_concatenations(model: Model, module: nn.Module) -> Layouts:
+    """By tracing; not if enough models of the kind had none, since methods draw a subnet in every step."""
+    kind = ModelKind(model.build, structure.non_size_settings(dict(model.settings)), structure.layer_kinds(module))
+    known = _known_concatenations(kind)
+    if len(known) >= TRIALS_PER_KIND and not any(known):
+        return {}
+    found = find_concatenated_inputs(module, model.inputs)
+    if len(known) < TRIALS_PER_KIND:
+        known.append(any(found.values()))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _known_concatenations(kind: ModelKind) -> list[bool]:
+    """Whether earlier models of the kind concatenate: a list that grows."""
+    return []
 
 
 def _build_module(model: Model, seed: int) -> nn.Module:
@@ -506,12 +541,25 @@ def _find_frozen_weights(model: Model) -> Tensors:
                 f"the frozen {name} has other values every time, so devices would differ; load it from a file, or draw "
                 "it with torch's own generator"
             )
-    larger = model.frozen_from.frozen_weights() if model.frozen_from else {}
-    parts = {name: structure.part_of(larger.get(name), weight) for name, weight in own.items()}
+    parts = {name: _part_of_larger(model, name, weight) for name, weight in own.items()}
     return {
         name: parts[name] if name in drawn or torch.equal(weight, parts[name]) else weight
         for name, weight in own.items()
     }
+
+
+def _part_of_larger(model: Model, name: str, weight: Tensor) -> Tensor:
+    """The part of a frozen weight of `frozen_from` that this size covers; `weight` itself if it does not fit in."""
+    source = model.frozen_from
+    larger = source.frozen_weights().get(name) if source else None
+    pairs = axis_pairs(name, model.frozen_shapes(), source.frozen_shapes()) if source and larger is not None else None
+    if larger is None or pairs is None or all(pair.is_plain for pair in pairs):
+        return structure.part_of(larger, weight)
+    if not all(pair.fits() for pair in pairs):
+        return weight
+    for axis, pair in enumerate(pairs):
+        larger = larger[(slice(None),) * axis + (covered_entries(axis, pair, structure.centered),)]
+    return larger.contiguous()
 
 
 def _frozen_parameters(module: nn.Module) -> dict[str, Tensor]:

@@ -134,6 +134,8 @@ class ParametricNorm(nn.Module):
 class NormPerWidth(nn.Module):
     """One normalization for each width a net can be sliced to; a slice uses the one of its own width (FjORD)."""
 
+    sliceable = True  # although the wide net's own normalization is another one
+
     def __init__(self, norms: dict[float, nn.Module], width: float):
         super().__init__()
         self.norms = nn.ModuleDict({_module_key(width): norm for width, norm in norms.items()})

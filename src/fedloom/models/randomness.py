@@ -78,14 +78,16 @@ class CannotDrawError(RuntimeError):
     """An operation draws random numbers that cannot be split by device."""
 
 
-class _Mode(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """Torch's mode that sees every operation, without the cost of importing its compiler."""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: torch would import its compiler only to switch it off, which takes a second."""
         return False
 
 
-class DeviceRandomness(_Mode):
+class DeviceRandomness(DispatchMode):
     """While it lasts, torch's random operations draw from one generator per device.
 
     Parameters
@@ -326,7 +328,7 @@ def drawing_with(layers: Sequence[DrawingLayer], randomness: DeviceRandomness | 
         raise CannotDrawError("an operation of an unknown layer")
 
 
-class DrawRecorder(_Mode):
+class DrawRecorder(DispatchMode):
     """Calls a function at every operation that may draw random numbers."""
 
     def __init__(self, found: Callable[[], None]):

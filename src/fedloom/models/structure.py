@@ -114,9 +114,6 @@ def as_outputs(result: Any) -> Outputs:
     )
 
 
-STACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-
-
 def last_layer(module: nn.Module) -> str | None:
     """The layer that computes the last logits: the one of the declared `label_rows`, else the last one with weights.
 
@@ -166,16 +163,6 @@ def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:
     return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 
 
-def unsliceable(module: nn.Module) -> tuple[str, ...]:
-    """Weights of layers that stack several things along one axis, so that a slice of it is no smaller layer."""
-    return tuple(
-        f"{owner}.{name}".lstrip(".")
-        for owner, layer in module.named_modules()
-        if isinstance(layer, STACKING)
-        for name, _ in layer.named_parameters()
-    )
-
-
 def layer_kinds(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tuple[str, Any], ...]]]:
     """The types of its layers, with all their settings that are not sizes."""
     return frozenset((type(layer), non_size_settings(vars(layer))) for layer in module.modules())
@@ -193,6 +180,12 @@ def _is_switch(value: Any) -> bool:
 def centered_start(axis: int, small: int, large: int) -> int:
     """Where a smaller size begins on an axis of a weight: channels at the first, kernels so that centers coincide."""
     return (large - small) // 2 if axis >= 2 else 0
+
+
+def centered(axis: int, small: int, large: int) -> slice:
+    """The part of an axis that a smaller size covers: the first channels, the center of kernels."""
+    start = centered_start(axis, small, large)
+    return slice(start, start + small)
 
 
 def part_of(large: Tensor | None, small: Tensor) -> Tensor:

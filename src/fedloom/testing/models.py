@@ -11,7 +11,7 @@ from ..exporting import build_empty_module
 from ..exporting.formats import exported_program
 from ..fleet import Fleet, find_nesting_problem, make_tiers
 from ..methods import METHODS
-from ..models import Family, Model, StepSeeds, build_model
+from ..models import Family, LayoutError, Model, StepSeeds, build_model
 from ..models.structure import as_outputs
 from ..tensors import Parcel, Tensors
 from .doubles import random_block
@@ -100,7 +100,11 @@ def check_module(models: Sequence[Model]) -> None:
         module = model.build(**dict(model.settings))
         if not isinstance(module, nn.Module):
             raise Broken("an nn.Module", f"{type(module).__name__}", "return the module, not a class or a function")
-        if not model.shapes():
+        try:
+            has_weights = bool(model.shapes())
+        except LayoutError as error:
+            raise Broken("`stacked_axes` that fit the weights", str(error), "see `heads` and `packed`") from error
+        if not has_weights:
             found = "all of them are frozen" if model.frozen_shapes() else "no parameter"
             raise Broken("a module with weights to train", found, "assign layers to attributes of the module")
 
@@ -254,7 +258,7 @@ def check_exits(models: Sequence[Model]) -> None:
 
 @listed_in(MODEL_CHECKS)
 def check_nesting(models: Sequence[Model]) -> str | None:
-    """Every smaller tier lies in the largest one, as its footprint says; a note says if it does not."""
+    """Every smaller tier lies in the largest one, and its part of that computes what it does; a note says if not."""
     tiers = make_tiers([(f"tiers[{number}]", model) for number, model in enumerate(models)])
     fleet = Fleet(tiers, (1 / len(tiers),) * len(tiers), len(tiers), seed=0)
     problem = find_nesting_problem(fleet)
