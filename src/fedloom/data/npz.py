@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import is_file
 from ..settings import Count
 from . import adapters
 from .adapters import Array, Arrays, build_dataset
@@ -46,7 +47,7 @@ def npz(*, folder: Path, file: str, classes: Count | None = None) -> Dataset:
     file : its path, searched in the data directory, then in the working directory.
     classes : the number of classes, if the file may lack examples of some; None: the highest label determines it.
     """
-    path = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+    path = next((path for path in (folder / file, Path(file)) if is_file(path)), None)
     if path is None:
         hint = f"Put it into {folder}, name the data directory with FEDLOOM_DATA or --data-dir, or give a full path."
         raise DataMissing(f"no file {file}", hint)
@@ -82,7 +83,7 @@ def read_npz(path: Path, array_names: tuple[ArrayNames, ...] = ARRAY_NAMES) -> A
 def find_npz(name: str, folder: Path, array_names: tuple[ArrayNames, ...] = ARRAY_NAMES) -> Arrays | None:
     """Read NAME/NAME.npz or NAME.npz of the data directory; None if there is neither."""
     paths = (folder / name / f"{name}.npz", folder / f"{name}.npz")
-    return next((read_npz(path, array_names) for path in paths if path.is_file()), None)
+    return next((read_npz(path, array_names) for path in paths if is_file(path)), None)
 
 
 def _load(path: Path, names: set[str]) -> dict[str, Array]:

@@ -187,7 +187,7 @@ class Mixed(RepresentationAlignment, Method):
         if any(isinstance(part.method, Mixed) for part in self.parts):
             return "a part of a mixed fleet cannot be mixed itself"
         problems = (fleet_problem(part.method, part.fleet(fleet)) for part in self.parts)
-        return _tiers_problem(self.parts, fleet) or next(filter(None, problems), None)
+        return _tiers_problem(self.parts, fleet) or self.counts_problem(fleet) or next(filter(None, problems), None)
 
     @property
     def _aligns(self) -> bool:
