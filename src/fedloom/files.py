@@ -1,4 +1,4 @@
-"""Durable file writes: after a crash a file has either its old or its new content."""
+"""Files: is there one, and durable writes, after which a crash leaves either the old or the new content."""
 
 import hashlib
 import json
@@ -6,6 +6,22 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+
+def is_file(path: Path) -> bool:
+    """True for an existing file; also a path that no file can have, such as one that is too long, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """True for an existing folder; also a path that no folder can have is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def write_atomic(path: Path, data: bytes) -> str:

@@ -46,8 +46,9 @@ from ..reporting.report_data import ReportError
 from ..reporting.tables import FILES, ComparisonResult
 from ..reporting.targets import BudgetUnit
 from ..results import Record, Result
-from ..runs.build import assemble, build, check_deployment, warm_start
-from ..runs.data import build_partition, read_data_spec
+from ..runs.build import assemble, check_deployment
+from ..runs.build import check as check_build
+from ..runs.data import read_data_spec
 from ..runs.resume import Verdict, find_newest_run, read_status, reopen_run
 from ..runs.resume import verify as verify_run
 from ..runs.trackers import TrackerChoice, build_trackers
@@ -579,16 +580,14 @@ def check(
         issue = RecipeIssue(("data", "dataset"), code, error.message, error.hint)
         source = str(recipe) if isinstance(recipe, str | Path) else "recipe"
         raise RecipeError([issue], source) from error
-    fleet, method = build(loaded, names, data_spec)
+    fleet, method = check_build(loaded, names, data, data_spec)
     if deployment:
         check_deployment(loaded, method)
         check_message_sizes(loaded, tier_costs(loaded, names, data))
-    warm_start(loaded, fleet)
-    build_partition(loaded, names, data_spec.labels)
     _, *others = build_arms(loaded, names, fleet).items()
     for arm, changed in others:
         with errors_at_arm(loaded, arm):
-            build(changed, names, data_spec)
+            check_build(changed, names, data, data_spec)
 
 
 def report(

@@ -182,6 +182,8 @@ def _rbf(features: Tensor, bandwidth: float) -> Tensor:
     squares = features.square().sum(-1, keepdim=True)
     distances = (squares + squares.mT - 2 * features @ features.mT).clamp_min(0)
     n = features.shape[-2]
+    if n == 1:  # it has no distance to another one
+        return torch.ones_like(distances)
     pairs = distances.detach()[(..., *torch.triu_indices(n, n, 1))].sqrt()
     width = bandwidth * pairs.median(-1).values[..., None, None]
     return torch.exp(-distances / (2 * width.square() + TINY))

@@ -178,4 +178,5 @@ def mask_logits(logits: Tensor, seen_labels: Tensor, fill: float | None) -> Tens
     if fill is None:
         return logits
     inner_axes = [1] * (logits.dim() - 2)
+    fill = float(torch.tensor(fill, dtype=logits.dtype))  # beyond the largest finite number it is infinite
     return logits.masked_fill(~seen_labels.view(len(seen_labels), *inner_axes, logits.shape[-1]), fill)

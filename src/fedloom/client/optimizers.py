@@ -151,7 +151,10 @@ def _mask_inactive(gradients: list[Tensor], active: Tensor) -> list[Tensor]:
 
 
 def _clip_values(gradients: list[Tensor], limit: float | None) -> list[Tensor]:
-    return gradients if limit is None else [g.clamp(-limit, limit) for g in gradients]
+    if limit is None:
+        return gradients
+    limit = min(limit, torch.finfo(gradients[0].dtype).max)  # torch refuses a larger bound
+    return [g.clamp(-limit, limit) for g in gradients]
 
 
 def _clip_factor(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
@@ -212,7 +215,11 @@ class Milestones:
         ----------
         round_number : the round, from 1.
         """
-        return self.factor_each ** sum(round_number > milestone for milestone in self.rounds)
+        passed = sum(round_number > milestone for milestone in self.rounds)
+        try:
+            return self.factor_each**passed
+        except OverflowError:
+            return math.inf
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import is_folder
 from ..settings import Count, Fraction
 from .adapters import Kind, assemble_dataset
 from .dataset import DataBroken, Dataset
@@ -43,7 +44,7 @@ def folder(
     normalize : whether to normalize with the mean and the standard deviation of the training examples.
     test_share : the share of every user's examples that is held out for testing, where there is no test set.
     """
-    root = find_own(path, folder, Path.is_dir)
+    root = find_own(path, folder, is_folder)
     users = [user for user in _visible(root) if user.is_dir()]
     if not users:
         raise DataBroken(f"{root} has no folders of users", _LAYOUT)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import is_file
 from ..settings import Count, Fraction
 from . import adapters
 from .adapters import Arrays, Kind, assemble_dataset, build_dataset
@@ -67,7 +68,7 @@ def npz(
     normalize : whether to normalize with the mean and the standard deviation of the training examples.
     test_share : the share of examples held out for testing, of every group alike, if there are only x and y.
     """
-    path = find_own(file, folder, Path.is_file)
+    path = find_own(file, folder, is_file)
     content = load_arrays(path, OWN_NAMES)
     return assemble_dataset(
         path.stem,
@@ -88,7 +89,7 @@ def find_own(name: str, folder: Path, exists: Callable[[Path], bool]) -> Path:
     ----------
     name : its path.
     folder : the data directory.
-    exists : `Path.is_file` or `Path.is_dir`.
+    exists : `is_file` or `is_folder` of `files`.
     """
     path = next((path for path in (folder / name, Path(name)) if exists(path)), None)
     if path is None:
@@ -148,7 +149,7 @@ def _lacks_arrays(path: Path, array_names: tuple[ArrayNames, ...]) -> DataBroken
 def find_npz(name: str, folder: Path, array_names: tuple[ArrayNames, ...] = ARRAY_NAMES) -> Arrays | None:
     """Read NAME/NAME.npz or NAME.npz of the data directory; None if there is neither."""
     paths = (folder / name / f"{name}.npz", folder / f"{name}.npz")
-    return next((read_npz(path, array_names) for path in paths if path.is_file()), None)
+    return next((read_npz(path, array_names) for path in paths if is_file(path)), None)
 
 
 def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:

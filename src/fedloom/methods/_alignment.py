@@ -25,7 +25,7 @@ from ..client import (
     representation_kind,
     select_examples,
 )
-from ..fleet import SERVER_PREFIX, Device, ModelWeights, Reply, RoundContext
+from ..fleet import SERVER_PREFIX, Device, Fleet, ModelWeights, Reply, RoundContext
 from ..models import Model
 from ..seeds import DESCRIBE
 from ..settings import Count, FrozenDict, NonNegative, Positive
@@ -102,6 +102,17 @@ class RepresentationAlignment:
         if not sum(weights):
             return {}
         return {**public, "target": average_kernels(kernels, weights, self.kernel, self.equally_loud)}
+
+    def counts_problem(self, fleet: Fleet) -> str | None:
+        """Why the weights of kernels do not fit a fleet; None if they do.
+
+        Parameters
+        ----------
+        fleet : the fleet.
+        """
+        known = [*(tier.name for tier in fleet.tiers), *(fleet.name(index) for index in range(fleet.size))]
+        unknown = next((name for name in self.counts if name not in known), None)
+        return None if unknown is None else f"method.counts names {unknown!r}, which is neither a tier nor a device"
 
     def _kernel_weight(self, device: Device) -> float:
         return self.counts.get(device.name.removeprefix(SERVER_PREFIX), self.counts.get(device.tier, 1.0))

@@ -151,6 +151,11 @@ class FedGKT(PersonalModels):
         shape = feature_shape(fleet.global_model)
         if len(shape) != 3:
             return f"fedgkt's server convolves feature maps; those of {fleet.global_model.family} have shape {shape}"
+        if not self.server_planes or len(self.server_planes) != len(self.server_blocks):
+            return (
+                f"the server's model has {len(self.server_planes)} stages in method.server_planes and "
+                f"{len(self.server_blocks)} in method.server_blocks; name at least one, and as many in both"
+            )
         return super().check_fleet(fleet)
 
     def server_macs(self, model: Model, examples: int) -> float:
@@ -161,7 +166,7 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """[K]: T² · KL(teacher || student) of the softened distributions. No gradient flows to the teacher."""
     target = (teacher.detach() / temperature).softmax(-1) + 1e-7  # as in the authors' code
     losses = F.kl_div((logits / temperature).log_softmax(-1), target, reduction="none").sum(-1)
-    return temperature**2 * losses.mean(1)
+    return float(temperature) * temperature * losses.mean(1)
 
 
 @torch.no_grad()

@@ -96,7 +96,7 @@ class FedHeNN(RepresentationAlignment, PersonalModels):
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         problem = one_model_problem('fedhenn with share = "weights"', fleet) if self.share == "weights" else None
-        return problem or super().check_fleet(fleet)
+        return problem or self.counts_problem(fleet) or super().check_fleet(fleet)
 
     def device_macs(self, model: Model, examples: int, steps: int) -> float:
         public = steps * (self.probe_batch or self.probe_size) if self.needs_public_data else 0

@@ -193,7 +193,8 @@ def update_buffer(
     new = {name: torch.cat([reply.upload["pairs"][name][:room] for reply in replies]) for name in ("enter", "leave")}
     new["round"] = torch.full((len(new["enter"]),), round_number)
     fresh = buffer["round"] > round_number - max_age
-    return {name: torch.cat([old[fresh], new[name]])[-size:].clone() for name, old in buffer.items()}
+    joined = {name: torch.cat([old[fresh], new[name]]) for name, old in buffer.items()}
+    return {name: pairs[max(0, len(pairs) - size) :].clone() for name, pairs in joined.items()}
 
 
 def sample_pairs(buffer: Tensors, count: int, since: int, draw: np.random.Generator) -> Parcel:

@@ -190,7 +190,7 @@ class Mixed(RepresentationAlignment, Method):
         problems = (
             fleet_problem(part.method, part.fleet(fleet)) or _stacked_problem(part, fleet) for part in self.parts
         )
-        return _tiers_problem(self.parts, fleet) or next(filter(None, problems), None)
+        return _tiers_problem(self.parts, fleet) or self.counts_problem(fleet) or next(filter(None, problems), None)
 
     @property
     def _aligns(self) -> bool:

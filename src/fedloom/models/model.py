@@ -223,7 +223,8 @@ class Model:
         return module
 
     def check_output_size(self) -> None:
-        """Raise unless the module accepts examples of the data's shape and computes one logit per class."""
+        """Raise unless the module trains on examples of the data's shape and computes one logit per class."""
+        _inspect(self, structure.try_training, self.inputs)
         logits = _inspect(self, structure.count_logits, self.inputs)
         if self.frozen_shapes() and not self.shapes():
             raise ValueError("it has nothing to train: every parameter has requires_grad=False")

@@ -74,7 +74,7 @@ def kept_channels(full: int, width: float, widest: float) -> int:
 
 
 def _ceil(number: float) -> int:
-    return math.ceil(number - 1e-9)  # 0.1 * 30 is 3.0000000000000004, which must not give 4 channels
+    return max(1, math.ceil(number - 1e-9))  # 0.1 * 30 is 3.0000000000000004, which must not give 4 channels
 
 
 def make_norm(

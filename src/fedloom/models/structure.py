@@ -153,6 +153,16 @@ def count_logits(module: nn.Module, inputs: InputSpec) -> int:
     return int(logits.shape[-1])
 
 
+def try_training(module: nn.Module, inputs: InputSpec) -> None:
+    """Raise what the module raises in training: instance norm, for one, does not train on maps of one pixel.
+
+    A batch may have a single example, on which only batch norm is allowed to fail here: devices fold its layers.
+    """
+    has_batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module.train()(inputs.zeros(2 if has_batch_norm else 1))
+
+
 def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:
     """The weights that the last exit depends on."""
     with torch.inference_mode(False), torch.enable_grad():

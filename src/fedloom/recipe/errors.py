@@ -24,7 +24,10 @@ CODES = {
     "value_error": "RECIPE_VALUE",
     "string_pattern_mismatch": "RECIPE_VALUE",
 }
-FILE_NAME_RULE = "must consist of letters from a to z, digits and . _ + -, and start with a letter, a digit or _"
+FILE_NAME_RULE = (
+    "must consist of letters from a to z, digits and . _ + -, start with a letter, a digit or _, and have at most 100 "
+    "characters"
+)
 BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 KINDS = {
     "int_type": "a whole number",

@@ -53,7 +53,7 @@ def load(recipe: str | Path | Mapping[str, Any], registries: Registries, overrid
     source, text, document = _read(recipe)
     assigned = tuple(_assign(document, override) for override in overrides)
     try:
-        issues = _validate_schema(document) + validate_recipe(document, registries)
+        issues = _find_wide_integers(document) + _validate_schema(document) + validate_recipe(document, registries)
     except EntryPointError as error:
         raise recipe_error(source, "ENTRY_POINT", str(error), error.hint) from error
     if issues:
@@ -122,6 +122,17 @@ def _validate_schema(document: Mapping[str, Any]) -> list[RecipeIssue]:
         issues = [issue_from_pydantic(detail, _known_keys(tuple(detail["loc"]))) for detail in error.errors()]
         # a list whose entries are all wrong is also reported as too short, which adds nothing
         return [issue for issue in issues if not any(_is_inside(o.key_path, issue.key_path) for o in issues)]
+    return []
+
+
+def _find_wide_integers(value: Any, key_path: KeyPath = ()) -> list[RecipeIssue]:
+    """Whole numbers that no TOML file can portably hold, and that no tensor can; only the seed may have any size."""
+    if isinstance(value, Mapping):
+        return [issue for key, item in value.items() for issue in _find_wide_integers(item, (*key_path, key))]
+    if isinstance(value, list | tuple):
+        return [issue for number, item in enumerate(value) for issue in _find_wide_integers(item, (*key_path, number))]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63 and key_path != ("seed",):
+        return [RecipeIssue(key_path, "RECIPE_RANGE", f"{key_path[-1]} must fit into 64 bits", value=value)]
     return []
 
 

@@ -13,8 +13,9 @@ from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
 from .errors import FILE_NAME_RULE
 
 Accountant = Literal["rdp", "pld"]
-FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$"
+FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}$"
 MAX_ROUNDS = 1_000_000
+MAX_DEVICES = 10_000_000
 
 
 class Section(BaseModel):
@@ -58,7 +59,7 @@ class DataConfig(OpenSection):
 
     dataset: str = "fashion-mini"
     """Name of a data set."""
-    devices: Count = 20
+    devices: Annotated[int, Interval(ge=1, le=MAX_DEVICES)] = 20
     """Number of devices the training examples are split between."""
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid"})
     """How examples are split between devices: the `kind` and its options."""
@@ -293,7 +294,7 @@ class PrivacyConfig(Section):
     """Required to deploy methods that upload features; `fedloom audit` measures what features reveal."""
     clip: Positive | None = None
     """Norm to which every device's update is clipped."""
-    noise: Positive | None = None
+    noise: Annotated[float, Interval(ge=1e-6, le=1e6)] | None = None
     """Standard deviation of the noise, as a multiple of `clip`; with both, every round has a row `epsilon`."""
     delta: Annotated[float, Interval(gt=0, lt=1)] = 1e-5
     """The delta of (epsilon, delta)."""

@@ -84,8 +84,12 @@ def validate_settings(
         elif not accepts_any_keyword(function) or not isinstance(name, str):
             hint = suggest(str(name), [*allowed, *other_keys])
             issues.append(RecipeIssue((*key_path, name), "RECIPE_KEY", f"there is no key {name!r} here", hint, value))
-    required = [name for name, p in allowed.items() if p.default is p.empty and name not in settings]
+    required = [name for name in _required_settings(function, passed) if name not in settings]
     return issues + [RecipeIssue((*key_path, name), "RECIPE_MISSING", f"{name} is required") for name in required]
+
+
+def _required_settings(function: Callable[..., Any], passed: Iterable[str]) -> list[str]:
+    return [name for name, p in settable_parameters(function, passed).items() if p.default is p.empty]
 
 
 def instantiate(
@@ -149,6 +153,9 @@ def _validate_data(data: Mapping[str, Any], registries: Registries) -> list[Reci
         name = public.get("dataset")
         if not isinstance(name, str) or name not in registries.datasets:
             issues.append(_unknown_name(("data", "public", "dataset"), "data set", name, registries.datasets))
+        elif required := _required_settings(registries.datasets[name], PASSED["datasets"]):
+            message = f"{name} needs {', '.join(required)}, and data.public has no settings of a data set"
+            issues.append(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", message, value=name))
     preparation = data.get("preparation")
     if isinstance(preparation, str) and preparation not in registries.preparations:
         issues.append(_unknown_name(("data", "preparation"), "preparation", preparation, registries.preparations))

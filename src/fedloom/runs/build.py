@@ -34,19 +34,30 @@ from ..engines.gate import Report
 from ..evaluation import BatchNormStatistics, Evaluator, FineTune
 from ..evaluation.evaluator import SERVER_MODEL_REF, load_server_model
 from ..evaluation.metrics import Metric
+from ..files import is_file, is_folder
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
 from ..footprints import Aggregate, Footprint, RobustAggregator, coverage_mean
 from ..methods import Method, fleet_problem
 from ..models import MODELS, Family, Model, build_model
-from ..recipe.errors import RecipeError, RecipeIssue
+from ..recipe.errors import KeyPath, RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..recipe.schema import AggregationConfig, EvaluationConfig, Recipe
 from ..recipe.validation import instantiate
+from ..registry import suggest
 from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
 from .clock import build_clock
-from .data import DataSpec, build_partition, data_spec_of, devices_own_data, read_data, read_public_examples
+from .data import (
+    DataSpec,
+    build_partition,
+    check_number_of_devices,
+    check_public_data,
+    data_spec_of,
+    devices_own_data,
+    read_data,
+    read_public_examples,
+)
 from .experiment import Experiment
 from .faults import build_faults
 from .metrics import build_metrics, check_metrics
@@ -58,6 +69,7 @@ ENTRYWISE_RULES = ("median", "trimmed_mean")
 
 def build_fleet(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> Fleet:
     recipe, config = loaded.recipe, loaded.recipe.fleet
+    check_number_of_devices(loaded, data_spec.labels)
     _check_device_tiers(loaded)
     total = math.fsum(tier.share for tier in recipe.tiers)
     shares = tuple(tier.share / total for tier in recipe.tiers)  # they sum to 1 but for rounding
@@ -69,8 +81,9 @@ def build_fleet(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpe
     )  # fmt: skip
     if config.eligible:
         fleet = fleet.restrict_tiers(config.eligible)
-    if config.assignment == "fixed" and not draw_cohort(fleet, 1.0, 1):
-        key = ("fleet", "eligible" if config.eligible else "holdout_fraction")
+    all_held_out = len(fleet.holdout_devices) == fleet.size
+    if all_held_out or (config.assignment == "fixed" and not draw_cohort(fleet, 1.0, 1)):
+        key = ("fleet", "eligible" if config.eligible and not all_held_out else "holdout_fraction")
         raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", "no device would train: none belongs to these tiers"))
     return fleet
 
@@ -251,17 +264,48 @@ def build(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> 
     return fleet, method
 
 
+def check(loaded: LoadedRecipe, registries: Registries, folder: Path, data_spec: DataSpec) -> tuple[Fleet, Method]:
+    """Build everything that `assemble` builds, as far as that is possible without the data, and raise what it would."""
+    check_public_data(loaded, registries, folder, data_spec)
+    build_partition(loaded, registries, data_spec.labels)
+    fleet, method = build(loaded, registries, data_spec)
+    check_candidates(loaded, fleet, method, warm_start(loaded, fleet))
+    build_training(loaded, registries)
+    build_aggregate(loaded.recipe.aggregation, registries)
+    clock = build_clock(loaded, registries, method, fleet)
+    build_faults(loaded, fleet, clock, lambda device: 0, lambda number, refusal: None)
+    return fleet, method
+
+
+def check_candidates(loaded: LoadedRecipe, fleet: Fleet, method: Method, warm: Tensors | None) -> None:
+    """Raise if the recipe evaluates or compares a model that its method does not have."""
+    evaluation, compared = loaded.recipe.evaluation.candidates, loaded.recipe.compare.candidate
+    wanted: list[tuple[KeyPath, str]] = [(("evaluation", "candidates"), name) for name in evaluation]
+    wanted += [] if compared is None else [(("compare", "candidate"), compared)]
+    if not wanted:
+        return
+    known = method.eval_targets(method.start(fleet, fleet.seed, warm))
+    message = f"{loaded.recipe.method.name} has no candidate of that name"
+    issues = [
+        RecipeIssue(key_path, "RECIPE_NAME", message, suggest(name, known), name)
+        for key_path, name in wanted
+        if name not in known
+    ]
+    if issues:
+        raise loaded.error(*issues)
+
+
 def warm_start(loaded: LoadedRecipe, fleet: Fleet) -> Tensors | None:
     """The weights of an earlier model, if the recipe names one."""
     source = loaded.recipe.start.source
     if source is None:
         return None
-    path = Path(source) / "models" / f"{fleet.largest.name}.safetensors" if Path(source).is_dir() else Path(source)
+    path = Path(source) / "models" / f"{fleet.largest.name}.safetensors" if is_folder(Path(source)) else Path(source)
 
     def start_error(code: str, message: str) -> RecipeError:
         return loaded.error(RecipeIssue(("start", "from"), code, message))
 
-    if not path.is_file():
+    if not is_file(path):
         raise start_error("FILE_MISSING", f"there is no file {path}")
     try:
         weights = load_file(path)
@@ -296,6 +340,18 @@ def build_task_registry(method: Method, evaluator: Evaluator) -> TaskRegistry:
     return TaskRegistry(method.find, groups)
 
 
+def build_training(loaded: LoadedRecipe, registries: Registries) -> dict[str, Any]:
+    """How the recipe's devices train, as arguments of an engine."""
+    training = loaded.recipe.training
+    kind, loss = training.loss["kind"], {key: value for key, value in training.loss.items() if key != "kind"}
+    return {
+        "schedule": Schedule(training.batch_size, training.epochs, training.last_batch),
+        "optimizer": instantiate(registries.optimizers, training.optimizer)(),
+        "lr_schedule": instantiate(registries.lr_schedules, training.lr_schedule)(),
+        "loss": build_loss(registries.losses[kind], loss),
+    }
+
+
 def build_simulator(
     loaded: LoadedRecipe,
     registries: Registries,
@@ -306,16 +362,12 @@ def build_simulator(
     executor: Executor,
 ) -> InProcess:
     """The engine that holds the simulated devices."""
-    recipe, training = loaded.recipe, loaded.recipe.training
-    kind, loss = training.loss["kind"], {key: value for key, value in training.loss.items() if key != "kind"}
+    recipe = loaded.recipe
     return InProcess(
         client_data=client_data,
         client_states=ClientStateStore(partial(method.init_client, seed=recipe.seed, warm_start=warm)),
-        schedule=Schedule(training.batch_size, training.epochs, training.last_batch),
-        optimizer=instantiate(registries.optimizers, training.optimizer)(),
-        lr_schedule=instantiate(registries.lr_schedules, training.lr_schedule)(),
         seed=recipe.seed,
-        loss=build_loss(registries.losses[kind], loss),
+        **build_training(loaded, registries),
         devices_per_block=recipe.engine.devices_per_block,
         gate=Gate(report, recipe.admission.max_examples),
         executor=executor,

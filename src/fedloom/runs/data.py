@@ -12,6 +12,8 @@ from ..data import (
     DATASET_INFO,
     DATASETS,
     PREPARATIONS,
+    DataError,
+    DataMissing,
     Dataset,
     Labels,
     Partition,
@@ -109,6 +111,7 @@ class DataSpec:
     labels: Labels
     tokens: int | None = None
     preparation: Preparation = PREPARATIONS["plain"]
+    stored_dtype: torch.dtype = torch.uint8
 
 
 def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -> DataSpec:
@@ -125,12 +128,13 @@ def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -
     held_out = len(draw_validation_rows(loaded, info.train))
     info = replace(info, train=info.train - held_out, test=held_out) if held_out else info
     labels = synthetic_labels(info, data.test_examples)
-    return DataSpec(tuple(prepared.shape[1:]), info.shape, labels, info.tokens, prepare)
+    return DataSpec(tuple(prepared.shape[1:]), info.shape, labels, info.tokens, prepare, dtype)
 
 
 def data_spec_of(dataset: Dataset) -> DataSpec:
     stored = tuple(dataset.train.x.shape[1:])
-    return DataSpec(dataset.input_shape, stored, extract_labels(dataset), dataset.tokens, dataset.preparation)
+    labels, preparation = extract_labels(dataset), dataset.preparation
+    return DataSpec(dataset.input_shape, stored, labels, dataset.tokens, preparation, dataset.train.x.dtype)
 
 
 def read_public_examples(loaded: LoadedRecipe, registries: Registries, folder: Path, dataset: Dataset) -> Tensor | None:
@@ -144,16 +148,40 @@ def read_public_examples(loaded: LoadedRecipe, registries: Registries, folder: P
         case "train_pool":
             return dataset.train.x
         case "dataset":
-            other = loaded.with_document({**loaded.recipe.document(), "data": {"dataset": part.dataset}})
-            examples = read_data(other, registries, folder).train.x
-            return _check_same_shape(loaded, examples, dataset.train.x)[: part.examples]
+            public = read_data(_with_public_dataset(loaded), registries, folder)
+            _check_same_form(loaded, data_spec_of(public), data_spec_of(dataset))
+            return public.train.x[: part.examples]
 
 
-def _check_same_shape(loaded: LoadedRecipe, public: Tensor, local: Tensor) -> Tensor:
-    if public.shape[1:] == local.shape[1:] and public.dtype == local.dtype:
-        return public
-    message = f"its examples have shape {tuple(public.shape[1:])}, the devices' have {tuple(local.shape[1:])}"
-    raise loaded.error(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", message))
+def check_public_data(loaded: LoadedRecipe, registries: Registries, folder: Path, data_spec: DataSpec) -> None:
+    """Raise if the server's examples come from a data set whose examples are not like those of the devices."""
+    part = loaded.recipe.data.public
+    if part is None or part.source != "dataset":
+        return
+    try:
+        public = read_data_spec(_with_public_dataset(loaded), registries, folder)
+    except DataError as error:
+        code = "DATA_MISSING" if isinstance(error, DataMissing) else "DATA_BROKEN"
+        issue = RecipeIssue(("data", "public", "dataset"), code, error.message, error.hint)
+        raise loaded.error(issue) from error
+    _check_same_form(loaded, public, data_spec)
+
+
+def _with_public_dataset(loaded: LoadedRecipe) -> LoadedRecipe:
+    """The same recipe with the public data set as its own."""
+    part = loaded.recipe.data.public
+    assert part is not None
+    return loaded.with_document({**loaded.recipe.document(), "data": {"dataset": part.dataset}})
+
+
+def _check_same_form(loaded: LoadedRecipe, public: DataSpec, local: DataSpec) -> None:
+    forms = [
+        f"shape {spec.stored_shape} and type {str(spec.stored_dtype).removeprefix('torch.')}"
+        for spec in (public, local)
+    ]
+    if forms[0] != forms[1]:
+        message = f"its examples have {forms[0]}, the devices' have {forms[1]}"
+        raise loaded.error(RecipeIssue(("data", "public", "dataset"), "RECIPE_VALUE", message))
 
 
 def draw_server_rows(loaded: LoadedRecipe, examples: int) -> np.ndarray:
@@ -171,18 +199,30 @@ def devices_own_data(loaded: LoadedRecipe) -> bool:
     return bool(loaded.recipe.data.partition["kind"] == "own")
 
 
+def check_number_of_devices(loaded: LoadedRecipe, labels: Labels) -> None:
+    """Raise if there are more devices than training examples to split between them."""
+    devices = loaded.recipe.data.devices
+    if not devices_own_data(loaded) and devices > len(labels.train):
+        message = f"there are only {len(labels.train)} training examples for {devices} devices"
+        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=devices))
+
+
 def build_partition(loaded: LoadedRecipe, registries: Registries, labels: Labels) -> Partition:
     data, seed = loaded.recipe.data, loaded.recipe.seed
     if devices_own_data(loaded) and loaded.recipe.engine.kind != "flower":
         message, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
         raise loaded.error(RecipeIssue(("data", "partition"), "DEPLOYMENT", message, hint))
-    if not devices_own_data(loaded) and data.devices > len(labels.train):
-        message = f"there are only {len(labels.train)} training examples for {data.devices} devices"
-        raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))
+    check_number_of_devices(loaded, labels)
+    if data.tier_label_correlation and labels.train.ndim > 1:
+        message = "it sorts devices by label, and the examples of this data set have several labels each"
+        raise loaded.error(RecipeIssue(("data", "tier_label_correlation"), "RECIPE_VALUE", message, "leave it out"))
     try:
         partition = _draw_partition(loaded, registries, labels)
     except ValueError as error:
         raise loaded.error(RecipeIssue(("data", "partition"), "RECIPE_VALUE", str(error))) from error
+    except DataError as error:
+        code = "FILE_MISSING" if isinstance(error, DataMissing) else "DATA_BROKEN"
+        raise loaded.error(RecipeIssue(("data", "partition"), code, error.message, error.hint)) from error
     if len(partition.train) != data.devices:
         message = f"the partition is for {len(partition.train)} devices, the recipe has {data.devices}"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))

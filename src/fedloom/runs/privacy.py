@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ..fleet import Fleet
 from ..methods import Method
 from ..recipe.errors import RecipeIssue
@@ -43,7 +45,8 @@ def _epsilon(mechanism: Mechanism, rounds: int) -> float:
         loss = _privacy_loss(mechanism.noise, mechanism.chance).self_compose(rounds)
         return float(loss.get_epsilon_for_delta(mechanism.delta))
     orders, costs = _renyi(mechanism.noise, mechanism.chance)
-    epsilon, _ = _library().rdp.compute_epsilon(orders, [rounds * cost for cost in costs], mechanism.delta)
+    with _silent():
+        epsilon, _ = _library().rdp.compute_epsilon(orders, [rounds * cost for cost in costs], mechanism.delta)
     return float(epsilon)
 
 
@@ -79,12 +82,13 @@ def _library() -> Any:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Hide the library's warnings about orders that are left out."""
+    """Hide the library's warnings about orders that are left out, and about bounds that are infinite."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     finally:
         logger.setLevel(before)
 
