@@ -127,7 +127,7 @@ def test_going_on_after_a_last_exchange_is_refused(make):
 def test_rounds_after_all_have_run_says_how_to_go_on(make):
     sim = make(rounds=1)
     list(sim.rounds())
-    with pytest.raises(ValueError, match=r"all 1 rounds have run; rounds\(5\) runs five more"):
+    with pytest.raises(ValueError, match=r"it has run all of its 1 round; rounds\(5\) runs five more"):
         sim.rounds()
     with pytest.raises(ValueError, match="count is at least 1, not 0"):
         sim.rounds(0)

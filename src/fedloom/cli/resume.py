@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..wording import pluralize
 from .compare import show_comparison
 from .options import Options, verb
 from .output import RUN_FAILED, Exit
@@ -68,7 +69,7 @@ def verify(
     folder = run or find_newest_run()
     verdict = verify(folder, rounds=rounds, **options.arguments("data_dir", "workers"))
     outcome = "; ".join(verdict.differences) or "the same to the bit"
-    text = f"{verdict.rounds} rounds after round {verdict.since} replayed: {outcome}"
+    text = f"{pluralize(verdict.rounds, 'round')} after round {verdict.since} replayed: {outcome}"
     options.show({"run": str(folder), **verdict.to_dict()}, text)
     if verdict.differences:
         raise Exit(RUN_FAILED)

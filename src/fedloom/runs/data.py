@@ -29,6 +29,7 @@ from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..recipe.validation import instantiate
 from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRELATION, VALIDATION, generator
+from ..wording import pluralize
 
 
 def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dataset:
@@ -136,14 +137,14 @@ def build_partition(loaded: LoadedRecipe, registries: Registries, labels: Labels
         message, hint = "only real devices have data of their own", 'engine.kind = "flower", or another partition'
         raise loaded.error(RecipeIssue(("data", "partition"), "DEPLOYMENT", message, hint))
     if not devices_own_data(loaded) and data.devices > len(labels.train):
-        message = f"there are only {len(labels.train)} training examples for {data.devices} devices"
+        message = f"there are only {len(labels.train)} training examples for {pluralize(data.devices, 'device')}"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))
     try:
         partition = _draw_partition(loaded, registries, labels)
     except ValueError as error:
         raise loaded.error(RecipeIssue(("data", "partition"), "RECIPE_VALUE", str(error))) from error
     if len(partition.train) != data.devices:
-        message = f"the partition is for {len(partition.train)} devices, the recipe has {data.devices}"
+        message = f"the partition is for {pluralize(len(partition.train), 'device')}, the recipe has {data.devices}"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))
     partition = limit_examples(partition, data.max_examples, generator(seed, MAX_EXAMPLES))
     if data.subsample:

@@ -11,6 +11,7 @@ from ..evaluation import Row
 from ..recipe.errors import recipe_error
 from ..recipe.registries import Registries
 from ..results import Record, Result
+from ..wording import pluralize
 from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
 from .experiment import Experiment
@@ -148,6 +149,11 @@ def list_changes(before: Any, now: Any, key_path: str = "") -> Iterator[str]:
         yield f"{key_path} was {_format(before)}, is {_format(now)}"
 
 
+def changed_keys(before: Any, now: Any) -> list[str]:
+    """The keys under which two recipes differ."""
+    return [change.partition(" was ")[0] for change in list_changes(before, now)]
+
+
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
     """What a replay of a run's last rounds found.
@@ -166,7 +172,7 @@ class Verdict(Result):
     @property
     def title(self) -> str:
         same = "not the same" if self.differences else "the same to the bit"
-        return f"{self.rounds} rounds after round {self.since} replayed: {same}"
+        return f"{pluralize(self.rounds, 'round')} after round {self.since} replayed: {same}"
 
     def records(self) -> list[Record]:
         return [{"difference": difference} for difference in self.differences]
