@@ -273,7 +273,7 @@ def test_repr_is_short_and_says_what_runs(make):
     sim = make()
     assert repr(sim) == "<Simulation: heterofl on digits, 4 devices (large 50%, small 50%), 0 of 3 rounds>"
     list(sim.rounds(1))
-    assert "1 of 1 rounds" in repr(sim)
+    assert "1 of 1 round>" in repr(sim)
 
 
 METHODS = st.sampled_from(["heterofl", "fedrolex", "fjord", fl.methods.HeteroFL(mask_unseen_labels=False)])

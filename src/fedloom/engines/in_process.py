@@ -226,6 +226,7 @@ class InlineExecutor:
             yield block, run_block(block)
 
     def clock(self) -> float:
+        """Seconds since some moment."""
         return time.perf_counter()
 
     def close(self) -> None:
