@@ -40,6 +40,8 @@ class TrackedRun:
         The rows of the rounds before, if the run is resumed. They are not passed to `Tracker.rows` again.
     resumed : bool
         Whether the run continues after an interruption.
+    test : str
+        The test that the method is for: "local" for personal models, else "global". Its rows come first.
     """
 
     folder: Path
@@ -47,6 +49,7 @@ class TrackedRun:
     recipe: Mapping[str, Any]
     kept: Sequence[Row] = ()
     resumed: bool = False
+    test: str = "global"
 
 
 @runtime_checkable

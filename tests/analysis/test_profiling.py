@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from fedloom.analysis import profiling
-from fedloom.analysis.profiling import BLOCK_SIZES, BlockTiming, set_devices_per_block, training_memory, training_speed
+from fedloom.analysis.profiling import (
+    BLOCK_SIZES,
+    BlockTiming,
+    choose_block_size,
+    set_devices_per_block,
+    training_memory,
+    training_speed,
+)
 from fedloom.cli.app import main
 from fedloom.client import Adam, Sgd
 from fedloom.models import MODELS, build_model, compute_cost
@@ -91,3 +98,16 @@ def test_calibrate_write_gives_a_valid_recipe(tmp_path, monkeypatch, capsys) -> 
     assert done.value.code == 0
     assert "written: my.toml" in capsys.readouterr().out
     assert load("my.toml", Registries()).recipe.engine.devices_per_block["all"] in BLOCK_SIZES
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({1: [9, 9, 9], 8: [1.04, 1.04, 1.04], 16: [1, 1, 1]}, 16),  # faster beyond noise, however little
+        ({1: [9, 9, 9], 8: [1.04, 1.00, 1.08], 16: [1, 0.99, 1.03]}, 8),  # the same within noise: the smaller
+        ({1: [1, 1.1, 1.2], 8: [1, 1.1, 1.2]}, 1),
+        ({1: [3.0], 8: [2.0], 16: [2.5]}, 8),
+    ],
+)
+def test_choose_block_size_is_the_fastest_then_the_smallest(times: dict[int, list[float]], best: int) -> None:
+    assert choose_block_size(times) == best

@@ -127,7 +127,7 @@ def test_going_on_after_a_last_exchange_is_refused(make):
 def test_rounds_after_all_have_run_says_how_to_go_on(make):
     sim = make(rounds=1)
     list(sim.rounds())
-    with pytest.raises(ValueError, match=r"all 1 rounds have run; rounds\(5\) runs five more"):
+    with pytest.raises(ValueError, match=r"it has run all of its 1 round; rounds\(5\) runs five more"):
         sim.rounds()
     with pytest.raises(ValueError, match="count is at least 1, not 0"):
         sim.rounds(0)
@@ -273,7 +273,7 @@ def test_repr_is_short_and_says_what_runs(make):
     sim = make()
     assert repr(sim) == "<Simulation: heterofl on digits, 4 devices (large 50%, small 50%), 0 of 3 rounds>"
     list(sim.rounds(1))
-    assert "1 of 1 rounds" in repr(sim)
+    assert "1 of 1 round>" in repr(sim)
 
 
 METHODS = st.sampled_from(["heterofl", "fedrolex", "fjord", fl.methods.HeteroFL(mask_unseen_labels=False)])

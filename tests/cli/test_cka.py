@@ -14,14 +14,17 @@ def made(fedloom_in):
 
 def test_cka_model_with_itself_is_one(made):
     result = made("cka", "run1", "run1", "--format", "json").data
-    assert result["rows"] == result["columns"] == ["features"]
-    assert result["cka"][0][0] == pytest.approx(1)
+    assert result["rows"] == result["columns"] == ["features", "logits"]
+    assert [result["cka"][at][at] for at in (0, 1)] == [pytest.approx(1)] * 2
 
 
 def test_cka_two_models_is_below_one(made):
     result = made("cka", "run1", "run2", "--tier", "small", "--examples", "100", "--format", "json").data
     assert 0 <= result["cka"][0][0] < 1
-    assert "features" in made("cka", "run1", "run2").out
+    text = " ".join(made("cka", "run1", "run2").out.split())
+    assert text.startswith("layer features logits features 0.")
+    said = "Linear CKA of the layers of run1, tier large (rows) with those of run2, tier large (columns) on 360 test "
+    assert said in text
 
 
 def test_cka_missing_run_or_tier_is_refused(made):

@@ -70,7 +70,7 @@ def test_format_round_compressed_shows_compressed_bytes():
 
 
 def test_format_round_without_global_test_shows_local():
-    assert "  small  40.0 %  " in format_round("x", round_of([accuracy("small", 40.0, test="local")]))
+    assert "  local test: small  40.0 %  " in format_round("x", round_of([accuracy("small", 40.0, test="local")]))
 
 
 def test_format_round_after_the_last_round_is_the_last_exchange():
@@ -86,12 +86,36 @@ def test_format_round_without_evaluation_has_no_metrics():
 def test_format_round_refusals_show_count_and_first():
     refused = (Refusal("7", "SHAPE", "weights: w has shape (1,), declared (2,)"),)
     line = format_round("x", round_of([], refused=refused))
-    assert "3/4 replies  1 refused (SHAPE: weights: w has shape (1,), declared (2,))  " in line
+    assert "3/4 replies, 1 refused (SHAPE: weights: w has shape (1,), declared (2,))  " in line
+
+
+def test_format_round_refusals_count_devices_once_and_void_rounds_apart():
+    """Six devices whose replies were refused, one of them twice, and what follows from it: not "7 refused"."""
+    refused = [Refusal(str(device), "SHAPE", "wrong shape") for device in (0, 1, 2, 0, 3)]
+    refused += [Refusal("4", "DROPOUT", "no reply"), Refusal("", "QUORUM", "0 of 6 replied: the round does not count")]
+    line = format_round("x", replace(round_of([]), traffic=Traffic(asked=6), refused=tuple(refused)))
+    expected = "0/6 replies, 4 refused (SHAPE: wrong shape), 1 missing (DROPOUT: no reply), 0 of 6 replied: the round"
+    assert expected in line
+
+
+def test_format_round_of_personal_models_shows_their_own_test():
+    rows = [accuracy("all", 28.9), accuracy("all", 98.0, test="local")]
+    result = replace(round_of(rows), test="local")
+    assert "  local test: all  98.0 %  " in format_round("ditto", result)
+    assert result.metrics == {"all": {"accuracy": 98.0}}
 
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (2_500_000, "2.5 MB"), (3.2e9, "3.2 GB"), (5e12, "5e+03 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1_000, "1 kB"),
+        (2_500_000, "2.5 MB"),
+        (3.2e9, "3.2 GB"),
+        (5e12, "5 TB"),
+        (999_900, "1 MB"),
+    ],
 )
 def test_format_round_bytes_use_three_digits(count, expected):
     assert f"  {expected} down " in format_round("x", round_of([], down=count))

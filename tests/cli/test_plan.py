@@ -94,10 +94,11 @@ def test_plan_methods_bytes_follow_their_messages(method, down, up, fedloom, wri
     assert small["parameters"] == large["parameters"]
 
 
-def test_plan_text_is_a_table_of_the_same_numbers(fedloom, write):
+def test_plan_text_is_a_table_of_the_same_numbers(fedloom, write, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     write()
     result = fedloom("plan", "my.toml")
-    header, large, small = result.out.splitlines()
+    header, large, small, *_ = result.out.splitlines()
     assert (result.code, result.err) == (0, "")
     assert header.split()[:-3] == ["tier", "parameters", "MACs", "published", "FLOPs", "bytes", "down", "bytes", "up"]
     assert header.endswith("bytes to train")
@@ -106,7 +107,8 @@ def test_plan_text_is_a_table_of_the_same_numbers(fedloom, write):
         assert line.replace(",", "").split() == [str(tier[key]) for key in KEYS]
 
 
-def test_plan_compression_adds_compressed_bytes(fedloom, write):
+def test_plan_compression_adds_compressed_bytes(fedloom, write, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     write()
     compression = (
         "--set",
@@ -122,7 +124,7 @@ def test_plan_compression_adds_compressed_bytes(fedloom, write):
         assert tier["bytes_up_compressed"] < tier["bytes_down_compressed"] < tier["bytes_down"]
     header, *lines = fedloom("plan", "my.toml", *compression).out.splitlines()
     assert header.split()[-4:] == ["down", "compressed", "up", "compressed"]
-    assert [line.replace(",", "").split()[-1] for line in lines] == [
+    assert [line.replace(",", "").split()[-1] for line in lines[:2]] == [
         str(tier["bytes_up_compressed"]) for tier in compressed
     ]
 

@@ -7,6 +7,7 @@ import pytest
 import fedloom.cli.report as verb
 from fedloom.api import run as api_run
 from fedloom.api import verbs  # noqa: F401 - loaded before a test replaces what it imports
+from fedloom.reporting.page import build_page
 from fedloom.reporting.report_data import read_report_data
 from fedloom.runs.folder import read_manifest
 
@@ -66,8 +67,10 @@ def test_report_watch_rewrites_until_finished(home, monkeypatch):
     manifest = folder / "run/manifest.json"
     whole, seen = manifest.read_text(), []
 
-    def write(runs, file, test, metric):
+    def write(runs, file, test, metric, refresh):
         seen.append(read_report_data(runs, test))
+        page = build_page(seen[-1], refresh=refresh).html
+        assert ("This page reloads every 0.5 seconds." in page) == seen[-1].is_running
         return seen[-1]
 
     def wait(seconds):
@@ -78,7 +81,11 @@ def test_report_watch_rewrites_until_finished(home, monkeypatch):
     manifest.write_text(json.dumps({**json.loads(whole), "status": "running"}))
     monkeypatch.setattr(api_run, "write_report", write)
     monkeypatch.setattr(verb.time, "sleep", wait)
-    assert call("report", "run", "--watch", "--every", "0.5").code == 0
+    result = call("report", "run", "--watch", "--every", "0.5")
+    assert result.code == 0
+    first, second = result.err.splitlines()  # what has not changed is not said again
+    assert first == "run/report.html is rewritten every 0.5 s until the run is over; Ctrl-C stops watching"
+    assert second.startswith("2 of 2 rounds: So far, after 2 of 2 rounds, accuracy on the global test: large ")
     assert [data.is_running for data in seen] == [True, True, False]
 
 

@@ -23,9 +23,8 @@ def test_run_json_has_folder_and_final_values(finished):
     assert data["run"] == "run"
     keys = ("candidate", "tier", "test", "metric")
     assert [tuple(one[key] for key in keys) for one in data["final"]] == [
-        ("server", tier, *evaluated)
-        for tier in ("large", "small")
-        for evaluated in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
+        *(("server", tier, "global", metric) for tier in ("large", "small") for metric in ("accuracy", "loss")),
+        *(("server", tier, "local", "accuracy") for tier in ("large", "small")),
     ]
     last = {
         tuple(getattr(row, key) for key in keys): row.value

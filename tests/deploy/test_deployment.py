@@ -273,7 +273,7 @@ def test_assign_tiers_above_limit_raises(tmp_path: Path, limit: str, tiers: tupl
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device_tiers": ["large"]}, "1 devices are given a tier"),
+        ({"device_tiers": ["large"]}, "fleet.device_tiers has 1 entry, the recipe"),
         ({"device_tiers": ["large"] * 3, "assignment": "redrawn"}, "given and redrawn"),
         ({"device_tiers": ["large", "large", "smal"]}, "no tier of that name"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 import fedloom
 from fedloom.client import ClientResult, Schedule, Sgd
-from fedloom.engines import InProcess, Lockstep, WorkerPool, in_process
+from fedloom.engines import InProcess, Lockstep, WorkerPool, in_process, worker_pool
 from fedloom.engines.in_process import Block, Job, is_block_invariant, make_blocks
 from fedloom.fleet import Request
 from fedloom.methods import Method
@@ -30,9 +30,9 @@ def watched(seen: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every block that runs."""
     plain = WorkerPool.run_blocks
 
-    def run_blocks(self: WorkerPool, blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
+    def run_blocks(self: WorkerPool, blocks: list[Block], *more: Any) -> Iterator[tuple[Block, ClientResult]]:
         seen.extend(blocks)
-        return plain(self, blocks)
+        return plain(self, blocks, *more)
 
     monkeypatch.setattr(WorkerPool, "run_blocks", run_blocks)
 
@@ -218,3 +218,30 @@ class TestLockstep:
         assert next(steps) == ("a", 1)
         steps.close()  # type: ignore[attr-defined]
         assert ended  # the other never began
+
+
+def test_rounds_in_lockstep_have_their_own_seconds(
+    recipe: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is advanced by hand: ten seconds for a block of the largest model, one for others."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    plain = in_process.run_block
+
+    def slow(block: Block) -> ClientResult:
+        now[0] += 10.0 if is_large(block.model) else 1.0
+        return plain(block)
+
+    monkeypatch.setattr(worker_pool, "run_block", slow)
+    arms = planned(tmp_path / "together", recipe())
+    sizes = {name: each[0].fleet.largest.model for name, each in arms.experiments.items()}
+    large = max(sum(shape.numel() for shape in model.shapes().values()) for model in sizes.values())
+
+    def is_large(model: Model) -> bool:
+        return sum(shape.numel() for shape in model.shapes().values()) == large
+
+    seconds: dict[str, float] = {}
+    for name, result in arms.rounds():
+        seconds[name] = seconds.get(name, 0.0) + result.seconds
+    assert sum(seconds.values()) == pytest.approx(now[0])  # no second is counted twice
+    assert seconds["all-large seed 0"] > 2 * seconds["small-for-all seed 0"]

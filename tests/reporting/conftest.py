@@ -71,7 +71,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         load(document, Registries()), Registries(), 2, ["standalone", "drop-the-small"], home, home
     )
     list(planned.rounds())
-    planned.result("global")
+    planned.result()
     return home
 
 

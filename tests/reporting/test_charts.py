@@ -17,6 +17,7 @@ LEARNED = ["accuracy_mean", "accuracy_std", "seeds"]
 TIME = ["training_seconds", "evaluation_seconds", "saving_seconds", "peak_megabytes", "simulated_seconds"]
 ONE_RUN = {
     "learning_rounds": ["arm", "tier", "round", *LEARNED],
+    "learning_rounds_local": ["arm", "tier", "round", *LEARNED],
     "learning_bytes": ["arm", "tier", "megabytes", *LEARNED],
     "targets": ["arm", "tier", "target", "reached", "rounds", "megabytes", "simulated_seconds"],
     "pareto": ["arm", "model", "parameters", "macs", "accuracy", "on_front"],
@@ -32,7 +33,8 @@ ONE_RUN = {
     "uploads": ["round", "tier", "bundle", "bytes"],
 }
 SAYS = {  # a column whose values must differ
-    "learning_rounds": "accuracy_mean", "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
+    "learning_rounds": "accuracy_mean", "learning_rounds_local": "accuracy_mean",
+    "learning_bytes": "accuracy_mean", "targets": "rounds", "pareto": "accuracy",
     "devices": "accuracy", "time": "training_seconds", "personalized": "personalized", "participation": "outcome",
     "coverage": "updates", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median",
     "uploads": "bytes", "differences": "difference", "arms": "accuracy_mean",

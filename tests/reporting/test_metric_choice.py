@@ -55,7 +55,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     document = {**recipe(rounds=2, evaluation={"metrics": METRICS}), "compare": compare}
     planned = plan_comparison(load(document, registries()), registries(), 2, [], home, home)
     list(planned.rounds())
-    planned.result("global")
+    planned.result()
     return home
 
 
@@ -85,7 +85,7 @@ def test_comparison_keeps_its_metric_in_report_and_when_reopened(pair: Path) -> 
     assert json.loads((pair / "comparison.json").read_text())["terms"]["metric"] == "calibration_error"
     reopened = reopen_comparison(pair, registries(), pair, 1)
     assert reopened.settings.metric == "calibration_error" and reopened.settings.baseline == "fjord"
-    assert reopened.result("global").records[0]["metric"] == "calibration_error"
+    assert reopened.result().records[0]["metric"] == "calibration_error"
     assert read_report_data([pair], metric="accuracy").metric == ACCURACY
 
 
@@ -153,8 +153,8 @@ def arm(name: str, values: list[float], metric: str, info: MetricInfo) -> Arm:
 @pytest.mark.parametrize(("higher", "verdict"), [(True, "does not hold"), (False, "holds")])
 def test_verdict_follows_the_declared_direction(higher: bool, verdict: str) -> None:
     this, other = (arm(n, v, "mine", MetricInfo(higher)) for n, v in (("a", [1.0, 2.0]), ("b", [3.0, 4.0])))
-    found = compare_overall(this, other, {"large": 1.0}, "global")
-    assert found is not None and found.verdict == verdict
+    found = compare_overall(this, other, {"large": 1.0}, "global", 100)
+    assert found is not None and found.claim == verdict
     terms = ComparisonTerms(["large"], {"large": 1.0}, "global", 100)
     assert conclude([this, other], terms).winners["large"] == ("b" if higher else "a")
 

@@ -105,11 +105,31 @@ def test_difference_has_means_and_names():
     assert (result.this_mean, result.other_mean, result.mean) == (73.0, 70.0, 3.0)
 
 
-def test_difference_as_text_states_values_and_verdict():
-    assert str(gap([75.0], [70.0])) == "large devices: this 75.0 %, other 70.0 %: +5.0 points, beyond noise"
-    assert str(gap([70.0], [75.0])) == "large devices: this 70.0 %, other 75.0 %: -5.0 points, beyond noise"
+def test_difference_as_text_is_one_statement():
+    """One sentence: what is better, by how much, whether it may be claimed. A loss names the winner."""
+    place = "on large devices by 5.0 points (± 1.3, 1 seed): beyond noise, may be claimed"
+    assert str(gap([75.0], [70.0])) == f"this beats other {place}"
+    assert str(gap([70.0], [75.0])) == f"other beats this {place}"
     assert str(gap([71.0], [70.0], 100)) == (
-        "large devices: this 71.0 %, other 70.0 %: +1.0 points, within noise (± 12.9)"
+        "this beats other on large devices by 1.0 points (± 12.9, 1 seed): within noise, not to be claimed"
+    )
+
+
+def test_difference_of_seeds_that_disagree_is_not_to_be_claimed():
+    found = str(gap([99.0] * 9 + [89.9], [90.0] * 10))
+    assert found.startswith("this beats other on large devices by 8.1 points (± ")
+    assert found.endswith(", 10 seeds): the seeds disagree, not to be claimed")
+
+
+def test_difference_within_the_noise_of_many_agreeing_seeds_may_be_claimed():
+    found = str(gap([70.5] * 5, [70.0] * 5, 100))
+    assert found.endswith("5 seeds): all 5 seeds agree, may be claimed")
+
+
+@pytest.mark.parametrize("gain", [0.0, -0.04, 0.04])
+def test_difference_that_rounds_to_zero_names_no_winner(gain):
+    assert str(gap([70.0 + gain], [70.0], 100)) == (
+        "this and other are level on large devices (± 13.0, 1 seed): nothing to be claimed"
     )
 
 
@@ -129,6 +149,7 @@ def test_summarize_arms_has_values_and_costs():
         "accuracy": {"large": {"mean": 82.0, "std": 8**0.5}, "small": {"mean": 72.0, "std": 8**0.5}},
         "worst_tier": {"mean": 72.0, "std": 8**0.5},
         "local_test": None,
+        "global_test": None,
         "can_run": {"large": True, "small": True},
         "served_percent": 100.0,
         "macs": {},
@@ -183,22 +204,19 @@ def full(*values):
 def test_write_verdict_with_all_controls_states_each_comparison_once():
     lines = write_verdict(full(80.0, 80.0, 80.0), TIERS, SHARES, "global", 10_000)
     for line in (
-        "large devices: heterofl 80.0 %, drop-the-small 75.0 %: +5.0 points, beyond noise",
-        "small devices: heterofl 70.0 %, small-for-all 70.0 %: +0.0 points, within noise (± 1.3)",
-        "large devices: heterofl 80.0 %, standalone 60.0 %: +20.0 points, beyond noise",
-        "small devices: heterofl 70.0 %, standalone 50.0 %: +20.0 points, beyond noise",
-        "heterofl gives 100 % of the devices a model they can run",
-        "drop-the-small gives 25 % of the devices a model they can run",
-        "a round of heterofl transfers 2.5 times fewer bytes than if every device had the largest model",
+        "heterofl beats drop-the-small on large devices by 5.0 points (± 1.2, 3 seeds): beyond noise, may be claimed",
+        "heterofl and small-for-all are level on small devices (± 1.3, 3 seeds): nothing to be claimed",
+        "heterofl beats standalone on large devices by 20.0 points (± 1.3, 3 seeds): beyond noise, may be claimed",
+        "heterofl beats standalone on small devices by 20.0 points (± 1.4, 3 seeds): beyond noise, may be claimed",
+        "devices with a model they can run: heterofl 100 % and drop-the-small 25 %",
+        "a round in which every device has the largest model transfers 2.5 times the bytes",
     ):
         assert lines.count(line) == 1, line
 
 
 def test_write_verdict_mentions_only_given_arms():
     first, standalone, *_ = full(80.0)
-    assert write_verdict([first], TIERS, SHARES, "global", 100) == [
-        "heterofl gives 100 % of the devices a model they can run"
-    ]
+    assert write_verdict([first], TIERS, SHARES, "global", 100) == ["devices with a model they can run: heterofl 100 %"]
     assert not any(
         "all-large" in line or "drop" in line for line in write_verdict([first, standalone], TIERS, SHARES, "global", 9)
     )
@@ -207,13 +225,13 @@ def test_write_verdict_mentions_only_given_arms():
 def test_write_verdict_of_control_skips_itself():
     _, standalone, *_ = full(80.0)
     lines = write_verdict([standalone], TIERS, SHARES, "global", 100)
-    assert lines == ["standalone gives 100 % of the devices a model they can run"]
+    assert lines == ["devices with a model they can run: standalone 100 %"]
 
 
 def test_write_verdict_without_transfers_has_no_ratio():
     _, standalone, *_, all_large = full(80.0)
     assert not any(
-        "times fewer" in line for line in write_verdict([standalone, all_large], TIERS, SHARES, "global", 100)
+        "times the bytes" in line for line in write_verdict([standalone, all_large], TIERS, SHARES, "global", 100)
     )
 
 
@@ -230,21 +248,23 @@ def runs_of(name: str, seeds: list[dict[str, float]]) -> Arm:
 
 
 @pytest.mark.parametrize(
-    ("gains", "verdict"),
-    [([1, 2, 3], "holds"), ([-1, -2, -3], "does not hold"), ([1, -1, 3], "within noise"), ([0, 1, 1], "within noise"),
-     ([5], "within noise")],
+    ("gains", "examples", "verdict"),
+    [([1, 2, 3], 10**9, "holds"), ([-1, -2, -3], 10**9, "does not hold"), ([1, -1, 3], 10**9, "within noise"),
+     ([0, 1, 1], 10**9, "within noise"), ([3.8, 3.9], 400, "within noise"), ([5], 100, "within noise")],
 )  # fmt: skip
-def test_compare_overall_holds_only_if_all_seeds_agree(gains: list[float], verdict: str) -> None:
+def test_compare_overall_has_the_rule_of_single_tiers(gains: list[float], examples: int, verdict: str) -> None:
     shares = {"a": 0.75, "b": 0.25}
     this = runs_of("this", [{"a": 50.0 + gain, "b": 60.0 + gain} for gain in gains])
     other = runs_of("other", [{"a": 50.0, "b": 60.0} for _ in gains])
-    result = compare_overall(this, other, shares, "local")
+    result = compare_overall(this, other, shares, "local", examples)
     assert result is not None
-    assert (result.verdict, result.seeds, result.better) == (verdict, len(gains), sum(gain > 0 for gain in gains))
+    assert (result.claim, result.seeds, result.better) == (verdict, len(gains), sum(gain > 0 for gain in gains))
     assert (result.this_mean, result.other_mean) == (pytest.approx(52.5 + sum(gains) / len(gains)), pytest.approx(52.5))
-    assert str(result).startswith("all devices: this")
+    assert " on the average device by " in str(result)
+    assert result.beyond_noise == compute_difference(this, other, "a", "local", examples).beyond_noise
+    assert ("not to be claimed" in str(result)) == (verdict == "within noise")
 
 
 def test_compare_overall_with_unevaluated_tier_is_none() -> None:
     this, other = runs_of("this", [{"a": 1.0}]), runs_of("other", [{"a": float("nan")}])
-    assert compare_overall(this, other, {"a": 1.0}, "local") is None
+    assert compare_overall(this, other, {"a": 1.0}, "local", 100) is None

@@ -64,9 +64,9 @@ def test_find_winners_of_one_arm_is_none() -> None:
 def test_to_markdown_has_values_targets_and_verdict(clear: ComparisonResult) -> None:
     text = to_markdown(clear)
     head, rule, *lines = text.splitlines()
-    assert head == "| arm | large | small | worst | served | MB per round |"
+    assert head == "| arm | large | small | worst | served | bytes per round |"
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: |"
-    assert lines[0] == "| this | **80.0 ± 0.1** | 60.0 ± 0.1 | 60.0 ± 0.1 | 100 % | 1.00 |"
+    assert lines[0] == "| this | **80.0 ± 0.1** | 60.0 ± 0.1 | 60.0 ± 0.1 | 100 % | 1 MB |"
     assert lines[2].startswith("| a\\|b_c | 60.0 ± 0.1 | (60.0 ± 0.1) | – | 50 %")
     assert "| this | large | 69.5 % | 1 [1–1] | 1.00 [1.00–1.00] | – | 2.0 |" in text
     assert all(f"- {line}" in text for line in clear.verdict)
@@ -108,8 +108,8 @@ def test_to_markdown_with_costs_has_macs_and_seconds() -> None:
     known = replace(ticking, runs=runs, macs={"large": 3_282_688, "small": 1_659_300})
     concluded = result(known, arm("other", 70, 50))
     head, _, this, other = to_markdown(concluded).splitlines()[:4]
-    assert head.endswith("| served | million MACs | MB per round | simulated s |")
-    assert this.endswith("| 100 % | 3.28 / 1.66 | 1.00 | 3.0 |") and other.endswith("| 100 % | – | 1.00 | – |")
+    assert head.endswith("| served | MACs | bytes per round | simulated s |")
+    assert this.endswith("| 100 % | 3.28 M / 1.66 M | 1 MB | 3.0 |") and other.endswith("| 100 % | – | 1 MB | – |")
     read = list(csv.DictReader(io.StringIO(to_csv(concluded))))
     assert [(one["macs"], one["seconds"]) for one in read[:2]] == [("3282688", "3.0"), ("1659300", "3.0")]
 
@@ -129,18 +129,21 @@ def worse(name: str, *ends: float, seeds: int = 2) -> Arm:
 def test_conclude_prefers_lower_perplexity() -> None:
     concluded = result(worse("this", 20, 30), worse("other", 40, 30))
     assert concluded.winners == {"large": "this", "small": None}
-    assert [one.verdict for one in concluded.overall] == ["holds"]
-    assert "large devices: this reaches 40.5 sooner than other in 2 of 2 seeds: holds" in concluded.verdict
+    assert [one.claim for one in concluded.overall] == ["holds"]
+    assert (
+        "this reaches 40.5 on large devices sooner than other (in 2 of 2 seeds): all seeds agree, may be claimed"
+        in concluded.verdict
+    )
     record = concluded.records[0]
     assert record["perplexity"]["large"]["mean"] == 20 and record["worst_tier"]["mean"] == 30
     text = to_markdown(concluded)
-    assert "| this | **20.0** | 30.0 | 30.0 |" in text and "Perplexity, of the model" in text
-    assert "all devices: this 25.0, other 35.0: -10.0, better in 2 of 2 seeds: holds" in text
+    assert "| this | **20.0** | 30.0 | 30.0 |" in text and "Perplexity on the global test, of the model" in text
+    assert "this beats other on the average device by 10.0 (± 0.0, 2 seeds): beyond noise, may be claimed" in text
 
 
 def test_conclude_perplexity_of_one_seed_is_undecided() -> None:
     one, two = worse("this", 20, 30, seeds=1), worse("other", 40, 30, seeds=1)
     assert result(one, two).winners == {"large": None, "small": None}
     assert str(compute_difference(one, two, "large", "global", 100)) == (
-        "large devices: this 20.0, other 40.0: -20.0, one seed cannot tell"
+        "this beats other on large devices by 20.0 (1 seed): one seed cannot tell, not to be claimed"
     )

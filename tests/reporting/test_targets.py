@@ -102,9 +102,10 @@ def test_costs_to_targets_skip_models_that_devices_cannot_run():
         ([2, 3, 4], [1, 2, 3], "does not hold"),
         ([1, 2, 3], [2, 3, 3], "within noise"),
         ([1, 5], [2, 3], "within noise"),
-        ([60], [None], "holds"),
-        ([None], [60], "does not hold"),
+        ([60, 60], [None, None], "holds"),
+        ([None, None], [60, 60], "does not hold"),
         ([None], [None], "within noise"),
+        ([1], [2], "within noise"),
         ([1, None], [2, None], "within noise"),
     ],
 )
@@ -134,12 +135,29 @@ def test_median_amount_is_bound_if_middle_is():
     assert Amount(35, False).format() == ">35"
 
 
+@pytest.mark.parametrize(
+    ("this", "other", "sentence"),
+    [
+        ([3, 4], [1, 2], "other reaches 84.0 % on small devices sooner than this (in 2 of 2 seeds): all seeds agree, "
+         "may be claimed"),
+        ([1, 1, 4], [2, 2, 3], "this reaches 84.0 % on small devices sooner than other (in 2 of 3 seeds): the seeds "
+         "disagree, not to be claimed"),
+        ([1], [2], "this reaches 84.0 % on small devices sooner than other (in 1 of 1 seed): one seed cannot tell, not "
+         "to be claimed"),
+        ([2, 2], [2, 2], "this and other reach 84.0 % on small devices equally soon: nothing to be claimed"),
+        ([None], [None], "neither this nor other reaches 84.0 % on small devices: nothing to be claimed"),
+    ],
+)  # fmt: skip
+def test_sooner_claim_is_one_statement(this, other, sentence):
+    assert str(evaluate_sooner(took(*this), took(*other, arm="other"))) == sentence
+
+
 def test_conclude_sooner_writes_sentences():
     claims, lines = conclude_sooner([took(10, 12), took(20, None, arm="other")])
     assert [one.record() for one in claims] == [{"tier": "small", "other": "other", "verdict": "holds"}]
     assert lines == [
-        "small devices: this reaches 84.0 % sooner than other in 2 of 2 seeds: holds",
-        "small devices: the fastest other arm takes >3.6 times the rounds of this",
+        "this reaches 84.0 % on small devices sooner than other (in 2 of 2 seeds): all seeds agree, may be claimed",
+        "the fastest other arm takes more than 3.6 times the rounds of this on small devices",
     ]
 
 

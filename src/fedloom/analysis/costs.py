@@ -19,6 +19,7 @@ from ..recipe.validation import instantiate
 from ..runs.build import build, build_compression
 from ..runs.clock import Clock
 from ..runs.data import DataSpec, draw_server_rows, read_data_spec
+from ..runs.effects import one_device_per_tier
 from .profiling import latency_ms, training_memory
 
 
@@ -111,13 +112,6 @@ def examples_per_device(loaded: LoadedRecipe, data_spec: DataSpec) -> int:
     data, total = loaded.recipe.data, len(data_spec.labels.train)
     examples = (total - len(draw_server_rows(loaded, total))) // data.devices
     return min(examples, data.max_examples or examples)
-
-
-def one_device_per_tier(fleet: Fleet) -> Fleet:
-    shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
-    return replace(
-        fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", holdout_devices=frozenset(), device_tiers=()
-    )
 
 
 def dry_run(

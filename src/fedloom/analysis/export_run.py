@@ -40,6 +40,7 @@ from ..exporting import (
     write_card,
 )
 from ..exporting.parity import COMPARED, TIMED
+from ..methods import headline_test
 from ..models import Family, compute_cost
 from ..recipe.errors import recipe_error
 from ..recipe.registries import Registries
@@ -240,7 +241,9 @@ def _evaluate(
         x, y = dataset.test.x[trained.local_tests], dataset.test.y[trained.local_tests]
         batch_size = 1 if one_at_a_time else experiment.evaluator.device_batch_size(trained.model)
         results["local"] = {"accuracy": measure_accuracy(predictor, transform(x), y, batch_size)}
-    return {test: _finite(metrics) for test, metrics in results.items()}
+    headline = headline_test("personalized" if trained.device else "global", results)
+    ordered = sorted(results.items(), key=lambda one: one[0] != headline)
+    return {test: _finite(metrics) for test, metrics in ordered}
 
 
 def _build_card(

@@ -6,7 +6,7 @@ import statistics
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +39,6 @@ SHORT, LONG, REPEATS = 2, 8, 3  # steps of the two timed trainings, and how ofte
 FEW, MORE = 2, 4  # examples in the two profiled batches
 WARM_UPS, TIMED = 10, 100  # forward passes
 BLOCK_SIZES = (1, 2, 4, 8, 16)
-MIN_GAIN = 0.95  # a larger block is chosen only if it takes at most this share of the time
 FEW_BATCHES, MORE_BATCHES = 2, 6  # per device, in the two shortened runs
 PAIR = 2  # the smallest block, unless devices run one by one
 ROUNDS = 4  # of a shortened run; the first, which also finds out how models run best, is not timed
@@ -180,10 +179,18 @@ def _time_blocks(tier: Tier, batch_size: int, repeats: int) -> BlockTiming:
             if repeat:  # the first call fills caches
                 times[size].append(1000 * seconds / size)
     medians = {size: statistics.median(milliseconds) for size, milliseconds in times.items()}
-    best = BLOCK_SIZES[0]
-    for size in BLOCK_SIZES[1:]:
-        best = size if medians[size] < MIN_GAIN * medians[best] else best
-    return BlockTiming(tier.name, medians, best)
+    return BlockTiming(tier.name, medians, choose_block_size(times))
+
+
+def choose_block_size(times: Mapping[int, Sequence[float]]) -> int:
+    """The block size with the least median time; of sizes that are within noise of it, the smallest.
+
+    The noise of a median is taken as the median distance of the measurements from it. Small blocks need less memory.
+    """
+    medians = {size: statistics.median(measured) for size, measured in times.items()}
+    noise = {size: statistics.median(abs(one - medians[size]) for one in times[size]) for size in times}
+    fastest = min(times, key=lambda size: (medians[size], size))
+    return min(size for size in times if medians[size] <= medians[fastest] + noise[fastest] + noise[size])
 
 
 def _gradient_seconds(model: Model, batch_size: int, devices: int) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..evaluation.cka import cka_map, features
 from ..fleet import Device, DeviceModel
+from ..methods import headline_test
 from ..models import Model, compute_cost
 from ..recipe.errors import recipe_error
 from ..recipe.registries import Registries
@@ -23,6 +24,7 @@ from ..runs.loop import single_thread
 from ..runs.recorder import restore_experiment
 from ..runs.resume import open_finished_run
 from ..tensors import Tensors
+from ..wording import pluralize
 from .subnets import UNTRAINED, Budget, open_supernet, start_search
 
 
@@ -132,7 +134,8 @@ def _read_metrics(folder: Path, candidate: str, tier: str, device: str) -> tuple
     for row in rows:
         if row.round == last:
             metrics.setdefault(row.test, {})[row.metric] = row.value
-    return last, metrics
+    headline = headline_test("personalized" if device else "global", metrics)
+    return last, dict(sorted(metrics.items(), key=lambda one: one[0] != headline))
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,15 +147,23 @@ class CkaMap(Result):
     rows : layers of the first model.
     columns : layers of the second.
     values : `values[i][j]`, linear CKA of the first model's layer i and the second's layer j.
+    first, second : what the models are.
+    examples : the number of test examples.
     """
 
     rows: list[str]
     columns: list[str]
     values: list[list[float]]
+    first: str = "one model"
+    second: str = "another"
+    examples: int = 0
 
     @property
     def title(self) -> str:
-        return "linear CKA of layers, 1 where representations are equal"
+        models = f"the layers of {self.first} (rows) with those of {self.second} (columns)"
+        return (
+            f"linear CKA of {models} on {pluralize(self.examples, 'test example')}; 1: equal up to rotation and scale"
+        )
 
     def records(self) -> list[Record]:
         return [
@@ -168,19 +179,24 @@ def compute_cka(
     first: Path, second: Path, tier: str | None, examples: int, registries: Registries, data: Path
 ) -> CkaMap:
     with single_thread():
-        rows, columns = (_layer_features(folder, tier, examples, registries, data) for folder in (first, second))
-    if len(next(iter(rows.values()))) != len(next(iter(columns.values()))):
+        one, two = (_layer_features(folder, tier, examples, registries, data) for folder in (first, second))
+    (first_tier, rows), (second_tier, columns) = one, two
+    count = len(next(iter(rows.values())))
+    if count != len(next(iter(columns.values()))):
         raise recipe_error(second, "RUN_DATA", "the two runs have different test examples")
-    return CkaMap(list(rows), list(columns), cka_map(rows, columns))
+    names = f"{first}, tier {first_tier}", f"{second}, tier {second_tier}"
+    return CkaMap(list(rows), list(columns), cka_map(rows, columns), *names, count)
 
 
 def _layer_features(
     folder: Path, tier: str | None, examples: int, registries: Registries, data: Path
-) -> dict[str, Tensor]:
+) -> tuple[str, dict[str, Tensor]]:
+    """The tier, and the features of its model by layer."""
     experiment = open_finished_run(folder, registries, data, from_result=True)
     tiers = {tier.name: tier.model for tier in experiment.fleet.active_tiers}
     name = tier or experiment.fleet.largest.name
     if name not in tiers:
         raise recipe_error(folder, "TIER_NAME", f"there is no tier {name!r}", suggest(name, tiers))
     x = experiment.dataset.preparation(experiment.dataset.test.x[:examples])
-    return features(tiers[name], load_file(folder / "models" / f"{name}.safetensors"), x)
+    weights = load_file(folder / "models" / f"{name}.safetensors")
+    return name, features(tiers[name], weights, x, with_logits=True)

@@ -2,12 +2,14 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from .. import logs
+from ..wording import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,16 +131,21 @@ def progress_bars(console: "Console", runs: Mapping[str, int]) -> Iterator[ShowR
 @dataclass
 class _Bar:
     task: "rich_progress.TaskID"
-    seconds: list[float] = field(default_factory=list)  # of the rounds so far
+    started: float = field(default_factory=time.monotonic)
+    rounds: int = 0  # since then
     metrics: str = ""
+
+    def seconds_left(self, rounds: int) -> float:
+        """By the clock on the wall: a run may have to wait for others that run beside it."""
+        return rounds * (time.monotonic() - self.started) / self.rounds
 
 
 def _update(progress: "rich_progress.Progress", bars: dict[str, _Bar], run: str, result: "RoundResult") -> None:
     if result.number < result.of:
         bar = bars[run]
-        bar.seconds.append(result.seconds)
+        bar.rounds += 1
         bar.metrics = _format_metrics(result) or bar.metrics  # not every round is evaluated
-        left = f"{_format_seconds((result.of - result.number) * sum(bar.seconds) / len(bar.seconds))} left"
+        left = f"{format_seconds(bar.seconds_left(result.of - result.number))} left"
         progress.update(bar.task, completed=result.number, left=left, metrics=bar.metrics)
     else:
         if run in bars:  # a method's last exchange comes after the last round
@@ -148,45 +155,41 @@ def _update(progress: "rich_progress.Progress", bars: dict[str, _Bar], run: str,
 
 
 def format_round(name: str, result: "RoundResult") -> str:
-    """One line: metrics per tier, replies, refusals, bytes, seconds."""
-    traffic = f"{_format_bytes(result.traffic.bytes_down)} down {_format_bytes(result.traffic.bytes_up)} up"
+    """One line: metrics per tier on the test that the method is for, replies, refusals, bytes, seconds."""
+    traffic = f"{format_bytes(result.traffic.bytes_down)} down {format_bytes(result.traffic.bytes_up)} up"
     values = {row.metric: row.value for row in result.rows}
     if "bytes_down_compressed" in values:
-        down, up = (_format_bytes(values[f"bytes_{way}_compressed"]) for way in ("down", "up"))
+        down, up = (format_bytes(values[f"bytes_{way}_compressed"]) for way in ("down", "up"))
         traffic += f" (compressed {down} and {up})"
-    refused = ""
-    if result.refused:
-        first = result.refused[0]
-        refused = f"  {len(result.refused)} refused ({first.code}: {first.reason})"
-    replies = f"{result.traffic.replied}/{result.traffic.asked} replies"
     number = f"round {result.number:>{len(str(result.of))}}/{result.of}"
     if result.number > result.of:
         number = "last exchange"
-    return f"{name}  {number}  {_format_metrics(result)}  {replies}{refused}  {traffic}  {result.seconds:.1f} s"
+    parts = [name, number, _format_metrics(result), _format_replies(result), traffic, f"{result.seconds:.1f} s"]
+    return "  ".join(filter(None, parts))
+
+
+def _format_replies(result: "RoundResult") -> str:
+    """How many replied; of those that did not, how many devices and why, each counted once; and what else happened."""
+    from ..engines.gate import CODES
+
+    first = {refusal.device: refusal for refusal in reversed(result.refused) if refusal.device}
+    refused = [refusal for refusal in first.values() if refusal.code in CODES]
+    missing = [refusal for refusal in first.values() if refusal.code not in CODES]
+    parts = [f"{result.traffic.replied}/{result.traffic.asked} replies"]
+    for word, lost in (("refused", refused), ("missing", missing)):
+        if lost:
+            parts.append(f"{len(lost)} {word} ({lost[-1].code}: {lost[-1].reason})")
+    return ", ".join([*parts, *(refusal.reason for refusal in result.refused if not refusal.device)])
 
 
 def _format_metrics(result: "RoundResult") -> str:
     from ..reporting.paired_stats import ACCURACY, metric_of
 
     metric = metric_of(result.rows)
-    known = [row for row in result.rows if row.metric == metric.name and not row.device]
-    rows = [row for row in known if row.test == "global"] or known
+    rows = [row for row in result.headline_rows if row.metric == metric.name]
     several = len({row.candidate for row in rows}) > 1
     unit = metric.unit if metric == ACCURACY else f"{metric.unit} {metric.name}"
     values = [f"{row.tier} {metric.number(row.value):>5}{unit}" for row in rows]
-    return "  ".join(f"{row.candidate} {value}" if several else value for row, value in zip(rows, values, strict=True))
-
-
-def _format_seconds(seconds: float) -> str:
-    count = round(seconds)
-    if count < 100:
-        return f"{count} s"
-    return f"{count // 3600}:{count // 60 % 60:02}:{count % 60:02}"
-
-
-def _format_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+    named = [f"{row.candidate} {value}" if several else value for row, value in zip(rows, values, strict=True)]
+    test = next((row.test for row in rows), "global")
+    return (f"{test} test: " if test != "global" else "") + "  ".join(named)

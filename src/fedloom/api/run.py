@@ -13,10 +13,10 @@ from ..evaluation import Row
 from ..exporting import InputKind
 from ..recipe.paths import resolve_data_folder
 from ..recipe.registries import Registries
-from ..reporting.page import build_page, figures_folder
+from ..reporting.page import REFRESH_SECONDS, build_page, figures_folder
 from ..reporting.report_data import ReportData, read_report_data
 from ..results import Record, Result, line_chart
-from ..runs.folder import Final, read_manifest, read_metrics, read_rows, summarize
+from ..runs.folder import Final, read_headline_test, read_manifest, read_metrics, read_rows, summarize
 
 __all__ = ["Rows", "Run"]
 
@@ -24,7 +24,10 @@ __all__ = ["Rows", "Run"]
 REPORT = "report.html"
 
 
-def write_report(folders: Sequence[Path], file: Path, test: str | None = None, metric: str | None = None) -> ReportData:
+def write_report(
+    folders: Sequence[Path], file: Path, test: str | None = None, metric: str | None = None,
+    refresh: float = REFRESH_SECONDS,
+) -> ReportData:  # fmt: skip
     """Write the page of a run, a comparison or several runs.
 
     Parameters
@@ -32,6 +35,7 @@ def write_report(folders: Sequence[Path], file: Path, test: str | None = None, m
     folders : of the runs, or of the comparison.
     file : the page.
     test, metric : as for `report`.
+    refresh : seconds after which the page of a run that goes on reloads itself.
 
     Returns
     -------
@@ -39,7 +43,7 @@ def write_report(folders: Sequence[Path], file: Path, test: str | None = None, m
         What the page shows.
     """
     data = read_report_data(list(folders), test, metric)
-    build_page(data, figures_folder(file)).write(file)
+    build_page(data, figures_folder(file), refresh).write(file)
     return data
 
 
@@ -82,8 +86,16 @@ class Run(Result):
 
     @property
     def final(self) -> list[Final]:
-        """The last and the best value of each metric of each model."""
-        return [final for final in summarize(self.rows(), read_metrics(read_manifest(self.folder))) if final.candidate]
+        """The last and the best value of each metric of each model; those on the headline test first."""
+        rows = self.rows()
+        finals = [one for one in summarize(rows, read_metrics(read_manifest(self.folder))) if one.candidate]
+        test = read_headline_test(self.folder, rows)
+        return sorted(finals, key=lambda one: one.test != test)
+
+    @property
+    def headline_test(self) -> str:
+        """The test that its method is for: "local" for personal models, else "global"."""
+        return read_headline_test(self.folder, self.rows())
 
     def model(self, tier: str | None = None, *, device: str | None = None, macs: int | None = None) -> nn.Module:
         """A model for inference, which takes examples as they are stored.
@@ -132,7 +144,7 @@ class Run(Result):
     @property
     def title(self) -> str:
         manifest = self.manifest
-        return f"run {self.folder}, seed {manifest['seed']}: {manifest['status']}"
+        return f"run {self.folder}, seed {manifest['seed']}: {manifest['status']}; headline: {self.headline_test} test"
 
     def records(self) -> list[Record]:
         """The last value of each metric, by model and test."""
@@ -146,13 +158,13 @@ class Run(Result):
         curves: dict[str, list[tuple[float, float]]] = {}
         rows = [row for row in self.rows() if row.candidate and not row.device]
         metric = next((row.metric for row in rows), "")
-        test = "global" if any(row.test == "global" for row in rows) else "local"
+        test = read_headline_test(self.folder, rows)
         several = len({row.candidate for row in rows}) > 1
         for row in rows:
             if (row.metric, row.test) == (metric, test):
                 name = f"{row.candidate} {row.tier}" if several else row.tier
                 curves.setdefault(name, []).append((float(row.round), row.value))
-        return line_chart(curves, metric)
+        return line_chart(curves, f"{metric} on the {test} test")
 
 
 @dataclass(frozen=True, repr=False)

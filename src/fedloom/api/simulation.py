@@ -27,6 +27,7 @@ from ..runs.own_names import load_recipe_of
 from ..runs.recorder import finish_early, record_rounds
 from ..runs.resume import read_resume_point
 from ..runs.trackers import TrackerChoice, build_trackers, find_tracker
+from ..wording import pluralize
 from .parts import ClientConfig, Composer, Named, Tiers
 from .run import Run
 
@@ -279,7 +280,7 @@ class Simulation:
                 "make a new Simulation with more rounds"
             )
         if count is None and done >= planned:
-            raise ValueError(f"all {done} rounds have run; rounds(5) runs five more")
+            raise ValueError(f"it has run all of its {pluralize(done, 'round')}; rounds(5) runs five more")
         evaluation, names = self._choose_metrics(metrics, done)
         document = {**self._loaded.recipe.document(), "rounds": planned if count is None else done + count}
         loaded = load({**document, "evaluation": evaluation}, names)
@@ -304,7 +305,9 @@ class Simulation:
             names.metrics[kind] == self.registries.metrics[kind] for kind in kinds
         )
         if done and not same:
-            raise ValueError(f"{done} rounds were evaluated already; metrics can only be chosen before the first")
+            raise ValueError(
+                f"it has evaluated {pluralize(done, 'round')} already; metrics can only be chosen before the first"
+            )
         return evaluation, names
 
     def _assemble(self, loaded: LoadedRecipe, names: Registries) -> Experiment:
@@ -404,8 +407,8 @@ class Simulation:
         recipe = self._loaded.recipe
         tiers = ", ".join(f"{tier.name} {tier.share:.0%}" for tier in recipe.tiers)
         since = self._newest()
-        done = f"{since.number if since else 0} of {recipe.rounds} rounds"
-        devices = f"{recipe.data.devices} devices ({tiers})"
+        done = f"{since.number if since else 0} of {pluralize(recipe.rounds, 'round')}"
+        devices = f"{pluralize(recipe.data.devices, 'device')} ({tiers})"
         return f"<Simulation: {recipe.method.name} on {recipe.data.dataset}, {devices}, {done}>"
 
 

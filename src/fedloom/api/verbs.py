@@ -49,12 +49,14 @@ from ..results import Record, Result
 from ..runs.build import assemble, check_deployment
 from ..runs.build import check as check_build
 from ..runs.data import read_data_spec
+from ..runs.effects import describe_idle_settings
 from ..runs.resume import Verdict, find_newest_run, read_status, reopen_run
 from ..runs.resume import verify as verify_run
 from ..runs.trackers import TrackerChoice, build_trackers
 from ..studies.attack_bench import AttackCell, accuracy_losses, build_attack_bench
 from ..studies.compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from ..studies.controls import CONTROLS, arms_with_methods, build_arms, errors_at_arm, supported_methods
+from ..wording import pluralize
 from .parts import is_same_entry
 from .progress import Progress, display, run_experiment, run_group
 from .run import REPORT, Run, write_report
@@ -165,6 +167,8 @@ def run(
     loaded = load_recipe(recipe, names, sets, seed)
     folder = choose_output_folder(out, loaded.recipe.method.name, force)
     experiment = attach_engine(assemble(loaded, names, data, workers=workers), names, data, folder)
+    for line in describe_idle_settings(loaded, experiment.fleet, experiment.method):
+        logger.info("%s", line)
     run_experiment(experiment, folder, loaded.recipe.method.name, trackers=trackers, progress=progress)
     return Run(folder, names, data)
 
@@ -173,7 +177,7 @@ def resume(
     folder: str | Path | None = None,
     *,
     rounds: int | None = None,
-    test: str = "global",
+    test: str | None = None,
     equal: BudgetUnit = "rounds",
     data_dir: str | Path | None = None,
     workers: int = 1,
@@ -202,7 +206,7 @@ def resume(
         return _prolong(path, rounds, names, data, workers, track, progress)
     if is_comparison(path):
         planned = replace(reopen_comparison(path, names, data, workers), track=tuple(find_trackers(track, names)))
-        return run_comparison(planned, names, data, test, equal, progress)
+        return run_comparison(replace(planned, test=test or planned.test), names, data, equal, progress)
     experiment, since = reopen_run(path, names, data, workers, attach_engine)
     method = experiment.loaded.recipe.method.name
     logger.info("%s: continues after round %d", path, since.number)
@@ -220,7 +224,7 @@ def _prolong(
     done = simulation.completed_rounds
     if rounds <= done:
         hint = "the number counts all rounds, those that have run included"
-        raise recipe_error(folder, "ROUNDS_DONE", f"{done} rounds have run already", hint)
+        raise recipe_error(folder, "ROUNDS_DONE", f"it has run {pluralize(done, 'round')} already", hint)
     with display({folder.name: rounds}, progress) as show:
         for result in simulation.rounds(rounds - done, track=track):
             show(folder.name, result)
@@ -321,7 +325,7 @@ class CompareResult(Result):
 
     @property
     def title(self) -> str:
-        return "\n".join([f"comparison in {self.folder}", *self.verdict])
+        return "\n".join([f"comparison in {self.folder}, on the {self.result.test} test", *self.verdict])
 
     def records(self) -> list[Record]:
         return [_flat(record) for record in self.result.records]
@@ -330,10 +334,12 @@ class CompareResult(Result):
         return {
             "run": str(self.folder),
             "arms": self.result.records,
+            "test": self.result.test,
             "verdict": self.result.verdict,
             "targets": [target.record() for target in self.result.reached],
             "claims": [claim.record() for claim in self.result.claims],
-            "overall": [comparison.record() for comparison in self.result.overall],
+            "overall": [difference.record() for difference in self.result.overall],
+            "left_out": self.result.left_out,
             "failed": list(self.failed),
         }
 
@@ -354,13 +360,13 @@ class CompareResult(Result):
 
 def _flat(record: Mapping[str, Any]) -> Record:
     """The columns of an arm's record that fit a table: means over seeds by tier, and what the arm costs."""
-    local = record["local_test"]
+    tests = {key: record.get(key) for key in ("local_test", "global_test")}
     return {
         "arm": record["arm"],
         "metric": record["metric"],
         **{tier: value["mean"] for tier, value in record[record["metric"]].items()},
         "worst_tier": record["worst_tier"]["mean"],
-        **({"local_test": local["all"]["mean"]} if local else {}),
+        **{key: values["all"]["mean"] for key, values in tests.items() if values},
         **{name: record[name] for name in ("served_percent", "bytes_per_round", "seconds")},
     }
 
@@ -371,7 +377,7 @@ def compare(
     seeds: int = 1,
     methods: Sequence[str] | Literal["all"] = (),
     controls: Sequence[str] | None = None,
-    test: str = "global",
+    test: str | None = None,
     equal: BudgetUnit = "rounds",
     metric: str | None = None,
     sets: Sequence[str] = (),
@@ -395,7 +401,7 @@ def compare(
     methods : names of methods to run the same recipe with; "all": every method that fits.
     controls : usual ways to treat a fleet: "standalone", "small-for-all", "drop-the-small", "all-large". Default: all
         of them, or none if there are other arms.
-    test : "global" or "local".
+    test : "global" or "local". Default: the one that the first arm's method is for, so "local" for personal models.
     equal : what arms have spent equally when they are compared: "rounds", "bytes" or "seconds".
     metric : what verdicts are about. Default: accuracy, or perplexity for language models.
     sets, seed, out, data_dir, workers, track, progress, extensions, registries : as for `run`.
@@ -416,12 +422,15 @@ def compare(
             names = _with_own_names_of(other, names)
     changes = [*sets, *([] if metric is None else [f"compare.metric={json.dumps(metric)}"])]
     loaded = load_recipe(recipe, names, changes, seed)
-    _require_test(loaded, test)
+    if test is not None:
+        _require_test(loaded, test)
     arms = {
         _arm_name(other, number): load_recipe(other, names, sets, loaded.recipe.seed)
         for number, other in enumerate(others, 2)
     }
-    chosen = _fitting_methods(loaded, names, data) if methods == "all" else list(methods)
+    chosen, left_out = supported_methods(loaded, names, data) if methods == "all" else (list(methods), {})
+    if left_out:
+        logger.info("%d of %d methods fit; the others are listed at the end", len(chosen), len(chosen) + len(left_out))
     arms |= arms_with_methods(loaded, names, chosen)
     default = [] if loaded.recipe.compare.arms or arms else list(CONTROLS)
     home = choose_output_folder(out, "compare")
@@ -429,8 +438,8 @@ def compare(
     planned = plan_comparison(loaded, names, seeds, used, home, data, workers, arms)
     if equal == "seconds":
         planned.check_simulated_seconds()
-    planned = replace(planned, command=command, track=tuple(find_trackers(track, names)))
-    return run_comparison(planned, names, data, test, equal, progress)
+    planned = replace(planned, command=command, track=tuple(find_trackers(track, names)), left_out=left_out, test=test)
+    return run_comparison(planned, names, data, equal, progress)
 
 
 def _with_own_names_of(simulation: Simulation, names: Registries) -> Registries:
@@ -447,13 +456,6 @@ def _with_own_names_of(simulation: Simulation, names: Registries) -> Registries:
     return names.with_names(**own)
 
 
-def _fitting_methods(loaded: LoadedRecipe, registries: Registries, data: Path) -> list[str]:
-    fitting, refused = supported_methods(loaded, registries, data)
-    for name, reason in refused.items():
-        logger.info("without %s: %s", name, reason)
-    return fitting
-
-
 def _arm_name(recipe: RecipeLike, number: int) -> str:
     if isinstance(recipe, str | Path):
         return Path(recipe).stem
@@ -465,13 +467,12 @@ def run_comparison(
     planned: Comparison,
     names: Registries,
     data: Path,
-    test: str = "global",
     equal: BudgetUnit = "rounds",
     progress: Progress = None,
 ) -> CompareResult:
     """Finish a comparison and write its tables beside its runs."""
     run_group(planned, progress)
-    result = planned.result(test, equal)
+    result = planned.result(equal)
     for name, render in FILES.items():
         (planned.home / name).write_text(render(result), encoding="utf-8")
     return CompareResult(planned.home, result, tuple(planned.unfinished_runs()), names, data)
@@ -494,7 +495,7 @@ class PlanResult(Result):
 
     @property
     def title(self) -> str:
-        return f"costs of {len(self.tiers)} tiers, per device and round"
+        return f"costs of {pluralize(len(self.tiers), 'tier')}, per device and round"
 
     def records(self) -> list[Record]:
         return [cost.record() for cost in self.tiers]
@@ -584,6 +585,8 @@ def check(
     if deployment:
         check_deployment(loaded, method)
         check_message_sizes(loaded, tier_costs(loaded, names, data))
+    for line in describe_idle_settings(loaded, fleet, method):
+        logger.info("%s", line)
     _, *others = build_arms(loaded, names, fleet).items()
     for arm, changed in others:
         with errors_at_arm(loaded, arm):
@@ -603,7 +606,7 @@ def report(
     ----------
     runs : the folder of a run or of a comparison, or several runs.
     out : the page. Default: report.html in the folder.
-    test : "global" or "local". Default: global, if there is one.
+    test : "global" or "local". Default: the one that the method is for.
     metric : what tables and charts show first. Default: accuracy, or perplexity for language models.
 
     Returns
@@ -840,7 +843,7 @@ def attack(
     attacks: Sequence[str] | None = None,
     rules: Sequence[str] = ("default",),
     seeds: int = 1,
-    test: str = "global",
+    test: str | None = None,
     sets: Sequence[str] = (),
     seed: int | None = None,
     data_dir: str | Path | None = None,
@@ -858,7 +861,7 @@ def attack(
     attacks : names. Default: all.
     rules : names of aggregation rules next to the plain mean.
     seeds : how many, counted from the recipe's.
-    test : "global" or "local".
+    test : "global" or "local". Default: the one that the method is for.
     sets, seed, data_dir, workers, progress, extensions, registries : as for `run`.
 
     Returns
@@ -868,11 +871,12 @@ def attack(
     keep_freed_memory()
     names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
     loaded = load_recipe(recipe, names, sets, seed)
-    _require_test(loaded, test)
+    if test is not None:
+        _require_test(loaded, test)
     used = list(names.attacks) if attacks is None else list(attacks)
     bench = build_attack_bench(loaded, names, data, used, list(rules), share, seeds, test, workers)
     run_group(bench, progress)
-    return AttackResult(share, bench.bad, test, tuple(bench.cells()))
+    return AttackResult(share, bench.bad, bench.test, tuple(bench.cells()))
 
 
 def verify(

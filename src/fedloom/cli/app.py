@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait until a verb runs, so that --help answers at once."""
 
+import re
 import signal
 import sys
 import threading
@@ -99,6 +100,11 @@ def sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _without_repetition(message: str) -> str:
+    """Each sentence once: two of the libraries below suggest the same name."""
+    return " ".join(dict.fromkeys(re.split(r"(?<=[.?!]) ", message)))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit with its code."""
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -113,6 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
         if not is_usage_error(usage):
             raise
         hint = f"fedloom {arguments[0]} --help" if arguments[0] in VERBS else "fedloom --help"
-        report_failure("ARGUMENTS", usage.format_message(), hint, wants_json(arguments))  # type: ignore[attr-defined]
+        message = _without_repetition(usage.format_message())  # type: ignore[attr-defined]
+        report_failure("ARGUMENTS", message, hint, wants_json(arguments))
         raise SystemExit(BAD_INPUT) from None
     raise SystemExit(code if isinstance(code, int) else OK)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..wording import format_number, format_points
 from .options import Options, split_names, verb
 from .output import columns
 
@@ -47,7 +48,8 @@ def _text(cells: "list[AttackCell]", share: float) -> str:
     for rule, name in zip(rules, names, strict=True):
         worst = max((name for name in attacks if name != NONE), key=lambda name: lost[name, rule], default=NONE)
         without, under = -lost[NONE, rule], -lost[worst, rule]
-        verdict.append(f"  {name}: {without:+.1f} points without an attack, {under:+.1f} under the worst ({worst})")
+        points, attacked = format_points(without, signed=True), format_number(under, signed=True)
+        verdict.append(f"  {name}: {points} without an attack, {attacked} under the worst ({worst})")
     text = columns(("attack", *names), rows) + f"\n{legend}"
     return f"{text}\n\nagainst the plain mean without an attack\n" + "\n".join(verdict)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..wording import pluralize
 from .options import Options, verb
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def _lines(result: "Audit") -> list[str]:
     return [
         *lines,
         f"features of the {result.shared_features} leave the devices{hint}",
-        f"rebuilt  {inversion.examples} inputs from their features in {inversion.steps} steps: "
+        f"rebuilt  {pluralize(inversion.examples, 'input')} from their features in "
+        f"{pluralize(inversion.steps, 'step')}: "
         f"{inversion.psnr:.1f} dB PSNR on average; {describe_psnr(inversion.psnr)}",
     ]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ..wording import wrap
 from .options import Options, verb
 from .output import columns
 
@@ -32,7 +33,11 @@ def calibrate(
     rows = [
         (tier.tier, *(f"{tier.milliseconds[size]:.2f}" for size in BLOCK_SIZES), str(tier.best)) for tier in measured
     ]
-    text = columns(("ms per device", *(f"{size} at once" for size in BLOCK_SIZES), "best"), rows)
+    text = columns(("tier", *(f"{size} at once" for size in BLOCK_SIZES), "chosen"), rows)
+    text += "\n" + wrap(
+        "Milliseconds per device and gradient. Chosen: the number of devices with the least time; of several that "
+        "differ by no more than repeated measurements do, the smallest."
+    )
     options.show(
         [{"tier": tier.tier, "best": tier.best, "milliseconds": tier.milliseconds} for tier in measured],
         text + (f"\nwritten: {recipe}" if write else ""),

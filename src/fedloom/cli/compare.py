@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..wording import wrap
 from .options import EqualBudget, Options, split_names, verb
 from .output import RUN_FAILED, Exit, columns, write, write_json
 from .report import REPORT, write_final_report
@@ -68,7 +69,7 @@ def _command(options: Options, recipes: list[Path], methods: str | None, control
         "--methods": methods,
         "--controls": controls,
         "--equal": None if options.equal is EqualBudget.rounds else options.equal.value,
-        "--test": None if options.test == "global" else options.test,
+        "--test": options.test,
         "--metric": options.metric,
     }
     words += [word for option, value in values.items() if value is not None for word in (option, value)]
@@ -99,7 +100,17 @@ def comparison_text(result: "ComparisonResult") -> str:
     from ..reporting.tables import build_tables
 
     tables = [
-        columns(table.header, table.mark_strong(lambda cell: f"{cell}*")) + f"\n{table.legend('*')}"
+        columns(table.header, table.mark_strong(lambda cell: f"{cell}*"))
+        + "\n"
+        + "\n".join(map(wrap, table.legend("*").splitlines()))
         for table in build_tables(result)
     ]
-    return "\n\n".join([*tables, "verdict\n" + "\n".join(f"  {line}" for line in result.verdict)])
+    parts = [*tables, _paragraph("verdict", result.verdict)]
+    if result.left_out:
+        reasons = [f"{name}: {reason}" for name, reason in result.left_out.items()]
+        parts.append(_paragraph("left out, because they do not fit this recipe", reasons))
+    return "\n\n".join(parts)
+
+
+def _paragraph(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(wrap(line, "  ", "    ") for line in lines)])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..wording import pluralize
 from .options import Options, verb
 from .output import BAD_INPUT, RUN_FAILED, Exit, OutputFormat, columns, report_failure
 
@@ -64,7 +65,8 @@ def _text(exported: "ExportResult") -> str:
         columns(("metric", "run", "exported file"), rows),
         f"parameters {card['parameters']:,}, MACs {card['macs']:,}, file size {card['bytes']:,} bytes",
         f"latency {time['median_ms']:.3f} ms per example ({time['runtime']}, 1 thread, median of {time['runs']} runs)",
-        f"largest difference from the run's model {parity['difference']:.1e} over {parity['examples']} examples",
+        f"largest difference from the run's model {parity['difference']:.1e} over "
+        f"{pluralize(parity['examples'], 'example')}",
     ]
     return "\n".join([*lines, f"\nwritten: {exported.file}, {exported.folder / 'card.md'}"])
 

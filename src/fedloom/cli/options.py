@@ -37,9 +37,10 @@ class Options:
     ] = field(default_factory=list)
     seed: Annotated[int | None, typer.Option("--seed", help="Overrides the recipe's seed.")] = None
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the recipe's.")] = 1
-    test: Annotated[str, typer.Option("--test", help="Evaluate on the global test set or on devices' local ones.")] = (
-        "global"
-    )
+    test: Annotated[
+        str | None,
+        typer.Option("--test", help="global or local (devices' own); default: what the method is for."),
+    ] = None
     metric: Annotated[
         str | None, typer.Option("--metric", help="What verdicts and tables are about; default: accuracy.")
     ] = None

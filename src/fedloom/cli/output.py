@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from .. import logs
+from ..wording import terminal_width
 
 if TYPE_CHECKING:
     from ..recipe.errors import RecipeError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 OK, RUN_FAILED, NO_QUORUM, BAD_INPUT, OUR_BUG, INTERRUPTED = 0, 1, 3, 4, 5, 130
+
+
+NUMBER = r"(?:[\d.,()%±+\s*–/\[\]><-]|\b[kMGT]?B?\b)*"  # also with a unit, as in "1.92 M / 511 k"
 
 
 class OutputFormat(StrEnum):
@@ -141,10 +145,24 @@ def data_error_code(error: Exception) -> str:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: text left-aligned, numbers right-aligned."""
-    indices = range(len(header))
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in indices]
-    numeric = [all(re.fullmatch(r"[\d.,()%±+\s*–/\[\]><-]*", row[i]) for row in rows) for i in indices]
+    """A plain table: text left-aligned, numbers right-aligned.
+
+    A table that is wider than the terminal is broken into several, each with the first column.
+    """
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    numeric = [all(re.fullmatch(NUMBER, row[i]) for row in rows) for i in range(len(header))]
+    blocks = [[0]]
+    for index in range(1, len(header)):
+        if len(blocks[-1]) > 1 and sum(widths[i] + 2 for i in [*blocks[-1], index]) - 2 > terminal_width():
+            blocks.append([0])
+        blocks[-1].append(index)
+    return "\n\n".join(_block(header, rows, indices, widths, numeric) for indices in blocks)
+
+
+def _block(
+    header: Sequence[str], rows: Sequence[Sequence[str]], indices: Sequence[int], widths: Sequence[int],
+    numeric: Sequence[bool],
+) -> str:  # fmt: skip
     lines = (
         "  ".join(row[i].rjust(widths[i]) if numeric[i] else row[i].ljust(widths[i]) for i in indices)
         for row in (header, *rows)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..wording import pluralize, wrap
 from .options import Options, verb
 from .output import columns
 
@@ -62,7 +63,7 @@ def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetP
     records = [cost.record() for cost in costs]
     keys = [key for key in HEADERS if any(key in record for record in records)]
     rows = [[_cell(record.get(key)) for key in keys] for record in records]
-    parts = [columns([HEADERS[key] for key in keys], rows)]
+    parts = [columns([HEADERS[key] for key in keys], rows) + f"\n{wrap(' '.join(_explain(keys)))}"]
     parts += [
         f"MACs of {cost.name} are without {', '.join(cost.uncounted)}: how many those take is not known"
         for cost in costs
@@ -73,9 +74,23 @@ def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetP
         noise = "; on random data: the data set is not here" if timed.synthetic_data else ""
         parts.append(
             f"a round here: {timed.training:.2f} s of training, {timed.evaluation:.2f} s of evaluation, "
-            f"{timed.workers} worker{'s' if timed.workers > 1 else ''} (measured in {timed.spent:.1f} s{noise})"
+            f"{pluralize(timed.workers, 'worker')} (measured in {timed.spent:.1f} s{noise})"
         )
     return [*parts, *(_fleet_tables(planned) if planned else ())]
+
+
+MEANINGS = {
+    "macs": "MACs: multiply-adds of one example through the model.",
+    "published_flops": "Published FLOPs: the same as tables of papers after HeteroFL count it, a layer once for its "
+    "weight and once for its bias, norms included.",
+    "bytes_down": "Bytes: of one device and round.",
+    "training_memory": "Bytes to train: the peak of all tensors of a training step.",
+}
+
+
+def _explain(keys: list[str]) -> list[str]:
+    """What the columns mean, where a name is not enough."""
+    return [meaning for key, meaning in MEANINGS.items() if key in keys]
 
 
 def _fleet_tables(planned: "FleetPlan") -> list[str]:

@@ -4,12 +4,17 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..wording import pluralize
 from .options import Options, verb
 from .output import BAD_INPUT, Exit, OutputFormat, report_failure
+
+if TYPE_CHECKING:
+    from ..reporting.report_data import ReportData
+
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +29,7 @@ def report(
         Path | None, typer.Option("--out", help="The page; default: report.html in the run's or comparison's folder.")
     ] = None,
     test: Annotated[
-        str | None, typer.Option("--test", help="Which test set: global or local; default: global, if there is one.")
+        str | None, typer.Option("--test", help="global or local (devices' own); default: what the method is for.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Rewrite the page until the run is over.")] = False,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two rewrites.")] = 5.0,
@@ -35,15 +40,30 @@ def report(
 
     try:
         file = out or _default_file(runs)
-        data = write_report(runs, file, test, options.metric)
+        data = write_report(runs, file, test, options.metric, every)
+        if watch and data.is_running:
+            logger.info("%s is rewritten every %g s until the run is over; Ctrl-C stops watching", file, every)
+        shown = None
         while watch and data.is_running:
+            if (line := _describe_progress(data)) != shown:
+                logger.info("%s", line)
+                shown = line
             time.sleep(every)
-            data = write_report(runs, file, test, options.metric)
+            data = write_report(runs, file, test, options.metric, every)
     except ReportError as error:
         report_failure("RUN_FOLDER", str(error), error.hint, options.format is OutputFormat.json)
         raise Exit(BAD_INPUT) from None
     status = "running" if data.is_running else "finished"
     options.show({"report": str(file), "status": status}, f"report: {file}")
+
+
+def _describe_progress(data: "ReportData") -> str:
+    """How far the runs are: rounds of each, and what the page says first."""
+    from ..reporting.page import write_sentences
+
+    done = sum(reader.rounds for reader in data.readers)
+    rounds = sum(reader.recipe["rounds"] for reader in data.readers)
+    return f"{done} of {pluralize(rounds, 'round')}: {write_sentences(data)[0]}"
 
 
 def _default_file(runs: list[Path]) -> Path:

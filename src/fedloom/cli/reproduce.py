@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..wording import pluralize
 from .options import Options, verb
 from .output import RUN_FAILED, Exit, columns
 
@@ -81,7 +82,8 @@ def _claim_record(claim: "Claim", verdicts: dict[str, str]) -> dict[str, Any]:
 
 def _entry_text(entry: dict[str, Any]) -> str:
     measured = entry["measured"]
-    title = f"{entry['claim']}: {entry['verdict']} ({measured['agreeing_seeds']} of {len(entry['seeds'])} seeds)"
+    agreeing = f"{measured['agreeing_seeds']} of {pluralize(len(entry['seeds']), 'seed')}"
+    title = f"{entry['claim']}: {entry['verdict']} ({agreeing})"
     return f"{title}\n  published: {entry['published']}\n  measured:  {measured['text']}"
 
 

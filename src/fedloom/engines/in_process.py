@@ -5,6 +5,7 @@ several experiments share one where that changes no bit. An `Executor` runs the 
 """
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,6 +192,10 @@ class Executor(Protocol):
 
     def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]: ...
 
+    def clock(self) -> float:
+        """Seconds that the calling experiment has taken since some moment, without those of others beside it."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -219,6 +224,10 @@ class InlineExecutor:
     def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
         for block in make_blocks([job]):
             yield block, run_block(block)
+
+    def clock(self) -> float:
+        """Seconds since some moment."""
+        return time.perf_counter()
 
     def close(self) -> None:
         pass

@@ -4,6 +4,7 @@ Each experiment has a thread, but only one thread runs at a time: an experiment 
 until all have one. Neither the order of its events nor its bits depend on the others.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Semaphore, Thread, get_ident
@@ -42,6 +43,11 @@ class Lockstep:
         thread = self._threads.get(get_ident())
         return thread.wait_for(job) if thread else self.pool.run(job)
 
+    def clock(self) -> float:
+        """Seconds of the calling experiment alone: its own thread's, and its share of blocks that ran together."""
+        thread = self._threads.get(get_ident())
+        return time.perf_counter() - (thread.waited if thread else 0.0)
+
     def close(self) -> None:
         pass
 
@@ -67,12 +73,24 @@ class Lockstep:
     def _run_together(self, threads: "list[ExperimentThread[StepT]]") -> None:
         results: Results = []
         failure = None
+        started, seconds = time.perf_counter(), dict[Block, float]()
         try:
-            results = list(self.pool.run_blocks(make_blocks([thread.job for thread in threads if thread.job])))
+            results = list(self.pool.run_blocks(make_blocks([thread.job for thread in threads if thread.job]), seconds))
         except Exception as error:  # raised in every experiment, so that each can report it
             failure = error
+        spent = time.perf_counter() - started
         for thread in threads:
+            thread.own_seconds += spent * _share_of(thread.job, seconds)
             thread.job, thread.answer = None, failure or results
+
+
+def _share_of(job: Job | None, seconds: Mapping[Block, float]) -> float:
+    """The share of the blocks' time that one job took, a device counting the same as others of its block."""
+    own = sum(
+        took * sum(member.job is job for member in block.members) / len(block.members)
+        for block, took in seconds.items()
+    )
+    return own / sum(seconds.values()) if seconds else 0.0
 
 
 class ExperimentThread(Generic[StepT]):
@@ -81,6 +99,8 @@ class ExperimentThread(Generic[StepT]):
         self.answer: Results | Exception = []
         self._steps, self._step, self._error = steps, list[StepT](), list[BaseException]()
         self._over = self._cancelled = False
+        self.waited = 0.0  # seconds in which other experiments ran
+        self.own_seconds = 0.0  # of this experiment, in blocks that ran while its thread waited
         self._go, self._halt = Semaphore(0), Semaphore(0)
         self._registry = registry
         Thread(target=self._run, daemon=True).start()
@@ -113,8 +133,11 @@ class ExperimentThread(Generic[StepT]):
         self._halt.acquire()
 
     def _pause(self) -> None:
+        started = time.perf_counter()
         self._halt.release()
         self._go.acquire()
+        self.waited += time.perf_counter() - started - self.own_seconds
+        self.own_seconds = 0.0
         if self._cancelled:
             raise Cancelled
 

@@ -10,6 +10,7 @@ import gc
 import json
 import multiprocessing
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -69,16 +70,29 @@ class WorkerPool:
         """
         return self.run_blocks(make_blocks([job]))
 
-    def run_blocks(self, blocks: list[Block]) -> Iterator[tuple[Block, ClientResult]]:
+    def clock(self) -> float:
+        """Seconds since some moment."""
+        return time.perf_counter()
+
+    def run_blocks(
+        self, blocks: list[Block], seconds: dict[Block, float] | None = None
+    ) -> Iterator[tuple[Block, ClientResult]]:
         """Run blocks. Results come in any order; the caller sorts.
 
         Parameters
         ----------
         blocks : the blocks.
+        seconds : is filled with the time that each of them takes.
         """
+        took = {} if seconds is None else seconds
         if len(blocks) == 1 or self.workers == 1:
-            yield from ((block, run_block(block)) for block in blocks)
+            for here in blocks:
+                started = time.perf_counter()
+                made = run_block(here)
+                took[here] = time.perf_counter() - started
+                yield here, made
             return
+        sent: dict[Block, float] = {}
         waiting = sorted(blocks, key=lambda block: -compute_cost(block.model).macs * block.visits)
         deaths = Counter[int]()
         for worker in [worker for worker in self.pool if worker.block]:  # left over from a request that was abandoned
@@ -89,6 +103,7 @@ class WorkerPool:
         while waiting or any(worker.block for worker in self.pool):
             for worker in self.pool:
                 if worker.block is None and waiting:
+                    sent[waiting[0]] = time.perf_counter()
                     self._send(worker, waiting.pop(0))
             busy = {worker.link: worker for worker in self.pool if worker.block}
             for link in wait(list(busy)):
@@ -106,7 +121,9 @@ class WorkerPool:
                         continue
                     result = None
                 # without a result the block runs again here, so that a task's error has its own traceback
-                yield block, result or run_block(block)
+                done = result or run_block(block)
+                took[block] = time.perf_counter() - sent[block]
+                yield block, done
 
     def close(self) -> None:
         for worker in self.pool:

@@ -19,13 +19,22 @@ def linear_cka(left: Tensor, right: Tensor) -> float:
 
 
 @torch.inference_mode()
-def features(model: Model, weights: Tensors, x: Tensor, batch_size: int = 500) -> dict[str, Tensor]:
-    """The features at every tap of a net, averaged over the spatial axes: name -> [n, channels]."""
+def features(
+    model: Model, weights: Tensors, x: Tensor, batch_size: int = 500, with_logits: bool = False
+) -> dict[str, Tensor]:
+    """The features at every tap of a net, averaged over the spatial axes: name -> [n, channels].
+
+    With `with_logits` also the logits of every exit: nets without early exits have a single tap.
+    """
     block = {name: tensor.unsqueeze(0) for name, tensor in weights.items()}
     parts: dict[str, list[Tensor]] = {}
     for batch in x.split(batch_size):
-        for name, tap in model(block, batch.unsqueeze(0)).taps.items():
+        output = model(block, batch.unsqueeze(0))
+        for name, tap in output.taps.items():
             parts.setdefault(name, []).append(tap[0].flatten(2).mean(2) if tap.dim() > 3 else tap[0])
+        for name, logits in output.exits.items() if with_logits else ():
+            label = "logits" if len(output.exits) == 1 else f"logits of {name}"
+            parts.setdefault(label, []).append(logits[0].flatten(1))
     return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.metrics import metric_info
+from ..wording import pluralize
 from .formats import FORMATS
 
 SCHEMA_VERSION = 1
@@ -97,7 +98,7 @@ def _figures(card: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"latency of one example, median of {speed['runs']}",
          f"{speed['median_ms']:.3f} ms, {speed['runtime']}, one thread, {speed['machine']}"),
         ("largest difference to the run's model",
-         f"{parity['difference']:.1e} in {parity['examples']} examples, whose largest logit is "
+         f"{parity['difference']:.1e} in {pluralize(parity['examples'], 'example')}, whose largest logit is "
          f"{parity['largest_logit']:.3g}"),
     ]  # fmt: skip
 
@@ -134,8 +135,8 @@ def _origin(card: Mapping[str, Any]) -> list[str]:
     paper = f" ({run['paper']})" if run["paper"] else ""
     return [
         f"- {card['family']} with {json.dumps(card['settings'])}",
-        f"- trained with `{run['method']}`{paper} for {run['rounds']} rounds on {run['devices']} devices, "
-        f"seed {run['seed']}; the recipe is beside this card (`recipe.toml`)",
+        f"- trained with `{run['method']}`{paper} for {pluralize(run['rounds'], 'round')} on "
+        f"{pluralize(run['devices'], 'device')}, seed {run['seed']}; the recipe is beside this card (`recipe.toml`)",
         f"- data: `{run['dataset']}`, sha256 {run['data_sha256'][:16]}…; {run['uploads']} left the devices",
         f"- made by fedloom {run['fedloom']}, torch {run['torch']}",
     ]

@@ -18,7 +18,7 @@ from .fedsup import FedSup
 from .fjord import FjORD
 from .heterofl import HeteroFL
 from .lgfedavg import LGFedAvg
-from .method import Method, MethodInfo, fleet_problem
+from .method import Method, MethodInfo, fleet_problem, headline_test
 from .mixed import Mixed
 from .noside import NoSide
 from .perfedavg import PerFedAvg
@@ -51,4 +51,4 @@ METHODS: Registry[type[Method]] = Registry(
 )
 register = METHODS.register
 
-__all__ = ["METHODS", "Method", "MethodInfo", "PersonalModels", "fleet_problem"]
+__all__ = ["METHODS", "Method", "MethodInfo", "PersonalModels", "fleet_problem", "headline_test"]

@@ -5,7 +5,7 @@ A method is a frozen dataclass of hyperparameters that holds both halves of an a
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -60,6 +60,11 @@ class Declarations(Protocol):
     def shares_features(self) -> str:
         """The submodule whose features devices upload; "": none."""
         return self.info.shares_features
+
+    @property
+    def produces(self) -> Literal["global", "personalized"]:
+        """One "global" model, or "personalized" ones: decides which test counts first, see `headline_test`."""
+        return self.info.produces
 
     @property
     def needs_public_data(self) -> bool:
@@ -217,6 +222,21 @@ class Method(Declarations, Protocol):
         ref : the path of names; the default takes one, an attribute of the method.
         """
         return getattr(self, *ref)
+
+
+def headline_test(produces: str, tests: Collection[str] = ("global", "local")) -> str:
+    """The test that a method is for, which progress, tables, verdicts and charts show first.
+
+    Personal models are for the devices' own test examples ("local"), a global model for the whole test set ("global").
+    If that test is not evaluated, the other one counts.
+
+    Parameters
+    ----------
+    produces : what the method produces, "global" or "personalized".
+    tests : the tests that are evaluated.
+    """
+    wanted = "local" if produces == "personalized" else "global"
+    return wanted if wanted in tests or not tests else sorted(tests)[0]
 
 
 def fleet_problem(method: Method, fleet: Fleet) -> str | None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ..client import Client, ClientResult, Task
 from ..fleet import Device, DeviceModel, Engine, EvalTarget, Fleet, ModelWeights, Reply, Request, RoundContext
@@ -199,6 +199,11 @@ class Mixed(RepresentationAlignment, Method):
     @property
     def needs_public_data(self) -> bool:
         return self._aligns or any(part.method.needs_public_data for part in self.parts)
+
+    @property
+    def produces(self) -> Literal["global", "personalized"]:
+        personal = any(part.method.produces == "personalized" for part in self.parts)
+        return "personalized" if personal else "global"
 
     @property
     def shares_features(self) -> str:

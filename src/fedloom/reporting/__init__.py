@@ -3,7 +3,6 @@
 from .paired_stats import (
     Arm,
     Difference,
-    OverallComparison,
     ServedModel,
     compare_overall,
     compute_difference,
@@ -12,6 +11,6 @@ from .paired_stats import (
 )
 
 __all__ = [
-    "Arm", "Difference", "OverallComparison", "ServedModel", "compare_overall", "compute_difference", "summarize_arms",
+    "Arm", "Difference", "ServedModel", "compare_overall", "compute_difference", "summarize_arms",
     "write_verdict",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import shlex
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from ..files import write_atomic
+from ..wording import format_bytes, format_points, join_words, plural, pluralize
 from .charts import COMPARED, SINGLE, Chart, MissingChart, build_metric_charts
-from .charts.drawing import chart_style, format_bytes, join_words, pluralize, render_svg, swatch
-from .paired_stats import Arm, compute_difference, mean_and_std, transfer_rows
+from .charts.drawing import chart_style, render_svg, swatch
+from .paired_stats import Arm, compute_difference, mean_and_std, other_test, transfer_rows
 from .report_data import Group, ReportData, RunReader
 
 FIGURES = "figures"
 MAX_INLINE_CSV = 40_000  # bytes of a CSV file that the page embeds
 LISTED_CLASSES = 20
 MAX_TABLE_ROWS = 60  # in the table of a chart
-REFRESH_SECONDS = 5  # how often the page of a running experiment reloads itself
+REFRESH_SECONDS = 5.0  # how often the page of a running experiment reloads itself
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def figures_folder(file: Path) -> str:
     return FIGURES if file.name == "report.html" else f"{file.stem}-{FIGURES}"
 
 
-def build_page(report: ReportData, figures: str = FIGURES) -> Page:
+def build_page(report: ReportData, figures: str = FIGURES, refresh: float = REFRESH_SECONDS) -> Page:
+    """The page; while the run goes on, it reloads itself every `refresh` seconds."""
     compared, single = ([build(report) for build in builders] for builders in (COMPARED, SINGLE))
     compared += build_metric_charts(report)
     charts = [chart for chart in (*compared, *single) if isinstance(chart, Chart)]
@@ -65,7 +67,9 @@ def build_page(report: ReportData, figures: str = FIGURES) -> Page:
         "single": [shown[chart.key] for chart in single if isinstance(chart, Chart)],
         "absent": [chart for chart in (*compared, *single) if isinstance(chart, MissingChart)],
         "repeat": _repeat_instructions(report),
-        "again": REFRESH_SECONDS,
+        "again": f"{refresh:g}",
+        "seconds": plural("second", refresh),
+        "left_out": report.left_out,
         **{name: Markup(_read_resource(f"page.{name}")) for name in ("css", "js")},
     }
     return Page(_template().render(content), csvs)
@@ -143,7 +147,8 @@ def write_sentences(report: ReportData) -> list[str]:
     if not evaluated:
         return ["Nothing has been evaluated yet."]
     participation = _participation_sentences(report.first)
-    return [_final_value_sentence(report, evaluated), *participation, _noise_sentence(report, evaluated)]
+    final = [_final_value_sentence(report, evaluated), *_other_test_sentence(report)]
+    return [*final, *participation, _noise_sentence(report, evaluated)]
 
 
 def _winner_sentences(report: ReportData) -> list[str]:
@@ -152,7 +157,7 @@ def _winner_sentences(report: ReportData) -> list[str]:
     won = [f"{name} for tier {tier}" for tier, name in winners.items() if name]
     undecided = [tier for tier, name in winners.items() if not name]
     lines = [f"Best beyond noise: {join_words(won)}."] if won else []
-    tiers = f"tier{'s' if len(undecided) > 1 else ''} {join_words(undecided)}" if undecided else ""
+    tiers = f"{plural('tier', len(undecided))} {join_words(undecided)}" if undecided else ""
     return [*lines, *([f"No arm is best beyond noise for {tiers}."] if undecided else [])]
 
 
@@ -166,9 +171,19 @@ def _final_value_sentence(report: ReportData, evaluated: list[TierSummary]) -> s
         values = [f"{one.arm} {value}" for one, value in zip(evaluated, values, strict=True)]
     when = f"After {pluralize(reader.rounds, 'round')}"
     if report.is_running:
-        when = f"So far, after {reader.rounds} of {reader.recipe['rounds']} rounds"
+        when = f"So far, after {reader.rounds} of {pluralize(reader.recipe['rounds'], 'round')}"
     over = f", mean over {pluralize(seeds, 'seed')}" if seeds > 1 else ""
     return f"{when}, {metric.name} on the {report.test} test{over}: {join_words(values)}."
+
+
+def _other_test_sentence(report: ReportData) -> list[str]:
+    """The final values on the test that comes second."""
+    other = other_test(report.test)
+    shown = replace(report, terms=replace(report.terms, test=other))
+    values = [one for one in summarize_tiers(shown) if not math.isnan(one.mean)]
+    prefix = "{0.arm} {0.tier}" if report.has_several_arms else "{0.tier}"
+    parts = [f"{prefix.format(one)} {report.metric.format(one.mean)}" for one in values]
+    return [f"On the {other} test: {join_words(parts)}."] if parts else []
 
 
 def _participation_sentences(reader: RunReader) -> list[str]:
@@ -191,7 +206,8 @@ def _noise_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
         return f"This is based on {seeds}; `fedloom compare --seeds 5` shows how much results vary between seeds."
     examples = report.terms.examples
     noise = 2 * report.metric.standard_error(statistics.fmean(one.mean for one in evaluated), examples)
-    return f"With {seeds} and {examples:,} test examples, each value is known to about ± {noise:.1f} points."
+    known = f"each value is known to about ± {format_points(noise)}"
+    return f"With {seeds} and {pluralize(examples, 'test example')}, {known}."
 
 
 def _facts(report: ReportData) -> dict[str, Any]:
@@ -200,10 +216,10 @@ def _facts(report: ReportData) -> dict[str, Any]:
     return {
         "method": " · ".join(group.name for group in report.groups),
         "paper": "" if report.has_several_arms else reader.fleet["method"].get("paper", ""),
-        "data": f"{reader.recipe['data']['dataset']}, {reader.recipe['data']['devices']} devices",
+        "data": f"{reader.recipe['data']['dataset']}, {pluralize(reader.recipe['data']['devices'], 'device')}",
         "deviation": reader.manifest.get("data_deviation", ""),
         "classes": _list_classes(reader.fleet.get("class_names", ())),
-        "rounds": f"{reader.rounds} of {reader.recipe['rounds']} rounds",
+        "rounds": f"{reader.rounds} of {pluralize(reader.recipe['rounds'], 'round')}",
         "seeds": f"seed {', '.join(str(one.seed) for one in report.groups[0].readers)}",
         "started": reader.manifest.get("started", ""),
     }

@@ -1,6 +1,7 @@
 """Compare arms over paired seeds: final values by tier, differences with their noise, and the verdicts drawn from them.
 
-A claim holds if every seed agrees. A difference counts only beyond the noise of the test set and of the seeds.
+One rule decides every statement that one arm is better than another: the difference must be beyond the noise of the
+test set and of the seeds. A paper's claim in the ledger holds if every seed agrees.
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from ..evaluation import Row
 from ..evaluation.metrics import NOTHING_DECLARED, MetricInfo, UndeclaredDirection, metric_info
+from ..wording import format_number, join_words, pluralize
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ComparedMetric:
     def number(self, value: float, sign: str = "") -> str:
         """A value without its unit: with one decimal in percent and for perplexities, else four digits."""
         decimal = self.unit == " %" or self.name.startswith(PERPLEXITY_PREFIX)
-        return f"{value:{sign}.1f}" if decimal else f"{value:{sign}.4g}"
+        return format_number(value, ".1f" if decimal else ".4g", signed=bool(sign))
 
     def format(self, value: float) -> str:
         return f"{self.number(value)}{self.unit}"
@@ -149,7 +151,27 @@ def transfer_rows(rows: Sequence[Row]) -> list[Row]:
     return compressed or [row for row in rows if row.metric in PLAIN_BYTES]
 
 
-LOCAL_TEST = "local"  # devices' own test examples
+LOCAL_TEST, GLOBAL_TEST = "local", "global"  # devices' own test examples, the whole test set
+
+
+def other_test(test: str) -> str:
+    """The test that tables show beside the one that a verdict is about."""
+    return GLOBAL_TEST if test == LOCAL_TEST else LOCAL_TEST
+
+
+def describe_tests(test: str, headlines: Mapping[str, str]) -> str:
+    """Which test a verdict is about, and why, if arms are made for different ones; else "".
+
+    Parameters
+    ----------
+    test : the test.
+    headlines : the test that each arm's method is for.
+    """
+    others = [name for name, headline in headlines.items() if headline != test]
+    if len(set(headlines.values())) < 2 or not others:
+        return ""
+    made = f"{join_words(others)} {'is' if len(others) == 1 else 'are'} made for the {other_test(test)} test"
+    return f"judged on the {test} test, which every arm has; {made}, shown beside it"
 
 
 @dataclass(frozen=True)
@@ -210,7 +232,7 @@ def _curve(rows: Sequence[Row], candidate: str, key: tuple[str, str, str, str]) 
 
 @dataclass(frozen=True)
 class Difference:
-    """`this` minus `other` for the devices of one tier, paired by seed."""
+    """`this` minus `other` for the devices of one tier, or for the average device (`tier` is empty), paired by seed."""
 
     tier: str
     this: str
@@ -221,6 +243,8 @@ class Difference:
     noise: float
     beyond_noise: bool
     metric: ComparedMetric = ACCURACY
+    seeds: int = 1
+    better: int = 0  # seeds in which `this` is better
 
     @property
     def advantage(self) -> float:
@@ -228,21 +252,45 @@ class Difference:
         return self.metric.sign * self.mean
 
     @property
+    def place(self) -> str:
+        """Whom the difference is about, in words."""
+        return f"on {self.tier} devices" if self.tier else "on the average device"
+
+    @property
     def verdict(self) -> str:
+        """Whether the difference may be claimed, and why."""
         if self.beyond_noise:
-            return "beyond noise"
-        return (
-            f"within noise (± {self.metric.number(self.noise)})"
-            if math.isfinite(self.noise)
-            else "one seed cannot tell"
-        )
+            reason = "beyond noise" if abs(self.mean) > self.noise else f"all {self.seeds} seeds agree"
+            return f"{reason}, may be claimed"
+        if not math.isfinite(self.noise):
+            return "one seed cannot tell, not to be claimed"
+        reason = "within noise" if abs(self.mean) <= self.noise else "the seeds disagree"
+        return f"{reason}, not to be claimed"
+
+    @property
+    def claim(self) -> ClaimVerdict:
+        """Whether `this` is better."""
+        if not self.beyond_noise:
+            return "within noise"
+        return "holds" if self.advantage > 0 else "does not hold"
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "this": self.this, "other": self.other, "this_mean": self.this_mean, "other_mean": self.other_mean,
+            "noise": self.noise, "better": self.better, "seeds": self.seeds, "verdict": self.claim,
+            "metric": self.metric.name,
+        }  # fmt: skip
 
     def __str__(self) -> str:
-        value = self.metric.format
-        return (
-            f"{self.tier} devices: {self.this} {value(self.this_mean)}, {self.other} {value(self.other_mean)}: "
-            f"{self.metric.format_difference(self.mean)}, {self.verdict}"
-        )
+        """Which arm is better, where, by how much, and whether it may be claimed."""
+        unit, seeds = self.metric.difference_unit, pluralize(self.seeds, "seed")
+        noise = f"± {self.metric.number(self.noise)}, " if math.isfinite(self.noise) else ""
+        size = self.metric.number(abs(self.mean))
+        if float(size) == 0:
+            return f"{self.this} and {self.other} are level {self.place} ({noise}{seeds}): nothing to be claimed"
+        better, worse = (self.this, self.other) if self.advantage > 0 else (self.other, self.this)
+        return f"{better} beats {worse} {self.place} by {size}{unit} ({noise}{seeds}): {self.verdict}"
 
 
 def compute_difference(this: Arm, other: Arm, tier: str, test: str, examples: int) -> Difference:
@@ -251,8 +299,13 @@ def compute_difference(this: Arm, other: Arm, tier: str, test: str, examples: in
     A difference is beyond noise if every seed has the same sign and, with fewer than five seeds, the mean exceeds two
     standard errors: those of the test set of `examples`, which all seeds share, and of the seeds.
     """
-    metric = this.metric
-    pairs = list(zip(this.final_values(tier, test), other.final_values(tier, test), strict=True))
+    return _difference(tier, this, other, this.final_values(tier, test), other.final_values(tier, test), examples)
+
+
+def _difference(
+    tier: str, this: Arm, other: Arm, first: Sequence[float], second: Sequence[float], examples: int
+) -> Difference:
+    metric, pairs = this.metric, list(zip(first, second, strict=True))
     differences = [one - two for one, two in pairs]
     mean = statistics.fmean(differences)
     level = statistics.fmean(value for pair in pairs for value in pair)
@@ -262,44 +315,16 @@ def compute_difference(this: Arm, other: Arm, tier: str, test: str, examples: in
     same_sign = all(map(is_positive, differences)) or all(map(is_negative, differences))
     beyond = same_sign and (len(differences) >= 5 or abs(mean) > noise)
     left, right = (statistics.fmean(side) for side in zip(*pairs, strict=True))
-    return Difference(tier, this.name, other.name, left, right, mean, noise, beyond, metric)
+    better = sum(metric.is_directed and metric.sign * one > 0 for one in differences)
+    return Difference(tier, this.name, other.name, left, right, mean, noise, beyond, metric, len(pairs), better)
 
 
-@dataclass(frozen=True)
-class OverallComparison:
-    """Whether the first arm is better than another on all devices, each device counting the same."""
-
-    this: str
-    other: str
-    this_mean: float
-    other_mean: float
-    better: int  # seeds
-    seeds: int
-    verdict: ClaimVerdict
-    metric: ComparedMetric = ACCURACY
-
-    def record(self) -> dict[str, Any]:
-        return {**vars(self), "metric": self.metric.name}
-
-    def __str__(self) -> str:
-        value, gap = self.metric.format, self.metric.format_difference(self.this_mean - self.other_mean)
-        return (
-            f"all devices: {self.this} {value(self.this_mean)}, {self.other} {value(self.other_mean)}: {gap}, "
-            f"better in {self.better} of {self.seeds} seeds: {self.verdict}"
-        )
-
-
-def compare_overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str) -> OverallComparison | None:
-    """Compare two arms on all devices; None if a tier was not evaluated."""
-    sides = [_fleet_values(arm, shares, test) for arm in (this, other)]
-    differences = [this.metric.sign * (one - two) for one, two in zip(*sides, strict=True)]
-    if any(map(math.isnan, differences)):
+def compare_overall(this: Arm, other: Arm, shares: Mapping[str, float], test: str, examples: int) -> Difference | None:
+    """Compare two arms on the average device, by the rule of `compute_difference`; None if a tier was not evaluated."""
+    first, second = (_fleet_values(arm, shares, test) for arm in (this, other))
+    if any(map(math.isnan, (*first, *second))):
         return None
-    several = len(differences) > 1
-    verdict = decide_unanimously(differences, is_positive, is_negative) if several else "within noise"
-    first, second = (statistics.fmean(side) for side in sides)
-    better = sum(map(is_positive, differences))
-    return OverallComparison(this.name, other.name, first, second, better, len(differences), verdict, this.metric)
+    return _difference("", this, other, first, second, examples)
 
 
 def _fleet_values(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:
@@ -313,7 +338,8 @@ def summarize_arms(
 ) -> list[dict[str, object]]:
     """One record per arm: final values by tier and of the worst tier, which devices can run their model, and costs.
 
-    `local_test` holds the values on devices' own test examples, unless that is the test compared.
+    `local_test` holds the values on devices' own test examples, `global_test` those on the whole test set; each is None
+    if that is the test compared.
     """
     return [
         {
@@ -321,7 +347,10 @@ def summarize_arms(
             "metric": arm.metric.name,
             arm.metric.name: {tier: mean_and_std(arm.final_values(tier, test)) for tier in tiers},
             "worst_tier": mean_and_std(arm.worst_tier_values(test)),
-            "local_test": None if test == LOCAL_TEST else _local_test_values(arm, tiers, shares),
+            **{
+                f"{other}_test": None if test == other else _other_test_values(arm, tiers, shares, other)
+                for other in (LOCAL_TEST, GLOBAL_TEST)
+            },
             "can_run": {tier: arm.serving[tier].can_run for tier in tiers},
             "served_percent": 100 * sum(shares[tier] for tier in tiers if arm.serving[tier].can_run),
             "macs": {tier: arm.macs[arm.serving[tier].tier] for tier in tiers if arm.serving[tier].tier in arm.macs},
@@ -332,15 +361,15 @@ def summarize_arms(
     ]
 
 
-def _local_test_values(
-    arm: Arm, tiers: Sequence[str], shares: Mapping[str, float]
+def _other_test_values(
+    arm: Arm, tiers: Sequence[str], shares: Mapping[str, float], test: str
 ) -> dict[str, dict[str, float]] | None:
     """By tier, and under `all` for the whole fleet if every device can run its model; None if not evaluated."""
-    by_tier = {tier: mean_and_std(arm.final_values(tier, LOCAL_TEST)) for tier in tiers}
+    by_tier = {tier: mean_and_std(arm.final_values(tier, test)) for tier in tiers}
     if all(math.isnan(values["mean"]) for values in by_tier.values()):
         return None
     all_served = all(served.can_run for served in arm.serving.values())
-    return {**by_tier, "all": mean_and_std(_fleet_values(arm, shares, LOCAL_TEST) if all_served else [math.nan])}
+    return {**by_tier, "all": mean_and_std(_fleet_values(arm, shares, test) if all_served else [math.nan])}
 
 
 def write_verdict(
@@ -356,11 +385,13 @@ def write_verdict(
     if "standalone" in by_name and first.name != "standalone":
         differences += [compute_difference(first, by_name["standalone"], tier, test, examples) for tier in tiers]
     lines = [str(one) for one in differences if not math.isnan(one.mean)]  # a tier without devices has no model
-    for record in summarize_arms(arms, tiers, shares, test):
-        if record["arm"] in (first.name, "drop-the-small"):
-            lines.append(f"{record['arm']} gives {record['served_percent']:.0f} % of the devices a model they can run")
+    served = {
+        arm.name: 100 * sum(shares[tier] for tier in tiers if arm.serving[tier].can_run)
+        for arm in arms
+        if arm.name in (first.name, "drop-the-small")
+    }
+    lines.append(f"devices with a model they can run: {join_words([f'{n} {v:.0f} %' for n, v in served.items()])}")
     if "all-large" in by_name and 0 < first.bytes_per_round() < by_name["all-large"].bytes_per_round():
         ratio = by_name["all-large"].bytes_per_round() / first.bytes_per_round()
-        fewer = f"{ratio:.1f} times fewer bytes"
-        lines.append(f"a round of {first.name} transfers {fewer} than if every device had the largest model")
+        lines.append(f"a round in which every device has the largest model transfers {ratio:.1f} times the bytes")
     return lines

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from ..evaluation import Row
 from ..evaluation.metrics import MetricInfo, UndeclaredDirection
 from ..files import read_json_lines
+from ..methods import headline_test
 from ..registry import suggest
-from ..runs.folder import MANIFEST, read_manifest, read_metrics, read_rows
+from ..runs.folder import MANIFEST, evaluated_tests, read_manifest, read_metrics, read_rows
 from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of
 from .tables import DESCRIPTION_FILE, ComparisonResult, ComparisonTerms, conclude
 from .targets import BudgetUnit, budget_lines, limit_to_budget
@@ -81,6 +82,11 @@ class RunReader:
         return read_metrics(self.manifest)
 
     @property
+    def headline_test(self) -> str:
+        """The test that its method is for; "global" for runs of older releases."""
+        return headline_test(self.fleet["method"].get("produces", "global"), evaluated_tests(self.rows))
+
+    @property
     def method(self) -> str:
         return str(self.recipe["method"]["name"])
 
@@ -135,6 +141,8 @@ class ReportData:
     terms: ComparisonTerms
     command: str  # repeats it all
     equal: BudgetUnit = "rounds"  # the budget that arms share
+    notes: Sequence[str] = ()  # further sentences of the comparison
+    left_out: Mapping[str, str] = field(default_factory=dict)  # methods that do not fit, and why
 
     @property
     def has_several_arms(self) -> bool:
@@ -200,7 +208,8 @@ class ReportData:
             for group in self.groups
             for index in group.arm.failed
         ]
-        return replace(result, verdict=[*result.verdict, *budgets, *failures])
+        verdict = [*result.verdict, *budgets, *failures, *self.notes]
+        return replace(result, verdict=verdict, left_out=dict(self.left_out))
 
     @property
     def missing_result_reason(self) -> str:
@@ -240,12 +249,14 @@ def _read_comparison(home: Path, test: str | None, metric: str | None) -> Report
         raise ReportError(f"no run of {home} has started yet")
     seeds = min(len(group.readers) for group in groups)  # paired; later seeds have not started in every arm
     paired = [_limit_seeds(group, seeds) for group in groups]
-    chosen = {"test": test or description["terms"]["test"], "metric": metric or ""}
+    headlines = {group.name: group.readers[0].headline_test for group in paired}
+    chosen = {"test": test or description["terms"]["test"], "metric": metric or "", "headlines": headlines}
     terms = ComparisonTerms(**{**description["terms"], **chosen})
     if terms.baseline not in [group.name for group in paired]:
         terms = replace(terms, baseline=None)
     terms = _choose_test(terms, paired[0], test)
-    return ReportData(paired, terms, description["command"], description["equal"])
+    notes, left_out = description.get("notes", ()), description.get("left_out", {})
+    return ReportData(paired, terms, description["command"], description["equal"], notes, left_out)
 
 
 def _read_group(home: Path, name: str, description: Mapping[str, Any], metric: str | None) -> Group:
@@ -284,8 +295,9 @@ def _combine_runs(folders: Sequence[Path], test: str | None, metric: str | None)
     ]
     examples = int(first.manifest.get("test_examples", 1))
     terms = ComparisonTerms(
-        names, {tier["name"]: tier["share"] for tier in tiers}, test or "global", examples, metric=metric or ""
-    )
+        names, {tier["name"]: tier["share"] for tier in tiers}, test or first.headline_test, examples,
+        metric=metric or "", headlines={group.name: group.readers[0].headline_test for group in groups},
+    )  # fmt: skip
     paths = " ".join(str(folder) for folder in folders)
     command = f"fedloom report {paths}" if len(folders) > 1 else ""
     return ReportData(groups, _choose_test(terms, groups[0], test), command)
@@ -326,7 +338,7 @@ def _build_arm(name: str, readers: Sequence[RunReader], tiers: Sequence[str], me
 
 
 def _choose_test(terms: ComparisonTerms, group: Group, requested: str | None) -> ComparisonTerms:
-    """The requested test; if the run has no global test, its local one. Refuses a metric that the run does not have."""
+    """The requested test, or another one if the run does not have it. Refuses a metric that the run does not have."""
     evaluated = [row for row in group.readers[0].rows if row.candidate and not row.device]
     metric, metrics = group.arm.metric.name, list(dict.fromkeys(row.metric for row in evaluated))
     if terms.metric and metrics and metric not in metrics:

@@ -11,14 +11,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..wording import format_amount, format_bytes
 from .paired_stats import (
     ACCURACY,
+    GLOBAL_TEST,
+    LOCAL_TEST,
     PERPLEXITY,
     Arm,
     ComparedMetric,
-    OverallComparison,
+    Difference,
     compare_overall,
     compute_difference,
+    describe_tests,
     summarize_arms,
     write_verdict,
 )
@@ -49,6 +53,7 @@ class ComparisonTerms:
     baseline: str | None = None  # the arm whose final value, less the margin, is the target
     margin: float = 1.0
     metric: str = ""  # the one compared, as rows name it; empty: accuracy or perplexity
+    headlines: Mapping[str, str] = field(default_factory=dict)  # the test that each arm's method is for
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,11 @@ class ComparisonResult:
     verdict: list[str]
     reached: list[CostToTarget] = field(default_factory=list)
     claims: list[SoonerClaim] = field(default_factory=list)
-    overall: list[OverallComparison] = field(default_factory=list)
+    overall: list[Difference] = field(default_factory=list)
     winners: dict[str, str | None] = field(default_factory=dict)
     metric: ComparedMetric = ACCURACY
+    test: str = "global"  # that the verdict is about
+    left_out: dict[str, str] = field(default_factory=dict)  # methods that do not fit, and why
 
 
 def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
@@ -69,10 +76,11 @@ def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
         reached = costs_to_targets(arms, tier_targets(arms, tiers, test, terms.baseline, terms.margin), test)
     claims, sooner = conclude_sooner(reached)
     others = [arm for arm in arms[1:] if arm.name not in terms.controls or arm.name == "standalone"]
-    fleet = [one for one in (compare_overall(first, other, shares, test) for other in others) if one]
+    fleet = [one for one in (compare_overall(first, other, shares, test, terms.examples) for other in others) if one]
     lines = write_verdict(arms, tiers, shares, test, terms.examples) + [str(one) for one in fleet] + sooner
+    lines += filter(None, [describe_tests(test, terms.headlines)])
     records = summarize_arms(arms, tiers, shares, test)
-    return ComparisonResult(records, lines, reached, claims, fleet, find_winners(arms, terms), first.metric)
+    return ComparisonResult(records, lines, reached, claims, fleet, find_winners(arms, terms), first.metric, test)
 
 
 def find_winners(arms: Sequence[Arm], terms: ComparisonTerms) -> dict[str, str | None]:
@@ -130,8 +138,9 @@ def _value_table(result: ComparisonResult) -> TextTable:
     direction = "" if metric in (ACCURACY, PERPLEXITY) else f" ({metric.direction})"
     over = ", mean ± standard deviation over seeds" if any(first[name][tier]["std"] for tier in tiers) else ""
     model = "of the model that devices of the tier end up with; in brackets: they cannot run it."
-    local = " Local test: all devices, each on its own test examples." if LOCAL_TEST_COLUMN in columns else ""
-    caption = f"{metric.title}{unit}{direction}{over}, {model}{local}"
+    on = f" on the {result.test} test{TEST_MEANINGS.get(result.test, '')}"
+    shown = [f" {test.capitalize()} test: the average device{about}." for test, about in _other_tests(columns)]
+    caption = f"{metric.title}{unit}{direction}{on}{over}, {model}{''.join(shown)}"
     return TextTable(caption, ("arm", *tiers, *(column.header for column in columns)), rows, frozenset(strong))
 
 
@@ -152,24 +161,38 @@ class OptionalColumn:
 
 
 def _format_macs(record: dict[str, Any], metric: ComparedMetric) -> str:
-    return " / ".join(f"{macs / 1e6:.3g}" for macs in dict.fromkeys(record["macs"].values())) or "–"
+    return " / ".join(format_amount(macs) for macs in dict.fromkeys(record["macs"].values())) or "–"
 
 
-LOCAL_TEST_COLUMN = OptionalColumn(
-    "local test",
-    lambda record, metric: _format_value(record["local_test"]["all"], metric) if record["local_test"] else "–",
-    lambda result: any(record["local_test"] for record in result.records),
-)
+TEST_MEANINGS = {LOCAL_TEST: " (each device on its own test examples)", GLOBAL_TEST: ""}
+
+
+def _other_test_column(test: str) -> OptionalColumn:
+    key = f"{test}_test"
+    return OptionalColumn(
+        f"{test} test",
+        lambda record, metric: _format_value(record[key]["all"], metric) if record.get(key) else "–",
+        lambda result: any(record.get(key) for record in result.records),
+    )
+
+
+def _other_tests(columns: Sequence[OptionalColumn]) -> list[tuple[str, str]]:
+    """The tests with a column, and what is evaluated there."""
+    about = {LOCAL_TEST: " on its own test examples", GLOBAL_TEST: " on the whole test set"}
+    return [(test, about[test]) for test, column in TEST_COLUMNS.items() if column in columns]
+
+
+TEST_COLUMNS = {test: _other_test_column(test) for test in (LOCAL_TEST, GLOBAL_TEST)}
 COLUMNS = (
     OptionalColumn(
         "worst",
         lambda record, metric: _format_value(record["worst_tier"], metric),
         lambda result: len(result.records[0]["can_run"]) > 1,
     ),
-    LOCAL_TEST_COLUMN,
+    *TEST_COLUMNS.values(),
     OptionalColumn("served", lambda record, metric: f"{record['served_percent']:.0f} %"),
-    OptionalColumn("million MACs", _format_macs, lambda result: any(record["macs"] for record in result.records)),
-    OptionalColumn("MB per round", lambda record, metric: f"{record['bytes_per_round'] / 1e6:.2f}"),
+    OptionalColumn("MACs", _format_macs, lambda result: any(record["macs"] for record in result.records)),
+    OptionalColumn("bytes per round", lambda record, metric: format_bytes(record["bytes_per_round"])),
     OptionalColumn(
         "simulated s",
         lambda record, metric: "–" if record["seconds"] is None else f"{record['seconds']:.1f}",
@@ -196,8 +219,13 @@ def _format_amounts(amounts: Sequence[Amount], unit: float = 1, digits: str = "g
     return median_amount(amounts).format(unit, digits) + (f" [{texts[0]}–{texts[-1]}]" if len(texts) > 1 else "")
 
 
+def left_out_lines(result: ComparisonResult) -> list[str]:
+    """The methods that do not fit, each with its reason."""
+    return [f"left out: {name}: {reason}" for name, reason in result.left_out.items()]
+
+
 def to_markdown(result: ComparisonResult) -> str:
-    lines = "\n".join(f"- {line}" for line in result.verdict)
+    lines = "\n".join(f"- {line}" for line in [*result.verdict, *left_out_lines(result)])
     return "\n\n".join([*map(_markdown_table, build_tables(result)), lines]) + "\n"
 
 
@@ -212,7 +240,8 @@ def _markdown_table(table: TextTable) -> str:
 
 CSV_COLUMNS = (
     "arm", "tier", "can_run", "metric", "mean", "std", "winner", "worst_tier_mean", "worst_tier_std",
-    "local_test_mean", "local_test_std", "served_percent", "macs", "bytes_per_round", "seconds", "target", "reached",
+    "local_test_mean", "local_test_std", "global_test_mean", "global_test_std", "served_percent",
+    "macs", "bytes_per_round", "seconds", "target", "reached",
     "rounds_to_target", "bytes_to_target", "seconds_to_target", "gain",
 )  # fmt: skip
 
@@ -229,10 +258,14 @@ def to_csv(result: ComparisonResult) -> str:
             won = int(result.winners.get(tier) == name)
             of_tier = (int(record["can_run"][tier]), record["metric"], value["mean"], value["std"], won)
             spent = (record["macs"].get(tier, ""), record["bytes_per_round"], record["seconds"])
-            local = record["local_test"]["all"] if record["local_test"] else {"mean": "", "std": ""}
-            of_arm = (worst["mean"], worst["std"], local["mean"], local["std"], record["served_percent"], *spent)
+            of_arm = (worst["mean"], worst["std"], *_other_test_cells(record), record["served_percent"], *spent)
             writer.writerow([name, tier, *of_tier, *of_arm, *_target_cells(reached.get((name, tier)), result.reached)])
     return text.getvalue()
+
+
+def _other_test_cells(record: Mapping[str, Any]) -> list[Any]:
+    known = [record.get(f"{test}_test") for test in TEST_COLUMNS]
+    return [cell for values in known for cell in (values["all"].values() if values else ("", ""))]
 
 
 def _target_cells(cost: CostToTarget | None, costs: Sequence[CostToTarget]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from ..evaluation import Row
+from ..wording import pluralize
 from .paired_stats import (
     ACCURACY,
     Arm,
@@ -149,12 +150,26 @@ class SoonerClaim:
     seeds: int
     verdict: ClaimVerdict
     metric: ComparedMetric = ACCURACY
+    later: int = 0  # seeds
+    reached: bool = True  # by one of the two, in some seed
 
     def __str__(self) -> str:
-        return (
-            f"{self.tier} devices: {self.this} reaches {self.metric.format(self.target)} sooner than {self.other} "
-            f"in {self.sooner} of {self.seeds} seeds: {self.verdict}"
-        )
+        """Which arm is sooner, in how many seeds, and whether it may be claimed."""
+        target = f"{self.metric.format(self.target)} on {self.tier} devices"
+        if not self.reached:
+            return f"neither {self.this} nor {self.other} reaches {target}: nothing to be claimed"
+        if self.sooner == self.later:
+            return f"{self.this} and {self.other} reach {target} equally soon: nothing to be claimed"
+        ahead = self.sooner > self.later
+        first, second = (self.this, self.other) if ahead else (self.other, self.this)
+        seeds = f"{max(self.sooner, self.later)} of {pluralize(self.seeds, 'seed')}"
+        return f"{first} reaches {target} sooner than {second} (in {seeds}): {self._may_be_claimed}"
+
+    @property
+    def _may_be_claimed(self) -> str:
+        if self.verdict != "within noise":
+            return "all seeds agree, may be claimed"
+        return f"{'one seed cannot tell' if self.seeds == 1 else 'the seeds disagree'}, not to be claimed"
 
     def record(self) -> dict[str, str]:
         return {"tier": self.tier, "other": self.other, "verdict": self.verdict}
@@ -162,8 +177,11 @@ class SoonerClaim:
 
 def evaluate_sooner(this: CostToTarget, other: CostToTarget) -> SoonerClaim:
     gaps = [amount_difference(one, two) for one, two in zip(this.rounds, other.rounds, strict=True)]
-    verdict, sooner = decide_unanimously(gaps, is_negative, is_positive), sum(map(is_negative, gaps))
-    return SoonerClaim(this.tier, this.target, this.arm, other.arm, sooner, len(gaps), verdict, this.metric)
+    verdict = decide_unanimously(gaps, is_negative, is_positive) if len(gaps) > 1 else "within noise"
+    sooner, later = sum(map(is_negative, gaps)), sum(map(is_positive, gaps))
+    reached = any(amount.exact for amount in (*this.rounds, *other.rounds))
+    names = this.tier, this.target, this.arm, other.arm
+    return SoonerClaim(*names, sooner, len(gaps), verdict, this.metric, later, reached)
 
 
 def compute_gain(this: Amount, others: Sequence[Amount]) -> str | None:
@@ -176,6 +194,11 @@ def compute_gain(this: Amount, others: Sequence[Amount]) -> str | None:
         return f">{math.floor(10 * ratio) / 10:.1f}"
     soonest = min((amount.value for amount in others if amount.exact), default=None)
     return None if soonest is None else f"<{math.ceil(10 * soonest / this.value) / 10:.1f}"
+
+
+def spell_gain(gain: str) -> str:
+    """A gain in words: "1.2 times", "more than 3.6 times"."""
+    return f"{gain.replace('>', 'more than ').replace('<', 'less than ')} times"
 
 
 def gain_of(this: CostToTarget, others: Sequence[CostToTarget]) -> str | None:
@@ -194,7 +217,7 @@ def conclude_sooner(costs: Sequence[CostToTarget]) -> tuple[list[SoonerClaim], l
         lines += [str(claim) for claim in of_tier]
         gain = gain_of(this, others)
         if gain is not None:
-            lines.append(f"{tier} devices: the fastest other arm takes {gain} times the rounds of {this.arm}")
+            lines.append(f"the fastest other arm takes {spell_gain(gain)} the rounds of {this.arm} on {tier} devices")
     return claims, lines
 
 

@@ -47,6 +47,7 @@ from ..recipe.validation import instantiate
 from ..registry import suggest
 from ..seeds import HOLDOUT_DEVICES, generator
 from ..tensors import Tensors
+from ..wording import pluralize
 from .clock import build_clock
 from .data import (
     DataSpec,
@@ -58,6 +59,7 @@ from .data import (
     read_data,
     read_public_examples,
 )
+from .effects import check_effects
 from .experiment import Experiment
 from .faults import build_faults
 from .metrics import build_metrics, check_metrics
@@ -94,7 +96,8 @@ def _check_device_tiers(loaded: LoadedRecipe) -> None:
         message = "tiers cannot be given and redrawn"
         raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", message, "leave fleet.assignment out"))
     if config.device_tiers and len(config.device_tiers) != devices:
-        message = f"{len(config.device_tiers)} devices are given a tier, the recipe has {devices}"
+        entries = pluralize(len(config.device_tiers), "entry")
+        message = f"fleet.device_tiers has {entries}, the recipe {pluralize(devices, 'device')}"
         raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", message))
 
 
@@ -259,6 +262,7 @@ def build(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> 
     method = build_method(loaded, registries, fleet)
     check_privacy(loaded, fleet, method)
     check_compression(loaded, registries, fleet, method)
+    check_effects(loaded, fleet, method, data_spec)
     check_fine_tuning(loaded, data_spec)
     check_metrics(loaded, registries, data_spec)
     return fleet, method

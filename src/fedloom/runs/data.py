@@ -35,6 +35,7 @@ from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..recipe.validation import instantiate
 from ..seeds import MAX_EXAMPLES, PARTITION, PUBLIC, SUBSAMPLE, TIER_LABEL_CORRELATION, VALIDATION, generator
+from ..wording import pluralize
 
 
 def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dataset:
@@ -203,7 +204,7 @@ def check_number_of_devices(loaded: LoadedRecipe, labels: Labels) -> None:
     """Raise if there are more devices than training examples to split between them."""
     devices = loaded.recipe.data.devices
     if not devices_own_data(loaded) and devices > len(labels.train):
-        message = f"there are only {len(labels.train)} training examples for {devices} devices"
+        message = f"there are only {len(labels.train)} training examples for {pluralize(devices, 'device')}"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=devices))
 
 
@@ -224,7 +225,7 @@ def build_partition(loaded: LoadedRecipe, registries: Registries, labels: Labels
         code = "FILE_MISSING" if isinstance(error, DataMissing) else "DATA_BROKEN"
         raise loaded.error(RecipeIssue(("data", "partition"), code, error.message, error.hint)) from error
     if len(partition.train) != data.devices:
-        message = f"the partition is for {len(partition.train)} devices, the recipe has {data.devices}"
+        message = f"the partition is for {pluralize(len(partition.train), 'device')}, the recipe has {data.devices}"
         raise loaded.error(RecipeIssue(("data", "devices"), "RECIPE_VALUE", message, value=data.devices))
     partition = limit_examples(partition, data.max_examples, generator(seed, MAX_EXAMPLES))
     if data.subsample:

@@ -21,6 +21,7 @@ from ..recipe.load import LoadedRecipe
 from ..recipe.schema import FaultsConfig, Recipe
 from ..seeds import CORRUPT, CORRUPTION, DROPOUT, generator
 from ..tensors import Parcel
+from ..wording import pluralize
 from .clock import Clock
 from .state import RunState
 
@@ -33,7 +34,7 @@ class NoQuorum(Exception):  # noqa: N818 - named for what is wrong
 
     def __init__(self, failed: int, least: float):
         needed = f"{100 * least:g} % of the needed devices" if least else "any device"
-        super().__init__(f"{failed} rounds in a row failed: in none of them did {needed} reply")
+        super().__init__(f"{pluralize(failed, 'round')} in a row failed: in none of them did {needed} reply")
         self.hint = "events.jsonl in the run's folder has a reason for every device; or change [faults]"
 
 

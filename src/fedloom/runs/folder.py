@@ -22,9 +22,10 @@ from .. import __version__
 from ..evaluation import Row
 from ..evaluation.metrics import NOTHING_DECLARED, MetricInfo, metric_info
 from ..files import read_json_lines, sync_files, write_atomic
+from ..methods import headline_test
 from ..tensors import to_safetensors
 
-MANIFEST = "manifest.json"
+MANIFEST, FLEET_FILE = "manifest.json", "fleet.json"
 LINES = ("rows.jsonl", "events.jsonl", "participation.jsonl", "timings.jsonl")
 
 
@@ -135,6 +136,18 @@ def read_rows(folder: Path, strict: bool = True) -> Iterator[Row]:
     """The rows of a run; with `strict=False`, a last line that is still being written is skipped."""
     for row in read_json_lines(folder / "rows.jsonl", strict):
         yield Row(**{**row, "value": math.nan if row["value"] is None else row["value"]})
+
+
+def read_headline_test(folder: Path, rows: Iterable[Row]) -> str:
+    """The test that a run's method is for, among those of its rows; "global" for runs of older releases."""
+    path = folder / FLEET_FILE
+    method = json.loads(path.read_text(encoding="utf-8"))["method"] if path.is_file() else {}
+    return headline_test(method.get("produces", "global"), evaluated_tests(rows))
+
+
+def evaluated_tests(rows: Iterable[Row]) -> set[str]:
+    """The tests that rows of whole tiers are about; holdout devices are no test of their own."""
+    return {row.test for row in rows if row.candidate and not row.device} & {"global", "local"}
 
 
 def _without_nonfinite(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The loop: draw a cohort, let the method have its round, evaluate when due."""
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from ..fleet import UNCOMPRESSED, Device, RoundContext, Traffic, Transport, expe
 from ..footprints import Aggregate, DPAggregator
 from ..results import Record, Result
 from ..tensors import Parcel
+from ..wording import pluralize
 from .checkpoint import Checkpoint
 from .experiment import Experiment
 from .privacy import compute_epsilon
@@ -35,10 +35,11 @@ class RoundResult(Result):
     traffic : bytes and devices, asked and replied.
     refused : replies that were not admitted, with the reason.
     rows : everything that was measured, as in `rows.jsonl`.
-    seconds : the time it took, evaluation included.
+    seconds : the time it took, evaluation included; not that of other runs beside it.
     server : the server's state after the round.
     participation : a line per tier and outcome.
     evaluation_seconds : the part of `seconds` that went into evaluation.
+    test : the test that the method is for: "global", or "local" for personal models.
     """
 
     number: int
@@ -50,17 +51,16 @@ class RoundResult(Result):
     server: Parcel
     participation: tuple[Line, ...] = ()
     evaluation_seconds: float = 0.0
+    test: str = "global"
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
         """The metrics of each tier's model: `result.metrics["small"]["accuracy"]`.
 
-        On the global test set, or on the local ones if there is no global test. With several candidates the keys are
-        candidate and tier, such as "personal small". Empty if the round was not evaluated.
+        On the test that the method is for (`test`). With several candidates the keys are candidate and tier, such as
+        "personal small". Empty if the round was not evaluated.
         """
-        rows = [row for row in self.rows if row.candidate and not row.device]
-        test = "global" if any(row.test == "global" for row in rows) else "local"
-        rows = [row for row in rows if row.test == test]
+        rows = self.headline_rows
         several = len({row.candidate for row in rows}) > 1
         metrics: dict[str, dict[str, float]] = {}
         for row in rows:
@@ -68,8 +68,15 @@ class RoundResult(Result):
         return metrics
 
     @property
+    def headline_rows(self) -> list[Row]:
+        """The rows of whole tiers on the test that the method is for, or on another if it was not evaluated."""
+        rows = [row for row in self.rows if row.candidate and not row.device]
+        test = self.test if any(row.test == self.test for row in rows) else next((row.test for row in rows), "")
+        return [row for row in rows if row.test == test]
+
+    @property
     def title(self) -> str:
-        replies = f"{self.traffic.replied} of {self.traffic.asked} replies"
+        replies = f"{self.traffic.replied} of {pluralize(self.traffic.asked, 'reply')}"
         name = f"round {self.number} of {self.of}" if self.number <= self.of else "last exchange"
         return f"{name}: {replies}, {self.seconds:.1f} s"
 
@@ -78,7 +85,7 @@ class RoundResult(Result):
 
     def content(self) -> dict[str, Any]:
         return {
-            "round": self.number, "of": self.of, "metrics": self.metrics, "seconds": self.seconds,
+            "round": self.number, "of": self.of, "test": self.test, "metrics": self.metrics, "seconds": self.seconds,
             "asked": self.traffic.asked, "replied": self.traffic.replied,
             "bytes_down": self.traffic.bytes_down, "bytes_up": self.traffic.bytes_up,
         }  # fmt: skip
@@ -106,7 +113,8 @@ class _Round:
     """One round while it runs."""
 
     def __init__(self, experiment: Experiment, number: int, cohort: list[Device]):
-        self.experiment, self.started, self.refusals_before = experiment, time.perf_counter(), len(experiment.refusals)
+        self.clock = experiment.simulator.executor.clock  # other experiments may run side by side
+        self.experiment, self.started, self.refusals_before = experiment, self.clock(), len(experiment.refusals)
         limit = experiment.loaded.recipe.admission.quarantine
         if limit is not None:
             cohort = [device for device in cohort if not experiment.state.is_quarantined(device, limit)]
@@ -129,17 +137,18 @@ class _Round:
     def finish(self, server: Parcel) -> RoundResult:
         """Evaluate what the round has made, if it is time to, and commit the states of its devices."""
         experiment, context, recipe = self.experiment, self.context, self.experiment.loaded.recipe
-        trained, number = time.perf_counter(), context.number
+        trained, number = self.clock(), context.number
         # before evaluation, which asks devices too; with differential privacy a norm would reveal what noise hides
         lines = participation(context, self.refusals, with_norms=recipe.privacy.clip is None)
         rows = evaluate_if_due(experiment, server, number, last=number >= recipe.rounds)
-        evaluated = time.perf_counter() - trained
+        evaluated = self.clock() - trained
         if experiment.screening:
             experiment.screening.commit()
         experiment.engine.commit(number)
         return RoundResult(
             number, recipe.rounds, context.traffic, tuple(self.refusals),
-            (*rows, *_figures(experiment, context)), time.perf_counter() - self.started, server, lines, evaluated,
+            (*rows, *_figures(experiment, context)), self.clock() - self.started, server, lines, evaluated,
+            experiment.headline_test,
         )  # fmt: skip
 
 

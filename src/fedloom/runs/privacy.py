@@ -20,6 +20,7 @@ from ..methods import Method
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.schema import Accountant, Recipe
+from ..wording import pluralize
 
 
 class AccountantMissing(Exception):  # noqa: N818 - named for what is wrong
@@ -115,7 +116,9 @@ def summarize_privacy(recipe: Recipe) -> str:
     epsilon, delta = compute_epsilon(recipe, recipe.rounds), recipe.privacy.delta
     if epsilon is None:
         return ""
-    return f"privacy: epsilon {epsilon:.3f} at delta {delta:g} for every device, after {recipe.rounds} rounds"
+    return (
+        f"privacy: epsilon {epsilon:.3f} at delta {delta:g} for every device, after {pluralize(recipe.rounds, 'round')}"
+    )
 
 
 def check_privacy(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> None:
@@ -169,6 +172,6 @@ def _find_overspending(recipe: Recipe) -> Iterator[RecipeIssue]:
         return
     if target is not None and cost > target:
         rounds = bisect_right(range(recipe.rounds), target, key=mechanism.epsilon) - 1
-        message = f"{recipe.rounds} rounds cost epsilon {cost:.3f} at delta {mechanism.delta:g}"
+        message = f"{pluralize(recipe.rounds, 'round')} would cost epsilon {cost:.3f} at delta {mechanism.delta:g}"
         hint = f"it is enough for {rounds} of them; or use more privacy.noise or less fleet.participation"
         yield RecipeIssue(("privacy", "target_epsilon"), "PRIVACY_BUDGET", message, hint, target)

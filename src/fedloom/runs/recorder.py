@@ -1,7 +1,6 @@
 """Record a run in its folder while it runs: the fleet, rows, events and checkpoints, and at the end its models."""
 
 import json
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,13 +21,12 @@ from ..tensors import Parcel, fingerprint
 from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
 from .experiment import Experiment
 from .final_models import CKA_FILE, compute_tier_cka, save_models
-from .folder import RunWriter, peak_memory, read_rows
+from .folder import FLEET_FILE, RunWriter, peak_memory, read_rows
 from .lock import lock_run
 from .loop import RoundResult, evaluate_if_due, rounds, single_thread
 from .own_names import describe_names, list_own_names
-from .trackers import NONE, Trackers
+from .trackers import NONE, Trackers, headline_first
 
-FLEET_FILE = "fleet.json"
 MAX_CLASSES = 100  # columns of label counts
 FREQUENT = 10  # classes shown if there are more
 
@@ -58,14 +56,14 @@ def record_rounds(
         closing(experiment.engine),
         recorder.opened(since),
         writer.record_failure(),
-        trackers.follow(folder, recipe, since is not None),
+        trackers.follow(folder, recipe, since is not None, experiment.headline_test),
         recorder.save_on_exit(),
     ):
         if since is not None and was_last_round(since) and since.number < experiment.loaded.recipe.rounds:
             recorder.evaluate_again(last=False)
         for result in rounds(experiment, since):
             recorder.add(result)
-            trackers.rows(result.rows)
+            trackers.rows(headline_first(result.rows, result.test))
             yield result
         recorder.close()
 
@@ -102,13 +100,20 @@ class Recorder:
     experiment: Experiment
     writer: RunWriter
     policy: CheckpointPolicy
-    started: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
     server: Parcel = field(default_factory=dict)
     last: int = 0  # finished round
     replied: int = 0
     seen: int = 0  # refusals
     commits: int = 0  # of client states
     saving: float = 0.0  # seconds reported so far
+
+    def __post_init__(self) -> None:
+        self.started = self._clock()
+
+    def _clock(self) -> float:
+        """Seconds of this run alone, also if others run side by side."""
+        return self.experiment.simulator.executor.clock()
 
     @contextmanager
     def opened(self, since: Checkpoint | None) -> Iterator[None]:
@@ -182,7 +187,7 @@ class Recorder:
         return collect_inputs(self.experiment)
 
     def _seconds(self) -> float:
-        return round(time.perf_counter() - self.started, 3)
+        return round(self._clock() - self.started, 3)
 
     @contextmanager
     def save_on_exit(self) -> Iterator[None]:
@@ -292,7 +297,7 @@ def summarize_fleet(experiment: Experiment) -> dict[str, Any]:
         "method": {
             "name": recipe.method.name, "paper": method.info.paper, "uploads": method.info.uploads,
             "client_state": method.info.client_state, "shares_features": method.shares_features,
-            "produces": method.info.produces,
+            "produces": method.produces,
         },
         "dataset": experiment.dataset.name,
         **({"class_names": list(experiment.dataset.class_names)} if experiment.dataset.class_names else {}),

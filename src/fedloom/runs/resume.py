@@ -11,6 +11,7 @@ from ..evaluation import Row
 from ..recipe.errors import recipe_error
 from ..recipe.registries import Registries
 from ..results import Record, Result
+from ..wording import pluralize
 from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
 from .experiment import Experiment
@@ -141,6 +142,11 @@ def list_changes(before: Any, now: Any, key_path: str = "") -> Iterator[str]:
         yield f"{key_path} was {_format(before)}, is {_format(now)}"
 
 
+def changed_keys(before: Any, now: Any) -> list[str]:
+    """The keys under which two recipes differ."""
+    return [change.partition(" was ")[0] for change in list_changes(before, now)]
+
+
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
     """What a replay of a run's last rounds found.
@@ -164,7 +170,7 @@ class Verdict(Result):
     @property
     def replayed(self) -> str:
         """What was replayed, in words."""
-        return f"{self.rounds} {'round' if self.rounds == 1 else 'rounds'} after round {self.since} replayed"
+        return f"{pluralize(self.rounds, 'round')} after round {self.since} replayed"
 
     def records(self) -> list[Record]:
         return [{"difference": difference} for difference in self.differences]

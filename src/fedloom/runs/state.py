@@ -9,6 +9,7 @@ from uuid import uuid4
 from ..engines import Refusal
 from ..engines.gate import CODES
 from ..fleet import Device, RoundContext
+from ..wording import pluralize
 
 
 @dataclass
@@ -38,7 +39,7 @@ class RunState:
             elif name in refused:
                 self.refused_in_a_row[name] = self.refused_in_a_row.get(name, 0) + 1
                 if self.refused_in_a_row[name] == limit:
-                    reason = f"refused {limit} rounds in a row: not asked any more"
+                    reason = f"refused {pluralize(limit, 'round')} in a row: not asked any more"
                     quarantined.append(Refusal(name, "QUARANTINE", reason))
         return quarantined
 

@@ -44,10 +44,10 @@ class Trackers:
     each: dict[str, Tracker] = field(default_factory=dict)
 
     @contextmanager
-    def follow(self, folder: Path, recipe: Mapping[str, Any], resumed: bool) -> Iterator[None]:
+    def follow(self, folder: Path, recipe: Mapping[str, Any], resumed: bool, test: str = "global") -> Iterator[None]:
         """Begin with the run, and end with its status however it ends."""
         kept = list(read_rows(folder)) if self.each else []
-        run = TrackedRun(folder, self.name or folder.resolve().name, recipe, kept, resumed)
+        run = TrackedRun(folder, self.name or folder.resolve().name, recipe, headline_first(kept, test), resumed, test)
         self._call_each(lambda tracker: tracker.begin(run))
         status = "interrupted"
         try:
@@ -72,6 +72,19 @@ class Trackers:
 
 
 NONE = Trackers()
+
+
+def headline_first(rows: Sequence[Row], test: str) -> list[Row]:
+    """The rows, with those on the test that the method is for in front of each round's others.
+
+    Trackers that show curves in the order in which they appear then begin with those that matter.
+    """
+    order = sorted(range(len(rows)), key=lambda at: (rows[at].round, _is_other_test(rows[at], test), at))
+    return [rows[at] for at in order]
+
+
+def _is_other_test(row: Row, test: str) -> bool:
+    return test != "global" and row.test != test  # global tests come first by themselves
 
 
 def build_trackers(

@@ -113,10 +113,13 @@ def build_attack_bench(
     rules: Sequence[str],
     share: float,
     seeds: int,
-    test: str,
+    test: str | None,
     workers: int = 1,
 ) -> AttackBench:
-    """Plan the runs for `seeds` seeds from the recipe's on; runs without attack and with the plain mean are added."""
+    """Plan the runs for `seeds` seeds from the recipe's on; runs without attack and with the plain mean are added.
+
+    `test`: by default the one that the method is for.
+    """
     _check_names(loaded, attacks, {NONE: None, **registries.attacks}, "attack")
     _check_names(loaded, rules, registries.aggregation, "rule")
     if loaded.recipe.faults != FaultsConfig():
@@ -144,7 +147,8 @@ def build_attack_bench(
                     client_data = client_data or poisoned(malice, honest.simulator.client_data, names)
                     experiment = _attacked(honest, malice, client_data, names)
                 experiments.setdefault((attack, rule), []).append(experiment)
-    return AttackBench(experiments, bad, test, loaded.recipe.compare.candidate or "", lockstep)
+    first = next(iter(experiments.values()))[0]
+    return AttackBench(experiments, bad, test or first.headline_test, loaded.recipe.compare.candidate or "", lockstep)
 
 
 def _check_names(loaded: LoadedRecipe, names: Sequence[str], table: Mapping[str, object], what: str) -> None:

@@ -31,9 +31,10 @@ from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.loop import RoundResult, single_thread
 from ..runs.own_names import describe_names, list_own_names, load_recipe_of
 from ..runs.recorder import NothingAdmitted, record_rounds, utc_now
-from ..runs.resume import read_resume_point
+from ..runs.resume import changed_keys, read_resume_point
 from ..runs.trackers import TrackerChoice, build_trackers
 from ..tensors import payload_bytes
+from ..wording import join_words
 from .controls import CONTROLS, NO_ARMS, build_arms, errors_at_arm, served_models
 
 logger = logging.getLogger(__name__)
@@ -80,11 +81,23 @@ class Comparison:
     candidates: Mapping[str, str] = field(default_factory=dict)  # by arm; empty: the first
     command: str = ""  # repeats it
     track: Sequence[TrackerChoice] = ()  # names or classes: every run gets trackers of its own
+    left_out: Mapping[str, str] = field(default_factory=dict)  # methods that do not fit, and why
+    test: str | None = None  # that verdicts are about; None: the one that the first arm's method is for
 
     @property
     def seeds(self) -> list[int]:
         """The same in every arm."""
         return [experiment.fleet.seed for experiment in next(iter(self.experiments.values()))]
+
+    @property
+    def headlines(self) -> dict[str, str]:
+        """The test that each arm's method is for."""
+        return {arm: experiments[0].headline_test for arm, experiments in self.experiments.items()}
+
+    @property
+    def verdict_test(self) -> str:
+        """The test that the verdict is about: arms that are made for different tests are judged on the first one's."""
+        return self.test or next(iter(self.headlines.values()))
 
     def folders(self, arm: str) -> list[Path]:
         return [self.home / arm / f"seed-{experiment.fleet.seed}" for experiment in self.experiments[arm]]
@@ -106,7 +119,7 @@ class Comparison:
     def rounds(self) -> Iterator[tuple[str, RoundResult]]:
         """Run what is unfinished, as many runs side by side as memory allows; yields (name, round)."""
         self._write_manifest(status="running")
-        self.write_description("global")
+        self.write_description()
         with single_thread(), closing(self.lockstep.pool):
             yield from run_side_by_side(self.lockstep, map(self._pending, self.unfinished_runs().items()))
         self._write_manifest(status="failed" if self.unfinished_runs() else "finished")
@@ -157,45 +170,53 @@ class Comparison:
             "own_names": {kind: sorted(names) for kind, names in own.items()},
         }
 
-    def result(self, test: str, equal: BudgetUnit = "rounds") -> ComparisonResult:
+    def result(self, equal: BudgetUnit = "rounds") -> ComparisonResult:
         """Conclude once everything has run, counting of every run only what fits the first arm's budget."""
         arms = [self._arm(name) for name in self.experiments]
-        self.write_description(test, equal)
-        result = conclude(limit_to_budget(arms, equal), self.terms(test))
+        self.write_description(equal)
+        result = conclude(limit_to_budget(arms, equal), self.terms())
         round_counts = {each[0].loaded.recipe.rounds for each in self.experiments.values()}
         budgets = budget_lines(arms, equal) if equal != "rounds" or len(round_counts) > 1 else []
         failures = [f"{name} failed" for name in self.unfinished_runs()]
-        return replace(result, verdict=[*result.verdict, *budgets, *failures, *self._identical_arms()])
+        verdict = [*result.verdict, *budgets, *failures, *self.identical_arms()]
+        return replace(result, verdict=verdict, left_out=dict(self.left_out))
 
-    def _identical_arms(self) -> list[str]:
-        """A line for arms that did exactly the same: comparing them says nothing."""
+    def identical_arms(self) -> list[str]:
+        """A line for arms that did exactly the same: comparing them says nothing. Says what they differ in."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in self.experiments:
             manifests = [read_manifest(folder) for folder in self.folders(name) if _has_started(folder)]
             marks = [f"{one.get('sha256')} {one.get('devices_sha256')}" for one in manifests if "sha256" in one]
             if len(marks) == len(self.seeds):
                 groups.setdefault(tuple(marks), []).append(name)
-        return [
-            f"{' and '.join(names)} did exactly the same on this fleet: their models are equal to the bit"
-            for names in groups.values()
-            if len(names) > 1
-        ]
+        return [self._describe_identical(names) for names in groups.values() if len(names) > 1]
 
-    def terms(self, test: str) -> ComparisonTerms:
+    def _describe_identical(self, names: Sequence[str]) -> str:
+        first, *others = [self.experiments[name][0].loaded.recipe.document() for name in names]
+        keys = dict.fromkeys(key for other in others for key in changed_keys(first, other))
+        shown = [*list(keys)[:3], *([f"{len(keys) - 3} more"] if len(keys) > 3 else [])]
+        only = f"they differ only in {join_words(shown)}, which has no effect here" if keys else ""
+        why = only or "their recipes are the same"
+        return f"{join_words(names)} did exactly the same: their models are equal to the bit; {why}"
+
+    def terms(self) -> ComparisonTerms:
         by_size = sorted(self.fleet.tiers, key=lambda tier: -count_parameters(tier.model.shapes()))
         shares = {tier.name: share for tier, share in zip(self.fleet.tiers, self.fleet.shares, strict=True)}
         examples = len(next(iter(self.experiments.values()))[0].dataset.test)
         tiers, controls = [tier.name for tier in by_size], [name for name in self.experiments if name in CONTROLS]
         settings = self.settings
         chosen = settings.baseline, settings.margin, settings.metric or ""
-        return ComparisonTerms(tiers, shares, test, examples, controls, *chosen)
+        return ComparisonTerms(tiers, shares, self.verdict_test, examples, controls, *chosen, self.headlines)
 
-    def write_description(self, test: str, equal: BudgetUnit = "rounds") -> None:
+    def write_description(self, equal: BudgetUnit = "rounds") -> None:
         """Write how the runs belong together, so that `fedloom report` can compare them again."""
         self.home.mkdir(parents=True, exist_ok=True)
         path = self.home / DESCRIPTION_FILE
         earlier = json.loads(path.read_text()) if path.is_file() else {}
-        settings = {"equal": equal, "command": self.command or earlier.get("command", "")}
+        settings = {
+            "equal": equal, "command": self.command or earlier.get("command", ""), "left_out": dict(self.left_out),
+            "notes": self.identical_arms(),
+        }  # fmt: skip
         arms = {}
         for name in self.experiments:
             arm = self._arm(name, read=False)
@@ -203,7 +224,7 @@ class Comparison:
             serving = {tier: asdict(served) for tier, served in arm.serving.items()}
             details = {"candidate": arm.candidate, "shares": dict(arm.shares)}
             arms[name] = {"runs": folders, "seeds": self.seeds, "serving": serving, **details}
-        description = {"format": DESCRIPTION_FORMAT, "arms": arms, "terms": asdict(self.terms(test)), **settings}
+        description = {"format": DESCRIPTION_FORMAT, "arms": arms, "terms": asdict(self.terms()), **settings}
         write_atomic(path, (json.dumps(description, indent=2) + "\n").encode())
 
     def _metric(self, arm: str, rows: Iterable[Row] = ()) -> ComparedMetric:
@@ -259,13 +280,23 @@ def reopen_comparison(home: Path, registries: Registries, data: Path, workers: i
     arms = {name: load_recipe_of(home, registries, document) for name, document in manifest["arms"].items()}
     first = assemble(next(iter(arms.values())), registries, data)
     planned = _plan(arms, first, registries, manifest["seeds"], home, data, workers)
-    return replace(planned, settings=planned.settings.model_copy(update=_described_settings(home)))
+    described = read_description(home)
+    settings = planned.settings.model_copy(update=_described_settings(described))
+    return replace(
+        planned, settings=settings, left_out=described.get("left_out", {}), test=described.get("terms", {}).get("test")
+    )
 
 
-def _described_settings(home: Path) -> dict[str, Any]:
-    """The terms that a comparison was started with; the recipes of its runs do not have them."""
+def read_description(home: Path) -> dict[str, Any]:
+    """How the runs of a comparison belong together; empty before it has begun."""
     path = home / DESCRIPTION_FILE
-    terms = json.loads(path.read_text(encoding="utf-8"))["terms"] if path.is_file() else {}
+    description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return description
+
+
+def _described_settings(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The terms that a comparison was started with; the recipes of its runs do not have them."""
+    terms = description.get("terms", {})
     known = {key: terms[key] for key in ("metric", "baseline", "margin") if key in terms}
     return {**known, "metric": known.get("metric") or None}
 

@@ -22,7 +22,14 @@ LENGTH_KEYS = ("rounds", "evaluation.every")  # an arm may change these, for com
 
 
 def standalone(document: Document, fleet: Fleet) -> Document:
-    """Every device trains alone, with the model of its tier."""
+    """Every device trains alone, with the model of its tier. Nothing is sent, so nothing is compressed or defended."""
+    unused = {"faults": "min_coverage", "admission": "norm"}
+    document = {key: value for key, value in document.items() if key not in ("aggregation", "compression")}
+    document |= {
+        section: {key: value for key, value in document[section].items() if key != idle}
+        for section, idle in unused.items()
+        if section in document
+    }
     return {**document, "method": {"name": "standalone"}, "fleet": {**document["fleet"], "assignment": "fixed"}}
 
 
@@ -92,7 +99,8 @@ def supported_methods(loaded: LoadedRecipe, registries: Registries, data: Path) 
             build(loaded.with_document({**loaded.recipe.document(), "method": {"name": name}}), registries, data_spec)
             supported.append(name)
         except (RecipeError, TypeError) as error:
-            refused[name] = error.issues[0].message if isinstance(error, RecipeError) else str(error)
+            message = error.issues[0].message if isinstance(error, RecipeError) else str(error)
+            refused[name] = message.removeprefix(f"{name} ").partition(";")[0]
     return supported, refused
 
 

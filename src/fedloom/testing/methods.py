@@ -665,14 +665,14 @@ def check_evaluation_changes_nothing(method: Method, world: TinyWorld) -> None:
 
 @listed_in(METHOD_CHECKS)
 def check_produces(method: Method, world: TinyWorld) -> None:
-    """`info.produces` matches `eval_targets`: server models alone are "global", else it is "personalized"."""
+    """`produces` matches `eval_targets`: server models alone are "global", else it is "personalized"."""
     engine = world.engine(method)
     targets = method.eval_targets(world.play(method, engine, rounds=1))
     kinds = {name: type(target).__name__ for name, target in targets.items()}
     is_global = all(isinstance(target, ServerModel) for target in targets.values())
-    if not targets or is_global != (method.info.produces == "global"):
+    if not targets or is_global != (method.produces == "global"):
         raise Broken(
-            f"targets of a method with info.produces = {method.info.produces!r}",
+            f"targets of a method with produces = {method.produces!r}",
             f"{kinds}",
             'ServerModel for "global"; at least one DeviceModel for "personalized"',
         )

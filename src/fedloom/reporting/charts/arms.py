@@ -6,10 +6,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from ..paired_stats import LOCAL_TEST, ComparedMetric, Difference, compute_difference
+from ...wording import pluralize
+from ..paired_stats import ComparedMetric, Difference, compute_difference, other_test
 from ..report_data import ReportData
 from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width, pluralize
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
 
 ARMS_TITLE, DIFFERENCES_TITLE = "Final values by arm and tier", "Paired differences"
 ROW_SPREAD = 0.5  # of a row, so that tiers with the same model stay visible
@@ -20,7 +21,9 @@ def build_arms_chart(report: ReportData) -> Chart | MissingChart:
     if report.result is None:
         return MissingChart(ARMS_TITLE, report.missing_result_reason)
     metric, arms, tiers = report.metric, report.result.records, list(report.tiers)
-    tests = {"": metric.name, **({LOCAL_TEST: "local_test"} if any(arm["local_test"] for arm in arms) else {})}
+    other = other_test(report.test)
+    key = f"{other}_test"
+    tests = {"": metric.name, **({other: key} if any(arm[key] for arm in arms) else {})}
     records: list[ChartRow] = [
         (arm["arm"], tier, test or report.test, *_value(arm, key, tier).values(), int(arm["can_run"][tier]))
         for test, key in tests.items()
@@ -29,7 +32,7 @@ def build_arms_chart(report: ReportData) -> Chart | MissingChart:
     ]
     columns = ("arm", "tier", "test", f"{metric.name}_mean", f"{metric.name}_std", "can_run")
     legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
-    titles = (f"{report.test} test", "local test") if len(tests) > 1 else ("",)
+    titles = (f"{report.test} test", f"{other} test") if len(tests) > 1 else ("",)
     panels = [_arms_panel(arms, tiers, metric, *panel) for panel in zip(tests.values(), titles, strict=True)]
     return Chart("arms", ARMS_TITLE, _arms_sentence(arms, metric), columns, records, panels, legend, "points")
 

@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ...evaluation import Row
+from ...wording import format_range, join_words, pluralize
 from ..paired_stats import ACCURACY, PERPLEXITY, ComparedMetric
 from ..report_data import ReportData, RunReader
 from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, join_words, pluralize
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel
 
 PERSONALIZED_TITLE = "Initial against personalized accuracy"
 PARTITION_TITLE = "Data by device"
@@ -171,7 +172,7 @@ def build_personalized_chart(report: ReportData) -> Chart | MissingChart:
 def _describe_tuning(tier: str, pairs: Sequence[dict[str, float]]) -> str:
     before, after = (statistics.fmean(pair[name] for pair in pairs) for name in ("initial", "personalized"))
     better = sum(pair["personalized"] > pair["initial"] for pair in pairs)
-    return f"tier {tier} from {before:.1f} % to {after:.1f} % ({better} of {len(pairs)} devices gain)"
+    return f"tier {tier} from {before:.1f} % to {after:.1f} % ({better} of {pluralize(len(pairs), 'device')} gained)"
 
 
 def build_partition_chart(report: ReportData) -> Chart | MissingChart:
@@ -194,7 +195,8 @@ def build_partition_chart(report: ReportData) -> Chart | MissingChart:
         drawing.draw_heatmap(axes, values / (values.max() or 1.0), np.zeros(values.shape), labels, shown, slant=True)
         drawing.set_labels(axes, "class", "device")
 
-    alt = f"Map of {len(shown)} devices by {len(classes)} classes, darker where a device holds more examples"
+    size = f"{pluralize(len(shown), 'device')} by {pluralize(len(classes), 'class')}"
+    alt = f"Map of {size}, darker where a device holds more examples"
     columns = ("device", "tier", "class", "examples")
     size = (6.0, min(6.0, 1.2 + 0.14 * len(shown)))
     panel = Panel(alt, draw, size=size, labels=drawing.heatmap_labels_height(labels))
@@ -206,6 +208,7 @@ def _partition_sentence(counts: Sequence[Sequence[int]], step: int) -> str:
     share = statistics.fmean(max(line) / sum(line) for line in counts if sum(line))
     shown = f" One device in {step} is shown." if step > 1 else ""
     return (
-        f"A device holds {min(totals):,} to {max(totals):,} examples of {min(classes)} to {max(classes)} classes; its "
+        f"A device holds {format_range(min(totals), max(totals), 'example')} of "
+        f"{format_range(min(classes), max(classes), 'class')}; its "
         f"most frequent class makes up {100 * share:.0f} % of them on average.{shown}"
     )

@@ -82,26 +82,9 @@ def _plain(cell: CellValue) -> CellValue:
     return int(cell) if isinstance(cell, bool) else cell
 
 
-def format_bytes(count: float) -> str:
-    """A number of bytes in a readable unit."""
-    for unit in ("B", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
-
-
 def label_width(names: Sequence[str]) -> float:
     """Inches that names take beside the y axis."""
     return 0.25 + 0.078 * max(map(len, names))
-
-
-def join_words(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def pluralize(number: int, word: str) -> str:
-    return f"{number:,} {word if number == 1 else word + 's'}"
 
 
 # Okabe and Ito's colors, which suit color-blind readers; the page has lighter ones of the same hue for the dark

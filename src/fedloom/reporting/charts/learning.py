@@ -9,11 +9,12 @@ from matplotlib.axes import Axes
 
 from ...evaluation import Row
 from ...evaluation.metrics import UndeclaredDirection
-from ..paired_stats import PERPLEXITY, ComparedMetric, compared_metric
+from ...wording import format_bytes, join_words, plural
+from ..paired_stats import PERPLEXITY, ComparedMetric, compared_metric, other_test
 from ..report_data import Group, ReportData
-from ..targets import Amount, CostToTarget, bytes_to, cost_to_target, gain_of, median_amount, tier_targets
+from ..targets import Amount, CostToTarget, bytes_to, cost_to_target, gain_of, median_amount, spell_gain, tier_targets
 from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, format_bytes, join_words, label_width
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
 
 TARGETS_TITLE = "Rounds to target"
 TARGET_COLUMNS = ("arm", "tier", "target", "reached", "rounds", "megabytes", "simulated_seconds", "gain")
@@ -160,8 +161,23 @@ def _group_series(report: ReportData, group: Group, tier: str, index: int, cost:
     return Series(group.name, tier, index, x, [[by_round[number] for by_round in values] for number in common])
 
 
+def build_other_test_chart(report: ReportData) -> Chart | MissingChart:
+    """The learning curves on the test that comes second."""
+    other = other_test(report.test)
+    shown = replace(report, terms=replace(report.terms, test=other))
+    title = f"{report.metric.title} on the {other} test against rounds"
+    series = _build_series(shown, lambda rows, number: number)
+    if not series:
+        return MissingChart(title, f"there is no {other} test")
+    sentence = f"{other.capitalize()} test: {TEST_MEANINGS[other]}. {_rounds_sentence(shown, series)}"
+    return _learning_chart(shown, series, f"learning_rounds_{other}", title, "round", sentence)
+
+
+TEST_MEANINGS = {"local": "devices on their own test examples", "global": "models on the whole test set"}
+
+
 def build_rounds_chart(report: ReportData) -> Chart | MissingChart:
-    title = f"{report.metric.title} against rounds"
+    title = f"{report.metric.title} on the {report.test} test against rounds"
     series = _build_series(report, lambda rows, number: number)
     if not series:
         return MissingChart(title, "nothing has been evaluated yet")
@@ -308,13 +324,13 @@ def _target_bars(costs: Sequence[CostToTarget]) -> Panel:
 def _arm_targets_sentence(report: ReportData, by_tier: dict[str, list[CostToTarget]], baseline: str) -> str:
     gains = [(tier, costs[0].arm, gain_of(costs[0], costs)) for tier, costs in by_tier.items() if costs]
     parts = [
-        f"on tier {tier} the fastest other arm takes {gain} times the rounds of {arm}"
+        f"on tier {tier} the fastest other arm takes {spell_gain(gain)} the rounds of {arm}"
         for tier, arm, gain in gains
         if gain
     ]
     gained = f"{join_words(parts)[0].upper()}{join_words(parts)[1:]}. " if parts else ""
     margin = report.terms.margin
-    points = f" point{'' if margin == 1 else 's'}" if report.metric.unit == " %" else report.metric.unit
+    points = f" {plural('point', margin)}" if report.metric.unit == " %" else report.metric.unit
     less = f"{'less' if report.metric.sign > 0 else 'plus'} {margin:g}{points}"
     return (
         f"{gained}The target is the final value of {baseline}, median over seeds, {less}; pale bars did not reach it."
@@ -369,7 +385,7 @@ def _highest_target(costs: Sequence[CostToTarget]) -> str:
 
 
 def _count_rounds(amount: Amount) -> str:
-    return f"{amount.format()} round{'' if amount.value == 1 else 's'}"
+    return f"{amount.format()} {plural('round', amount.value)}"
 
 
 def _tier_targets_sentence(by_tier: Sequence[Sequence[CostToTarget]]) -> str:

@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ...evaluation.metrics import UndeclaredDirection, pareto_front
+from ...wording import pluralize
 from ..paired_stats import ACCURACY, ComparedMetric
 from ..report_data import ReportData
 from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width, pluralize
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
 
 SUBNET = "subnet"
 CKA_TITLE = "Similarity of the tiers' models (CKA)"

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from ...wording import join_words, pluralize
 from ..report_data import ReportData, RunReader
 from . import drawing
 from .devices import MAX_DEVICES
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, join_words, pluralize
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel
 
 PARTICIPATION_TITLE, COVERAGE_TITLE = "Participation", "Coverage by region of the model"
 REFUSALS_TITLE, NORMS_TITLE = "Lost and refused replies", "Norms of updates"
@@ -48,7 +49,7 @@ def build_participation_chart(report: ReportData) -> Chart | MissingChart:
 
     kinds = Counter(_kind(outcome) for *_, outcome in outcomes)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    alt = f"Map of {len(row)} devices by {len(rounds)} rounds; {counts}"
+    alt = f"Map of {pluralize(len(row), 'device')} by {pluralize(len(rounds), 'round')}; {counts}"
     legend = [Mark(kind, index) for kind, index in COLORS.items() if kinds[kind]]
     panel = Panel(alt, draw, size=(6.4, min(6.0, 1.2 + 0.14 * len(row))))
     columns = ("round", "device", "tier", "outcome")

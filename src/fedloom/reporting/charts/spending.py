@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
+from ...wording import format_bytes, join_words, pluralize
 from ..report_data import Group, ReportData
 from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, format_bytes, join_words, label_width, pluralize
+from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
 
 UPLOADS_TITLE, TIME_TITLE = "Uploaded data", "Time and memory"
 PHASES = ("training", "evaluation", "saving")

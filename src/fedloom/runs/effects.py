@@ -1,0 +1,116 @@
+"""Settings without effect: what a recipe asks for, although its method never does what the setting is about.
+
+Nothing here knows a method by name. A round on paper, with one device per tier and no training, shows what a method
+does: whether it averages updates, and what it sends.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..engines import DryRun
+from ..fleet import DeviceModel, Fleet, RoundContext
+from ..footprints import Aggregate, coverage_mean
+from ..methods import Method
+from ..recipe.errors import RecipeIssue, dotted
+from ..recipe.load import LoadedRecipe
+from ..recipe.schema import AggregationConfig
+from .data import DataSpec
+
+PUBLIC_EXAMPLES = 2  # of the round on paper
+
+
+@dataclass(frozen=True)
+class RoundOnPaper:
+    """What a method does in its rounds.
+
+    Parameters
+    ----------
+    aggregates : whether it averages updates with `context.aggregate`.
+    uploads : whether devices send anything.
+    downloads : whether they receive anything.
+    has_updates : whether they send weights that they received before, so that a change has a norm.
+    """
+
+    aggregates: bool
+    uploads: bool
+    downloads: bool
+    has_updates: bool
+
+
+def one_device_per_tier(fleet: Fleet) -> Fleet:
+    """A fleet with the same tiers and one device of each."""
+    shares = tuple(1 / len(fleet.tiers) for _ in fleet.tiers)
+    return replace(
+        fleet, shares=shares, size=len(fleet.tiers), assignment="fixed", holdout_devices=frozenset(), device_tiers=()
+    )
+
+
+def observe_rounds(method: Method, fleet: Fleet, data_spec: DataSpec) -> RoundOnPaper:
+    """Let a method have two rounds and its last exchange, without training, and note what it does."""
+    calls: list[bool] = []
+
+    def aggregate(*args: object, **kwargs: object) -> object:
+        calls.append(True)
+        return coverage_mean(*args, **kwargs)  # type: ignore[arg-type]
+
+    noted: Aggregate = aggregate  # type: ignore[assignment]
+    small, engine = one_device_per_tier(fleet), DryRun()
+    public = torch.zeros(PUBLIC_EXAMPLES, *data_spec.stored_shape, dtype=torch.uint8)
+    server, has_updates = method.start(small, fleet.seed), False
+    for number in (1, 2, 3):
+        context = RoundContext(number, small.eligible_devices(number), small, engine, noted, public)
+        server = method.round(server, context) if number < 3 else method.finish(server, context) or server
+        has_updates |= bool(context.traffic.norms)
+    sent, received = engine.bytes_up.total() > 0, engine.bytes_down.total() > 0
+    return RoundOnPaper(bool(calls), sent, received, has_updates)
+
+
+def check_effects(loaded: LoadedRecipe, fleet: Fleet, method: Method, data_spec: DataSpec) -> None:
+    """Raise if the recipe asks for a defense or a saving that its method would silently ignore."""
+    recipe = loaded.recipe
+    asked = {
+        ("aggregation", "rule"): recipe.aggregation.rule != AggregationConfig().rule,
+        ("faults", "min_coverage"): recipe.faults.min_coverage > 1,
+        ("compression", "uplink"): recipe.compression.uplink is not None,
+        ("compression", "downlink"): recipe.compression.downlink is not None,
+        ("admission", "norm"): recipe.admission.norm is not None,
+    }
+    if not any(asked.values()):
+        return
+    seen = observe_rounds(method, fleet, data_spec)
+    missing = {
+        ("aggregation", "rule"): "" if seen.aggregates else "averages nothing",
+        ("faults", "min_coverage"): "" if seen.aggregates else "averages nothing",
+        ("compression", "uplink"): "" if seen.uploads else "uploads nothing",
+        ("compression", "downlink"): "" if seen.downloads else "sends nothing to devices",
+        ("admission", "norm"): "" if seen.has_updates else "uploads no updates of what it sends",
+    }
+    issues = [
+        RecipeIssue(
+            key, "NO_EFFECT", f"{recipe.method.name} {missing[key]}; {dotted(key)} has no effect", "leave it out"
+        )
+        for key, wanted in asked.items()
+        if wanted and missing[key]
+    ]
+    if issues:
+        raise loaded.error(*issues)
+
+
+def describe_idle_settings(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> Iterator[str]:
+    """A sentence for each setting that has no effect here and does no harm either."""
+    recipe, name = loaded.recipe, loaded.recipe.method.name
+    aggregation, default = recipe.aggregation, AggregationConfig()
+    if recipe.data.public is not None and not method.needs_public_data:
+        kept = "; its examples are only kept from the devices" if recipe.data.public.source == "holdout" else ""
+        yield f"data.public has no effect here: {name} uses no examples at the server{kept}"
+    targets = method.eval_targets(method.start(fleet, fleet.seed)).values()
+    if recipe.evaluation.fine_tune is not None and all(isinstance(target, DeviceModel) for target in targets):
+        yield f"evaluation.fine_tune has no effect here: with {name} every device has a model of its own already"
+    if recipe.evaluation.statistics and not any(tier.model.statistics() for tier in fleet.active_tiers):
+        yield "evaluation.statistics has no effect here: no model has static batch norm"
+    if aggregation.rule == default.rule:
+        for key in ("low_coverage", "min_contributors"):
+            if getattr(aggregation, key) != getattr(default, key):
+                yield f"aggregation.{key} has no effect here: it belongs to a robust rule, and aggregation.rule is none"
