@@ -195,8 +195,8 @@ def build_partition_chart(report: ReportData) -> Chart | MissingChart:
         drawing.draw_heatmap(axes, values / (values.max() or 1.0), np.zeros(values.shape), labels, shown, slant=True)
         drawing.set_labels(axes, "class", "device")
 
-    size = f"{pluralize(len(shown), 'device')} by {pluralize(len(classes), 'class')}"
-    alt = f"Map of {size}, darker where a device holds more examples"
+    extent = f"{pluralize(len(shown), 'device')} by {pluralize(len(classes), 'class')}"
+    alt = f"Map of {extent}, darker where a device holds more examples"
     columns = ("device", "tier", "class", "examples")
     size = (6.0, min(6.0, 1.2 + 0.14 * len(shown)))
     panel = Panel(alt, draw, size=size, labels=drawing.heatmap_labels_height(labels))
