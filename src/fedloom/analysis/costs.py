@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..engines import Compression, DryRun
+from ..engines.protocol import MAX_MESSAGE_BYTES
 from ..fleet import UNCOMPRESSED, Fleet, RoundContext
-from ..flower import MAX_MESSAGE_BYTES
 from ..methods import Method
 from ..models import compute_cost
 from ..recipe.errors import RecipeIssue

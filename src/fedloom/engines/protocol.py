@@ -26,6 +26,10 @@ ROOM = 4096  # bytes for the header
 ROOM_EACH = 256  # for every tensor, beside its name
 
 
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The largest message to or from a real device: the limit of gRPC and protobuf, which Flower cannot raise."""
+
+
 @dataclass(frozen=True)
 class Header:
     """What precedes every reply: which request it answers.

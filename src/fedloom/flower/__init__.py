@@ -14,8 +14,4 @@ ENVIRONMENT = {
 }
 """Switches off telemetry, update checks and installation at run time, here and in child processes."""
 
-MAX_MESSAGE_BYTES = 2**31 - 1
-"""The largest message: the limit of gRPC and protobuf, which Flower sets to its maximum. On their way, arrays are
-divided into parts of 5 MiB."""
-
 os.environ.update(ENVIRONMENT)  # Flower reads it once, when it is imported
