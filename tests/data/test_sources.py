@@ -215,6 +215,7 @@ def test_as_dataset_kind_of_whole_numbers():
     tabular = as_dataset((rows - 5, Y), kind="tabular")
     assert tabular.tokens is None and tabular.train.x.dtype == torch.float32
     assert as_dataset((X, Y), kind="series").train.x.shape == (32, 1, 4)
+    assert as_dataset((X > 0, Y)).train.x.dtype == torch.float32
     assert as_dataset((rows.astype(np.uint8), Y), kind="tabular").train.x.dtype == torch.float32
     assert as_dataset((rows.astype(np.uint8), Y), kind="tokens").train.x.dtype == torch.int64
     pixels = np.arange(40 * 16).reshape(40, 4, 4) % 256

@@ -149,6 +149,8 @@ def as_inputs(values: Array, origin: str, kind: Kind | None = None) -> Tensor:
     if values.dtype.kind not in "buif" or values.ndim < 2:
         hint = "Inputs are uint8 or float images, time series, rows of numbers, or token ids; first axis = examples."
         raise DataBroken(f"{origin}: inputs of type {values.dtype} and shape {values.shape}", hint)
+    if values.dtype.kind == "b":
+        values = values.astype(np.float32)
     problem = describe_not_finite(values)
     if problem:
         raise DataBroken(f"{origin}: {problem}", "Replace missing values, or leave these examples out.")
@@ -161,7 +163,7 @@ def as_inputs(values: Array, origin: str, kind: Kind | None = None) -> Tensor:
         raise DataBroken(message, f"Give them as {_FORMS[kind]}.")
     if kind == "tokens":
         return torch.from_numpy(values.astype(np.int64))
-    if values.dtype != np.uint8 and values.dtype.kind in "bui":
+    if values.dtype != np.uint8 and values.dtype.kind in "ui":
         values = _as_bytes(values, origin) if kind == "image" else values.astype(np.float32)
     if kind == "image" and values.ndim == 3:
         values = values[:, None]
@@ -177,7 +179,7 @@ _PLURALS: dict[Kind, str] = {"image": "images", "series": "time series", "tabula
 
 
 def _usual_kind(values: Array) -> Kind | None:
-    is_whole = values.dtype.kind in "bui" and values.dtype != np.uint8
+    is_whole = values.dtype.kind in "ui" and values.dtype != np.uint8
     if values.ndim == 2 and is_whole:
         return "tokens"
     return "image" if values.ndim in (3, 4) else None
