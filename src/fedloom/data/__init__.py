@@ -16,13 +16,14 @@ from .partition import Labels, Partition, extract_labels
 from .partitions import PARTITIONS, correlate_tiers_with_labels, hold_out, limit_examples, subsample
 from .preparation import PREPARATIONS, Preparation
 from .sentiment140 import sentiment140
+from .tasks import CLASSIFICATION, IGNORED, TASKS, LearningTask
 from .wikitext import wikitext2
 
 __all__ = [
-    "DATASETS", "DATASET_INFO", "PARTITIONS", "PREPARATIONS", "DataBroken", "DataError", "DataMissing", "Dataset",
-    "DatasetInfo", "Examples", "Labels", "Partition", "Preparation", "correlate_tiers_with_labels",
-    "describe_deviation", "extract_labels", "hold_out", "limit_examples", "lookup_dataset_info", "read_word_vectors",
-    "subsample", "synthetic_labels",
+    "CLASSIFICATION", "DATASETS", "DATASET_INFO", "IGNORED", "PARTITIONS", "PREPARATIONS", "TASKS", "DataBroken",
+    "DataError", "DataMissing", "Dataset", "DatasetInfo", "Examples", "Labels", "LearningTask", "Partition",
+    "Preparation", "correlate_tiers_with_labels", "describe_deviation", "extract_labels", "hold_out",
+    "limit_examples", "lookup_dataset_info", "read_word_vectors", "subsample", "synthetic_labels",
 ]  # fmt: skip
 
 DATASETS: Registry[Callable[..., Dataset]] = Registry(
