@@ -25,12 +25,13 @@ from ..exporting import (
     build_export_module,
     build_preparation,
     check_parity,
+    evaluate_examples,
     evaluate_predictor,
-    measure_accuracy,
     measure_latency_ms,
     read_card,
     write_card,
 )
+from ..exporting.card import OUTPUT_MEANINGS
 from ..exporting.parity import COMPARED, TIMED
 from ..models import build_model, compute_cost
 from ..recipe.errors import recipe_error
@@ -211,7 +212,7 @@ def _evaluate(
     if trained.local_tests is not None and len(trained.local_tests):
         x, y = dataset.test.x[trained.local_tests], dataset.test.y[trained.local_tests]
         batch_size = 1 if one_at_a_time else experiment.evaluator.device_batch_size(trained.model)
-        results["local"] = {"accuracy": measure_accuracy(predictor, transform(x), y, batch_size)}
+        results["local"] = evaluate_examples(predictor, transform(x), y, batch_size, dataset.task)
     return {test: _finite(metrics) for test, metrics in results.items()}
 
 
@@ -230,7 +231,11 @@ def _build_card(
         "parameters": costs.parameters, "trained_parameters": costs.trained_parameters,
         "macs": costs.macs, "uncounted_operations": list(costs.uncounted),
         "input": _describe_input(experiment, input_kind),
-        "output": {"name": "logits", "shape": shape, "labels": list(labels) if len(labels) == shape[-1] else []},
+        "output": {
+            "name": "logits", "shape": shape, "task": experiment.dataset.task.kind,
+            "meaning": OUTPUT_MEANINGS[experiment.dataset.task.family],
+            "labels": list(labels) if len(labels) == trained.model.classes else [],
+        },
         "evaluated": {
             "round": trained.round, "tests": {test: _finite(metrics) for test, metrics in trained.metrics.items()},
         },

@@ -168,7 +168,7 @@ def format_round(name: str, result: "RoundResult") -> str:
 def _format_metrics(result: "RoundResult") -> str:
     from ..reporting.paired_stats import ACCURACY, metric_of
 
-    metric = metric_of(result.rows)
+    metric = metric_of(result.rows, name=result.headline or None)
     known = [row for row in result.rows if row.metric == metric.name and not row.device]
     rows = [row for row in known if row.test == "global"] or known
     several = len({row.candidate for row in rows}) > 1

@@ -9,6 +9,8 @@ from ..registry import Registry
 from .catalog import DATASET_INFO, DatasetInfo, describe_deviation, lookup_dataset_info, synthetic_labels
 from .cifar import cifar10, cifar100
 from .dataset import DataBroken, DataError, DataMissing, Dataset, Examples
+from .diabetes import diabetes
+from .digit_canvases import digits_multilabel, digits_segmentation
 from .embeddings import read_word_vectors
 from .idx import fashion_mnist, mnist
 from .npz import digits, fashion_mini, npz, pathmnist, pneumoniamnist
@@ -31,6 +33,9 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
     {
         "digits": digits,
         "fashion-mini": fashion_mini,
+        "diabetes": diabetes,
+        "digits-multilabel": digits_multilabel,
+        "digits-segmentation": digits_segmentation,
         "mnist": mnist,
         "fashion-mnist": fashion_mnist,
         "cifar10": cifar10,

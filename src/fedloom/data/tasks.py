@@ -132,7 +132,7 @@ class LearningTask:
             return None if flags else ("targets other than 0 and 1", "A target is 1 where an example has the label.")
         known = y[y != IGNORED] if self.positions else y
         lowest, highest = (int(known.min()), int(known.max())) if len(known) else (0, 0)
-        if 0 <= lowest and highest < outputs:
+        if lowest >= 0 and highest < outputs:
             return None
         ignored = f"; {IGNORED} marks {self.positions} to ignore" if self.positions else ""
         return (

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from ..data import (
+    CLASSIFICATION,
     DATASETS,
     PREPARATIONS,
+    TASKS,
+    DataBroken,
     Dataset,
     Labels,
+    LearningTask,
     Partition,
     Preparation,
     correlate_tiers_with_labels,
@@ -24,7 +28,7 @@ from ..data import (
     subsample,
     synthetic_labels,
 )
-from ..recipe.errors import RecipeIssue
+from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..recipe.validation import instantiate
@@ -40,7 +44,26 @@ def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dat
         dataset = dataset.with_validation_split(torch.from_numpy(draw_validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
         dataset = dataset.limit_test_examples(data.test_examples)
-    return replace(dataset, preparation=registries.preparations[data.preparation]) if data.preparation else dataset
+    if data.preparation:
+        dataset = replace(dataset, preparation=registries.preparations[data.preparation])
+    return _with_task(loaded, registries, dataset)
+
+
+def _with_task(loaded: LoadedRecipe, registries: Registries, dataset: Dataset) -> Dataset:
+    """The data set with the recipe's task, if its targets are such as the task needs."""
+    if loaded.recipe.task is None:
+        return dataset
+    try:
+        return replace(dataset, task=registries.tasks[loaded.recipe.task.kind])
+    except DataBroken as error:
+        raise task_error(loaded, str(error.message), dataset.task) from error
+
+
+def task_error(loaded: LoadedRecipe, message: str, own: LearningTask) -> RecipeError:
+    """A recipe's task contradicts its data set, whose own task is another."""
+    kind = loaded.recipe.task.kind if loaded.recipe.task else own.kind
+    hint = f'leave [task] out, or set task.kind = "{own.kind}": that is what the data set is for'
+    return loaded.error(RecipeIssue(("task", "kind"), "TASK_DATA", f"{message}, which is not for {kind}", hint, kind))
 
 
 def _note_deviation(dataset: Dataset, loaded: LoadedRecipe, registries: Registries) -> Dataset:
@@ -70,6 +93,8 @@ class DataSpec:
     labels: Labels
     tokens: int | None = None
     preparation: Preparation = PREPARATIONS["plain"]
+    task: LearningTask = CLASSIFICATION
+    target_shape: tuple[int, ...] = ()
 
 
 def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -> DataSpec:
@@ -84,12 +109,21 @@ def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -
     held_out = len(draw_validation_rows(loaded, info.train))
     info = replace(info, train=info.train - held_out, test=held_out) if held_out else info
     labels = synthetic_labels(info, data.test_examples)
-    return DataSpec(tuple(prepared.shape[1:]), info.shape, labels, info.tokens, prepare)
+    own = TASKS["masked_language_modeling"] if info.label_per_token else CLASSIFICATION
+    task = registries.tasks[loaded.recipe.task.kind] if loaded.recipe.task else own
+    if not task.is_compatible(own):
+        targets = "a label for every token" if info.label_per_token else "one label for every example"
+        raise task_error(loaded, f"{data.dataset} has {targets}", own)
+    target_shape = info.shape if info.label_per_token else ()
+    return DataSpec(tuple(prepared.shape[1:]), info.shape, labels, info.tokens, prepare, task, target_shape)
 
 
 def data_spec_of(dataset: Dataset) -> DataSpec:
     stored = tuple(dataset.train.x.shape[1:])
-    return DataSpec(dataset.input_shape, stored, extract_labels(dataset), dataset.tokens, dataset.preparation)
+    return DataSpec(
+        dataset.input_shape, stored, extract_labels(dataset), dataset.tokens, dataset.preparation, dataset.task,
+        dataset.target_shape,
+    )  # fmt: skip
 
 
 def read_public_examples(loaded: LoadedRecipe, registries: Registries, folder: Path, dataset: Dataset) -> Tensor | None:

@@ -39,6 +39,7 @@ class RoundResult(Result):
     server : the server's state after the round.
     participation : a line per tier and outcome.
     evaluation_seconds : the part of `seconds` that went into evaluation.
+    headline : the metric that the round is reported by; "": accuracy or perplexity, whichever it has.
     """
 
     number: int
@@ -50,6 +51,7 @@ class RoundResult(Result):
     server: Parcel
     participation: tuple[Line, ...] = ()
     evaluation_seconds: float = 0.0
+    headline: str = ""
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -137,9 +139,11 @@ class _Round:
         if experiment.screening:
             experiment.screening.commit()
         experiment.engine.commit(number)
+        headlines = (name for name, info in experiment.evaluator.declared_metrics.items() if info.headline)
         return RoundResult(
             number, recipe.rounds, context.traffic, tuple(self.refusals),
             (*rows, *_figures(experiment, context)), time.perf_counter() - self.started, server, lines, evaluated,
+            next(headlines, ""),
         )  # fmt: skip
 
 
