@@ -88,7 +88,7 @@ class Dataset:
     groups: tuple[Tensor, Tensor] | None = None
     vocabulary: tuple[str, ...] = ()
     deviation: str = ""
-    task: LearningTask = None  # type: ignore[assignment]
+    task: LearningTask = None  # type: ignore[assignment]  # inferred below
 
     def __post_init__(self) -> None:
         masks_tokens = self.preparation.mask_token is not None

@@ -166,7 +166,7 @@ TASKS: Registry[LearningTask] = Registry(
         "classification": CLASSIFICATION,
         "multi_label": LearningTask(
             "multi_label", "Any number of labels for every example, each of which it has or not.", "labels", "",
-            "binary_cross_entropy", ("f1", "auroc", "average_precision", "accuracy", "exact_match", "loss"),
+            "binary_cross_entropy", ("auroc", "f1", "average_precision", "accuracy", "exact_match", "loss"),
         ),
         "regression": LearningTask(
             "regression", "One number or several for every example.", "number", "", "mse", ("rmse", "mae", "r2", "loss")
