@@ -1,4 +1,4 @@
-"""Losses of labels, numbers, tokens and pixels: against torch, for every device on its own, and without ignored ones."""
+"""Losses of labels, numbers, tokens and pixels: against torch, for every device alone, and without ignored ones."""
 
 import pytest
 import torch

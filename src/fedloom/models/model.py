@@ -224,10 +224,11 @@ class Model:
         if self.frozen_shapes() and not self.shapes():
             raise ValueError("it has nothing to train: every parameter has requires_grad=False")
         expected = self.output_shape()
-        if self.target_shape == () and len(found) == 1 and self.classes > 1 and found != expected:
-            raise ValueError(f"it makes {found[0]} logits where the data has {self.classes} classes")
         if found == expected or (self.target_shape is None and found[-1:] == (self.classes,)):
             return
+        counts_only = self.target_shape is None or len(found) == len(expected) == 1
+        if counts_only and found and self.classes > 1:
+            raise ValueError(f"it makes {found[-1]} logits where the data has {self.classes} classes")
         shapes = (f"[batch, {', '.join(map(str, shape))}]".replace(", ]", "]") for shape in (expected, found))
         raise ValueError("its forward must return {} for these targets, and returns {}".format(*shapes))
 

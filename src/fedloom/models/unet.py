@@ -58,11 +58,11 @@ class UNet(nn.Module):
         channels = [sliced.channels(size) for size in hidden]
         sizes = zip([inputs, *channels], hidden, strict=False)
         self.down = nn.ModuleList(_convolution(before, size, sliced) for before, size in sizes)
-        self.exit = nn.Conv2d(channels[-1], classes, 1) if early_exit else None
+        self.exit = _head(channels[-1], classes) if early_exit else None
         upward = list(pairwise(reversed(hidden))) if decoder else []
         self.reduce = nn.ModuleList(_convolution(sliced.channels(size), less, sliced) for size, less in upward)
         self.merge = nn.ModuleList(_convolution(sliced.channels(less), less, sliced) for _, less in upward)
-        self.classifier = nn.Conv2d(channels[0], classes, 1) if decoder else None
+        self.classifier = _head(channels[0], classes) if decoder else None
 
     @property
     def label_rows(self) -> tuple[str, ...]:
@@ -83,6 +83,13 @@ class UNet(nn.Module):
             taps["features"] = x
             exits["full"] = self.classifier(x)
         return Outputs(exits, taps)
+
+
+def _head(inputs: int, classes: int) -> nn.Conv2d:
+    """Logits of every pixel, with a bias of zero."""
+    head = nn.Conv2d(inputs, classes, 1)
+    nn.init.zeros_(head.bias)  # type: ignore[arg-type]
+    return head
 
 
 def _convolution(inputs: int, full: int, sliced: WidthSlice) -> nn.Module:
