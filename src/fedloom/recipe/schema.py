@@ -82,8 +82,8 @@ class DataConfig(OpenSection):
 class TaskConfig(Section):
     """What is learned. Without it the data set says so: classes by labels, numbers by targets that are numbers."""
 
-    kind: str
-    """Name of a task. One that contradicts the data set is refused."""
+    kind: str | None = None
+    """Name of a task; default: that of the data set. One that contradicts the data set is refused."""
 
 
 class FleetConfig(Section):
@@ -148,7 +148,7 @@ class TrainingConfig(Section):
     """The `kind` of optimizer and its settings."""
     lr_schedule: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
     """The `kind` of learning rate schedule, by round, and its settings."""
-    loss: dict[str, Any] | None = None
+    loss: dict[str, Any] | None = Field(default=None, json_schema_extra={"table": {"kind": "cross_entropy"}})
     """The `kind` of loss and its settings; default: the task's, such as cross entropy for classes and squared errors
     for numbers."""
 
@@ -390,7 +390,7 @@ class Recipe(Section):
     rounds: Annotated[int, Interval(ge=1, le=MAX_ROUNDS)]
     """Number of rounds."""
     data: DataConfig = Field(default_factory=DataConfig)
-    task: TaskConfig | None = None
+    task: TaskConfig = Field(default_factory=TaskConfig)
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     tiers: Annotated[tuple[TierConfig, ...], Len(1)]

@@ -51,17 +51,18 @@ def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dat
 
 def _with_task(loaded: LoadedRecipe, registries: Registries, dataset: Dataset) -> Dataset:
     """The data set with the recipe's task, if its targets are such as the task needs."""
-    if loaded.recipe.task is None:
+    kind = loaded.recipe.task.kind
+    if kind is None:
         return dataset
     try:
-        return replace(dataset, task=registries.tasks[loaded.recipe.task.kind])
+        return replace(dataset, task=registries.tasks[kind])
     except DataBroken as error:
         raise task_error(loaded, str(error.message), dataset.task) from error
 
 
 def task_error(loaded: LoadedRecipe, message: str, own: LearningTask) -> RecipeError:
     """A recipe's task contradicts its data set, whose own task is another."""
-    kind = loaded.recipe.task.kind if loaded.recipe.task else own.kind
+    kind = loaded.recipe.task.kind
     hint = f'leave [task] out, or set task.kind = "{own.kind}": that is what the data set is for'
     return loaded.error(RecipeIssue(("task", "kind"), "TASK_DATA", f"{message}, which is not for {kind}", hint, kind))
 
@@ -110,7 +111,7 @@ def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -
     info = replace(info, train=info.train - held_out, test=held_out) if held_out else info
     labels = synthetic_labels(info, data.test_examples)
     own = TASKS["masked_language_modeling"] if info.label_per_token else CLASSIFICATION
-    task = registries.tasks[loaded.recipe.task.kind] if loaded.recipe.task else own
+    task = registries.tasks[loaded.recipe.task.kind] if loaded.recipe.task.kind else own
     if not task.is_compatible(own):
         targets = "a label for every token" if info.label_per_token else "one label for every example"
         raise task_error(loaded, f"{data.dataset} has {targets}", own)

@@ -51,7 +51,7 @@ def _names_used(recipe: Recipe) -> dict[str, list[str]]:
         "datasets": [data.dataset, public],
         "partitions": [data.partition["kind"]],
         "preparations": [data.preparation],
-        "tasks": [recipe.task.kind if recipe.task else None],
+        "tasks": [recipe.task.kind],
         "optimizers": [training.optimizer["kind"]],
         "losses": [training.loss["kind"] if training.loss else None],
         "lr_schedules": [training.lr_schedule["kind"]],

@@ -264,8 +264,10 @@ def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
 
 
 def describe_metrics(experiment: Experiment) -> dict[str, Any]:
-    """Direction and unit of each metric."""
-    return {"metrics": {name: asdict(info) for name, info in experiment.evaluator.declared_metrics.items()}}
+    """Direction and unit of each metric, and which one is the headline if that does not follow from the metrics."""
+    declared = {name: asdict(info) for name, info in experiment.evaluator.declared_metrics.items()}
+    plain = {name: {key: value for key, value in info.items() if key != "headline"} for name, info in declared.items()}
+    return {"metrics": {name: info if info["headline"] else plain[name] for name, info in declared.items()}}
 
 
 def utc_now() -> str:
