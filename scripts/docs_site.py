@@ -29,6 +29,7 @@ ROOT_PAGES = {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md",
 NOTEBOOK = "tutorials/first_run.ipynb"
 SEE_ALSO = {  # the page that explains a section of the recipe
     "data": "../tutorials/own_data.md",
+    "task": "../how_to/tasks.md",
     "model": "../tutorials/own_model.md",
     "method": "methods.md",
     "faults": "../how_to/faults.md",
@@ -44,6 +45,7 @@ NAMED = {  # the kind of names that a key holds
     ("data", "dataset"): "datasets",
     ("data", "partition"): "partitions",
     ("data", "preparation"): "preparations",
+    ("task", "kind"): "tasks",
     ("model", "family"): "models",
     ("tiers", "family"): "models",
     ("training", "loss"): "losses",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .data import DATASETS as datasets
     from .data import PARTITIONS as partitions
     from .data import PREPARATIONS as preparations
+    from .data import TASKS as tasks
     from .data import Dataset
     from .engines import ATTACKS as attacks
     from .engines.compression import COMPRESSORS as compressors
@@ -82,6 +83,7 @@ _LAZY = {
     "preparations": ("data", "PREPARATIONS"),
     "reproduce": ("api.reproduce", "reproduce"),
     "stragglers": ("fleet.speed", "STRAGGLERS"),
+    "tasks": ("data", "TASKS"),
     "testing": ("testing", ""),
     "tiers": ("api.parts", "tiers"),
     "trackers": ("tracking", "TRACKERS"),
@@ -91,7 +93,7 @@ __all__ = [
     "attack", "attacks", "audit", "check", "cka", "compare", "compressors", "datasets", "engines", "export",
     "export_formats", "finish", "load_model", "logs", "losses", "lr_schedules", "methods", "metrics", "models",
     "open_run", "optimizers", "partitions", "plan", "preparations", "report", "reproduce", "resume", "run",
-    "stragglers", "subnet", "testing", "tiers", "trackers", "verify",
+    "stragglers", "subnet", "tasks", "testing", "tiers", "trackers", "verify",
 ]  # fmt: skip
 
 

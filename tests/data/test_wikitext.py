@@ -177,7 +177,6 @@ def test_limit_test_examples_limits_groups():
         ("sorted_shards", {"shards_per_device": 1}),
         ("dirichlet", {"alpha": 1.0}),
         ("dirichlet_per_device", {"alpha": 1.0}),
-        ("quantity", {"alpha": 1.0}),
     ],
 )
 def test_label_partition_with_label_per_token_raises(name, options):

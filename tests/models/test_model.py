@@ -92,7 +92,9 @@ def test_model_training_matches_module_in_train_mode(
     block, x = block_weights(net, 1), torch.randn(1, 5, *net.input_shape, dtype=torch.float64)
     module = net.module().double().train()
     module.load_state_dict({name: tensor[0] for name, tensor in block.items()}, strict=False)
-    assert torch.allclose(net(block, x, StepSeeds((0,))).logits[0], module(x[0]).logits, atol=1e-10)
+    assert torch.allclose(
+        net(block, x, StepSeeds((0,))).logits[0], module(x[0]).logits.movedim(net.class_axis, -1), atol=1e-10
+    )
 
 
 def test_model_evaluation_matches_module_with_statistics(
@@ -104,7 +106,7 @@ def test_model_evaluation_matches_module_with_statistics(
     block = {**block_weights(net, 1), **statistics}
     module = net.module().double().eval()
     module.load_state_dict({name: tensor[0] for name, tensor in block.items()}, strict=False)
-    assert torch.allclose(net(block, x).logits[0], module(x[0]).logits, atol=1e-10)
+    assert torch.allclose(net(block, x).logits[0], module(x[0]).logits.movedim(net.class_axis, -1), atol=1e-10)
 
 
 def test_model_evaluation_without_statistics_raises(

@@ -39,7 +39,6 @@ def test_load_minimal_recipe_has_defaults():
         "training": {
             "epochs": 1, "batch_size": 10, "last_batch": "keep", "optimizer": {"kind": "sgd"},
             "lr_schedule": {"kind": "constant"},
-            "loss": {"kind": "cross_entropy"},
         },
         "method": {"name": "fedavg"},
         "evaluation": {
@@ -52,6 +51,7 @@ def test_load_minimal_recipe_has_defaults():
             "max_failed_rounds": 5,
         },
         "start": {},
+        "task": {},
         "checkpoints": {"every": "auto"},
         "aggregation": {"rule": "none", "low_coverage": "hold", "min_contributors": 3},
         "privacy": {"acknowledge_feature_sharing": False, "delta": 1e-5, "accountant": "rdp"},

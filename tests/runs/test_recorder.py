@@ -55,7 +55,6 @@ def test_run_folder_recipe_with_defaults_equals_recipe(finished):
         "last_batch": "keep",
         "optimizer": {"kind": "sgd"},
         "lr_schedule": {"kind": "constant"},
-        "loss": {"kind": "cross_entropy"},
     }
     assert load(run.folder / "recipe.toml", Registries()).recipe == load(document_used, Registries()).recipe
 

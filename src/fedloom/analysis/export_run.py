@@ -29,9 +29,9 @@ from ..exporting import (
     build_preparation,
     check_parity,
     describe_input,
+    evaluate_examples,
     evaluate_predictor,
     input_transform,
-    measure_accuracy,
     measure_latency_ms,
     read_card,
     read_description,
@@ -39,6 +39,7 @@ from ..exporting import (
     rebuild_preparation,
     write_card,
 )
+from ..exporting.card import OUTPUT_MEANINGS
 from ..exporting.parity import COMPARED, TIMED
 from ..methods import headline_test
 from ..models import Family, compute_cost
@@ -240,7 +241,7 @@ def _evaluate(
     if trained.local_tests is not None and len(trained.local_tests):
         x, y = dataset.test.x[trained.local_tests], dataset.test.y[trained.local_tests]
         batch_size = 1 if one_at_a_time else experiment.evaluator.device_batch_size(trained.model)
-        results["local"] = {"accuracy": measure_accuracy(predictor, transform(x), y, batch_size)}
+        results["local"] = evaluate_examples(predictor, transform(x), y, batch_size, dataset.task)
     headline = headline_test("personalized" if trained.device else "global", results)
     ordered = sorted(results.items(), key=lambda one: one[0] != headline)
     return {test: _finite(metrics) for test, metrics in ordered}
@@ -261,7 +262,11 @@ def _build_card(
         "parameters": costs.parameters, "trained_parameters": costs.trained_parameters,
         "macs": costs.macs, "uncounted_operations": list(costs.uncounted),
         "input": describe_input(experiment.dataset, input_kind),
-        "output": {"name": "logits", "shape": shape, "labels": list(labels) if len(labels) == shape[-1] else []},
+        "output": {
+            "name": "logits", "shape": shape, "task": experiment.dataset.task.kind,
+            "meaning": OUTPUT_MEANINGS[experiment.dataset.task.family],
+            "labels": list(labels) if len(labels) == trained.model.classes else [],
+        },
         "evaluated": {
             "round": trained.round, "tests": {test: _finite(metrics) for test, metrics in trained.metrics.items()},
         },

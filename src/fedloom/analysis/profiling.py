@@ -346,10 +346,12 @@ def _generate_noise(data_spec: DataSpec) -> Dataset:
     train, test = (
         Examples(
             torch.from_numpy(draw.integers(0, limit, (len(y), *data_spec.stored_shape), dtype=dtype)),
-            torch.from_numpy(y.copy()).long(),
+            torch.from_numpy(y.copy()).to(data_spec.task.dtype),
         )
         for y in (labels.train, labels.test)
     )
     first, second = labels.groups or (None, None)
     groups = None if first is None or second is None else (torch.from_numpy(first), torch.from_numpy(second))
-    return Dataset("synthetic", train, test, labels.classes, data_spec.preparation, data_spec.tokens, groups)
+    return Dataset(
+        "synthetic", train, test, labels.classes, data_spec.preparation, data_spec.tokens, groups, task=data_spec.task
+    )

@@ -335,6 +335,10 @@ def start_search(
     supernet: Supernet, count: int, seed: int, budget: Budget | None = None, max_examples: int | None = None
 ) -> SubnetSearch:
     """Sample `count` subnets to evaluate, with enough of them within the budget."""
+    task = supernet.experiment.dataset.task
+    if not task.has_class_labels:
+        message = f"subnets are compared by accuracy on class labels, and {task.kind} has none"
+        raise recipe_error(supernet.folder, "SUBNET_TASK", message, "export the model of a tier instead")
     log_uncounted([supernet.global_model], "the MACs of subnets")
     nets = supernet.sample_within(budget, count, seed) if budget else supernet.sample(count, seed)
     if budget and not any(map(budget.fits, nets)):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ..client import LOSSES
-from ..data import Dataset
+from ..data import Dataset, LearningTask
 from ..data.adapters import as_dataset
 from ..evaluation.metrics import as_metric
 from ..methods import Method
@@ -39,7 +39,8 @@ class ClientConfig:
     optimizer : a name, `optimizers.sgd(lr=0.1)`, or an optimizer of your own.
     lr_schedule : the same for the learning rate by round.
     last_batch : "keep", "drop" or "wrap" (fill it up from the beginning) a last batch that is too small.
-    loss : a name, `losses.focal(gamma=2)`, or a function `(logits, labels)` with one number per example.
+    loss : a name, `losses.focal(gamma=2)`, or a function `(logits, labels)` with one number per example. Default: that
+        of the task.
 
     Examples
     --------
@@ -51,7 +52,7 @@ class ClientConfig:
     optimizer: Any = "sgd"
     lr_schedule: Any = "constant"
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
-    loss: Any = "cross_entropy"
+    loss: Any = None
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -254,9 +255,15 @@ class Composer:
             client = {one.name: getattr(client, one.name) for one in fields(client)}
         values = dict(client)
         for key, kind in (("optimizer", "optimizers"), ("lr_schedule", "lr_schedules"), ("loss", "losses")):
-            if key in values:
+            if values.get(key) is not None:
                 values[key] = self.choose(kind, values[key])
-        return values
+        return {key: value for key, value in values.items() if value is not None}
+
+    def task(self, value: Any) -> dict[str, Any]:
+        """A name, `tasks.regression`, or a `LearningTask`."""
+        if isinstance(value, LearningTask) and find_name(self.known("tasks"), value) is None:
+            return {"kind": self.add("tasks", value, stem=value.kind)}
+        return self.choose("tasks", value)
 
     def compression(self, value: Any) -> dict[str, Any]:
         """A mapping with `uplink` and `downlink`, or a compressor for the uplink."""

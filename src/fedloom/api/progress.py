@@ -185,7 +185,7 @@ def _format_replies(result: "RoundResult") -> str:
 def _format_metrics(result: "RoundResult") -> str:
     from ..reporting.paired_stats import ACCURACY, metric_of
 
-    metric = metric_of(result.rows)
+    metric = metric_of(result.rows, name=result.headline or None)
     rows = [row for row in result.headline_rows if row.metric == metric.name]
     several = len({row.candidate for row in rows}) > 1
     unit = metric.unit if metric == ACCURACY else f"{metric.unit} {metric.name}"

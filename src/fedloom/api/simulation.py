@@ -61,6 +61,7 @@ class Simulation:
     admission : optional checks of what devices upload.
     checkpoints : how often the state is saved.
     data : further keys of the recipe's `data` section, such as `max_examples` or `public`.
+    task : what is learned: a name, `tasks.regression`, or a `LearningTask`. Default: what the data set says.
     start_from : a run's folder or a safetensors file to take the first weights from.
     rounds : how many rounds `rounds()` runs by default.
     seed : of everything random.
@@ -100,6 +101,7 @@ class Simulation:
         admission: Mapping[str, Any] | None = None,
         checkpoints: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
+        task: Named | None = None,
         start_from: str | Path | None = None,
         rounds: int = 10,
         seed: int = 0,
@@ -124,6 +126,7 @@ class Simulation:
             raise TypeError(f"{sorted(named)[0]} is an argument of its own, not a key of data")
         sections: dict[str, Any] = {
             "data": {**(data or {}), **composer.dataset(dataset), "partition": split},
+            "task": None if task is None else composer.task(task),
             "model": model,
             "training": composer.training(client or ClientConfig()),
             "method": composer.method(method),

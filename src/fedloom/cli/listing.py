@@ -23,6 +23,7 @@ class NameKind(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     preparations = "preparations"
+    tasks = "tasks"
     optimizers = "optimizers"
     lr_schedules = "lr_schedules"
     losses = "losses"

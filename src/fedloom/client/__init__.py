@@ -14,12 +14,19 @@ from .fit import fit, gradient
 from .losses import (
     CROSS_ENTROPY,
     LOSSES,
+    BinaryCrossEntropy,
     CrossEntropy,
     Focal,
+    Huber,
     Loss,
+    MeanAbsoluteError,
+    MeanSquaredError,
     build_loss,
+    default_loss,
     distance,
+    distillation_loss,
     dummy_loss,
+    fits_task,
     label_loss,
     mask_logits,
     soft_cross_entropy,
@@ -42,11 +49,12 @@ from .subnets import SubnetStream, draw_subnets, subnet_logits
 from .task import Bounded, BundleSpec, Layout, Like, Task, like, on_any_device, on_device, shaped
 
 __all__ = [
-    "CROSS_ENTROPY", "LOSSES", "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "Bounded",
-    "BundleSpec", "Client", "ClientResult", "Constant", "Cosine", "CrossEntropy", "DevicePlan", "Focal", "Kernel",
-    "LRSchedule", "Layout", "Like", "Loss", "Milestones", "Optimizer", "PaddedIndices", "Schedule", "Sgd", "Step",
-    "SubnetStream", "Task", "alignment_loss", "average_kernels", "build_loss", "distance", "draw_plan",
-    "draw_subnets", "dummy_loss", "fit", "gradient", "label_loss", "like", "mask_logits", "merge_plans",
-    "on_any_device", "on_device", "optimizer_at", "represent", "representation_kind", "select_examples", "shaped",
+    "CROSS_ENTROPY", "LOSSES", "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "BinaryCrossEntropy",
+    "Bounded", "BundleSpec", "Client", "ClientResult", "Constant", "Cosine", "CrossEntropy", "DevicePlan", "Focal",
+    "Huber", "Kernel", "LRSchedule", "Layout", "Like", "Loss", "MeanAbsoluteError", "MeanSquaredError", "Milestones",
+    "Optimizer", "PaddedIndices", "Schedule", "Sgd", "Step", "SubnetStream", "Task", "alignment_loss",
+    "average_kernels", "build_loss", "default_loss", "distance", "distillation_loss", "draw_plan", "draw_subnets",
+    "dummy_loss", "fit", "fits_task", "gradient", "label_loss", "like", "mask_logits", "merge_plans", "on_any_device",
+    "on_device", "optimizer_at", "represent", "representation_kind", "select_examples", "shaped",
     "soft_cross_entropy", "subnet_logits", "sum_batch_statistics", "supervised_loss", "with_batchnorm_statistics",
 ]  # fmt: skip

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..data import Examples, Preparation
+from ..data import CLASSIFICATION, Examples, LearningTask, Preparation
 from ..models import Model, StepSeeds
 from ..tensors import Parcel, Tensors, combine, per_device
 from .optimizers import Optimizer
 from .plan import Step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-"""(logits [examples, classes], labels [examples]) -> one number per example."""
+"""(outputs [examples, outputs], targets) -> one number per example."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Batch:
     Parameters
     ----------
     x : prepared inputs, [K, batch, ...].
-    y : labels, [K, batch], or [K, batch, length] if every token has one.
+    y : labels, [K, batch], or [K, batch, length] if every token has one; or other targets of the task.
     step_seeds : the seeds of the training step; None: evaluation mode.
     loss : of logits and labels; None: cross entropy.
     positions : the index of each example in its device's own list, [K, batch].
@@ -85,12 +85,13 @@ class Client:
     test_indices : the test examples of each device.
     preparation : how stored examples become the model's input.
     plan : the training steps, which `fit` goes through; `step.active`, [K], is 0 for devices that are done.
-    seen_labels : the labels that each device has, booleans [K, classes].
+    seen_labels : the labels that each device has, booleans [K, classes]; all where a task has no such labels.
     state : what the devices keep from round to round.
     loss : of logits and labels; None: cross entropy.
     tier_models : the model of every tier that takes part, by name.
     train_indices : all training examples of each device, in their device's order.
     auxiliary_loss : a loss that `fit` adds to the task's own.
+    task : what is learned.
     """
 
     model: Model
@@ -106,6 +107,7 @@ class Client:
     tier_models: Mapping[str, Model] = field(default_factory=dict)
     train_indices: PaddedIndices | None = None
     auxiliary_loss: AuxiliaryLoss | None = None
+    task: LearningTask = CLASSIFICATION
 
     def batch(self, step: Step) -> Batch:
         """The batch of a training step, with its augmentation.

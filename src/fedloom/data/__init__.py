@@ -11,6 +11,8 @@ from .catalog import DATASET_INFO, DatasetInfo, describe_deviation, lookup_datas
 from .checks import check_values
 from .cifar import cifar10, cifar100
 from .dataset import DataBroken, DataError, DataMissing, Dataset, Examples
+from .diabetes import diabetes
+from .digit_canvases import digits_multilabel, digits_segmentation
 from .embeddings import read_word_vectors
 from .folders import folder
 from .idx import fashion_mnist, mnist
@@ -19,14 +21,16 @@ from .partition import Labels, Partition, extract_labels
 from .partitions import PARTITIONS, correlate_tiers_with_labels, hold_out, limit_examples, subsample
 from .preparation import PREPARATIONS, Preparation
 from .sentiment140 import sentiment140
+from .tasks import CLASSIFICATION, IGNORED, TASKS, LearningTask
 from .ucihar import ucihar
 from .wikitext import wikitext2
 
 __all__ = [
-    "DATASETS", "DATASET_INFO", "PARTITIONS", "PREPARATIONS", "DataBroken", "DataError", "DataMissing", "Dataset",
-    "DatasetInfo", "Examples", "Labels", "Partition", "Preparation", "as_dataset", "check_values",
-    "correlate_tiers_with_labels", "describe_deviation", "extract_labels", "hold_out", "limit_examples",
-    "lookup_dataset_info", "read_word_vectors", "subsample", "synthetic_labels",
+    "CLASSIFICATION", "DATASETS", "DATASET_INFO", "IGNORED", "PARTITIONS", "PREPARATIONS", "TASKS", "DataBroken",
+    "DataError", "DataMissing", "Dataset", "DatasetInfo", "Examples", "Labels", "LearningTask", "Partition",
+    "Preparation", "as_dataset", "check_values", "correlate_tiers_with_labels", "describe_deviation",
+    "extract_labels", "hold_out", "limit_examples", "lookup_dataset_info", "read_word_vectors", "subsample",
+    "synthetic_labels",
 ]  # fmt: skip
 
 DATASETS: Registry[Callable[..., Dataset]] = Registry(
@@ -34,6 +38,9 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
     {
         "digits": digits,
         "fashion-mini": fashion_mini,
+        "diabetes": diabetes,
+        "digits-multilabel": digits_multilabel,
+        "digits-segmentation": digits_segmentation,
         "mnist": mnist,
         "fashion-mnist": fashion_mnist,
         "cifar10": cifar10,

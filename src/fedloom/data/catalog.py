@@ -152,6 +152,8 @@ DIGITS = tuple("0123456789")
 
 LABEL_NAMES: dict[str, tuple[str, ...]] = {
     "digits": DIGITS,
+    "digits-multilabel": DIGITS,
+    "digits-segmentation": ("background", *DIGITS),
     "mnist": DIGITS,
     "fashion-mini": FASHION_CLASSES,
     "fashion-mnist": FASHION_CLASSES,
@@ -161,7 +163,10 @@ LABEL_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 LICENSES: dict[str, str] = {
+    "diabetes": "BSD-3-Clause",
     "digits": "CC BY 4.0",
+    "digits-multilabel": "CC BY 4.0",
+    "digits-segmentation": "CC BY 4.0",
     "fashion-mini": "MIT",
     "fashion-mnist": "MIT",
     "pathmnist": "CC BY 4.0",

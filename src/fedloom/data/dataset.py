@@ -1,4 +1,4 @@
-"""A data set: training and test examples, the number of classes, and the preparation for a model.
+"""A data set: training and test examples, what is learned from them, and the preparation for a model.
 
 Examples stay as they are stored (images as bytes), which takes a quarter of the memory of floats.
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .preparation import Preparation
+from .tasks import LearningTask, infer_task
 
 
 class DataError(Exception):
@@ -42,13 +43,14 @@ class DataBroken(DataError):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs and their labels, the same number of each.
+    """Inputs and their targets, the same number of each.
 
     Parameters
     ----------
     x : images, uint8 or float [n, channels, height, width]; time series [n, channels, length]; rows [n, features];
         text, int64 [n, length].
-    y : labels, int64 [n], or [n, length] if every token has a label.
+    y : labels, int64 [n], [n, length] if every token has one, or [n, height, width] if every pixel has one; for
+        multi-label tasks 0 or 1, [n, labels]; numbers, float32 [n] or [n, outputs].
 
     Numpy arrays become tensors.
     """
@@ -68,20 +70,21 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test set with labels 0 .. classes - 1.
+    """A training and a test set, with labels 0 .. classes - 1 or other targets.
 
     Parameters
     ----------
     name : what reports call it.
     train : the training examples.
     test : the test examples.
-    classes : the number of classes.
+    classes : the number of classes, or of the labels or numbers that are predicted for every example.
     preparation : how stored examples become a model's input.
     tokens : for text, the number of different token ids, including the mask.
     groups : the group of every training and every test example, such as a user; a number is the same group in both.
     vocabulary : for text, the word of each token.
     deviation : how its counts differ from those of the published data set of that name; "" if they do not.
     class_names : the name of each class; (): they have none.
+    task : what is learned; None: what the targets suggest. It is never None afterwards.
     """
 
     name: str
@@ -94,14 +97,20 @@ class Dataset:
     vocabulary: tuple[str, ...] = ()
     deviation: str = ""
     class_names: tuple[str, ...] = ()
+    task: LearningTask = None  # type: ignore[assignment]  # inferred below
 
     def __post_init__(self) -> None:
         _check_parts(self.name, self.train, self.test, self.preparation)
         object.__setattr__(self, "class_names", _check_class_names(self.name, self.class_names, self.classes))
         object.__setattr__(self, "preparation", _fit_preparation(self.name, self.preparation, self.train.x))
+        masks_tokens = self.preparation.mask_token is not None
+        task = self.task or infer_task(self.train.x, self.train.y, masks_tokens)
+        object.__setattr__(self, "task", task)
+        for name in ("train", "test"):
+            object.__setattr__(self, name, _with_plain_targets(getattr(self, name), task))
         for part, examples, index in (("training", self.train, 0), ("test", self.test, 1)):
             subject = f"the {part} set of {self.name}"
-            _check_labels(subject, examples, self.classes)
+            _check_targets(subject, examples, self.classes, task)
             if self.tokens is not None:
                 _check_tokens(subject, examples.x, self.tokens)
             if self.groups is not None:
@@ -109,6 +118,11 @@ class Dataset:
         if self.vocabulary and len(self.vocabulary) != self.tokens:
             message = f"{self.name} has {self.tokens} tokens but {len(self.vocabulary)} words for them"
             raise DataBroken(message, "Give every token a word, or give none.")
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The tokens or pixels of one example that have a target each; () for targets of whole examples."""
+        return tuple(self.test.y.shape[1:]) if self.task.positions else ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -155,7 +169,7 @@ def _as_tensor(values: Any, subject: str) -> Tensor:
     """Numpy's numbers as a tensor, integers other than bytes as int64; a tensor as it is."""
     if isinstance(values, Tensor):
         return values
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "uif":
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "uifb":
         found = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
         hint = "Examples(x, y) takes tensors or numpy arrays; fedloom.data.as_dataset takes more."
         raise DataBroken(f"{subject} are {found}, not a tensor of numbers", hint)
@@ -195,21 +209,21 @@ def _fit_preparation(name: str, preparation: Preparation, x: Tensor) -> Preparat
         raise DataBroken(f"{name}: {error}", hint) from error
 
 
-def _check_labels(subject: str, examples: Examples, classes: int) -> None:
+def _with_plain_targets(examples: Examples, task: LearningTask) -> Examples:
+    """Labels that are true or false become 1 and 0, and numbers of double precision single ones."""
     y = examples.y
-    if y.dtype != torch.int64:
-        raise DataBroken(f"{subject} has labels of type {y.dtype}", "Labels are torch.int64.")
-    if len(y) == 0:
+    if task.target == "class" or y.dtype == task.dtype or not (y.is_floating_point() or y.dtype == torch.bool):
+        return examples
+    return Examples(examples.x, y.to(task.dtype))
+
+
+def _check_targets(subject: str, examples: Examples, classes: int, task: LearningTask) -> None:
+    if len(examples) == 0:
         raise DataBroken(f"{subject} is empty", "A data set needs examples to train on and examples to test on.")
-    if y.dim() != 1 and y.shape != examples.x.shape:
-        shapes = f"{tuple(y.shape)} for inputs of shape {tuple(examples.x.shape)}"
-        raise DataBroken(f"{subject} has labels of shape {shapes}", "Give one label per example, or one per token.")
-    lowest, highest = int(y.min()), int(y.max())
-    if lowest < 0 or highest >= classes:
-        raise DataBroken(
-            f"{subject} has labels from {lowest} to {highest}",
-            f"With {classes} classes labels run from 0 to {classes - 1}.",
-        )
+    problem = task.find_problem(examples.x, examples.y, classes)
+    if problem:
+        message, hint = problem
+        raise DataBroken(f"{subject} has {message}", hint)
 
 
 def _check_tokens(subject: str, x: Tensor, tokens: int) -> None:

@@ -28,7 +28,7 @@ class Labels:
 
     Parameters
     ----------
-    train : the labels of the training examples, [n], or [n, length] if every token has one.
+    train : the labels of the training examples, [n], or [n, length] if every token has one; or other targets.
     test : the labels of the test examples.
     classes : the number of classes.
     groups : the group of every training and of every test example, such as a user; None: there are no groups.
@@ -38,6 +38,11 @@ class Labels:
     test: Rows
     classes: int
     groups: tuple[Rows, Rows] | None = None
+
+    @property
+    def has_class_labels(self) -> bool:
+        """True if every example has one class label."""
+        return self.train.ndim == 1 and self.train.dtype.kind != "f"
 
     def select_train(self, rows: Rows) -> "Labels":
         """Only some of the training examples, but all test examples.
@@ -149,11 +154,12 @@ def check_devices(labels: Labels, devices: int) -> None:
 
 
 def check_one_label_each(labels: Labels) -> None:
-    """Raise if examples have several labels."""
-    if labels.train.ndim > 1:
+    """Raise unless every example has one class label."""
+    if not labels.has_class_labels:
+        each = "numbers or 0-1 labels" if labels.train.dtype.kind == "f" else f"{labels.train[0].size} labels"
         raise ValueError(
-            f"every example has {labels.train.shape[1]} labels here, but this partition needs one label per example; "
-            'use "iid", or whole groups with "rows" or "natural"'
+            f"every example has {each} here, but this partition needs one label per example; "
+            'use "iid" or "quantity", or whole groups with "rows" or "natural"'
         )
 
 
@@ -167,8 +173,11 @@ def assign_test_rows(labels: Labels, train: Sequence[Rows], generator: np.random
     """Per device and label: n_test / devices times the label's fraction of the device's training rows, rounded.
 
     If a label has too few test rows, the devices that hold it get smaller test sets of the right proportions instead of
-    sharing rows. Rounding keeps a device's total, at least one, as far as its labels have test rows left.
+    sharing rows. Rounding keeps a device's total, at least one, as far as its labels have test rows left. Without class
+    labels every device gets an equal random part of the test set.
     """
+    if not labels.has_class_labels:
+        return split_equally(generator.permutation(len(labels.test)), len(train))
     supply = np.bincount(labels.test, minlength=labels.classes)
     demand = _limit_to_supply(_demand(labels, train, supply), supply)
     counts = _round(demand, supply, generator)

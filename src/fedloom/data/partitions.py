@@ -149,13 +149,15 @@ def quantity(
 ) -> Partition:
     """Quantity skew: the same label distribution on all devices, and sizes from Dirichlet(alpha).
 
+    It needs no labels.
+
     Parameters
     ----------
     alpha : the concentration; the smaller, the more the sizes differ.
     min_examples : the training examples that every device has at least. The partition is drawn up to 50 times; after
         that, rows are moved from the largest devices.
     """
-    _check_settings(labels, devices, alpha, min_examples)
+    _check_settings(labels, devices, alpha, min_examples, by_label=False)
     count = len(labels.train)
 
     def attempt() -> list[Rows]:
@@ -280,9 +282,10 @@ def _label_by_label(
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
-def _check_settings(labels: Labels, devices: int, alpha: float, min_examples: int) -> None:
+def _check_settings(labels: Labels, devices: int, alpha: float, min_examples: int, by_label: bool = True) -> None:
     check_devices(labels, devices)
-    check_one_label_each(labels)
+    if by_label:
+        check_one_label_each(labels)
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha must be a number above 0, not {alpha}; 0.1 is very uneven, 100 almost even")
     if min_examples < 1:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Examples
+from ..data import IGNORED, Dataset, Examples
 from ..fleet import Exchange, Fleet, Inboxes, Reply, Request, count_parameters
 from ..footprints import Footprint, take_block
 from ..registry import Registry
@@ -178,12 +178,12 @@ def _wrong_tier(context: AttackContext) -> list[Tensors]:
 
 
 def _label_flip(data: ClientData, names: Collection[str]) -> ClientData:
-    """The attackers' examples get the opposite label, y -> classes - 1 - y. They are copies, because a partition may
-    give one example to several devices."""
+    """The attackers' examples get the opposite target. They are copies, because a partition may give one example to
+    several devices."""
     rows = torch.cat([data.train[name] for name in sorted(names)]) if names else torch.zeros(0, dtype=torch.int64)
     dataset, first = data.dataset, len(data.dataset.train)
     train = dataset.train
-    flipped = Examples(torch.cat([train.x, train.x[rows]]), torch.cat([train.y, dataset.classes - 1 - train.y[rows]]))
+    flipped = Examples(torch.cat([train.x, train.x[rows]]), torch.cat([train.y, _opposite(dataset, train.y[rows])]))
     indices = dict(data.train)
     for name in sorted(names):
         indices[name] = torch.arange(first, first + len(indices[name]))
@@ -191,8 +191,18 @@ def _label_flip(data: ClientData, names: Collection[str]) -> ClientData:
     return replace(data, dataset=replace(dataset, train=flipped, groups=None), train=indices)
 
 
+def _opposite(dataset: Dataset, y: Tensor) -> Tensor:
+    """Classes in the opposite order, the labels that an example lacks, or numbers mirrored in the middle of theirs."""
+    if dataset.task.target == "number":
+        lowest, highest = (function(dataset.train.y, 0) for function in (torch.amin, torch.amax))
+        return lowest + highest - y
+    if dataset.task.target == "labels":
+        return 1 - y
+    return torch.where(y == IGNORED, y, dataset.classes - 1 - y)
+
+
 def label_flip() -> Attack:
-    """Label flipping: attackers train on the opposite labels, y -> classes - 1 - y."""
+    """Label flipping: attackers train on the opposite labels, y -> classes - 1 - y, or on mirrored numbers."""
     return Attack(poison=_label_flip)
 
 

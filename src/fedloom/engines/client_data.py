@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..client import PaddedIndices
-from ..data import Dataset, Partition
+from ..data import IGNORED, Dataset, Partition
 from ..evaluation.test_set import local_order
 from ..fleet import Device, Fleet
 from ..models import Model
@@ -58,13 +58,17 @@ class ClientData:
         return sum(len(self.train[name]) for name in device.pooled_from or (device.name,))
 
     def seen_labels(self, device: Device) -> Tensor:
-        """Which labels a device has, booleans [classes].
+        """Which labels a device has, booleans [classes]; all if the task is not about labels that a device may lack.
 
         Parameters
         ----------
         device : the device.
         """
+        if not self.dataset.task.has_label_sets:
+            return torch.ones(self.dataset.classes, dtype=torch.bool)
         labels = self.dataset.train.y[self.rows(device)].flatten()
+        if self.dataset.task.positions:
+            labels = labels[labels != IGNORED]
         return torch.bincount(labels, minlength=self.dataset.classes) > 0
 
     def tests(self, device: Device) -> Tensor:
@@ -75,7 +79,7 @@ class ClientData:
         device : the device.
         """
         rows = self.test.get(device.name, torch.zeros(0, dtype=torch.int64))
-        if self.dataset.test.y.dim() > 1 or not device.model.is_batch_dependent():
+        if self.dataset.task.is_sequence or not device.model.is_batch_dependent():
             return rows
         return rows[local_order(len(rows), self.seed, device.name)]
 

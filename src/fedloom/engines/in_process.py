@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..client import (
-    CROSS_ENTROPY,
     Batch,
     Client,
     ClientResult,
@@ -26,6 +25,7 @@ from ..client import (
     Optimizer,
     Schedule,
     Task,
+    default_loss,
     draw_plan,
     dummy_loss,
     gradient,
@@ -57,7 +57,7 @@ class InProcess:
     optimizer : the optimizer of every device.
     lr_schedule : the schedule of its learning rate.
     seed : the seed of the run.
-    loss : of logits and labels.
+    loss : of outputs and targets; None: that of the data set's task.
     devices_per_block : how many devices run as one network: in every tier, by tier, or by a rule (None).
     gate : the gate that replies pass.
     executor : runs blocks of devices, here or in other processes.
@@ -69,7 +69,7 @@ class InProcess:
     optimizer: Optimizer
     lr_schedule: LRSchedule
     seed: int
-    loss: Loss = CROSS_ENTROPY
+    loss: Loss | None = None
     devices_per_block: DevicesPerBlock = None
     gate: Gate = field(default_factory=Gate)
     executor: "Executor" = field(default_factory=lambda: InlineExecutor())
@@ -325,7 +325,8 @@ def run_block(block: Block) -> ClientResult:
         plan=merge_plans([member.plan for member in block.members]),
         seen_labels=torch.stack([store.seen_labels(device) for store, device in zip(stores, devices, strict=True)]),
         state=block.state,
-        loss=job.engine.loss,
+        loss=job.engine.loss or default_loss(data.task),
+        task=data.task,
         tier_models=job.engine.client_data.sizes,
     )
     return block.task.run(client, block.inbox)

@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 
 from ..client import Client, Schedule, mask_logits
-from ..data import Dataset
+from ..data import Dataset, LearningTask
 from ..fleet import Ask, Device, DeviceModel, EvalTarget, Fleet, ModelWeights, ServerModel, Tier
 from ..models import Model, exit_names, last_exit
 from ..tensors import Parcel, Tensors, fingerprint
 from .batchnorm import BatchNormStatistics
-from .local import FineTune, LocalEvaluation, device_batch_size, group_replies
+from .local import FineTune, LocalEvaluation, device_batch_size, group_replies, predicted_values
 from .metrics import (
-    DEFAULT_METRICS,
     Metric,
     MetricInfo,
     Row,
     accuracy,
     compute_accuracy,
-    defined_values,
+    default_metrics,
+    headline_metric,
     is_correct,
     metric_info,
     per_group,
     percent,
 )
+from .pixels import prediction_width
 from .sequence import DEFAULT_SEQUENCE_METRICS, SEQUENCE_METRICS
 from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, global_order, local_order
 
@@ -51,7 +52,7 @@ class Evaluator:
     batch_size : examples per batch.
     tests : "global", "local", or both.
     fine_tune : how models are fine-tuned after the last round; None: not at all.
-    metrics : what is computed; None: accuracy, and on the global test set also loss.
+    metrics : what is computed; None: what is usual for the task, such as accuracy and, on the global test set, loss.
     candidates : names of the targets to evaluate; empty: all.
     tests_on_devices : whether only the devices have their local tests, so that they evaluate themselves.
     seed : of the run, from which the order of test examples is drawn for batch-dependent models.
@@ -138,7 +139,7 @@ class Evaluator:
         order: Tensor | None = None,
         groups: Sequence[int] | None = None,
     ) -> dict[Tier, Tensor]:
-        """Every tier's logits on the test set, `[examples, classes]`.
+        """Every tier's logits on the test set, `[examples, classes]`; of pixels, the sums over each example.
 
         Batch-dependent models see the rows in an order of their own, device by device. One request for all tiers, so
         that workers share the work; a tier whose last exit is also an exit of another tier's model takes its logits
@@ -169,10 +170,10 @@ class Evaluator:
             if tier not in hosts
         }
         exits = {reply.device.tier: reply.upload["exits"] for reply in ask(task, inboxes)}
-        missing = torch.full((len(rows), self.dataset.classes), torch.nan)  # a diverged model's reply is refused
         found: dict[Tier, Tensor] = {}
         for tier in models:
             host = hosts.get(tier, tier)
+            missing = torch.full((len(rows), prediction_width(tier.model)), torch.nan)  # a diverged reply is refused
             logits = exits.get(host.name, {}).get(last_exit(tier.model), missing)
             found[tier] = torch.empty_like(logits).index_copy_(0, shuffled, logits) if host in dependent else logits
         return found
@@ -204,15 +205,34 @@ class Evaluator:
         if self.is_sequence_task:
             rows = (row for metric in self._sequence_metrics for row in SEQUENCE_METRICS[metric])
             return {row: metric_info(row) for row in rows}
-        return {metric.name: metric.info for metric in self._global_metrics}
+        if self.task.has_class_labels:
+            return {metric.name: metric.info for metric in self._global_metrics}
+        headline = headline_metric(self.task)
+        declared = {
+            metric.name: replace(metric.info, headline=metric.name == headline.name) for metric in self._global_metrics
+        }
+        tuned = dict.fromkeys(("initial", "personalized"), headline.info) if self.fine_tune else {}
+        return {**declared, **tuned}
+
+    @property
+    def task(self) -> LearningTask:
+        """What is learned."""
+        return self.dataset.task
 
     @property
     def _global_metrics(self) -> tuple[Metric, ...]:
-        return DEFAULT_METRICS if self.metrics is None else self.metrics
+        return default_metrics(self.task) if self.metrics is None else self._fitting_metrics
 
     @property
     def _local_metrics(self) -> tuple[Metric, ...]:
-        return (accuracy(),) if self.metrics is None else self.metrics
+        if self.metrics is None and self.task.has_class_labels:
+            return (accuracy(),)
+        return self._global_metrics
+
+    @property
+    def _fitting_metrics(self) -> tuple[Metric, ...]:
+        fitting = (metric.for_task(self.task) for metric in self.metrics or ())
+        return tuple(metric for metric in fitting if metric is not None)
 
     @property
     def _sequence_metrics(self) -> tuple[str, ...]:
@@ -237,17 +257,20 @@ class Evaluator:
             pooled,
             self._sequence_metrics if self.is_sequence_task else DEFAULT_SEQUENCE_METRICS,
             self.seed,
+            self.task,
+            tuple(self.dataset.test.y.shape[1:]),
         )
 
     @property
     def device_batch_size(self) -> Callable[[Model], int]:
         """Examples per batch when a device evaluates a model."""
-        return partial(device_batch_size, self.batch_size, math.prod(self.dataset.test.y.shape[1:]))
+        positions = math.prod(self.dataset.target_shape) if self.is_sequence_task else 1
+        return partial(device_batch_size, self.batch_size, positions)
 
     @property
     def is_sequence_task(self) -> bool:
-        """True if every position of an example has a label."""
-        return self.dataset.test.y.dim() > 1
+        """True if every token of an example has a label."""
+        return self.task.is_sequence
 
     def _server_rows(
         self,
@@ -274,7 +297,7 @@ class Evaluator:
 
             if "global" in self.tests:
                 for metric in self._global_metrics:
-                    for key, value in defined_values(metric, logits[tier], labels).items():
+                    for key, value in predicted_values(metric, logits[tier], labels).items():
                         yield row("global", key, value)
             if "local" in self.tests and not self.tests_on_devices:
                 own = local_logits[tier] if tier in local_logits else logits[tier][torch.cat(list(self.local_tests))]
@@ -354,12 +377,18 @@ class Evaluator:
 
 
 class _LocalPredictions:
-    """A tier's predictions for the devices' own test examples, with unseen labels masked for each device."""
+    """A tier's predictions for the devices' own test examples, with unseen labels masked for each device.
+
+    Where examples have other targets than one class label, no label is unseen, and nothing is masked.
+    """
 
     def __init__(self, evaluator: Evaluator, logits: Tensor, unseen_logit: float | None):
         self.sizes, devices = [len(rows) for rows in evaluator.local_tests], len(evaluator.local_tests)
         owners = torch.repeat_interleave(torch.arange(devices), torch.tensor(self.sizes))
         self.labels = evaluator.dataset.test.y[torch.cat(list(evaluator.local_tests))]
+        self.logits = logits
+        if not evaluator.task.has_class_labels:
+            return
         self.logits = mask_logits(logits.unsqueeze(1), evaluator.seen_labels[owners], unseen_logit).squeeze(1)
         correct = is_correct(self.logits, self.labels)
         self.correct = per_group(correct, owners, devices)
@@ -372,7 +401,7 @@ class _LocalPredictions:
         logits, labels = self.logits.split(self.sizes), self.labels.split(self.sizes)
         if not devices:
             return {}
-        return defined_values(
+        return predicted_values(
             metric, torch.cat([logits[index] for index in devices]), torch.cat([labels[index] for index in devices])
         )
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..client import (
-    CROSS_ENTROPY,
     Batch,
     Bounded,
     Client,
@@ -19,6 +18,7 @@ from ..client import (
     Layout,
     Schedule,
     Sgd,
+    default_loss,
     fit,
     label_loss,
     mask_logits,
@@ -26,16 +26,30 @@ from ..client import (
     shaped,
     with_batchnorm_statistics,
 )
+from ..data import CLASSIFICATION, LearningTask
 from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
 from ..models import Model
 from ..seeds import EVALUATE, FINE_TUNE
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
-from .metrics import Metric, Row, accuracy, compute_accuracy, defined_values, is_correct, percent, row_names
+from . import pixels
+from .metrics import (
+    Metric,
+    Row,
+    accuracy,
+    compute_accuracy,
+    defined_values,
+    headline_metric,
+    is_correct,
+    percent,
+    row_names,
+)
+from .pixels import prediction_width, predicts_pixels, split_sums, sum_pixels
 from .sequence import DEFAULT_SEQUENCE_METRICS, LARGEST_LOSS, SEQUENCE_SUMS, sequence_metrics, sum_over_batches
 from .test_set import global_order
 
-COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))  # an upload's layout
+COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))  # layouts of uploads
+VALUE = shaped(value=((), torch.float64), known=((), torch.bool))
 
 Predictions = Iterator[tuple[Batch, Tensor, Tensor]]
 """Batches, their logits [K, batch, ..., classes], and which examples [K, batch] are not padding."""
@@ -52,6 +66,7 @@ class LocalEvaluation:
     - For the test set, and for their own test examples if devices are real (`pooled_examples` is None), the values that
       they compute themselves. A tier's value is then the mean over devices, weighted by test examples, without devices
       for which the metric is undefined.
+    - For models of pixels, in any case sums over them, from which every metric follows.
     """
 
     target: DeviceModel
@@ -62,6 +77,8 @@ class LocalEvaluation:
     pooled_examples: int | None = None  # test examples of the device that has most
     sequence_metrics: tuple[str, ...] = DEFAULT_SEQUENCE_METRICS
     seed: int = 0  # of the run, for the order of the test set
+    task: LearningTask = CLASSIFICATION
+    target_shape: tuple[int, ...] = ()  # of the targets of one example
 
     @on_device(sends={"local": "local_layout", "global": "global_layout"}, stream=EVALUATE, batch_across_runs=False)
     def evaluate(self, client: Client, inbox: Parcel) -> ClientResult:
@@ -78,20 +95,30 @@ class LocalEvaluation:
 
     def local_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         layout = dict(self.global_layout(model, inbox, examples))
-        if self._others and self.pooled_examples is not None:
+        if self._others and self.pooled_examples is not None and not self._sums_pixels:
             bits = BITS[torch.get_default_dtype()]
             for name in ("values", "known"):
                 del layout[name]
             layout["logits"] = ((self.pooled_examples, model.classes), bits)
-            layout["labels"] = Bounded((self.pooled_examples,), torch.int64, model.classes)
+            layout["labels"] = (
+                Bounded((self.pooled_examples,), torch.int64, model.classes)
+                if self.task.has_class_labels
+                else ((self.pooled_examples, *self.target_shape), self.task.dtype)
+            )
         return layout
 
     def global_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         layout = dict((SEQUENCE_SUMS if self.perplexity_batch else COUNTS)(model, inbox, examples))
-        if self._others:
+        if self._sums_pixels:
+            layout["sums"] = ((model.classes**2 + 1,), torch.float64)
+        elif self._others:
             rows = len(self._row_names(model.classes))
             layout |= {"values": ((rows,), torch.float64), "known": ((rows,), torch.bool)}
         return layout
+
+    @property
+    def _sums_pixels(self) -> bool:
+        return self.task.positions == "pixels"
 
     @property
     def _others(self) -> list[Metric]:
@@ -105,11 +132,17 @@ class LocalEvaluation:
         devices, classes = len(client.seen_labels), client.model.classes
         if self.perplexity_batch:
             return sum_over_batches(predictions, client.preparation, devices, self.perplexity_batch)
+        if self._sums_pixels:
+            sums, total = pixels.sum_over_batches(predictions, devices, classes)
+            sums = sums.nan_to_num(nan=LARGEST_LOSS).clamp(-LARGEST_LOSS, LARGEST_LOSS)
+            return {"correct": torch.zeros_like(total), "total": total, "sums": sums}
+        count = count_correct if self.task.has_class_labels else count_examples
         if not self._others:
-            return count_correct(predictions, devices)
+            return count(predictions, devices)
         batches = list(predictions)
-        counts = count_correct(iter(batches), devices)
-        empty = torch.zeros(devices, 0, classes), torch.zeros(devices, 0, dtype=torch.int64)
+        counts = count(iter(batches), devices)
+        no_targets = torch.zeros(devices, 0, *self.target_shape, dtype=self.task.dtype)
+        empty = torch.zeros(devices, 0, classes), no_targets
         logits, labels = (
             torch.cat(parts, 1)
             for parts in ([empty[0], *(one for _, one, _ in batches)], [empty[1], *(b.y for b, _, _ in batches)])
@@ -147,6 +180,10 @@ class LocalEvaluation:
             return sequence_metrics([reply.upload[bundle] for reply in replies], self.sequence_metrics)
         uploads = [reply.upload[bundle] for reply in replies if bundle in reply.upload]
         others: dict[str, float] = {}
+        if self._sums_pixels:
+            sums = [upload["sums"] for upload in uploads if float(upload["total"])]
+            names = [predicted_values(one, torch.stack(sums), torch.ones(1)) for one in self.metrics if sums]
+            return {name: value for values in names for name, value in values.items()}
         if self._others and uploads and "logits" in uploads[0]:
             logits, labels = _join_predictions(uploads)
             others = {name: v for one in self._others for name, v in defined_values(one, logits, labels).items()}
@@ -177,7 +214,7 @@ def _pad_predictions(logits: Tensor, labels: Tensor, room: int) -> dict[str, Ten
     Logits travel as their bits: engines refuse values that are not finite, and those of masked labels are not.
     """
     devices, count, classes = logits.shape
-    bits, answers = logits.new_zeros(devices, room, classes), labels.new_zeros(devices, room)
+    bits, answers = logits.new_zeros(devices, room, classes), labels.new_zeros(devices, room, *labels.shape[2:])
     bits[:, :count], answers[:, :count] = logits, labels
     return {"logits": bits.view(BITS[bits.dtype]), "labels": answers}
 
@@ -196,6 +233,8 @@ def _join_predictions(uploads: Sequence[Tensors]) -> tuple[Tensor, Tensor]:
 class FineTune:
     """Initial and personalized accuracy of every tier's model on every device (FedSup, section 4).
 
+    For other tasks than classification, their headline metric instead of accuracy.
+
     Each device tests the model on its own test examples, trains a part of it on its own training examples without
     momentum, and tests it again.
 
@@ -205,14 +244,18 @@ class FineTune:
     epochs : passes over the device's training examples.
     batch_size : examples per step.
     lr : the learning rate.
+    task : what is learned, which a recipe says elsewhere.
     """
 
     part: Literal["head", "body", "all"] = "head"
     epochs: Count = 5
     batch_size: Count = 50
     lr: Positive = 0.001
+    task: LearningTask = CLASSIFICATION
 
-    @on_device(sends={"initial": COUNTS, "personalized": COUNTS}, stream=FINE_TUNE, batch_across_runs=False)
+    @on_device(
+        sends={"initial": "value_layout", "personalized": "value_layout"}, stream=FINE_TUNE, batch_across_runs=False
+    )
     def tune(self, client: Client, inbox: Parcel) -> ClientResult:
         """Evaluate, train, and evaluate again.
 
@@ -221,14 +264,30 @@ class FineTune:
         client : the devices.
         inbox : the received parcel, with the bundle "weights".
         """
-        learner = replace(client, optimizer=Sgd(self.lr), loss=CROSS_ENTROPY)
+        learner = replace(client, optimizer=Sgd(self.lr), loss=default_loss(self.task))
         statistics = inbox.get("statistics", {})
         tuned = fit(learner, inbox["weights"], label_loss(client), only=self.trainable(client.model))
         with torch.no_grad():
-            before, after = (
-                evaluate_local(client, {**w, **statistics}, self.batch_size) for w in (inbox["weights"], tuned)
-            )
+            before, after = (self._evaluate(client, {**w, **statistics}) for w in (inbox["weights"], tuned))
         return ClientResult(upload={"initial": before, "personalized": after})
+
+    def value_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        """What a device uploads: counts of correct predictions, or the value of the headline metric.
+
+        Parameters
+        ----------
+        model : the device's model.
+        inbox : what it received.
+        examples : the number of its examples.
+        """
+        return (COUNTS if self.task.has_class_labels else VALUE)(model, inbox, examples)
+
+    def _evaluate(self, client: Client, weights: Tensors) -> dict[str, Tensor]:
+        if self.task.has_class_labels:
+            return evaluate_local(client, weights, self.batch_size)
+        values = [_headline_value(self.task, *own) for own in _own_predictions(client, weights, self.batch_size)]
+        table = torch.tensor(values, dtype=torch.float64)
+        return {"value": table.nan_to_num(nan=0.0).clamp(-LARGEST_LOSS, LARGEST_LOSS), "known": ~table.isnan()}
 
     def trainable(self, model: Model) -> list[str]:
         """The weights that are trained: `head` is the last layer, `body` all others that the last exit depends on.
@@ -270,13 +329,40 @@ class FineTune:
 
 
 def _fine_tune_rows(replies: Sequence[Reply], row: Callable[..., Row], test: str, metric: str) -> Iterator[Row]:
-    accuracies = {reply.device.name: accuracy_of([reply], metric) for reply in replies}
+    accuracies = {reply.device.name: _tuned_value(reply, metric) for reply in replies}
     known = {device: value for device, value in accuracies.items() if not math.isnan(value)}
     for device, value in known.items():
         yield row(device, test, metric, value)
     if known:
         yield row("", test, metric, statistics.fmean(known.values()))
         yield row("", test, f"{metric}_std", statistics.pstdev(known.values()))
+
+
+def _tuned_value(reply: Reply, bundle: str) -> float:
+    upload = reply.upload.get(bundle, {})
+    if "value" not in upload:
+        return accuracy_of([reply], bundle)
+    return float(upload["value"]) if bool(upload["known"]) else math.nan
+
+
+def _headline_value(task: LearningTask, predictions: Tensor, targets: Tensor) -> float:
+    """NaN where it is undefined, and for a model that diverged."""
+    metric = headline_metric(task)
+    return predicted_values(metric, predictions, targets).get(metric.name, math.nan) if len(targets) else math.nan
+
+
+def _own_predictions(client: Client, weights: Tensors, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The predictions of each device for its own test examples, and their targets."""
+    sums_only = predicts_pixels(client.model)
+    batches = [
+        (sum_pixels(logits, batch.y) if sums_only else logits, batch.y, real)
+        for batch, logits, real in predict_local(client, weights, size)
+    ]
+    for k in range(len(client.seen_labels)):
+        parts = [(kept[k, real[k]], y[k, real[k]]) for kept, y, real in batches]
+        empty = torch.zeros(0, prediction_width(client.model)), client.tests.y[:0]
+        predictions, targets = zip(*(parts or [empty]), strict=True)
+        yield torch.cat(predictions), torch.cat(targets)
 
 
 def _make_inbox(model: Model, weights: Tensors) -> Parcel:
@@ -303,6 +389,23 @@ def device_batch_size(size: int, positions: int, model: Model) -> int:
 def evaluate_local(client: Client, weights: Tensors, size: int) -> dict[str, Tensor]:
     """Correct predictions and examples of each device's own test: [K] each."""
     return count_correct(predict_local(client, weights, size), len(client.seen_labels))
+
+
+def predicted_values(metric: Metric, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+    """A metric's defined values for predictions of examples: their logits, or the sums over their pixels."""
+    if metric.task != "segmentation":
+        return defined_values(metric, predictions, targets)
+    counts, loss = split_sums(predictions.sum(0))
+    diverged = bool(predictions.isnan().any())
+    return {name: value for name, value in metric.values(counts, loss).items() if diverged or not math.isnan(value)}
+
+
+def count_examples(predictions: Predictions, devices: int) -> dict[str, Tensor]:
+    """The number of examples of each device, for tasks in which predictions are not simply correct or not."""
+    total = torch.zeros(devices, dtype=torch.float64)
+    for _, _, real in predictions:
+        total = total + real.sum(1)
+    return {"correct": torch.zeros_like(total), "total": total}
 
 
 def count_correct(predictions: Predictions, devices: int) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -18,8 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data import LearningTask
+from ..data.tasks import TaskFamily
 from ..registry import Registry
 from ..settings import Count, FrozenDict
+from . import multi_label, pixels, ranking
+from .ranking import area_under_roc, mean_of_known
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ Value = float | Mapping[str, float]
 Compute = Callable[[Tensor, Tensor], Value]
 """(logits [examples, classes], labels [examples]) -> the value, or several by name, such as one per class."""
 
-MetricTask = Literal["classification", "regression", "any"]
+MetricTask = TaskFamily | Literal["any"]
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,17 @@ class Metric:
         The name of its rows. If `compute` returns a mapping, every entry is a row: `recall[3]`.
     compute : callable
         `(logits [examples, classes], labels [examples]) -> float | Mapping[str, float]`. NaN where the value is
-        undefined for these examples; such rows are left out.
+        undefined for these examples; such rows are left out. For labels and numbers both are [examples, outputs] (one
+        number may lack its axis); for pixels it gets how many of a class (row) are predicted as which (column), and
+        their mean loss.
     higher_is_better : bool, optional
         None: not declared. Then the metric is recorded and drawn, but no verdict can be based on it.
     unit : str
         Such as "%". Shares are in percent, as accuracy is.
-    task : {"classification", "regression", "any"}
-        The kind of labels that it can be computed for.
+    task : {"classification", "multi_label", "regression", "segmentation", "any"}
+        The kind of targets that `compute` is for; "any" is all but segmentation.
+    other_tasks : mapping
+        How it is computed for other kinds, by kind.
 
     Examples
     --------
@@ -93,6 +101,7 @@ class Metric:
     higher_is_better: bool | None = None
     unit: str = ""
     task: MetricTask = "any"
+    other_tasks: Mapping[str, Compute] = FrozenDict()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.+-]*", self.name):  # rows, charts and files have it
@@ -112,6 +121,23 @@ class Metric:
         if isinstance(result, Mapping):
             return {f"{self.name}[{key}]": float(value) for key, value in result.items()}
         return {self.name: float(result)}
+
+    def for_task(self, task: LearningTask) -> "Metric | None":
+        """The metric as it is computed for a task; None if it cannot be.
+
+        Parameters
+        ----------
+        task : LearningTask
+            The task.
+        """
+        predicts_pixels = task.family == "segmentation"
+        if self.task == task.family or (self.task == "any" and task.target == "class" and not predicts_pixels):
+            return self
+        if self.task == "any" and not predicts_pixels:
+            return replace(self, task=task.family)
+        if task.family not in self.other_tasks:
+            return None
+        return replace(self, compute=self.other_tasks[task.family], task=task.family, other_tasks=FrozenDict())
 
     @property
     def info(self) -> "MetricInfo":
@@ -137,10 +163,13 @@ class MetricInfo:
         None: not declared.
     unit : str
         Such as "%".
+    headline : bool
+        Whether reports and verdicts are about it, unless another is chosen.
     """
 
     higher_is_better: bool | None
     unit: str = ""
+    headline: bool = False
 
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
@@ -163,18 +192,21 @@ def compute_accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def accuracy() -> Metric:
-    """Percent of the examples that are predicted correctly; NaN without examples."""
-    return Metric("accuracy", compute_accuracy, True, "%", "classification")
+    """Percent of the examples, labels or pixels that are predicted correctly; NaN without examples."""
+    others = FrozenDict(multi_label=multi_label.accuracy, segmentation=pixels.accuracy)
+    return Metric("accuracy", compute_accuracy, True, "%", "classification", others)
 
 
 def loss() -> Metric:
-    """Mean cross entropy; NaN without examples."""
-    return Metric("loss", log_loss, False, "", "classification")
+    """The mean of the task's usual loss, such as cross entropy or squared errors; NaN without examples."""
+    others = FrozenDict(multi_label=multi_label.log_loss, regression=_squared_error, segmentation=pixels.mean_loss)
+    return Metric("loss", log_loss, False, "", "classification", others)
 
 
 def balanced_accuracy() -> Metric:
     """Mean recall in percent over the classes that the labels contain; NaN without examples."""
-    return Metric("balanced_accuracy", _balanced_accuracy, True, "%", "classification")
+    others = FrozenDict(segmentation=pixels.balanced_accuracy)
+    return Metric("balanced_accuracy", _balanced_accuracy, True, "%", "classification", others)
 
 
 def f1(average: Literal["macro", "micro", "weighted"] = "macro") -> Metric:
@@ -187,7 +219,8 @@ def f1(average: Literal["macro", "micro", "weighted"] = "macro") -> Metric:
         classes' examples. Rows are named `f1`, `f1_micro` and `f1_weighted`.
     """
     name = "f1" if average == "macro" else f"f1_{average}"
-    return Metric(name, partial(_f1, average), True, "%", "classification")
+    others = FrozenDict(multi_label=partial(multi_label.f1, average), segmentation=partial(pixels.f1, average))
+    return Metric(name, partial(_f1, average), True, "%", "classification", others)
 
 
 def auroc() -> Metric:
@@ -196,12 +229,27 @@ def auroc() -> Metric:
     Examples are ranked by the probability of the class; ties count half. Classes without examples, or without examples
     of other classes, are left out; NaN if the labels are of fewer than two classes.
     """
-    return Metric("auroc", _auroc, True, "%", "classification")
+    return Metric("auroc", _auroc, True, "%", "classification", FrozenDict(multi_label=multi_label.auroc))
+
+
+def average_precision() -> Metric:
+    """Average precision in percent, the area under the precision-recall curve: of each class or label, the mean.
+
+    Classes without examples are left out; NaN without examples.
+    """
+    others = FrozenDict(multi_label=multi_label.mean_average_precision)
+    return Metric("average_precision", _average_precision, True, "%", "classification", others)
+
+
+def exact_match() -> Metric:
+    """Percent of the examples all of whose labels are predicted correctly; NaN without examples."""
+    return Metric("exact_match", multi_label.exact_match, True, "%", "multi_label")
 
 
 def recall() -> Metric:
     """Recall in percent by class, in rows `recall[0]`, `recall[1]` and so on; a class without examples has no row."""
-    return Metric("recall", _recall, True, "%", "classification")
+    others = FrozenDict(multi_label=multi_label.recalls, segmentation=pixels.recalls)
+    return Metric("recall", _recall, True, "%", "classification", others)
 
 
 def calibration_error(bins: Count = 15) -> Metric:
@@ -226,7 +274,7 @@ def mean_iou() -> Metric:
 
     NaN without examples.
     """
-    return Metric("mean_iou", _mean_iou, True, "%", "classification")
+    return Metric("mean_iou", _mean_iou, True, "%", "classification", FrozenDict(segmentation=pixels.mean_iou))
 
 
 def mae() -> Metric:
@@ -286,9 +334,17 @@ def _mean_iou(logits: Tensor, labels: Tensor) -> float:
 def _auroc(logits: Tensor, labels: Tensor) -> float:
     if bool(logits.isnan().any()):
         return math.nan
-    areas = [_area_under_roc(_log_odds(logits, label), labels == label) for label in range(logits.shape[-1])]
-    known = [area for area in areas if not math.isnan(area)]
-    return 100 * math.fsum(known) / len(known) if known else math.nan
+    return mean_of_known(
+        [area_under_roc(_log_odds(logits, label), labels == label) for label in range(logits.shape[-1])]
+    )
+
+
+def _average_precision(logits: Tensor, labels: Tensor) -> float:
+    if bool(logits.isnan().any()):
+        return math.nan
+    return mean_of_known(
+        [ranking.average_precision(_log_odds(logits, label), labels == label) for label in range(logits.shape[-1])]
+    )
 
 
 def _log_odds(logits: Tensor, label: int) -> Tensor:
@@ -298,17 +354,6 @@ def _log_odds(logits: Tensor, label: int) -> Tensor:
     """
     others = torch.cat([logits[:, :label], logits[:, label + 1 :]], -1).double().logsumexp(-1)
     return (logits[:, label].double() - others).float()
-
-
-def _area_under_roc(scores: Tensor, positive: Tensor) -> float:
-    """The probability that a positive example scores higher than a negative one."""
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    if not positives or not negatives:
-        return math.nan
-    _, groups, sizes = scores.unique(return_inverse=True, return_counts=True)
-    ranks = sizes.cumsum(0).double() - (sizes.double() - 1) / 2  # mean rank of equal scores, from 1
-    above = float(ranks[groups][positive].sum()) - positives * (positives + 1) / 2
-    return above / (positives * negatives)
 
 
 def _calibration_error(bins: int, logits: Tensor, labels: Tensor) -> float:
@@ -335,6 +380,10 @@ def _errors(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _columns(values: Tensor) -> Tensor:
     return values.double().reshape(len(values), math.prod(values.shape[1:]))
+
+
+def _squared_error(outputs: Tensor, labels: Tensor) -> float:
+    return float(_errors(outputs, labels).square().mean())
 
 
 def _r2(outputs: Tensor, labels: Tensor) -> float:
@@ -413,7 +462,8 @@ METRICS: Registry[MetricEntry] = Registry(
     "metrics",
     {
         "accuracy": accuracy, "loss": loss, "balanced_accuracy": balanced_accuracy, "f1": f1, "auroc": auroc,
-        "recall": recall, "calibration_error": calibration_error, "perplexity": perplexity, "mean_iou": mean_iou,
+        "average_precision": average_precision, "exact_match": exact_match, "recall": recall,
+        "calibration_error": calibration_error, "perplexity": perplexity, "mean_iou": mean_iou,
         "mae": mae, "rmse": rmse, "r2": r2, "torchmetrics": torchmetrics,
     },
     passed=PASSED_TO_METRICS,
@@ -478,8 +528,13 @@ def _metric_of_function(name: str, function: Compute, settings: Mapping[str, Any
     return Metric(name, compute, getattr(function, "higher_is_better", None), getattr(function, "unit", ""))
 
 
-def trial_examples(classes: int) -> tuple[Tensor, Tensor]:
+def trial_examples(classes: int, task: MetricTask = "classification") -> tuple[Tensor, Tensor]:
     """Logits and labels with every class among labels and predictions, to try a metric on."""
+    if task == "segmentation":
+        return torch.eye(classes, dtype=torch.float64) + 1, torch.ones((), dtype=torch.float64)
+    if task in ("regression", "multi_label"):
+        draw = torch.Generator().manual_seed(0)
+        return torch.randn(8, classes, generator=draw), torch.arange(8 * classes).view(8, classes) % 2 * 1.0
     labels = torch.arange(2 * classes) % classes
     return F.one_hot((labels + torch.arange(2 * classes) // classes) % classes, classes).float(), labels
 
@@ -487,7 +542,7 @@ def trial_examples(classes: int) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=1024)
 def row_names(metric: Metric, classes: int) -> tuple[str, ...]:
     """The rows that a metric has for this number of classes."""
-    return tuple(metric.values(*trial_examples(classes)))
+    return tuple(metric.values(*trial_examples(classes, metric.task)))
 
 
 ACCURACIES = ("accuracy", "initial", "personalized")  # beginnings of row metrics that are accuracies
@@ -506,6 +561,17 @@ class UndeclaredDirection(ValueError):  # noqa: N818 - named for what is missing
     def __init__(self, metric: str):
         super().__init__(f"whether higher values of {metric} are better is not declared")
         self.hint = "declare it: Metric(..., higher_is_better=True) or False; or choose another metric"
+
+
+def default_metrics(task: LearningTask) -> tuple[Metric, ...]:
+    """The metrics of a task, the headline first, unless a recipe names others."""
+    fitting = (as_metric(name).for_task(task) for name in task.metrics)
+    return tuple(metric for metric in fitting if metric is not None)
+
+
+def headline_metric(task: LearningTask) -> Metric:
+    """The metric that reports and verdicts of a task are about."""
+    return default_metrics(task)[0]
 
 
 def metric_info(metric: str, declared: Mapping[str, MetricInfo] = NOTHING_DECLARED) -> MetricInfo:

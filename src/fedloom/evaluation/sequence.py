@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..client import Batch, shaped
-from ..data import Preparation
+from ..data import IGNORED, Preparation
 from ..tensors import Tensors
 from .metrics import is_correct, percent, perplexity_from_loss
 
@@ -39,11 +39,18 @@ def find_masked(preparation: Preparation, x: Tensor) -> Tensor | None:
     return None if preparation.mask_token is None else x == preparation.mask_token
 
 
-def row_sums(losses: Tensor, correct: Tensor, masked: Tensor | None) -> dict[str, Tensor]:
-    """Sums over positions: [devices, rows, ...] each -> [devices, rows]."""
+def row_sums(
+    losses: Tensor, correct: Tensor, masked: Tensor | None, counted: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Sums over the positions that count: [devices, rows, ...] each -> [devices, rows].
+
+    The loss of a position whose label is to be ignored is zero, and its prediction is not correct.
+    """
     masked = torch.zeros_like(correct) if masked is None else masked
+    counted = torch.ones_like(correct) if counted is None else counted
+    masked = masked & counted
     values = {
-        "total": torch.ones_like(correct),
+        "total": counted,
         "loss": losses,
         "correct": correct,
         "hidden_total": masked,
@@ -73,7 +80,7 @@ def sum_over_batches(
 ) -> dict[str, Tensor]:
     """The sums of devices' predictions: batches, logits, and which rows are not padding."""
     parts = [
-        (row_sums(*score_positions(logits, batch.y), find_masked(preparation, batch.x)), real)
+        (row_sums(*score_positions(logits, batch.y), find_masked(preparation, batch.x), batch.y != IGNORED), real)
         for batch, logits, real in predictions
     ]
     if not parts:

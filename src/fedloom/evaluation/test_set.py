@@ -7,19 +7,20 @@ import torch
 from torch import Tensor
 
 from ..client import Client, ClientResult, Layout, Schedule, on_device
-from ..data import Dataset
+from ..data import IGNORED, Dataset
 from ..fleet import Ask, Fleet, Tier
 from ..models import Model, exit_names
 from ..seeds import PREDICT, SCORE, SHUFFLED_LOCAL_TEST, SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors
 from .metrics import Row
+from .pixels import prediction_width, predicts_pixels, sum_pixels
 from .sequence import DEFAULT_SEQUENCE_METRICS, device_sums, find_masked, row_sums, score_positions, sequence_metrics
 
 
 def exits_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
-    """Logits of every exit for every example."""
-    dtype = next(iter(inbox["weights"].values())).dtype
-    return {name: ((len(inbox["order"]["rows"]), model.classes), dtype) for name in exit_names(model)}
+    """For every exit the logits of every example, or the sums over its pixels."""
+    dtype = torch.float64 if predicts_pixels(model) else next(iter(inbox["weights"].values())).dtype
+    return {name: ((len(inbox["order"]["rows"]), prediction_width(model)), dtype) for name in exit_names(model)}
 
 
 def scores_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
@@ -89,14 +90,17 @@ class GlobalEvaluation:
     def predict(self, client: Client, inbox: Parcel) -> ClientResult:
         """Logits of every exit. The inbox also defines the batches, since some models depend on them."""
         order, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
-        weights, shape = inbox["weights"], (1, len(order), client.model.classes)
+        weights, shape = inbox["weights"], (1, len(order), prediction_width(client.model))
+        sums_only = predicts_pixels(client.model)
         first = next(iter(weights.values()))
-        exits = {name: first.new_empty(shape) for name in exit_names(client.model)}
+        dtype = torch.float64 if sums_only else first.dtype
+        exits = {name: first.new_empty(shape, dtype=dtype) for name in exit_names(client.model)}
         start = 0
         for rows in order.split(lengths.tolist()):
             x = client.preparation(client.tests.x[rows]).unsqueeze(0)
             for name, logits in client.model(weights, x).exits.items():
-                exits[name][:, start : start + len(rows)] = logits
+                kept = sum_pixels(logits, client.tests.y[rows].unsqueeze(0)) if sums_only else logits
+                exits[name][:, start : start + len(rows)] = kept
             start += len(rows)
         return ClientResult(upload={"exits": exits})
 
@@ -136,7 +140,8 @@ class SequenceEvaluator:
 
     def compute_metrics(self, losses: Tensor, correct: Tensor) -> dict[str, float]:
         masked = self.masked()
-        rows = row_sums(losses[None], correct[None], None if masked is None else masked[None])
+        counted = self.dataset.test.y != IGNORED
+        rows = row_sums(losses[None], correct[None], None if masked is None else masked[None], counted[None])
         real = torch.ones(1, len(losses), dtype=torch.bool)
         return sequence_metrics([device_sums(rows, real, self.batch_size)], self.metrics)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..data.tasks import TaskFamily
 from ..evaluation.metrics import metric_info
 from ..wording import pluralize
 from .formats import FORMATS
@@ -34,6 +35,16 @@ program = Runtime.get().load_program("{file}")
 examples = torch.zeros({shape}, dtype=torch.{dtype})
 logits = program.load_method("forward").execute([examples])[0]""",
 }
+
+
+OUTPUT_MEANINGS: dict[TaskFamily, str] = {
+    "classification": "The largest one is the predicted class.",
+    "language_modeling": "At every token, the largest one is the predicted class.",
+    "segmentation": "At every pixel, the largest one along the second axis is the predicted class.",
+    "multi_label": "A label is predicted where it is above 0; its sigmoid is the label's probability.",
+    "regression": "The predicted numbers, in the units of the data.",
+}
+"""What a model's output says, by family of tasks."""
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
@@ -123,10 +134,11 @@ def _inputs_and_outputs(card: Mapping[str, Any]) -> list[str]:
     input_shape, output_shape = (f"[{axis}, {', '.join(map(str, tensor['shape']))}]" for tensor in (inputs, outputs))
     lines = [
         f"- `{inputs['name']}`: {inputs['dtype']}, {input_shape}. {inputs['meaning']}",
-        f"- `{outputs['name']}`: float32, {output_shape}. The largest one is the predicted class.",
+        f"- `{outputs['name']}`: float32, {output_shape}. {outputs.get('meaning', OUTPUT_MEANINGS['classification'])}",
     ]
     if outputs["labels"]:
-        lines.append(f"- classes from 0 on: {', '.join(outputs['labels'])}")
+        noun = "labels" if outputs.get("task") == "multi_label" else "classes"
+        lines.append(f"- {noun} from 0 on: {', '.join(outputs['labels'])}")
     return [*lines, *(f"- {warning}" for warning in card["warnings"])]
 
 

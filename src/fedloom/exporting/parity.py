@@ -9,8 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..data import Dataset
-from ..evaluation.metrics import is_correct, log_loss, percent
+from ..data import Dataset, LearningTask
+from ..evaluation.local import predicted_values
+from ..evaluation.metrics import default_metrics, is_correct, log_loss, percent
+from ..evaluation.pixels import sum_pixels
 from ..evaluation.sequence import score_positions
 from ..evaluation.test_set import GlobalEvaluation, SequenceEvaluator
 from ..models import Model
@@ -49,7 +51,7 @@ class Parity:
 
 
 def as_predictor(model: Model, weights: Tensors) -> Predictor:
-    """A run's model with these weights, as a function from examples to logits.
+    """A run's model with these weights, as a function from examples to logits, in the layout of the module's forward.
 
     Parameters
     ----------
@@ -57,7 +59,8 @@ def as_predictor(model: Model, weights: Tensors) -> Predictor:
     weights : its weights, of one device.
     """
     block = {name: weight.unsqueeze(0) for name, weight in weights.items()}
-    return lambda x: model(block, x.unsqueeze(0)).logits[0]
+    axis = model.class_axis
+    return lambda x: model(block, x.unsqueeze(0)).logits[0].movedim(-1, axis)
 
 
 @torch.inference_mode()
@@ -98,28 +101,40 @@ def evaluate_predictor(
     to_inputs : turns stored examples into what the predictor takes.
     batch_size : the batch size.
     """
-    batches = dataset.test.x.split(batch_size)
-    if dataset.test.y.dim() > 1:
+    batches, task = dataset.test.x.split(batch_size), dataset.task
+    if task.is_sequence:
         pairs = zip(batches, dataset.test.y.split(batch_size), strict=True)
         losses, hit_counts = zip(*(score_positions(predictor(to_inputs(x)), y) for x, y in pairs), strict=True)
         evaluator = SequenceEvaluator(dataset, GlobalEvaluation(batch_size), batch_size)
         return evaluator.compute_metrics(torch.cat(losses), torch.cat(hit_counts))
+    if not task.has_class_labels:
+        return evaluate_examples(predictor, to_inputs(dataset.test.x), dataset.test.y, batch_size, task)
     logits = torch.cat([predictor(to_inputs(x)) for x in batches])
     return {"accuracy": accuracy(logits, dataset.test.y), "loss": log_loss(logits, dataset.test.y)}
 
 
 @torch.inference_mode()
-def measure_accuracy(predictor: Predictor, x: Tensor, y: Tensor, batch_size: int) -> float:
-    """The accuracy on some examples, in percent.
+def evaluate_examples(
+    predictor: Predictor, x: Tensor, y: Tensor, batch_size: int, task: LearningTask
+) -> dict[str, float]:
+    """The metrics of some examples: accuracy in percent where they have class labels, else those of the task.
 
     Parameters
     ----------
     predictor : a function from examples to logits.
     x : examples as the predictor takes them.
-    y : their labels.
+    y : their targets.
     batch_size : the batch size.
+    task : what was learned.
     """
-    return accuracy(torch.cat([predictor(batch) for batch in x.split(batch_size)]), y)
+    outputs = (predictor(batch).movedim(task.class_axis, -1) for batch in x.split(batch_size))
+    if task.target == "class" and task.positions != "pixels":
+        return {"accuracy": accuracy(torch.cat(list(outputs)), y)}
+    if task.positions == "pixels":
+        outputs = (sum_pixels(logits, part) for logits, part in zip(outputs, y.split(batch_size), strict=True))
+    predictions = torch.cat(list(outputs))
+    values = [predicted_values(metric, predictions, y) for metric in default_metrics(task)]
+    return {name: value for one in values for name, value in one.items()}
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

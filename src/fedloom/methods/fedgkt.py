@@ -66,6 +66,7 @@ class FedGKT(PersonalModels):
         heterogeneity="any",
         shares_features="extractor",
         example_settings=FrozenDict(server_epochs=2, server_planes=(8, 16), server_blocks=(1, 1)),
+        needs="class_labels",
     )
 
     temperature: Positive = 3.0

@@ -15,11 +15,11 @@ from ..client import (
     ClientResult,
     SubnetStream,
     distance,
+    distillation_loss,
     draw_subnets,
     fit,
     like,
     on_device,
-    soft_cross_entropy,
     subnet_logits,
     supervised_loss,
 )
@@ -43,7 +43,8 @@ class FedSup(Method):
     subnets : the number of nets trained on each batch, the paper's M.
     sandwich : whether these are the largest net, random ones and, with three or more, the smallest; else all are
         random, and the first of them learns the labels.
-    distillation : whether all but the first learn the largest net's logits; else the labels.
+    distillation : whether all but the first learn the largest net's outputs; else the labels. By cross entropy with its
+        probabilities where classes or labels are learned, and by the squared difference where numbers are.
     proximal : the strength of FedProx's proximal term, its mu; 0: none.
     subnet_stream : "device": every device draws its own subnets, as published; "shared": all devices train the same
         ones in a step, so that they run as one network.
@@ -74,8 +75,10 @@ class FedSup(Method):
             total = supervised_loss(logits, batch)
             for nets in others:
                 student = subnet_logits(nets, supernet, weights, batch)
-                soft = self.distillation
-                total = total + (soft_cross_entropy(student, teacher) if soft else supervised_loss(student, batch))
+                if self.distillation:
+                    total = total + distillation_loss(student, teacher, client.task)
+                else:
+                    total = total + supervised_loss(student, batch)
             return total + self.proximal * distance(weights, inbox["weights"]) if self.proximal else total
 
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})

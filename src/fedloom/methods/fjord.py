@@ -15,11 +15,11 @@ from ..client import (
     Client,
     ClientResult,
     SubnetStream,
+    distillation_loss,
     draw_subnets,
     fit,
     like,
     on_device,
-    soft_cross_entropy,
     subnet_logits,
     supervised_loss,
 )
@@ -69,7 +69,7 @@ class FjORD(Method):
             if not self.distillation:
                 return supervised_loss(logits, batch)
             teacher = full(weights, batch.x, batch.step_seeds).logits
-            return supervised_loss(teacher, batch) + soft_cross_entropy(logits, teacher)
+            return supervised_loss(teacher, batch) + distillation_loss(logits, teacher, client.task)
 
         return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
 

@@ -4,7 +4,7 @@ Each device trains the leading channels of the global model, as many as it can r
 over the devices that hold it. The width scaler and static batch norm belong to the model, not to the method.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, fit, like, mask_logits, on_device, shaped, supervised_loss
+from ..data import LearningTask
 from ..fleet import EvalTarget, Fleet, Reply, RoundContext, tier_slices
 from ..footprints import ClientUpdate
 from ..tensors import Parcel, Tensors
@@ -27,7 +28,8 @@ class HeteroFL(Method):
     mask_unseen_labels : whether the logits of labels that a device does not have are replaced by `unseen_logit`, in
         training and in evaluation on the device.
     unseen_logit : what they are replaced by: 0 as published; -inf excludes these labels.
-    only_seen_rows : whether a device updates only the classifier rows of its own labels, whatever is masked.
+    only_seen_rows : whether a device updates only the classifier rows of its own labels, whatever is masked. Tasks in
+        which a device has no set of labels, such as regression, have neither: all rows count.
     weighting : the weight of a device in the average: the same for all, as published, or the number of its examples.
     """
 
@@ -81,6 +83,12 @@ class HeteroFL(Method):
                 "name the rows in the module's attribute `label_rows`, or set method.only_seen_rows = false"
             )
         return None
+
+    def check_task(self, task: LearningTask, given: Collection[str] = ()) -> str | None:
+        asked = [name for name in ("mask_unseen_labels", "only_seen_rows") if name in given and getattr(self, name)]
+        if task.has_label_sets or not asked:
+            return None
+        return f"method.{asked[0]} is about the labels that a device has, and {task.kind} has none; leave it out"
 
     @property
     def dp_uncovered(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from ..client import Client, ClientResult, Task, fit, label_loss, like, on_any_device
+from ..data import LearningTask
 from ..fleet import Device, EvalTarget, Fleet, RoundContext, Tier, find_nesting_problem, tier_slices
 from ..footprints import ClientUpdate, Footprint, read_submodel
 from ..models import Model, compute_cost, exit_names
@@ -34,6 +35,7 @@ class MethodInfo:
     shares_features : the submodule whose features devices upload; "": none.
     simulation_only : whether the method cannot run on real devices.
     example_settings : settings for a small first run, where the defaults are not enough.
+    needs : what the method needs of the task: "class_labels", one for every example; "": nothing but a loss.
     """
 
     paper: str = ""
@@ -44,6 +46,7 @@ class MethodInfo:
     shares_features: str = ""
     simulation_only: bool = False
     example_settings: Mapping[str, Any] = FrozenDict()
+    needs: Literal["", "class_labels"] = ""
 
 
 class Declarations(Protocol):
@@ -60,6 +63,21 @@ class Declarations(Protocol):
     def shares_features(self) -> str:
         """The submodule whose features devices upload; "": none."""
         return self.info.shares_features
+
+    def check_task(self, task: LearningTask, given: Collection[str] = ()) -> str | None:
+        """Why the method cannot learn a task; None if it can. By default what `info.needs` says.
+
+        Parameters
+        ----------
+        task : the task.
+        given : the settings that the recipe names, as opposed to those left to their defaults.
+        """
+        if self.info.needs != "class_labels" or task.has_class_labels:
+            return None
+        return (
+            f"{type(self).__name__.lower()} needs one class label for every example, and {task.kind} has none; "
+            "use a method that needs only a loss, such as heterofl or fedavg"
+        )
 
     @property
     def produces(self) -> Literal["global", "personalized"]:

@@ -5,12 +5,13 @@ with `align` are pulled towards it: so models that share no weights still learn 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from ..client import Client, ClientResult, Task
+from ..data import LearningTask
 from ..fleet import Device, DeviceModel, Engine, EvalTarget, Fleet, ModelWeights, Reply, Request, RoundContext
 from ..footprints import find_sliced_stack
 from ..registry import find_name
@@ -191,6 +192,9 @@ class Mixed(RepresentationAlignment, Method):
             fleet_problem(part.method, part.fleet(fleet)) or _stacked_problem(part, fleet) for part in self.parts
         )
         return _tiers_problem(self.parts, fleet) or self.counts_problem(fleet) or next(filter(None, problems), None)
+
+    def check_task(self, task: LearningTask, given: Collection[str] = ()) -> str | None:
+        return next(filter(None, (part.method.check_task(task) for part in self.parts)), None)
 
     @property
     def _aligns(self) -> bool:

@@ -18,6 +18,7 @@ from .search_space import SearchSpace, make_space, space_from_models
 from .splitnet import splitnet
 from .structure import Family, InputSpec, Outputs, Shapes
 from .transformer import transformer
+from .unet import unet
 
 MODELS: Registry[Family] = Registry(
     "models",
@@ -33,6 +34,7 @@ MODELS: Registry[Family] = Registry(
         "preresnet": preresnet,
         "splitnet": splitnet,
         "transformer": transformer,
+        "unet": unet,
     },
     passed=("input_shape", "classes", "widest", "tokens"),
 )

@@ -41,7 +41,7 @@ from .batching import (
 )
 from .concatenation import find_concatenated_inputs
 from .stacked_layers import declared_axes, known_axes
-from .structure import Family, InputSpec, Outputs, Shapes, as_outputs
+from .structure import Family, InputSpec, Outputs, Shapes, as_outputs, classes_last
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,13 @@ class Model:
     build : the function that builds the module from its settings.
     settings : the settings as sorted pairs of name and value.
     input_shape : the shape of one prepared example.
-    classes : the number of classes.
+    classes : the number of classes, or of other outputs.
     tokens : the number of token ids, if inputs are tokens instead of numbers.
     frozen_from : the larger model whose frozen weights this one has a part of; None: it has its own.
+    target_shape : the tokens or pixels of an example that the module predicts one by one; (): the example as a whole;
+        None: any, as for a part of a net.
+    class_axis : the axis of the module's output that holds the classes: the last, or 1 for pixels. Exits of a model
+        have it last in any case.
     """
 
     family: str
@@ -86,6 +90,8 @@ class Model:
     classes: int
     tokens: int | None = None
     frozen_from: "Model | None" = None
+    target_shape: tuple[int, ...] | None = None
+    class_axis: int = -1
 
     def __call__(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Outputs:
         """Run K devices, with `step_seeds` in training mode.
@@ -100,13 +106,14 @@ class Model:
 
         Returns
         -------
-        Exits and taps, [K, batch, ...] each.
+        Exits and taps, [K, batch, ...] each. The last axis of exits is that of the classes.
         """
         if step_seeds is None:
             self._require_statistics(weights)
         forward = block_forward(self, len(x), training=step_seeds is not None)
         seeds = step_seeds.per_device if step_seeds and is_stochastic(self) else None
-        return forward(self._with_frozen(weights, len(x)), x, seeds)[0]
+        outputs = forward(self._with_frozen(weights, len(x)), x, seeds)[0]
+        return outputs if self.class_axis == -1 else classes_last(outputs, self.class_axis)
 
     def features(self, weights: Tensors, x: Tensor) -> Tensor:
         """The representation [K, batch, d] that the last layer receives; differentiable in the weights.
@@ -223,13 +230,24 @@ class Model:
         return module
 
     def check_output_size(self) -> None:
-        """Raise unless the module trains on examples of the data's shape and computes one logit per class."""
+        """Raise unless the module trains on examples of the data's shape and computes what the data has targets for."""
         _inspect(self, structure.try_training, self.inputs)
-        logits = _inspect(self, structure.count_logits, self.inputs)
+        found = _inspect(self, structure.find_output_shape, self.inputs)
         if self.frozen_shapes() and not self.shapes():
             raise ValueError("it has nothing to train: every parameter has requires_grad=False")
-        if logits != self.classes:
-            raise ValueError(f"it makes {logits} logits where the data has {self.classes} classes")
+        expected = self.output_shape()
+        if found == expected or (self.target_shape is None and found[-1:] == (self.classes,)):
+            return
+        counts_only = self.target_shape is None or len(found) == len(expected) == 1
+        if counts_only and found and self.classes > 1:
+            raise ValueError(f"it makes {found[-1]} logits where the data has {self.classes} classes")
+        shapes = (f"[batch, {', '.join(map(str, shape))}]".replace(", ]", "]") for shape in (expected, found))
+        raise ValueError("its forward must return {} for these targets, and returns {}".format(*shapes))
+
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of what the module must return for one example, such as (classes, height, width) for pixels."""
+        positions = self.target_shape or ()
+        return (*positions, self.classes) if self.class_axis == -1 else (self.classes, *positions)
 
     def check_buffers(self) -> None:
         """Raise if training steps change a buffer that fedloom does not know, which all devices would share."""
@@ -362,6 +380,8 @@ def build_model(
     input_shape: tuple[int, ...],
     classes: int,
     tokens: int | None = None,
+    target_shape: tuple[int, ...] | None = None,
+    class_axis: int = -1,
 ) -> Model:
     """A model of a family. Properties of the data are passed on if the family has parameters for them.
 
@@ -371,8 +391,10 @@ def build_model(
     build : the function that builds the module from its settings.
     settings : the settings, by name: hashable values, or tables of them.
     input_shape : the shape of one prepared example.
-    classes : the number of classes.
+    classes : the number of classes, or of other outputs.
     tokens : the number of token ids, if inputs are tokens.
+    target_shape : the tokens or pixels of an example that have a target each; None: not known.
+    class_axis : the axis of the module's output that holds the classes.
     """
     data_properties = {"input_shape": input_shape, "classes": classes, "tokens": tokens}
     named = inspect.signature(build).parameters
@@ -381,7 +403,10 @@ def build_model(
     for name, value in settings.items():
         if not isinstance(value, Hashable):
             raise TypeError(f"{name} = {value!r} cannot be a setting: use a number, a string, a list or a boolean")
-    return Model(family, build, tuple(sorted({**known, **settings}.items())), input_shape, classes, tokens)
+    chosen = tuple(sorted({**known, **settings}.items()))
+    return Model(
+        family, build, chosen, input_shape, classes, tokens, target_shape=target_shape, class_axis=class_axis
+    )  # fmt: skip
 
 
 def chain_models(first: Model, second: Model) -> Model:

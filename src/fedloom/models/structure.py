@@ -72,7 +72,7 @@ class Outputs(NamedTuple):
     Parameters
     ----------
     exits : exit name -> logits [K, batch, (length,) classes], from shallow to deep. The module itself knows no devices:
-        its tensors have no axis K.
+        its tensors have no axis K. For pixels it returns [batch, classes, height, width], as torch's losses take them.
     taps : stage name -> activations [K, batch, channels, ...]; "features", the last layer's input, is there whatever
         the module returns, if that input is a batch of numbers.
 
@@ -135,8 +135,8 @@ def label_rows(module: nn.Module, classes: int) -> tuple[str, ...]:
     return tuple(f"{last}.{key}".lstrip(".") for key, weight in weights if weight.shape[:1] == (classes,))
 
 
-def count_logits(module: nn.Module, inputs: InputSpec) -> int:
-    """The length of the last exit's logits for one example.
+def find_output_shape(module: nn.Module, inputs: InputSpec) -> tuple[int, ...]:
+    """The shape of the last exit's logits for one example.
 
     Raises
     ------
@@ -145,12 +145,17 @@ def count_logits(module: nn.Module, inputs: InputSpec) -> int:
     """
     with torch.no_grad():
         logits = as_outputs(module.eval()(inputs.zeros(2))).logits
-    if logits.dim() < 2 or len(logits) != 2:
+    if logits.dim() < 1 or len(logits) != 2:
         raise ValueError(
             f"it takes a batch of examples of shape {inputs.shape} for a single example: its logits for two are "
             f"{tuple(logits.shape)}"
         )
-    return int(logits.shape[-1])
+    return tuple(logits.shape[1:])
+
+
+def count_logits(module: nn.Module, inputs: InputSpec) -> int:
+    """The length of the last axis of the last exit."""
+    return int((1, *find_output_shape(module, inputs))[-1])
 
 
 def try_training(module: nn.Module, inputs: InputSpec) -> None:
@@ -161,6 +166,14 @@ def try_training(module: nn.Module, inputs: InputSpec) -> None:
     has_batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module.train()(inputs.zeros(2 if has_batch_norm else 1))
+
+
+def classes_last(outputs: Outputs, axis: int) -> Outputs:
+    """The outputs of a block of devices with the classes in the last axis of every exit.
+
+    `axis` is where the module itself has them, which knows no devices.
+    """
+    return outputs._replace(exits={name: logits.movedim(axis + 1, -1) for name, logits in outputs.exits.items()})
 
 
 def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:

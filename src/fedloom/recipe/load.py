@@ -107,6 +107,8 @@ def _default_table(key_path: KeyPath) -> dict[str, Any]:
         return {}
     field = SECTIONS[str(key_path[0])].model_fields.get(str(key_path[1]))
     default = field.get_default(call_default_factory=True) if field else None
+    if field and default is None and isinstance(field.json_schema_extra, dict):
+        default = field.json_schema_extra.get("table")  # of a default that depends on the rest of the recipe
     return dict(default) if isinstance(default, dict) else {}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..client import LOSSES, LR_SCHEDULES, OPTIMIZERS, LRSchedule, Optimizer
-from ..data import DATASETS, PARTITIONS, PREPARATIONS, Dataset, Partition, Preparation
+from ..data import DATASETS, PARTITIONS, PREPARATIONS, TASKS, Dataset, LearningTask, Partition, Preparation
 from ..engines import ATTACKS, ENGINES, Attack
 from ..engines.compression import COMPRESSORS, Compressor
 from ..evaluation.metrics import METRICS, MetricEntry
@@ -35,7 +35,7 @@ class Registries:
 
     Parameters
     ----------
-    methods, models, datasets, partitions, preparations : names and the classes or functions that they stand for.
+    methods, models, datasets, partitions, preparations, tasks : names and the classes or functions that they stand for.
     optimizers, losses, lr_schedules, aggregation, compressors, stragglers, engines, attacks : the same.
     metrics, export_formats, trackers : the same.
     files : Python files that names were added from.
@@ -50,6 +50,7 @@ class Registries:
     datasets: Mapping[str, Callable[..., Dataset]] = _table(DATASETS)
     partitions: Mapping[str, Callable[..., Partition]] = _table(PARTITIONS)
     preparations: Mapping[str, Preparation] = _table(PREPARATIONS)
+    tasks: Mapping[str, LearningTask] = _table(TASKS)
     optimizers: Mapping[str, Callable[..., Optimizer]] = _table(OPTIMIZERS)
     losses: Mapping[str, Callable[..., Any]] = _table(LOSSES)
     lr_schedules: Mapping[str, Callable[..., LRSchedule]] = _table(LR_SCHEDULES)
@@ -112,7 +113,7 @@ def hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-NOT_CALLED = ("preparations", "export_formats", "metrics")  # their entries may be objects
+NOT_CALLED = ("preparations", "tasks", "export_formats", "metrics")  # their entries may be objects
 
 
 def _is_name_table(kind: str, entries: Any) -> bool:

@@ -80,6 +80,13 @@ class DataConfig(OpenSection):
     """A random share of the devices keeps only part of its training examples."""
 
 
+class TaskConfig(Section):
+    """What is learned. Without it the data set says so: classes by labels, numbers by targets that are numbers."""
+
+    kind: str | None = None
+    """Name of a task; default: that of the data set. One that contradicts the data set is refused."""
+
+
 class FleetConfig(Section):
     """Which devices take part, and which tier each of them has."""
 
@@ -142,8 +149,9 @@ class TrainingConfig(Section):
     """The `kind` of optimizer and its settings."""
     lr_schedule: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
     """The `kind` of learning rate schedule, by round, and its settings."""
-    loss: dict[str, Any] = Field(default_factory=lambda: {"kind": "cross_entropy"})
-    """The `kind` of loss and its settings."""
+    loss: dict[str, Any] | None = Field(default=None, json_schema_extra={"table": {"kind": "cross_entropy"}})
+    """The `kind` of loss and its settings; default: the task's, such as cross entropy for classes and squared errors
+    for numbers."""
 
 
 class MethodConfig(OpenSection):
@@ -167,8 +175,8 @@ class EvaluationConfig(Section):
     specifies."""
     metrics: Annotated[tuple[Any, ...], Len(1)] | None = None
     """Names, or tables of a `kind` and its settings: `["accuracy", { kind = "calibration_error", bins = 10 }]`. Each is
-    computed on every test, by tier and by device. Default: accuracy, and on the global test also loss; for data with a
-    label at every position, perplexity and accuracy."""
+    computed on every test, by tier and by device. Default: those of the task, such as accuracy for classes and, on the
+    global test, loss; for data with a label for every token, perplexity and accuracy."""
     per_device: Literal["last", "always", "never"] = "last"
     """Rounds that have a row per device."""
     batch_size: Count = 500
@@ -347,7 +355,8 @@ class CompareConfig(Section):
     candidate: str | None = None
     """Which of the evaluated models counts, such as `"report_paper"`; default: the method's first."""
     metric: str | None = None
-    """The metric that verdicts and tables are about, as its rows name it; default: accuracy, or perplexity."""
+    """The metric that verdicts and tables are about, as its rows name it; default: the task's, such as accuracy for
+    classes, perplexity for text and rmse for numbers."""
     baseline: str | None = None
     """The arm whose final value (median over seeds, minus `margin` points) is the target of rounds-to-target."""
     margin: NonNegative = 1.0
@@ -382,6 +391,7 @@ class Recipe(Section):
     rounds: Annotated[int, Interval(ge=1, le=MAX_ROUNDS)]
     """Number of rounds."""
     data: DataConfig = Field(default_factory=DataConfig)
+    task: TaskConfig = Field(default_factory=TaskConfig)
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     tiers: Annotated[tuple[TierConfig, ...], Len(1)]

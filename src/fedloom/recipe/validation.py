@@ -19,6 +19,8 @@ from .errors import KeyPath, RecipeIssue, issue_from_pydantic
 from .registries import PASSED, Registries
 from .schema import AggregationConfig, DataConfig, EngineConfig, ModelConfig, TierConfig
 
+PASSED_TO_EVALUATION = ("task",)  # what fedloom passes itself
+
 
 def validate_recipe(document: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
     """Check names and settings on the unparsed document, so that one invalid section does not hide another's issues."""
@@ -27,6 +29,7 @@ def validate_recipe(document: Mapping[str, Any], registries: Registries) -> list
     names = [str(tier.get("name")) for tier in tiers]
     evaluation = sections.get("evaluation", {})
     issues = _validate_data(sections.get("data", {}), registries)
+    issues += _validate_task(sections.get("task", {}), registries)
     issues += _validate_training(sections.get("training", {}), registries)
     issues += _validate_models(sections.get("model", {}), tiers, registries)
     issues += _validate_tiers(tiers, names, sections.get("fleet", {}), sections.get("engine", {}))
@@ -40,7 +43,7 @@ def validate_recipe(document: Mapping[str, Any], registries: Registries) -> list
     issues += _validate_metrics(evaluation.get("metrics"), registries)
     for key, function in (("statistics", BatchNormStatistics), ("fine_tune", FineTune)):
         if isinstance(settings := evaluation.get(key, {}), Mapping):
-            issues += validate_settings(function, settings, ("evaluation", key))
+            issues += validate_settings(function, settings, ("evaluation", key), PASSED_TO_EVALUATION)
     return issues
 
 
@@ -160,6 +163,13 @@ def _validate_data(data: Mapping[str, Any], registries: Registries) -> list[Reci
     if isinstance(preparation, str) and preparation not in registries.preparations:
         issues.append(_unknown_name(("data", "preparation"), "preparation", preparation, registries.preparations))
     return issues
+
+
+def _validate_task(task: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:
+    kind = task.get("kind")
+    if not isinstance(kind, str) or kind in registries.tasks:
+        return []
+    return [_unknown_name(("task", "kind"), "task", kind, registries.tasks)]
 
 
 def _validate_training(training: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:

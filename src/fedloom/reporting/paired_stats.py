@@ -92,14 +92,16 @@ def metric_of(
 ) -> ComparedMetric:
     """The metric that a report or a verdict is about.
 
-    The one named; else accuracy, or perplexity for language models; else the first that says which direction is better.
+    The one named; else the task's headline, which is accuracy, or perplexity for language models, unless a run declares
+    another; else the first that says which direction is better.
     `declared` are the metrics of the run; runs of older releases have none, and their rows are searched.
     """
     if name:
         return compared_metric(name, declared)
     found = list(dict.fromkeys(row.metric for row in rows if row.candidate))
     known = list(declared) or found
-    usual = [metric for metric in known if metric in (ACCURACY.name, PERPLEXITY.name)]
+    headlines = [metric for metric, info in declared.items() if info.headline]
+    usual = [*headlines, *(metric for metric in known if metric in (ACCURACY.name, PERPLEXITY.name))]
     directed = [metric for metric in known if metric_info(metric, declared).higher_is_better is not None]
     chosen = next(iter([*usual, *directed, *known]), ACCURACY.name)
     several = [metric for metric in found if metric.startswith(f"{chosen}[")]  # such as one per class

@@ -176,10 +176,12 @@ class ReportData:
 
     @property
     def other_metrics(self) -> list[str]:
-        """The metrics that the recipe asks for, besides the one that the report is about; a metric with several values
-        is one."""
+        """The metrics besides the one that the report is about: those that the recipe asks for, or that are usual for
+        a task other than classification. A metric with several values is one."""
         asked = self.first.recipe.get("evaluation", {}).get("metrics")
-        return [name for name in self.first.metrics if asked and name != self.metric.name]
+        metrics = self.first.metrics
+        shown = asked or any(info.headline for info in metrics.values())
+        return [name for name in metrics if shown and name not in (self.metric.name, "initial", "personalized")]
 
     @cached_property
     def is_evaluated(self) -> bool:

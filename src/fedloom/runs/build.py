@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..client import Schedule, Task, build_loss
-from ..data import Dataset, Partition
+from ..client import Schedule, Task, build_loss, fits_task
+from ..data import Dataset, LearningTask, Partition
 from ..engines import (
     ClientData,
     ClientStateStore,
@@ -116,6 +116,8 @@ def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSp
                 data_spec.input_shape,
                 data_spec.labels.classes,
                 data_spec.tokens,
+                data_spec.target_shape,
+                data_spec.task.class_axis,
             )
             model.check_output_size()
             model.check_buffers()
@@ -153,7 +155,7 @@ def _model_settings(loaded: LoadedRecipe, registries: Registries, number: int) -
     return settings[family.index(config)]
 
 
-def build_method(loaded: LoadedRecipe, registries: Registries, fleet: Fleet) -> Method:
+def build_method(loaded: LoadedRecipe, registries: Registries, fleet: Fleet, task: LearningTask) -> Method:
     config = loaded.recipe.method
     kind = registries.methods[config.name]
     missing = getattr(kind, "__abstractmethods__", ())
@@ -164,7 +166,7 @@ def build_method(loaded: LoadedRecipe, registries: Registries, fleet: Fleet) -> 
     outside = find_nesting_problem(fleet) if method.info.heterogeneity == "nested" else None
     if outside:
         raise loaded.error(RecipeIssue(("tiers",), "TIER_SHAPE", outside))
-    problem = fleet_problem(method, fleet)
+    problem = method.check_task(task, config.settings) or fleet_problem(method, fleet)
     if problem:
         raise loaded.error(RecipeIssue(("method", "name"), "METHOD_REFUSES", problem, value=config.name))
     if method.needs_public_data and loaded.recipe.data.public is None:
@@ -251,15 +253,38 @@ def check_deployment(loaded: LoadedRecipe, method: Method) -> None:
 
 def check_fine_tuning(loaded: LoadedRecipe, data_spec: DataSpec) -> None:
     """Raise if fine-tuning is to be evaluated on data that has no such evaluation."""
-    if loaded.recipe.evaluation.fine_tune is not None and data_spec.labels.train.ndim > 1:
-        message = "fine-tuning is not evaluated on data with a label for every position"
+    if loaded.recipe.evaluation.fine_tune is not None and data_spec.task.is_sequence:
+        message = "fine-tuning is not evaluated on data with a label for every token"
         raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", message, "leave it out"))
+
+
+def check_loss(loaded: LoadedRecipe, registries: Registries, task: LearningTask) -> None:
+    """Raise if the recipe's loss is for other targets than those of the task."""
+    chosen = loaded.recipe.training.loss
+    if chosen is None or fits_task(registries.losses[chosen["kind"]], task):
+        return
+    fitting = [name for name, entry in registries.losses.items() if fits_task(entry, task)]
+    message = f"{chosen['kind']} is not a loss for {task.kind}"
+    hint = f"known for it: {', '.join(fitting)}; without training.loss it is {task.loss}"
+    raise loaded.error(RecipeIssue(("training", "loss", "kind"), "LOSS_TASK", message, hint, chosen["kind"]))
+
+
+def check_inputs_keep_targets(loaded: LoadedRecipe, data_spec: DataSpec) -> None:
+    """Raise if the preparation moves pixels, whose labels would stay where they are."""
+    preparation = data_spec.preparation
+    moved = (preparation.size, preparation.crop_padding, preparation.flip)
+    if data_spec.task.positions == "pixels" and any(moved):
+        message = "this preparation resizes, crops or flips images, and the labels of their pixels would not follow"
+        hint = 'data.preparation = "plain", or one that only normalizes'
+        raise loaded.error(RecipeIssue(("data", "preparation"), "TASK_PREPARATION", message, hint))
 
 
 def build(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> tuple[Fleet, Method]:
     """Fleet and method, with every check that does not need the data itself."""
     fleet = build_fleet(loaded, registries, data_spec)
-    method = build_method(loaded, registries, fleet)
+    check_loss(loaded, registries, data_spec.task)
+    check_inputs_keep_targets(loaded, data_spec)
+    method = build_method(loaded, registries, fleet, data_spec.task)
     check_privacy(loaded, fleet, method)
     check_compression(loaded, registries, fleet, method)
     check_effects(loaded, fleet, method, data_spec)
@@ -274,7 +299,7 @@ def check(loaded: LoadedRecipe, registries: Registries, folder: Path, data_spec:
     build_partition(loaded, registries, data_spec.labels)
     fleet, method = build(loaded, registries, data_spec)
     check_candidates(loaded, fleet, method, warm_start(loaded, fleet))
-    build_training(loaded, registries)
+    build_training(loaded, registries, data_spec.task)
     build_aggregate(loaded.recipe.aggregation, registries)
     clock = build_clock(loaded, registries, method, fleet)
     build_faults(loaded, fleet, clock, lambda device: 0, lambda number, refusal: None)
@@ -344,10 +369,11 @@ def build_task_registry(method: Method, evaluator: Evaluator) -> TaskRegistry:
     return TaskRegistry(method.find, groups)
 
 
-def build_training(loaded: LoadedRecipe, registries: Registries) -> dict[str, Any]:
+def build_training(loaded: LoadedRecipe, registries: Registries, task: LearningTask) -> dict[str, Any]:
     """How the recipe's devices train, as arguments of an engine."""
     training = loaded.recipe.training
-    kind, loss = training.loss["kind"], {key: value for key, value in training.loss.items() if key != "kind"}
+    chosen = training.loss or {"kind": task.loss}
+    kind, loss = chosen["kind"], {key: value for key, value in chosen.items() if key != "kind"}
     return {
         "schedule": Schedule(training.batch_size, training.epochs, training.last_batch),
         "optimizer": instantiate(registries.optimizers, training.optimizer)(),
@@ -371,7 +397,7 @@ def build_simulator(
         client_data=client_data,
         client_states=ClientStateStore(partial(method.init_client, seed=recipe.seed, warm_start=warm)),
         seed=recipe.seed,
-        **build_training(loaded, registries),
+        **build_training(loaded, registries, client_data.dataset.task),
         devices_per_block=recipe.engine.devices_per_block,
         gate=Gate(report, recipe.admission.max_examples),
         executor=executor,
@@ -400,7 +426,7 @@ def build_evaluator(
         metrics=metrics,
         devices_compute=devices_compute,
         seed=fleet.seed,
-        fine_tune=None if config.fine_tune is None else FineTune(**config.fine_tune),
+        fine_tune=None if config.fine_tune is None else FineTune(**config.fine_tune, task=dataset.task),
     )
 
 

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from ..data import (
+    CLASSIFICATION,
     DATASET_INFO,
     DATASETS,
     PREPARATIONS,
+    TASKS,
+    DataBroken,
     DataError,
     DataMissing,
     Dataset,
     Labels,
+    LearningTask,
     Partition,
     Preparation,
     as_dataset,
@@ -30,7 +34,7 @@ from ..data import (
     synthetic_labels,
 )
 from ..data.catalog import LABEL_NAMES
-from ..recipe.errors import RecipeIssue
+from ..recipe.errors import RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..recipe.validation import instantiate
@@ -52,9 +56,27 @@ def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dat
         dataset = dataset.with_validation_split(torch.from_numpy(draw_validation_rows(loaded, len(dataset.train))))
     if data.test_examples is not None:
         dataset = dataset.limit_test_examples(data.test_examples)
-    if data.preparation is None:
+    if data.preparation is not None:
+        dataset = replace(dataset, preparation=_choose_preparation(loaded, registries, dataset))
+    return _with_task(loaded, registries, dataset)
+
+
+def _with_task(loaded: LoadedRecipe, registries: Registries, dataset: Dataset) -> Dataset:
+    """The data set with the recipe's task, if its targets are such as the task needs."""
+    kind = loaded.recipe.task.kind
+    if kind is None:
         return dataset
-    return replace(dataset, preparation=_choose_preparation(loaded, registries, dataset))
+    try:
+        return replace(dataset, task=registries.tasks[kind])
+    except DataBroken as error:
+        raise task_error(loaded, str(error.message), dataset.task) from error
+
+
+def task_error(loaded: LoadedRecipe, message: str, own: LearningTask) -> RecipeError:
+    """A recipe's task contradicts its data set, whose own task is another."""
+    kind = loaded.recipe.task.kind
+    hint = f'leave [task] out, or set task.kind = "{own.kind}": that is what the data set is for'
+    return loaded.error(RecipeIssue(("task", "kind"), "TASK_DATA", f"{message}, which is not for {kind}", hint, kind))
 
 
 def _choose_preparation(loaded: LoadedRecipe, registries: Registries, dataset: Dataset) -> Preparation:
@@ -113,6 +135,8 @@ class DataSpec:
     tokens: int | None = None
     preparation: Preparation = PREPARATIONS["plain"]
     stored_dtype: torch.dtype = torch.uint8
+    task: LearningTask = CLASSIFICATION
+    target_shape: tuple[int, ...] = ()
 
 
 def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -> DataSpec:
@@ -129,13 +153,22 @@ def read_data_spec(loaded: LoadedRecipe, registries: Registries, folder: Path) -
     held_out = len(draw_validation_rows(loaded, info.train))
     info = replace(info, train=info.train - held_out, test=held_out) if held_out else info
     labels = synthetic_labels(info, data.test_examples)
-    return DataSpec(tuple(prepared.shape[1:]), info.shape, labels, info.tokens, prepare, dtype)
+    own = TASKS["masked_language_modeling"] if info.label_per_token else CLASSIFICATION
+    task = registries.tasks[loaded.recipe.task.kind] if loaded.recipe.task.kind else own
+    if not task.is_compatible(own):
+        targets = "a label for every token" if info.label_per_token else "one label for every example"
+        raise task_error(loaded, f"{data.dataset} has {targets}", own)
+    target_shape, shape = info.shape if info.label_per_token else (), tuple(prepared.shape[1:])
+    return DataSpec(shape, info.shape, labels, info.tokens, prepare, dtype, task, target_shape)
 
 
 def data_spec_of(dataset: Dataset) -> DataSpec:
     stored = tuple(dataset.train.x.shape[1:])
     labels, preparation = extract_labels(dataset), dataset.preparation
-    return DataSpec(dataset.input_shape, stored, labels, dataset.tokens, preparation, dataset.train.x.dtype)
+    return DataSpec(
+        dataset.input_shape, stored, labels, dataset.tokens, preparation, dataset.train.x.dtype, dataset.task,
+        dataset.target_shape,
+    )  # fmt: skip
 
 
 def read_public_examples(loaded: LoadedRecipe, registries: Registries, folder: Path, dataset: Dataset) -> Tensor | None:

@@ -40,6 +40,7 @@ class RoundResult(Result):
     participation : a line per tier and outcome.
     evaluation_seconds : the part of `seconds` that went into evaluation.
     test : the test that the method is for: "global", or "local" for personal models.
+    headline : the metric that the round is reported by; "": accuracy or perplexity, whichever it has.
     """
 
     number: int
@@ -52,6 +53,7 @@ class RoundResult(Result):
     participation: tuple[Line, ...] = ()
     evaluation_seconds: float = 0.0
     test: str = "global"
+    headline: str = ""
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -145,10 +147,11 @@ class _Round:
         if experiment.screening:
             experiment.screening.commit()
         experiment.engine.commit(number)
+        headlines = (name for name, info in experiment.evaluator.declared_metrics.items() if info.headline)
         return RoundResult(
             number, recipe.rounds, context.traffic, tuple(self.refusals),
             (*rows, *_figures(experiment, context)), self.clock() - self.started, server, lines, evaluated,
-            experiment.headline_test,
+            experiment.headline_test, next(headlines, ""),
         )  # fmt: skip
 
 

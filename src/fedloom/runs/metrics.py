@@ -2,7 +2,16 @@
 
 from collections.abc import Iterator
 
-from ..evaluation.metrics import Metric, MetricMissing, UndeclaredDirection, as_metric, metric_info, row_names
+from ..data import LearningTask
+from ..evaluation.metrics import (
+    Metric,
+    MetricMissing,
+    UndeclaredDirection,
+    as_metric,
+    default_metrics,
+    metric_info,
+    row_names,
+)
 from ..evaluation.sequence import SEQUENCE_METRICS
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
@@ -38,47 +47,63 @@ def build_metrics(loaded: LoadedRecipe, registries: Registries) -> tuple[Metric,
 def check_metrics(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> None:
     """Raise if a metric cannot be computed for the recipe's data, or if no verdict can be based on the compared one."""
     metrics = build_metrics(loaded, registries)
-    is_sequence = data_spec.labels.train.ndim > 1
-    issues = [*_find_issues(metrics or (), is_sequence, data_spec.labels.classes)]
+    task, outputs = data_spec.task, data_spec.labels.classes
+    issues = [*_find_issues(metrics or (), registries, task, outputs)]
     if issues:
         raise loaded.error(*issues)
     compared = loaded.recipe.compare.metric
     if compared is not None:
-        check_compared_metric(loaded, compared, metrics, is_sequence, data_spec.labels.classes)
+        check_compared_metric(loaded, compared, metrics, task, outputs)
 
 
-def _find_issues(metrics: tuple[Metric, ...], is_sequence: bool, classes: int) -> Iterator[RecipeIssue]:
+def _find_issues(
+    metrics: tuple[Metric, ...], registries: Registries, task: LearningTask, outputs: int
+) -> Iterator[RecipeIssue]:
     for number, metric in enumerate(metrics):
-        key = (*KEY, number)
-        if metric.task == "regression":
+        key, fitting = (*KEY, number), metric.for_task(task)
+        if task.target == "class" and metric.task == "regression":
             message = f"{metric.name} compares numbers, and the labels of this data set are classes"
             yield RecipeIssue(key, "METRIC_TASK", message, "use accuracy, f1 or another metric of classes")
-        elif is_sequence and metric.name not in SEQUENCE_METRICS:
-            message = f"{metric.name} is not computed for data with a label at every position"
-            yield RecipeIssue(key, "METRIC_TASK", message, f"known there: {', '.join(SEQUENCE_METRICS)}")
-        elif not is_sequence:
+        elif task.is_sequence:
+            if metric.name not in SEQUENCE_METRICS:
+                message = f"{metric.name} is not computed for data with a label at every position"
+                yield RecipeIssue(key, "METRIC_TASK", message, f"known there: {', '.join(SEQUENCE_METRICS)}")
+        elif fitting is None:
+            yield RecipeIssue(key, "METRIC_TASK", *_misfit(metric, registries, task))
+        else:
             try:
-                row_names(metric, classes)
+                row_names(fitting, outputs)
             except Exception as error:
-                message = f"{metric.name} fails on {classes} classes: {type(error).__name__}: {error}"
+                message = f"{metric.name} fails on {outputs} classes: {type(error).__name__}: {error}"
                 yield RecipeIssue(
                     key, "METRIC_FAILS", message, "it gets logits [examples, classes] and labels [examples]"
                 )
 
 
+def _misfit(metric: Metric, registries: Registries, task: LearningTask) -> tuple[str, str]:
+    """Why a metric does not fit a task, and which do."""
+    message = f"{metric.name} is not a metric for {task.kind}"
+    if metric.task == "any":
+        return message, 'say so if it is: Metric(..., task="segmentation"), whose function gets counts of pixels'
+    known = [name for name in registries.metrics if name != "torchmetrics"]
+    fitting = [name for name in known if as_metric(name, registries.metrics).for_task(task)]
+    return message, f"known for it: {', '.join(fitting)}"
+
+
 def check_compared_metric(
-    loaded: LoadedRecipe, name: str, metrics: tuple[Metric, ...] | None, is_sequence: bool, classes: int
+    loaded: LoadedRecipe, name: str, metrics: tuple[Metric, ...] | None, task: LearningTask, outputs: int
 ) -> None:
     """Raise unless the recipe evaluates the metric and it says which direction is better."""
     key = ("compare", "metric")
-    if is_sequence:
-        chosen = ("perplexity", "accuracy") if metrics is None else [metric.name for metric in metrics]
+    if task.is_sequence:
+        chosen = task.metrics if metrics is None else [metric.name for metric in metrics]
         rows = [row for metric in chosen for row in SEQUENCE_METRICS[metric]]
         declared = {row: metric_info(row) for row in rows}
     else:
-        known = [as_metric("accuracy"), as_metric("loss")] if metrics is None else metrics
-        rows = [row for metric in known for row in row_names(metric, classes)]
-        declared = {metric.name: metric.info for metric in known}
+        known = default_metrics(task) if metrics is None else metrics
+        fitting = [one for metric in known if (one := metric.for_task(task))]
+        rows = [row for metric in fitting for row in row_names(metric, outputs)]
+        declared = {metric.name: metric.info for metric in fitting}
     if name not in rows:
         message = "the recipe does not evaluate a metric of that name"
         raise loaded.error(

@@ -1,7 +1,7 @@
 """Record a run in its folder while it runs: the fleet, rows, events and checkpoints, and at the end its models."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
+from ..data import IGNORED
 from ..engines import Refusal
 from ..evaluation import Row
 from ..evaluation.metrics import MetricInfo, unigram_perplexity
@@ -22,13 +21,11 @@ from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
 from .experiment import Experiment
 from .final_models import CKA_FILE, compute_tier_cka, save_models
 from .folder import FLEET_FILE, RunWriter, peak_memory, read_rows
+from .holdings import count_targets
 from .lock import lock_run
 from .loop import RoundResult, evaluate_if_due, rounds, single_thread
 from .own_names import describe_names, list_own_names
 from .trackers import NONE, Trackers, headline_first
-
-MAX_CLASSES = 100  # columns of label counts
-FREQUENT = 10  # classes shown if there are more
 
 
 class NothingAdmitted(Exception):  # noqa: N818 - named for what is wrong
@@ -227,14 +224,16 @@ def compute_fingerprints(experiment: Experiment, server: Parcel) -> dict[str, st
 
 
 def checkpoint_score(rows: tuple[Row, ...], declared: Mapping[str, MetricInfo]) -> float | None:
-    """Mean accuracy of a round's models over tiers and tests: decides which checkpoint is the best.
+    """Mean of a round's models over tiers and tests: decides which checkpoint is the best.
 
-    Without accuracy, the first metric that says which direction is better, with its sign changed if lower is.
+    Of the task's headline or of accuracy; without them, of the first metric that says which direction is better. Its
+    sign is changed if lower is better.
     """
     directed = {
         name: 1 if info.higher_is_better else -1 for name, info in declared.items() if info.higher_is_better is not None
     }
-    name = "accuracy" if "accuracy" in directed else next(iter(directed), "")
+    headlines = [name for name, info in declared.items() if info.headline]
+    name = next(name for name in (*headlines, "accuracy", *directed, "") if name in directed or not name)
     values = [row.value for row in rows if row.metric.partition("[")[0] == name and not row.device]
     return directed[name] * (sum(values) / len(values)) if values else None
 
@@ -272,8 +271,10 @@ def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
 
 
 def describe_metrics(experiment: Experiment) -> dict[str, Any]:
-    """Direction and unit of each metric."""
-    return {"metrics": {name: asdict(info) for name, info in experiment.evaluator.declared_metrics.items()}}
+    """Direction and unit of each metric, and which one is the headline if that does not follow from the metrics."""
+    declared = {name: asdict(info) for name, info in experiment.evaluator.declared_metrics.items()}
+    plain = {name: {key: value for key, value in info.items() if key != "headline"} for name, info in declared.items()}
+    return {"metrics": {name: info if info["headline"] else plain[name] for name, info in declared.items()}}
 
 
 def utc_now() -> str:
@@ -283,10 +284,11 @@ def utc_now() -> str:
 def _unigram_baseline(experiment: Experiment) -> Mapping[str, float]:
     """For masked text: the perplexity of guessing hidden words by their frequency alone."""
     dataset, hidden = experiment.dataset, experiment.evaluator.sequence.masked()
-    if hidden is None or dataset.test.y.dim() < 2 or not bool(hidden.any()):
+    if hidden is None or not dataset.task.is_sequence or not bool(hidden.any()):
         return {}
-    targets = dataset.test.y[hidden]
-    return {"unigram_perplexity_hidden": unigram_perplexity(dataset.train.y, targets, dataset.classes)}
+    known, targets = dataset.train.y[dataset.train.y != IGNORED], dataset.test.y[hidden]
+    targets = targets[targets != IGNORED]
+    return {"unigram_perplexity_hidden": unigram_perplexity(known, targets, dataset.classes)}
 
 
 def summarize_fleet(experiment: Experiment) -> dict[str, Any]:
@@ -306,7 +308,7 @@ def summarize_fleet(experiment: Experiment) -> dict[str, Any]:
         "devices": [fleet.name(index) for index in range(fleet.size)],
         "device_tiers": [device.tier for device in fleet.devices(1)] if fixed else None,
         "unseen": [fleet.name(index) for index in sorted(fleet.holdout_devices)],
-        "holdings": _count_labels(experiment),
+        "holdings": count_targets(experiment.dataset, experiment.partition),
         "own_names": _flat_own_names(experiment),
     }  # fmt: skip
 
@@ -321,26 +323,6 @@ def _summarize_tiers(experiment: Experiment) -> list[dict[str, Any]]:
         size |= {"trained_parameters": cost.trained_parameters} if cost.frozen_parameters else {}
         tiers.append({"name": tier.name, "share": share, **size, "trained": tier.name in trained})
     return tiers
-
-
-def _count_labels(experiment: Experiment) -> dict[str, Any]:
-    """Training examples per device and class; of very many classes, such as words, only the most frequent."""
-    labels, classes = experiment.dataset.train.y.numpy(), experiment.dataset.classes
-    shown: Sequence[int] = range(classes)
-    if classes > MAX_CLASSES:
-        frequency = np.bincount(labels.ravel(), minlength=classes)
-        shown = np.argsort(-frequency, kind="stable")[:FREQUENT].tolist()
-    counts = [np.bincount(labels[rows].ravel(), minlength=classes) for rows in experiment.partition.train]
-    shown_counts = [[int(count[label]) for label in shown] for count in counts]
-    others = [int(count.sum()) - sum(some) for count, some in zip(counts, shown_counts, strict=True)]
-    class_names = experiment.dataset.class_names
-    names = [class_names[label] if class_names else str(label) for label in shown]
-    if not any(others):
-        return {"classes": names, "counts": shown_counts}
-    return {
-        "classes": [*names, "others"],
-        "counts": [[*some, other] for some, other in zip(shown_counts, others, strict=True)],
-    }
 
 
 def _flat_own_names(experiment: Experiment) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from ..data import Dataset
 from ..engines import Attack, AttackTransport, ClientData, Lockstep, WorkerPool, malicious, poisoned
 from ..evaluation import Row
-from ..evaluation.metrics import accuracy
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
@@ -18,6 +17,7 @@ from ..recipe.schema import CompressionConfig, FaultsConfig
 from ..registry import suggest
 from ..reporting.paired_stats import mean_by_share
 from ..runs.build import assemble, build_worker_context
+from ..runs.data import read_data_spec
 from ..runs.experiment import Experiment
 from ..runs.loop import RoundResult, rounds, single_thread
 from ..runs.metrics import build_metrics
@@ -128,8 +128,9 @@ def build_attack_bench(
     if loaded.recipe.compression != CompressionConfig():
         message = "attacks are not simulated through compression"
         raise loaded.error(RecipeIssue(("compression",), "COMPRESSION_TOO", message, "leave [compression] out"))
-    metrics = [one.name for one in build_metrics(loaded, registries) or (accuracy(),)]
-    if "accuracy" not in metrics:
+    usual = read_data_spec(loaded, registries, data).task.metrics
+    chosen = build_metrics(loaded, registries)
+    if "accuracy" not in (usual if chosen is None else [one.name for one in chosen]):
         message = "attacks are measured by accuracy, which the recipe does not evaluate"
         raise loaded.error(RecipeIssue(("evaluation", "metrics"), "METRIC_MISSING", message, 'add "accuracy"'))
     experiments: dict[tuple[str, str], list[Experiment]] = {}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..client import Schedule, Sgd
-from ..data import PARTITIONS, DataBroken, Dataset, Partition, as_dataset, extract_labels
+from ..data import IGNORED, PARTITIONS, DataBroken, Dataset, Partition, as_dataset, extract_labels
 from ..data.checks import count_shared_rows
 from ..fleet import Fleet, make_tiers
 from ..methods import METHODS
@@ -85,9 +85,16 @@ def check_loading(dataset: Dataset, again: Dataset) -> None:
 
 @listed_in(DATASET_CHECKS)
 def check_labels(dataset: Dataset, again: Dataset) -> str | None:
-    """Labels are int64 from 0 to classes - 1, tokens below `tokens`, and there is a group for every example."""
+    """Labels are int64 from 0 to classes - 1, or other targets such as the task needs; tokens are below `tokens`, and
+    there is a group for every example."""
     replace(dataset)  # validates again, in case tensors were changed since
-    present = set(dataset.train.y.unique().tolist())
+    if dataset.task.target == "number":
+        constant = bool((dataset.train.y == dataset.train.y[:1]).all())
+        return "all training examples have the same target" if constant else None
+    if dataset.task.target == "labels":
+        empty = (~dataset.train.y.bool().any(0)).nonzero().flatten().tolist()
+        return f"no training example has {len(empty)} of the labels, such as {empty[0]}" if empty else None
+    present = set(dataset.train.y.unique().tolist()) - {IGNORED}
     missing = sorted(set(range(dataset.classes)) - present)
     return (
         f"no training example of {len(missing)} of {dataset.classes} classes, such as {missing[0]}" if missing else None
@@ -159,9 +166,13 @@ def check_partitions(dataset: Dataset, again: Dataset) -> None:
 @listed_in(DATASET_CHECKS)
 def check_dataset_trains(dataset: Dataset, again: Dataset) -> None:
     """Two devices with a few examples each train a small network for a round, and it can be evaluated."""
-    family = "mlp" if dataset.tokens is None else ("transformer" if dataset.train.y.dim() > 1 else "lstm")
+    family = "mlp" if dataset.tokens is None else ("transformer" if dataset.task.is_sequence else "lstm")
+    family = "unet" if dataset.task.positions == "pixels" else family
     settings = {**TINY_SETTINGS[family], "width": 1.0}
-    model = build_model(family, MODELS[family], settings, dataset.input_shape, dataset.classes, dataset.tokens)
+    model = build_model(
+        family, MODELS[family], settings, dataset.input_shape, dataset.classes, dataset.tokens, dataset.target_shape,
+        dataset.task.class_axis,
+    )  # fmt: skip
     small = replace(dataset.limit_test_examples(8), vocabulary=())
     tests = len(small.test) // 2
     rows = tuple(np.arange(first, min(first + 4, len(small.train))) for first in (0, len(small.train) // 2))

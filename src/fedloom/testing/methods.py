@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..client import ClientResult, Task
+from ..data import LearningTask
 from ..engines import BytesTransport, Compression, DryRun, InlineExecutor
 from ..engines.compression import HalfPrecision, TopK
 from ..engines.in_process import Block, Job, make_blocks, run_block
@@ -51,6 +52,7 @@ def check_method(
     *,
     model: str | Family | None = None,
     settings: Mapping[str, Any] | None = None,
+    task: str | LearningTask | None = None,
 ) -> CheckReport:
     """Check that a method keeps the contract on which engines, evaluation, checkpoints and reports rely.
 
@@ -67,6 +69,8 @@ def check_method(
         the method takes.
     settings
         Hyperparameters, if the defaults are not enough or would take too long.
+    task
+        What is learned, by the name of a task; by default classification.
 
     Returns
     -------
@@ -97,7 +101,7 @@ def check_method(
     made = _build_method(method, settings or {})
     check_declaration(made)
     try:
-        world = TinyWorld.for_method(made, model, sizes=DEVICE_SIZES, labels=DEVICE_LABELS)
+        world = TinyWorld.for_method(made, model, sizes=DEVICE_SIZES, labels=DEVICE_LABELS, task=task)
     except Exception as error:
         hint = "pass `model`, a family or a function that builds a module, that the method can train"
         raise CheckFailed("check_fleets", "a tiny fleet that it can train", describe_error(error), hint) from error

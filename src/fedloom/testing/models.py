@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data import LearningTask
 from ..exporting import build_empty_module
 from ..exporting.formats import exported_program
 from ..fleet import Fleet, find_nesting_problem, make_tiers
@@ -30,7 +31,7 @@ from .report import (
     run_checks,
     same_bits,
 )
-from .world import TinyWorld, find_family, takes_setting, tiny_shape
+from .world import FAMILY_TASKS, TinyWorld, find_family, find_task, takes_setting, tiny_shape
 
 
 def check_model(
@@ -40,6 +41,7 @@ def check_model(
     classes: int = 4,
     tiers: Sequence[Mapping[str, Any]] | None = None,
     tokens: int | None = None,
+    task: str | LearningTask | None = None,
 ) -> CheckReport:
     """Check that a function builds modules that can be trained, sliced into tiers and run for many devices at once.
 
@@ -56,6 +58,9 @@ def check_model(
         has no parameter `width`.
     tokens
         The number of different token ids, if inputs are tokens.
+    task
+        What it is for, by the name of a task: "segmentation" for nets that predict every pixel; by default what a
+        built-in family is for, else classification.
 
     Returns
     -------
@@ -82,7 +87,9 @@ def check_model(
     shape = input_shape or ((5,) if tokens else tiny_shape(name, (1, 6, 6)))
     settings = tiers or (({}, {"width": 0.5}) if takes_setting(known, "width") else ({},))
     try:
-        models = tuple(build_model(name, build, dict(one), shape, classes, tokens) for one in settings)
+        learned = find_task(task or FAMILY_TASKS.get(name))
+        pixels = (shape[-2:], learned.class_axis) if learned.positions == "pixels" else (None, -1)
+        models = tuple(build_model(name, build, dict(one), shape, classes, tokens, *pixels) for one in settings)
     except Exception as error:
         hint = "settings are numbers, strings, tuples or booleans"
         raise CheckFailed("check_module", "settings that make a model", describe_error(error), hint) from error
@@ -117,6 +124,8 @@ def check_output_size(models: Sequence[Model]) -> None:
         with torch.no_grad():
             outputs = as_outputs(model.module().train()(x))
         shapes = [(3, model.classes)] + [(3, *model.input_shape, model.classes)] * (model.tokens is not None)
+        if model.target_shape is not None:
+            shapes = [(3, *model.output_shape())]
         for name, logits in outputs.exits.items():
             if not isinstance(logits, Tensor) or tuple(logits.shape) not in shapes:
                 found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..client import Constant, Optimizer, Schedule, Sgd
-from ..data import Dataset, Examples, Partition, Preparation
+from ..data import TASKS, Dataset, Examples, LearningTask, Partition, Preparation
 from ..engines import ClientStateStore, Gate, InProcess, Refusal, build_client_data
 from ..evaluation import BatchNormStatistics, Evaluator, Row
 from ..fleet import Engine, Fleet, RoundContext, draw_cohort, make_ask, make_tiers
@@ -35,6 +35,7 @@ TINY_SETTINGS: dict[str, dict[str, Any]] = {
     # with fewer channels or more blocks, on maps of one pixel, differences of rounding grow from step to step
     "splitnet": {"channels": 4, "extra": (1, 0), "conv_bias": False},
     "transformer": {"embedding": 4, "heads": 2, "hidden": 6, "layers": 2, "exit_after": 1, "dropout": 0.0},
+    "unet": {"hidden": (4, 6), "groups": 2, "early_exit": True},
 }
 """Settings with which a built-in family has a few hundred weights."""
 
@@ -43,11 +44,15 @@ SMALLER_SETTINGS: dict[str, dict[str, Any]] = {
     "preactresnet": {"stages": 1},
     "splitnet": {"extra": (0, 0)},
     "transformer": {"depth": 1},
+    "unet": {"decoder": False},
 }
 """What is smaller in the lower tiers of a family, beside its width."""
 
 SERIES_FAMILIES = ("convnet1d",)
 """Families for time series [channels, length]; others of numbers take images."""
+
+FAMILY_TASKS = {"unet": "segmentation"}
+"""What a family learns, where it is not one class or number for every example or a word for every token."""
 
 CHAOTIC_FAMILIES = ("mobilenet", "splitnet")
 """Tiny families in which differences of rounding grow from step to step."""
@@ -58,6 +63,7 @@ def tiny_model(
     input_shape: tuple[int, ...] = (1, 6, 6),
     classes: int = 4,
     width: float = 1.0,
+    task: "str | LearningTask | None" = None,
     **settings: Any,
 ) -> Model:
     """A model of a few hundred weights.
@@ -73,6 +79,8 @@ def tiny_model(
         How many logits it has. There is one token id more, for the mask.
     width
         Passed on if the family has a parameter `width`.
+    task
+        What it learns; by default what the family is for.
     **settings
         Further settings of the family, instead of those that make it tiny.
 
@@ -94,7 +102,17 @@ def tiny_model(
             chosen.pop(optional, None)
     if "tokens" in known:
         return build_model(name, build, chosen, (5,), classes, classes + 1)
-    return build_model(name, build, chosen, tiny_shape(name, input_shape), classes)
+    learned = find_task(task or FAMILY_TASKS.get(name))
+    outputs, shape = 1 if learned.target == "number" else classes, tiny_shape(name, input_shape)
+    if learned.positions != "pixels":
+        return build_model(name, build, chosen, shape, outputs)
+    positions = shape[-2:]
+    return build_model(name, build, chosen, shape, outputs, target_shape=positions, class_axis=learned.class_axis)
+
+
+def find_task(task: "str | LearningTask | None") -> LearningTask:
+    """A task by its name; classification by default."""
+    return task if isinstance(task, LearningTask) else TASKS[task or "classification"]
 
 
 def tiny_shape(family: str, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,6 +168,19 @@ def _image_examples(
 ) -> Examples:
     answers = _spread_labels(sizes, labels)
     return Examples(_noisy_images(answers, shape, seed), answers)
+
+
+def _with_targets(examples: Examples, task: LearningTask, classes: int) -> Examples:
+    """The same examples with other targets than labels, which follow from their labels."""
+    x, labels = examples.x, examples.y
+    if task.target == "number":
+        return Examples(x, (labels - (classes - 1) / 2).float())
+    if task.target == "labels":  # two of them: the label itself and the next one
+        flags = torch.nn.functional.one_hot(labels, classes)
+        return Examples(x, (flags | flags.roll(1, 1)).float())
+    if task.positions == "pixels":  # bright pixels are of the label's class, dark ones of class 0
+        return Examples(x, torch.where(x[:, 0] > 128, labels[:, None, None], 0))
+    return examples
 
 
 def _token_examples(model: Model, labels: Sequence[Sequence[int]], sizes: Sequence[int], seed: int) -> Examples:
@@ -224,6 +255,7 @@ class TinyWorld:
         classes: int = 4,
         preparation: Preparation | None = None,
         models: Sequence[tuple[str, Model]] | None = None,
+        task: "str | LearningTask | None" = None,
         **settings: Any,
     ) -> "TinyWorld":
         """Build a world. Its examples are a pattern per label under noise, or short sequences of tokens.
@@ -250,6 +282,8 @@ class TinyWorld:
             Of examples for the model; by default images are normalized and tokens masked.
         models
             The name and the model of every tier, instead of `model` and `widths`.
+        task
+            What is learned: the name of a task, or a `LearningTask`; by default what the model is for.
         **settings
             Further settings of the model.
 
@@ -259,11 +293,13 @@ class TinyWorld:
         """
         labels = labels or [range(classes)] * len(sizes)
         test_sizes = test_sizes or [size // 2 + 1 for size in sizes]
-        smaller = SMALLER_SETTINGS.get(find_family(model)[0], {})
+        family = models[0][1].family if models else find_family(model)[0]
+        task = task or FAMILY_TASKS.get(family)
+        smaller = SMALLER_SETTINGS.get(family, {})
         models = models or [
             (
                 name,
-                tiny_model(model, input_shape, classes, width, **{"widest": max(widths), **less, **settings}),
+                tiny_model(model, input_shape, classes, width, task, **{"widest": max(widths), **less, **settings}),
             )
             for name, width in zip("abcdef", widths, strict=False)
             for less in [smaller if width < max(widths) else {}]
@@ -276,9 +312,12 @@ class TinyWorld:
         )
         usual = Preparation(mask_chance=0.2, mask_token=classes) if tokens else Preparation((0.4,), (0.3,))
         train, test = make(sizes, 0), make(test_sizes, 1)
+        if not tokens:
+            train, test = (_with_targets(part, find_task(task), classes) for part in (train, test))
+        dataset = Dataset("toy", train, test, models[0][1].classes, preparation or usual, tokens)
         return TinyWorld(
             fleet=Fleet(make_tiers(models), tuple(shares or [1 / len(models)] * len(models)), len(sizes), seed=0),
-            dataset=Dataset("toy", train, test, classes, preparation or usual, tokens),
+            dataset=dataset if task is None else replace(dataset, task=find_task(task)),
             partition=Partition(consecutive_rows(sizes), consecutive_rows(test_sizes)),
             schedule=schedule or Schedule(batch_size=4),
             optimizer=optimizer or Sgd(0.1, momentum=0.9, weight_decay=5e-4, clip_norm=1.0),
@@ -304,14 +343,23 @@ class TinyWorld:
         Raises
         ------
         ValueError
-            If the method's `check_fleet` refuses every fleet that was tried, with its reason.
+            If the method's `check_task` refuses the task, or its `check_fleet` every fleet that was tried, with the
+            reason.
         """
-        chosen = home_family(method) if model is None else model
+        wanted = changes.get("task")
+        task = None if wanted is None else find_task(wanted)
+        problem = None if task is None else method.check_task(task)
+        if problem is not None:
+            raise ValueError(problem)
+        chosen = home_family(method, task) if model is None else model
         several = TinyWorld.make(chosen, widths=(1.0, 0.5), **changes)
         smaller = SMALLER_SETTINGS.get(find_family(chosen)[0])
         if smaller and fleet_problem(method, several.fleet) is not None:  # not narrower, but less deep
-            shape, classes = several.dataset.input_shape, several.dataset.classes
-            sizes = [(name, tiny_model(chosen, shape, classes, **less)) for name, less in (("a", {}), ("b", smaller))]
+            shape, classes = several.dataset.input_shape, changes.get("classes", 4)
+            sizes = [
+                (name, tiny_model(chosen, shape, classes, task=task, **less))
+                for name, less in (("a", {}), ("b", smaller))
+            ]
             several = TinyWorld.make(models=sizes, **changes)
         if fleet_problem(method, several.fleet) is None:
             return several
@@ -443,17 +491,31 @@ class TinyWorld:
         return self.evaluator().rows(targets, self.fleet, make_ask(engine, number), number, True)
 
 
-def takes_family(method: Method, model: str | Family) -> bool:
+def takes_family(method: Method, model: str | Family, task: LearningTask | None = None) -> bool:
     """True if a method trains a tiny fleet of a family, of two widths or of one."""
-    fleets = (TinyWorld.make(model, widths).fleet for widths in ((1.0,), (1.0, 0.5)))
+    fleets = (TinyWorld.make(model, widths, task=task).fleet for widths in ((1.0,), (1.0, 0.5)))
     return any(fleet_problem(method, fleet) is None for fleet in fleets)
 
 
-def home_family(method: Method) -> str:
-    """The family to try a method with: a convolutional one if it takes that."""
-    families = [name for name in ("convnet", "splitnet", *sorted(MODELS)) if name in TINY_SETTINGS]
-    home = next((family for family in families if takes_family(method, family)), None)
+def home_family(method: Method, task: LearningTask | None = None) -> str:
+    """The family to try a method with: a convolutional one if it takes that and can learn the task."""
+    families = [name for name in ("convnet", "splitnet", *sorted(MODELS)) if _can_learn(name, task)]
+    home = next((family for family in families if takes_family(method, family, task)), None)
     if home is None:
-        problem = fleet_problem(method, TinyWorld.make("convnet").fleet)
-        raise ValueError(f"{type(method).__name__} refuses every built-in family; convnet, because: {problem}")
+        first = families[0]
+        problem = fleet_problem(method, TinyWorld.make(first, task=task).fleet)
+        raise ValueError(f"{type(method).__name__} refuses every built-in family; {first}, because: {problem}")
     return home
+
+
+def _can_learn(family: str, task: LearningTask | None) -> bool:
+    """True for a family whose outputs are such as the task needs."""
+    if family not in TINY_SETTINGS:
+        return False
+    positions = "pixels" if FAMILY_TASKS.get(family) == "segmentation" else ""
+    if task is None:
+        return not positions
+    takes_tokens = "tokens" in signature(MODELS[family]).parameters
+    if task.is_sequence or takes_tokens:
+        return task.is_sequence and family == "transformer"
+    return task.positions == positions

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from ...evaluation import Row
 from ...wording import format_range, join_words, pluralize
-from ..paired_stats import ACCURACY, PERPLEXITY, ComparedMetric
+from ..paired_stats import ACCURACY, PERPLEXITY, ComparedMetric, compared_metric
 from ..report_data import ReportData, RunReader
 from . import drawing
 from .drawing import Chart, ChartRow, Mark, MissingChart, Panel
@@ -136,43 +136,52 @@ def _mean(devices: Sequence[DeviceValue]) -> float:
 
 
 def build_personalized_chart(report: ReportData) -> Chart | MissingChart:
-    """Accuracy before and after a device fine-tunes a tier's model on its own data, as in FedSup."""
+    """Accuracy, or the task's headline, before and after a device fine-tunes a tier's model on its own data."""
     reader, tiers = report.first, list(report.tiers)
+    headline = next((name for name, info in reader.metrics.items() if info.headline), ACCURACY.name)
+    metric = compared_metric(headline, reader.metrics)
+    title = PERSONALIZED_TITLE.replace(ACCURACY.name, metric.name)
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in reader.rows:
         if row.device and row.metric in ("initial", "personalized"):
             values.setdefault((row.tier, row.device), {})[row.metric] = row.value
     pairs = {key: pair for key, pair in values.items() if len(pair) == 2}
     if not pairs:
-        return MissingChart(PERSONALIZED_TITLE, "the recipe has no evaluation.fine_tune")
+        return MissingChart(title, "the recipe has no evaluation.fine_tune")
     by_tier = {tier: [pair for (name, _), pair in pairs.items() if name == tier] for tier in tiers}
     records: list[ChartRow] = [
         (tier, device, pair["initial"], pair["personalized"]) for (tier, device), pair in pairs.items()
     ]
 
+    every = [value for pair in pairs.values() for value in pair.values()]
+    ends = [0.0, 100.0] if metric.unit == " %" else [min(every), max(every)]
+
     def draw(axes: Axes) -> None:
-        axes.plot([0, 100], [0, 100], color=drawing.INK, linewidth=0.7, alpha=0.6)
+        axes.plot(ends, ends, color=drawing.INK, linewidth=0.7, alpha=0.6)
         for index, (tier, of_tier) in enumerate(by_tier.items()):
             artists = axes.plot(
                 [pair["initial"] for pair in of_tier], [pair["personalized"] for pair in of_tier], linestyle="",
                 marker=drawing.marker(index), markersize=4, alpha=0.7, color=drawing.color(index),
             )  # fmt: skip
             drawing.tag_tier(list(artists), tier)
-        drawing.set_labels(axes, "initial accuracy, %", "personalized accuracy, %")
+        unit = f",{metric.unit}" if metric.unit else ""
+        drawing.set_labels(axes, f"initial {metric.name}{unit}", f"personalized {metric.name}{unit}")
 
-    parts = [_describe_tuning(tier, of_tier) for tier, of_tier in by_tier.items() if of_tier]
-    alt = "Personalized against initial accuracy, a point per device and tier; " + "; ".join(parts)
+    parts = [_describe_tuning(tier, of_tier, metric) for tier, of_tier in by_tier.items() if of_tier]
+    alt = f"Personalized against initial {metric.name}, a point per device and tier; " + "; ".join(parts)
     legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
     columns = ("tier", "device", "initial", "personalized")
-    sentence = f"Fine-tuning on a device's own data takes {join_words(parts)}; above the line it helps."
+    side = "above" if metric.sign > 0 else "below"
+    sentence = f"Fine-tuning on a device's own data takes {join_words(parts)}; {side} the line it helps."
     panel = Panel(alt, draw, size=(6.4, 4.2))
-    return Chart("personalized", PERSONALIZED_TITLE, sentence, columns, records, [panel], legend, "points")
+    return Chart("personalized", title, sentence, columns, records, [panel], legend, "points")
 
 
-def _describe_tuning(tier: str, pairs: Sequence[dict[str, float]]) -> str:
+def _describe_tuning(tier: str, pairs: Sequence[dict[str, float]], metric: ComparedMetric) -> str:
     before, after = (statistics.fmean(pair[name] for pair in pairs) for name in ("initial", "personalized"))
-    better = sum(pair["personalized"] > pair["initial"] for pair in pairs)
-    return f"tier {tier} from {before:.1f} % to {after:.1f} % ({better} of {pluralize(len(pairs), 'device')} gained)"
+    better = sum(metric.sign * (pair["personalized"] - pair["initial"]) > 0 for pair in pairs)
+    gained = f"{better} of {pluralize(len(pairs), 'device')} gained"
+    return f"tier {tier} from {metric.format(before)} to {metric.format(after)} ({gained})"
 
 
 def build_partition_chart(report: ReportData) -> Chart | MissingChart:
@@ -183,6 +192,7 @@ def build_partition_chart(report: ReportData) -> Chart | MissingChart:
     if not any(map(any, held["counts"])):
         return MissingChart(PARTITION_TITLE, "the data of real devices is known only to them")
     devices, classes, counts = reader.fleet["devices"], held["classes"], held["counts"]
+    noun = held.get("noun", "class")
     records: list[ChartRow] = [
         (device, reader.tier_of.get(device, ""), name, count)
         for device, line in zip(devices, counts, strict=True)
@@ -193,22 +203,23 @@ def build_partition_chart(report: ReportData) -> Chart | MissingChart:
 
     def draw(axes: Axes) -> None:
         drawing.draw_heatmap(axes, values / (values.max() or 1.0), np.zeros(values.shape), labels, shown, slant=True)
-        drawing.set_labels(axes, "class", "device")
+        drawing.set_labels(axes, noun, "device")
 
-    extent = f"{pluralize(len(shown), 'device')} by {pluralize(len(classes), 'class')}"
+    extent = f"{pluralize(len(shown), 'device')} by {pluralize(len(classes), noun)}"
     alt = f"Map of {extent}, darker where a device holds more examples"
-    columns = ("device", "tier", "class", "examples")
+    columns = ("device", "tier", noun, "examples")
     size = (6.0, min(6.0, 1.2 + 0.14 * len(shown)))
     panel = Panel(alt, draw, size=size, labels=drawing.heatmap_labels_height(labels))
-    return Chart("partition", PARTITION_TITLE, _partition_sentence(counts, step), columns, records, [panel])
+    sentence = _partition_sentence(counts, step, noun, held.get("examples") or [sum(line) for line in counts])
+    return Chart("partition", PARTITION_TITLE, sentence, columns, records, [panel])
 
 
-def _partition_sentence(counts: Sequence[Sequence[int]], step: int) -> str:
-    totals, classes = [sum(line) for line in counts], [sum(count > 0 for count in line) for line in counts]
-    share = statistics.fmean(max(line) / sum(line) for line in counts if sum(line))
+def _partition_sentence(counts: Sequence[Sequence[int]], step: int, noun: str, totals: Sequence[int]) -> str:
+    classes = [sum(count > 0 for count in line) for line in counts]
+    share = statistics.fmean(max(line) / total for line, total in zip(counts, totals, strict=True) if total)
     shown = f" One device in {step} is shown." if step > 1 else ""
     return (
         f"A device holds {format_range(min(totals), max(totals), 'example')} of "
-        f"{format_range(min(classes), max(classes), 'class')}; its "
-        f"most frequent class makes up {100 * share:.0f} % of them on average.{shown}"
+        f"{format_range(min(classes), max(classes), noun)}; its "
+        f"most frequent {noun} makes up {100 * share:.0f} % of them on average.{shown}"
     )
