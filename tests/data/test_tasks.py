@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.data import DATASETS, IGNORED, PARTITIONS, TASKS, DataBroken, Dataset, Examples, extract_labels
+from fedloom.data import (
+    DATASETS,
+    IGNORED,
+    PARTITIONS,
+    TASKS,
+    DataBroken,
+    Dataset,
+    Examples,
+    as_dataset,
+    extract_labels,
+)
 from fedloom.data.preparation import Preparation
 from fedloom.testing import check_dataset
 
@@ -133,3 +143,25 @@ def test_dataset_task_survives_changes_of_its_examples() -> None:
     dataset = DATASETS["diabetes"]()
     assert dataset.limit_test_examples(5).task is dataset.task
     assert replace(dataset, name="other").task is dataset.task
+
+
+def test_as_dataset_takes_targets_of_the_named_task() -> None:
+    x, draw = np.zeros((10, 1, 4, 4), np.uint8), np.random.default_rng(0)
+    numbers = as_dataset((x, draw.normal(size=10)), task="regression")
+    several = as_dataset((x, draw.normal(size=(10, 3))), task="regression")
+    labels = as_dataset((x, draw.random((10, 5)) < 0.5), task="multi_label")
+    pixels = as_dataset((x, np.arange(160).reshape(10, 4, 4) % 3), task=TASKS["segmentation"])
+    made = (numbers, several, labels, pixels)
+    assert [one.classes for one in made] == [1, 3, 5, 3]
+    assert [one.task.kind for one in made] == ["regression", "regression", "multi_label", "segmentation"]
+    assert [one.train.y.dtype for one in made] == [torch.float32] * 3 + [torch.int64]
+
+
+def test_as_dataset_of_numbers_without_a_task_names_regression() -> None:
+    with pytest.raises(DataBroken, match="task = 'regression'"):
+        as_dataset((np.zeros((10, 3)), np.linspace(0.1, 0.9, 10)))
+
+
+def test_as_dataset_of_an_unknown_task_names_the_known_ones() -> None:
+    with pytest.raises(DataBroken, match=r"no task 'ranking'.*classification"):
+        as_dataset((np.zeros((10, 3)), np.arange(10)), task="ranking")

@@ -180,8 +180,8 @@ class Composer:
         self.added[kind][name] = value if is_factory else _Returning(value)
         return name
 
-    def dataset(self, value: Any) -> dict[str, Any]:
-        """The recipe's keys for a data set: a name and options, or data that is at hand."""
+    def dataset(self, value: Any, task: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The recipe's keys for a data set: a name and options, or data that is at hand and what is learned from it."""
         if isinstance(value, str | Choice | Entry) or (callable(value) and not isinstance(value, Dataset)):
             table = self.choose("datasets", value, key="dataset")
             folder = table.pop("folder", None)
@@ -190,7 +190,8 @@ class Composer:
             name = table.pop("dataset")
             read = partial(self.known("datasets")[name], folder=Path(folder), **table)
             return {"dataset": self.add("datasets", _Calling(read), stem=name)}
-        data = as_dataset(value)
+        learned = self.known("tasks")[task["kind"]] if task else None
+        data = value if isinstance(value, Dataset) else as_dataset(value, task=learned)
         return {"dataset": self.add("datasets", _Returning(data), stem=data.name)}
 
     def metric(self, value: Any) -> dict[str, Any]:

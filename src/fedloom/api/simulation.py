@@ -124,9 +124,14 @@ class Simulation:
         named = {"dataset", "partition", "devices"} & set(data or ())
         if named:
             raise TypeError(f"{sorted(named)[0]} is an argument of its own, not a key of data")
+        learned = None if task is None else composer.task(task)
         sections: dict[str, Any] = {
-            "data": {**(data or {}), **composer.dataset(dataset), "partition": split},
-            "task": None if task is None else composer.task(task),
+            "data": {
+                **(data or {}),
+                **composer.dataset(dataset, learned),
+                "partition": split,
+            },
+            "task": learned,
             "model": model,
             "training": composer.training(client or ClientConfig()),
             "method": composer.method(method),

@@ -53,5 +53,5 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "npz": npz,
         "folder": folder,
     },
-    passed=("folder",),
+    passed=("folder", "task"),
 )

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from .hub import LABEL_COLUMNS, choose_splits, is_hub_split, read_split
 from .normalization import normalize_by_training_set
 from .preparation import PREPARATIONS, Preparation
 from .raw import Array, RawExamples, encode_groups, encode_labels, split_off_test
+from .tasks import CLASSIFICATION, TASKS, LearningTask
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ def assemble_dataset(
     kind: Kind | None = None,
     normalize: bool = False,
     preparation: Preparation | None = None,
+    task: str | LearningTask | None = None,
 ) -> Dataset:
     """A data set from raw examples.
 
@@ -69,14 +72,15 @@ def assemble_dataset(
     name : what reports call it.
     origin : the file or folder to name in errors.
     parts : the training set and the test set, or all examples.
-    classes, class_names, test_share, kind, normalize, preparation : as for `as_dataset`.
+    classes, class_names, test_share, kind, normalize, preparation, task : as for `as_dataset`.
     """
+    learned = task if isinstance(task, LearningTask) else _find_task(task)
     parts, names = encode_labels(parts, class_names, origin)
     if kind is None and parts[0].x.ndim == 3 and parts[0].x.dtype.kind == "f":
         shape = " x ".join(map(str, parts[0].x.shape[1:]))
         logger.warning("%s: floats of %s are taken for gray images; set kind = 'series' for time series", name, shape)
     subjects = [origin] if len(parts) == 1 else [f"{origin}, training set", f"{origin}, test set"]
-    parts = [_as_numbers(part, subject, kind) for part, subject in zip(parts, subjects, strict=True)]
+    parts = [_as_numbers(part, subject, kind, learned) for part, subject in zip(parts, subjects, strict=True)]
     parts = encode_groups(parts, origin)
     if len(parts) == 1:
         parts = split_off_test(parts[0], test_share, origin)
@@ -92,11 +96,12 @@ def assemble_dataset(
         name,
         train,
         test,
-        classes or len(names) or 1 + max((int(part.y.max()) for part in (train, test) if len(part)), default=0),
+        classes or len(names) or _count_outputs(train.y, test.y, learned),
         preparation or PREPARATIONS["plain"],
         tokens=_count_tokens(train.x, test.x, origin),
         groups=_group_tensors(parts),
         class_names=names,
+        task=learned,
     )
     return normalize_by_training_set(made) if normalize else made
 
@@ -106,9 +111,23 @@ def _group_tensors(parts: Sequence[RawExamples]) -> tuple[Tensor, Tensor] | None
     return None if train is None or test is None else (torch.from_numpy(train), torch.from_numpy(test))
 
 
-def _as_numbers(part: RawExamples, subject: str, kind: Kind | None) -> RawExamples:
-    """Inputs and labels as a data set stores them; before test examples are held out, so that errors tell the row."""
-    x, y = as_inputs(part.x, subject, kind), as_labels(part.y, subject)
+def _find_task(name: str | None) -> LearningTask:
+    if name is not None and name not in TASKS:
+        raise DataBroken(f"there is no task {name!r}", f"Choose one of {', '.join(TASKS)}.")
+    return TASKS[name] if name else CLASSIFICATION
+
+
+def _count_outputs(train: Tensor, test: Tensor, task: LearningTask) -> int:
+    """The number of classes, labels or numbers that a model predicts."""
+    if task.target != "class":
+        return train.shape[1] if train.dim() > 1 else 1
+    return 1 + max((int(labels.max()) for labels in (train, test) if len(labels)), default=0)
+
+
+def _as_numbers(part: RawExamples, subject: str, kind: Kind | None, task: LearningTask) -> RawExamples:
+    """Inputs and targets as a data set stores them; before test examples are held out, so that errors tell the row."""
+    read = as_labels if task.has_class_labels else partial(as_targets, dtype=task.dtype)
+    x, y = as_inputs(part.x, subject, kind), read(part.y, subject)
     if len(x) != len(y):
         raise DataBroken(f"{subject}: {len(x)} examples but {len(y)} labels", "Give every example one label.")
     return replace(part, x=x.numpy(), y=y.numpy())
@@ -202,12 +221,21 @@ def as_labels(values: Array, origin: str) -> Tensor:
         rows = np.flatnonzero(~(np.isfinite(values) & (values == np.rint(values))))
         if len(rows):
             message = f"{origin}: {len(rows)} labels are not whole numbers, the first one is {values[rows[0]]:g}"
-            raise DataBroken(f"{message} in row {rows[0]}", "Labels are the numbers of classes, from 0.")
+            hint = "Labels are the numbers of classes, from 0. To predict numbers, set task = 'regression'."
+            raise DataBroken(f"{message} in row {rows[0]}", hint)
         values = values.astype(np.int64)
     if values.ndim != 1 or values.dtype.kind not in "bui":
         hint = "Labels are integers, one per example: turn one-hot rows into integers with argmax."
         raise DataBroken(f"{origin}: labels of type {values.dtype} and shape {values.shape}", hint)
     return torch.from_numpy(values.astype(np.int64))
+
+
+def as_targets(values: Array, origin: str, dtype: torch.dtype) -> Tensor:
+    """Targets of other tasks than classification: numbers, flags, or a class for every token or pixel."""
+    if values.dtype.kind not in "buif" or (dtype == torch.int64 and values.dtype.kind == "f"):
+        hint = "Give numbers, flags of 0 and 1, or whole numbers for the classes of tokens and pixels."
+        raise DataBroken(f"{origin}: targets of type {values.dtype}", hint)
+    return torch.from_numpy(np.array(values, order="C")).to(dtype)
 
 
 # The name on the hub, and the configuration if the set has several.
@@ -262,6 +290,7 @@ def as_dataset(
     class_names: Sequence[str] = (),
     normalize: bool = False,
     preparation: Preparation | None = None,
+    task: str | LearningTask | None = None,
 ) -> Dataset:
     """A `Dataset` from whatever holds examples.
 
@@ -290,6 +319,7 @@ def as_dataset(
     normalize : whether to normalize with the mean and the standard deviation of the training examples: per channel of
         images and time series, per feature of rows. They become part of the preparation, and of exported models.
     preparation : how examples become a model's input. Default: bytes are divided by 255, other numbers stay.
+    task : what is learned, such as "regression", "multi_label" or "segmentation". Default: one class per example.
 
     Returns
     -------
@@ -303,7 +333,7 @@ def as_dataset(
     if isinstance(data, Dataset):
         _refuse_options(
             classes=classes, kind=kind, label=label, groups=groups, features=features, class_names=class_names or None,
-            normalize=normalize or None, preparation=preparation,
+            normalize=normalize or None, preparation=preparation, task=task,
         )  # fmt: skip
         return data
     options = _Columns(label, groups if isinstance(groups, str) else None, features)
@@ -320,6 +350,7 @@ def as_dataset(
         kind=kind,
         normalize=normalize,
         preparation=preparation,
+        task=task,
     )
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import is_file
+from ..files import is_file, is_folder
 from ..settings import Count, Fraction
 from . import adapters
 from .adapters import Arrays, Kind, assemble_dataset, build_dataset
 from .dataset import DataBroken, DataMissing, Dataset
 from .preparation import PREPARATIONS
 from .raw import Array, RawExamples
+from .tasks import LearningTask
 
 ArrayNames = tuple[str, str, str, str]
 ARRAY_NAMES: tuple[ArrayNames, ...] = (
@@ -51,6 +52,7 @@ def npz(
     kind: Kind | None = None,
     normalize: bool = False,
     test_share: Fraction = 0.2,
+    task: LearningTask | None = None,
 ) -> Dataset:
     """Any .npz file with examples and labels.
 
@@ -67,6 +69,7 @@ def npz(
         tokens if they are whole numbers other than bytes; three or four are images.
     normalize : whether to normalize with the mean and the standard deviation of the training examples.
     test_share : the share of examples held out for testing, of every group alike, if there are only x and y.
+    task : that of the recipe: what the labels are.
     """
     path = find_own(file, folder, is_file)
     content = load_arrays(path, OWN_NAMES)
@@ -79,6 +82,7 @@ def npz(
         test_share=test_share,
         kind=kind,
         normalize=normalize,
+        task=task,
     )
 
 
@@ -94,7 +98,7 @@ def find_own(name: str, folder: Path, exists: Callable[[Path], bool]) -> Path:
     path = next((path for path in (folder / name, Path(name)) if exists(path)), None)
     if path is None:
         hint = f"Put it into {folder}, name the data directory with FEDLOOM_DATA or --data-dir, or give a full path."
-        raise DataMissing(f"no {'folder' if exists is Path.is_dir else 'file'} {name}", hint)
+        raise DataMissing(f"no {'folder' if exists is is_folder else 'file'} {name}", hint)
     return path
 
 

@@ -209,7 +209,7 @@ class Preparation:
 
 
 _KINDS = {1: "rows", 2: "time series", 3: "images"}
-_LISTED = 4  # of more numbers, only the count is told
+_LISTED = 4  # of more numbers, only the count is shown
 
 
 def _describe_normalization(mean: tuple[float, ...], std: tuple[float, ...]) -> str:

@@ -255,7 +255,7 @@ class Difference:
 
     @property
     def place(self) -> str:
-        """Whom the difference is about, in words."""
+        """Which devices the difference is about, in words."""
         return f"on {self.tier} devices" if self.tier else "on the average device"
 
     @property

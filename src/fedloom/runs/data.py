@@ -46,11 +46,16 @@ def read_data(loaded: LoadedRecipe, registries: Registries, folder: Path) -> Dat
     """The recipe's data set; data that is not built in is looked through, and what is suspicious is logged."""
     data = loaded.recipe.data
     reader = registries.datasets[data.dataset]
-    where = {"folder": folder} if "folder" in inspect.signature(reader).parameters else {}
+    kind = loaded.recipe.task.kind
+    task = None if kind is None else registries.tasks[kind]
+    passed = {"folder": folder, "task": task}
+    known = inspect.signature(reader).parameters
+    where = {name: value for name, value in passed.items() if name in known and name not in data.settings}
     if _is_known(data.dataset, registries):
         dataset = _add_known(reader(**where, **data.settings), loaded)
     else:
-        dataset = as_dataset(reader(**where, **data.settings), name=data.dataset)
+        found = reader(**where, **data.settings)
+        dataset = found if isinstance(found, Dataset) else as_dataset(found, name=data.dataset, task=task)
         check_values(dataset)
     if data.validation is not None:
         dataset = dataset.with_validation_split(torch.from_numpy(draw_validation_rows(loaded, len(dataset.train))))
