@@ -276,7 +276,7 @@ def test_check_privacy_exceeded_budget_is_refused(made: Callable[..., Experiment
     cost = [Mechanism(2.0, 0.5, 1e-5).epsilon(rounds) for rounds in range(11)]
     budget = {"clip": 1.0, "noise": 2.0, "target_epsilon": (cost[6] + cost[7]) / 2}
     assert made(rounds=6, privacy=budget)
-    with pytest.raises(RecipeError, match=rf"10 rounds cost epsilon {cost[10]:.3f}") as found:
+    with pytest.raises(RecipeError, match=rf"10 rounds would cost epsilon {cost[10]:.3f}") as found:
         made(rounds=10, privacy=budget)
     (problem,) = found.value.issues
     assert (problem.code, problem.key_path) == ("PRIVACY_BUDGET", ("privacy", "target_epsilon"))

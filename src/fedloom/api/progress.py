@@ -131,7 +131,7 @@ def progress_bars(console: "Console", runs: Mapping[str, int]) -> Iterator[ShowR
 @dataclass
 class _Bar:
     task: "rich_progress.TaskID"
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     rounds: int = 0  # since then
     metrics: str = ""
 

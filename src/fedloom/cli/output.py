@@ -147,13 +147,18 @@ def data_error_code(error: Exception) -> str:
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A plain table: text left-aligned, numbers right-aligned.
 
-    A table that is wider than the terminal is broken into several, each with the first column.
+    A table that is wider than the terminal is broken before a column of numbers into several, each with the first
+    column.
     """
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     numeric = [all(re.fullmatch(NUMBER, row[i]) for row in rows) for i in range(len(header))]
     blocks = [[0]]
     for index in range(1, len(header)):
-        if len(blocks[-1]) > 1 and sum(widths[i] + 2 for i in [*blocks[-1], index]) - 2 > terminal_width():
+        if (
+            numeric[index]
+            and len(blocks[-1]) > 1
+            and sum(widths[i] + 2 for i in [*blocks[-1], index]) - 2 > terminal_width()
+        ):
             blocks.append([0])
         blocks[-1].append(index)
     return "\n\n".join(_block(header, rows, indices, widths, numeric) for indices in blocks)

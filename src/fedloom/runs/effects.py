@@ -102,7 +102,7 @@ def describe_idle_settings(loaded: LoadedRecipe, fleet: Fleet, method: Method) -
     """A sentence for each setting that has no effect here and does no harm either."""
     recipe, name = loaded.recipe, loaded.recipe.method.name
     aggregation, default = recipe.aggregation, AggregationConfig()
-    if recipe.data.public is not None and not method.needs_public_data:
+    if recipe.data.public is not None and not method.needs_public_data and not recipe.compare.arms:  # theirs may
         kept = "; its examples are only kept from the devices" if recipe.data.public.source == "holdout" else ""
         yield f"data.public has no effect here: {name} uses no examples at the server{kept}"
     targets = method.eval_targets(method.start(fleet, fleet.seed)).values()
