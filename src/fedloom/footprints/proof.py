@@ -240,9 +240,12 @@ def _is_close(left: Tensor, right: Tensor) -> bool:
 
 
 def _exits_agree(small: Outputs, large: Outputs) -> bool:
-    """At every exit of the small model: that of the same name, or the last one. There must be numbers to compare."""
+    """At every exit of the small model: that of the same name, or the last one, whose first logits they are.
+
+    There must be numbers to compare.
+    """
     return all(
-        bool(logits.any()) and _is_close(logits, large.exits.get(name, large.logits))
+        bool(logits.any()) and _is_leading(logits, large.exits.get(name, large.logits))
         for name, logits in small.exits.items()
     )
 
