@@ -25,7 +25,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -752,7 +752,8 @@ def hunt(count: int, start: int, boldness: int, log: Callable[[str], None]) -> t
         def go(document: Document) -> None:
             _try(document, attempt, outcomes, findings, log)
 
-        go()
+        with suppress(KeyboardInterrupt):  # then what was found until now is printed
+            go()
     outcomes["seconds"] = round(time.perf_counter() - began)
     return outcomes, findings
 

@@ -33,7 +33,7 @@ from ..analysis.profiling import RoundTime, estimate_round_time, latency_ms
 from ..analysis.subnets import Budget, open_supernet, start_search
 from ..analysis.trained import CkaMap, ModelSelector, compute_cka
 from ..data import DataError, DataMissing
-from ..deploy.remote import attach_engine
+from ..deploy.remote import attach_engine, check_engine
 from ..engines import keep_freed_memory
 from ..exporting import InputKind
 from ..recipe.errors import RecipeError, RecipeIssue, recipe_error
@@ -573,14 +573,16 @@ def check(
         With everything that is wrong; its `issues` have key, code, message and hint.
     """
     names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
+    changes = [*sets, *(['engine.kind="flower"'] if deployment else [])]  # as `fedloom deploy server` has it
     try:
-        loaded = load_recipe(recipe, names, sets)
+        loaded = load_recipe(recipe, names, changes)
         data_spec = read_data_spec(loaded, names, data)
     except DataError as error:
         code = "DATA_MISSING" if isinstance(error, DataMissing) else "DATA_BROKEN"
         issue = RecipeIssue(("data", "dataset"), code, error.message, error.hint)
         source = str(recipe) if isinstance(recipe, str | Path) else "recipe"
         raise RecipeError([issue], source) from error
+    check_engine(loaded, names)
     fleet, method = check_build(loaded, names, data, data_spec)
     if deployment:
         check_deployment(loaded, method)

@@ -17,6 +17,7 @@ from ..engines import InlineExecutor, Refusal
 from ..fleet import Fleet
 from ..flower.versions import VERSION, VERSION_KEY, explain_versions, is_compatible
 from ..recipe.errors import RecipeIssue
+from ..recipe.load import LoadedRecipe
 from ..recipe.registries import KINDS, Registries
 from ..registry import settable_parameters
 from ..runs.experiment import Experiment
@@ -59,6 +60,12 @@ def flower_fleet(experiment: Experiment) -> Experiment:
     hint = "fedloom deploy server serves it; --engine flower-sim simulates it"
     issue = RecipeIssue(("engine", "kind"), "DEPLOYMENT", "this recipe is for real devices", hint)
     raise experiment.loaded.error(issue)
+
+
+def check_engine(loaded: LoadedRecipe, registries: Registries) -> None:
+    """Raise if the engine that a recipe names would refuse the recipe."""
+    if registries.engines[loaded.recipe.engine.kind] in (flower_simulation, flower_fleet):
+        check_faults(loaded)
 
 
 def _require_flower(experiment: Experiment) -> None:
@@ -109,7 +116,7 @@ def attach_flower(
     from ..flower.engine import Flower
 
     loaded = experiment.loaded
-    _check_faults(experiment)
+    check_faults(loaded)
     engine = Flower(
         inner=replace(experiment.simulator, executor=InlineExecutor()),  # forking is not safe with Flower's threads
         nodes=nodes,
@@ -123,7 +130,7 @@ def attach_flower(
 
 
 def _attach_ray(experiment: Experiment, registries: Registries, data: Path, folder: Path) -> Experiment:
-    _check_faults(experiment)
+    check_faults(experiment.loaded)
     _check_names(experiment, registries)
     from ..flower.apps import client_app
     from ..flower.ray import RayGrid  # slow to import, so check the recipe first
@@ -147,8 +154,8 @@ def device_by_index(fleet: Fleet, node: int, info: Mapping[str, Any]) -> str | N
     return fleet.name(index) if type(index) is int and 0 <= index < fleet.size else None
 
 
-def _check_faults(experiment: Experiment) -> None:
-    loaded = experiment.loaded
+def check_faults(loaded: LoadedRecipe) -> None:
+    """Raise if a recipe simulates faults of devices that have faults of their own."""
     for key in SIMULATED_FAULTS:
         if getattr(loaded.recipe.faults, key):
             message = f"{key} simulates faults in one process; devices on Flower have faults of their own"

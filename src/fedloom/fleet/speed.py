@@ -30,6 +30,9 @@ DeviceSpeeds = Mapping[str, DeviceSpeed]
 """By device name; a device that is missing is as fast as its tier."""
 
 
+LARGEST_EXPONENT = 100.0  # beyond it, products of factors and bytes would soon be infinite, or zero
+
+
 def lognormal(fleet: Fleet, *, speed: NonNegative = 0.5, bandwidth: NonNegative = 0.5) -> DeviceSpeeds:
     """Log-normal stragglers: each device's speed and bandwidth get a factor with median 1, drawn once per run.
 
@@ -41,7 +44,10 @@ def lognormal(fleet: Fleet, *, speed: NonNegative = 0.5, bandwidth: NonNegative 
     speeds = {}
     for index in range(fleet.size):
         drawn = generator(fleet.seed, SPEED, index).standard_normal(2)
-        speeds[fleet.name(index)] = DeviceSpeed(math.exp(speed * drawn[0]), math.exp(bandwidth * drawn[1]))
+        exponents = speed * drawn[0], bandwidth * drawn[1]
+        if max(map(abs, exponents)) > LARGEST_EXPONENT:
+            raise ValueError("speeds would differ by more than a factor of 1e86; set a smaller speed and bandwidth")
+        speeds[fleet.name(index)] = DeviceSpeed(*map(math.exp, exponents))
     return speeds
 
 

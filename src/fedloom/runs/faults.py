@@ -212,6 +212,6 @@ def build_faults(
         known = loaded.recipe.engine.kind != "in_process" or clock.knows(tier.name for tier in fleet.active_tiers)
         if getattr(config, key) and not known:
             message = f"{key} needs to know how fast the devices are"
-            hint = "give every tier its speed and bandwidth"
+            hint = 'give every tier its speed and bandwidth; for real devices set engine.kind = "flower"'
             raise loaded.error(RecipeIssue(("faults", key), "RECIPE_VALUE", message, hint))
     return Faults(loaded.recipe, fleet, clock, trace, count_examples, report)
