@@ -39,20 +39,20 @@ def try_many(count: int) -> Counter[str]:
     return outcomes
 
 
-def require_balance(outcomes: Counter[str], count: int) -> None:
-    """Most recipes run, and some are refused: else nothing would be tested."""
+def require_balance(outcomes: Counter[str], count: int, share: float) -> None:
+    """At least this share of the recipes runs, and some are refused: else nothing would be tested."""
     assert outcomes.total() >= count
-    assert outcomes["ran"] > 0.4 * outcomes.total()
+    assert outcomes["ran"] > share * outcomes.total()
     assert outcomes["refused"] > 0.05 * outcomes.total()
 
 
 def test_random_recipes_few_run_or_are_refused():
-    require_balance(try_many(30), 30)
+    require_balance(try_many(30), 30, 0.2)  # so few vary widely: 0.54 in the long run
 
 
 @pytest.mark.slow
 def test_random_recipes_thousand_run_or_are_refused():
-    require_balance(try_many(1000), 1000)
+    require_balance(try_many(1000), 1000, 0.4)
 
 
 def test_schema_every_open_table_has_a_registry_or_a_function():
