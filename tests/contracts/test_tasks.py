@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedloom.data import TASKS
-from fedloom.evaluation.local import predicted_values
-from fedloom.evaluation.metrics import default_metrics
+from fedloom.evaluation.metrics import default_metrics, predicted_values
 from fedloom.evaluation.pixels import sum_pixels
 from fedloom.methods import METHODS, Method
 from fedloom.methods.fedavg import FedAvg

@@ -241,9 +241,10 @@ OWN = [name for name in METRICS.built_in if name != "torchmetrics"]
 def test_metric_without_examples_has_no_value(name: str) -> None:
     metric = as_metric(name)
     shape = (0, 1) if metric.task == "regression" else (0, CLASSES)
-    found = metric.values(torch.zeros(shape), torch.zeros(0, dtype=torch.int64))
+    labels = torch.zeros(shape) if metric.task == "multi_label" else torch.zeros(0, dtype=torch.int64)
+    found = metric.values(torch.zeros(shape), labels)
     assert found and all(map(math.isnan, found.values()))
-    assert defined_values(metric, torch.zeros(shape), torch.zeros(0, dtype=torch.int64)) == {}
+    assert defined_values(metric, torch.zeros(shape), labels) == {}
 
 
 def test_auroc_one_class_is_undefined_and_leaves_no_row() -> None:

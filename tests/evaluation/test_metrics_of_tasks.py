@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data import IGNORED, TASKS
-from fedloom.evaluation.local import predicted_values
-from fedloom.evaluation.metrics import Metric, as_metric, default_metrics, headline_metric, row_names
+from fedloom.evaluation.metrics import Metric, as_metric, default_metrics, headline_metric, predicted_values, row_names
 from fedloom.evaluation.pixels import sum_pixels
 
 OTHER = ("multi_label", "regression", "segmentation")

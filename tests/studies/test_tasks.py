@@ -29,7 +29,7 @@ def test_compare_recipe_of_task_beats_the_trivial_prediction_under_every_method(
     )
     sign = metric_sign(headline)
     content = compared.to_dict()
-    assert {arm["name"] for arm in content["arms"]} == {"heterofl", *METHODS, "standalone"}
+    assert {record["arm"] for record in content["arms"]} == {"heterofl", *METHODS, "standalone"}
     for arm in ("heterofl", *METHODS):
         rows = list(read_rows(tmp_path / "comparison" / arm / "seed-0"))
         last = max(row.round for row in rows)

@@ -4,6 +4,7 @@ Losses, metrics, partitions and methods ask the task what they need to know; non
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -57,12 +58,12 @@ class LearningTask:
     def __str__(self) -> str:
         return self.summary
 
-    @property
+    @cached_property
     def headline(self) -> str:
         """The metric that reports and verdicts are about."""
         return self.metrics[0]
 
-    @property
+    @cached_property
     def family(self) -> TaskFamily:
         """Tasks of a family are evaluated alike."""
         if self.target == "number":
@@ -74,27 +75,27 @@ class LearningTask:
         }  # fmt: skip
         return families[self.positions]
 
-    @property
+    @cached_property
     def has_class_labels(self) -> bool:
         """True if every example has one class label, by which examples can be divided over devices."""
         return self.target == "class" and not self.positions
 
-    @property
+    @cached_property
     def has_label_sets(self) -> bool:
         """True if a device holds a set of labels, its classes or words, and models can ignore the others."""
         return self.target == "class" and self.positions != "pixels"
 
-    @property
+    @cached_property
     def is_sequence(self) -> bool:
         """True if every token has a target."""
         return self.positions == "tokens"
 
-    @property
+    @cached_property
     def class_axis(self) -> int:
         """The axis of a module's output that holds the classes or outputs: 1 for pixels, as in torch, else the last."""
         return 1 if self.positions == "pixels" else -1
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The type of targets."""
         return torch.int64 if self.target == "class" else torch.float32

@@ -16,7 +16,7 @@ from ..fleet import Ask, Device, DeviceModel, EvalTarget, Fleet, ModelWeights, S
 from ..models import Model, exit_names, last_exit
 from ..tensors import Parcel, Tensors, fingerprint
 from .batchnorm import BatchNormStatistics
-from .local import FineTune, LocalEvaluation, device_batch_size, group_replies, predicted_values
+from .local import FineTune, LocalEvaluation, device_batch_size, group_replies
 from .metrics import (
     Metric,
     MetricInfo,
@@ -29,10 +29,17 @@ from .metrics import (
     metric_info,
     per_group,
     percent,
+    predicted_values,
 )
-from .pixels import prediction_width
 from .sequence import DEFAULT_SEQUENCE_METRICS, SEQUENCE_METRICS
-from .test_set import GlobalEvaluation, SequenceEvaluator, batch_lengths, global_order, local_order
+from .test_set import (
+    GlobalEvaluation,
+    SequenceEvaluator,
+    batch_lengths,
+    global_order,
+    local_order,
+    prediction_width,
+)
 
 SERVER_MODEL_REF = ("server model",)  # of `load_server_model`
 FilledStatistics = tuple[str, Mapping[str, Tensors]]

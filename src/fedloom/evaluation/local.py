@@ -42,11 +42,12 @@ from .metrics import (
     headline_metric,
     is_correct,
     percent,
+    predicted_values,
     row_names,
 )
-from .pixels import prediction_width, predicts_pixels, split_sums, sum_pixels
+from .pixels import sum_pixels
 from .sequence import DEFAULT_SEQUENCE_METRICS, LARGEST_LOSS, SEQUENCE_SUMS, sequence_metrics, sum_over_batches
-from .test_set import global_order
+from .test_set import global_order, prediction_width
 
 COUNTS = shaped(correct=((), torch.float64), total=((), torch.float64))  # layouts of uploads
 VALUE = shaped(value=((), torch.float64), known=((), torch.bool))
@@ -353,7 +354,7 @@ def _headline_value(task: LearningTask, predictions: Tensor, targets: Tensor) ->
 
 def _own_predictions(client: Client, weights: Tensors, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The predictions of each device for its own test examples, and their targets."""
-    sums_only = predicts_pixels(client.model)
+    sums_only = client.model.predicts_pixels
     batches = [
         (sum_pixels(logits, batch.y) if sums_only else logits, batch.y, real)
         for batch, logits, real in predict_local(client, weights, size)
@@ -389,15 +390,6 @@ def device_batch_size(size: int, positions: int, model: Model) -> int:
 def evaluate_local(client: Client, weights: Tensors, size: int) -> dict[str, Tensor]:
     """Correct predictions and examples of each device's own test: [K] each."""
     return count_correct(predict_local(client, weights, size), len(client.seen_labels))
-
-
-def predicted_values(metric: Metric, predictions: Tensor, targets: Tensor) -> dict[str, float]:
-    """A metric's defined values for predictions of examples: their logits, or the sums over their pixels."""
-    if metric.task != "segmentation":
-        return defined_values(metric, predictions, targets)
-    counts, loss = split_sums(predictions.sum(0))
-    diverged = bool(predictions.isnan().any())
-    return {name: value for name, value in metric.values(counts, loss).items() if diverged or not math.isnan(value)}
 
 
 def count_examples(predictions: Predictions, devices: int) -> dict[str, Tensor]:

@@ -130,8 +130,8 @@ class Metric:
         task : LearningTask
             The task.
         """
-        predicts_pixels = task.family == "segmentation"
-        if self.task == task.family or (self.task == "any" and task.target == "class" and not predicts_pixels):
+        has_classes, predicts_pixels = task.has_class_labels or task.is_sequence, task.family == "segmentation"
+        if self.task == task.family or (self.task == "any" and has_classes):
             return self
         if self.task == "any" and not predicts_pixels:
             return replace(self, task=task.family)
@@ -151,6 +151,15 @@ def defined_values(metric: Metric, logits: Tensor, labels: Tensor) -> dict[str, 
         return {}
     diverged = bool(logits.isnan().any() or logits.isposinf().any())
     return {name: one for name, one in metric.values(logits, labels).items() if diverged or not math.isnan(one)}
+
+
+def predicted_values(metric: Metric, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+    """A metric's defined values for predictions of examples: their logits, or the sums over their pixels."""
+    if metric.task != "segmentation":
+        return defined_values(metric, predictions, targets)
+    counts, loss = pixels.split_sums(predictions.sum(0))
+    diverged = bool(predictions.isnan().any())
+    return {name: value for name, value in metric.values(counts, loss).items() if diverged or not math.isnan(value)}
 
 
 @dataclass(frozen=True)
@@ -563,6 +572,7 @@ class UndeclaredDirection(ValueError):  # noqa: N818 - named for what is missing
         self.hint = "declare it: Metric(..., higher_is_better=True) or False; or choose another metric"
 
 
+@lru_cache(maxsize=64)
 def default_metrics(task: LearningTask) -> tuple[Metric, ...]:
     """The metrics of a task, the headline first, unless a recipe names others."""
     fitting = (as_metric(name).for_task(task) for name in task.metrics)

@@ -12,17 +12,6 @@ from torch.nn import functional as F
 
 from ..client import Batch
 from ..data import IGNORED
-from ..models import Model
-
-
-def predicts_pixels(model: Model) -> bool:
-    """True if every pixel of an example has a prediction."""
-    return len(model.target_shape or ()) > 1
-
-
-def prediction_width(model: Model) -> int:
-    """How many numbers are kept of the prediction for an example: its logits, or the sums over its pixels."""
-    return model.classes**2 + 1 if predicts_pixels(model) else model.classes
 
 
 def sum_pixels(logits: Tensor, labels: Tensor) -> Tensor:

@@ -13,13 +13,18 @@ from ..models import Model, exit_names
 from ..seeds import PREDICT, SCORE, SHUFFLED_LOCAL_TEST, SHUFFLED_TEST, generator
 from ..tensors import Parcel, Tensors
 from .metrics import Row
-from .pixels import prediction_width, predicts_pixels, sum_pixels
+from .pixels import sum_pixels
 from .sequence import DEFAULT_SEQUENCE_METRICS, device_sums, find_masked, row_sums, score_positions, sequence_metrics
+
+
+def prediction_width(model: Model) -> int:
+    """How many numbers are kept of the prediction for an example: its logits, or the sums over its pixels."""
+    return model.classes**2 + 1 if model.predicts_pixels else model.classes
 
 
 def exits_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
     """For every exit the logits of every example, or the sums over its pixels."""
-    dtype = torch.float64 if predicts_pixels(model) else next(iter(inbox["weights"].values())).dtype
+    dtype = torch.float64 if model.predicts_pixels else next(iter(inbox["weights"].values())).dtype
     return {name: ((len(inbox["order"]["rows"]), prediction_width(model)), dtype) for name in exit_names(model)}
 
 
@@ -91,7 +96,7 @@ class GlobalEvaluation:
         """Logits of every exit. The inbox also defines the batches, since some models depend on them."""
         order, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
         weights, shape = inbox["weights"], (1, len(order), prediction_width(client.model))
-        sums_only = predicts_pixels(client.model)
+        sums_only = client.model.predicts_pixels
         first = next(iter(weights.values()))
         dtype = torch.float64 if sums_only else first.dtype
         exits = {name: first.new_empty(shape, dtype=dtype) for name in exit_names(client.model)}

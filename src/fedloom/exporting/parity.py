@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data import Dataset, LearningTask
-from ..evaluation.local import predicted_values
-from ..evaluation.metrics import default_metrics, is_correct, log_loss, percent
+from ..evaluation.metrics import default_metrics, is_correct, log_loss, percent, predicted_values
 from ..evaluation.pixels import sum_pixels
 from ..evaluation.sequence import score_positions
 from ..evaluation.test_set import GlobalEvaluation, SequenceEvaluator

@@ -244,6 +244,11 @@ class Model:
         shapes = (f"[batch, {', '.join(map(str, shape))}]".replace(", ]", "]") for shape in (expected, found))
         raise ValueError("its forward must return {} for these targets, and returns {}".format(*shapes))
 
+    @property
+    def predicts_pixels(self) -> bool:
+        """True if the module predicts every pixel of an example."""
+        return len(self.target_shape or ()) > 1
+
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what the module must return for one example, such as (classes, height, width) for pixels."""
         positions = self.target_shape or ()

@@ -254,7 +254,7 @@ def check_deployment(loaded: LoadedRecipe, method: Method) -> None:
 def check_fine_tuning(loaded: LoadedRecipe, data_spec: DataSpec) -> None:
     """Raise if fine-tuning is to be evaluated on data that has no such evaluation."""
     if loaded.recipe.evaluation.fine_tune is not None and data_spec.task.is_sequence:
-        message = "fine-tuning is not evaluated on data with a label for every token"
+        message = "fine-tuning is not evaluated on data with a label for every position"
         raise loaded.error(RecipeIssue(("evaluation", "fine_tune"), "RECIPE_VALUE", message, "leave it out"))
 
 

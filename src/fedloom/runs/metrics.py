@@ -49,6 +49,9 @@ def check_metrics(loaded: LoadedRecipe, registries: Registries, data_spec: DataS
     metrics = build_metrics(loaded, registries)
     task, outputs = data_spec.task, data_spec.labels.classes
     issues = [*_find_issues(metrics or (), registries, task, outputs)]
+    if metrics is None and not task.is_sequence and not default_metrics(task):
+        message = f"none of the metrics of the task {task.kind} fits it: {', '.join(task.metrics)}"
+        issues.append(RecipeIssue(("task", "kind"), "METRIC_TASK", message, "name others in evaluation.metrics"))
     if issues:
         raise loaded.error(*issues)
     compared = loaded.recipe.compare.metric
