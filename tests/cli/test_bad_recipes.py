@@ -358,9 +358,8 @@ def test_run_missing_recipe_in_empty_folder_hint_is_init(fedloom, files):
     [
         (('"digits"', '"npz"\nfile = "mine.npz"'), "mine.npz"),
         (('"digits"', '"cifar10"'), "data_batch_1.bin"),
-        (("devices = 4", "devices = 4\npartition = { kind = 'file', path = 'map.json' }"), "map.json"),
     ],
-    ids=["npz", "cifar10", "partition"],
+    ids=["npz", "cifar10"],
 )
 def test_run_missing_data_hint_names_the_file(change, file, fedloom, write, files):
     write(change)

@@ -75,8 +75,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "heterofl": {
         "model": {"hidden": [2, 4], "normalization": "static_batch"},
         "evaluation": {"statistics": {"query": "per_device"}, "fine_tune": {"epochs": 1}, "per_device": "always"},
+        "admission": {"norm": 100.0},
     },
-    "standalone": {"evaluation": {"per_device": "always"}, "admission": {"norm": 100.0}},
+    "standalone": {"evaluation": {"per_device": "always"}},
     "fedavg": {
         "tiers": [{"name": "all", "share": 1.0}],
         "compression": {"uplink": {"kind": "top_k", "share": 0.3}, "downlink": {"kind": "float16"}},

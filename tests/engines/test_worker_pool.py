@@ -117,7 +117,7 @@ def test_pool_error_in_task_is_raised_in_parent(recipe: Recipe, tmp_path: Path) 
                 self.classifier = torch.nn.Linear(64, classes)
 
             def forward(self, x: Tensor) -> Tensor:
-                if self.training:
+                if self.training and len(x) > 2:  # a recipe's check tries a small batch
                     raise LookupError("lost in training")
                 return self.classifier(x.flatten(1))
 

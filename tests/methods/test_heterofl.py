@@ -276,7 +276,8 @@ def test_mask_logits_absent_labels_have_zero_gradient(
 ) -> None:
     net = tiny_model(family)
     seen = torch.tensor([[True, False, True, False], [False, True, True, True]])
-    y = torch.tensor([[0, 2, 0, 2], [1, 2, 3, 1]])
+    positions = net.target_shape or ()
+    y = torch.tensor([[0, 2, 0, 2], [1, 2, 3, 1]]).view(2, 4, *[1] * len(positions)).expand(2, 4, *positions)
     x = torch.randn(2, 4, *net.input_shape, dtype=torch.float64)
 
     def loss(weights: Any, batch: Batch) -> Tensor:

@@ -189,8 +189,7 @@ def test_run_without_server_model_saves_none(run):
 def test_run_final_lists_every_series(finished):
     run, _ = finished
     assert [(one.tier, one.test, one.metric) for one in run.final] == [
-        (tier, *evaluated)
-        for tier in ("large", "small")
-        for evaluated in (("global", "accuracy"), ("global", "loss"), ("local", "accuracy"))
+        *((tier, "global", metric) for tier in ("large", "small") for metric in ("accuracy", "loss")),
+        *((tier, "local", "accuracy") for tier in ("large", "small")),
     ]
     assert all(one.best_round == 2 for one in run.final)

@@ -51,10 +51,10 @@ def test_purposes_strings_are_pinned() -> None:
     """A constant may get another name; another string would change every result ever recorded."""
     strings = sorted(value for name, value in vars(seeds).items() if name.isupper())
     assert strings == [
-        "answer", "architecture of ", "attack", "cohort", "collect", "corrupt", "damage", "describe", "dropout",
-        "fit_head", "hidden test words", "initial weights", "made-up data", "malicious", "measure", "most examples",
-        "pace", "pairs", "partition", "plan", "poisson cohort", "privacy", "probe", "public", "score",
+        "answer", "architecture of ", "attack", "canvases", "cohort", "collect", "corrupt", "damage", "describe",
+        "dropout", "fit_head", "hidden test words", "initial weights", "made-up data", "malicious", "measure",
+        "most examples", "pace", "pairs", "partition", "plan", "poisson cohort", "privacy", "probe", "public", "score",
         "sentiment140 tests", "server", "server", "server batches", "shuffled local test", "shuffled test", "space",
         "subnet", "subnet examples", "subnets", "subnets within a budget", "teach", "thinned", "tier",
-        "tier label tie", "train", "tune", "unseen", "validation",
+        "tier label tie", "train", "tune", "ucihar tests", "unseen", "validation",
     ]  # fmt: skip

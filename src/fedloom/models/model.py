@@ -231,8 +231,8 @@ class Model:
 
     def check_output_size(self) -> None:
         """Raise unless the module trains on examples of the data's shape and computes what the data has targets for."""
-        _inspect(self, structure.try_training, self.inputs)
         found = _inspect(self, structure.find_output_shape, self.inputs)
+        _inspect(self, structure.try_training, self.inputs)
         if self.frozen_shapes() and not self.shapes():
             raise ValueError("it has nothing to train: every parameter has requires_grad=False")
         expected = self.output_shape()

@@ -37,7 +37,7 @@ from ..evaluation.metrics import Metric
 from ..files import is_file, is_folder
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
 from ..footprints import Aggregate, Footprint, RobustAggregator, coverage_mean
-from ..methods import Method, fleet_problem
+from ..methods import Method, fleet_problem, headline_test
 from ..models import MODELS, Family, Model, build_model
 from ..recipe.errors import KeyPath, RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
@@ -486,6 +486,7 @@ def assemble(
         public=read_public_examples(loaded, registries, folder, dataset),
         compression=build_compression(loaded.recipe, registries),
         screening=NormScreening(limit, lambda: state.norm_history, report) if limit else None,
+        headline_test=headline_test(method.produces, loaded.recipe.evaluation.tests),
     )
     executor.register(build_worker_context(experiment))
     return experiment

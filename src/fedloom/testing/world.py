@@ -294,7 +294,9 @@ class TinyWorld:
         labels = labels or [range(classes)] * len(sizes)
         test_sizes = test_sizes or [size // 2 + 1 for size in sizes]
         family = models[0][1].family if models else find_family(model)[0]
-        task = task or FAMILY_TASKS.get(family)
+        if models:
+            task = task or ("segmentation" if len(models[0][1].target_shape or ()) == 2 else None)
+        task = task or (None if models else FAMILY_TASKS.get(family))
         smaller = SMALLER_SETTINGS.get(family, {})
         models = models or [
             (
