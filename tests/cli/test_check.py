@@ -105,7 +105,9 @@ def slow_if_full_size(recipe):
 def test_check_project_recipes_and_their_variants_are_ok(recipe, fedloom):
     for sets in ([], *variants(recipe)):
         result = fedloom("check", recipe, *sets)
-        assert (result.code, result.err) == (0, ""), sets
+        # a variant may leave settings of the recipe's own method without effect, which is said
+        others = [line for line in result.err.splitlines() if not (sets and "has no effect here" in line)]
+        assert (result.code, others) == (0, []), sets
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)

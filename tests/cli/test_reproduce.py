@@ -291,7 +291,8 @@ def test_reproduce_without_lists_is_refused(fedloom):
     assert done.code == 4 and "--recipes" in done.err
 
 
-def test_reproduce_list_shows_project_rows_and_claims(fedloom):
+def test_reproduce_list_shows_project_rows_and_claims(fedloom, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")  # where it fits, a table is in one piece
     own = ["--recipes", ROOT / "recipes"]
     result = fedloom("reproduce", "--list", *own, "--format", "json")
     assert len(result.data["rows"]) > 1000 and len(result.data["claims"]) >= 24

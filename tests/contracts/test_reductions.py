@@ -133,7 +133,10 @@ def test_heterofl_one_device_is_standalone(
 
 
 UNEQUAL = (8, 8, 5, 9, 12)
-SIMPLE = {"preactresnet": {"stages": 1}}  # a model with one exit, where the family has two
+SIMPLE: dict[str, dict[str, Any]] = {
+    "preactresnet": {"stages": 1},
+    "unet": {"decoder": False},
+}  # a model with one exit, where the family has two
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])

@@ -43,7 +43,7 @@ class DataBroken(DataError):  # noqa: N818 - named for what is wrong
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs and their targets, the same number of each.
+    """Inputs and their targets, the same number of each; numpy arrays become tensors.
 
     Parameters
     ----------
@@ -51,8 +51,6 @@ class Examples:
         text, int64 [n, length].
     y : labels, int64 [n], [n, length] if every token has one, or [n, height, width] if every pixel has one; for
         multi-label tasks 0 or 1, [n, labels]; numbers, float32 [n] or [n, outputs].
-
-    Numpy arrays become tensors.
     """
 
     x: Tensor

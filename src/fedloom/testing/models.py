@@ -31,7 +31,7 @@ from .report import (
     run_checks,
     same_bits,
 )
-from .world import FAMILY_TASKS, TinyWorld, find_family, find_task, takes_setting, tiny_shape
+from .world import TinyWorld, family_task, find_family, find_task, takes_setting, tiny_shape
 
 
 def check_model(
@@ -87,7 +87,7 @@ def check_model(
     shape = input_shape or ((5,) if tokens else tiny_shape(name, (1, 6, 6)))
     settings = tiers or (({}, {"width": 0.5}) if takes_setting(known, "width") else ({},))
     try:
-        learned = find_task(task or FAMILY_TASKS.get(name))
+        learned = find_task(task or family_task(name, build))
         pixels = (shape[-2:], learned.class_axis) if learned.positions == "pixels" else (None, -1)
         models = tuple(build_model(name, build, dict(one), shape, classes, tokens, *pixels) for one in settings)
     except Exception as error:

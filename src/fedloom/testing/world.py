@@ -102,12 +102,17 @@ def tiny_model(
             chosen.pop(optional, None)
     if "tokens" in known:
         return build_model(name, build, chosen, (5,), classes, classes + 1)
-    learned = find_task(task or FAMILY_TASKS.get(name))
+    learned = find_task(task or family_task(name, build))
     outputs, shape = 1 if learned.target == "number" else classes, tiny_shape(name, input_shape)
     if learned.positions != "pixels":
         return build_model(name, build, chosen, shape, outputs)
     positions = shape[-2:]
     return build_model(name, build, chosen, shape, outputs, target_shape=positions, class_axis=learned.class_axis)
+
+
+def family_task(name: str, build: Family) -> str | None:
+    """What a built-in family learns, where it is not the usual; None for all others, whatever they are called."""
+    return FAMILY_TASKS.get(name) if MODELS.get(name) is build else None
 
 
 def find_task(task: "str | LearningTask | None") -> LearningTask:
@@ -296,7 +301,7 @@ class TinyWorld:
         family = models[0][1].family if models else find_family(model)[0]
         if models:
             task = task or ("segmentation" if len(models[0][1].target_shape or ()) == 2 else None)
-        task = task or (None if models else FAMILY_TASKS.get(family))
+        task = task or (None if models else family_task(*find_family(model)))
         smaller = SMALLER_SETTINGS.get(family, {})
         models = models or [
             (
