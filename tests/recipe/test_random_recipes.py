@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 
 from fedloom.api.verbs import check
 from fedloom.client.optimizers import Milestones
@@ -29,8 +29,9 @@ def try_many(count: int) -> Counter[str]:
     """Try random recipes, and count what became of them; hypothesis shows the smallest one that fails."""
     outcomes: Counter[str] = Counter()
     with hunting_ground() as attempt:
-
-        @settings(max_examples=count, suppress_health_check=tuple(HealthCheck))
+        # a fixed seed, not `derandomize`, which begins with many recipes that are alike
+        @seed(5)
+        @settings(max_examples=count, derandomize=False, database=None, suppress_health_check=tuple(HealthCheck))
         @given(recipes())
         def each(document: dict[str, Any]) -> None:
             outcomes[attempt(document).kind] += 1
@@ -47,7 +48,7 @@ def require_balance(outcomes: Counter[str], count: int, share: float) -> None:
 
 
 def test_random_recipes_few_run_or_are_refused():
-    require_balance(try_many(30), 30, 0.2)  # so few vary widely: 0.54 in the long run
+    require_balance(try_many(30), 30, 0.3)  # so few vary: 0.54 in the long run
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ class LearningTask:
     loss : the name of the loss, unless a recipe names another.
     metrics : the names of the metrics, unless a recipe names others. The first one is the headline: reports and
         verdicts are about it.
+    causal : whether the prediction at a token must not depend on later tokens, which hold its answer.
 
     Examples
     --------
@@ -54,6 +55,7 @@ class LearningTask:
     positions: Positions
     loss: str
     metrics: tuple[str, ...]
+    causal: bool = False
 
     def __str__(self) -> str:
         return self.summary
@@ -107,7 +109,7 @@ class LearningTask:
         ----------
         other : the other task.
         """
-        return (self.target, self.positions) == (other.target, other.positions)
+        return (self.target, self.positions, self.causal) == (other.target, other.positions, other.causal)
 
     def find_problem(self, x: Tensor, y: Tensor, outputs: int) -> Problem | None:
         """Why these cannot be the targets of the task, and how to fix it; None if they can.
@@ -182,7 +184,7 @@ TASKS: Registry[LearningTask] = Registry(
         ),
         "causal_language_modeling": LearningTask(
             "causal_language_modeling", "The next word at every position, from those before it.", "class", "tokens",
-            "cross_entropy", ("perplexity", "accuracy"),
+            "cross_entropy", ("perplexity", "accuracy"), causal=True,
         ),
     },
 )  # fmt: skip

@@ -254,6 +254,15 @@ class Model:
         positions = self.target_shape or ()
         return (*positions, self.classes) if self.class_axis == -1 else (self.classes, *positions)
 
+    def check_causal(self) -> None:
+        """Raise if a prediction depends on later tokens, which hold the answer when the next one is to be predicted."""
+        has_later = self.tokens is not None and len(self.input_shape) == 1 and self.input_shape[0] > 1
+        if has_later and _inspect(self, structure.sees_later_tokens, self.inputs):
+            raise ValueError(
+                "its prediction at a token depends on later tokens, among them the one to be predicted; mask them, "
+                "such as by causal = true of transformer"
+            )
+
     def check_buffers(self) -> None:
         """Raise if training steps change a buffer that fedloom does not know, which all devices would share."""
         buffer = find_changed_buffer(self)

@@ -158,6 +158,16 @@ def count_logits(module: nn.Module, inputs: InputSpec) -> int:
     return int((1, *find_output_shape(module, inputs))[-1])
 
 
+def sees_later_tokens(module: nn.Module, inputs: InputSpec) -> bool:
+    """True if, in evaluation, the last exit's prediction at a token depends on the tokens after it."""
+    x = inputs.random(torch.Generator().manual_seed(0), 8)
+    changed = x.clone()
+    changed[:, -1] = (x[:, -1] + 1) % (inputs.tokens or 2)
+    with torch.no_grad():
+        before, after = (as_outputs(module.eval()(tokens)).logits[:, :-1] for tokens in (x, changed))
+    return not torch.allclose(before, after, rtol=1e-4, atol=1e-6)
+
+
 def try_training(module: nn.Module, inputs: InputSpec) -> None:
     """Raise what the module raises in training: instance norm, for one, does not train on maps of one pixel.
 

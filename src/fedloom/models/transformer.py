@@ -33,6 +33,7 @@ def transformer(
     exit_after: Natural = 0,
     dropout: Fraction = 0.2,
     scaler: bool = True,
+    causal: bool = False,
 ) -> nn.Module:
     """HeteroFL's Transformer for masked language modeling, optionally with an early exit.
 
@@ -48,6 +49,7 @@ def transformer(
     exit_after : the number of layers before the early exit; 0: no exit.
     dropout : the dropout probability.
     scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
+    causal : whether a token attends to itself and earlier ones alone, to predict the next one.
     """
     kept = depth or layers
     if exit_after > kept or kept not in (exit_after, layers):
@@ -56,7 +58,7 @@ def transformer(
         raise ValueError(f"embedding = {embedding} is not divisible by heads = {heads}")
     sliced = WidthSlice(width, widest, "none", scaler)
     entry = TokenEmbedding(*check_token_input(input_shape, tokens), embedding, dropout, sliced)
-    encoders = [Encoder(embedding, heads, hidden, dropout, sliced) for _ in range(kept)]
+    encoders = [Encoder(embedding, heads, hidden, dropout, sliced, causal) for _ in range(kept)]
     early, last = (
         Decoder(embedding, classes, sliced) if is_used else None for is_used in (exit_after, kept != exit_after)
     )
@@ -82,10 +84,10 @@ class TokenEmbedding(nn.Module):
 class Encoder(nn.Module):
     """Self-attention, then a feed-forward net per token; norms follow the residual sums (post-norm)."""
 
-    def __init__(self, embedding: int, heads: int, hidden: int, dropout: float, sliced: WidthSlice):
+    def __init__(self, embedding: int, heads: int, hidden: int, dropout: float, sliced: WidthSlice, causal: bool):
         super().__init__()
         size, inner = sliced.channels(embedding), sliced.channels(hidden)
-        self.attention = Attention(size, sliced.channels(embedding // heads), heads, sliced.make_scaler())
+        self.attention = Attention(size, sliced.channels(embedding // heads), heads, sliced.make_scaler(), causal)
         self.widen, self.narrow = zero_bias_linear(size, inner), zero_bias_linear(inner, size)
         for layer in (self.widen, self.narrow):
             nn.init.normal_(layer.weight, std=0.02)
@@ -175,16 +177,20 @@ class OutOfHeads(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over all tokens of a sequence."""
+    """Multi-head self-attention over all tokens of a sequence, or over those up to each of them."""
 
     macs_per_output = 0  # HeteroFL's tables leave the products of tokens with tokens out
 
-    def __init__(self, size: int, dimension: int, heads: int, scale: Scaler):
+    def __init__(self, size: int, dimension: int, heads: int, scale: Scaler, causal: bool):
         super().__init__()
+        self.causal = causal
         self.query, self.key, self.value = (IntoHeads(size, dimension, heads) for _ in range(3))
         self.out, self.scale = OutOfHeads(size, dimension, heads), scale
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (self.scale(into(x)) for into in (self.query, self.key, self.value))
         scores = query @ key.mT / math.sqrt(query.shape[-1])
+        if self.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
         return self.scale(self.out(scores.softmax(-1) @ value))  # type: ignore[no-any-return]

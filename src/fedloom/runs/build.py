@@ -121,6 +121,8 @@ def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSp
             )
             model.check_output_size()
             model.check_buffers()
+            if data_spec.task.causal:
+                model.check_causal()
         except Exception as error:
             message = f"{family} cannot be built for tier {tier.name!r}: {type(error).__name__}: {error}"
             hint = _suggest_families(registries.models[family], data_spec)
