@@ -115,6 +115,11 @@ def family_task(name: str, build: Family) -> str | None:
     return FAMILY_TASKS.get(name) if MODELS.get(name) is build else None
 
 
+def _task_of(model: Model) -> str | None:
+    """What a model's outputs are for: a class for every pixel, or the usual."""
+    return "segmentation" if len(model.target_shape or ()) == 2 else None
+
+
 def find_task(task: "str | LearningTask | None") -> LearningTask:
     """A task by its name; classification by default."""
     return task if isinstance(task, LearningTask) else TASKS[task or "classification"]
@@ -299,9 +304,8 @@ class TinyWorld:
         labels = labels or [range(classes)] * len(sizes)
         test_sizes = test_sizes or [size // 2 + 1 for size in sizes]
         family = models[0][1].family if models else find_family(model)[0]
-        if models:
-            task = task or ("segmentation" if len(models[0][1].target_shape or ()) == 2 else None)
-        task = task or (None if models else family_task(*find_family(model)))
+        if task is None:
+            task = _task_of(models[0][1]) if models else family_task(*find_family(model))
         smaller = SMALLER_SETTINGS.get(family, {})
         models = models or [
             (
