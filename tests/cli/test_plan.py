@@ -213,6 +213,7 @@ def test_plan_message_above_flowers_limit_is_named(fedloom, write, monkeypatch):
     assert result.code == 0 and f"{problem}: it can be simulated, not deployed" in result.out
     for refused in (
         fedloom("plan", "my.toml", "--set", 'engine.kind="flower"'),
+        fedloom("check", "my.toml", "--set", 'engine.kind="flower"'),
         fedloom("check", "my.toml", "--deployment"),
     ):
         (issue,) = refused.issues

@@ -40,6 +40,50 @@ def test_interrupt_says_what_is_saved_and_how_to_go_on(interrupted):
     assert "fedloom resume run goes on, fedloom finish run ends it there" in interrupted.err
 
 
+STOPPED = """
+from fedloom.methods import METHODS as KNOWN
+
+
+class Stopped(KNOWN["heterofl"]):
+    def round(self, server, context):
+        raise KeyboardInterrupt
+
+
+METHODS = {"stopped": Stopped}
+"""
+
+
+def test_interrupt_before_the_first_round_ends_says_so_and_names_own_files(fedloom, write, tmp_path):
+    write()
+    (tmp_path / "own.py").write_text(STOPPED)
+    result = fedloom("run", "my.toml", "--with", "own.py", "--set", "method.name=stopped", "--out", "run")
+    assert result.code == 130
+    command = f"fedloom resume run --with {tmp_path.resolve() / 'own.py'}"
+    assert f"no round was finished; {command} starts again\n" in result.err and "finish run" not in result.err
+    again = fedloom(*command.split()[1:])
+    assert again.code == 130 and "continues after round 0" in again.err
+
+
+def test_interrupt_of_comparison_says_what_is_saved_and_how_to_go_on(fedloom, write, monkeypatch, tmp_path):
+    write()
+    shown = []
+
+    def interrupt(name, result):
+        shown.append((name, result.number))
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+        return ""
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedloom.api.progress.format_round", interrupt)
+        result = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "both")
+    assert result.code == 130
+    assert "all finished rounds are saved in both; fedloom resume both goes on\n" in result.err
+    assert read_manifest(tmp_path / "both")["status"] == "interrupted"
+    assert fedloom("resume", "both").code == 0
+    assert read_manifest(tmp_path / "both")["status"] == "finished"
+
+
 def test_finish_equals_a_run_of_that_many_rounds(interrupted, fedloom, tmp_path):
     result = fedloom("finish", "run", "--format", "json")
     assert (result.code, result.data["run"]) == (0, "run")
@@ -49,6 +93,16 @@ def test_finish_equals_a_run_of_that_many_rounds(interrupted, fedloom, tmp_path)
     assert fedloom("export", "run", "--to", "safetensors").code == 0
     assert fedloom("verify", "run").code == 0
     assert fedloom("finish", "run").code == 4
+    assert fedloom("run", "my.toml", "--set", "start.from=run", "--set", "rounds=1", "--out", "next").code == 0
+
+
+def test_unfinished_run_given_to_start_from_names_the_way_out(interrupted, fedloom, files):
+    before = files()
+    result = fedloom("run", "my.toml", "--set", "start.from=run", "--out", "next")
+    (issue,) = result.issues
+    assert (result.code, issue.what, issue.code) == (4, "start.from", "FILE_MISSING")
+    assert "fedloom finish run" in issue.hint
+    assert files() == before
 
 
 def test_resume_with_rounds_prolongs_a_finished_run(fedloom, write, tmp_path):
@@ -61,11 +115,12 @@ def test_resume_with_rounds_prolongs_a_finished_run(fedloom, write, tmp_path):
     assert rows(tmp_path / "run") == rows(tmp_path / "long")
 
 
-def test_resume_with_nothing_left_is_refused(fedloom, write, tmp_path):
-    write()
-    assert fedloom("run", "my.toml", "--out", "runs/one").code == 0
+@pytest.mark.parametrize("command", ["run my.toml", "compare my.toml --controls standalone --no-report"])
+def test_resume_with_nothing_left_is_refused(command, fedloom, write, tmp_path):
+    write(("rounds = 2", "rounds = 1"))
+    assert fedloom(*command.split(), "--out", "runs/one").code == 0
     result = fedloom("resume")
-    assert result.code == 4
+    assert (result.code, result.out) == (4, "")
     assert "every run here has finished" in result.err and "--rounds" in result.err
 
 

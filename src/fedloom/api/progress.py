@@ -45,17 +45,33 @@ def run_experiment(
     from ..runs.recorder import record_rounds
     from ..runs.trackers import NONE
 
-    try:
-        with display({name: experiment.loaded.recipe.rounds}, progress) as show:
-            for result in record_rounds(experiment, folder, since, trackers or NONE):
-                show(name, result)
-    except KeyboardInterrupt:
-        saved = f"all finished rounds are saved in {folder}"
-        logger.warning("%s; fedloom resume %s goes on, fedloom finish %s ends it there", saved, folder, folder)
-        raise
+    with explain_interrupt(folder), display({name: experiment.loaded.recipe.rounds}, progress) as show:
+        for result in record_rounds(experiment, folder, since, trackers or NONE):
+            show(name, result)
     privacy = summarize_privacy(experiment.loaded.recipe)
     if privacy:
         logger.info("%s  %s", name, privacy)
+
+
+@contextmanager
+def explain_interrupt(folder: "Path") -> Iterator[None]:
+    """After Ctrl-C, say what is saved in the folder of a run or comparison, and which command goes on."""
+    from ..recipe.paths import has_no_round
+    from ..runs.own_names import list_with_options
+    from ..studies.compare import is_comparison
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        files = list_with_options(folder)
+        resume, finish = (f"fedloom {verb} {folder}{files}" for verb in ("resume", "finish"))
+        if has_no_round(folder):
+            logger.warning("no round was finished; %s starts again", resume)
+        elif is_comparison(folder):
+            logger.warning("all finished rounds are saved in %s; %s goes on", folder, resume)
+        else:
+            logger.warning("all finished rounds are saved in %s; %s goes on, %s ends it there", folder, resume, finish)
+        raise
 
 
 class RunGroup(Protocol):

@@ -58,7 +58,7 @@ from ..studies.compare import Comparison, is_comparison, plan_comparison, reopen
 from ..studies.controls import CONTROLS, arms_with_methods, build_arms, errors_at_arm, supported_methods
 from ..wording import pluralize
 from .parts import is_same_entry
-from .progress import Progress, display, run_experiment, run_group
+from .progress import Progress, display, explain_interrupt, run_experiment, run_group
 from .run import REPORT, Run, write_report
 from .simulation import Simulation, find_trackers, with_files
 
@@ -225,7 +225,7 @@ def _prolong(
     if rounds <= done:
         hint = "the number counts all rounds, those that have run included"
         raise recipe_error(folder, "ROUNDS_DONE", f"it has run {pluralize(done, 'round')} already", hint)
-    with display({folder.name: rounds}, progress) as show:
+    with explain_interrupt(folder), display({folder.name: rounds}, progress) as show:
         for result in simulation.rounds(rounds - done, track=track):
             show(folder.name, result)
     return Run(folder, names, data, done)
@@ -471,7 +471,8 @@ def run_comparison(
     progress: Progress = None,
 ) -> CompareResult:
     """Finish a comparison and write its tables beside its runs."""
-    run_group(planned, progress)
+    with explain_interrupt(planned.home):
+        run_group(planned, progress)
     result = planned.result(equal)
     for name, render in FILES.items():
         (planned.home / name).write_text(render(result), encoding="utf-8")
@@ -586,6 +587,7 @@ def check(
     fleet, method = check_build(loaded, names, data, data_spec)
     if deployment:
         check_deployment(loaded, method)
+    if loaded.recipe.engine.kind in ON_FLOWER:
         check_message_sizes(loaded, tier_costs(loaded, names, data))
     for line in describe_idle_settings(loaded, fleet, method):
         logger.info("%s", line)

@@ -333,11 +333,13 @@ def warm_start(loaded: LoadedRecipe, fleet: Fleet) -> Tensors | None:
         return None
     path = Path(source) / "models" / f"{fleet.largest.name}.safetensors" if is_folder(Path(source)) else Path(source)
 
-    def start_error(code: str, message: str) -> RecipeError:
-        return loaded.error(RecipeIssue(("start", "from"), code, message))
+    def start_error(code: str, message: str, hint: str = "") -> RecipeError:
+        return loaded.error(RecipeIssue(("start", "from"), code, message, hint))
 
     if not is_file(path):
-        raise start_error("FILE_MISSING", f"there is no file {path}")
+        is_unfinished = is_file(Path(source) / "rows.jsonl") and not is_folder(path.parent)
+        hint = f"it is written when a run ends; fedloom finish {source} ends one that was interrupted"
+        raise start_error("FILE_MISSING", f"there is no file {path}", hint if is_unfinished else "")
     try:
         weights = load_file(path)
     except SafetensorError as error:

@@ -86,6 +86,12 @@ def load_recipe_of(folder: Path, registries: Registries, document: Mapping[str, 
         raise
 
 
+def list_with_options(folder: Path) -> str:
+    """Options that verbs need to open a run or comparison: " --with FILE" for every file that it was made with."""
+    manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
+    return "".join(f" --with {_locate(file)}" for file in manifest.get("with_files", ()))
+
+
 def warn_of_changed_files(folder: Path, manifest: Mapping[str, Any], registries: Registries) -> None:
     """Say if a file that was given is not as it was when the run was made."""
     before: dict[str, FileHash] = {file["name"]: file for file in manifest.get("with_files", ())}

@@ -120,9 +120,16 @@ class Comparison:
         """Run what is unfinished, as many runs side by side as memory allows; yields (name, round)."""
         self._write_manifest(status="running")
         self.write_description()
-        with single_thread(), closing(self.lockstep.pool):
-            yield from run_side_by_side(self.lockstep, map(self._pending, self.unfinished_runs().items()))
-        self._write_manifest(status="failed" if self.unfinished_runs() else "finished")
+        status = "interrupted"
+        try:
+            with single_thread(), closing(self.lockstep.pool):
+                yield from run_side_by_side(self.lockstep, map(self._pending, self.unfinished_runs().items()))
+            status = "failed" if self.unfinished_runs() else "finished"
+        except Exception:
+            status = "failed"
+            raise
+        finally:
+            self._write_manifest(status)
 
     def _log_failure(self, name: str, steps: Iterator[RoundResult]) -> Iterator[RoundResult]:
         """Let the other runs continue if this one fails."""
