@@ -143,6 +143,22 @@ def test_out_existing_path_is_refused(verb, kind, fedloom, write, files, tmp_pat
     assert (as_json.code, as_json.failure["error_code"]) == (4, "OUT_EXISTS")
 
 
+def test_out_below_a_file_is_refused_by_every_verb(fedloom, write, files, tmp_path):
+    write(("rounds = 2", "rounds = 1"))
+    (tmp_path / "afile").write_text("mine")
+    assert fedloom("run", "my.toml", "--out", "run", "--quiet").code == 0
+    before = files()
+    verbs = (["run", "my.toml"], ["compare", "my.toml"], ["export", "run", "--to", "safetensors"], ["report", "run"])
+    for arguments in verbs:
+        result = fedloom(*arguments, "--out", "afile/x")
+        (issue,) = result.issues
+        assert (result.code, issue.where, issue.code) == (4, "--out", "OUT_PLACE"), arguments
+        assert issue.message == "afile is a file, so it cannot hold afile/x"
+    for arguments in (["init", "heterofl"], ["subnet", "run", "--quiet"]):
+        assert fedloom(*arguments, "--out", "afile/x").code == 4, arguments
+    assert files() == before
+
+
 @pytest.mark.parametrize(
     ("content", "code", "words"),
     [

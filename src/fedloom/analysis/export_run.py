@@ -44,6 +44,7 @@ from ..exporting.parity import COMPARED, TIMED
 from ..methods import headline_test
 from ..models import Family, compute_cost
 from ..recipe.errors import recipe_error
+from ..recipe.paths import require_place
 from ..recipe.registries import Registries
 from ..registry import suggest
 from ..results import Record, Result
@@ -114,6 +115,7 @@ def export(
         folder = run / "exports" / f"{trained.name}-{to}" if out is None else out
         if folder.exists():
             raise recipe_error(folder, "OUT_EXISTS", f"{folder} already exists", "choose another --out")
+        require_place(folder)
         folder.mkdir(parents=True)
         try:
             return _export(run, experiment, trained, to, folder, input_kind, registries)

@@ -11,7 +11,7 @@ from ..analysis.export_run import ExportResult, export, load_model
 from ..analysis.trained import ModelSelector
 from ..evaluation import Row
 from ..exporting import InputKind
-from ..recipe.paths import resolve_data_folder
+from ..recipe.paths import require_place, resolve_data_folder
 from ..recipe.registries import Registries
 from ..reporting.page import REFRESH_SECONDS, build_page, figures_folder
 from ..reporting.report_data import ReportData, read_report_data
@@ -43,6 +43,7 @@ def write_report(
         What the page shows.
     """
     data = read_report_data(list(folders), test, metric)
+    require_place(file)
     build_page(data, figures_folder(file), refresh).write(file)
     return data
 

@@ -37,13 +37,18 @@ def choose_output_folder(option: str | Path | None, name: str, force: bool = Fal
         if folder.exists():
             hint = "choose another --out; --force replaces an earlier run"
             raise recipe_error("--out", "OUT_EXISTS", f"{folder} already exists", hint)
-        file = next((parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None)
-        if file is not None:
-            raise recipe_error("--out", "OUT_PLACE", f"{file} is a file, so it cannot hold {folder}")
+        require_place(folder)
         return folder
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     folders = (Path("runs") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 1000))
     return next(folder for folder in folders if not folder.exists())
+
+
+def require_place(out: Path) -> None:
+    """Raise if `out` cannot be created because a part of its path is a file."""
+    file = next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None)
+    if file is not None:
+        raise recipe_error("--out", "OUT_PLACE", f"{file} is a file, so it cannot hold {out}")
 
 
 def has_no_round(folder: Path) -> bool:
