@@ -175,6 +175,12 @@ DOES_NOT_FIT = {
     "one model for all, but tiers": Case(
         '"heterofl"', '"fedavg"', "METHOD_REFUSES", 'name = "fedavg"', "method.name = 'fedavg'"
     ),
+    "fedhen without exits": Case(
+        '"heterofl"', '"fedhen"', "METHOD_REFUSES", 'name = "fedhen"', "method.name = 'fedhen'"
+    ),
+    "noside without exits": Case(
+        '"heterofl"', '"noside"', "METHOD_REFUSES", 'name = "noside"', "method.name = 'noside'"
+    ),
     "standalone with redrawn tiers": Case(
         '[method]\nname = "heterofl"', "[method]\nname = 'standalone'\n[fleet]\nassignment = 'redrawn'",
         "METHOD_REFUSES", "name = 'standalone'", "method.name = 'standalone'",
@@ -243,6 +249,7 @@ def test_run_tier_name_unusable_as_file_name_is_refused(name, fedloom, write, fi
     [
         "wrong key: tier setting",
         "does not fit: one model for all, but tiers",
+        "does not fit: fedhen without exits",
         "does not fit: a model too deep for the images",
     ],
 )

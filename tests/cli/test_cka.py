@@ -27,6 +27,13 @@ def test_cka_two_models_is_below_one(made):
     assert said in text
 
 
+def test_cka_of_perceptron_compares_more_than_one_layer(fedloom, write):
+    write(("rounds = 2", "rounds = 1"), ('"convnet"\nhidden = [2, 4]', '"mlp"\nhidden = [4, 4]'))
+    assert fedloom("run", "my.toml", "--out", "run", "--quiet").code == 0
+    result = fedloom("cka", "run", "run", "--format", "json").data
+    assert len(result["rows"]) == len(result["columns"]) > 1
+
+
 def test_cka_missing_run_or_tier_is_refused(made):
     assert made("cka", "run1", "nowhere").code == 4
     result = made("cka", "run1", "run2", "--tier", "smal")

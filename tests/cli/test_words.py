@@ -61,6 +61,14 @@ def test_card_of_personal_model_has_its_own_test_first(personal):
     assert next(iter(card["measured"])) == "local"
 
 
+def test_verify_and_card_of_one_round_have_the_singular(personal, fedloom_in):
+    _, folder = personal
+    call, *_ = fedloom_in
+    assert call("verify", "own").out == "1 round after round 0 replayed: the same to the bit\n"
+    card = fl.open_run(folder).export("safetensors", device="1").folder / "card.md"
+    assert "for 1 round on 4 devices, seed 0" in card.read_text("utf-8")
+
+
 def test_compare_of_global_and_personal_methods_says_which_test_decides(fedloom, write):
     write(("rounds = 2", "rounds = 1"))
     result = fedloom("compare", "my.toml", "--controls", "standalone", "--out", "one", "--format", "json").data

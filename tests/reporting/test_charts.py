@@ -148,6 +148,12 @@ def test_charts_of_new_run_are_only_the_partition(run: Path, tmp_path: Path) -> 
     assert charts_of(read_report_data([begun])).keys() == {"partition"}
 
 
+def test_partition_chart_of_equal_devices_names_one_number(run: Path) -> None:
+    chart = build_partition_chart(read_report_data([run]))
+    assert isinstance(chart, Chart)
+    assert chart.sentence.startswith("A device holds 30 examples of 3 to 5 classes; its most ")
+
+
 def test_partition_chart_of_unknown_data_is_missing(run: Path, tmp_path: Path) -> None:
     for name in ("manifest.json", "recipe.toml", "fleet.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
