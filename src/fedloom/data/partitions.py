@@ -112,7 +112,7 @@ def _unequal_parts(count: int, parts: int, balanced: bool, generator: np.random.
     if balanced:
         return [equal] * (parts - 1)
     least = max(1, equal // 10)
-    return generator.integers(least, max(equal, least + 1), parts - 1).tolist()
+    return [int(size) for size in generator.integers(least, max(equal, least + 1), parts - 1)]
 
 
 def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, *, shards_per_device: int) -> Partition:
