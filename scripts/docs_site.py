@@ -55,6 +55,7 @@ NAMED = {  # the kind of names that a key holds
     ("engine", "kind"): "engines",
     ("faults", "stragglers"): "stragglers",
     ("aggregation", "rule"): "aggregation",
+    ("aggregation", "server_optimizer"): "server_optimizers",
     ("compression", "uplink"): "compressors",
     ("compression", "downlink"): "compressors",
 }

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .exporting import FORMATS as export_formats
     from .fleet.speed import STRAGGLERS as stragglers
     from .footprints import RULES as aggregation
+    from .footprints import SERVER_OPTIMIZERS as server_optimizers
     from .recipe.errors import RecipeError
     from .recipe.registries import Registries
     from .tracking import TRACKERS as trackers
@@ -82,6 +83,7 @@ _LAZY = {
     "partitions": ("data", "PARTITIONS"),
     "preparations": ("data", "PREPARATIONS"),
     "reproduce": ("api.reproduce", "reproduce"),
+    "server_optimizers": ("footprints", "SERVER_OPTIMIZERS"),
     "stragglers": ("fleet.speed", "STRAGGLERS"),
     "tasks": ("data", "TASKS"),
     "testing": ("testing", ""),
@@ -93,7 +95,7 @@ __all__ = [
     "attack", "attacks", "audit", "check", "cka", "compare", "compressors", "datasets", "engines", "export",
     "export_formats", "finish", "load_model", "logs", "losses", "lr_schedules", "methods", "metrics", "models",
     "open_run", "optimizers", "partitions", "plan", "preparations", "report", "reproduce", "resume", "run",
-    "stragglers", "subnet", "tasks", "testing", "tiers", "trackers", "verify",
+    "server_optimizers", "stragglers", "subnet", "tasks", "testing", "tiers", "trackers", "verify",
 ]  # fmt: skip
 
 

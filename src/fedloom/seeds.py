@@ -34,6 +34,7 @@ PUBLIC = "public"  # examples that the server has and no device
 VALIDATION = "validation"  # training examples that stand in for the test set
 MASKED_TEST_TOKENS = "hidden test words"  # test tokens that a language model has to guess
 UCIHAR_TEST = "ucihar tests"  # windows of every person that are tests
+POOLED_TEST = "pooled tests"  # examples of a pooled training and test set that are tests
 CANVASES = "canvases"  # where the digits of digits-segmentation and digits-multilabel are
 SENTIMENT140_TEST = "sentiment140 tests"  # users whose tweets are tests
 SHUFFLED_TEST = "shuffled test"  # order of the test set, for models that mix the examples of a batch

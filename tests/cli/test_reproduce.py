@@ -101,6 +101,25 @@ def test_reproduce_row_shows_published_and_measured(ledger, fedloom, tmp_path):
     assert (tmp_path / "runs/own_table1_short/rows.jsonl").read_bytes() == rows
 
 
+def test_reproduce_table_runs_all_of_its_rows(ledger, fedloom, tmp_path):
+    table = ROWS.replace('"short" = [90.5, "-"]', '"short" = [90.5, "-"], "short thrice" = [80, 70]')
+    (tmp_path / "own" / "ledger" / "own.toml").write_text(
+        table.replace("short = [", 'thrice = ["seed=3"]\nshort = [', 1)
+    )
+    done = fedloom("reproduce", "own_table1", *ledger, "--quiet", "--format", "json")
+    data = json.loads(done.out)["data"]
+    assert (data["table"], [row["row"] for row in data["rows"]]) == (
+        "own_table1",
+        ["own_table1_short", "own_table1_short_thrice"],
+    )
+    assert [[number["published"] for number in row["numbers"]] for row in data["rows"]] == [[90.5, None], [80, 70]]
+    assert all(number["measured"] is not None for row in data["rows"] for number in row["numbers"])
+    alone = fedloom("reproduce", "own_table1_short", *ledger, "--quiet", "--format", "json")  # is not run again
+    assert json.loads(alone.out)["data"]["numbers"] == data["rows"][0]["numbers"]
+    text = fedloom("reproduce", "own_table1", *ledger)
+    assert "own_table1_short_thrice" in text.out and "published" in text.out
+
+
 def test_reproduce_row_with_changes_has_its_own_folder(ledger, fedloom, tmp_path):
     done = fedloom("reproduce", "own_table1_short", *ledger, "--set", "data.devices=6", "--quiet", "--format", "json")
     assert done.code == 0

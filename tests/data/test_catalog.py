@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.data import DATASET_INFO, DATASETS, describe_deviation
+from fedloom.data import DATASET_INFO, DATASETS, describe_deviation, lookup_dataset_info
 
 
 @pytest.mark.parametrize("name", DATASET_INFO)
@@ -46,3 +46,10 @@ def test_describe_deviation_moved_tweets_are_not_missing() -> None:
 
 def test_describe_deviation_unknown_set_has_none() -> None:
     assert describe_deviation("npz", {"file": "x"}, 3, 2, 2) == ""
+
+
+def test_lookup_dataset_info_test_share_divides_all_examples() -> None:
+    info = lookup_dataset_info("fashion-mnist", {"test_share": 0.25})
+    assert info is not None and (info.train, info.test) == (52_500, 17_500)
+    assert describe_deviation("fashion-mnist", {"test_share": 0.25}, 52_500, 17_500, 10) == ""
+    assert "69,999 examples instead of 70,000" in describe_deviation("mnist", {"test_share": 0.5}, 35_000, 34_999, 10)

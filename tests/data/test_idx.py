@@ -130,3 +130,24 @@ def test_idx_real_files_are_read(real_folder, name, first):
 def test_idx_swapped_data_set_raises(real_folder):
     with pytest.raises(DataBroken, match="holds mnist, not fashion-mnist"):
         DATASETS["fashion-mnist"](folder=real_folder / "mnist")
+
+
+def test_fashion_mnist_test_share_pools_and_splits_every_class(tmp_path):
+    labels = np.repeat(np.arange(10), 40)
+    images = np.arange(400)[:, None, None] % 250 + np.zeros((1, 4, 5))
+    parts = [images[80:], labels[80:], images[:80], labels[:80]]  # the test set has only two of the classes
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    for name, array in zip(FILES, parts, strict=True):
+        (folder / name).write_bytes(idx(array))
+    read = DATASETS["fashion-mnist"]
+    published, again, same = (
+        read(folder=tmp_path, **settings) for settings in ({}, {"test_share": 0.25}, {"test_share": 0.25})
+    )
+    assert (len(published.train), len(published.test)) == (320, 80)
+    assert (len(again.train), len(again.test)) == (300, 100)
+    assert np.bincount(again.test.y).tolist() == [10] * 10
+    both = [torch.cat([one.train.x, one.test.x]).flatten(1)[:, 0].sort().values for one in (published, again)]
+    assert torch.equal(*both)
+    assert torch.equal(again.test.x, same.test.x)
+    assert again.fingerprint() == same.fingerprint() != published.fingerprint()

@@ -355,3 +355,57 @@ def test_limit_examples_keeps_subset_of_each_device() -> None:
     assert all(set(kept) <= set(held) for kept, held in zip(after.train, before.train, strict=True))
     assert after.test is before.test
     assert limit_examples(before, None, np.random.default_rng(0)) is before
+
+
+class TestPathological:
+    """PFLlib's two labels a device: label by label, the next devices with room share its examples."""
+
+    def labels(self, classes=10, train=120, test=40):
+        counts = [(np.arange(classes * each) % classes).astype(np.int64) for each in (train, test)]
+        return Labels(*counts, classes)
+
+    @pytest.mark.parametrize("balanced", [True, False])
+    def test_pathological_devices_have_two_labels_shared_by_groups(self, balanced):
+        labels = self.labels()
+        made = PARTITIONS["pathological"](labels, 20, draw(), labels_per_device=2, balanced=balanced)
+        held = [tuple(np.unique(labels.train[rows])) for rows in made.train]
+        assert sorted(held) == sorted([(2 * n, 2 * n + 1) for n in range(5)] * 4)
+        assert held != sorted(held)  # tiers go by index, and groups are not all of one tier
+        rows = np.sort(np.concatenate(made.train))
+        assert rows.tolist() == list(range(len(labels.train)))
+        assert np.sort(np.concatenate(made.test)).tolist() == list(range(len(labels.test)))
+        sizes = np.array(
+            [[np.sum(labels.train[rows] == label) for label in own] for rows, own in zip(made.train, held, strict=True)]
+        )
+        assert (len(np.unique(sizes)) == 1) == balanced
+        assert sizes.min() >= 3  # a tenth of an equal part of 120 / 4
+
+    def test_pathological_test_sizes_follow_training_sizes(self):
+        labels = self.labels()
+        made = PARTITIONS["pathological"](labels, 20, draw(), labels_per_device=2)
+        for train, test in zip(made.train, made.test, strict=True):
+            for label in np.unique(labels.train[train]):
+                expected = np.sum(labels.train[train] == label) / 3
+                assert abs(np.sum(labels.test[test] == label) - expected) <= 1
+            assert set(labels.test[test]) <= set(labels.train[train])
+
+    @pytest.mark.parametrize(("devices", "labels_per_device"), [(1, 1), (3, 2), (7, 3), (12, 2), (13, 10), (40, 1)])
+    def test_pathological_any_numbers_every_device_has_examples(self, devices, labels_per_device):
+        labels = self.labels()
+        made = PARTITIONS["pathological"](labels, devices, draw(), labels_per_device=labels_per_device)
+        held = [set(labels.train[rows]) for rows in made.train]
+        assert all(1 <= len(own) <= labels_per_device for own in held)
+        assert len(np.unique(np.concatenate(made.train))) == sum(map(len, made.train))
+
+    @pytest.mark.parametrize(("devices", "per_device", "message"), [(20, 11, "10 classes"), (100, 10, "fewer devices")])
+    def test_pathological_impossible_numbers_raise(self, devices, per_device, message):
+        with pytest.raises(ValueError, match=message):
+            PARTITIONS["pathological"](self.labels(train=50), devices, draw(), labels_per_device=per_device)
+
+
+def test_dirichlet_test_sizes_proportional_follow_training_sizes():
+    labels = Labels(np.arange(1200) % 10, np.arange(400) % 10, 10)
+    made = PARTITIONS["dirichlet"](labels, 8, draw(), alpha=0.3, test_sizes="proportional")
+    assert sum(map(len, made.test)) <= 400
+    for train, test in zip(made.train, made.test, strict=True):
+        assert abs(len(test) - len(train) / 3) <= 5

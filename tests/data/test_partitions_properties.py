@@ -29,7 +29,7 @@ def labels_and_devices(draw, most_devices=12):
 @st.composite
 def cases(draw):
     """The name of a partition, labels and devices that it supports, and any options."""
-    others = ("file", "label_shards", "rows", "natural", "own")
+    others = ("file", "label_shards", "pathological", "rows", "natural", "own")
     name = draw(st.sampled_from([name for name in PARTITIONS if name not in others]))
     labels, devices = draw(labels_and_devices())
     most = len(labels.train) // devices
@@ -40,6 +40,7 @@ def cases(draw):
         options["min_examples"] = draw(st.integers(1, most))
     if name == "dirichlet":
         options["balanced"] = draw(st.booleans())
+        options["test_sizes"] = draw(st.sampled_from(["equal", "proportional"]))
     if name == "sorted_shards":
         options["shards_per_device"] = draw(st.integers(1, most))
     return name, labels, devices, options
@@ -90,26 +91,30 @@ def test_partition_is_disjoint_and_complete(case, seed):
 @QUICK
 @given(cases(), st.integers(0, 2**32))
 def test_partition_test_labels_are_among_training_labels(case, seed):
-    name, labels, devices, _ = case
+    name, labels, devices, options = case
     assume(name != "iid")
     partition = run(case, seed)
+    is_equal = options.get("test_sizes", "equal") == "equal"
     for train, test in zip(partition.train, partition.test, strict=True):
         assert set(labels.test[test]) <= set(labels.train[train])
-        assert len(test) <= max(1, len(labels.test) / devices + 0.5)
+        assert not is_equal or len(test) <= max(1, len(labels.test) / devices + 0.5)
 
 
 @QUICK
 @given(cases(), st.integers(0, 2**32))
 def test_partition_test_counts_are_rounded_training_proportions(case, seed):
-    name, labels, devices, _ = case
+    name, labels, devices, options = case
     assume(name != "iid")
     partition = run(case, seed)
+    supply, demand = (np.bincount(one, minlength=labels.classes) for one in (labels.test, labels.train))
     tested = np.bincount(labels.test, minlength=labels.classes) > 0
     for train, test in zip(partition.train, partition.test, strict=True):
         held = np.bincount(labels.train[train], minlength=labels.classes) * tested
         got = np.bincount(labels.test[test], minlength=labels.classes)
-        shares = held / max(held.sum(), 1)
-        assert (got <= np.floor(len(labels.test) / devices * shares) + 1).all()
+        expected = len(labels.test) / devices * held / max(held.sum(), 1)
+        if options.get("test_sizes") == "proportional":
+            expected = held * supply / np.maximum(demand, 1)
+        assert (got <= np.floor(expected) + 1).all()
 
 
 @QUICK

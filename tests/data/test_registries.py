@@ -23,6 +23,7 @@ def test_registries_have_expected_names():
     assert list(PARTITIONS) == [
         "iid",
         "label_shards",
+        "pathological",
         "sorted_shards",
         "dirichlet",
         "dirichlet_per_device",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.footprints import ClientUpdate, DPAggregator, Footprint, coverage_mean, find_footprint, leading, rolling
-from fedloom.footprints.dp import UnprotectedUpdate, expected_contributors
+from fedloom.footprints.coverage import count_contributors
+from fedloom.footprints.dp import UnprotectedUpdate
 from fedloom.tensors import Tensors
 
 LARGE = {"a": torch.Size([4, 3]), "b": torch.Size([5])}
@@ -67,7 +68,7 @@ def test_dp_aggregator_one_device_changes_the_sums_by_at_most_clip(
         present, absent = (replace(private, _used=[])(whole, updates_of) for updates_of in (updates, others))
         square = 0.0
         for name, old in whole.items():
-            moved = (present[name] - absent[name]) * expected_contributors(name, old, expected_participation)
+            moved = (present[name] - absent[name]) * count_contributors(name, old, expected_participation)
             square += float(moved.square().sum())
         assert math.sqrt(square) <= clip * (1 + 1e-9)
 
@@ -79,7 +80,7 @@ def test_dp_aggregator_entries_of_no_tier_are_kept(
     whole, expected_participation, updates = case
     result = aggregator(expected_participation, noise=2.0)(whole, updates)
     for name, old in whole.items():
-        unexpected = expected_contributors(name, old, expected_participation) == 0
+        unexpected = count_contributors(name, old, expected_participation) == 0
         assert torch.equal(result[name][unexpected], old[unexpected])
         assert bool((result[name] != old)[~unexpected].all())  # where somebody is expected, there is noise
 

@@ -3,7 +3,7 @@
 import torch
 
 from fedloom.footprints import ClientUpdate, coverage_mean, find_footprint
-from fedloom.footprints.regions import find_regions, hold_low_coverage
+from fedloom.footprints.regions import LowCoverageHold, find_regions
 
 
 def part(rows: int, value: float, weight: float = 1.0) -> ClientUpdate:
@@ -22,7 +22,7 @@ def test_hold_low_coverage_few_contributors_stays_bit_for_bit() -> None:
     updates = [part(4, 3.0), part(2, 1.0), part(2, 2.0, 5.0), part(4, 7.0, 0.0)]  # an update of weight 0 does not count
     plain = coverage_mean(whole, updates)
     for least, moved in ((1, 4), (2, 2), (3, 2), (4, 0)):
-        result = hold_low_coverage(coverage_mean, least)(whole, iter(updates))
+        result = LowCoverageHold(coverage_mean, least)(whole, iter(updates))
         assert torch.equal(result["w"][:moved], plain["w"][:moved])
         assert torch.equal(result["w"][moved:], whole["w"][moved:])
         assert torch.equal(result["uncovered"], whole["uncovered"])

@@ -74,6 +74,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "int8": {"compression": {"uplink": {"kind": "int8"}, "downlink": {"kind": "int8"}}},
     "median": {"aggregation": {"rule": "median"}},
     "robust_default": {"aggregation": {"rule": "default"}},
+    "server_yogi": {"aggregation": {"server_optimizer": {"kind": "yogi", "lr": 0.05}}},
     "norm_screening": {"admission": {"norm": 1.05, "quarantine": 1}},
     "cosine_adam": {
         "training": {

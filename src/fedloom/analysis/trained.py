@@ -20,7 +20,7 @@ from ..runs.checkpoint import FOLDER, Checkpoints
 from ..runs.experiment import Experiment
 from ..runs.final_models import load_device_model
 from ..runs.folder import read_rows
-from ..runs.loop import single_thread
+from ..runs.loop import eval_targets, single_thread
 from ..runs.recorder import restore_experiment
 from ..runs.resume import open_finished_run
 from ..tensors import Tensors
@@ -87,7 +87,7 @@ def _device_model(folder: Path, experiment: Experiment, name: str) -> TrainedMod
     device = _find_device(folder, experiment, name, checkpoint.number)
     targets = {
         candidate: target
-        for candidate, target in experiment.method.eval_targets(checkpoint.server).items()
+        for candidate, target in eval_targets(experiment, checkpoint.server).items()
         if isinstance(target, DeviceModel) and (not target.tiers or device.tier in target.tiers)
     }
     if not targets:

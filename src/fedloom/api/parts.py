@@ -113,6 +113,7 @@ NEEDED = {
     "optimizers": ("start", "step"),
     "lr_schedules": ("factor",),
     "aggregation": ("aggregate",),
+    "server_optimizers": ("start", "move"),
     "compressors": ("parts", "encode", "decode"),
     "losses": ("__call__",),
 }
@@ -272,7 +273,11 @@ class Composer:
         return {link: self.choose("compressors", one) for link, one in links.items() if one is not None}
 
     def aggregation(self, value: Any) -> dict[str, Any]:
-        return self.choose("aggregation", value, key="rule")
+        """A rule, or a mapping with `rule`, its settings and `server_optimizer`."""
+        aggregation = self.choose("aggregation", value, key="rule")
+        if aggregation.get("server_optimizer") is not None:
+            aggregation["server_optimizer"] = self.choose("server_optimizers", aggregation["server_optimizer"])
+        return aggregation
 
     def faults(self, value: Mapping[str, Any]) -> dict[str, Any]:
         faults = dict(value)

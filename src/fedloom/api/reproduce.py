@@ -35,9 +35,10 @@ from ..studies.reproduce import (
     start_comparison,
     start_row,
 )
+from ..wording import pluralize
 from .progress import Progress, run_experiment, run_group
 
-__all__ = ["ClaimsResult", "RowResult", "reproduce"]
+__all__ = ["ClaimsResult", "RowResult", "TableResult", "reproduce"]
 logger = logging.getLogger(__name__)
 
 
@@ -77,6 +78,30 @@ class RowResult(Result):
             "row": self.row, "source": self.source, "run": str(self.run), "changes": list(self.changes),
             "numbers": list(self.numbers), **({"deviation": self.deviation} if self.deviation else {}),
         }  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class TableResult(Result):
+    """All rows of a paper's table.
+
+    Parameters
+    ----------
+    table : its name.
+    rows : the result of each row.
+    """
+
+    table: str
+    rows: tuple[RowResult, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.table}: {pluralize(len(self.rows), 'row')}"
+
+    def records(self) -> list[Record]:
+        return [{"row": row.row, **number} for row in self.rows for number in row.numbers]
+
+    def content(self) -> dict[str, Any]:
+        return {"table": self.table, "rows": [row.content() for row in self.rows]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,12 +148,12 @@ def reproduce(
     workers: int = 1,
     progress: Progress = None,
     registries: Registries | None = None,
-) -> RowResult | ClaimsResult:
-    """Run one row of a paper's table, or decide claims over five seeds.
+) -> RowResult | TableResult | ClaimsResult:
+    """Run one row of a paper's table or all of them, or decide claims over five seeds.
 
     Parameters
     ----------
-    name : a row or a curve.
+    name : a row or a curve; or a table, whose rows are run one after the other.
     claim : or a claim; those that its runs decide too are decided with it.
     everything : or all claims that are not decided yet.
     recipes : the folder of recipes, rows and claims.
@@ -139,14 +164,14 @@ def reproduce(
 
     Returns
     -------
-    RowResult or ClaimsResult
+    RowResult, TableResult or ClaimsResult
     """
     if sum((name is not None, claim is not None, everything)) != 1:
         raise RecipeError([RecipeIssue((), "ARGUMENTS", "name a row, or a claim, or ask for everything")], "reproduce")
     keep_freed_memory()
     context = ReproduceContext(registries or Registries(), resolve_data_folder(data_dir), workers, attach_engine)
     if name is not None:
-        return _reproduce_row(name, Path(recipes), Path(runs), list(sets), context, progress)
+        return _reproduce_rows(name, Path(recipes), Path(runs), list(sets), context, progress)
     paths = ClaimPaths(Path(recipes), Path(runs) / "claims", Path(results), list(sets))
     return _decide_claims(claim, paths, context, progress)
 
@@ -161,22 +186,27 @@ class ClaimPaths:
     sets: list[str]
 
 
-def _reproduce_row(
+def _reproduce_rows(
     name: str, recipes: Path, runs: Path, sets: list[str], context: ReproduceContext, progress: Progress
-) -> RowResult:
-    row, folder = _find_row(name, recipes), row_folder(runs, name, sets)
-    numbers = row_numbers(row, _run_row(row, sets, folder, context, progress), folder, context)
-    deviation = "" if row.costs_only else str(read_manifest(folder).get("data_deviation", ""))
-    return RowResult(name, row.source, folder, tuple(sets), tuple(numbers), row.costs_only, deviation)
-
-
-def _find_row(name: str, recipes: Path) -> PublishedRow:
+) -> RowResult | TableResult:
+    """A row, or all rows of a table; those that are finished are not run again."""
     known = read_published(recipes)
-    if name not in known:
+    rows = [known[name]] if name in known else [row for row in known.values() if row.table == name]
+    if not rows:
         hint = suggest(name, known)
         short = hint if len(hint) < 200 else "fedloom reproduce --list shows all"  # too many to name them here
         raise RecipeError([RecipeIssue((), "ROW_NAME", f"there is no row {name!r}", short)], "NAME")
-    return known[name]
+    results = tuple(_reproduce_row(row, runs, sets, context, progress) for row in rows)
+    return results[0] if name in known else TableResult(name, results)
+
+
+def _reproduce_row(
+    row: PublishedRow, runs: Path, sets: list[str], context: ReproduceContext, progress: Progress
+) -> RowResult:
+    folder = row_folder(runs, row.name, sets)
+    numbers = row_numbers(row, _run_row(row, sets, folder, context, progress), folder, context)
+    deviation = "" if row.costs_only else str(read_manifest(folder).get("data_deviation", ""))
+    return RowResult(row.name, row.source, folder, tuple(sets), tuple(numbers), row.costs_only, deviation)
 
 
 def _run_row(

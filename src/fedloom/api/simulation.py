@@ -54,7 +54,8 @@ class Simulation:
     fleet : participation, sampling, assignment of tiers.
     evaluation : when and on what models are evaluated, and with which metrics.
     engine : how devices are run: a name, or a mapping with settings.
-    aggregation : a robust rule: `aggregation.median()`, a name, or your own. Default: the method's weighted mean.
+    aggregation : a robust rule: `aggregation.median()`, a name, or your own. Default: the method's weighted mean. Or a
+        mapping with `rule` and `server_optimizer`, such as `server_optimizers.adam(lr=0.01)`.
     faults : dropout, stragglers, outages, deadlines.
     compression : a compressor of uploads, or a mapping with `uplink` and `downlink`.
     privacy : clipping and noise of differential privacy.

@@ -28,6 +28,7 @@ class NameKind(StrEnum):
     lr_schedules = "lr_schedules"
     losses = "losses"
     aggregation = "aggregation"
+    server_optimizers = "server_optimizers"
     compressors = "compressors"
     stragglers = "stragglers"
     attacks = "attacks"

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 @verb("sets", "data_dir", "workers", "files", "format", "quiet")
 def reproduce(
     options: Options,
-    name: Annotated[str | None, typer.Argument(help="A row or a curve; with --list, a prefix of names.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A row, a curve or a table; with --list, a prefix of names.")
+    ] = None,
     claim: Annotated[str | None, typer.Option("--claim", help="Decide a claim, and those its runs decide too.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Decide all claims that are not decided yet.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Show rows and claims.")] = False,
@@ -26,8 +28,8 @@ def reproduce(
         "docs/results.json"
     ),
 ) -> None:
-    """Run one row of a paper's table and print published next to measured; or decide claims over five seeds."""
-    from ..api.reproduce import RowResult, reproduce
+    """Run a row of a paper's table, or all of it, and print published next to measured; or decide claims."""
+    from ..api.reproduce import RowResult, TableResult, reproduce
     from ..recipe.errors import RecipeError, RecipeIssue
 
     if sum((listing, claim is not None, everything, name is not None and not listing)) != 1:
@@ -44,6 +46,15 @@ def reproduce(
         table = columns(("number", "published", "measured"), cells)
         folder = "" if result.costs_only else f"\n\nrun: {result.run}"
         options.show(result.to_dict(), f"{result.title}\n{table}{folder}")
+        return
+    if isinstance(result, TableResult):
+        lines = [
+            (row.row, number["what"], _cell(number["published"]), _cell(number["measured"]))
+            for row in result.rows
+            for number in row.numbers
+        ]
+        table = columns(("row", "number", "published", "measured"), lines)
+        options.show(result.to_dict(), f"{result.rows[0].title}\n{table}")
         return
     text = "\n".join(_entry_text(entry) for entry in result.claims) or result.title
     options.show({**result.to_dict(), "results": None if options.sets else str(results)}, text)

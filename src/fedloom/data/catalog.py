@@ -52,6 +52,9 @@ def lookup_dataset_info(name: str, settings: Mapping[str, Any]) -> DatasetInfo |
     info = DATASET_INFO.get(name)
     if info and name == "cifar100" and settings.get("labels") == "coarse":
         return replace(info, classes=20)
+    if info and name in REDIVIDED and settings.get("test_share"):
+        test = round(settings["test_share"] * (info.train + info.test))
+        return replace(info, train=info.train + info.test - test, test=test)
     by_settings: dict[str, Callable[..., DatasetInfo]] = {
         "wikitext2": _wikitext2, "sentiment140": _sentiment140, "ucihar": _ucihar,
     }  # fmt: skip
@@ -75,7 +78,8 @@ def describe_deviation(name: str, settings: Mapping[str, Any], train: int, test:
     if info is None:
         return ""
     counts = {"training examples": (train, info.train), "test examples": (test, info.test)}
-    if name == "sentiment140" or (name == "ucihar" and settings.get("split") != "published"):
+    redivided = name in REDIVIDED and settings.get("test_share")
+    if name == "sentiment140" or redivided or (name == "ucihar" and settings.get("split") != "published"):
         # their readers move examples to the test set
         counts = {"examples": (train + test, info.train + info.test)}
     counts["classes"] = classes, info.classes
@@ -143,6 +147,9 @@ DATASET_INFO: dict[str, DatasetInfo] = {
     "ucihar": _ucihar(),
 }
 
+
+REDIVIDED = ("mnist", "fashion-mnist")
+"""Data sets whose readers can pool training and test set and divide them again."""
 
 FASHION_CLASSES = (
     "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",

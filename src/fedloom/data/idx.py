@@ -8,15 +8,19 @@ import hashlib
 import math
 import zlib
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
+from ..seeds import POOLED_TEST, generator
 from . import adapters
 from .adapters import Arrays, build_dataset
 from .dataset import DataBroken, Dataset
 from .preparation import PREPARATIONS
 from .raw import Array
 
+TestShare = Annotated[float, Interval(gt=0, lt=1)]
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 # Both sets use the same file names; the digest of the training labels tells them apart.
@@ -27,15 +31,27 @@ _OFFICIAL_LABELS = {
 _HINT = f"Download the file again; the official sets hold {', '.join(FILES)}."
 
 
-def mnist(*, folder: Path) -> Dataset:
-    """MNIST, handwritten digits: 60,000 + 10,000 gray images of 28 x 28 in 10 classes."""
-    arrays = _read_set("mnist", folder, ("mnist", "MNIST/raw", "."))
+def mnist(*, folder: Path, test_share: TestShare | None = None) -> Dataset:
+    """MNIST, handwritten digits: 60,000 + 10,000 gray images of 28 x 28 in 10 classes.
+
+    Parameters
+    ----------
+    test_share : pool the published training and test set, and draw this share of every class as the test set, the same
+        for every seed of a run (PFLlib: 0.25); None: as published.
+    """
+    arrays = _split_again(_read_set("mnist", folder, ("mnist", "MNIST/raw", ".")), test_share)
     return build_dataset("mnist", arrays, 10, PREPARATIONS["heterofl_mnist"])
 
 
-def fashion_mnist(*, folder: Path) -> Dataset:
-    """Fashion-MNIST, articles of clothing: 60,000 + 10,000 gray images of 28 x 28 in 10 classes."""
-    arrays = _read_set("fashion-mnist", folder, ("fashion-mnist", "FashionMNIST/raw", "."))
+def fashion_mnist(*, folder: Path, test_share: TestShare | None = None) -> Dataset:
+    """Fashion-MNIST, articles of clothing: 60,000 + 10,000 gray images of 28 x 28 in 10 classes.
+
+    Parameters
+    ----------
+    test_share : pool the published training and test set, and draw this share of every class as the test set, the same
+        for every seed of a run (PFLlib: 0.25); None: as published.
+    """
+    arrays = _split_again(_read_set("fashion-mnist", folder, ("fashion-mnist", "FashionMNIST/raw", ".")), test_share)
     return build_dataset("fashion-mnist", arrays, 10, PREPARATIONS["fashion"])
 
 
@@ -68,6 +84,20 @@ def _read_set(name: str, folder: Path, subfolders: tuple[str, ...]) -> Arrays:
             return arrays
     files = f"{', '.join(FILES)} (with or without .gz) into {folder / name}"
     return adapters.download(name, adapters.missing_data_error(name, folder, files))
+
+
+def _split_again(arrays: Arrays, test_share: float | None) -> Arrays:
+    """Another split of all examples, by class; every part keeps the order of the files."""
+    if test_share is None:
+        return arrays
+    images = np.concatenate([arrays.train_images, arrays.test_images])
+    labels = np.concatenate([arrays.train_labels, arrays.test_labels])
+    order = generator(0, POOLED_TEST).permutation(len(labels))
+    is_test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = order[labels[order] == label]
+        is_test[rows[: round(test_share * len(rows))]] = True
+    return Arrays(arrays.origin, images[~is_test], labels[~is_test], images[is_test], labels[is_test])
 
 
 def _check_not_swapped(name: str, arrays: Arrays) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from .dataset import DataBroken, DataMissing, Dataset
 
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
+
+TestSizes = Literal["equal", "proportional"]
+"""Whether the test sets of devices are of one size, or in proportion to their training sets."""
 
 _FORMAT = "fedloom partition 1"
 
@@ -169,25 +172,31 @@ def _parse_rows(lists: Any) -> tuple[Rows, ...]:
     return tuple(np.array(rows, dtype=np.int64) for rows in lists)
 
 
-def assign_test_rows(labels: Labels, train: Sequence[Rows], generator: np.random.Generator) -> tuple[Rows, ...]:
+def assign_test_rows(
+    labels: Labels, train: Sequence[Rows], generator: np.random.Generator, sizes: TestSizes = "equal"
+) -> tuple[Rows, ...]:
     """Per device and label: n_test / devices times the label's fraction of the device's training rows, rounded.
 
-    If a label has too few test rows, the devices that hold it get smaller test sets of the right proportions instead of
-    sharing rows. Rounding keeps a device's total, at least one, as far as its labels have test rows left. Without class
-    labels every device gets an equal random part of the test set.
+    With `sizes` "proportional", instead the same share of the label's test rows as of its training rows, so that
+    devices with more training rows have more test rows. If a label has too few test rows, the devices that hold it get
+    smaller test sets of the right proportions instead of sharing rows. Rounding keeps a device's total, at least one,
+    as far as its labels have test rows left. Without class labels every device gets an equal random part of the test
+    set.
     """
     if not labels.has_class_labels:
         return split_equally(generator.permutation(len(labels.test)), len(train))
     supply = np.bincount(labels.test, minlength=labels.classes)
-    demand = _limit_to_supply(_demand(labels, train, supply), supply)
+    demand = _limit_to_supply(_demand(labels, train, supply, sizes), supply)
     counts = _round(demand, supply, generator)
     piles = [generator.permutation(rows) for rows in rows_by_label(labels.test, labels.classes)]
     return split_by_counts(piles, counts)
 
 
-def _demand(labels: Labels, train: Sequence[Rows], supply: Rows) -> Numbers:
+def _demand(labels: Labels, train: Sequence[Rows], supply: Rows, sizes: TestSizes) -> Numbers:
     """The ideal number of test rows, [devices, labels]; labels without test examples are left out."""
     counts = np.stack([np.bincount(labels.train[rows], minlength=labels.classes) for rows in train]).astype(np.float64)
+    if sizes == "proportional":
+        return counts * supply / np.maximum(np.bincount(labels.train, minlength=labels.classes), 1)
     counts[:, supply == 0] = 0
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     demand: Numbers = shares * (len(labels.test) / len(train))

@@ -18,6 +18,7 @@ from .partition import (
     Numbers,
     Partition,
     Rows,
+    TestSizes,
     assign_test_rows,
     check_devices,
     check_one_label_each,
@@ -59,6 +60,59 @@ def label_shards(
     )
     held = [_shards_of_device(*drawn_pair, dedupe) for drawn_pair in zip(drawn.tolist(), numbers.tolist(), strict=True)]
     return Partition(*(tuple(_concatenate_shards(part, shards) for shards in held) for part in (train, test)))
+
+
+def pathological(
+    labels: Labels,
+    devices: int,
+    generator: np.random.Generator,
+    *,
+    labels_per_device: Count,
+    balanced: bool = False,
+) -> Partition:
+    """Pathological label skew, as in PFLlib: label by label, the next devices with room share all of its examples.
+
+    So groups of devices have the same labels; the groups consist of random devices. A device's share of a label's test
+    examples is that of its training examples.
+
+    Parameters
+    ----------
+    labels_per_device : how many labels a device has.
+    balanced : whether the devices of a label get equal parts of it; else all but one a random number, from a tenth of
+        an equal part to a whole one, and the last the rest.
+    """
+    check_one_label_each(labels)
+    check_devices(labels, devices)
+    if labels_per_device > labels.classes:
+        raise ValueError(
+            f"labels_per_device = {labels_per_device}, but there are {labels.classes} classes to choose from"
+        )
+    room, held = np.full(devices, labels_per_device), [np.zeros(0, np.int64) for _ in range(devices)]
+    sharers = -(-devices * labels_per_device // labels.classes)  # devices of a label, rounded up
+    for label, pile in enumerate(rows_by_label(labels.train, labels.classes)):
+        chosen = np.flatnonzero(room)[:sharers]
+        if len(pile) < len(chosen):
+            raise ValueError(
+                f"label {label} has {len(pile)} training examples for {len(chosen)} devices; set fewer devices or "
+                "fewer labels_per_device"
+            )
+        sizes = _unequal_parts(len(pile), len(chosen), balanced, generator)
+        for device, rows in zip(chosen, np.split(generator.permutation(pile), np.cumsum(sizes)), strict=False):
+            held[device] = np.concatenate([held[device], rows])
+        room[chosen] -= 1
+    train = tuple(held[device] for device in generator.permutation(devices))  # tiers go by index, labels must not
+    return Partition(train, assign_test_rows(labels, train, generator, "proportional"))
+
+
+def _unequal_parts(count: int, parts: int, balanced: bool, generator: np.random.Generator) -> list[int]:
+    """The sizes of all parts but the last, which gets the rest."""
+    if parts == 0:
+        return []
+    equal = count // parts
+    if balanced:
+        return [equal] * (parts - 1)
+    least = max(1, equal // 10)
+    return [int(size) for size in generator.integers(least, max(equal, least + 1), parts - 1)]
 
 
 def sorted_shards(labels: Labels, devices: int, generator: np.random.Generator, *, shards_per_device: int) -> Partition:
@@ -127,6 +181,7 @@ def dirichlet(
     alpha: float,
     min_examples: int = 10,
     balanced: bool = True,
+    test_sizes: TestSizes = "equal",
 ) -> Partition:
     """Dirichlet: divide each label over the devices in proportions from Dirichlet(alpha) (Yurochkin et al., 2019).
 
@@ -136,12 +191,13 @@ def dirichlet(
     min_examples : the training examples that every device has at least. The partition is drawn up to 50 times; after
         that, rows are moved from the largest devices.
     balanced : whether a device that already has n / devices rows gets none of the following labels (FedML).
+    test_sizes : the test sets of all devices are equally large, or "proportional" to their training sets (PFLlib).
     """
     _check_settings(labels, devices, alpha, min_examples)
     piles = rows_by_label(labels.train, labels.classes)
     limit = len(labels.train) / devices if balanced else np.inf
     train = retry_until_minimum(lambda: _label_by_label(piles, devices, alpha, limit, generator), min_examples)
-    return Partition(train, assign_test_rows(labels, train, generator))
+    return Partition(train, assign_test_rows(labels, train, generator, test_sizes))
 
 
 def quantity(
@@ -473,6 +529,7 @@ PARTITIONS: Registry[Callable[..., Partition]] = Registry(
     {
         "iid": iid,
         "label_shards": label_shards,
+        "pathological": pathological,
         "sorted_shards": sorted_shards,
         "dirichlet": dirichlet,
         "dirichlet_per_device": dirichlet_per_device,

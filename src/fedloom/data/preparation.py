@@ -253,6 +253,7 @@ PREPARATIONS: Registry[Preparation] = Registry(
         "crop_flip": Preparation(crop_padding=4, flip=True),
         "heterofl_mnist": Preparation((0.1307,), (0.3081,)),
         "fashion": Preparation((0.2860,), (0.3530,)),
+        "pfllib_fashion": Preparation((0.5,), (0.5,)),
         "fedsup_fashion": Preparation((0.2860,), (0.3530,), size=(32, 32), channels=3, crop_padding=4, flip=True),
         "fedin_fashion": Preparation(size=(32, 32)),
         "heterofl_cifar10": Preparation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), crop_padding=4, flip=True),

@@ -2,14 +2,17 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..tensors import Tensors
 from .footprint import Axis, Footprint, block_index, slice_view
+
+Participation = Sequence[tuple[Footprint, float]]
+"""Footprints, and how many devices have each: a whole number, or the expected one."""
 
 
 class ClientUpdate(NamedTuple):
@@ -34,6 +37,51 @@ class ClientUpdate(NamedTuple):
 
 Aggregate = Callable[[Tensors, Iterable[ClientUpdate]], dict[str, Tensor]]
 """(global weights, updates) -> new global weights."""
+
+
+@runtime_checkable
+class SelectiveAggregate(Protocol):
+    """An `Aggregate` that does not update exactly the entries which its updates cover."""
+
+    def __call__(self, weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]: ...
+    def updated_entries(self, weights: Tensors, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]: ...
+
+
+def updated_entries(aggregate: Aggregate, weights: Tensors, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
+    """Which entries an aggregation of these updates changes; it keeps all others bit for bit.
+
+    Who goes on from an aggregate, such as a server optimizer, must leave the others as they are too.
+
+    Parameters
+    ----------
+    aggregate : the aggregation.
+    weights : the global weights.
+    updates : what devices returned.
+
+    Returns
+    -------
+    Booleans in the shapes of the weights, by name. By default the entries that an update of weight above 0 covers.
+    """
+    if isinstance(aggregate, SelectiveAggregate):
+        return aggregate.updated_entries(weights, updates)
+    held = [(update.footprint, 1.0) for update in updates if update.weight > 0]
+    return {name: count_contributors(name, old, held) > 0 for name, old in weights.items()}
+
+
+def count_contributors(name: str, tensor: Tensor, participation: Participation) -> Tensor:
+    """How many devices cover each entry of a tensor, in float64.
+
+    Parameters
+    ----------
+    name : the name of the tensor.
+    tensor : the global tensor.
+    participation : footprints, and how many devices have each.
+    """
+    counts = torch.zeros_like(tensor, dtype=torch.float64)
+    for footprint, devices in participation:
+        if name in footprint.blocks:
+            counts[block_index(tensor, footprint.blocks[name])] += devices
+    return counts
 
 
 def coverage_mean(weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..seeds import DP_NOISE, generator
 from ..tensors import Tensors
-from .coverage import ClientUpdate
-from .footprint import Footprint, block_index, take_block
+from .coverage import ClientUpdate, Participation, count_contributors
+from .footprint import block_index, take_block
 
-ExpectedParticipation = Sequence[tuple[Footprint, float]]
+ExpectedParticipation = Participation
 """For each tier, its footprint and the expected number of its devices in a round."""
 
 
@@ -56,6 +56,16 @@ class DPAggregator:
         scaled = [(update, self._clip_factor(weights, update)) for update in updates]
         return {name: self._release(name, old, scaled) for name, old in weights.items()}
 
+    def updated_entries(self, weights: Tensors, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
+        """All entries with expected contributors, since they get noise even if no device replied.
+
+        Parameters
+        ----------
+        weights : the global weights.
+        updates : what devices returned.
+        """
+        return {name: count_contributors(name, old, self.expected_participation) > 0 for name, old in weights.items()}
+
     def _clip_factor(self, weights: Tensors, update: ClientUpdate) -> float:
         """The factor that clips an update; 0 for an update that is not finite."""
         if update.weight != 1:
@@ -67,7 +77,7 @@ class DPAggregator:
         return min(1.0, self.clip / norm) if norm else 1.0
 
     def _release(self, name: str, old: Tensor, scaled: Sequence[tuple[ClientUpdate, float]]) -> Tensor:
-        counts = expected_contributors(name, old, self.expected_participation)
+        counts = count_contributors(name, old, self.expected_participation)
         total = torch.zeros_like(old, dtype=torch.float64)
         for update, factor in scaled:
             if name not in update.footprint.blocks:
@@ -85,15 +95,6 @@ class DPAggregator:
             total += self.noise * self.clip * torch.as_tensor(drawn, dtype=torch.float64).to(old.device)
         new = old.double() + total / counts.masked_fill(~expected, 1)
         return torch.where(expected, new.to(old.dtype), old)
-
-
-def expected_contributors(name: str, tensor: Tensor, participation: ExpectedParticipation) -> Tensor:
-    """The expected number of contributors of every entry of a tensor."""
-    counts = torch.zeros_like(tensor, dtype=torch.float64)
-    for footprint, expected in participation:
-        if name in footprint.blocks:
-            counts[block_index(tensor, footprint.blocks[name])] += expected
-    return counts
 
 
 def _difference(old: Tensor, update: ClientUpdate, name: str) -> Tensor:

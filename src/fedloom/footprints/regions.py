@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from ..tensors import Tensors
-from .coverage import Aggregate, ClientUpdate
+from ..tensors import Tensors, combine
+from .coverage import Aggregate, ClientUpdate, updated_entries
 from .footprint import Axis, Footprint, block_index
 
 
@@ -78,19 +78,50 @@ def clone_touched(weights: Tensors, regions: Iterable[Region]) -> dict[str, Tens
     }
 
 
-def hold_low_coverage(aggregate: Aggregate, min_contributors: int) -> Aggregate:
-    """Wrap an aggregation so that entries with fewer contributors keep their old value bit for bit."""
+def mark_regions(weights: Tensors, regions: Iterable[Region]) -> dict[str, Tensor]:
+    """Booleans in the shapes of the weights, by name: True in these regions."""
+    marked = {name: torch.zeros(old.shape, dtype=torch.bool) for name, old in weights.items()}
+    for region in regions:
+        for name, indices in region.entries.items():
+            marked[name].view(-1)[indices] = True
+    return marked
 
-    def held(weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+
+@dataclass(frozen=True)
+class LowCoverageHold:
+    """An `Aggregate` that keeps entries with few contributors bit for bit.
+
+    Parameters
+    ----------
+    aggregate : the aggregation of all other entries.
+    min_contributors : how many contributors are enough.
+    """
+
+    aggregate: Aggregate
+    min_contributors: int
+
+    def __call__(self, weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
         updates = list(updates)
-        counted = [update for update in updates if update.weight > 0]
-        low = [region for region in update_regions(weights, counted) if len(region.contributors) < min_contributors]
-        result = clone_touched(aggregate(weights, updates), low)
+        low = self._low_regions(weights, updates)
+        result = clone_touched(self.aggregate(weights, updates), low)
         for region in low:
             region.write(result, region.read(weights))
         return result
 
-    return held
+    def updated_entries(self, weights: Tensors, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
+        """What the wrapped aggregation updates, but for the entries that are held.
+
+        Parameters
+        ----------
+        weights : the global weights.
+        updates : what devices returned.
+        """
+        held = mark_regions(weights, self._low_regions(weights, updates))
+        return combine(lambda one, low: one & ~low, updated_entries(self.aggregate, weights, updates), held)
+
+    def _low_regions(self, weights: Tensors, updates: Sequence[ClientUpdate]) -> list[Region]:
+        regions = update_regions(weights, [update for update in updates if update.weight > 0])
+        return [region for region in regions if len(region.contributors) < self.min_contributors]
 
 
 def _cells(shape: Size, blocks: Sequence[tuple[Axis, ...]]) -> list[tuple[tuple[int, ...], Tensor]]:

@@ -19,7 +19,7 @@ from ..registry import Registry
 from ..settings import Count, Positive
 from ..tensors import Tensors, combine
 from .coverage import ClientUpdate
-from .regions import Region, clone_touched, update_regions
+from .regions import Region, clone_touched, mark_regions, update_regions
 
 Minority = Annotated[float, Interval(ge=0, lt=0.5)]
 AtLeastOne = Annotated[float, Interval(ge=1, lt=math.inf)]
@@ -112,6 +112,19 @@ class RobustAggregator:
             if len(region.contributors) < self.min_contributors and limit is not None:
                 region.write(result, _clipped_mean(region, weights, selected, limit))
         return result
+
+    def updated_entries(self, weights: Tensors, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
+        """The regions with enough contributors among the selected updates; with "clipped", then all of them.
+
+        Parameters
+        ----------
+        weights : the global weights.
+        updates : what devices returned.
+        """
+        selected = self.rule.select(weights, [update for update in updates if update.weight > 0])
+        regions = update_regions(weights, selected)
+        enough = [region for region in regions if len(region.contributors) >= self.min_contributors]
+        return mark_regions(weights, regions if enough and self.low_coverage == "clipped" else enough)
 
 
 @dataclass(frozen=True)

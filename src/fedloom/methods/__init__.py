@@ -7,6 +7,7 @@ from .decouple import Decouple
 from .ditto import Ditto
 from .efedsup import EFedSup
 from .fedavg import FedAvg
+from .feddyn import FedDyn
 from .fedgkt import FedGKT
 from .fedhen import FedHeN
 from .fedhenn import FedHeNN
@@ -22,6 +23,7 @@ from .method import Method, MethodInfo, fleet_problem, headline_test
 from .mixed import Mixed
 from .noside import NoSide
 from .perfedavg import PerFedAvg
+from .scaffold import Scaffold
 from .standalone import Standalone
 
 METHODS: Registry[type[Method]] = Registry(
@@ -29,6 +31,8 @@ METHODS: Registry[type[Method]] = Registry(
     {
         "fedavg": FedAvg,
         "fedprox": FedProx,
+        "scaffold": Scaffold,
+        "feddyn": FedDyn,
         "heterofl": HeteroFL,
         "fedrolex": FedRolex,
         "fjord": FjORD,

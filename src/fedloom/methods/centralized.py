@@ -26,6 +26,7 @@ class Centralized(Method):
         uploads="all data (simulation only)",
         heterogeneity="one model",
         simulation_only=True,
+        server_step="trains in one place and has nothing to average",
     )
     train = train_on_labels
 

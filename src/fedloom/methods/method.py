@@ -36,6 +36,8 @@ class MethodInfo:
     simulation_only : whether the method cannot run on real devices.
     example_settings : settings for a small first run, where the defaults are not enough.
     needs : what the method needs of the task: "class_labels", one for every example; "": nothing but a loss.
+    server_step : what the server does instead of taking the average, in words such as "has a step of its own", if a
+        server optimizer cannot take its place; "": the average is the new model.
     """
 
     paper: str = ""
@@ -47,6 +49,7 @@ class MethodInfo:
     simulation_only: bool = False
     example_settings: Mapping[str, Any] = FrozenDict()
     needs: Literal["", "class_labels"] = ""
+    server_step: str = ""
 
 
 class Declarations(Protocol):
@@ -83,6 +86,11 @@ class Declarations(Protocol):
     def produces(self) -> Literal["global", "personalized"]:
         """One "global" model, or "personalized" ones: decides which test counts first, see `headline_test`."""
         return self.info.produces
+
+    @property
+    def server_step(self) -> str:
+        """What the server does instead of taking the average, if a server optimizer cannot; "": nothing."""
+        return self.info.server_step
 
     @property
     def needs_public_data(self) -> bool:

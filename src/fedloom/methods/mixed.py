@@ -213,6 +213,10 @@ class Mixed(RepresentationAlignment, Method):
     def shares_features(self) -> str:
         return next((part.method.shares_features for part in self.parts if part.method.shares_features), "")
 
+    @property
+    def server_step(self) -> str:
+        return next((part.method.server_step for part in self.parts if part.method.server_step), "")
+
 
 @dataclass(frozen=True)
 class CompositeEngine:

@@ -15,7 +15,7 @@ from ..engines.compression import COMPRESSORS, Compressor
 from ..evaluation.metrics import METRICS, MetricEntry
 from ..exporting import FORMATS, Format
 from ..fleet.speed import STRAGGLERS, DeviceSpeeds
-from ..footprints import RULES, Rule
+from ..footprints import RULES, SERVER_OPTIMIZERS, Rule, ServerOptimizer
 from ..methods import METHODS, Method
 from ..models import MODELS, Family
 from ..registry import Layered
@@ -36,8 +36,8 @@ class Registries:
     Parameters
     ----------
     methods, models, datasets, partitions, preparations, tasks : names and the classes or functions that they stand for.
-    optimizers, losses, lr_schedules, aggregation, compressors, stragglers, engines, attacks : the same.
-    metrics, export_formats, trackers : the same.
+    optimizers, losses, lr_schedules, aggregation, server_optimizers, compressors, stragglers, engines : the same.
+    attacks, metrics, export_formats, trackers : the same.
     files : Python files that names were added from.
 
     Examples
@@ -55,6 +55,7 @@ class Registries:
     losses: Mapping[str, Callable[..., Any]] = _table(LOSSES)
     lr_schedules: Mapping[str, Callable[..., LRSchedule]] = _table(LR_SCHEDULES)
     aggregation: Mapping[str, Callable[..., Rule | None]] = _table(RULES)
+    server_optimizers: Mapping[str, Callable[..., ServerOptimizer]] = _table(SERVER_OPTIMIZERS)
     compressors: Mapping[str, Callable[..., Compressor]] = _table(COMPRESSORS)
     stragglers: Mapping[str, Callable[..., DeviceSpeeds]] = _table(STRAGGLERS)
     engines: Mapping[str, Callable[..., Any]] = _table(ENGINES)

@@ -230,7 +230,7 @@ class CompressionConfig(Section):
 
 
 class AggregationConfig(OpenSection):
-    """Robust aggregation. Other keys are settings of the rule."""
+    """Robust aggregation, and the server's step. Other keys are settings of the rule."""
 
     rule: str = "none"
     """Name of a rule, applied per coverage region; `"none"`: the mean, as in the papers."""
@@ -239,6 +239,9 @@ class AggregationConfig(OpenSection):
     updates."""
     min_contributors: Count = 3
     """Updates that a rule needs."""
+    server_optimizer: dict[str, Any] | None = None
+    """The `kind` of server optimizer (FedOpt) and its settings, such as `{ kind = "adam", lr = 0.01 }`; default: the
+    average itself is the new model. Weights that no update covers keep their value and their moments."""
 
 
 class OutageConfig(Section):

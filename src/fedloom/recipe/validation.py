@@ -296,7 +296,10 @@ def _validate_aggregation(aggregation: Mapping[str, Any], registries: Registries
     fields = AggregationConfig.model_fields
     settings = {key: value for key, value in aggregation.items() if key == "rule" or key not in fields}
     settings = {"rule": fields["rule"].default, **settings}
-    return validate_choice(registries.aggregation, settings, ("aggregation",), "rule", other_keys=fields)
+    issues = validate_choice(registries.aggregation, settings, ("aggregation",), "rule", other_keys=fields)
+    if isinstance(optimizer := aggregation.get("server_optimizer"), Mapping):
+        issues += validate_choice(registries.server_optimizers, optimizer, ("aggregation", "server_optimizer"))
+    return issues
 
 
 def _validate_compression(compression: Mapping[str, Any], registries: Registries) -> list[RecipeIssue]:

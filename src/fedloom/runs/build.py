@@ -36,7 +36,7 @@ from ..evaluation.evaluator import SERVER_MODEL_REF, load_server_model
 from ..evaluation.metrics import Metric
 from ..files import is_file, is_folder
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
-from ..footprints import Aggregate, Footprint, RobustAggregator, coverage_mean
+from ..footprints import Aggregate, Footprint, RobustAggregator, ServerOptimizer, coverage_mean
 from ..methods import Method, fleet_problem, headline_test
 from ..models import MODELS, Family, Model, build_model
 from ..recipe.errors import KeyPath, RecipeError, RecipeIssue
@@ -183,6 +183,12 @@ def build_aggregate(aggregation: AggregationConfig, registries: Registries) -> A
     return RobustAggregator(rule, aggregation.low_coverage, aggregation.min_contributors) if rule else coverage_mean
 
 
+def build_server_optimizer(aggregation: AggregationConfig, registries: Registries) -> ServerOptimizer | None:
+    """None if the server takes the average as it is."""
+    chosen = aggregation.server_optimizer
+    return None if chosen is None else instantiate(registries.server_optimizers, chosen)()
+
+
 def build_compression(recipe: Recipe, registries: Registries) -> Compression | None:
     """None if messages are not compressed."""
     uplink, downlink = recipe.compression.uplink, recipe.compression.downlink
@@ -303,6 +309,7 @@ def check(loaded: LoadedRecipe, registries: Registries, folder: Path, data_spec:
     check_candidates(loaded, fleet, method, warm_start(loaded, fleet))
     build_training(loaded, registries, data_spec.task)
     build_aggregate(loaded.recipe.aggregation, registries)
+    build_server_optimizer(loaded.recipe.aggregation, registries)
     clock = build_clock(loaded, registries, method, fleet)
     build_faults(loaded, fleet, clock, lambda device: 0, lambda number, refusal: None)
     return fleet, method
@@ -491,6 +498,7 @@ def assemble(
         compression=build_compression(loaded.recipe, registries),
         screening=NormScreening(limit, lambda: state.norm_history, report) if limit else None,
         headline_test=headline_test(method.produces, loaded.recipe.evaluation.tests),
+        server_optimizer=build_server_optimizer(loaded.recipe.aggregation, registries),
     )
     executor.register(build_worker_context(experiment))
     return experiment

@@ -4,18 +4,20 @@ Nothing here knows a method by name. A round on paper, with one device per tier 
 does: whether it averages updates, and what it sends.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from ..engines import DryRun
 from ..fleet import DeviceModel, Fleet, RoundContext
-from ..footprints import Aggregate, coverage_mean
+from ..footprints import ClientUpdate, coverage_mean
 from ..methods import Method
 from ..recipe.errors import RecipeIssue, dotted
 from ..recipe.load import LoadedRecipe
 from ..recipe.schema import AggregationConfig
+from ..tensors import Tensors
 from .data import DataSpec
 
 PUBLIC_EXAMPLES = 2  # of the round on paper
@@ -31,12 +33,14 @@ class RoundOnPaper:
     uploads : whether devices send anything.
     downloads : whether they receive anything.
     has_updates : whether they send weights that they received before, so that a change has a norm.
+    aggregates_state : whether everything that it averages is a bundle of its server state.
     """
 
     aggregates: bool
     uploads: bool
     downloads: bool
     has_updates: bool
+    aggregates_state: bool = True
 
 
 def one_device_per_tier(fleet: Fleet) -> Fleet:
@@ -51,20 +55,19 @@ def observe_rounds(method: Method, fleet: Fleet, data_spec: DataSpec) -> RoundOn
     """Let a method have two rounds and its last exchange, without training, and note what it does."""
     calls: list[bool] = []
 
-    def aggregate(*args: object, **kwargs: object) -> object:
-        calls.append(True)
-        return coverage_mean(*args, **kwargs)  # type: ignore[arg-type]
+    def aggregate(weights: Tensors, updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+        calls.append(any(weights is bundle for bundle in server.values()))
+        return coverage_mean(weights, updates)
 
-    noted: Aggregate = aggregate  # type: ignore[assignment]
     small, engine = one_device_per_tier(fleet), DryRun()
     public = torch.zeros(PUBLIC_EXAMPLES, *data_spec.stored_shape, dtype=torch.uint8)
     server, has_updates = method.start(small, fleet.seed), False
     for number in (1, 2, 3):
-        context = RoundContext(number, small.eligible_devices(number), small, engine, noted, public)
+        context = RoundContext(number, small.eligible_devices(number), small, engine, aggregate, public)
         server = method.round(server, context) if number < 3 else method.finish(server, context) or server
         has_updates |= bool(context.traffic.norms)
     sent, received = engine.bytes_up.total() > 0, engine.bytes_down.total() > 0
-    return RoundOnPaper(bool(calls), sent, received, has_updates)
+    return RoundOnPaper(bool(calls), sent, received, has_updates, all(calls))
 
 
 def check_effects(loaded: LoadedRecipe, fleet: Fleet, method: Method, data_spec: DataSpec) -> None:
@@ -72,6 +75,7 @@ def check_effects(loaded: LoadedRecipe, fleet: Fleet, method: Method, data_spec:
     recipe = loaded.recipe
     asked = {
         ("aggregation", "rule"): recipe.aggregation.rule != AggregationConfig().rule,
+        ("aggregation", "server_optimizer"): recipe.aggregation.server_optimizer is not None,
         ("faults", "min_coverage"): recipe.faults.min_coverage > 1,
         ("compression", "uplink"): recipe.compression.uplink is not None,
         ("compression", "downlink"): recipe.compression.downlink is not None,
@@ -80,8 +84,10 @@ def check_effects(loaded: LoadedRecipe, fleet: Fleet, method: Method, data_spec:
     if not any(asked.values()):
         return
     seen = observe_rounds(method, fleet, data_spec)
+    of_other = "" if seen.aggregates_state else "averages something else than its server state"
     missing = {
         ("aggregation", "rule"): "" if seen.aggregates else "averages nothing",
+        ("aggregation", "server_optimizer"): method.server_step or of_other if seen.aggregates else "averages nothing",
         ("faults", "min_coverage"): "" if seen.aggregates else "averages nothing",
         ("compression", "uplink"): "" if seen.uploads else "uploads nothing",
         ("compression", "downlink"): "" if seen.downloads else "sends nothing to devices",

@@ -8,7 +8,7 @@ from ..data import Dataset, Partition
 from ..engines import AttackTransport, ClientStates, Compression, InProcess, NormScreening, Refusal
 from ..evaluation import Evaluator
 from ..fleet import Engine, Fleet
-from ..footprints import Aggregate
+from ..footprints import Aggregate, ServerOptimizer
 from ..methods import Method
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
@@ -40,3 +40,4 @@ class Experiment:
     attack: AttackTransport | None = None
     deployed: bool = False  # real devices, with data of their own
     headline_test: str = "global"  # the test that counts first
+    server_optimizer: ServerOptimizer | None = None

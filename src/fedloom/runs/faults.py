@@ -15,7 +15,7 @@ from ..evaluation import Row
 from ..fleet import Device, Fleet, Responses, RoundContext, draw_cohort
 from ..fleet.sampling import ALWAYS, AvailabilityTrace, InvalidTrace, cohort_size, read_trace
 from ..fleet.tiers import TierRegion, region_name, tier_regions
-from ..footprints.regions import hold_low_coverage
+from ..footprints.regions import LowCoverageHold
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.schema import FaultsConfig, Recipe
@@ -74,7 +74,7 @@ class Faults:
         least = config.min_coverage
         return replace(
             context,
-            aggregate=hold_low_coverage(context.aggregate, least) if least > 1 else context.aggregate,
+            aggregate=LowCoverageHold(context.aggregate, least) if least > 1 else context.aggregate,
             deadline=config.deadline or math.inf,
             needed=min(1.0, self._needed(context) / cohort) if cohort else 1.0,
         )

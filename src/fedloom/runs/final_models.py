@@ -15,6 +15,7 @@ from ..fleet import Device, DeviceModel, ModelWeights, Request, ServerModel, Tie
 from ..tensors import Parcel
 from .experiment import Experiment
 from .folder import RunWriter
+from .loop import eval_targets
 
 SHARED_FILE, CKA_FILE = "shared.safetensors", "cka.json"
 CKA_EXAMPLES = 128
@@ -27,7 +28,7 @@ def save_models(experiment: Experiment, server: Parcel, number: int, writer: Run
     """
     fleet = experiment.fleet
     ask = make_ask(experiment.engine, number)
-    targets = experiment.method.eval_targets(server)
+    targets = eval_targets(experiment, server)
     if "weights" in server and not any(isinstance(target, ServerModel) for target in targets.values()):
         writer.write_tensors(SHARED_FILE, server["weights"])
     for name, target in targets.items():
@@ -91,7 +92,7 @@ def _load_tier_model(tier: Tier, experiment: Experiment, server: Parcel, number:
     """The model of the tier's first device, if possible one that has a state; None if devices are elsewhere."""
     targets = [
         target
-        for target in experiment.method.eval_targets(server).values()
+        for target in eval_targets(experiment, server).values()
         if isinstance(target, DeviceModel) and (not target.tiers or tier.name in target.tiers)
     ]
     devices = [device for device in experiment.fleet.devices(number) if device.tier == tier.name]

@@ -2,17 +2,17 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..engines import DeviceEnd, Refusal, ServerEnd
 from ..evaluation import Row
-from ..fleet import UNCOMPRESSED, Device, RoundContext, Traffic, Transport, expected_participants, make_ask
-from ..footprints import Aggregate, DPAggregator
+from ..fleet import UNCOMPRESSED, Device, EvalTarget, RoundContext, Traffic, Transport, expected_participants, make_ask
+from ..footprints import Aggregate, DPAggregator, ServerStep, split_moments
 from ..results import Record, Result
 from ..tensors import Parcel
 from ..wording import pluralize
@@ -22,6 +22,7 @@ from .privacy import compute_epsilon
 
 ADMITTED, MISSING = "admitted", "missing"
 Line = dict[str, Any]
+AnyParcel = TypeVar("AnyParcel", Parcel, Parcel | None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,13 +101,13 @@ def rounds(experiment: Experiment, since: Checkpoint | None = None) -> Iterator[
     server = since.server if since and done else method.start(experiment.fleet, recipe.seed, experiment.warm)
     for number in range(done + 1, recipe.rounds + 1):
         running = _Round(experiment, number, faults.cohort(number))
-        server = running.settle(server, method.round(server, running.context))
+        server = running.settle(server, running.play(method.round, server))
         yield running.finish(server)
         faults.check_failures(experiment.state)
     if done > recipe.rounds:  # the last exchange is over too
         return
     running = _Round(experiment, recipe.rounds + 1, faults.members(recipe.rounds + 1))
-    finished = method.finish(server, running.context)
+    finished = running.play(method.finish, server)
     if finished is not None:  # a last exchange is one more round, in which all devices may take part
         yield running.finish(running.settle(server, finished, last_exchange=True))
 
@@ -125,6 +126,19 @@ class _Round:
     @property
     def refusals(self) -> list[Refusal]:
         return [refusal for _, refusal in self.experiment.refusals[self.refusals_before :]]
+
+    def play(self, half: Callable[[Parcel, RoundContext], AnyParcel], server: Parcel) -> AnyParcel:
+        """The method's round, or its last exchange. A server optimizer keeps its moments beside the method's state.
+
+        The method never sees them: what it sends to devices is its own state.
+        """
+        optimizer = self.experiment.server_optimizer
+        if optimizer is None:
+            return half(server, self.context)
+        own, moments = split_moments(server)
+        step = ServerStep(optimizer, self.context.aggregate, own, moments)
+        after = half(own, replace(self.context, aggregate=step))
+        return after if after is None else {**after, **step.moments}
 
     def settle(self, before: Parcel, after: Parcel, last_exchange: bool = False) -> Parcel:
         """The server state that the round ends with; devices that were refused too often are quarantined."""
@@ -201,6 +215,12 @@ def aggregate_for(experiment: Experiment, round_number: int) -> Aggregate:
     return DPAggregator(privacy.clip, privacy.noise, participants, fleet.seed, round_number)
 
 
+def eval_targets(experiment: Experiment, server: Parcel) -> Mapping[str, EvalTarget]:
+    """The method's models to evaluate. It sees its own state, without the moments of a server optimizer."""
+    own = server if experiment.server_optimizer is None else split_moments(server)[0]
+    return experiment.method.eval_targets(own)
+
+
 def evaluate_if_due(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:
     """The rows of a round's models; none if the round is not to be evaluated. The last one always is."""
     due = last or number % experiment.loaded.recipe.evaluation.every == 0
@@ -211,7 +231,7 @@ def evaluate(experiment: Experiment, server: Parcel, number: int, last: bool) ->
     """Evaluation asks devices too, but is no part of the round: it changes no state and its traffic is not counted."""
     when = experiment.loaded.recipe.evaluation.per_device
     per_device = when == "always" or (when == "last" and last)
-    targets = experiment.method.eval_targets(server)
+    targets = eval_targets(experiment, server)
     return experiment.evaluator.rows(
         targets, experiment.fleet, make_ask(experiment.engine, number), number, per_device, last
     )

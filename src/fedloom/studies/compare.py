@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..analysis.costs import dry_run
 from ..engines import InProcess, Lockstep, WorkerPool
 from ..evaluation import Row
@@ -266,7 +268,9 @@ def estimate_memory(experiment: Experiment) -> int:
     moved = dry_run(loaded, method, fleet, data_spec_of(experiment.dataset), experiment.compression)
     shares = zip(fleet.tiers, fleet.shares, strict=True)
     sent = sum(share * moved.bytes_up[tier.name] for tier, share in shares)
-    state = payload_bytes(method.start(fleet, fleet.seed, experiment.warm))
+    optimizer = experiment.server_optimizer
+    copies = 1 + (0 if optimizer is None else len(optimizer.start(torch.zeros(()))))  # of the weights, with moments
+    state = copies * payload_bytes(method.start(fleet, fleet.seed, experiment.warm))
     return int(state + 2 * loaded.recipe.fleet.participation * fleet.size * sent)
 
 

@@ -98,9 +98,10 @@ class Paper(TomlModel):
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row or curve: the recipe with its changes, and the printed numbers."""
+    """A row or curve of a table: the recipe with its changes, and the printed numbers."""
 
     name: str
+    table: str
     source: str
     recipe: Path
     changes: Changes
@@ -135,7 +136,7 @@ def expand_rows(paper: Paper, recipes: Path, path: Path) -> Iterator[PublishedRo
             changes = [change for word in words for change in word_changes(word, paper, table, recipes, path)]
             values = [None if isinstance(value, str) else float(value) for value in printed]
             yield PublishedRow(
-                "_".join((table.name, *words)), f"{paper.paper}, {table.source}", recipes / table.recipe,
+                "_".join((table.name, *words)), table.name, f"{paper.paper}, {table.source}", recipes / table.recipe,
                 ("compare={}", *changes),  # a row is one run, without the arms of its recipe
                 tuple(zip(table.numbers, values, strict=True)),
             )  # fmt: skip

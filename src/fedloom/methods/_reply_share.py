@@ -1,0 +1,40 @@
+"""Participation by entry, for methods whose server state is a mean over all devices, also those that did not reply.
+
+In a paper where all devices have the same model it is one number, |S| / N. With nested models every entry has its own:
+a device counts only where its slice has the entry.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..fleet import Reply, RoundContext
+from ..footprints import count_contributors
+from ..tensors import Tensors
+
+
+def reply_shares(context: RoundContext, weights: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+    """For each entry, the share of the devices holding it that replied.
+
+    Parameters
+    ----------
+    context : the round, whose eligible devices are the paper's N.
+    weights : the global weights.
+    replies : the replies of the round.
+
+    Returns
+    -------
+    Shares in float64, in the shapes of the weights; 0 for entries that no device holds.
+    """
+    devices = Counter(device.tier for device in context.fleet.eligible_devices(context.number))
+    replied = Counter(reply.device.tier for reply in replies)
+    footprints = {tier.name: tier.footprint for tier in context.fleet.active_tiers}
+
+    def count(name: str, weight: Tensor, tiers: Counter[str]) -> Tensor:
+        return count_contributors(name, weight, [(footprints[tier], float(size)) for tier, size in tiers.items()])
+
+    return {
+        name: count(name, weight, replied) / count(name, weight, devices).clamp_min(1)
+        for name, weight in weights.items()
+    }

@@ -1,0 +1,94 @@
+"""FedDyn. Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
+
+Every device keeps an estimate of its gradient, which its loss is bent by, so that what is stationary for all devices
+is stationary for the global model. The server keeps h, the mean of these over all devices. With nested models h is a
+mean entry by entry, over the devices whose slice has the entry; entries that no reply covers keep weights and h.
+
+The authors' code differs from the paper: it divides alpha by a device's share of the examples, clips gradients, and
+reports the mean of the uploads, without h. Here all is as in the paper, and the server's model is evaluated.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..client import Batch, Client, ClientResult, distance, fit, label_loss, like, on_device
+from ..fleet import Device, Fleet, RoundContext
+from ..footprints import ClientUpdate, updated_entries
+from ..settings import NonNegative
+from ..tensors import Parcel, Tensors, combine, inner
+from ._reply_share import reply_shares
+from .method import Method, MethodInfo, fixed_tiers_problem
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """FedDyn: a dynamic regularizer on every device makes local optima agree with the global one.
+
+    Parameters
+    ----------
+    alpha : the strength of the regularizer; 0: none, which is FedAvg with equal weights. That is not the limit of small
+        values: the server's correction h / alpha does not depend on alpha.
+    """
+
+    info = MethodInfo(
+        paper="Acar et al., ICLR 2021",
+        uploads="weights of the device's slice",
+        client_state="an estimate of its gradient",
+        server_step="corrects the average by a state of its own",
+    )
+
+    alpha: NonNegative = 0.01
+
+    def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
+        server = super().start(fleet, seed, warm_start)
+        return {**server, "h": combine(torch.zeros_like, server["weights"])}
+
+    def init_client(self, device: Device, seed: int, warm_start: Tensors | None = None) -> Parcel:
+        return {"gradient": {name: torch.zeros(shape) for name, shape in device.model.shapes().items()}}
+
+    def round(self, server: Parcel, context: RoundContext) -> Parcel:
+        before = server["weights"]
+        replies = context.ask(
+            self.train, {device: {"weights": device.footprint.read(before)} for device in context.cohort}
+        )
+        updates = [ClientUpdate(reply.device.footprint, reply.upload["weights"], 1.0) for reply in replies]
+        mean = context.aggregate(before, updates)
+        if not self.alpha:
+            return {"weights": mean, "h": server["h"]}
+        shares = reply_shares(context, before, replies)  # |P| / m, entry by entry
+        updated = updated_entries(context.aggregate, before, updates)
+
+        def next_h(h: Tensor, old: Tensor, mean: Tensor, share: Tensor) -> Tensor:
+            return h.double() - self.alpha * share * (mean.double() - old.double())
+
+        h = combine(next_h, server["h"], before, mean, shares)
+        weights = combine(lambda mean, h: mean.double() - h / self.alpha, mean, h)
+
+        def where_updated(new: Tensor, old: Tensor, updated: Tensor) -> Tensor:
+            return torch.where(updated, new.to(old.dtype), old)
+
+        return {
+            "weights": combine(where_updated, weights, before, updated),
+            "h": combine(where_updated, h, server["h"], updated),
+        }
+
+    @on_device(sends={"weights": like("weights")})
+    def train(self, client: Client, inbox: Parcel) -> ClientResult:
+        received, local_gradient, labels = inbox["weights"], client.state["gradient"], label_loss(client)
+
+        def loss(weights: Tensors, batch: Batch) -> Tensor:
+            regularizer = self.alpha * distance(weights, received) - inner(local_gradient, weights)
+            return labels(weights, batch) + regularizer
+
+        trained = fit(client, received, loss)
+        after = combine(lambda g, new, old: g - self.alpha * (new - old), local_gradient, trained, received)
+        return ClientResult(upload={"weights": trained}, state={"gradient": after})
+
+    def check_fleet(self, fleet: Fleet) -> str | None:
+        return fixed_tiers_problem(fleet)
+
+    @property
+    def dp_uncovered(self) -> str:
+        return "whether it replied, which the server's state h is scaled by"

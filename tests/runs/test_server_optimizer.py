@@ -1,0 +1,127 @@
+"""A recipe's server optimizer: the same averages go in, its moments are part of the run, and it is refused by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedloom
+from fedloom.api.run import Run
+from fedloom.footprints.server_optimizer import MOMENTS, FedAdam
+from fedloom.recipe.errors import RecipeError
+from fedloom.runs.checkpoint import FOLDER, Checkpoints
+from fedloom.runs.folder import read_manifest
+
+MLP = {"model": {"family": "mlp", "hidden": [6]}, "data": {"dataset": "digits", "devices": 4, "max_examples": 20}}
+ADAM = {"server_optimizer": {"kind": "adam", "lr": 0.05}}
+
+
+def sha(run: Run) -> str:
+    return str(read_manifest(run.folder)["sha256"])
+
+
+def weights_of(run: Run) -> dict[str, Any]:
+    checkpoint = Checkpoints(run.folder / FOLDER).read_newest()
+    assert checkpoint is not None
+    return dict(checkpoint.server)
+
+
+def test_run_with_server_optimizer_keeps_moments_beside_weights(run: Callable[..., Run]) -> None:
+    plain, made = run("plain", **MLP), run("adam", aggregation=ADAM, **MLP)
+    bundles = weights_of(made)
+    assert bundles.keys() == {"weights", f"{MOMENTS}mean:weights", f"{MOMENTS}square:weights"}
+    assert weights_of(plain).keys() == {"weights"}
+    assert sha(plain) != sha(made)
+    shapes = [{name: one.shape for name, one in tensors.items()} for tensors in bundles.values()]
+    assert shapes[0] == shapes[1] == shapes[2]
+    moved = [sum(row.value for row in one.rows() if row.metric == "bytes_down") for one in (plain, made)]
+    assert moved[0] == moved[1]  # moments are not sent
+    assert (made.folder / "models" / "small.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"aggregation": {"rule": "median", "min_contributors": 2}},
+        {"method": {"name": "decouple"}},
+        pytest.param({"faults": {"dropout": 0.4, "min_coverage": 2}}, marks=pytest.mark.slow),
+        pytest.param({"method": {"name": "fedrolex"}}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "method": {"name": "heterofl", "only_seen_rows": False},
+                "fleet": {"sampling": "poisson", "participation": 0.9},
+                "privacy": {"clip": 1.0, "noise": 0.5},
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["heterofl", "median", "decouple", "faults", "fedrolex", "privacy"],
+)
+def test_run_with_momentum_zero_and_rate_one_is_plain_bit_for_bit(run: Callable[..., Run], changes: Any) -> None:
+    identity = {"server_optimizer": {"kind": "momentum", "lr": 1.0, "momentum": 0.0}}
+    sections = {**MLP, **changes}
+    plain = run("plain", **sections)
+    made = run("identity", **{**sections, "aggregation": {**sections.get("aggregation", {}), **identity}})
+    assert [repr(row) for row in plain.rows()] == [repr(row) for row in made.rows()]
+    moved = run("moved", **{**sections, "aggregation": {**sections.get("aggregation", {}), **ADAM}})
+    assert [repr(row) for row in moved.rows()] != [repr(row) for row in made.rows()]
+
+
+@pytest.mark.parametrize("kind", ["yogi", *(pytest.param(k, marks=pytest.mark.slow) for k in ("momentum", "adagrad"))])
+def test_run_with_server_optimizer_resumed_gives_same_bits(
+    kind: str, document: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    recipe = document(rounds=4, aggregation={"server_optimizer": {"kind": kind}}, **MLP)
+    whole = fedloom.run(recipe, out=tmp_path / "whole")
+    simulation = fedloom.Simulation.from_recipe(recipe)
+    for count in (1, 2, 1):
+        for _ in simulation.rounds(count):
+            pass
+    assert sha(simulation.save(tmp_path / "parts")) == sha(whole)
+    assert fedloom.verify(whole.folder, rounds=2).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("standalone", "standalone averages nothing"),
+        ("scaffold", "scaffold has a server step of its own, method.global_lr"),
+        ("feddyn", "feddyn corrects the average by a state of its own"),
+        ("centralized", "centralized trains in one place and has nothing to average"),
+    ],
+)
+def test_check_server_optimizer_that_makes_no_sense_is_refused_by_name(
+    method: str, reason: str, document: Callable[..., dict[str, Any]]
+) -> None:
+    one_tier = {"tiers": [{"name": "all", "share": 1.0}]}
+    with pytest.raises(RecipeError, match=f"{reason}; aggregation.server_optimizer has no effect"):
+        fedloom.check(document(method={"name": method}, aggregation=ADAM, **MLP, **one_tier))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "key", "code"),
+    [
+        ({"kind": "adamw"}, "aggregation.server_optimizer.kind", "RECIPE_NAME"),
+        ({"kind": "adam", "momentum": 0.9}, "aggregation.server_optimizer.momentum", "RECIPE_KEY"),
+        ({"kind": "yogi", "lr": 0.0}, "aggregation.server_optimizer.lr", "RECIPE_RANGE"),
+        ({"lr": 0.1}, "aggregation.server_optimizer.kind", "RECIPE_MISSING"),
+    ],
+)
+def test_check_server_optimizer_bad_settings_are_located(
+    optimizer: Any, key: str, code: str, document: Callable[..., dict[str, Any]]
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        fedloom.check(document(aggregation={"server_optimizer": optimizer}))
+    (issue,) = refused.value.issues
+    assert (".".join(map(str, issue.key_path)), issue.code) == (key, code)
+
+
+def test_simulation_takes_server_optimizer_by_name_or_object() -> None:
+    tiers = fedloom.tiers("mlp", {"hidden": [4]}, all={"share": 1.0})
+    for chosen in ({"kind": "adam", "lr": 0.1}, fedloom.server_optimizers.adam(lr=0.1), FedAdam(lr=0.1)):
+        simulation = fedloom.Simulation(
+            "digits", tiers=tiers, method="fedavg", devices=4, aggregation={"server_optimizer": chosen}
+        )
+        assert simulation.recipe["aggregation"]["server_optimizer"] == {"kind": "adam", "lr": 0.1}
