@@ -303,6 +303,23 @@ def early_exit_problem(method: str, fleet: Fleet) -> str | None:
     )
 
 
+def one_prediction_problem(method: str, fleet: Fleet) -> str | None:
+    """For methods that compare what nets make of whole examples: why they cannot train a fleet; None if they can.
+
+    Parameters
+    ----------
+    method : its name.
+    fleet : the fleet.
+    """
+    for tier in fleet.active_tiers:
+        if not tier.model.predicts_whole_examples():
+            return (
+                f"{method} needs one prediction for every example, and {tier.model.family} predicts each of its tokens "
+                "or pixels; use a method that needs only a loss, such as heterofl or fedavg"
+            )
+    return None
+
+
 def fixed_tiers_problem(fleet: Fleet) -> str | None:
     """Why a method whose devices keep a model, or a part of one, cannot train a fleet; None if it can.
 
