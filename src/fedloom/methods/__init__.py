@@ -6,6 +6,7 @@ from .centralized import Centralized
 from .decouple import Decouple
 from .ditto import Ditto
 from .efedsup import EFedSup
+from .fd import FD
 from .fedavg import FedAvg
 from .fedgkt import FedGKT
 from .fedhen import FedHeN
@@ -40,6 +41,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedhenn": FedHeNN,
         "fedin": FedIN,
         "fedgkt": FedGKT,
+        "fd": FD,
         "ditto": Ditto,
         "lgfedavg": LGFedAvg,
         "perfedavg": PerFedAvg,

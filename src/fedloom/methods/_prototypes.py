@@ -1,0 +1,147 @@
+"""Prototypes, the mean features of a class on a device, as in FedProto, FedGH and FedTGP.
+
+Features are what the last layer receives. The nets may differ, but their features must have the same length.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ..client import Batch, Client, Layout, with_batchnorm_statistics
+from ..data import Examples
+from ..fleet import Fleet, Reply
+from ..models import Model, Outputs
+from ..tensors import Tensors
+from .method import one_prediction_problem
+
+EXAMPLES_AT_ONCE = 64  # bounds memory
+NO_PROTOTYPE = -1e6  # the logit of a class without a prototype
+
+
+def read_features(outputs: Outputs) -> Tensor:
+    """[K, batch, width]: what the last layer received."""
+    return outputs.taps["features"].flatten(2)
+
+
+def class_sums(values: Tensor, labels: Tensor, counted: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Sums over the examples of each class, [K, classes, width], and their numbers, [K, classes].
+
+    `counted`, [K, batch] or [K, 1], is 0 for examples that are padding.
+    """
+    member = one_hot(labels, classes).to(values) * counted.to(values).unsqueeze(-1)
+    return member.mT @ values, member.sum(1)
+
+
+@torch.no_grad()
+def compute_prototypes(client: Client, weights: Tensors) -> tuple[Tensor, Tensor]:
+    """The mean features of each class over all examples of a device, 0 without any, and the numbers of examples.
+
+    In evaluation mode and without augmentation.
+    """
+    model, ready = client.model, with_batchnorm_statistics(client, weights)
+    sums, counts = zip(
+        *(
+            class_sums(read_features(model(ready, batch.x)), batch.y, real, model.classes)
+            for batch, real in client.train_batches(EXAMPLES_AT_ONCE)
+        ),
+        strict=True,
+    )
+    total, count = torch.stack(sums).sum(0), torch.stack(counts).sum(0)
+    return total / count.clamp_min(1).unsqueeze(-1), count
+
+
+def prototype_distances(features: Tensor, batch: Batch, prototypes: Tensors) -> tuple[Tensor, Tensor]:
+    """The Euclidean distance of a batch's mean features from the prototype of each class, [K, classes].
+
+    Also which of them count: those of classes that the batch has and whose prototype is known.
+    """
+    known, everyone = prototypes["count"] > 0, features.new_ones(len(features), 1)
+    total, count = class_sums(features, batch.y, everyone, known.shape[1])
+    local = total / count.clamp_min(1).unsqueeze(-1)
+    counted = known & (count > 0)
+    return torch.linalg.vector_norm(local - prototypes["mean"], dim=-1) * counted, counted
+
+
+def feature_errors(features: Tensor, batch: Batch, prototypes: Tensors) -> Tensor:
+    """[K]: mean squared error of each example's features with the prototype of its class, as in published programs."""
+    row = torch.arange(len(features)).unsqueeze(1)
+    errors = (features - prototypes["mean"][row, batch.y]).square().mean(-1)
+    return (errors * (prototypes["count"][row, batch.y] > 0)).mean(-1)
+
+
+def prototype_layout(model: Model) -> Layout:
+    """The layout of a device's prototypes."""
+    floats = torch.get_default_dtype()
+    return {"mean": ((model.classes, model.feature_width()), floats), "count": ((model.classes,), floats)}
+
+
+def no_prototypes(model: Model) -> dict[str, Tensor]:
+    """Prototypes of which none is known yet."""
+    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in prototype_layout(model).items()}
+
+
+def gather_prototypes(replies: Sequence[Reply]) -> dict[str, Tensor]:
+    """The uploaded prototypes of all replies, [replies, ...]."""
+    uploads = [reply.upload["prototypes"] for reply in replies]
+    return {name: torch.stack([upload[name] for upload in uploads]) for name in ("mean", "count")}
+
+
+def prototype_examples(gathered: Tensors) -> Examples:
+    """Uploaded prototypes as examples for the server, with their classes; in a block of one, [1, replies, ...]."""
+    has = gathered["count"][0] > 0
+    return Examples(gathered["mean"][0][has], torch.arange(has.shape[1]).expand_as(has)[has])
+
+
+def nearest_prototype(model: Model, weights: Tensors, prototypes: Tensors) -> Tensors:
+    """Weights with which a net classifies by the nearest prototype.
+
+    argmin |f - p|² is argmax 2 p·f - |p|², which a linear last layer computes. While no prototype is known, the net
+    keeps its own last layer.
+    """
+    head, mean, known = find_head(model), prototypes["mean"], prototypes["count"] > 0
+    logits = torch.where(known, -mean.square().sum(-1), NO_PROTOTYPE)
+    nearest, any_known = {"weight": 2 * mean, "bias": logits}, known.any(1)
+    replaced = {
+        name: torch.where(any_known.view(-1, *[1] * (nearest[part].dim() - 1)), nearest[part], weights[name])
+        for part, name in head.items()
+    }
+    return {**weights, **replaced}
+
+
+def find_head(model: Model) -> Mapping[str, str]:
+    """The names of weight and bias of a linear last layer; empty if the last layer is another."""
+    shapes = model.shapes()
+    expected = {"weight": (model.classes, model.feature_width()), "bias": (model.classes,)}
+    found = {part: [name for name in model.head() if tuple(shapes[name]) == shape] for part, shape in expected.items()}
+    is_linear = len(model.head()) == 2 and all(len(names) == 1 for names in found.values())
+    return {part: names[0] for part, names in found.items()} if is_linear else {}
+
+
+def features_problem(method: str, fleet: Fleet) -> str | None:
+    """Why the tiers' models have no features that can be compared; None if they have."""
+    problem = one_prediction_problem(method, fleet)
+    if problem:
+        return problem
+    lengths: dict[str, int] = {}
+    for tier in fleet.active_tiers:
+        try:
+            lengths[tier.name] = tier.model.feature_width()
+        except ValueError as reason:
+            return f"{method} compares the features of nets: {reason}"
+    if len(set(lengths.values())) == 1:
+        return None
+    each = ", ".join(f"{name} {length}" for name, length in lengths.items())
+    return (
+        f"{method} needs features of the same length in all tiers, and they have: {each}; give the last hidden layers "
+        "the same width, or pool them to one"
+    )
+
+
+def linear_head_problem(purpose: str, fleet: Fleet, hint: str) -> str | None:
+    """Why a last layer cannot be replaced by another of the same shape; None if it can."""
+    for tier in fleet.active_tiers:
+        if not find_head(tier.model):
+            return f"{purpose} a last layer that is linear, with a bias; {tier.model.family} has another{hint}"
+    return None
