@@ -12,6 +12,7 @@ from .fedgkt import FedGKT
 from .fedhen import FedHeN
 from .fedhenn import FedHeNN
 from .fedin import FedIN
+from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedrolex import FedRolex
@@ -42,6 +43,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedin": FedIN,
         "fedgkt": FedGKT,
         "fd": FD,
+        "fedproto": FedProto,
         "ditto": Ditto,
         "lgfedavg": LGFedAvg,
         "perfedavg": PerFedAvg,
