@@ -18,6 +18,7 @@ from .fedrep import FedRep
 from .fedrolex import FedRolex
 from .fedsup import FedSup
 from .fjord import FjORD
+from .fml import FML
 from .heterofl import HeteroFL
 from .lgfedavg import LGFedAvg
 from .method import Method, MethodInfo, fleet_problem, headline_test
@@ -44,6 +45,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedgkt": FedGKT,
         "fd": FD,
         "fedproto": FedProto,
+        "fml": FML,
         "ditto": Ditto,
         "lgfedavg": LGFedAvg,
         "perfedavg": PerFedAvg,
