@@ -12,6 +12,7 @@ from .fedgkt import FedGKT
 from .fedhen import FedHeN
 from .fedhenn import FedHeNN
 from .fedin import FedIN
+from .fedkd import FedKD
 from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrep import FedRep
@@ -46,6 +47,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fd": FD,
         "fedproto": FedProto,
         "fml": FML,
+        "fedkd": FedKD,
         "ditto": Ditto,
         "lgfedavg": LGFedAvg,
         "perfedavg": PerFedAvg,
