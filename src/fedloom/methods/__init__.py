@@ -8,6 +8,7 @@ from .ditto import Ditto
 from .efedsup import EFedSup
 from .fd import FD
 from .fedavg import FedAvg
+from .fedgh import FedGH
 from .fedgkt import FedGKT
 from .fedhen import FedHeN
 from .fedhenn import FedHeNN
@@ -46,6 +47,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedgkt": FedGKT,
         "fd": FD,
         "fedproto": FedProto,
+        "fedgh": FedGH,
         "fml": FML,
         "fedkd": FedKD,
         "ditto": Ditto,
