@@ -19,6 +19,7 @@ from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedrolex import FedRolex
 from .fedsup import FedSup
+from .fedtgp import FedTGP
 from .fjord import FjORD
 from .fml import FML
 from .heterofl import HeteroFL
@@ -47,6 +48,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedgkt": FedGKT,
         "fd": FD,
         "fedproto": FedProto,
+        "fedtgp": FedTGP,
         "fedgh": FedGH,
         "fml": FML,
         "fedkd": FedKD,
