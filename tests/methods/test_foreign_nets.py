@@ -11,8 +11,8 @@ from torch import nn
 
 from fedloom.client import Sgd
 from fedloom.data import TASKS
-from fedloom.fleet import Reply
-from fedloom.methods import METHODS, Method, fleet_problem
+from fedloom.fleet import Reply, count_parameters
+from fedloom.methods import METHODS, Method, fleet_problem, training_macs
 from fedloom.methods._prototypes import find_head, nearest_prototype
 from fedloom.methods.fd import FD
 from fedloom.methods.fedavg import FedAvg
@@ -22,7 +22,7 @@ from fedloom.methods.fedproto import FedProto
 from fedloom.methods.fedtgp import FedTGP, largest_margin
 from fedloom.methods.fml import FML
 from fedloom.methods.standalone import Standalone
-from fedloom.models import build_model
+from fedloom.models import build_model, compute_cost
 from fedloom.testing import ScriptedEngine, TinyWorld, check_method, largest_difference, same_parcel, tiny_model
 from fedloom.testing.doubles import committed_states
 from fedloom.testing.report import METHOD_CHECKS, default_dtype
@@ -259,3 +259,12 @@ def same_features(*, input_shape: tuple[int, ...], classes: int, width: float = 
     return nn.Sequential(
         nn.Flatten(), nn.Linear(36, hidden), nn.ReLU(), nn.Linear(hidden, 6), nn.ReLU(), nn.Linear(6, classes)
     )
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_training_macs_add_the_shared_net(name: str) -> None:
+    models = foreign_world().fleet.tier_models
+    macs = {tier: 3.0 * compute_cost(model).macs * 10 for tier, model in models.items()}
+    smallest = min(models, key=lambda tier: count_parameters(models[tier].shapes()))
+    expected = macs["a"] + (macs[smallest] if name in ("fml", "fedkd") else 0)
+    assert training_macs(METHODS[name](), models["a"], models, 10, 2) == expected

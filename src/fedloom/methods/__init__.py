@@ -24,7 +24,7 @@ from .fjord import FjORD
 from .fml import FML
 from .heterofl import HeteroFL
 from .lgfedavg import LGFedAvg
-from .method import Method, MethodInfo, fleet_problem, headline_test
+from .method import Method, MethodInfo, fleet_problem, headline_test, training_macs
 from .mixed import Mixed
 from .noside import NoSide
 from .perfedavg import PerFedAvg
@@ -63,4 +63,4 @@ METHODS: Registry[type[Method]] = Registry(
 )
 register = METHODS.register
 
-__all__ = ["METHODS", "Method", "MethodInfo", "PersonalModels", "fleet_problem", "headline_test"]
+__all__ = ["METHODS", "Method", "MethodInfo", "PersonalModels", "fleet_problem", "headline_test", "training_macs"]

@@ -29,7 +29,7 @@ class SharedNet(PersonalModels, Protocol):
     def weighting(self) -> Literal["uniform", "examples"]: ...
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
-        model = self.shared_model({tier.name: tier.model for tier in fleet.active_tiers})
+        model = self.shared_model(fleet.tier_models)
         footprint = find_footprint(model.shapes(), fleet.global_model.shapes())
         found = read_submodel(model.shapes(), footprint, warm_start) if warm_start else {}
         return {"weights": found if found.keys() == model.shapes().keys() else model.initial_weights(seed)}
@@ -39,6 +39,9 @@ class SharedNet(PersonalModels, Protocol):
         if self.shared_tier:
             return models[self.shared_tier]
         return min(models.values(), key=lambda model: count_parameters(model.shapes()))
+
+    def trained_beside(self, tier_models: Mapping[str, Model]) -> tuple[Model, ...]:
+        return (self.shared_model(tier_models),)
 
     def average_shared(self, server: Parcel, context: RoundContext, replies: Sequence[Reply]) -> dict[str, Tensor]:
         old = server["weights"]

@@ -119,6 +119,15 @@ class Declarations(Protocol):
         """
         return 3.0 * compute_cost(model).macs * examples
 
+    def trained_beside(self, tier_models: Mapping[str, Model]) -> tuple[Model, ...]:
+        """Models that every device trains besides its own, whose cost adds to it: by default none.
+
+        Parameters
+        ----------
+        tier_models : the model of every tier that takes part, by name.
+        """
+        return ()
+
     def server_macs(self, model: Model, examples: int) -> float:
         """Multiply-adds of the server in a round. Averaging is not counted.
 
@@ -255,6 +264,20 @@ def headline_test(produces: str, tests: Collection[str] = ("global", "local")) -
     """
     wanted = "local" if produces == "personalized" else "global"
     return wanted if wanted in tests or not tests else sorted(tests)[0]
+
+
+def training_macs(method: Method, model: Model, tier_models: Mapping[str, Model], examples: int, steps: int) -> float:
+    """Multiply-adds of a device's training in a round: of its own model, and of those that it trains beside it.
+
+    Parameters
+    ----------
+    method : the method.
+    model : the device's model.
+    tier_models : the model of every tier that takes part, by name.
+    examples : the number of examples that it trains on, counted once per epoch.
+    steps : the number of its training steps.
+    """
+    return sum(method.device_macs(one, examples, steps) for one in (model, *method.trained_beside(tier_models)))
 
 
 def fleet_problem(method: Method, fleet: Fleet) -> str | None:
