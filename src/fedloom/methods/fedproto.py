@@ -43,7 +43,7 @@ class FedProto(PersonalModels):
     distance : what is pulled: the mean features of a batch's classes, by the sum of their Euclidean distances
         ("prototypes", Eq. 8), or the features of each example, by the mean squared error ("features", as in the
         authors' program and in PFLlib).
-    nearest : whether devices are also evaluated with the nearest prototype instead of their last layer (Eq. 10).
+    nearest : whether devices are also evaluated with the nearest prototype instead of their last layer (Eq. 4).
     """
 
     info = MethodInfo(
