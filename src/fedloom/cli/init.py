@@ -56,13 +56,13 @@ stages = 2
 """
 
 FOREIGN_MODEL = """family = "convnet"            # the net of tiers that name no other
-hidden = [16, 32]             # channels of its layers
 """
 
 FOREIGN_TIERS = """# a tier is a class of devices: its share of the fleet, and its net; the last hidden layers have the same width
 [[tiers]]
 name = "convnet"
 share = 0.5
+hidden = [16, 32]
 
 [[tiers]]
 name = "mlp"
@@ -110,7 +110,8 @@ def _recipe(method: str, command: str, registries: "Registries") -> str:
     exits = model.sub(lambda _: EXIT_MODEL, tiers.sub(lambda _: EXIT_TIERS + "\n", without_static_norm))
     split = model.sub(lambda _: SPLIT_MODEL, tiers.sub(lambda _: SPLIT_TIERS + "\n", slower))
     foreign = model.sub(lambda _: FOREIGN_MODEL, tiers.sub(lambda _: FOREIGN_TIERS + "\n", without_static_norm))
-    candidates = (text, foreign, one_tier, exits, split)
+    takes_any = registries.methods[method].info.heterogeneity == "any"
+    candidates = (text, *([foreign] if takes_any else []), one_tier, exits, split)
     supported = (recipe for recipe in candidates if _error_code(registries, recipe) != "METHOD_REFUSES")
     recipe = next(supported, text)
     if _error_code(registries, recipe) == "PUBLIC_MISSING":
