@@ -1,6 +1,6 @@
 """FD, FedProto, FML, FedKD, FedGH and FedTGP: special cases in which they are other methods, and what they refuse."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from fedloom.methods.fedtgp import FedTGP, largest_margin
 from fedloom.methods.fml import FML
 from fedloom.methods.standalone import Standalone
 from fedloom.models import build_model, compute_cost
-from fedloom.testing import ScriptedEngine, TinyWorld, check_method, largest_difference, same_parcel, tiny_model
+from fedloom.testing import TinyWorld, check_method, largest_difference, same_parcel, tiny_model
 from fedloom.testing.doubles import committed_states
 from fedloom.testing.report import METHOD_CHECKS, default_dtype
 
@@ -35,6 +35,25 @@ def foreign_world(**changes: Any) -> TinyWorld:
     """Two architectures with features of one length."""
     nets = [("a", tiny_model("convnet", hidden=(4, 5))), ("b", tiny_model("mlp", hidden=(6, 5)))]
     return TinyWorld.make(models=nets, **{"sizes": (8, 5, 6, 7), "labels": LABELS, **changes})
+
+
+@dataclass
+class FixedUploads:
+    """Devices that all upload the same; what the server computes itself is computed."""
+
+    engine: Any
+    upload: Any
+
+    def ask(self, request: Any) -> Any:
+        if any(device.is_server for device in request.inboxes):
+            return self.engine.ask(request)
+        return [Reply(device, 6, self.upload) for device in request.inboxes]
+
+    def commit(self, round_number: int) -> None:
+        self.engine.commit(round_number)
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def states_of(method: Method, world: TinyWorld, rounds: int = 3, participation: float = 0.8) -> dict[str, Any]:
@@ -110,17 +129,10 @@ def test_fedgh_server_takes_one_step_for_every_device_and_class() -> None:
     """In the order of the round's draw: by hand for one device with two classes, in either order."""
     world = TinyWorld.make("mlp", sizes=(6,), labels=[[1, 3]])
     mean = torch.arange(20, dtype=torch.float32).reshape(4, 5) / 10
-    upload = {"prototypes": {"mean": mean, "count": torch.tensor([0.0, 2.0, 0.0, 4.0])}}
-    method, inner = FedGH(server_rate=0.5), world.engine(FedGH())
-
-    class Engine(ScriptedEngine):
-        def ask(self, request: Any) -> Any:
-            if any(device.is_server for device in request.inboxes):
-                return inner.ask(request)
-            return [Reply(device, 6, upload) for device in request.inboxes]
-
+    upload = {"prototypes": {"mean": mean, "seen": torch.tensor([False, True, False, True])}}
+    method = FedGH(server_rate=0.5)
     start = method.start(world.fleet, 0)
-    found = method.round(start, world.context(Engine(lambda device, inbox: None)))["header"]
+    found = method.round(start, world.context(FixedUploads(world.engine(method), upload)))["header"]
     candidates = []
     for order in ((1, 3), (3, 1)):
         weight, bias = start["header"]["weight"].clone(), start["header"]["bias"].clone()
@@ -129,6 +141,20 @@ def test_fedgh_server_takes_one_step_for_every_device_and_class() -> None:
             weight, bias = weight - 0.5 * error[:, None] * mean[label], bias - 0.5 * error
         candidates.append(float((found["weight"] - weight).abs().max() + (found["bias"] - bias).abs().max()))
     assert min(candidates) <= 1e-6 < 1e-3 < max(candidates)
+
+
+@pytest.mark.parametrize("name", ["fedgh", "fedtgp"])
+@pytest.mark.parametrize(("value", "seen", "settings"), [(0.0, False, {}), (1e17, True, {"server_rate": 1e30})])
+def test_server_without_any_class_or_with_diverged_training_keeps_its_state(
+    name: str, value: float, seen: bool, settings: dict[str, float]
+) -> None:
+    """Uploads that the gate admits and no honest device sends."""
+    world, method = TinyWorld.make("mlp", sizes=(6, 6)), METHODS[name](**settings)
+    upload = {"prototypes": {"mean": torch.full((4, 5), value), "seen": torch.full((4,), seen)}}
+    first = method.start(world.fleet, 0)
+    after = method.round(first, world.context(FixedUploads(world.engine(method), upload)))
+    trained = "header" if name == "fedgh" else "generator"
+    assert same_parcel({trained: after[trained]}, {trained: first[trained]})
 
 
 @given(

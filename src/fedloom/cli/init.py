@@ -58,7 +58,7 @@ stages = 2
 FOREIGN_MODEL = """family = "convnet"            # the net of tiers that name no other
 """
 
-FOREIGN_TIERS = """# a tier is a class of devices: its share of the fleet, and its net; the last hidden layers have the same width
+FOREIGN_TIERS = """# a tier is a class of devices: its share of the fleet, and its net; features are equally long
 [[tiers]]
 name = "convnet"
 share = 0.5

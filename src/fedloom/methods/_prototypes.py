@@ -77,6 +77,11 @@ def prototype_layout(model: Model) -> Layout:
     return {"mean": ((model.classes, model.feature_width()), floats), "count": ((model.classes,), floats)}
 
 
+def uncounted_layout(model: Model) -> Layout:
+    """The layout of a device's prototypes without their numbers of examples, but with the set of its labels."""
+    return {"mean": prototype_layout(model)["mean"], "seen": ((model.classes,), torch.bool)}
+
+
 def no_prototypes(model: Model) -> dict[str, Tensor]:
     """Prototypes of which none is known yet."""
     return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in prototype_layout(model).items()}
@@ -85,13 +90,13 @@ def no_prototypes(model: Model) -> dict[str, Tensor]:
 def gather_prototypes(replies: Sequence[Reply]) -> dict[str, Tensor]:
     """The uploaded prototypes of all replies, [replies, ...]."""
     uploads = [reply.upload["prototypes"] for reply in replies]
-    return {name: torch.stack([upload[name] for upload in uploads]) for name in ("mean", "count")}
+    return {name: torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
 
 
 def prototype_examples(gathered: Tensors) -> Examples:
     """Uploaded prototypes as examples for the server, with their classes; in a block of one, [1, replies, ...]."""
-    has = gathered["count"][0] > 0
-    return Examples(gathered["mean"][0][has], torch.arange(has.shape[1]).expand_as(has)[has])
+    seen = gathered["seen"][0]
+    return Examples(gathered["mean"][0][seen], torch.arange(seen.shape[1]).expand_as(seen)[seen])
 
 
 def nearest_prototype(model: Model, weights: Tensors, prototypes: Tensors) -> Tensors:

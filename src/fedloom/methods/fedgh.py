@@ -24,7 +24,7 @@ from ._prototypes import (
     gather_prototypes,
     linear_head_problem,
     prototype_examples,
-    prototype_layout,
+    uncounted_layout,
 )
 from ._server_training import server_client
 from .method import MethodInfo
@@ -46,7 +46,7 @@ class FedGH(PersonalModels):
 
     info = MethodInfo(
         paper="Yi et al., MM 2023",
-        uploads="mean features and number of examples of each class",
+        uploads="mean features of each class, the set of its labels",
         client_state="its model",
         produces="personalized",
         heterogeneity="any",
@@ -68,18 +68,19 @@ class FedGH(PersonalModels):
             return server
         seed = torch.tensor(int(context.draw(SERVER_ORDER).integers(2**62)))
         inbox = {**server, "prototypes": gather_prototypes(replies), "draw": {"seed": seed}}
-        (result,) = context.compute(self.train_header, {replies[0].device: inbox})
-        return result.upload
+        for result in context.compute(self.train_header, {replies[0].device: inbox}):
+            return result.upload
+        return server  # the server's own training was refused, because it diverged
 
     @on_device(sends={"prototypes": "upload_layout"}, batch_across_runs=False)
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         _, start = self.headed_model(client, inbox)
         weights = fit(client, start, label_loss(client))
         mean, count = compute_prototypes(client, weights)
-        return ClientResult({"prototypes": {"mean": mean, "count": count}}, state={"weights": weights})
+        return ClientResult({"prototypes": {"mean": mean, "seen": count > 0}}, state={"weights": weights})
 
     def upload_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
-        return prototype_layout(model)
+        return uncounted_layout(model)
 
     @on_device(sends={"header": like("header")}, stream=TEACH, batch_across_runs=False)
     def train_header(self, client: Client, inbox: Parcel) -> ClientResult:

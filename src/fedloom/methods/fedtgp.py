@@ -31,6 +31,7 @@ from ._prototypes import (
     prototype_examples,
     prototype_layout,
     read_features,
+    uncounted_layout,
 )
 from ._server_training import server_client
 from .method import MethodInfo
@@ -60,7 +61,7 @@ class FedTGP(PersonalModels):
 
     info = MethodInfo(
         paper="Zhang et al., AAAI 2024",
-        uploads="mean features and number of examples of each class",
+        uploads="mean features of each class, the set of its labels",
         client_state="its model",
         produces="personalized",
         heterogeneity="any",
@@ -88,8 +89,9 @@ class FedTGP(PersonalModels):
             return server
         seed = torch.tensor(int(context.draw(SERVER_ORDER).integers(2**62)))
         inbox = {"generator": server["generator"], "local": gather_prototypes(replies), "draw": {"seed": seed}}
-        (result,) = context.compute(self.train_prototypes, {replies[0].device: inbox})
-        return result.upload
+        for result in context.compute(self.train_prototypes, {replies[0].device: inbox}):
+            return result.upload
+        return server  # the server's own training was refused, because it diverged
 
     @on_device(sends={"prototypes": "upload_layout"}, batch_across_runs=False)
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
@@ -107,13 +109,13 @@ class FedTGP(PersonalModels):
 
         weights = fit(client, client.state["weights"], loss)
         mean, count = compute_prototypes(client, weights)
-        return ClientResult({"prototypes": {"mean": mean, "count": count}}, state={"weights": weights})
+        return ClientResult({"prototypes": {"mean": mean, "seen": count > 0}}, state={"weights": weights})
 
     def upload_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
-        return prototype_layout(model)
+        return uncounted_layout(model)
 
     @on_device(
-        sends={"generator": like("generator"), "prototypes": "upload_layout"}, stream=TEACH, batch_across_runs=False
+        sends={"generator": like("generator"), "prototypes": "server_layout"}, stream=TEACH, batch_across_runs=False
     )
     def train_prototypes(self, client: Client, inbox: Parcel) -> ClientResult:
         """The server's training, as a client whose examples are the devices' prototypes."""
@@ -134,6 +136,9 @@ class FedTGP(PersonalModels):
         return ClientResult(
             {"generator": weights, "prototypes": {"mean": mean, "count": mean.new_ones(mean.shape[:2])}}
         )
+
+    def server_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
+        return prototype_layout(model)
 
     def generator(self, model: Model) -> Model:
         """The server's net, from the one-hot vector of a class to its prototype."""
@@ -166,9 +171,9 @@ def prototype_generator(*, classes: int, width: int, hidden: int) -> nn.Module:
 
 
 def largest_margin(prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The largest distance between the means of two classes' prototypes; 0 if there is one class only."""
+    """The largest distance between the means of two classes' prototypes; 0 without two classes."""
     members = one_hot(labels, classes).to(prototypes)
     present = members.sum(0) > 0
     centers = (members.mT @ prototypes)[present] / members.sum(0)[present].unsqueeze(-1)
     distances: Tensor = torch.linalg.vector_norm(centers.unsqueeze(0) - centers.unsqueeze(1), dim=-1)
-    return distances.max()
+    return distances.max() if len(centers) else distances.sum()
