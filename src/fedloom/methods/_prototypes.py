@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..client import Batch, Client, Layout, with_batchnorm_statistics
+from ..client import Batch, Client, Layout, evaluate_without_padding, with_batchnorm_statistics
 from ..data import Examples
 from ..fleet import Fleet, Reply
 from ..models import Model, Outputs
@@ -43,7 +43,9 @@ def compute_prototypes(client: Client, weights: Tensors) -> tuple[Tensor, Tensor
     model, ready = client.model, with_batchnorm_statistics(client, weights)
     sums, counts = zip(
         *(
-            class_sums(read_features(model(ready, batch.x)), batch.y, real, model.classes)
+            class_sums(
+                evaluate_without_padding(model, ready, batch.x, real, read_features), batch.y, real, model.classes
+            )
             for batch, real in client.train_batches(EXAMPLES_AT_ONCE)
         ),
         strict=True,
