@@ -4,6 +4,7 @@ Features are what the last layer receives. The nets may differ, but their featur
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,13 +12,41 @@ from torch.nn.functional import one_hot
 
 from ..client import Batch, Client, Layout, evaluate_without_padding, with_batchnorm_statistics
 from ..data import Examples
-from ..fleet import Fleet, Reply
+from ..fleet import DeviceModel, EvalTarget, Fleet, ModelWeights, Reply
 from ..models import Model, Outputs
-from ..tensors import Tensors
+from ..tensors import Parcel, Tensors, per_device
+from ._personal import PersonalModels
 from .method import one_prediction_problem
 
 EXAMPLES_AT_ONCE = 64  # bounds memory
 NO_PROTOTYPE = -1e6  # the logit of a class without a prototype
+
+
+class PrototypeModels(PersonalModels, Protocol):
+    """A method whose devices keep their models, and get prototypes of all classes under "prototypes".
+
+    With `nearest` its models are also evaluated as "prototypes": by the nearest one instead of their last layer.
+    """
+
+    @property
+    def nearest(self) -> bool: ...
+
+    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
+        inbox = {"prototypes": server["prototypes"]}
+        nearest = {"prototypes": DeviceModel(self.nearest_model, lambda device: inbox)} if self.nearest else {}
+        return {**super().eval_targets(server), **nearest}
+
+    def nearest_model(self, client: Client, inbox: Parcel) -> ModelWeights:
+        """A device's model that classifies by the nearest global prototype."""
+        return client.model, nearest_prototype(client.model, client.state["weights"], inbox["prototypes"])
+
+    def check_fleet(self, fleet: Fleet) -> str | None:
+        name = type(self).__name__.lower()
+        problem = features_problem(name, fleet)
+        if self.nearest and not problem:
+            hint = "; set method.nearest = false"
+            problem = linear_head_problem(f"{name} classifies by the nearest prototype, which needs", fleet, hint)
+        return problem or super().check_fleet(fleet)
 
 
 def read_features(outputs: Outputs) -> Tensor:
@@ -111,7 +140,7 @@ def nearest_prototype(model: Model, weights: Tensors, prototypes: Tensors) -> Te
     logits = torch.where(known, -mean.square().sum(-1), NO_PROTOTYPE)
     nearest, any_known = {"weight": 2 * mean, "bias": logits}, known.any(1)
     replaced = {
-        name: torch.where(any_known.view(-1, *[1] * (nearest[part].dim() - 1)), nearest[part], weights[name])
+        name: torch.where(per_device(any_known, nearest[part]), nearest[part], weights[name])
         for part, name in head.items()
     }
     return {**weights, **replaced}
@@ -126,19 +155,28 @@ def find_head(model: Model) -> Mapping[str, str]:
     return {part: names[0] for part, names in found.items()} if is_linear else {}
 
 
-def features_problem(method: str, fleet: Fleet) -> str | None:
-    """Why the tiers' models have no features that can be compared; None if they have."""
+def missing_features_problem(method: str, fleet: Fleet) -> str | None:
+    """Why the tiers' models have no features of whole examples; None if they have."""
     problem = one_prediction_problem(method, fleet)
     if problem:
         return problem
-    lengths: dict[str, int] = {}
-    for tier in fleet.active_tiers:
-        try:
-            lengths[tier.name] = tier.model.feature_width()
-        except ValueError as reason:
-            return f"{method} compares the features of nets: {reason}"
-    if len(set(lengths.values())) == 1:
-        return None
+    try:
+        _feature_lengths(fleet)
+    except ValueError as reason:
+        return f"{method} compares the features of nets: {reason}"
+    return None
+
+
+def _feature_lengths(fleet: Fleet) -> dict[str, int]:
+    return {tier.name: tier.model.feature_width() for tier in fleet.active_tiers}
+
+
+def features_problem(method: str, fleet: Fleet) -> str | None:
+    """Why the tiers' models have no features that can be compared; None if they have."""
+    problem = missing_features_problem(method, fleet)
+    lengths = {} if problem else _feature_lengths(fleet)
+    if len(set(lengths.values())) <= 1:
+        return problem
     each = ", ".join(f"{name} {length}" for name, length in lengths.items())
     return (
         f"{method} needs features of the same length in all tiers, and they have: {each}; give the last hidden layers "

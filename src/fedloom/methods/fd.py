@@ -25,8 +25,8 @@ class FD(PersonalModels):
     """FD: devices with any models share their mean outputs for each class, and learn from those of the others.
 
     Outputs are probabilities, averaged while a device trains, and a device's target leaves its own out, as in the
-    paper. A class that only some devices have is averaged over these. Programs of others differ: PFLlib and HtFLlib
-    share raw logits and include the device's own.
+    paper. A class that only some devices have is averaged over these. HtFLlib's program differs: it
+    shares raw logits, and its targets include the device's own.
 
     Parameters
     ----------

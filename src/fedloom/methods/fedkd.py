@@ -15,9 +15,9 @@ from ..fleet import Fleet, RoundContext
 from ..models import Model
 from ..settings import Count, NonNegative, Share
 from ..tensors import Parcel, Tensors, combine
-from ._prototypes import read_features
+from ._prototypes import missing_features_problem, read_features
 from ._shared_net import SharedNet, join_nets, split_nets, step_together
-from .method import MethodInfo, one_prediction_problem
+from .method import MethodInfo
 
 PROJECTION = "projection:weight"  # trained and kept beside the shared net, but not sent
 
@@ -39,8 +39,8 @@ class FedKD(SharedNet):
     ----------
     distillation : the weight of the nets' divergence; 1 in the paper.
     hidden : the weight of the squared difference of their features; 1 in the paper.
-    energy_start : the share of the squared singular values of an update that is kept in the first round.
-    energy_end : the same in the last round of the schedule, and after it; in between it rises linearly. 1: all is kept.
+    energy_start : the share of the squared singular values of an update that is kept at the start of the schedule.
+    energy_end : the same in its last round and after it; in between it rises linearly. 1: all is kept.
     energy_rounds : the number of rounds of the schedule.
     shared_tier : the tier whose model is the shared net; "": the smallest.
     weighting : the weight of a device in the average: the same for all, or the number of its examples.
@@ -109,7 +109,7 @@ class FedKD(SharedNet):
         return labels + distilled / (labels + other_labels.detach())
 
     def check_fleet(self, fleet: Fleet) -> str | None:
-        return one_prediction_problem("fedkd", fleet) or super().check_fleet(fleet)
+        return missing_features_problem("fedkd", fleet) or super().check_fleet(fleet)
 
 
 def divergence(logits: Tensor, teacher: Tensor) -> Tensor:

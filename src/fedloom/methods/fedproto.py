@@ -4,7 +4,6 @@ Devices with any models share the mean features of each class. Every device's lo
 towards the global ones, and an example can be classified by the nearest of them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,17 +11,14 @@ import torch
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, fit, like, on_device, supervised_loss
-from ..fleet import DeviceModel, EvalTarget, Fleet, ModelWeights, RoundContext
+from ..fleet import Fleet, RoundContext
 from ..settings import NonNegative
 from ..tensors import Parcel, Tensors
-from ._personal import PersonalModels
 from ._prototypes import (
+    PrototypeModels,
     compute_prototypes,
     feature_errors,
-    features_problem,
     gather_prototypes,
-    linear_head_problem,
-    nearest_prototype,
     no_prototypes,
     prototype_distances,
     read_features,
@@ -31,7 +27,7 @@ from .method import MethodInfo
 
 
 @dataclass(frozen=True)
-class FedProto(PersonalModels):
+class FedProto(PrototypeModels):
     """FedProto: devices with any models share the mean features of each class, and are pulled towards them.
 
     A global prototype is the mean over all examples of its class. Equation 6 divides it by the number of devices once
@@ -42,7 +38,7 @@ class FedProto(PersonalModels):
     strength : the paper's lambda, the weight of the distance.
     distance : what is pulled: the mean features of a batch's classes, by the sum of their Euclidean distances
         ("prototypes", Eq. 8), or the features of each example, by the mean squared error ("features", as in the
-        authors' program and in PFLlib).
+        authors' program and in HtFLlib).
     nearest : whether devices are also evaluated with the nearest prototype instead of their last layer (Eq. 4).
     """
 
@@ -85,21 +81,6 @@ class FedProto(PersonalModels):
         mean, count = compute_prototypes(client, weights)
         mean = torch.where(count.unsqueeze(-1) > 0, mean, prototypes["mean"])  # nothing new is sent back as received
         return ClientResult({"prototypes": {"mean": mean, "count": count}}, state={"weights": weights})
-
-    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        nearest = {"prototypes": DeviceModel(self.nearest_model, lambda device: server)} if self.nearest else {}
-        return {**super().eval_targets(server), **nearest}
-
-    def nearest_model(self, client: Client, inbox: Parcel) -> ModelWeights:
-        """A device's model that classifies by the nearest global prototype."""
-        return client.model, nearest_prototype(client.model, client.state["weights"], inbox["prototypes"])
-
-    def check_fleet(self, fleet: Fleet) -> str | None:
-        problem = features_problem("fedproto", fleet)
-        if self.nearest and not problem:
-            hint = "; set method.nearest = false"
-            problem = linear_head_problem("fedproto classifies by the nearest prototype, which needs", fleet, hint)
-        return problem or super().check_fleet(fleet)
 
 
 def average_prototypes(old: Tensors, local: Tensors) -> dict[str, Tensor]:

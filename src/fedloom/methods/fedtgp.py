@@ -4,7 +4,6 @@ As in FedProto devices with any models share the mean features of each class. Bu
 trains global prototypes that are close to those of their class and, by a margin, far from those of all others.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,19 +12,16 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from ..client import Batch, Client, ClientResult, Layout, Schedule, Sgd, fit, like, on_device, supervised_loss
-from ..fleet import DeviceModel, EvalTarget, Fleet, ModelWeights, RoundContext
+from ..fleet import Fleet, RoundContext
 from ..models import Model, build_model
 from ..seeds import SERVER_ORDER, TEACH
 from ..settings import Count, FrozenDict, Natural, NonNegative, Positive
 from ..tensors import Parcel, Tensors
-from ._personal import PersonalModels
 from ._prototypes import (
+    PrototypeModels,
     compute_prototypes,
     feature_errors,
-    features_problem,
     gather_prototypes,
-    linear_head_problem,
-    nearest_prototype,
     no_prototypes,
     prototype_distances,
     prototype_examples,
@@ -38,7 +34,7 @@ from .method import MethodInfo
 
 
 @dataclass(frozen=True)
-class FedTGP(PersonalModels):
+class FedTGP(PrototypeModels):
     """FedTGP: devices with any models are pulled towards class prototypes that the server trains to be far apart.
 
     The margin is the largest distance between the mean prototypes of two classes (Eq. 9). The authors' program takes
@@ -145,22 +141,6 @@ class FedTGP(PersonalModels):
         size = {"width": model.feature_width(), "hidden": self.server_hidden or model.feature_width()}
         shape = (model.classes,)
         return build_model("prototypes", prototype_generator, size | {"classes": model.classes}, shape, size["width"])
-
-    def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
-        inbox = {"prototypes": server["prototypes"]}
-        nearest = {"prototypes": DeviceModel(self.nearest_model, lambda device: inbox)} if self.nearest else {}
-        return {**super().eval_targets(server), **nearest}
-
-    def nearest_model(self, client: Client, inbox: Parcel) -> ModelWeights:
-        """A device's model that classifies by the nearest global prototype."""
-        return client.model, nearest_prototype(client.model, client.state["weights"], inbox["prototypes"])
-
-    def check_fleet(self, fleet: Fleet) -> str | None:
-        problem = features_problem("fedtgp", fleet)
-        if self.nearest and not problem:
-            hint = "; set method.nearest = false"
-            problem = linear_head_problem("fedtgp classifies by the nearest prototype, which needs", fleet, hint)
-        return problem or super().check_fleet(fleet)
 
 
 def prototype_generator(*, classes: int, width: int, hidden: int) -> nn.Module:
