@@ -74,7 +74,7 @@ def mean_or(old, total, count):
     return torch.where(count[..., None] > 0, total / count[..., None], old)
 
 
-METHODS = {"fedproto": FedProto}
+METHODS = {"my_fedproto": FedProto}
 
 if __name__ == "__main__":
     for method in (FedProto(), "standalone"):

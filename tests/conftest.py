@@ -39,6 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedgkt": {"server_epochs": 1, "server_batch": 8, "server_planes": (2,), "server_blocks": (1,)},
     "fedhenn": {"strength": 0.5, "growth": "none", "probe_size": 6},
     "fedin": {"pairs": 4, "batch": 6},
+    "fedtgp": {"server_epochs": 3},
     "mixed": {
         "strength": 0.5,
         "growth": "none",

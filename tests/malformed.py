@@ -74,7 +74,9 @@ def _first(value: float) -> Callable[[Tensor], Tensor]:
 
 
 def _transposed(tensor: Tensor) -> Tensor:
-    return tensor.transpose(0, 1) if tensor.dim() > 1 else tensor
+    """A square one loses a row as well: transposed, it has the declared shape."""
+    square = tensor.dim() > 1 and tensor.shape[0] == tensor.shape[1]
+    return tensor.transpose(0, 1)[int(square) :] if tensor.dim() > 1 else tensor
 
 
 def _broadcastable(tensor: Tensor) -> Tensor:

@@ -21,6 +21,9 @@ REFUSED = {
     ("fedgkt", "multi_label"), ("fedgkt", "regression"), ("fedgkt", "segmentation"),
     ("fedgkt", "masked_language_modeling"), ("fedgkt", "causal_language_modeling"),
     ("fedin", "segmentation"), ("fedin", "masked_language_modeling"), ("fedin", "causal_language_modeling"),
+    *((name, task) for name in ("fd", "fedproto", "fedkd", "fedgh", "fedtgp") for task in (
+        "multi_label", "regression", "segmentation", "masked_language_modeling", "causal_language_modeling",
+    )),
 }  # fmt: skip
 MIXED = [{"tiers": ["a"], "method": "heterofl"}, {"tiers": ["b"], "method": "fedhenn", "align": True}]
 

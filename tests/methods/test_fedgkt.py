@@ -14,7 +14,8 @@ from fedloom.data import Examples
 from fedloom.engines import WorkerContext, WorkerPool
 from fedloom.fleet import DeviceModel, Request
 from fedloom.methods import fleet_problem
-from fedloom.methods.fedgkt import FedGKT, server_client
+from fedloom.methods._server_training import server_client
+from fedloom.methods.fedgkt import FedGKT
 from fedloom.methods.standalone import Standalone
 from fedloom.models import Model, StepSeeds, build_model, chain_models
 from fedloom.tensors import Parcel, fingerprint, payload_bytes

@@ -78,7 +78,7 @@ def tier_costs(
     traffic = dry_run(loaded, method, fleet, data_spec, compression)
     is_compressed = compression is not None
     optimizer, batch = instantiate(registries.optimizers, training.optimizer)(), training.batch_size
-    costs = []
+    costs, beside = [], method.trained_beside(fleet.tier_models)
     for tier in fleet.tiers:
         model_cost = compute_cost(tier.model)
         tier_cost = TierCost(
@@ -86,7 +86,7 @@ def tier_costs(
             traffic.bytes_down.get(tier.name, 0), traffic.bytes_up.get(tier.name, 0),
             model_cost.trained_parameters if model_cost.frozen_parameters else None,
             model_cost.uncounted or None,
-            training_memory(tier.model, batch, optimizer) if memory else None,
+            sum(training_memory(one, batch, optimizer) for one in (tier.model, *beside)) if memory else None,
             traffic.bytes_down_compressed[tier.name] if is_compressed else None,
             traffic.bytes_up_compressed[tier.name] if is_compressed else None,
             latency_ms=latency_ms(tier.model) if timed else None,
@@ -100,7 +100,7 @@ def tier_costs(
 def _device_seconds(
     loaded: LoadedRecipe, method: Method, fleet: Fleet, tier_cost: TierCost, data_spec: DataSpec
 ) -> float | None:
-    clock = Clock(loaded.recipe, method, {})
+    clock = Clock(loaded.recipe, method, {}, fleet.tier_models)
     if not clock.knows([tier_cost.name]):
         return None
     device = next(device for device in one_device_per_tier(fleet).devices(1) if device.tier == tier_cost.name)

@@ -17,7 +17,7 @@ from typing import Any
 from ..client import Optimizer, Sgd
 from ..fleet import Fleet, Tier, count_parameters
 from ..footprints.regions import find_regions
-from ..methods import Method
+from ..methods import Method, training_macs
 from ..models import MODELS, Model, build_model
 from ..recipe.errors import recipe_error
 from ..recipe.load import LoadedRecipe
@@ -141,7 +141,7 @@ def plan_fleet(
 
     def demand(spec: DeviceSpec, tier: Tier) -> TierDemand:
         cost = costs_by_tier[tier.name]
-        work = _training_macs(loaded, method, tier, spec.examples or default_examples)
+        work = _training_macs(loaded, method, fleet, tier, spec.examples or default_examples)
         return TierDemand(
             tier.name, headroom * (cost.training_memory or 0), cost.bytes_moved / spec.bandwidth,
             work / spec.speed_for(tier.name),
@@ -152,10 +152,10 @@ def plan_fleet(
     return FleetPlan(plans, _plan_regions(loaded, fleet, method, plans), seconds)
 
 
-def _training_macs(loaded: LoadedRecipe, method: Method, tier: Tier, examples: int) -> float:
+def _training_macs(loaded: LoadedRecipe, method: Method, fleet: Fleet, tier: Tier, examples: int) -> float:
     training = loaded.recipe.training
     steps = training.epochs * -(-examples // training.batch_size)
-    return method.device_macs(tier.model, training.epochs * examples, steps)
+    return training_macs(method, tier.model, fleet.tier_models, training.epochs * examples, steps)
 
 
 def _choose_tier(spec: DeviceSpec, demands: Sequence[TierDemand]) -> DeviceAssignment:

@@ -55,6 +55,22 @@ share = 0.5
 stages = 2
 """
 
+FOREIGN_MODEL = """family = "convnet"            # the net of tiers that name no other
+"""
+
+FOREIGN_TIERS = """# a tier is a class of devices: its share of the fleet, and its net; features are equally long
+[[tiers]]
+name = "convnet"
+share = 0.5
+hidden = [16, 32]
+
+[[tiers]]
+name = "mlp"
+share = 0.5
+family = "mlp"
+hidden = [64, 32]
+"""
+
 DEEP_LR = 0.1
 """The learning rate of the networks with residual blocks: of 0.05, 0.1, 0.2 and 0.4 the best on validation images."""
 
@@ -93,7 +109,9 @@ def _recipe(method: str, command: str, registries: "Registries") -> str:
     without_static_norm = re.sub(r"statistics = .*\n", "", slower)
     exits = model.sub(lambda _: EXIT_MODEL, tiers.sub(lambda _: EXIT_TIERS + "\n", without_static_norm))
     split = model.sub(lambda _: SPLIT_MODEL, tiers.sub(lambda _: SPLIT_TIERS + "\n", slower))
-    candidates = (text, one_tier, exits, split)
+    foreign = model.sub(lambda _: FOREIGN_MODEL, tiers.sub(lambda _: FOREIGN_TIERS + "\n", without_static_norm))
+    takes_any = registries.methods[method].info.heterogeneity == "any"
+    candidates = (text, *([foreign] if takes_any else []), one_tier, exits, split)
     supported = (recipe for recipe in candidates if _error_code(registries, recipe) != "METHOD_REFUSES")
     recipe = next(supported, text)
     if _error_code(registries, recipe) == "PUBLIC_MISSING":

@@ -7,6 +7,7 @@ from .client import (
     Client,
     ClientResult,
     PaddedIndices,
+    evaluate_without_padding,
     sum_batch_statistics,
     with_batchnorm_statistics,
 )
@@ -54,7 +55,8 @@ __all__ = [
     "Huber", "Kernel", "LRSchedule", "Layout", "Like", "Loss", "MeanAbsoluteError", "MeanSquaredError", "Milestones",
     "Optimizer", "PaddedIndices", "Schedule", "Sgd", "Step", "SubnetStream", "Task", "alignment_loss",
     "average_kernels", "build_loss", "default_loss", "distance", "distillation_loss", "draw_plan", "draw_subnets",
-    "dummy_loss", "fit", "fits_task", "gradient", "label_loss", "like", "mask_logits", "merge_plans", "on_any_device",
-    "on_device", "optimizer_at", "represent", "representation_kind", "select_examples", "shaped",
-    "soft_cross_entropy", "subnet_logits", "sum_batch_statistics", "supervised_loss", "with_batchnorm_statistics",
+    "dummy_loss", "evaluate_without_padding", "fit", "fits_task", "gradient", "label_loss", "like", "mask_logits",
+    "merge_plans", "on_any_device", "on_device", "optimizer_at", "represent", "representation_kind",
+    "select_examples", "shaped", "soft_cross_entropy", "subnet_logits", "sum_batch_statistics", "supervised_loss",
+    "with_batchnorm_statistics",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..data import CLASSIFICATION, Examples, LearningTask, Preparation
-from ..models import Model, StepSeeds
+from ..models import Model, Outputs, StepSeeds
 from ..tensors import Parcel, Tensors, combine, per_device
 from .optimizers import Optimizer
 from .plan import Step
@@ -217,6 +217,36 @@ def with_batchnorm_statistics(client: Client, weights: Tensors) -> dict[str, Ten
         return dict(weights)
     total, batches = sum_batch_statistics(client, weights, None)
     return {**weights, **combine(lambda sums: sums / per_device(batches.to(sums), sums), total)}
+
+
+def evaluate_without_padding(
+    model: Model, weights: Tensors, x: Tensor, real: Tensor, read: Callable[[Outputs], Tensor] = lambda o: o.logits
+) -> Tensor:
+    """What a model computes in evaluation mode for batches of which some examples are padding.
+
+    Where padding would influence the other examples of its batch, devices run one by one without it; what is read of
+    padding is then zero.
+
+    Parameters
+    ----------
+    model : the model.
+    weights : the weights of each device, [K, ...].
+    x : the inputs, [K, batch, ...].
+    real : which of them are not padding, [K, batch], as `Client.train_batches` says.
+    read : what of the outputs is returned, [K, batch, ...]; by default the logits.
+    """
+    if bool(real.all()) or not model.is_batch_dependent():
+        return read(model(weights, x))
+    by_device: dict[int, Tensor] = {}
+    for k in range(len(real)):
+        if bool(real[k].any()):
+            own = {name: weight[k : k + 1] for name, weight in weights.items()}
+            by_device[k] = read(model(own, x[k : k + 1, real[k]]))[0]
+    first = next(iter(by_device.values()))  # there is one: the longest list reaches into every batch
+    found = first.new_zeros(*real.shape, *first.shape[1:])
+    for k, values in by_device.items():
+        found[k, real[k]] = values
+    return found
 
 
 def _is_finite(tensors: Tensors) -> Tensor:

@@ -19,6 +19,7 @@ from ..client import (
     Schedule,
     Sgd,
     default_loss,
+    evaluate_without_padding,
     fit,
     label_loss,
     mask_logits,
@@ -410,25 +411,8 @@ def count_correct(predictions: Predictions, devices: int) -> dict[str, Tensor]:
 def predict_local(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> Predictions:
     """Predictions for the devices' own test examples."""
     for batch, real in client.test_batches(size):
-        if client.model.is_batch_dependent() and not bool(real.all()):
-            logits = _predict_without_padding(client, weights, batch.x, real)
-        else:
-            logits = client.model(weights, batch.x).logits
+        logits = evaluate_without_padding(client.model, weights, batch.x, real)
         yield batch, mask_logits(logits, client.seen_labels, unseen_logit), real
-
-
-def _predict_without_padding(client: Client, weights: Tensors, x: Tensor, real: Tensor) -> Tensor:
-    """Device by device, for models that padding would influence; the logits of padding are zero."""
-    by_device: dict[int, Tensor] = {}
-    for k in range(len(real)):
-        if bool(real[k].any()):
-            own = {name: weight[k : k + 1] for name, weight in weights.items()}
-            by_device[k] = client.model(own, x[k : k + 1, real[k]]).logits[0]
-    first = next(iter(by_device.values()))  # there is one: the longest list reaches into every batch
-    logits = first.new_zeros(*real.shape, *first.shape[1:])
-    for k, device_logits in by_device.items():
-        logits[k, real[k]] = device_logits
-    return logits
 
 
 def accuracy_of(replies: Sequence[Reply], test: str) -> float:

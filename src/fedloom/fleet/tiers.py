@@ -55,6 +55,11 @@ class Fleet:
         """Tiers whose model is trained, evaluated and saved."""
         return tuple(tier for tier in self.tiers if not self.eligible_tiers or tier.name in self.eligible_tiers)
 
+    @property
+    def tier_models(self) -> dict[str, Model]:
+        """The models of the active tiers, by name of the tier."""
+        return {tier.name: tier.model for tier in self.active_tiers}
+
     @cached_property
     def largest(self) -> Tier:
         """The active tier with most parameters."""

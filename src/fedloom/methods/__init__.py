@@ -6,20 +6,26 @@ from .centralized import Centralized
 from .decouple import Decouple
 from .ditto import Ditto
 from .efedsup import EFedSup
+from .fd import FD
 from .fedavg import FedAvg
 from .feddyn import FedDyn
+from .fedgh import FedGH
 from .fedgkt import FedGKT
 from .fedhen import FedHeN
 from .fedhenn import FedHeNN
 from .fedin import FedIN
+from .fedkd import FedKD
+from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedrolex import FedRolex
 from .fedsup import FedSup
+from .fedtgp import FedTGP
 from .fjord import FjORD
+from .fml import FML
 from .heterofl import HeteroFL
 from .lgfedavg import LGFedAvg
-from .method import Method, MethodInfo, fleet_problem, headline_test
+from .method import Method, MethodInfo, fleet_problem, headline_test, training_macs
 from .mixed import Mixed
 from .noside import NoSide
 from .perfedavg import PerFedAvg
@@ -44,6 +50,12 @@ METHODS: Registry[type[Method]] = Registry(
         "fedhenn": FedHeNN,
         "fedin": FedIN,
         "fedgkt": FedGKT,
+        "fd": FD,
+        "fedproto": FedProto,
+        "fedtgp": FedTGP,
+        "fedgh": FedGH,
+        "fml": FML,
+        "fedkd": FedKD,
         "ditto": Ditto,
         "lgfedavg": LGFedAvg,
         "perfedavg": PerFedAvg,
@@ -55,4 +67,4 @@ METHODS: Registry[type[Method]] = Registry(
 )
 register = METHODS.register
 
-__all__ = ["METHODS", "Method", "MethodInfo", "PersonalModels", "fleet_problem", "headline_test"]
+__all__ = ["METHODS", "Method", "MethodInfo", "PersonalModels", "fleet_problem", "headline_test", "training_macs"]

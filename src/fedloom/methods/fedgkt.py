@@ -19,25 +19,22 @@ from ..client import (
     Client,
     ClientResult,
     Layout,
-    Optimizer,
-    PaddedIndices,
     Schedule,
-    draw_plan,
     fit,
     like,
-    merge_plans,
     on_device,
     supervised_loss,
     with_batchnorm_statistics,
 )
-from ..data import Examples, Preparation
+from ..data import Examples
 from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
 from ..models import MODELS, Model, build_model, chain_models, compute_cost
-from ..seeds import SERVER_BATCHES, SERVER_ORDER, TEACH, generator
+from ..seeds import SERVER_ORDER, TEACH
 from ..settings import Count, FrozenDict, NonNegative, Positive
 from ..tensors import Parcel, Tensors
 from ._net_parts import feature_shape, parts_problem, run_part
 from ._personal import PersonalModels
+from ._server_training import server_client
 from .method import MethodInfo
 
 EXAMPLES_AT_ONCE = 64  # bounds memory
@@ -191,19 +188,6 @@ def _with_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
     """Weights with batch norm statistics of one pass over the client's own examples."""
     one_epoch = tuple(step for step in client.plan if bool((step.epoch == 0).any()))
     return with_batchnorm_statistics(replace(client, plan=one_epoch), weights)
-
-
-def server_client(model: Model, optimizer: Optimizer, examples: Examples, schedule: Schedule, seed: int) -> Client:
-    """The server as a client, in a block of one, that holds all these examples."""
-    rows = torch.arange(len(examples))
-    plan = draw_plan(rows, schedule, examples, Preparation(), generator(seed, SERVER_BATCHES))
-    train_indices = PaddedIndices(rows.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
-    no_test = PaddedIndices(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
-    seen = torch.bincount(examples.y.flatten(), minlength=model.classes) > 0
-    return Client(
-        model, optimizer, examples, examples, no_test, Preparation(), merge_plans([plan]), seen.unsqueeze(0), {},
-        train_indices=train_indices,
-    )  # fmt: skip
 
 
 def teacher_inbox(server: Parcel, device: Device) -> Parcel:

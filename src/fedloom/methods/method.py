@@ -127,6 +127,15 @@ class Declarations(Protocol):
         """
         return 3.0 * compute_cost(model).macs * examples
 
+    def trained_beside(self, tier_models: Mapping[str, Model]) -> tuple[Model, ...]:
+        """Models that every device trains besides its own, whose cost adds to it: by default none.
+
+        Parameters
+        ----------
+        tier_models : the model of every tier that takes part, by name.
+        """
+        return ()
+
     def server_macs(self, model: Model, examples: int) -> float:
         """Multiply-adds of the server in a round. Averaging is not counted.
 
@@ -265,6 +274,20 @@ def headline_test(produces: str, tests: Collection[str] = ("global", "local")) -
     return wanted if wanted in tests or not tests else sorted(tests)[0]
 
 
+def training_macs(method: Method, model: Model, tier_models: Mapping[str, Model], examples: int, steps: int) -> float:
+    """Multiply-adds of a device's training in a round: of its own model, and of those that it trains beside it.
+
+    Parameters
+    ----------
+    method : the method.
+    model : the device's model.
+    tier_models : the model of every tier that takes part, by name.
+    examples : the number of examples that it trains on, counted once per epoch.
+    steps : the number of its training steps.
+    """
+    return sum(method.device_macs(one, examples, steps) for one in (model, *method.trained_beside(tier_models)))
+
+
 def fleet_problem(method: Method, fleet: Fleet) -> str | None:
     """Why a method cannot train a fleet; None if it can.
 
@@ -309,6 +332,23 @@ def early_exit_problem(method: str, fleet: Fleet) -> str | None:
         f"{method} is about early exits, and {family} has none: it would only average slices, as heterofl does; "
         "use a net with an exit, such as preactresnet or transformer with `exit_after`, or heterofl"
     )
+
+
+def one_prediction_problem(method: str, fleet: Fleet) -> str | None:
+    """For methods that compare what nets make of whole examples: why they cannot train a fleet; None if they can.
+
+    Parameters
+    ----------
+    method : its name.
+    fleet : the fleet.
+    """
+    for tier in fleet.active_tiers:
+        if not tier.model.predicts_whole_examples():
+            return (
+                f"{method} needs one prediction for every example, and {tier.model.family} predicts each of its tokens "
+                "or pixels; use a method that needs only a loss, such as heterofl or fedavg"
+            )
+    return None
 
 
 def fixed_tiers_problem(fleet: Fleet) -> str | None:

@@ -249,6 +249,10 @@ class Model:
         """True if the module predicts every pixel of an example."""
         return len(self.target_shape or ()) > 1
 
+    def predicts_whole_examples(self) -> bool:
+        """True if the module makes one prediction for an example, and not one for each of its tokens or pixels."""
+        return len(_inspect(self, structure.find_output_shape, self.inputs)) == 1
+
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what the module must return for one example, such as (classes, height, width) for pixels."""
         positions = self.target_shape or ()

@@ -4,13 +4,14 @@ A device needs its bytes over its bandwidth plus its multiply-adds over its spee
 device that the server waits for, plus the server's own work.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from ..fleet import Device, Fleet, RoundContext
 from ..fleet.speed import DeviceSpeed, DeviceSpeeds
-from ..methods import Method
+from ..methods import Method, training_macs
+from ..models import Model
 from ..models.cost import log_uncounted
 from ..recipe.errors import RecipeIssue
 from ..recipe.load import LoadedRecipe
@@ -24,6 +25,7 @@ class Clock:
     recipe: Recipe
     method: Method
     device_speeds: DeviceSpeeds
+    tier_models: Mapping[str, Model]
 
     def knows(self, tiers: Iterable[str]) -> bool:
         """Whether the recipe gives speed and bandwidth of all these tiers."""
@@ -34,7 +36,7 @@ class Clock:
         training, (speed, bandwidth) = self.recipe.training, self._tier_speeds[device.tier]
         factor = self.device_speeds.get(device.name, DeviceSpeed())
         steps = training.epochs * -(-examples // training.batch_size)
-        macs = self.method.device_macs(device.model, training.epochs * examples, steps)
+        macs = training_macs(self.method, device.model, self.tier_models, training.epochs * examples, steps)
         return moved / (bandwidth * factor.bandwidth) + macs / (speed * factor.speed)
 
     def round_seconds(self, context: RoundContext, waited: float | None = None) -> float | None:
@@ -64,6 +66,7 @@ def build_clock(loaded: LoadedRecipe, registries: Registries, method: Method, fl
     timed = {tier.name for tier in loaded.recipe.tiers if tier.speed}
     log_uncounted([tier.model for tier in fleet.active_tiers if tier.name in timed], "simulated seconds")
     try:
-        return Clock(loaded.recipe, method, instantiate(registries.stragglers, config)(fleet) if config else {})
+        speeds = instantiate(registries.stragglers, config)(fleet) if config else {}
+        return Clock(loaded.recipe, method, speeds, fleet.tier_models)
     except ValueError as error:
         raise loaded.error(RecipeIssue(("faults", "stragglers"), "RECIPE_VALUE", str(error))) from error
