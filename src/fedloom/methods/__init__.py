@@ -4,6 +4,7 @@ from ..registry import Registry
 from ._personal import PersonalModels
 from .centralized import Centralized
 from .decouple import Decouple
+from .depthfl import DepthFL
 from .ditto import Ditto
 from .efedsup import EFedSup
 from .fedavg import FedAvg
@@ -15,13 +16,16 @@ from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedrolex import FedRolex
 from .fedsup import FedSup
+from .fiarse import FIARSE
 from .fjord import FjORD
 from .heterofl import HeteroFL
+from .inclusivefl import InclusiveFL
 from .lgfedavg import LGFedAvg
 from .method import Method, MethodInfo, fleet_problem, headline_test
 from .mixed import Mixed
 from .noside import NoSide
 from .perfedavg import PerFedAvg
+from .scalefl import ScaleFL
 from .standalone import Standalone
 
 METHODS: Registry[type[Method]] = Registry(
@@ -32,9 +36,13 @@ METHODS: Registry[type[Method]] = Registry(
         "heterofl": HeteroFL,
         "fedrolex": FedRolex,
         "fjord": FjORD,
+        "fiarse": FIARSE,
         "fedhen": FedHeN,
         "noside": NoSide,
         "decouple": Decouple,
+        "depthfl": DepthFL,
+        "scalefl": ScaleFL,
+        "inclusivefl": InclusiveFL,
         "fedsup": FedSup,
         "efedsup": EFedSup,
         "fedhenn": FedHeNN,
