@@ -177,6 +177,18 @@ class OnDevice:
         return Task(self.name, function.__get__(instance), sends, self.stream, batch_key=batch_key)
 
 
+def tasks_of(method: object) -> list[Task]:
+    """The tasks that a method declares with `on_device`.
+
+    Parameters
+    ----------
+    method : the method.
+    """
+    names = [name for kind in type(method).__mro__ for name, one in vars(kind).items() if isinstance(one, OnDevice)]
+    found = (getattr(method, name) for name in dict.fromkeys(names))
+    return [task for task in found if isinstance(task, Task)]
+
+
 def _is_hashable(instance: object) -> bool:
     try:
         hash(instance)

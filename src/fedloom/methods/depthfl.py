@@ -14,7 +14,7 @@ from torch import Tensor
 from ..client import Batch, Client, ClientResult, distance, distillation_loss, fit, like, on_device, supervised_loss
 from ..fleet import Device, Fleet, Reply, RoundContext
 from ..footprints import ClientUpdate
-from ..settings import Natural, NonNegative
+from ..settings import FrozenDict, Natural, NonNegative
 from ..tensors import Parcel, Tensors, combine, inner
 from .method import Method, MethodInfo, early_exit_problem, fixed_tiers_problem
 
@@ -41,6 +41,7 @@ class DepthFL(Method):
         paper="Kim et al., ICLR 2023",
         uploads="weights up to the device's own depth",
         client_state="FedDyn's correction if method.feddyn is set, else nothing",
+        example_settings=FrozenDict(ramp_up=5),
     )
 
     distillation: NonNegative = 1.0

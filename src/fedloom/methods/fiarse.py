@@ -19,7 +19,7 @@ from ..tensors import Parcel, Tensors, combine, per_device
 from .method import Method, MethodInfo
 
 KEPT = "kept entries"
-"""The one tensor of all entries of matrices and kernels: of the whole model on the server, of a mask in a message."""
+"""The entries of all matrices and kernels as one row, [1, entries]: of the whole model, or in a message of a mask."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FIARSE(Method):
         dense = values.new_zeros(mask.shape).masked_scatter(mask, values)
         initial = _unflatten(client.model, {**inbox["weights"], KEPT: dense})
         masks = _split(client.model, mask)
-        threshold, loss = values.abs().amin(1), label_loss(client)
+        threshold, loss = values.abs().amin((1, 2)), label_loss(client)
 
         def biased_gradient(weights: Tensors, batch: Batch) -> Tensors:
             active = {
@@ -101,7 +101,7 @@ class FIARSE(Method):
             flat = _flatten(tier.model, server["weights"])
             dense = torch.zeros_like(flat[KEPT])
             held = _largest(flat[KEPT], server["entries"][tier.name])
-            dense[held] = flat[KEPT][held]
+            dense[:, held] = flat[KEPT][:, held]
             return _unflatten(tier.model, {**flat, KEPT: dense})
 
         return {"server": ServerModel(weights)}
@@ -120,10 +120,13 @@ def _masked_names(model: Model) -> list[str]:
 
 
 def _flatten(model: Model, weights: Tensors) -> dict[str, Tensor]:
-    """All matrices and kernels in one row, the vectors as they are; leading axes, such as devices, are kept."""
+    """All matrices and kernels as one row, the vectors as they are; leading axes, such as devices, are kept.
+
+    A row and not a vector, since compression leaves vectors as they are.
+    """
     shapes, names = model.shapes(), _masked_names(model)
     rows = [weights[name].flatten(weights[name].dim() - len(shapes[name])) for name in names]
-    return {KEPT: torch.cat(rows, -1), **{name: weights[name] for name in shapes if name not in names}}
+    return {KEPT: torch.cat(rows, -1).unsqueeze(-2), **{name: weights[name] for name in shapes if name not in names}}
 
 
 def _unflatten(model: Model, flat: Tensors) -> dict[str, Tensor]:
@@ -134,28 +137,28 @@ def _unflatten(model: Model, flat: Tensors) -> dict[str, Tensor]:
 def _split(model: Model, row: Tensor) -> dict[str, Tensor]:
     """The matrices and kernels of a row."""
     shapes = {name: model.shapes()[name] for name in _masked_names(model)}
-    parts = row.split([shape.numel() for shape in shapes.values()], -1)
+    parts = row.squeeze(-2).split([shape.numel() for shape in shapes.values()], -1)
     return {name: part.unflatten(-1, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def _largest(entries: Tensor, count: Tensor) -> Tensor:
     """Where the largest magnitudes are, ascending; of equal ones the first."""
-    order = entries.abs().sort(descending=True, stable=True).indices
+    order = entries.flatten().abs().sort(descending=True, stable=True).indices
     return order[: int(count)].sort().values
 
 
 def _inbox(flat: Tensors, held: Tensor) -> Parcel:
-    if len(held) == len(flat[KEPT]):
+    if len(held) == flat[KEPT].numel():
         return {"weights": flat}
-    mask = torch.zeros(len(flat[KEPT]), dtype=torch.bool)
-    mask[held] = True
-    return {"weights": {**flat, KEPT: flat[KEPT][held]}, "mask": {KEPT: mask}}
+    mask = torch.zeros_like(flat[KEPT], dtype=torch.bool)
+    mask[:, held] = True
+    return {"weights": {**flat, KEPT: flat[KEPT][:, held]}, "mask": {KEPT: mask}}
 
 
 def _footprint(flat: Tensors, held: Tensor) -> Footprint:
     """Single entries of the row, and all of the vectors."""
     full = {name: tuple(slice(0, size) for size in tensor.shape) for name, tensor in flat.items()}
-    return Footprint({**full, KEPT: (held if len(held) < len(flat[KEPT]) else slice(0, len(held)),)})
+    return Footprint({**full, KEPT: (slice(0, 1), held if len(held) < flat[KEPT].numel() else slice(0, len(held)))})
 
 
 def _bias(weight: Tensor, threshold: Tensor) -> Tensor:

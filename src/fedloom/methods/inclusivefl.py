@@ -16,7 +16,7 @@ from ..footprints import ClientUpdate, Footprint
 from ..models import Model
 from ..settings import Fraction
 from ..tensors import Parcel, Tensors, combine
-from .method import Method, MethodInfo
+from .method import Method, MethodInfo, early_exit_problem
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,9 @@ class InclusiveFL(Method):
         return {"server": ServerModel(weights)}
 
     def check_fleet(self, fleet: Fleet) -> str | None:
+        problem = early_exit_problem("inclusivefl", fleet)
+        if problem:
+            return problem
         model = fleet.global_model
         if not model.layers():
             return (
