@@ -1,4 +1,4 @@
-"""DepthFL. Kim, Yu, Kim & Moon, ICLR 2023, Algorithm 1.
+"""DepthFL: Depthwise Federated Learning for Heterogeneous Clients. Kim, Yu, Kim & Moon, ICLR 2023.
 
 A device trains the first stages of the global model, as many as it can run, with a classifier after every stage. The
 classifiers of a device teach each other, so that deep ones, which few devices train, learn from shallow ones too.
@@ -25,15 +25,16 @@ class DepthFL(Method):
 
     A device's loss is the sum over its classifiers of the loss with the labels and the mean divergence from its other
     classifiers, KL(other || this), whose outputs get no gradient. A weight is averaged over the devices that hold it,
-    equally. The authors' code adds 1e-7 to the teachers' probabilities, which is left out. The paper's global accuracy
-    is that of all classifiers together; here a tier is evaluated by its last one, as in the paper's Table 3.
+    equally. All of it is as in the Flower baseline of the first author, which also adds 1e-7 to the teachers'
+    probabilities. The accuracy of the global model is that of all classifiers together there; here a tier is evaluated
+    by its last one, as in Table 3.
 
     Parameters
     ----------
     distillation : the weight of the divergence between classifiers, once it has grown; 0: none.
-    ramp_up : the rounds over which that weight grows as exp(-5 (1 - t / ramp_up)^2), as in the authors' code; 0: it is
+    ramp_up : the rounds over which that weight grows as exp(-5 (1 - t / ramp_up)^2), as in that baseline; 0: it is
         constant.
-    feddyn : the strength of FedDyn's dynamic regularization, its alpha: 0.1 in the paper's rows "DepthFL"; 0, as in
+    feddyn : the strength of FedDyn's dynamic regularization, its alpha: 0.1 in the rows "DepthFL" of Table 2; 0, as in
         its rows "DepthFL (FedAvg)": none. Devices then keep a correction, and train with plain SGD.
     """
 

@@ -1,4 +1,4 @@
-"""FIARSE. Wu et al., NeurIPS 2024, Algorithm 1.
+"""FIARSE: Federated Importance-Aware Submodel Extraction. Wu et al., NeurIPS 2024.
 
 A device trains the weights of the global model that are largest in magnitude, as many as it can hold: a mask of single
 entries, chosen anew every round. A weight is averaged over the devices whose mask has it.
@@ -32,10 +32,11 @@ class FIARSE(Method):
 
     While a device trains, an entry that falls below the smallest magnitude of its mask, the threshold, is left out of
     the net. As the mask depends on the weights, the gradient of an entry w is multiplied by 1 + 2 threshold |w| / (|w|
-    + threshold)^2, the paper's threshold-controlled biased gradient; train with plain SGD. Masks are chosen over all
-    matrices and kernels together. Vectors, which are norms and biases, always belong to the submodel; the authors' code
-    chooses among biases too. It divides by the number of devices whose entry has changed, the paper by the number whose
-    mask has it, as here. It gives devices of size 1 a threshold as well, their smallest weight; here they have none.
+    + threshold)^2, threshold-controlled biased gradient descent; train with plain SGD. Masks are chosen over all matrices
+    and kernels together. This follows the authors' code but in three points. Vectors, which are norms and biases, always
+    belong to the submodel; there biases compete as well. The average is over the devices whose mask has an entry; there
+    over those whose entry has changed, which misses one that training left alone. Devices of size 1 have no threshold;
+    there it is their smallest weight.
 
     Parameters
     ----------

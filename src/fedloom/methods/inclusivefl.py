@@ -25,9 +25,9 @@ class InclusiveFL(Method):
 
     In a round, the change of the top layer of depth l becomes (1 - momentum) times its own and momentum times that of
     the next larger depth in the round before, the mean over its layers from l to its last. Changes are those of
-    averaged weights; the paper's are gradients, which its server applies by Adam. The authors' code adds this only
-    where there is nothing to add yet, and of these layers takes the last alone, divided by their number: here it is the
-    mean, as the paper has it. The exits of a net below its last are not trained.
+    averaged weights; in the authors' code they are gradients, which the server applies by AdamW. That code adds them
+    only where there are none yet, and takes the last of these layers alone, divided by their number. Both defeat what
+    the abstract describes, so here every round adds the mean. The exits of a net below its last are not trained.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""ScaleFL. Ilhan, Su & Liu, CVPR 2023, section 3.
+"""ScaleFL: Resource-Adaptive Federated Learning With Heterogeneous Clients. Ilhan, Su & Liu, CVPR 2023.
 
 A device trains a part of the global model that is both narrower and less deep, up to an early exit. Of its exits, the
 deeper ones count more, and the last one teaches the others. A weight is averaged over the devices that hold it.
@@ -21,8 +21,8 @@ class ScaleFL(Method):
     """ScaleFL: devices train narrower and less deep parts of the model, whose last exit teaches the earlier ones.
 
     Exit i of a device's m counts i / (1 + ... + m). Its loss is that with the labels and, for all but the last, the
-    divergence from the last exit's outputs at a temperature. Scale both `width` and depth of the tiers. The authors'
-    code divides the divergence by the number of classes as well (torch's reduction "mean"), lets its gradient into the
+    divergence from the last exit's outputs at a temperature. Scale both `width` and depth of the tiers. Weights
+    of exits, temperature and average are those of the authors' code, which divides the divergence by the number of classes as well (torch's reduction "mean"), lets its gradient into the
     teacher, leaves it out in the first quarter of the rounds, and has a weight of 0 unless it is set; here it is the
     mean over examples, teaches the earlier exits alone, and counts from the first round.
 
