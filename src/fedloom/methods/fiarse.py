@@ -32,11 +32,11 @@ class FIARSE(Method):
 
     While a device trains, an entry that falls below the smallest magnitude of its mask, the threshold, is left out of
     the net. As the mask depends on the weights, the gradient of an entry w is multiplied by 1 + 2 threshold |w| / (|w|
-    + threshold)^2, threshold-controlled biased gradient descent; train with plain SGD. Masks are chosen over all matrices
-    and kernels together. This follows the authors' code but in three points. Vectors, which are norms and biases, always
-    belong to the submodel; there biases compete as well. The average is over the devices whose mask has an entry; there
-    over those whose entry has changed, which misses one that training left alone. Devices of size 1 have no threshold;
-    there it is their smallest weight.
+    + threshold)^2, threshold-controlled biased gradient descent; train with plain SGD. Masks are chosen over all
+    matrices and kernels together. This follows the authors' code but in three points. Vectors, which are norms and
+    biases, always belong to the submodel; there biases compete as well. The average is over the devices whose mask has
+    an entry; there over those whose entry has changed, which misses one that training left alone. Devices of size 1
+    have no threshold; there it is their smallest weight.
 
     Parameters
     ----------

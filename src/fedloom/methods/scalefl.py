@@ -21,10 +21,11 @@ class ScaleFL(Method):
     """ScaleFL: devices train narrower and less deep parts of the model, whose last exit teaches the earlier ones.
 
     Exit i of a device's m counts i / (1 + ... + m). Its loss is that with the labels and, for all but the last, the
-    divergence from the last exit's outputs at a temperature. Scale both `width` and depth of the tiers. Weights
-    of exits, temperature and average are those of the authors' code, which divides the divergence by the number of classes as well (torch's reduction "mean"), lets its gradient into the
-    teacher, leaves it out in the first quarter of the rounds, and has a weight of 0 unless it is set; here it is the
-    mean over examples, teaches the earlier exits alone, and counts from the first round.
+    divergence from the last exit's outputs at a temperature. Scale both `width` and depth of the tiers. Weights of
+    exits, temperature and average are those of the authors' code, which divides the divergence by the number of classes
+    as well (torch's reduction "mean"), lets its gradient into the teacher, leaves it out in the first quarter of the
+    rounds, and has a weight of 0 unless it is set; here it is the mean over examples, teaches the earlier exits alone,
+    and counts from the first round.
 
     Parameters
     ----------
