@@ -38,7 +38,7 @@ PRIVATE: dict[str, Any] = {
 }
 COVERED: list[Method] = [
     FedAvg(weighting="uniform"), HeteroFL(only_seen_rows=False), FedRolex(), FedHeN(), NoSide(),
-    NoSide(exit_head="trained_only"), DepthFL(), ScaleFL(), Standalone(),
+    NoSide(exit_head="trained_only"), DepthFL(ramp_up=2), ScaleFL(), Standalone(),
 ]  # fmt: skip
 
 
