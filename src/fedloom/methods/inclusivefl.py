@@ -44,7 +44,9 @@ class InclusiveFL(Method):
         weights, layers = server["weights"], fleet.global_model.layers()
         for depth in _depths(fleet)[:-1]:
             top = {name: weights[name] for name in layers[depth - 1]}
-            server |= {_top(depth): top, _momentum(depth): combine(torch.zeros_like, top)}
+            server[_top(depth)] = top
+            if self.momentum:
+                server[_momentum(depth)] = combine(torch.zeros_like, top)
         return server
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
@@ -59,9 +61,10 @@ class InclusiveFL(Method):
                 continue  # its top layer stays, and what others have learned from it before
             change = _mean_change(layers[max(below, 1) - 1 : depth], inboxes, of_depth, context)
             if _top(depth) in server:
-                own = {name: change[name] for name in layers[depth - 1]}
-                new[_top(depth)] = combine(self._moved, server[_top(depth)], own, server[_momentum(depth)])
-            if below:
+                top, own = server[_top(depth)], {name: change[name] for name in layers[depth - 1]}
+                followed = server[_momentum(depth)] if self.momentum else combine(torch.zeros_like, top)
+                new[_top(depth)] = combine(self._moved, top, own, followed)
+            if below and self.momentum:
                 same_place = [[change[name] for name in layer] for layer in layers[below - 1 : depth]]
                 means = [torch.stack(each).mean(0) for each in zip(*same_place, strict=True)]
                 new[_momentum(below)] = dict(zip(layers[below - 1], means, strict=True))
