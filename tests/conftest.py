@@ -17,6 +17,7 @@ from fedloom.engines import FaultInjector, FaultPlan, InProcess, Refusal
 from fedloom.fleet import UNCOMPRESSED, ByteCounter, Responses
 from fedloom.methods import METHODS, Method
 from fedloom.models import MODELS, Model
+from fedloom.settings import FrozenDict
 from fedloom.tensors import Parcel, Tensors
 from fedloom.testing import InterceptingEngine, ScriptedEngine, TinyWorld
 from fedloom.testing.world import TINY_SETTINGS, home_family, takes_family
@@ -38,8 +39,10 @@ TOKENS = tuple(name for name, build in MODELS.items() if "tokens" in signature(b
 SMALL: dict[str, dict[str, Any]] = {
     "fedgkt": {"server_epochs": 1, "server_batch": 8, "server_planes": (2,), "server_blocks": (1,)},
     "fedhenn": {"strength": 0.5, "growth": "none", "probe_size": 6},
+    "depthfl": {"ramp_up": 2},
     "fedin": {"pairs": 4, "batch": 6},
     "fedtgp": {"server_epochs": 3},
+    "fiarse": {"sizes": FrozenDict(a=1.0, b=0.25)},
     "mixed": {
         "strength": 0.5,
         "growth": "none",
@@ -60,7 +63,8 @@ def build_method(name: str, **settings: Any) -> Method:
 
 # besides a family that many methods admit, those that methods were made for; every other pair is slow
 MADE_FOR_EACH_OTHER = {
-    ("heterofl", "transformer"), ("fedhen", "preactresnet"), ("fedhenn", "lstm"), ("standalone", "lenet"),
+    ("heterofl", "transformer"), ("inclusivefl", "transformer"), ("fedhen", "preactresnet"), ("fedhenn", "lstm"),
+    ("standalone", "lenet"),
 }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_list_settings_show_required_and_hide_internal_ones(fedloom):
     models = {one["name"]: one["settings"] for one in fedloom("list", "models", "--format", "json").data}
     assert models["convnet"] == {
         "width": 1.0, "hidden": [64, 128, 256, 512], "normalization": "static_batch", "scaler": True, "norm_widths": [],
-        "head": None,
+        "head": None, "depth": None, "exit_after": None,
     }  # fmt: skip
 
 

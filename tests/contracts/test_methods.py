@@ -68,7 +68,9 @@ def test_method_info_is_complete(name: str) -> None:
     assert hash(kind()) == hash(kind())  # all hyperparameters have defaults and are immutable
 
 
-NESTED = ["heterofl", "fedrolex", "fjord", "fedhen", "noside", "decouple", "fedsup", "efedsup"]
+NESTED = [
+    "heterofl", "fedrolex", "fjord", "fedhen", "noside", "decouple", "fedsup", "efedsup", "depthfl", "scalefl",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [NESTED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NESTED[1:])])
@@ -76,7 +78,7 @@ def test_redrawn_tiers_are_trained(name: str, family: str, world: Callable[..., 
     pooled = {"exit_pool": "global"} if family == "preactresnet" else {}  # windows cannot roll after a flattened map
     sim = world(family, widths=(1.0, 0.5), sizes=DEVICE_SIZES, labels=DEVICE_LABELS, **pooled)
     redrawn = replace(sim.fleet, assignment="redrawn")
-    if name in ("fedhen", "noside") and family not in ("preactresnet", "unet"):
+    if name in ("fedhen", "noside", "depthfl", "scalefl") and family not in ("preactresnet", "unet"):
         assert "is about early exits" in str(fleet_problem(METHODS[name](), redrawn))
         return
     assert fleet_problem(METHODS[name](), redrawn) is None

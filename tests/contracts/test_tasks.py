@@ -14,6 +14,7 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.models import MODELS, build_model
+from fedloom.settings import FrozenDict
 from fedloom.testing import TinyWorld, check_method
 
 NEW = ("multi_label", "regression", "segmentation")
@@ -24,12 +25,14 @@ REFUSED = {
     *((name, task) for name in ("fd", "fedproto", "fedkd", "fedgh", "fedtgp") for task in (
         "multi_label", "regression", "segmentation", "masked_language_modeling", "causal_language_modeling",
     )),
+    ("inclusivefl", "segmentation"),
 }  # fmt: skip
 MIXED = [{"tiers": ["a"], "method": "heterofl"}, {"tiers": ["b"], "method": "fedhenn", "align": True}]
+OF_TIERS: dict[str, dict[str, Any]] = {"mixed": {"parts": MIXED}, "fiarse": {"sizes": FrozenDict(a=1.0, b=0.25)}}
 
 
 def build(name: str) -> Method:
-    settings: dict[str, Any] = {"parts": MIXED} if name == "mixed" else dict(METHODS[name].info.example_settings)
+    settings = OF_TIERS.get(name) or dict(METHODS[name].info.example_settings)
     return METHODS[name].from_settings(settings, METHODS)
 
 

@@ -112,6 +112,7 @@ FAMILIES: dict[str, tuple[str | None, ...]] = {
     "noside": ("preactresnet",),
     "decouple": ("preactresnet",),
     "heterofl": (None, "transformer"),
+    "inclusivefl": ("transformer",),
     "fedhenn": (None, "lstm"),
 }
 PLAYED = [(name, family) for name in sorted(METHODS) for family in FAMILIES.get(name, (None,))]

@@ -29,13 +29,28 @@ def test_build_aggregate_rule_settings_reach_the_rule():
 
 @pytest.mark.parametrize(
     "method",
-    ["heterofl", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fedrolex", "fjord", "noside", "decouple"))],
+    [
+        "heterofl",
+        "fiarse",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("fedrolex", "fjord", "noside", "decouple", "depthfl", "scalefl", "inclusivefl")
+        ),
+    ],
 )
 def test_run_with_robust_rule_aggregates_by_it(run, method):
     """With more contributors required than there are, no region changes: the run ends with its initial weights."""
     found = {}
     exits = {"family": "preactresnet", "hidden": [2, 4], "blocks": [1, 1], "exit_after": 1}
-    model = {"model": exits} if method == "noside" else {}  # which is about early exits
+    two, small = ({"name": name, "share": 0.5} for name in ("large", "small"))
+    changes = {
+        "fiarse": {"tiers": [two, small]},
+        "noside": {"model": exits},  # which is about early exits, as those below
+        "depthfl": {"model": exits},
+        "scalefl": {"model": exits},
+        "inclusivefl": {"model": exits, "tiers": [two, {**small, "stages": 1}]},
+    }.get(method, {})
+    settings = {"momentum": 0.0} if method == "inclusivefl" else {}  # its stages differ in shape
     for name, aggregation in {
         "plain": {},
         "none": {"rule": "none", "min_contributors": 99},
@@ -44,7 +59,14 @@ def test_run_with_robust_rule_aggregates_by_it(run, method):
         "held longer": {"rule": "median", "min_contributors": 99},
     }.items():
         rounds = 3 if name == "held longer" else 2
-        made = run(name, method={"name": method}, aggregation=aggregation, rounds=rounds, data__devices=6, **model)
+        made = run(
+            name,
+            method={"name": method, **settings},
+            aggregation=aggregation,
+            rounds=rounds,
+            data__devices=6,
+            **changes,
+        )
         found[name] = read_manifest(made.folder)["sha256"]
     assert found["plain"] == found["none"]
     assert found["held"] == found["held longer"]

@@ -106,6 +106,13 @@ MIXED = {"name": "mixed", "strength": 0.0, "parts": [{"tiers": ["large", "small"
 UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "privacy": (PRIVATE, "PRIVACY_COMPRESSION"),
     "windows that roll": ({"method": {"name": "fedrolex"}}, "COMPRESSION_METHOD"),
+    "largest weights": (
+        {
+            "method": {"name": "fiarse", "sizes": {"large": 1.0, "small": 0.25}},
+            "tiers": [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5}],
+        },
+        "COMPRESSION_METHOD",
+    ),
     "in a part too": ({"method": MIXED, "data": {**FEW, "public": {"examples": 10}}}, "COMPRESSION_METHOD"),
 }
 

@@ -12,11 +12,13 @@ import pytest
 from fedloom.fleet import RoundContext
 from fedloom.footprints import DPAggregator, coverage_mean
 from fedloom.methods import METHODS, Method, MethodInfo
+from fedloom.methods.depthfl import DepthFL
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedhen import FedHeN
 from fedloom.methods.fedrolex import FedRolex
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.noside import NoSide
+from fedloom.methods.scalefl import ScaleFL
 from fedloom.methods.standalone import Standalone
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
@@ -36,7 +38,7 @@ PRIVATE: dict[str, Any] = {
 }
 COVERED: list[Method] = [
     FedAvg(weighting="uniform"), HeteroFL(only_seen_rows=False), FedRolex(), FedHeN(), NoSide(),
-    NoSide(exit_head="trained_only"), Standalone(),
+    NoSide(exit_head="trained_only"), DepthFL(ramp_up=2), ScaleFL(), Standalone(),
 ]  # fmt: skip
 
 

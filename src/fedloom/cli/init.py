@@ -20,6 +20,16 @@ share = 1.0
 width = 1.0
 """
 
+ALIKE_TIERS = """# a tier is a class of devices: its share of the fleet. All have one model; the method takes parts
+[[tiers]]
+name = "large"
+share = 0.5
+
+[[tiers]]
+name = "small"
+share = 0.5
+"""
+
 SPLIT_MODEL = """family = "splitnet"           # a network in three parts: extractor, intermediate, classifier
 channels = 8                  # of the extractor; the stages behind it have up to sixteen times as many
 head = { cells = 3 }          # the classifier sees the last map pooled to 3 x 3 cells
@@ -71,6 +81,23 @@ family = "mlp"
 hidden = [64, 32]
 """
 
+EQUAL_MODEL = """family = "convnet"            # `fedloom list models`
+hidden = [32, 32, 32]         # channels of its layers, of which the last two are alike
+exit_after = "every"          # a classifier after every layer
+head = { cells = 3 }          # each classifier sees its map pooled to 3 x 3 cells
+"""
+
+EQUAL_TIERS = """# a tier is a class of devices: its share of the fleet, and how many layers of the full model it trains
+[[tiers]]
+name = "large"
+share = 0.5
+
+[[tiers]]
+name = "small"
+share = 0.5
+depth = 2
+"""
+
 DEEP_LR = 0.1
 """The learning rate of the networks with residual blocks: of 0.05, 0.1, 0.2 and 0.4 the best on validation images."""
 
@@ -108,10 +135,12 @@ def _recipe(method: str, command: str, registries: "Registries") -> str:
     slower = re.sub(r"\blr = [0-9.]+", f"lr = {DEEP_LR}", text)
     without_static_norm = re.sub(r"statistics = .*\n", "", slower)
     exits = model.sub(lambda _: EXIT_MODEL, tiers.sub(lambda _: EXIT_TIERS + "\n", without_static_norm))
+    alike = tiers.sub(lambda _: ALIKE_TIERS + "\n", text)
+    equal = model.sub(lambda _: EQUAL_MODEL, tiers.sub(lambda _: EQUAL_TIERS + "\n", slower))
     split = model.sub(lambda _: SPLIT_MODEL, tiers.sub(lambda _: SPLIT_TIERS + "\n", slower))
     foreign = model.sub(lambda _: FOREIGN_MODEL, tiers.sub(lambda _: FOREIGN_TIERS + "\n", without_static_norm))
     takes_any = registries.methods[method].info.heterogeneity == "any"
-    candidates = (text, *([foreign] if takes_any else []), one_tier, exits, split)
+    candidates = (text, *([foreign] if takes_any else []), one_tier, alike, exits, split, equal)
     supported = (recipe for recipe in candidates if _error_code(registries, recipe) != "METHOD_REFUSES")
     recipe = next(supported, text)
     if _error_code(registries, recipe) == "PUBLIC_MISSING":

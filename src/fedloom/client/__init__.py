@@ -47,7 +47,7 @@ from .optimizers import (
 )
 from .plan import DevicePlan, Schedule, Step, draw_plan, merge_plans
 from .subnets import SubnetStream, draw_subnets, subnet_logits
-from .task import Bounded, BundleSpec, Layout, Like, Task, like, on_any_device, on_device, shaped
+from .task import Bounded, BundleSpec, Layout, Like, Task, like, on_any_device, on_device, shaped, tasks_of
 
 __all__ = [
     "CROSS_ENTROPY", "LOSSES", "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "BinaryCrossEntropy",
@@ -58,5 +58,6 @@ __all__ = [
     "dummy_loss", "evaluate_without_padding", "fit", "fits_task", "gradient", "label_loss", "like", "mask_logits",
     "merge_plans", "on_any_device", "on_device", "optimizer_at", "represent", "representation_kind",
     "select_examples", "shaped", "soft_cross_entropy", "subnet_logits", "sum_batch_statistics", "supervised_loss",
+    "tasks_of",
     "with_batchnorm_statistics",
 ]  # fmt: skip

@@ -50,15 +50,17 @@ class Like:
     Parameters
     ----------
     bundle : the name of the bundle in the inbox.
+    same_entries : whether its entries are the same weights of the global model in every round.
     """
 
     bundle: str
+    same_entries: bool = True
 
     def __call__(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in inbox[self.bundle].items()}
 
 
-def like(bundle: str) -> BundleSpec:
+def like(bundle: str, same_entries: bool = True) -> BundleSpec:
     """Declare a bundle with the same layout as one of the inbox, of which it is an update.
 
     Compression sends the difference from what the device received, so where a device has nothing new, upload what it
@@ -67,13 +69,15 @@ def like(bundle: str) -> BundleSpec:
     Parameters
     ----------
     bundle : the name of the bundle in the inbox.
+    same_entries : whether its entries are the same weights of the global model in every round. If not, compression
+        keeps nothing of what it left out: added to the next upload, it would change other weights.
 
     Examples
     --------
     >>> @on_device(sends={"weights": like("weights")})
     ... def train(self, client: Client, inbox: Parcel) -> ClientResult: ...
     """
-    return Like(bundle)
+    return Like(bundle, same_entries)
 
 
 def shaped(**layout: tuple[tuple[int | Literal["classes", "examples"], ...], torch.dtype]) -> BundleSpec:
@@ -171,6 +175,18 @@ class OnDevice:
             return Task(self.name, function, sends, self.stream, batch_key=function)
         batch_key = (function, instance) if self.batch_across_runs and _is_hashable(instance) else None
         return Task(self.name, function.__get__(instance), sends, self.stream, batch_key=batch_key)
+
+
+def tasks_of(method: object) -> list[Task]:
+    """The tasks that a method declares with `on_device`.
+
+    Parameters
+    ----------
+    method : the method.
+    """
+    names = [name for kind in type(method).__mro__ for name, one in vars(kind).items() if isinstance(one, OnDevice)]
+    found = (getattr(method, name) for name in dict.fromkeys(names))
+    return [task for task in found if isinstance(task, Task)]
 
 
 def _is_hashable(instance: object) -> bool:

@@ -259,7 +259,7 @@ class Compression:
         for bundle, tensors in upload.items():
             key = _residual_key(task, bundle)
             encoded[bundle], left_out = self._encode_up(tensors, _base(task, bundle, inbox), residual.get(key, {}))
-            if left_out:
+            if left_out and _has_same_entries(task, bundle):
                 residual = {**residual, key: left_out}
         return encoded, residual
 
@@ -495,6 +495,12 @@ def _base(task: Task, bundle: str, inbox: Parcel) -> Tensors | None:
     """The tensors that a bundle is an update of; None where it is no update."""
     spec = task.sends.get(bundle)
     return inbox[spec.bundle] if isinstance(spec, Like) else None
+
+
+def _has_same_entries(task: Task, bundle: str) -> bool:
+    """False if what was left out of a bundle cannot be added to the next: its entries are then other weights."""
+    spec = task.sends.get(bundle)
+    return not isinstance(spec, Like) or spec.same_entries
 
 
 def _same_kind(tensor: Tensor, tensors: Tensors | None, name: str) -> Tensor | None:

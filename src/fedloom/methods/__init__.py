@@ -4,6 +4,7 @@ from ..registry import Registry
 from ._personal import PersonalModels
 from .centralized import Centralized
 from .decouple import Decouple
+from .depthfl import DepthFL
 from .ditto import Ditto
 from .efedsup import EFedSup
 from .fd import FD
@@ -21,15 +22,18 @@ from .fedrep import FedRep
 from .fedrolex import FedRolex
 from .fedsup import FedSup
 from .fedtgp import FedTGP
+from .fiarse import FIARSE
 from .fjord import FjORD
 from .fml import FML
 from .heterofl import HeteroFL
+from .inclusivefl import InclusiveFL
 from .lgfedavg import LGFedAvg
 from .method import Method, MethodInfo, fleet_problem, headline_test, training_macs
 from .mixed import Mixed
 from .noside import NoSide
 from .perfedavg import PerFedAvg
 from .scaffold import Scaffold
+from .scalefl import ScaleFL
 from .standalone import Standalone
 
 METHODS: Registry[type[Method]] = Registry(
@@ -42,9 +46,13 @@ METHODS: Registry[type[Method]] = Registry(
         "heterofl": HeteroFL,
         "fedrolex": FedRolex,
         "fjord": FjORD,
+        "fiarse": FIARSE,
         "fedhen": FedHeN,
         "noside": NoSide,
         "decouple": Decouple,
+        "depthfl": DepthFL,
+        "scalefl": ScaleFL,
+        "inclusivefl": InclusiveFL,
         "fedsup": FedSup,
         "efedsup": EFedSup,
         "fedhenn": FedHeNN,

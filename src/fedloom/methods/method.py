@@ -330,7 +330,7 @@ def early_exit_problem(method: str, fleet: Fleet) -> str | None:
     family = fleet.global_model.family
     return (
         f"{method} is about early exits, and {family} has none: it would only average slices, as heterofl does; "
-        "use a net with an exit, such as preactresnet or transformer with `exit_after`, or heterofl"
+        "use a net with an exit, such as preactresnet, convnet or transformer with `exit_after`, or heterofl"
     )
 
 

@@ -59,6 +59,19 @@ def zero_bias_linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
+def exit_rows(heads: str, classifier: str, count: int) -> tuple[str, ...]:
+    """The weights with one row per class of a net with an exit after every layer, from shallow to deep.
+
+    Parameters
+    ----------
+    heads : the name of the list of exits.
+    classifier : the name of the linear layer within an exit; "": the exit is one itself.
+    count : the number of exits.
+    """
+    inner = f".{classifier}" if classifier else ""
+    return tuple(f"{heads}.{number}{inner}.{key}" for number in range(count) for key in ("weight", "bias"))
+
+
 def dense_layers(units: Sequence[int]) -> nn.ModuleList:
     """Fully connected layers from each number of units to the next."""
     return nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(units))

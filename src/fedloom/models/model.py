@@ -349,6 +349,13 @@ class Model:
         """The weights that the last exit depends on: all but the heads of earlier exits."""
         return _inspect(self, structure.last_exit_weights, self.inputs)
 
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """The weights of each of the layers that models of unequal depth have more or fewer of, from shallow to deep.
+
+        They are those of the list that the module names in its attribute `layer_list`; empty if it names none.
+        """
+        return _inspect(self, structure.layer_weights)
+
     def is_batch_dependent(self) -> bool:
         """True if, in evaluation, the output for an example depends on the rest of its batch."""
         return _is_batch_dependent(self)

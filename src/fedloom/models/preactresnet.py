@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
-from .layers import Head, cells_of, make_classifier, pool, zero_bias_linear
+from .layers import Head, cells_of, exit_rows, make_classifier, pool, zero_bias_linear
 from .normalization import Normalization, WidthSlice
 from .preresnet import preactivation_stages
 from .structure import Outputs
@@ -30,7 +30,7 @@ def preactresnet(
     hidden: tuple[Count, ...] = (64, 128, 256, 512),
     blocks: tuple[Count, ...] = (2, 2, 2, 2),
     stages: Count | None = None,
-    exit_after: Natural = 2,
+    exit_after: Natural | Literal["every"] = 2,
     exit_pool: ExitPool = "four",
     normalization: Normalization = "group",
     groups: Count = 2,
@@ -45,8 +45,9 @@ def preactresnet(
     width : the share of channels that this size keeps, the leading ones; 1 is the full model.
     hidden : the channels of each stage at full width.
     blocks : the number of residual blocks of each stage.
-    stages : the depth of this size: all stages, or those up to the exit; None: all.
-    exit_after : the number of stages before the early exit; 0: no exit.
+    stages : the depth of this size: all stages, or those up to an exit; None: all.
+    exit_after : the number of stages before the early exit; 0: no exit; "every": an exit after every stage, all of
+        one kind, as DepthFL and ScaleFL have them.
     exit_pool : how the exit pools its map: to a "four" by four grid, or to one "global" number per channel.
     normalization : the normalization layers: "static_batch" (HeteroFL's batch norm without running statistics),
         "group", "instance", "layer", "parametric" (FedSup's), "parametric_sample" (the same for each example), or
@@ -59,17 +60,28 @@ def preactresnet(
         map that is not normalized.
     """
     kept = stages or len(hidden)
-    if exit_after > kept or kept not in (exit_after, len(hidden)):
-        raise ValueError(f"a net ends at its exit ({exit_after}) or after all {len(hidden)} stages, not after {kept}")
+    ends = range(1, len(hidden) + 1) if exit_after == "every" else (exit_after, len(hidden))
+    if kept not in ends or (exit_after != "every" and exit_after > kept):
+        raise ValueError(
+            f"a net ends at its exit ({exit_after}) or after all {len(hidden)} stages, not after {kept}"
+            if exit_after != "every"
+            else f"a net of {len(hidden)} stages cannot end after {kept}"
+        )
     sliced = WidthSlice(width, widest, normalization, scaler, groups, norm_widths)
     cells = cells_of(head)
-    exit_head: nn.Module | None = None
-    if exit_after and cells is not None:
-        exit_head = NormalizedHead(hidden[exit_after - 1], sliced, cells, classes)
+
+    def make_exit(number: int) -> nn.Module:
+        if cells is not None:
+            return NormalizedHead(hidden[number - 1], sliced, cells, classes)
+        channels = sliced.channels(hidden[number - 1])
+        return _published_exit(input_shape[1:], channels, number, exit_pool, classes)
+
+    exits: nn.Module | Sequence[nn.Module] | None = None
+    if exit_after == "every":
+        exits = [make_exit(number) for number in range(1, kept + 1)]
     elif exit_after:
-        channels = sliced.channels(hidden[exit_after - 1])
-        exit_head = _published_exit(input_shape[1:], channels, exit_after, exit_pool, classes)
-    return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], sliced, exit_after, exit_head, cells, classes)
+        exits = make_exit(exit_after)
+    return PreActResNet(input_shape[0], hidden[:kept], blocks[:kept], sliced, exit_after, exits, cells, classes)
 
 
 def _published_exit(
@@ -126,27 +138,35 @@ class NormalizedHead(nn.Module):
 
 
 class PreActResNet(nn.Module):
+    """One exit and an end of its own, or a list of exits, the last of which is the end."""
+
+    layer_list = "stages"
+
     def __init__(
         self,
         inputs: int,
         hidden: Sequence[int],
         blocks: Sequence[int],
         sliced: WidthSlice,
-        exit_after: int,
-        exit_head: nn.Module | None,
+        exit_after: int | Literal["every"],
+        exits: nn.Module | Sequence[nn.Module] | None,
         cells: int | None,
         classes: int,
     ):
         super().__init__()
         self.stem = nn.Conv2d(inputs, sliced.channels(hidden[0]), 3, padding=1, bias=False)
         self.stages = preactivation_stages(hidden, blocks, sliced)
-        self.exit_after, self.exit = exit_after, exit_head
-        self.cells, is_full = cells, len(hidden) > exit_after
+        self.exit_after = exit_after
+        self.exit = exits if isinstance(exits, nn.Module) else None
+        self.exits = nn.ModuleList(exits) if isinstance(exits, Sequence) else None
+        self.cells, is_full = cells, exit_after != "every" and len(hidden) > exit_after
         self.norm = sliced.make_scaled_norm(hidden[-1]) if is_full and cells is not None else None
         self.classifier = make_classifier(sliced.channels(hidden[-1]), cells, classes) if is_full else None
 
     @property
     def label_rows(self) -> tuple[str, ...]:
+        if self.exits is not None:
+            return exit_rows("exits", "classifier", len(self.exits))
         heads = (("exit.classifier", self.exit), ("classifier", self.classifier))
         return tuple(f"{name}.{key}" for name, head in heads if head for key in ("weight", "bias"))
 
@@ -154,7 +174,9 @@ class PreActResNet(nn.Module):
         x, exits, taps = self.stem(x), {}, {}
         for number, stage in enumerate(self.stages, start=1):
             x = taps[f"stage{number}"] = stage(x)
-            if self.exit is not None and number == self.exit_after:
+            if self.exits is not None:
+                exits[f"exit{number}"], taps["features"] = self.exits[number - 1](x)
+            elif self.exit is not None and number == self.exit_after:
                 exits["exit"], taps["features"] = self.exit(x)
         if self.classifier is not None:
             last = x if self.norm is None else F.relu(self.norm(x))

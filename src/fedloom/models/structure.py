@@ -196,6 +196,20 @@ def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:
     return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 
 
+def layer_weights(module: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The trained weights of each layer of the list that the module names in `layer_list`, from shallow to deep.
+
+    Empty for a module that names none.
+    """
+    listed = getattr(module, "layer_list", None)
+    if listed is None:
+        return ()
+    return tuple(
+        tuple(f"{listed}.{number}.{name}" for name, weight in layer.named_parameters() if weight.requires_grad)
+        for number, layer in enumerate(module.get_submodule(listed).children())
+    )
+
+
 def layer_kinds(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tuple[str, Any], ...]]]:
     """The types of its layers, with all their settings that are not sizes."""
     return frozenset((type(layer), non_size_settings(vars(layer))) for layer in module.modules())

@@ -7,13 +7,14 @@ first entries of the other axes, keeps a part of every head.
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Fraction, Natural, Share
-from .layers import Scaler, uniform_parameter, zero_bias_linear
+from .layers import Scaler, exit_rows, uniform_parameter, zero_bias_linear
 from .normalization import WidthSlice
 from .structure import Outputs, check_token_input
 
@@ -30,7 +31,7 @@ def transformer(
     hidden: Count = 512,
     layers: Count = 4,
     depth: Count | None = None,
-    exit_after: Natural = 0,
+    exit_after: Natural | Literal["every"] = 0,
     dropout: Fraction = 0.2,
     scaler: bool = True,
     causal: bool = False,
@@ -45,20 +46,27 @@ def transformer(
     heads : the number of attention heads, the same in all sizes.
     hidden : the units of the feed-forward layers at full width.
     layers : the number of encoder layers of the full model.
-    depth : the number of layers of this size: all, or those up to the exit; None: all.
-    exit_after : the number of layers before the early exit; 0: no exit.
+    depth : the number of layers of this size: all, or those up to an exit; None: all.
+    exit_after : the number of layers before the early exit; 0: no exit; "every": an exit after every layer, all of one
+        kind, as DepthFL, ScaleFL and InclusiveFL have them.
     dropout : the dropout probability.
     scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
     causal : whether a token attends to itself and earlier ones alone, to predict the next one.
     """
     kept = depth or layers
-    if exit_after > kept or kept not in (exit_after, layers):
+    if exit_after == "every":
+        if kept > layers:
+            raise ValueError(f"a net of {layers} layers cannot end after {kept}")
+    elif exit_after > kept or kept not in (exit_after, layers):
         raise ValueError(f"a net ends at its exit ({exit_after}) or after all {layers} layers, not after {kept}")
     if embedding % heads:
         raise ValueError(f"embedding = {embedding} is not divisible by heads = {heads}")
     sliced = WidthSlice(width, widest, "none", scaler)
     entry = TokenEmbedding(*check_token_input(input_shape, tokens), embedding, dropout, sliced)
     encoders = [Encoder(embedding, heads, hidden, dropout, sliced, causal) for _ in range(kept)]
+    if exit_after == "every":
+        exits = [Decoder(embedding, classes, sliced) for _ in range(kept)]
+        return Transformer(entry, encoders, exit_after, None, None, exits)
     early, last = (
         Decoder(embedding, classes, sliced) if is_used else None for is_used in (exit_after, kept != exit_after)
     )
@@ -116,21 +124,27 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
+    layer_list = "layers"
+
     def __init__(
         self,
         entry: TokenEmbedding,
         encoders: Sequence[Encoder],
-        exit_after: int,
+        exit_after: int | Literal["every"],
         early: Decoder | None,
         decoder: Decoder | None,
+        exits: Sequence[Decoder] | None = None,
     ):
         super().__init__()
         self.entry, self.layers = entry, nn.ModuleList(encoders)
         self.exit_after, self.exit, self.decoder = exit_after, early, decoder
+        self.exits = None if exits is None else nn.ModuleList(exits)
 
     @property
     def label_rows(self) -> tuple[str, ...]:
         """Includes the embedding, whose last row is that of the mask."""
+        if self.exits is not None:
+            return ("entry.tokens.weight", *exit_rows("exits", "classifier", len(self.exits)))
         heads = (("exit", self.exit), ("decoder", self.decoder))
         classifiers = (f"{name}.classifier.{key}" for name, head in heads if head for key in ("weight", "bias"))
         return ("entry.tokens.weight", *classifiers)
@@ -139,7 +153,9 @@ class Transformer(nn.Module):
         x, exits = self.entry(x), {}
         for number, layer in enumerate(self.layers, start=1):
             x = layer(x)
-            if self.exit is not None and number == self.exit_after:
+            if self.exits is not None:
+                exits[f"exit{number}"] = self.exits[number - 1](x)
+            elif self.exit is not None and number == self.exit_after:
                 exits["exit"] = self.exit(x)
         if self.decoder is not None:
             exits["full"] = self.decoder(x)

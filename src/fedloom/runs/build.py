@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..client import Schedule, Task, build_loss, fits_task
+from ..client import Like, Schedule, Task, build_loss, fits_task, tasks_of
 from ..data import Dataset, LearningTask, Partition
 from ..engines import (
     ClientData,
@@ -231,8 +231,9 @@ def _find_compression_issues(
 
 
 def _has_moving_footprints(method: Method, fleet: Fleet) -> bool:
-    """Whether a tier covers other entries of the global model in the next round."""
-    return any(
+    """Whether a tier covers other entries of the global model in the next round, by footprint or by declaration."""
+    specs = (spec for task in tasks_of(method) for spec in task.sends.values())
+    return any(isinstance(spec, Like) and not spec.same_entries for spec in specs) or any(
         _plain_blocks(method.aggregation_footprint(tier, fleet, 1))
         != _plain_blocks(method.aggregation_footprint(tier, fleet, 2))
         for tier in fleet.active_tiers
