@@ -72,6 +72,7 @@ CHOICES: dict[Place, str] = {
     ("training", "optimizer"): "optimizers",
     ("training", "lr_schedule"): "lr_schedules",
     ("training", "loss"): "losses",
+    ("aggregation", "server_optimizer"): "server_optimizers",
     ("compression", "uplink"): "compressors",
     ("compression", "downlink"): "compressors",
     ("faults", "stragglers"): "stragglers",

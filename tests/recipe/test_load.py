@@ -216,7 +216,7 @@ def test_load_arbitrary_value_is_valid_or_recipe_error(place, document):
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_load_every_partition_round_trips(name, document):
     options = {"label_shards": {"labels_per_device": 5}, "sorted_shards": {"shards_per_device": 2}, "iid": {},
-               "own": {}, "rows": {}, "natural": {},
+               "own": {}, "rows": {}, "natural": {}, "pathological": {"labels_per_device": 2},
                "file": {"path": "map.json"}}.get(name, {"alpha": 1.0})  # fmt: skip
     recipe = load(document(data__partition={"kind": name, **options}), REGISTRY).recipe
     assert round_trip(recipe).data.partition == {"kind": name, **options}

@@ -1,17 +1,22 @@
 """A recipe's server optimizer: the same averages go in, its moments are part of the run, and it is refused by name."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import fedloom
 from fedloom.api.run import Run
 from fedloom.footprints.server_optimizer import MOMENTS, FedAdam
+from fedloom.methods.fedavg import FedAvg
 from fedloom.recipe.errors import RecipeError
 from fedloom.runs.checkpoint import FOLDER, Checkpoints
 from fedloom.runs.folder import read_manifest
+from fedloom.tensors import Tensors
 
 MLP = {"model": {"family": "mlp", "hidden": [6]}, "data": {"dataset": "digits", "devices": 4, "max_examples": 20}}
 ADAM = {"server_optimizer": {"kind": "adam", "lr": 0.05}}
@@ -125,3 +130,34 @@ def test_simulation_takes_server_optimizer_by_name_or_object() -> None:
             "digits", tiers=tiers, method="fedavg", devices=4, aggregation={"server_optimizer": chosen}
         )
         assert simulation.recipe["aggregation"]["server_optimizer"] == {"kind": "adam", "lr": 0.1}
+
+
+@dataclass(frozen=True)
+class SignStep:
+    """A step of one size in the direction of the change, without moments."""
+
+    lr: float = 0.01
+
+    def start(self, weight: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def move(self, change: Tensor, moments: Tensors) -> tuple[Tensor, Tensors]:
+        return self.lr * change.sign(), {}
+
+
+def test_simulation_with_server_optimizer_of_its_own_steps_by_it(tmp_path: Path) -> None:
+    simulation = fedloom.Simulation(
+        "digits",
+        tiers=fedloom.tiers("mlp", {"hidden": [4]}, all={"share": 1.0}),
+        method="fedavg",
+        devices=4,
+        aggregation={"server_optimizer": SignStep(lr=0.25)},
+    )
+    (result,) = simulation.rounds(1)
+    start = FedAvg().start(simulation._assemble(simulation._loaded, simulation.registries).fleet, 0)["weights"]
+    assert result.server.keys() == {"weights"}
+    for name, weight in result.server["weights"].items():
+        steps = ((weight - start[name]) / 0.25).abs()
+        assert torch.all((steps - steps.round()).abs() < 1e-5) and float(steps.max()) == pytest.approx(1, abs=1e-5)
+    run = simulation.save(tmp_path / "own")
+    assert read_manifest(run.folder)["own_names"] == {"server_optimizers": ["signstep"]}

@@ -168,30 +168,8 @@ class FedAdam:
 
 
 @dataclass(frozen=True)
-class FedYogi:
-    """FedYogi: FedAdam whose mean of squares moves by the squared change alone, so that it cannot fall quickly.
-
-    Parameters
-    ----------
-    lr : the server's learning rate.
-    beta1 : the decay of the running mean of changes.
-    beta2 : one minus the share of a squared change by which the mean of squares moves towards it.
-    tau : added to the denominator, the degree of adaptivity; the mean of squares starts at its square.
-    """
-
-    lr: Positive = 0.01
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.99
-    tau: Positive = 1e-3
-
-    def start(self, weight: Tensor) -> Tensors:
-        """The moments before the first step.
-
-        Parameters
-        ----------
-        weight : a tensor of the global weights.
-        """
-        return _first_moments(weight, self.tau)
+class FedYogi(FedAdam):
+    """FedYogi: FedAdam whose mean of squares moves by the squared change alone, so that it cannot fall quickly."""
 
     def move(self, change: Tensor, moments: Tensors) -> tuple[Tensor, Tensors]:
         """By how much a tensor moves, and its next moments.

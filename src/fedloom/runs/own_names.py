@@ -42,7 +42,7 @@ def _is_built_in(kind: str, name: str, registries: Registries) -> bool:
 
 def _names_used(recipe: Recipe) -> dict[str, list[str]]:
     data, training, faults = recipe.data, recipe.training, recipe.faults
-    links = (recipe.compression.uplink, recipe.compression.downlink)
+    links, optimizer = (recipe.compression.uplink, recipe.compression.downlink), recipe.aggregation.server_optimizer
     metrics = [one if isinstance(one, str) else one["kind"] for one in recipe.evaluation.metrics or ()]
     public = data.public.dataset if data.public and data.public.source == "dataset" else None
     used: dict[str, Iterable[str | None]] = {
@@ -56,6 +56,7 @@ def _names_used(recipe: Recipe) -> dict[str, list[str]]:
         "losses": [training.loss["kind"] if training.loss else None],
         "lr_schedules": [training.lr_schedule["kind"]],
         "aggregation": [recipe.aggregation.rule],
+        "server_optimizers": [optimizer["kind"] if optimizer else None],
         "compressors": [link["kind"] for link in links if link],
         "stragglers": [faults.stragglers["kind"] if faults.stragglers else None],
         "engines": [recipe.engine.kind],
