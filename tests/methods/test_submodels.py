@@ -206,7 +206,8 @@ def fleet_of(*models: Model, assignment: Any = "fixed") -> Fleet:
         (InclusiveFL(), fleet_of(residual(), residual(1)), "set method.momentum = 0"),
         (InclusiveFL(), fleet_of(equal_layers(), equal_layers(width=0.5)), "has a part of"),
         (InclusiveFL(), fleet_of(tiny_model("unet")), "names no list of them"),
-        (FIARSE(FrozenDict(a=1.0)), fleet_of(tiny_model("mlp"), tiny_model("mlp")), "method.sizes is for the tiers a"),
+        (FIARSE(FrozenDict(a=1.0)), fleet_of(tiny_model("mlp"), tiny_model("mlp")), "has none for tier 'b'"),
+        (FIARSE(FrozenDict(a=1.0, c=0.1)), fleet_of(tiny_model("mlp")), "names 'c', which is no tier"),
         (FIARSE(), fleet_of(tiny_model("mlp"), tiny_model("mlp", width=0.5)), "the same model"),
     ],
 )  # fmt: skip
