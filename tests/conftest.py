@@ -41,7 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedhenn": {"strength": 0.5, "growth": "none", "probe_size": 6},
     "depthfl": {"ramp_up": 2},
     "fedin": {"pairs": 4, "batch": 6},
-    "fiarse": {"sizes": FrozenDict(a=1.0, b=0.25)},
+    "fiarse": {"sizes": FrozenDict(a=0.6, b=0.25)},
     "mixed": {
         "strength": 0.5,
         "growth": "none",

@@ -111,10 +111,8 @@ class FIARSE(Method):
         if not _masked_names(fleet.global_model):
             return f"fiarse masks matrices and kernels, and {fleet.global_model.family} has none"
         missing = [tier.name for tier in fleet.active_tiers if tier.name not in self.sizes]
-        unknown = self.sizes.keys() - {tier.name for tier in fleet.tiers}
-        if self.sizes and (missing or unknown):
-            wrong = f"has none for tier {missing[0]!r}" if missing else f"names {min(unknown)!r}, which is no tier"
-            return f"method.sizes has the share of weights of every tier, but {wrong}"
+        if self.sizes and missing:  # others may be named that take no part, as in the arms of a comparison
+            return f"method.sizes has the share of weights of every tier, but none for tier {missing[0]!r}"
         return None
 
 
