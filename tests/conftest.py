@@ -42,7 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "depthfl": {"ramp_up": 2},
     "fedin": {"pairs": 4, "batch": 6},
     "fedtgp": {"server_epochs": 3},
-    "fiarse": {"sizes": FrozenDict(a=1.0, b=0.25)},
+    "fiarse": {"sizes": FrozenDict(a=0.6, b=0.25)},
     "mixed": {
         "strength": 0.5,
         "growth": "none",

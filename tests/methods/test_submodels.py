@@ -138,6 +138,19 @@ def test_depthfl_strength_grows_to_its_value() -> None:
     assert DepthFL(ramp_up=0).strength_at(1) == 1.0
 
 
+MIXED_CHECKS = [
+    "check_uploads", "check_blocks_train_alike", "check_redrawn_tiers", "check_resume", "check_compression",
+    "check_messages", "check_lost_reply", "check_evaluation", "check_learning",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", MIXED_CHECKS)
+def test_fiarse_with_whole_and_masked_devices_passes(check: str) -> None:
+    model = tiny_model("mlp")
+    sim = TinyWorld.make(models=[("a", model), ("b", model)], sizes=SIZES)
+    METHOD_CHECKS[check](FIARSE(FrozenDict(a=1.0, b=0.25)), sim)
+
+
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_fiarse_bytes_are_those_of_kept_entries_and_a_bit_each(share: float) -> None:
     model = tiny_model("convnet")
@@ -206,7 +219,7 @@ def fleet_of(*models: Model, assignment: Any = "fixed") -> Fleet:
         (InclusiveFL(), fleet_of(residual(), residual(1)), "set method.momentum = 0"),
         (InclusiveFL(), fleet_of(equal_layers(), equal_layers(width=0.5)), "has a part of"),
         (InclusiveFL(), fleet_of(tiny_model("unet")), "names no list of them"),
-        (FIARSE(FrozenDict(a=1.0)), fleet_of(tiny_model("mlp"), tiny_model("mlp")), "method.sizes is for the tiers a"),
+        (FIARSE(FrozenDict(a=1.0)), fleet_of(tiny_model("mlp"), tiny_model("mlp")), "none for tier 'b'"),
         (FIARSE(), fleet_of(tiny_model("mlp"), tiny_model("mlp", width=0.5)), "the same model"),
     ],
 )  # fmt: skip

@@ -336,7 +336,7 @@ class TinyWorld:
 
     @staticmethod
     def for_method(method: Method, model: str | Family | None = None, **changes: Any) -> "TinyWorld":
-        """Build a world that a method can train: of two tiers if it takes them, else of one, else of two alike.
+        """Build a world that a method can train: of two tiers if it takes them, else of one.
 
         Parameters
         ----------
@@ -376,12 +376,9 @@ class TinyWorld:
             return several
         one = TinyWorld.make(chosen, **changes)
         problem = fleet_problem(method, one.fleet)
-        if problem is None:
-            return one
-        alike = TinyWorld.make(models=[(name, one.fleet.global_model) for name in "ab"], **changes)
-        if fleet_problem(method, alike.fleet) is None:
-            return alike
-        raise ValueError(f"{type(method).__name__} refuses every tiny fleet of {find_family(chosen)[0]}: {problem}")
+        if problem is not None:
+            raise ValueError(f"{type(method).__name__} refuses every tiny fleet of {find_family(chosen)[0]}: {problem}")
+        return one
 
     def engine(self, method: Method, devices_per_block: int | None = None, **changes: Any) -> InProcess:
         """An in-process engine with the devices of this world.
@@ -506,10 +503,9 @@ class TinyWorld:
 
 
 def takes_family(method: Method, model: str | Family, task: LearningTask | None = None) -> bool:
-    """True if a method trains a tiny fleet of a family: of one width, of two, or of two tiers with the same model."""
-    one, two = (TinyWorld.make(model, widths, task=task).fleet for widths in ((1.0,), (1.0, 0.5)))
-    alike = replace(one, tiers=make_tiers([(name, one.global_model) for name in "ab"]), shares=(0.5, 0.5))
-    return any(fleet_problem(method, fleet) is None for fleet in (one, two, alike))
+    """True if a method trains a tiny fleet of a family, of two widths or of one."""
+    fleets = (TinyWorld.make(model, widths, task=task).fleet for widths in ((1.0,), (1.0, 0.5)))
+    return any(fleet_problem(method, fleet) is None for fleet in fleets)
 
 
 def home_family(method: Method, task: LearningTask | None = None) -> str:
