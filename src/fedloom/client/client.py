@@ -84,7 +84,7 @@ class Client:
     tests : the test examples of all devices: use `test_batches`.
     test_indices : the test examples of each device.
     preparation : how stored examples become the model's input.
-    plan : the training steps, which `fit` goes through; `step.active`, [K], is 0 for devices that are done.
+    plan : the training steps, which `fit` goes through; `step.active`, [K], is 0 for devices that do not take the step.
     seen_labels : the labels that each device has, booleans [K, classes]; all where a task has no such labels.
     state : what the devices keep from round to round.
     loss : of logits and labels; None: cross entropy.
@@ -188,8 +188,10 @@ def sum_batch_statistics(client: Client, weights: Tensors, max_batches: int | No
     devices = len(client.seen_labels)
     total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
     batches = torch.zeros(devices, dtype=torch.int32)
-    for step in client.plan[:max_batches]:
-        statistics = client.model.batch_statistics(weights, client.batch(step).x)
+    for step in client.plan:
+        if max_batches is not None and step.number >= max_batches:
+            continue
+        statistics = client.model.batch_statistics(weights, client.batch(step).x, step.step_seeds)
         counts = step.active.bool() & _is_finite(statistics)  # a single value has no variance
         for name, sums in total.items():
             sums += torch.where(per_device(counts, sums), statistics[name], 0)
