@@ -220,6 +220,36 @@ class TestLockstep:
         assert ended  # the other never began
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1), (1, 3, 2)])
+def test_steps_experiments_with_unequal_requests_train_together(
+    order: tuple[int, ...], world: Callable[..., Any], lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One asks once a round, others two or three times: what all ask first in a round still runs together."""
+    place, method = world(sizes=(8, 8), hidden=(16, 32)), Registries().methods["fedavg"]()
+    calls: list[set[tuple[int, int]]] = []
+    plain = WorkerPool.run_blocks
+
+    def run_blocks(self: WorkerPool, blocks: list[Block], *more: Any) -> Iterator[tuple[Block, ClientResult]]:
+        requests = [(id(member.job.engine), member.job.request) for block in blocks for member in block.members]
+        calls.append({(engine, request.round_number) for engine, request in requests if not request.repeat})
+        return plain(self, blocks, *more)
+
+    monkeypatch.setattr(WorkerPool, "run_blocks", run_blocks)
+    inboxes = {device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)}
+
+    def asks(engine: InProcess, times: int) -> Iterator[int]:
+        for number in (1, 2, 3):
+            for repeat in range(times):
+                list(engine.ask(Request(method.train, inboxes, number, repeat)))  # type: ignore[attr-defined]
+            yield number
+
+    engines = [place.engine(method, seed=seed, executor=lockstep) for seed in range(len(order))]
+    experiments = {str(seed): asks(engines[seed], times) for seed, times in enumerate(order)}
+    assert len(list(lockstep.steps(experiments))) == 3 * len(order)
+    firsts = [call for call in calls if call]
+    assert firsts == [{(id(engine), number) for engine in engines} for number in (1, 2, 3)]
+
+
 def test_rounds_in_lockstep_have_their_own_seconds(
     recipe: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
