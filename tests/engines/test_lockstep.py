@@ -1,13 +1,23 @@
 """Experiments side by side: devices share blocks across them, and every experiment gets the bits it gets alone."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedloom
-from fedloom.client import ClientResult, Schedule, Sgd
+from fedloom.client import (
+    Adam,
+    ClientResult,
+    Optimizer,
+    Schedule,
+    Sgd,
+    Task,
+    UnequalNumbersError,
+    joining_key,
+)
 from fedloom.engines import InProcess, Lockstep, WorkerPool, in_process, worker_pool
 from fedloom.engines.in_process import Block, Job, is_block_invariant, make_blocks
 from fedloom.fleet import Request
@@ -73,7 +83,12 @@ WIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_bits_of_running_alone(method: Method, place: Any, parcels_equal: Callable[[Parcel, Parcel], bool]) -> None:
+def assert_bits_of_running_alone(
+    method: Method,
+    place: Any,
+    parcels_equal: Callable[[Parcel, Parcel], bool],
+    optimizers: tuple[Optimizer | None, Optimizer | None] = (None, None),
+) -> None:
     """Two experiments that differ in their seed: the server's state, and what the devices remember."""
 
     def played(engine: InProcess, seed: int) -> Iterator[Parcel]:
@@ -85,10 +100,11 @@ def assert_bits_of_running_alone(method: Method, place: Any, parcels_equal: Call
             yield {**server, **{f"{who} {name}": one for who, parcel in kept.items() for name, one in parcel.items()}}
 
     lockstep = Lockstep(WorkerPool(1))
-    engines = [place.engine(method, seed=seed, executor=lockstep) for seed in (0, 1)]
+    own = [replace(place, optimizer=optimizer or place.optimizer) for optimizer in optimizers]
+    engines = [own[seed].engine(method, seed=seed, executor=lockstep) for seed in (0, 1)]
     together = dict(lockstep.steps({str(seed): played(engines[seed], seed) for seed in (0, 1)}))  # the last of each
     for seed in (0, 1):
-        *_, alone = played(place.engine(method, seed=seed), seed)
+        *_, alone = played(own[seed].engine(method, seed=seed), seed)
         assert parcels_equal(together[str(seed)], alone)
 
 
@@ -97,7 +113,47 @@ def test_method_in_lockstep_has_bits_of_running_alone(
 ) -> None:
     family = world_for(method).fleet.global_model.family
     place = world_for(method, family, sizes=(8, 8, 6, 6, 6), **WIDE[family])
-    assert_bits_of_running_alone(method, place, parcels_equal)
+    other = Sgd(0.05, place.optimizer.momentum / 2, place.optimizer.weight_decay)
+    assert_bits_of_running_alone(method, place, parcels_equal, (None, other))
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        (Sgd(0.1, 0.9, 1e-3, 1.0), Sgd(0.02, 0.5, 1e-2, 0.5)),
+        (Sgd(0.1, 0.9, 1e-3), Sgd(0.1, 0.9, 1e-3, 0.5)),
+        (Adam(0.1, weight_decay=1e-3), Adam(0.03, weight_decay=1e-2)),
+        (Adam(0.1, clip_norm=1.0), Adam(0.03, clip_norm=0.1)),
+    ],
+)
+def test_lockstep_unequal_optimizers_have_bits_of_running_alone(
+    optimizers: tuple[Optimizer, Optimizer],
+    world: Callable[..., Any],
+    parcels_equal: Callable[[Parcel, Parcel], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Devices of several experiments share a block, each with its own numbers."""
+    blocks = list[Block]()
+    watched(blocks, monkeypatch)
+    method, place = Registries().methods["fedavg"](), world(sizes=(9, 8, 6), hidden=(16, 32), schedule=Schedule(4))
+    assert_bits_of_running_alone(method, place, parcels_equal, optimizers)
+    shared = any(len({id(member.job.engine) for member in block.members}) > 1 for block in blocks)
+    assert shared == (joining_key(optimizers[0]) == joining_key(optimizers[1]))
+
+
+def test_joined_optimizer_task_that_reads_one_learning_rate_is_refused(
+    world: Callable[..., Any], lockstep: Lockstep
+) -> None:
+    place = world(sizes=(8, 8), hidden=(16, 32))
+    task = Task("reads", lambda client, inbox: ClientResult({"weights": {"lr": client.optimizer.lr}}), {}, batch_key=1)
+    inboxes = {device: {} for device in place.fleet.devices(1)}
+
+    def asks(rate: float) -> Iterator[Any]:
+        engine = place.engine(Registries().methods["fedavg"](), executor=lockstep, optimizer=Sgd(rate))
+        yield list(engine.ask(Request(task, inboxes, 1)))
+
+    with pytest.raises(UnequalNumbersError, match=r"client\.learning_rates"):
+        list(lockstep.steps({"a": asks(0.1), "b": asks(0.2)}))
 
 
 @pytest.mark.parametrize("batch", [2, 4, 20])
@@ -113,7 +169,7 @@ def test_lockstep_any_batch_size_has_bits_of_running_alone(
 def test_make_blocks_other_optimizer_or_task_is_kept_apart(world: Callable[..., Any]) -> None:
     place, heterofl = world(sizes=(8, 8), hidden=(16, 32)), Registries().methods["heterofl"]
 
-    def job(seed: int = 0, optimizer: Sgd | None = None, **settings: Any) -> Job:
+    def job(seed: int = 0, optimizer: Optimizer | None = None, **settings: Any) -> Job:
         method = heterofl(**settings)
         engine = place.engine(method, seed=seed, optimizer=optimizer or place.optimizer)
         inboxes = {
@@ -126,7 +182,9 @@ def test_make_blocks_other_optimizer_or_task_is_kept_apart(world: Callable[..., 
 
     assert blocks(job(), job(seed=1)) == 1
     assert blocks(job(), job(mask_unseen_labels=False)) == 2
-    assert blocks(job(), job(optimizer=Sgd(0.2))) == 2
+    assert blocks(job(), job(optimizer=replace(place.optimizer, lr=0.2))) == 1
+    assert blocks(job(), job(optimizer=replace(place.optimizer, clip_value=1.0))) == 2
+    assert blocks(job(), job(optimizer=Adam(0.2))) == 2
 
 
 def test_make_blocks_single_job_skips_invariance_trial(

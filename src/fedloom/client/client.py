@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data import CLASSIFICATION, Examples, LearningTask, Preparation
 from ..models import Model, StepSeeds
 from ..tensors import Parcel, Tensors, combine, per_device
-from .optimizers import Optimizer
+from .optimizers import JoinedOptimizer, Optimizer
 from .plan import Step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -79,7 +79,7 @@ class Client:
     Parameters
     ----------
     model : the devices' model.
-    optimizer : the optimizer; `optimizer.lr` is the learning rate of this round.
+    optimizer : the optimizer of this round; `learning_rates` has its learning rate.
     examples : the training examples of all devices: use `batch` and `train_batches`, which read only a device's own.
     tests : the test examples of all devices: use `test_batches`.
     test_indices : the test examples of each device.
@@ -119,6 +119,13 @@ class Client:
         x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
         y = self.examples.y[step.rows]
         return Batch(x, y, step.step_seeds, self.loss, step.positions, step.number)
+
+    @property
+    def learning_rates(self) -> Tensor:
+        """The learning rate of each device in this round, [K]; those of experiments that share a block may differ."""
+        if isinstance(self.optimizer, JoinedOptimizer):
+            return self.optimizer.learning_rates
+        return torch.full(self.seen_labels.shape[:1], self.optimizer.lr, dtype=torch.float64)
 
     @property
     def num_examples(self) -> int:

@@ -29,6 +29,8 @@ from ..client import (
     draw_plan,
     dummy_loss,
     gradient,
+    join_optimizers,
+    joining_key,
     merge_plans,
     optimizer_at,
 )
@@ -140,7 +142,7 @@ class Job:
         """Jobs of equal key can share blocks."""
         task, engine = self.task, self.engine
         key = task.batch_key or id(self)
-        return key, task.schedule, self.optimizer, engine.loss, id(engine.client_data.dataset)
+        return key, task.schedule, joining_key(self.optimizer), engine.loss, id(engine.client_data.dataset)
 
 
 @dataclass(frozen=True)
@@ -326,7 +328,7 @@ def run_block(block: Block) -> ClientResult:
     data = job.engine.client_data.dataset
     client = Client(
         model=block.model,
-        optimizer=job.optimizer,
+        optimizer=join_optimizers([member.job.optimizer for member in block.members]),
         examples=data.train,
         tests=data.test,
         test_indices=pad_indices([store.tests(device) for store, device in zip(stores, devices, strict=True)]),
