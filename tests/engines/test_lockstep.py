@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedloom
 from fedloom.client import (
     Adam,
+    Client,
     ClientResult,
     Optimizer,
     Schedule,
     Sgd,
     Task,
     UnequalNumbersError,
+    join_optimizers,
     joining_key,
+    shaped,
 )
 from fedloom.engines import InProcess, Lockstep, WorkerPool, in_process, worker_pool
 from fedloom.engines.in_process import Block, Job, is_block_invariant, make_blocks
@@ -141,19 +145,39 @@ def test_lockstep_unequal_optimizers_have_bits_of_running_alone(
     assert shared == (joining_key(optimizers[0]) == joining_key(optimizers[1]))
 
 
-def test_joined_optimizer_task_that_reads_one_learning_rate_is_refused(
-    world: Callable[..., Any], lockstep: Lockstep
-) -> None:
-    place = world(sizes=(8, 8), hidden=(16, 32))
-    task = Task("reads", lambda client, inbox: ClientResult({"weights": {"lr": client.optimizer.lr}}), {}, batch_key=1)
-    inboxes = {device: {} for device in place.fleet.devices(1)}
+def test_lockstep_task_that_reads_one_learning_rate_gets_its_own(world: Callable[..., Any], lockstep: Lockstep) -> None:
+    """Devices of unequal rates run apart if a task takes the rate for one number; each has its own upload and state."""
+    place, seen = world(sizes=(8, 8, 8), hidden=(16, 32)), list[float]()
 
-    def asks(rate: float) -> Iterator[Any]:
-        engine = place.engine(Registries().methods["fedavg"](), executor=lockstep, optimizer=Sgd(rate))
-        yield list(engine.ask(Request(task, inboxes, 1)))
+    def run(client: Client, inbox: Parcel) -> ClientResult:
+        rates = torch.full((len(client.seen_labels), 1), client.optimizer.lr)
+        assert client.learning_rates.tolist() == pytest.approx(rates[:, 0].tolist())
+        seen.append(client.optimizer.lr)
+        return ClientResult({"rates": {"lr": rates}}, {"own": {"lr": 2 * rates}})
 
+    task = Task("reads", run, {"rates": shaped(lr=((1,), torch.float32))}, batch_key="one")
+    rates, found, kept = {"a": 0.5, "b": 0.25}, {}, {}
+
+    def asks(name: str) -> Iterator[int]:
+        engine = place.engine(Registries().methods["fedavg"](), executor=lockstep, optimizer=Sgd(rates[name]))
+        devices = place.fleet.devices(1)[: 1 if name == "a" else 3]
+        replies = list(engine.ask(Request(task, {device: {} for device in devices}, 1)))
+        engine.commit(1)
+        found[name] = [float(reply.upload["rates"]["lr"]) for reply in replies]
+        kept[name] = [float(engine.client_states.read(device)["own"]["lr"]) for device in devices]
+        yield 1
+
+    list(lockstep.steps({name: asks(name) for name in rates}))
+    assert sorted(seen) == [0.25, 0.5]
+    assert found == {"a": [0.5], "b": [0.25] * 3}
+    assert kept == {"a": [1.0], "b": [0.5] * 3}
+
+
+def test_joined_optimizer_has_no_single_learning_rate() -> None:
+    joined = join_optimizers([Sgd(0.1), Sgd(0.2)])
     with pytest.raises(UnequalNumbersError, match=r"client\.learning_rates"):
-        list(lockstep.steps({"a": asks(0.1), "b": asks(0.2)}))
+        _ = joined.lr
+    assert join_optimizers([Sgd(0.1), Sgd(0.1)]) == Sgd(0.1)
 
 
 @pytest.mark.parametrize("batch", [2, 4, 20])

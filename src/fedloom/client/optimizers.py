@@ -196,7 +196,10 @@ def _zero_to_one(correction: Tensor) -> Tensor:
 
 
 class UnequalNumbersError(ValueError):
-    """A task reads a setting of the optimizer as one number, but the devices of its block have different ones."""
+    """A task reads a setting of the optimizer as one number, but the devices of its block have different ones.
+
+    The engine then runs devices of equal optimizers apart, which takes longer.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +220,7 @@ class JoinedOptimizer:
         """The learning rate, if there were one."""
         raise UnequalNumbersError(
             "the devices of this block have different learning rates: use client.learning_rates, [K], instead of "
-            "client.optimizer.lr, or declare the task with @on_device(..., batch_across_runs=False)"
+            "client.optimizer.lr"
         )
 
     def start(self, weights: Tensors) -> Parcel:

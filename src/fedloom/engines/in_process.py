@@ -25,6 +25,7 @@ from ..client import (
     Optimizer,
     Schedule,
     Task,
+    UnequalNumbersError,
     default_loss,
     draw_plan,
     dummy_loss,
@@ -322,6 +323,29 @@ def _padded_size(member: BlockMember, devices: int) -> int:
 
 def run_block(block: Block) -> ClientResult:
     """Run the task of a block. The result depends on nothing but the block and the recipe."""
+    try:
+        return _run_members(block)
+    except UnequalNumbersError:
+        return _run_apart(block)
+
+
+def _run_apart(block: Block) -> ClientResult:
+    """Run devices of equal optimizers together, if the task takes the learning rate of all for one number."""
+    by_optimizer: defaultdict[Optimizer, list[int]] = defaultdict(list)
+    for index, member in enumerate(block.members):
+        by_optimizer[member.job.optimizer].append(index)
+    found: dict[int, tuple[Parcel, Parcel | None]] = {}
+    for indices in by_optimizer.values():
+        filled = indices if len(indices) > 1 else indices * 2
+        inbox, state = (join([split(parcel, index) for index in filled]) for parcel in (block.inbox, block.state))
+        part = _run_members(Block([block.members[index] for index in filled], len(indices), inbox, state))
+        for place, index in enumerate(indices):
+            found[index] = split(part.upload, place), None if part.state is None else split(part.state, place)
+    uploads, states = zip(*(found[index] for index in range(len(block.members))), strict=True)
+    return ClientResult(join(uploads), None if states[0] is None else join(states))
+
+
+def _run_members(block: Block) -> ClientResult:
     job = block.members[0].job
     stores = [member.job.engine.client_data for member in block.members]
     devices = [member.device for member in block.members]
