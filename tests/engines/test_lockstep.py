@@ -178,6 +178,7 @@ def test_joined_optimizer_has_no_single_learning_rate() -> None:
     with pytest.raises(UnequalNumbersError, match=r"client\.learning_rates"):
         _ = joined.lr
     assert join_optimizers([Sgd(0.1), Sgd(0.1)]) == Sgd(0.1)
+    assert join_optimizers([Sgd(0.1, 0.5), Sgd(0.1, 0.9)]).lr == 0.1
 
 
 @pytest.mark.parametrize("batch", [2, 4, 20])

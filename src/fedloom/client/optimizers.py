@@ -217,7 +217,10 @@ class JoinedOptimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate, if there were one."""
+        """The learning rate, if all devices have the same."""
+        rates = set(self.learning_rates.tolist())
+        if len(rates) == 1:
+            return float(rates.pop())
         raise UnequalNumbersError(
             "the devices of this block have different learning rates: use client.learning_rates, [K], instead of "
             "client.optimizer.lr"
