@@ -208,12 +208,13 @@ class JoinedOptimizer:
 
     Parameters
     ----------
-    optimizer : an optimizer with numbers [K] where devices differ.
     learning_rates : the learning rate of each device, [K].
+    start, step : those of an optimizer with numbers [K] where devices differ.
     """
 
-    optimizer: Optimizer
     learning_rates: Tensor
+    start: Callable[[Tensors], Parcel]
+    step: Callable[[Tensors, Tensors, Parcel, Tensor], None]
 
     @property
     def lr(self) -> float:
@@ -225,27 +226,6 @@ class JoinedOptimizer:
             "the devices of this block have different learning rates: use client.learning_rates, [K], instead of "
             "client.optimizer.lr"
         )
-
-    def start(self, weights: Tensors) -> Parcel:
-        """The optimizer's state before the first step.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        """
-        return self.optimizer.start(weights)
-
-    def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
-        """Update weights and state in place.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        gradient : their gradient.
-        state : what `start` returned, as the last step left it.
-        active : [K]; a device with 0 keeps weights and state bit for bit.
-        """
-        self.optimizer.step(weights, gradient, state, active)
 
 
 def joining_key(optimizer: Optimizer) -> Hashable:
@@ -274,7 +254,8 @@ def join_optimizers(optimizers: Sequence[Optimizer]) -> Optimizer:
     columns = {name: [getattr(one, name) for one in optimizers] for name in first.per_device}  # type: ignore[attr-defined]
     unequal = {name: torch.tensor(own, dtype=torch.float64) for name, own in columns.items() if len(set(own)) > 1}
     rates = torch.tensor([one.lr for one in optimizers], dtype=torch.float64)
-    return JoinedOptimizer(replace(first, **unequal), rates)  # type: ignore[type-var]
+    joined: Optimizer = replace(first, **unequal)  # type: ignore[type-var]
+    return JoinedOptimizer(rates, joined.start, joined.step)
 
 
 class LRSchedule(Protocol):
