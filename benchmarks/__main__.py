@@ -80,7 +80,7 @@ def measure(scenario: Scenario, repeats: int, workers: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     with scenario.sides(workers) as sides:
         if sides.theirs:
-            numbers = measure_ratios(sides.ours, sides.theirs, repeats)
+            numbers = [ratio / sides.work for ratio in measure_ratios(sides.ours, sides.theirs, repeats)]
         else:
             sides.ours()
             numbers = [time_call(sides.ours) * scenario.scale for _ in range(repeats)]

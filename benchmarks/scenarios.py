@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +13,8 @@ from benchmarks import plain
 from benchmarks.drawing import dropout_cnn, narrow_dropout_cnn, stochastic_depth_resnet
 from benchmarks.rounds import BATCH, build_engine
 from fedloom.client import Constant, Schedule, Sgd
-from fedloom.data import Dataset, Examples, Partition, Preparation
+from fedloom.data import Dataset, Examples, Labels, Partition, Preparation
+from fedloom.data.partitions import label_shards
 from fedloom.engines import ClientStateStore, InProcess, build_client_data, keep_freed_memory
 from fedloom.fleet import Device, Engine, Fleet, Request, RoundContext, make_nested_tiers
 from fedloom.footprints import ClientUpdate, coverage_mean
@@ -22,6 +24,8 @@ from fedloom.models import MODELS, Model, build_model
 
 LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 SHAPES = {"convnet": (1, 28, 28), "preresnet": (3, 32, 32)}
+MNIST_LABELS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)  # training examples of each label
+MNIST_DEVICES = 100
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Sides:
 
     ours: Callable[[], None]
     theirs: Callable[[], None] | None
+    work: float = 1.0  # of our side, in units of the other's: the ratio of times is divided by it
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,38 @@ def drawing(build: Callable[[float], nn.Module], steps: int, workers: int, devic
     yield Sides(side(0.5), side(0.0))
 
 
+@contextmanager
+def unequal_data(levels: dict[str, int], workers: int) -> Iterator[Sides]:
+    """Devices with two labels of MNIST each, against as many IID devices, per example; each side in one process."""
+    count, method = sum(levels.values()), HeteroFL()
+    fleet = _fleet(Training("convnet", levels, 0), SHAPES["convnet"])
+    weights = fleet.global_model.initial_weights(0)
+    inboxes = {device: {"weights": device.footprint.read(weights)} for device in fleet.devices(1)}
+
+    def side(sizes: list[int]) -> Callable[[], None]:
+        dataset = random_dataset(SHAPES["convnet"], sum(sizes))
+        rows = torch.arange(sum(sizes)).split(sizes)
+        engine = build_engine(method, fleet, dataset, _partition(rows), 1)
+
+        def run() -> None:
+            keep_freed_memory()  # on both sides
+            _ask(engine, method, inboxes)
+
+        return run
+
+    two_labels, iid = two_label_sizes()[:: MNIST_DEVICES // count], [sum(MNIST_LABELS) // MNIST_DEVICES] * count
+    yield Sides(side(two_labels), side(iid), sum(two_labels) / sum(iid))
+
+
+def two_label_sizes() -> list[int]:
+    """How many examples each of 100 devices has of two labels of MNIST, as HeteroFL distributes them."""
+    labels = np.repeat(np.arange(10), MNIST_LABELS)
+    partition = label_shards(
+        Labels(labels, labels[:10], 10), MNIST_DEVICES, np.random.default_rng(0), labels_per_device=2
+    )
+    return [len(rows) for rows in partition.train]
+
+
 def discard(_: object) -> None:
     """Drop a result."""
 
@@ -176,5 +213,7 @@ SCENARIOS = [
     Scenario("dropout, against none", partial(drawing, dropout_cnn, 10), 1.3, 1.05),
     Scenario("narrow net with dropout, against none", partial(drawing, narrow_dropout_cnn, 20), 1.3, 1.05),
     Scenario("stochastic depth, against none", partial(drawing, stochastic_depth_resnet, 6), 1.3, 1.05),
+    Scenario("CNN e, two labels a device, against IID", partial(unequal_data, {"e": 10}), 1.4, 1.1),
+    Scenario("CNN d-e, two labels a device, against IID", partial(unequal_data, {"d": 5, "e": 5}), 1.4, 1.1),
     Scenario("overhead, ms a device (not a ratio)", overhead, 5.0, 0.5, scale=1000 / 100),
 ]

@@ -7,7 +7,17 @@ import pytest
 from benchmarks.__main__ import format_profile, format_scenarios, measure, parse_scenario
 from benchmarks.drawing import dropout_cnn
 from benchmarks.profiling import profile_call
-from benchmarks.scenarios import SCENARIOS, Scenario, Training, drawing, overhead, training
+from benchmarks.scenarios import (
+    MNIST_LABELS,
+    SCENARIOS,
+    Scenario,
+    Training,
+    drawing,
+    overhead,
+    training,
+    two_label_sizes,
+    unequal_data,
+)
 from fedloom.models import build_model
 from fedloom.models.batching import is_stochastic
 
@@ -28,6 +38,15 @@ def test_drawing_scenario_compares_a_net_that_draws_with_one_that_does_not() -> 
     tiny = Scenario("tiny", lambda workers: drawing(dropout_cnn, 1, workers, devices=2), 1e9, 0.0)
     found = measure(tiny, repeats=1, workers=1)
     assert 0 < found["low"] <= found["ratio"] <= found["high"]
+
+
+def test_unequal_scenario_counts_time_per_example() -> None:
+    sizes = two_label_sizes()
+    assert len(sizes) == 100
+    assert 0.95 * sum(MNIST_LABELS) < sum(sizes) <= sum(MNIST_LABELS)
+    assert len({size % 10 for size in sizes}) > 5  # incomplete batches of many sizes
+    with unequal_data({"e": 2}, 1) as sides:
+        assert sides.work == sum(sizes[::50]) / (2 * 600)
 
 
 def test_measure_scenario_without_theirs_reports_time() -> None:

@@ -111,30 +111,48 @@ def test_merge_plans_device_steps_do_not_depend_on_the_block(
     plans = [plan(rows_of(count, 40 * number), schedule, number, flips) for number, count in enumerate(counts)]
     plans = [one for one in plans if one.shape == plans[0].shape]
     steps = merge_plans(plans)
-    assert len(steps) == max(len(one.sizes) for one in plans)
-    for number, own in enumerate(plans):
+    assert all(len(step.rows) == len(plans) for step in steps)
+    for device, own in enumerate(plans):
         alone = merge_plans([own])
         assert [step.active.tolist() for step in alone] == [[1.0]] * len(own.sizes)
-        for position, step in enumerate(steps):
-            assert len(step.rows) == len(plans)
-            if position < len(own.sizes):
-                assert float(step.active[number]) == 1.0
-                assert torch.equal(step.rows[number], alone[position].rows[0])
-                assert torch.equal(step.augmentation["flip"][number], alone[position].augmentation["flip"][0])
-                assert step.step_seeds.per_device[number] == alone[position].step_seeds.per_device[0]
-            else:
-                assert float(step.active[number]) == 0.0
-                assert set(step.rows[number].tolist()) <= set(own.rows.tolist())  # idle, on its own examples
+        assert [step.number for step in alone] == list(range(len(own.sizes)))
+        taken = [step for step in steps if bool(step.active[device])]
+        for step, expected in zip(taken, alone, strict=True):
+            assert step.number == expected.number
+            assert step.epoch[device] == expected.epoch[0]
+            assert torch.equal(step.rows[device], expected.rows[0])
+            assert torch.equal(step.augmentation["flip"][device], expected.augmentation["flip"][0])
+            assert step.step_seeds.per_device[device] == expected.step_seeds.per_device[0]
+            assert step.step_seeds.common == expected.step_seeds.common
+        for step in steps:
+            assert set(step.rows[device].tolist()) <= set(own.rows.tolist())  # when idle, on its own examples
 
 
-@given(counts=counts, size=st.integers(1, 6), last=lasts)
-def test_device_plan_equal_shape_means_equal_batch_sizes(counts: list[int], size: int, last: Last) -> None:
-    """Batch norm would see padding, so a block's batches are equally long at every step, idle devices apart."""
-    plans = [plan(rows_of(count), Schedule(size, 1, last)) for count in counts]
-    for one in plans:
-        for other in plans:
-            shared = zip(one.sizes, other.sizes, strict=False)
-            assert one.shape != other.shape or all(mine == theirs for mine, theirs in shared)
+@given(counts=counts, size=st.integers(1, 6), epochs=take_epochs, last=lasts)
+def test_merge_plans_devices_share_all_batches_of_one_number_and_size(
+    counts: list[int], size: int, epochs: int, last: Last
+) -> None:
+    plans = [plan(rows_of(count), Schedule(size, epochs, last)) for count in counts]
+    plans = [one for one in plans if one.shape == plans[0].shape]
+    steps = merge_plans(plans)
+    found = [(step.number, step.rows.shape[1]) for step in steps]
+    assert sorted(found) == sorted({pair for one in plans for pair in enumerate(one.sizes)})
+    assert [number for number, _ in found] == sorted(number for number, _ in found)
+    for step in steps:
+        active = [device for device, on in enumerate(step.active.tolist()) if on]
+        assert step.step_seeds.running == (None if len(active) == len(plans) else tuple(active))
+
+
+def test_merge_plans_unequal_data_shares_full_batches() -> None:
+    """Of 10, 9 and 5 examples in batches of 4: two full batches together, two incomplete ones apart."""
+    steps = merge_plans([plan(rows_of(count), Schedule(4)) for count in (10, 9, 5)])
+    assert [(step.rows.shape[1], step.active.tolist()) for step in steps] == [
+        (4, [1, 1, 1]),
+        (4, [1, 1, 0]),
+        (1, [0, 0, 1]),
+        (2, [1, 0, 0]),
+        (1, [0, 1, 0]),
+    ]
 
 
 def test_merge_plans_steps_have_different_seeds() -> None:

@@ -68,7 +68,6 @@ def test_group_steps_device_groups_do_not_depend_on_the_block(
     for device, own in enumerate(plans):
         alone = list(group_steps(merge_plans([own]), group))
         going = [steps for steps in made if bool(steps[0].active[device])]
-        assert going == made[: len(alone)]
         for ours, theirs in zip(going, alone, strict=True):
             assert [seen_by(step, device) for step in ours] == [seen_by(step, 0) for step in theirs]
 
@@ -135,7 +134,7 @@ def linear() -> nn.Module:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("group", [1, 2, 3])
-@pytest.mark.parametrize("last", ["drop", "wrap"])
+@pytest.mark.parametrize("last", ["keep", "drop", "wrap"])
 def test_fit_grouped_steps_match_single_devices(
     group: int,
     last: Last,

@@ -39,14 +39,14 @@ def ask(place: Any, task: Task, devices: list[Device] | None = None, **changes: 
 @pytest.mark.parametrize(
     ("last", "block", "expected"),
     [
-        ("keep", 16, [2, 2, 2]),  # 8 and 8, 5 and 5, and 9, left over, beside itself
+        ("keep", 16, [5]),
         ("wrap", 16, [5]),
         ("drop", 16, [5]),
         ("wrap", 2, [2, 2, 2]),
         ("keep", 1, [1, 1, 1, 1, 1]),
     ],
 )
-def test_make_blocks_equal_plans_share_a_block(
+def test_make_blocks_equal_first_batches_share_a_block(
     world: Callable[..., Any], last: Any, block: int, expected: list[int]
 ) -> None:
     place = world(sizes=(8, 5, 9, 8, 5), schedule=Schedule(4, 1, last))
@@ -56,13 +56,13 @@ def test_make_blocks_equal_plans_share_a_block(
     assert sorted(reply.device.name for reply in replies) == ["0", "1", "2", "3", "4"]
 
 
-@pytest.mark.parametrize("sizes", [(8, 8), (8, 9)], ids=["beside another", "left over"])
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 9)], ids=["equal data", "unequal data"])
 def test_engine_larger_request_changes_no_bits(sizes: tuple[int, ...], world: Callable[..., Any]) -> None:
-    """In single precision too: a device left over by the others' data runs the same kernels as in company."""
+    """In single precision too: a lone device runs the same kernels as in company, whatever the others' data."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        place = world(sizes=(*sizes, 8), schedule=Schedule(4))
+        place = world(sizes=(*sizes, 8), schedule=Schedule(4), hidden=(16, 32))  # wide enough to be block-invariant
         first = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:1]}
         both = {d: {"weights": place.fleet.global_model.initial_weights(0)} for d in place.fleet.devices(1)[:2]}
         alone, company = (
@@ -92,6 +92,25 @@ def test_make_blocks_tiers_are_kept_apart(world: Callable[..., Any]) -> None:
     ask(place, watching(seen))
     assert sorted(len(client.seen_labels) for client in seen) == [3, 3]
     assert len({client.model for client in seen}) == 2
+
+
+def test_make_blocks_tiers_of_one_model_share_a_block(world: Callable[..., Any]) -> None:
+    place = world(widths=(1.0, 0.5), sizes=(8,) * 6)
+    seen: list[Client] = []
+    largest = place.fleet.global_model
+    devices = [device.with_model(largest, largest) for device in place.fleet.devices(1)]
+    replies = ask(place, watching(seen), devices)
+    assert [len(client.seen_labels) for client in seen] == [6]
+    assert {reply.device.tier for reply in replies} == {tier.name for tier in place.fleet.tiers}
+
+
+def test_make_blocks_tiers_of_one_model_keep_their_own_block_sizes(world: Callable[..., Any]) -> None:
+    place = world(widths=(1.0, 0.5), sizes=(8,) * 6)
+    seen: list[Client] = []
+    largest, (first, second) = place.fleet.global_model, [tier.name for tier in place.fleet.tiers]
+    devices = [device.with_model(largest, largest) for device in place.fleet.devices(1)]
+    ask(place, watching(seen), devices, devices_per_block={first: 3, second: 2})
+    assert sorted(len(client.seen_labels) for client in seen) == [2, 2, 3]
 
 
 def test_make_blocks_longest_plans_come_first(world: Callable[..., Any]) -> None:

@@ -1,13 +1,27 @@
 """Experiments side by side: devices share blocks across them, and every experiment gets the bits it gets alone."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedloom
-from fedloom.client import ClientResult, Schedule, Sgd
+from fedloom.client import (
+    Adam,
+    Client,
+    ClientResult,
+    Optimizer,
+    Schedule,
+    Sgd,
+    Task,
+    UnequalNumbersError,
+    join_optimizers,
+    joining_key,
+    shaped,
+)
 from fedloom.engines import InProcess, Lockstep, WorkerPool, in_process, worker_pool
 from fedloom.engines.in_process import Block, Job, is_block_invariant, make_blocks
 from fedloom.fleet import Request
@@ -73,7 +87,12 @@ WIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_bits_of_running_alone(method: Method, place: Any, parcels_equal: Callable[[Parcel, Parcel], bool]) -> None:
+def assert_bits_of_running_alone(
+    method: Method,
+    place: Any,
+    parcels_equal: Callable[[Parcel, Parcel], bool],
+    optimizers: tuple[Optimizer | None, Optimizer | None] = (None, None),
+) -> None:
     """Two experiments that differ in their seed: the server's state, and what the devices remember."""
 
     def played(engine: InProcess, seed: int) -> Iterator[Parcel]:
@@ -85,10 +104,11 @@ def assert_bits_of_running_alone(method: Method, place: Any, parcels_equal: Call
             yield {**server, **{f"{who} {name}": one for who, parcel in kept.items() for name, one in parcel.items()}}
 
     lockstep = Lockstep(WorkerPool(1))
-    engines = [place.engine(method, seed=seed, executor=lockstep) for seed in (0, 1)]
+    own = [replace(place, optimizer=optimizer or place.optimizer) for optimizer in optimizers]
+    engines = [own[seed].engine(method, seed=seed, executor=lockstep) for seed in (0, 1)]
     together = dict(lockstep.steps({str(seed): played(engines[seed], seed) for seed in (0, 1)}))  # the last of each
     for seed in (0, 1):
-        *_, alone = played(place.engine(method, seed=seed), seed)
+        *_, alone = played(own[seed].engine(method, seed=seed), seed)
         assert parcels_equal(together[str(seed)], alone)
 
 
@@ -97,7 +117,68 @@ def test_method_in_lockstep_has_bits_of_running_alone(
 ) -> None:
     family = world_for(method).fleet.global_model.family
     place = world_for(method, family, sizes=(8, 8, 6, 6, 6), **WIDE[family])
-    assert_bits_of_running_alone(method, place, parcels_equal)
+    other = Sgd(0.05, place.optimizer.momentum / 2, place.optimizer.weight_decay)
+    assert_bits_of_running_alone(method, place, parcels_equal, (None, other))
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        (Sgd(0.1, 0.9, 1e-3, 1.0), Sgd(0.02, 0.5, 1e-2, 0.5)),
+        (Sgd(0.1, 0.9, 1e-3), Sgd(0.1, 0.9, 1e-3, 0.5)),
+        (Adam(0.1, weight_decay=1e-3), Adam(0.03, weight_decay=1e-2)),
+        (Adam(0.1, clip_norm=1.0), Adam(0.03, clip_norm=0.1)),
+    ],
+)
+def test_lockstep_unequal_optimizers_have_bits_of_running_alone(
+    optimizers: tuple[Optimizer, Optimizer],
+    world: Callable[..., Any],
+    parcels_equal: Callable[[Parcel, Parcel], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Devices of several experiments share a block, each with its own numbers."""
+    blocks = list[Block]()
+    watched(blocks, monkeypatch)
+    method, place = Registries().methods["fedavg"](), world(sizes=(9, 8, 6), hidden=(16, 32), schedule=Schedule(4))
+    assert_bits_of_running_alone(method, place, parcels_equal, optimizers)
+    shared = any(len({id(member.job.engine) for member in block.members}) > 1 for block in blocks)
+    assert shared == (joining_key(optimizers[0]) == joining_key(optimizers[1]))
+
+
+def test_lockstep_task_that_reads_one_learning_rate_gets_its_own(world: Callable[..., Any], lockstep: Lockstep) -> None:
+    """Devices of unequal rates run apart if a task takes the rate for one number; each has its own upload and state."""
+    place, seen = world(sizes=(8, 8, 8), hidden=(16, 32)), list[float]()
+
+    def run(client: Client, inbox: Parcel) -> ClientResult:
+        rates = torch.full((len(client.seen_labels), 1), client.optimizer.lr)
+        assert client.learning_rates.tolist() == pytest.approx(rates[:, 0].tolist())
+        seen.append(client.optimizer.lr)
+        return ClientResult({"rates": {"lr": rates}}, {"own": {"lr": 2 * rates}})
+
+    task = Task("reads", run, {"rates": shaped(lr=((1,), torch.float32))}, batch_key="one")
+    rates, found, kept = {"a": 0.5, "b": 0.25}, {}, {}
+
+    def asks(name: str) -> Iterator[int]:
+        engine = place.engine(Registries().methods["fedavg"](), executor=lockstep, optimizer=Sgd(rates[name]))
+        devices = place.fleet.devices(1)[: 1 if name == "a" else 3]
+        replies = list(engine.ask(Request(task, {device: {} for device in devices}, 1)))
+        engine.commit(1)
+        found[name] = [float(reply.upload["rates"]["lr"]) for reply in replies]
+        kept[name] = [float(engine.client_states.read(device)["own"]["lr"]) for device in devices]
+        yield 1
+
+    list(lockstep.steps({name: asks(name) for name in rates}))
+    assert sorted(seen) == [0.25, 0.5]
+    assert found == {"a": [0.5], "b": [0.25] * 3}
+    assert kept == {"a": [1.0], "b": [0.5] * 3}
+
+
+def test_joined_optimizer_has_no_single_learning_rate() -> None:
+    joined = join_optimizers([Sgd(0.1), Sgd(0.2)])
+    with pytest.raises(UnequalNumbersError, match=r"client\.learning_rates"):
+        _ = joined.lr
+    assert join_optimizers([Sgd(0.1), Sgd(0.1)]) == Sgd(0.1)
+    assert join_optimizers([Sgd(0.1, 0.5), Sgd(0.1, 0.9)]).lr == 0.1
 
 
 @pytest.mark.parametrize("batch", [2, 4, 20])
@@ -113,7 +194,7 @@ def test_lockstep_any_batch_size_has_bits_of_running_alone(
 def test_make_blocks_other_optimizer_or_task_is_kept_apart(world: Callable[..., Any]) -> None:
     place, heterofl = world(sizes=(8, 8), hidden=(16, 32)), Registries().methods["heterofl"]
 
-    def job(seed: int = 0, optimizer: Sgd | None = None, **settings: Any) -> Job:
+    def job(seed: int = 0, optimizer: Optimizer | None = None, **settings: Any) -> Job:
         method = heterofl(**settings)
         engine = place.engine(method, seed=seed, optimizer=optimizer or place.optimizer)
         inboxes = {
@@ -126,7 +207,9 @@ def test_make_blocks_other_optimizer_or_task_is_kept_apart(world: Callable[..., 
 
     assert blocks(job(), job(seed=1)) == 1
     assert blocks(job(), job(mask_unseen_labels=False)) == 2
-    assert blocks(job(), job(optimizer=Sgd(0.2))) == 2
+    assert blocks(job(), job(optimizer=replace(place.optimizer, lr=0.2))) == 1
+    assert blocks(job(), job(optimizer=replace(place.optimizer, clip_value=1.0))) == 2
+    assert blocks(job(), job(optimizer=Adam(0.2))) == 2
 
 
 def test_make_blocks_single_job_skips_invariance_trial(
@@ -218,6 +301,36 @@ class TestLockstep:
         assert next(steps) == ("a", 1)
         steps.close()  # type: ignore[attr-defined]
         assert ended  # the other never began
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1), (1, 3, 2)])
+def test_steps_experiments_with_unequal_requests_train_together(
+    order: tuple[int, ...], world: Callable[..., Any], lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One asks once a round, others two or three times: what all ask first in a round still runs together."""
+    place, method = world(sizes=(8, 8), hidden=(16, 32)), Registries().methods["fedavg"]()
+    calls: list[set[tuple[int, int]]] = []
+    plain = WorkerPool.run_blocks
+
+    def run_blocks(self: WorkerPool, blocks: list[Block], *more: Any) -> Iterator[tuple[Block, ClientResult]]:
+        requests = [(id(member.job.engine), member.job.request) for block in blocks for member in block.members]
+        calls.append({(engine, request.round_number) for engine, request in requests if not request.repeat})
+        return plain(self, blocks, *more)
+
+    monkeypatch.setattr(WorkerPool, "run_blocks", run_blocks)
+    inboxes = {device: {"weights": place.fleet.global_model.initial_weights(0)} for device in place.fleet.devices(1)}
+
+    def asks(engine: InProcess, times: int) -> Iterator[int]:
+        for number in (1, 2, 3):
+            for repeat in range(times):
+                list(engine.ask(Request(method.train, inboxes, number, repeat)))  # type: ignore[attr-defined]
+            yield number
+
+    engines = [place.engine(method, seed=seed, executor=lockstep) for seed in range(len(order))]
+    experiments = {str(seed): asks(engines[seed], times) for seed, times in enumerate(order)}
+    assert len(list(lockstep.steps(experiments))) == 3 * len(order)
+    firsts = [call for call in calls if call]
+    assert firsts == [{(id(engine), number) for engine in engines} for number in (1, 2, 3)]
 
 
 def test_rounds_in_lockstep_have_their_own_seconds(

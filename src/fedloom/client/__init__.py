@@ -43,6 +43,9 @@ from .optimizers import (
     Milestones,
     Optimizer,
     Sgd,
+    UnequalNumbersError,
+    join_optimizers,
+    joining_key,
     optimizer_at,
 )
 from .plan import DevicePlan, Schedule, Step, draw_plan, merge_plans
@@ -53,11 +56,10 @@ __all__ = [
     "CROSS_ENTROPY", "LOSSES", "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "BinaryCrossEntropy",
     "Bounded", "BundleSpec", "Client", "ClientResult", "Constant", "Cosine", "CrossEntropy", "DevicePlan", "Focal",
     "Huber", "Kernel", "LRSchedule", "Layout", "Like", "Loss", "MeanAbsoluteError", "MeanSquaredError", "Milestones",
-    "Optimizer", "PaddedIndices", "Schedule", "Sgd", "Step", "SubnetStream", "Task", "alignment_loss",
-    "average_kernels", "build_loss", "default_loss", "distance", "distillation_loss", "draw_plan", "draw_subnets",
-    "dummy_loss", "evaluate_without_padding", "fit", "fits_task", "gradient", "label_loss", "like", "mask_logits",
-    "merge_plans", "on_any_device", "on_device", "optimizer_at", "represent", "representation_kind",
-    "select_examples", "shaped", "soft_cross_entropy", "subnet_logits", "sum_batch_statistics", "supervised_loss",
-    "tasks_of",
-    "with_batchnorm_statistics",
+    "Optimizer", "PaddedIndices", "Schedule", "Sgd", "Step", "SubnetStream", "Task", "UnequalNumbersError",
+    "alignment_loss", "average_kernels", "build_loss", "default_loss", "distance", "distillation_loss", "draw_plan",
+    "draw_subnets", "dummy_loss", "evaluate_without_padding", "fit", "fits_task", "gradient", "join_optimizers",
+    "joining_key", "label_loss", "like", "mask_logits", "merge_plans", "on_any_device", "on_device", "optimizer_at",
+    "represent", "representation_kind", "select_examples", "shaped", "soft_cross_entropy", "subnet_logits",
+    "sum_batch_statistics", "supervised_loss", "tasks_of", "with_batchnorm_statistics",
 ]  # fmt: skip

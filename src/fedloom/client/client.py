@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data import CLASSIFICATION, Examples, LearningTask, Preparation
 from ..models import Model, Outputs, StepSeeds
 from ..tensors import Parcel, Tensors, combine, per_device
-from .optimizers import Optimizer
+from .optimizers import JoinedOptimizer, Optimizer
 from .plan import Step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -79,12 +79,12 @@ class Client:
     Parameters
     ----------
     model : the devices' model.
-    optimizer : the optimizer; `optimizer.lr` is the learning rate of this round.
+    optimizer : the optimizer of this round; `learning_rates` has its learning rate.
     examples : the training examples of all devices: use `batch` and `train_batches`, which read only a device's own.
     tests : the test examples of all devices: use `test_batches`.
     test_indices : the test examples of each device.
     preparation : how stored examples become the model's input.
-    plan : the training steps, which `fit` goes through; `step.active`, [K], is 0 for devices that are done.
+    plan : the training steps, which `fit` goes through; `step.active`, [K], is 0 for devices that do not take the step.
     seen_labels : the labels that each device has, booleans [K, classes]; all where a task has no such labels.
     state : what the devices keep from round to round.
     loss : of logits and labels; None: cross entropy.
@@ -119,6 +119,13 @@ class Client:
         x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
         y = self.examples.y[step.rows]
         return Batch(x, y, step.step_seeds, self.loss, step.positions, step.number)
+
+    @property
+    def learning_rates(self) -> Tensor:
+        """The learning rate of each device in this round, [K]; those of experiments that share a block may differ."""
+        if isinstance(self.optimizer, JoinedOptimizer):
+            return self.optimizer.learning_rates
+        return torch.full(self.seen_labels.shape[:1], self.optimizer.lr, dtype=torch.float64)
 
     @property
     def num_examples(self) -> int:
@@ -188,8 +195,10 @@ def sum_batch_statistics(client: Client, weights: Tensors, max_batches: int | No
     devices = len(client.seen_labels)
     total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
     batches = torch.zeros(devices, dtype=torch.int32)
-    for step in client.plan[:max_batches]:
-        statistics = client.model.batch_statistics(weights, client.batch(step).x)
+    for step in client.plan:
+        if max_batches is not None and step.number >= max_batches:
+            continue
+        statistics = client.model.batch_statistics(weights, client.batch(step).x, step.step_seeds)
         counts = step.active.bool() & _is_finite(statistics)  # a single value has no variance
         for name, sums in total.items():
             sums += torch.where(per_device(counts, sums), statistics[name], 0)

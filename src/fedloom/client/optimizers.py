@@ -1,13 +1,14 @@
 """SGD and Adam for a block of devices: the same as torch's, with clipping and step counts for each device on its own.
 
 `step` updates weights and state in place. A device whose `active` is 0 keeps both bit for bit, whatever its gradient.
+Devices of experiments that differ only in numbers, such as the learning rate, share a block, each with its own.
 Learning-rate schedules are factors by round.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,11 @@ from ..tensors import Parcel, Tensors, combine, per_device
 
 
 class Optimizer(Protocol):
-    """An optimizer for a block of devices. It is a frozen dataclass with a field `lr`, which schedules replace."""
+    """An optimizer for a block of devices. It is a frozen dataclass with a field `lr`, which schedules replace.
+
+    Its attribute `per_device`, if it has one, names fields that may be a number for each device, [K], instead of one
+    for all, so that experiments that differ only in these can share a block.
+    """
 
     @property
     def lr(self) -> float: ...
@@ -39,6 +44,8 @@ class Sgd:
     clip_value : the largest magnitude of its entries, as in clip_grad_value_, before the norm; None: not clipped.
     decay_vectors : whether weight decay applies to biases and normalization layers too.
     """
+
+    per_device: ClassVar[tuple[str, ...]] = ("lr", "momentum", "weight_decay", "clip_norm")
 
     lr: Positive = 0.1
     momentum: Fraction = 0.0
@@ -71,13 +78,13 @@ class Sgd:
         active = active.to(w[0])
         g = _clip_values(_mask_inactive([gradient[name] for name in names], active), self.clip_value)
         clip = _clip_factor(g, self.clip_norm)
-        torch._foreach_mul_(v, _for_each(1 - active * (1 - self.momentum), v))
+        torch._foreach_mul_(v, _for_each(1 - active * _coefficient(1 - self.momentum, active), v))
         torch._foreach_addcmul_(v, g, _for_each(active * clip, g))
-        if self.weight_decay:
+        if _is_used(self.weight_decay):
             decayed = [n for n, tensor in enumerate(w) if self.decay_vectors or tensor.dim() > 2]  # [K, ...]
             vs, ws = [v[n] for n in decayed], [w[n] for n in decayed]
-            torch._foreach_addcmul_(vs, ws, _for_each(active * self.weight_decay, ws))
-        torch._foreach_addcmul_(w, v, _for_each(active * -self.lr, v))
+            torch._foreach_addcmul_(vs, ws, _for_each(active * _coefficient(self.weight_decay, active), ws))
+        torch._foreach_addcmul_(w, v, _for_each(active * _coefficient(-self.lr, active), v))
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ class Adam:
     weight_decay : the weight of the L2 penalty.
     clip_norm : the largest L2 norm of a device's gradient, as in clip_grad_norm_; None: not clipped.
     """
+
+    per_device: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "clip_norm")
 
     lr: Positive = 0.001
     beta1: Fraction = 0.9
@@ -132,13 +141,13 @@ class Adam:
         clip = _clip_factor(gradients, self.clip_norm)
         for name, g in zip(names, gradients, strict=True):
             w, mean, square = weights[name], state["mean"][name], state["square"][name]
-            g = g * per_device(clip, g) + self.weight_decay * w
+            g = g * per_device(clip, g) + _coefficient(self.weight_decay, w) * w
             on = per_device(active, w)
             mean.lerp_(g, (1 - self.beta1) * on.expand_as(mean))
             square.lerp_(g.square(), (1 - self.beta2) * on.expand_as(square))
             unbiased = mean / per_device(_zero_to_one(1 - self.beta1**steps), w)
             root = (square / per_device(_zero_to_one(1 - self.beta2**steps), w)).sqrt() + self.epsilon
-            w.sub_(self.lr * on * torch.where(on > 0, unbiased / root, 0))
+            w.sub_(_coefficient(self.lr, w) * on * torch.where(on > 0, unbiased / root, 0))
 
 
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizers", {"sgd": Sgd, "adam": Adam})
@@ -157,13 +166,24 @@ def _clip_values(gradients: list[Tensor], limit: float | None) -> list[Tensor]:
     return [g.clamp(-limit, limit) for g in gradients]
 
 
-def _clip_factor(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
+def _clip_factor(gradients: Sequence[Tensor], limit: float | Tensor | None) -> Tensor:
     """[K]: what to multiply each device's gradient by, as clip_grad_norm_ does."""
     if limit is None:
         return gradients[0].new_ones(len(gradients[0]))
     each = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
     norms: Tensor = torch.linalg.vector_norm(each, dim=0)
-    return (limit / (norms + 1e-6)).clamp_max(1)
+    # torch divides a number by a tensor in this way; dividing tensors rounds differently
+    return ((norms + 1e-6).reciprocal() * _coefficient(limit, norms)).clamp_max(1)
+
+
+def _coefficient(number: float | Tensor, tensor: Tensor) -> float | Tensor:
+    """A number for all devices, or one for each, [K], to multiply a tensor [K, ...] by."""
+    return per_device(number.to(tensor), tensor) if isinstance(number, Tensor) else number
+
+
+def _is_used(number: float | Tensor) -> bool:
+    """False for 0. Numbers per device are all used: `joining_key` keeps zeros apart."""
+    return isinstance(number, Tensor) or bool(number)
 
 
 def _for_each(numbers: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -173,6 +193,69 @@ def _for_each(numbers: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 def _zero_to_one(correction: Tensor) -> Tensor:
     """Avoids 0 / 0 on devices that have not made a step yet."""
     return torch.where(correction == 0, torch.ones_like(correction), correction)
+
+
+class UnequalNumbersError(ValueError):
+    """A task reads a setting of the optimizer as one number, but the devices of its block have different ones.
+
+    The engine then runs devices of equal optimizers apart, which takes longer.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedOptimizer:
+    """The optimizer of a block whose devices have different learning rates or other numbers.
+
+    Parameters
+    ----------
+    learning_rates : the learning rate of each device, [K].
+    start, step : those of an optimizer with numbers [K] where devices differ.
+    """
+
+    learning_rates: Tensor
+    start: Callable[[Tensors], Parcel]
+    step: Callable[[Tensors, Tensors, Parcel, Tensor], None]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate, if all devices have the same."""
+        rates = set(self.learning_rates.tolist())
+        if len(rates) == 1:
+            return float(rates.pop())
+        raise UnequalNumbersError(
+            "the devices of this block have different learning rates: use client.learning_rates, [K], instead of "
+            "client.optimizer.lr"
+        )
+
+
+def joining_key(optimizer: Optimizer) -> Hashable:
+    """Optimizers of equal key can be joined: they are equal but for numbers that may differ between devices.
+
+    Parameters
+    ----------
+    optimizer : the optimizer.
+    """
+    numbers = getattr(optimizer, "per_device", ())
+    values = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}  # type: ignore[arg-type]
+    # what is 0 or None is not computed at all, so it differs from any other number
+    return type(optimizer), tuple((name, bool(own) if name in numbers else own) for name, own in values.items())
+
+
+def join_optimizers(optimizers: Sequence[Optimizer]) -> Optimizer:
+    """The optimizer of a block. If all devices have the same, it is that one.
+
+    Parameters
+    ----------
+    optimizers : the optimizer of each device, of one `joining_key`.
+    """
+    first = optimizers[0]
+    if all(one == first for one in optimizers):
+        return first
+    columns = {name: [getattr(one, name) for one in optimizers] for name in first.per_device}  # type: ignore[attr-defined]
+    unequal = {name: torch.tensor(own, dtype=torch.float64) for name, own in columns.items() if len(set(own)) > 1}
+    rates = torch.tensor([one.lr for one in optimizers], dtype=torch.float64)
+    joined: Optimizer = replace(first, **unequal)  # type: ignore[type-var]
+    return JoinedOptimizer(rates, joined.start, joined.step)
 
 
 class LRSchedule(Protocol):

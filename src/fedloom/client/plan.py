@@ -1,10 +1,10 @@
 """Training plans: which examples form which batch, drawn before training starts.
 
 A plan depends only on the seed, the round, the task and the device, so it is the same on every engine and in every
-block.
+block. Devices with unequal numbers of examples share their full batches; incomplete ones are steps of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..data import Examples, Preparation
 from ..models import StepSeeds
 from ..settings import Count
-from ..tensors import Tensors, combine, per_device
+from ..tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,12 @@ class Step:
     Parameters
     ----------
     rows : row numbers in the store of examples, [K, batch].
-    active : [K], 1 while a device has steps left, then 0.
+    active : [K], 1 for devices that take this step, else 0: they are done, or their batch has another size.
     augmentation : random numbers for the preparation, [K, batch, ...].
-    step_seeds : the seeds of the model's random layers.
+    step_seeds : the seeds of the model's random layers, and which devices the model has to run.
     positions : the rows as positions in the device's own list of examples, [K, batch].
-    number : the number of the step, from 0.
+    number : the number of the step, from 0, the same for every active device. Where batch sizes differ, several steps
+        of a plan have one number.
     epoch : the epoch of each device, [K].
     """
 
@@ -71,7 +72,6 @@ class DevicePlan:
     sizes : the batch size of each step.
     seed : the seed of the model's random layers.
     shared_seed : the same for all devices of one request.
-    ragged : whether batch sizes differ, so that only plans with the same sizes can share a block.
     steps_per_epoch : the number of steps of an epoch.
     """
 
@@ -81,13 +81,12 @@ class DevicePlan:
     sizes: tuple[int, ...]
     seed: int
     shared_seed: int
-    ragged: bool
     steps_per_epoch: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Plans of one shape can share a block."""
-        return self.sizes if self.ragged else self.sizes[:1]
+        """Plans of one shape can share a block: those whose first batches are equally large."""
+        return self.sizes[:1]
 
 
 def draw_plan(
@@ -119,7 +118,6 @@ def draw_plan(
         sizes=sizes * schedule.epochs,
         seed=int(draw.integers(2**62)),
         shared_seed=shared_seed,
-        ragged=schedule.last == "keep",
         steps_per_epoch=len(sizes),
     )
 
@@ -133,66 +131,96 @@ def _epoch_sizes(examples: int, schedule: Schedule) -> tuple[int, ...]:
 
 
 def merge_plans(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
-    """The steps of a block. A device that has finished is inactive and sees its own examples again.
+    """The steps of a block: for each number, one step per batch size that devices have at that number.
+
+    A batch is never padded, since batch norm would see the padding. A device whose batch has another size, or that has
+    finished, is inactive in a step and sees its own examples again.
 
     Parameters
     ----------
     plans : the plan of each device.
     """
-    longest = max(plans, key=lambda plan: len(plan.sizes))
-    steps, start = [], 0
-    for number, size in enumerate(longest.sizes):
-        visits = [torch.arange(start, start + size) % len(plan.rows) for plan in plans]
-        pairs = list(zip(plans, visits, strict=True))
-        steps.append(
-            Step(
-                rows=torch.stack([plan.rows[indices] for plan, indices in pairs]),
-                positions=torch.stack([plan.positions[indices] for plan, indices in pairs]),
-                active=torch.tensor([number < len(plan.sizes) for plan in plans], dtype=torch.float32),
-                augmentation={
-                    name: torch.stack([plan.augmentation[name][indices] for plan, indices in pairs])
-                    for name in longest.augmentation
-                },
-                step_seeds=StepSeeds(
-                    tuple((plan.seed + number) % 2**62 for plan in plans), (plans[0].shared_seed + number) % 2**62
-                ),
-                number=number,
-                epoch=torch.tensor([number // plan.steps_per_epoch for plan in plans]),
-            )
-        )
-        start += size
+    steps, starts = [], [0] * len(plans)
+    for number in range(max(len(plan.sizes) for plan in plans)):
+        sizes = [plan.sizes[number] if number < len(plan.sizes) else 0 for plan in plans]
+        steps += [_merge_step(plans, number, starts, sizes, size) for size in sorted({*sizes} - {0}, reverse=True)]
+        starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     return tuple(steps)
 
 
-def group_steps(plan: Sequence[Step], size: int) -> Iterator[tuple[Step, ...]]:
-    """Groups of `size` steps. If a device has too few steps left, the group's first one is repeated for it."""
-    for start in range(0, len(plan), size):
-        first, *others = plan[start : start + size]
-        group = [_replace_inactive(first, other) for other in others]
-        yield (first, *group, *[first] * (size - 1 - len(group)))
-
-
-def _replace_inactive(first: Step, other: Step) -> Step:
-    if bool((other.active >= first.active).all()):
-        return other
-    active = other.active > 0
-
-    def choose(own: Tensor | None, instead: Tensor) -> Tensor:
-        assert own is not None
-        return torch.where(per_device(active, own), own, instead)
-
-    seeds = (
-        own if on else instead
-        for own, instead, on in zip(
-            other.step_seeds.per_device, first.step_seeds.per_device, active.tolist(), strict=True
-        )
+def _merge_step(
+    plans: Sequence[DevicePlan], number: int, starts: Sequence[int], sizes: Sequence[int], size: int
+) -> Step:
+    """The step of the devices whose batch with this number has this size."""
+    visits = [torch.arange(start, start + size) % len(plan.rows) for plan, start in zip(plans, starts, strict=True)]
+    pairs = list(zip(plans, visits, strict=True))
+    active = [own == size for own in sizes]
+    return Step(
+        rows=torch.stack([plan.rows[indices] for plan, indices in pairs]),
+        positions=torch.stack([plan.positions[indices] for plan, indices in pairs]),
+        active=torch.tensor(active, dtype=torch.float32),
+        augmentation={
+            name: torch.stack([plan.augmentation[name][indices] for plan, indices in pairs])
+            for name in plans[0].augmentation
+        },
+        step_seeds=StepSeeds(
+            tuple((plan.seed + number) % 2**62 for plan in plans),
+            (plans[0].shared_seed + number) % 2**62,
+            _running(active),
+        ),
+        number=number,
+        epoch=torch.tensor([number // plan.steps_per_epoch for plan in plans]),
     )
+
+
+def _running(active: Sequence[bool]) -> tuple[int, ...] | None:
+    return None if all(active) else tuple(device for device, on in enumerate(active) if on)
+
+
+def group_steps(plan: Sequence[Step], size: int) -> Iterator[tuple[Step, ...]]:
+    """Groups of `size` successive steps of each device, with the devices that are active in the group's first step.
+
+    Devices share a group if its steps have the same numbers and batch sizes for them. If a device has too few steps
+    left, its first step of the group is repeated for it.
+    """
+    if size == 1:
+        yield from ((step,) for step in plan)
+        return
+    groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], dict[int, list[Step]]] = {}
+    for device in range(len(plan[0].active) if plan else 0):
+        places = [place for place, step in enumerate(plan) if bool(step.active[device])]
+        for start in range(0, len(places), size):
+            own = [plan[place] for place in places[start : start + size]]
+            numbers = [step.number for step in own] + [own[0].number + place for place in range(len(own), size)]
+            own += [own[0]] * (size - len(own))
+            key = places[start], tuple(numbers), tuple(step.rows.shape[1] for step in own)
+            groups.setdefault(key, {})[device] = own
+    for _, members in sorted(groups.items(), key=lambda group: group[0]):
+        yield tuple(_select_steps({device: chunk[place] for device, chunk in members.items()}) for place in range(size))
+
+
+def _positions(step: Step) -> Tensor:
+    assert step.positions is not None
+    return step.positions
+
+
+def _select_steps(own: Mapping[int, Step]) -> Step:
+    """The step in which each of these devices is given its own, and all others are inactive."""
+    step = max(own.values(), key=lambda one: one.number)  # not one that is repeated for a device
+    active = [device in own for device in range(len(step.active))]
+    if all(one is step for one in own.values()) and active == step.active.bool().tolist():
+        return step
+    sources = [own.get(device, step) for device in range(len(active))]
+
+    def choose(read: Callable[[Step], Tensor]) -> Tensor:
+        return torch.stack([read(one)[device] for device, one in enumerate(sources)])
+
+    seeds = tuple(one.step_seeds.per_device[device] for device, one in enumerate(sources))
     return replace(
-        other,
-        rows=choose(other.rows, first.rows),
-        positions=None
-        if other.positions is None or first.positions is None
-        else choose(other.positions, first.positions),
-        augmentation=combine(choose, other.augmentation, first.augmentation) if other.augmentation else {},
-        step_seeds=replace(other.step_seeds, per_device=tuple(seeds)),
+        step,
+        rows=choose(lambda one: one.rows),
+        active=torch.tensor(active).to(step.active),
+        augmentation={name: choose(lambda one: one.augmentation[name]) for name in step.augmentation},  # noqa: B023
+        step_seeds=replace(step.step_seeds, per_device=seeds, running=_running(active)),
+        positions=None if step.positions is None else choose(_positions),
     )

@@ -50,14 +50,18 @@ def subnet_logits(subnets: Sequence[Model], supernet: Model, weights: Tensors, b
 
     Returns
     -------
-    Logits, [K, batch, classes].
+    Logits, [K, batch, classes]; zero for devices that do not take the step.
     """
     if len(subnets) == 1:
         subnet = subnets[0]
         return subnet(subnet_footprint(subnet, supernet).read(weights), batch.x, batch.step_seeds).logits
-    logits = []
+    running = batch.step_seeds.running if batch.step_seeds else None
+    logits: dict[int, Tensor] = {}
     for k, subnet in enumerate(subnets):
+        if running is not None and k not in running:
+            continue
         part = {name: weight[k : k + 1] for name, weight in subnet_footprint(subnet, supernet).read(weights).items()}
         seeds = batch.step_seeds and StepSeeds(batch.step_seeds.per_device[k : k + 1])
-        logits.append(subnet(part, batch.x[k : k + 1], seeds).logits)
-    return torch.cat(logits)
+        logits[k] = subnet(part, batch.x[k : k + 1], seeds).logits
+    idle = torch.zeros_like(next(iter(logits.values())))
+    return torch.cat([logits.get(k, idle) for k in range(len(subnets))])

@@ -25,10 +25,13 @@ from ..client import (
     Optimizer,
     Schedule,
     Task,
+    UnequalNumbersError,
     default_loss,
     draw_plan,
     dummy_loss,
     gradient,
+    join_optimizers,
+    joining_key,
     merge_plans,
     optimizer_at,
 )
@@ -140,7 +143,7 @@ class Job:
         """Jobs of equal key can share blocks."""
         task, engine = self.task, self.engine
         key = task.batch_key or id(self)
-        return key, task.schedule, self.optimizer, engine.loss, id(engine.client_data.dataset)
+        return key, task.schedule, joining_key(self.optimizer), engine.loss, id(engine.client_data.dataset)
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class Block:
 
     @property
     def visits(self) -> int:
-        """Examples that all members merge_plans go through."""
+        """Examples that all members go through."""
         return sum(len(member.plan.rows) for member in self.members)
 
     def devices_of(self, job: Job) -> Iterator[tuple[int, Device]]:
@@ -234,32 +237,42 @@ class InlineExecutor:
 
 
 def make_blocks(jobs: Sequence[Job]) -> list[Block]:
-    """Cut jobs into blocks: same task, model, layout of parcels and shape of plan; the longest plans first."""
+    """Cut jobs into blocks: same task, model, layout of parcels and shape of plan; the longest plans first.
+
+    Devices of several tiers share a block if these have the same model. Devices with batches of the same sizes are
+    neighbors, so that they take all steps together.
+    """
     alike: defaultdict[Hashable, list[tuple[BlockMember, Parcel]]] = defaultdict(list)
     for job in jobs:
         batch_key, engine = job.batch_key(), job.engine
         for device, inbox in job.request.inboxes.items():
             state = engine.client_states.read(device)
             member = BlockMember(job, device, engine.plan(job.request, device))
-            shareable = not device.pooled_from and member.block_size() > 1 and job.task.batch_key
+            size = member.block_size()
+            shareable = not device.pooled_from and size > 1 and job.task.batch_key
             layouts = (
                 layout(inbox),
                 layout(state),
                 _upload_shapes(job.task, device.model, inbox, engine.client_data.count(device)),
             )
-            key = batch_key if shareable else id(job), device.model, device.tier, layouts, member.plan.shape
+            key = batch_key if shareable else id(job), device.model, size, layouts, member.plan.shape
             alike[key].append((member, state))
     blocks = []
     for everything in alike.values():
         for group in _split_by_job(everything):
-            group.sort(key=lambda one: (-len(one[0].plan.sizes), jobs.index(one[0].job), one[0].device.name))
+            group.sort(key=lambda one: (_by_length(one[0].plan), jobs.index(one[0].job), one[0].device.name))
             size = group[0][0].block_size()
-            tier, model = group[0][0].device.tier, group[0][0].device.model
-            _warn_if_random(tier, model)
-            if min(size, len(group)) > 1:
-                _warn_if_slow(tier, model)
+            for tier, model in sorted({(one.device.tier, one.device.model) for one, _ in group}, key=lambda x: x[0]):
+                _warn_if_random(tier, model)
+                if min(size, len(group)) > 1:
+                    _warn_if_slow(tier, model)
             blocks += [_make_block(group[start : start + size]) for start in range(0, len(group), size)]
     return blocks
+
+
+def _by_length(plan: DevicePlan) -> tuple[int, tuple[int, ...]]:
+    """Sorts plans: the most steps first, then by the sizes of batches."""
+    return -len(plan.sizes), plan.sizes
 
 
 @lru_cache(maxsize=1024)
@@ -284,7 +297,7 @@ def _split_by_job(group: list[tuple[BlockMember, Parcel]]) -> Iterable[list[tupl
     by_job: defaultdict[Job, list[tuple[BlockMember, Parcel]]] = defaultdict(list)
     for one in group:
         by_job[one[0].job].append(one)
-    return [group] if len(by_job) == 1 or _is_invariant(group[0][0]) else by_job.values()
+    return [group] if len(by_job) == 1 or _is_invariant([member for member, _ in group]) else by_job.values()
 
 
 def _upload_shapes(task: Task, model: Model, inbox: Parcel, examples: int) -> Hashable:
@@ -310,13 +323,36 @@ def _padded_size(member: BlockMember, devices: int) -> int:
 
 def run_block(block: Block) -> ClientResult:
     """Run the task of a block. The result depends on nothing but the block and the recipe."""
+    try:
+        return _run_members(block)
+    except UnequalNumbersError:
+        return _run_apart(block)
+
+
+def _run_apart(block: Block) -> ClientResult:
+    """Run devices of equal optimizers together, if the task takes the learning rate of all for one number."""
+    by_optimizer: defaultdict[Optimizer, list[int]] = defaultdict(list)
+    for index, member in enumerate(block.members):
+        by_optimizer[member.job.optimizer].append(index)
+    found: dict[int, tuple[Parcel, Parcel | None]] = {}
+    for indices in by_optimizer.values():
+        filled = indices if len(indices) > 1 else indices * 2
+        inbox, state = (join([split(parcel, index) for index in filled]) for parcel in (block.inbox, block.state))
+        part = _run_members(Block([block.members[index] for index in filled], len(indices), inbox, state))
+        for place, index in enumerate(indices):
+            found[index] = split(part.upload, place), None if part.state is None else split(part.state, place)
+    uploads, states = zip(*(found[index] for index in range(len(block.members))), strict=True)
+    return ClientResult(join(uploads), None if states[0] is None else join(states))
+
+
+def _run_members(block: Block) -> ClientResult:
     job = block.members[0].job
     stores = [member.job.engine.client_data for member in block.members]
     devices = [member.device for member in block.members]
     data = job.engine.client_data.dataset
     client = Client(
         model=block.model,
-        optimizer=job.optimizer,
+        optimizer=join_optimizers([member.job.optimizer for member in block.members]),
         examples=data.train,
         tests=data.test,
         test_indices=pad_indices([store.tests(device) for store, device in zip(stores, devices, strict=True)]),
@@ -332,8 +368,9 @@ def run_block(block: Block) -> ClientResult:
     return block.task.run(client, block.inbox)
 
 
-def _is_invariant(member: BlockMember) -> bool:
-    return all(is_block_invariant(member.device.model, size) for size in set(member.plan.sizes))
+def _is_invariant(members: Sequence[BlockMember]) -> bool:
+    sizes = {size for member in members for size in member.plan.sizes}
+    return all(is_block_invariant(members[0].device.model, size) for size in sorted(sizes))
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,8 @@
 """Several experiments side by side: what they ask at the same time runs together, in shared blocks.
 
 Each experiment has a thread, but only one thread runs at a time: an experiment goes on to its next request, then waits
-until all have one. Neither the order of its events nor its bits depend on the others.
+until all have one. Requests of the earliest round run first, so an experiment that asks once a round waits for one that
+asks twice, and both train the next round together. Neither the order of its events nor its bits depend on the others.
 """
 
 import time
@@ -65,7 +66,7 @@ class Lockstep:
                     for step in thread.steps_to_next_job():
                         yield name, step
                 threads = {name: thread for name, thread in threads.items() if thread.job}
-                self._run_together(list(threads.values()))
+                self._run_together(_in_earliest_round(threads.values()))
         finally:
             for thread in threads.values():
                 thread.cancel()
@@ -82,6 +83,12 @@ class Lockstep:
         for thread in threads:
             thread.own_seconds += spent * _share_of(thread.job, seconds)
             thread.job, thread.answer = None, failure or results
+
+
+def _in_earliest_round(threads: "Iterable[ExperimentThread[StepT]]") -> "list[ExperimentThread[StepT]]":
+    rounds = [(thread.job.request.round_number, thread) for thread in threads if thread.job]
+    first = min((number for number, _ in rounds), default=0)
+    return [thread for number, thread in rounds if number == first]
 
 
 def _share_of(job: Job | None, seconds: Mapping[Block, float]) -> float:

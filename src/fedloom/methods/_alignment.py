@@ -131,10 +131,10 @@ class RepresentationAlignment:
 
         def auxiliary_loss(weights: Tensors, batch: Batch) -> Tensor:
             if count >= size:
-                return strength * loss_on_all(model.features(weights, x))
+                return strength * loss_on_all(model.features(weights, x, batch.step_seeds))
             rows = batch.cyclic_rows(count, size)
             loss_on_rows = alignment_loss(select_examples(target, rows), self.kernel, self.bandwidth)
-            return strength * loss_on_rows(model.features(weights, x[:, rows]))
+            return strength * loss_on_rows(model.features(weights, x[:, rows], batch.step_seeds))
 
         other = client.auxiliary_loss
         if other is None:

@@ -7,12 +7,13 @@ and uses the gradient, at that point, of another batch.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, fit, gradient, label_loss, like, on_device
 from ..fleet import DeviceModel, EvalTarget, ModelWeights, RoundContext, tier_slices
 from ..settings import NonNegative
-from ..tensors import Parcel, Tensors, combine
+from ..tensors import Parcel, Tensors, combine, per_device
 from .method import Method, MethodInfo, fedavg_round
 
 
@@ -46,9 +47,13 @@ class PerFedAvg(Method):
         return ClientResult(upload={"weights": fit(client, inbox["weights"], meta_gradient, batches_per_step=2)})
 
     def _adapt(self, client: Client, weights: Tensors, batch: Batch) -> dict[str, Tensor]:
-        rate = client.optimizer.lr if self.adaptation_rate is None else self.adaptation_rate
+        rate = client.learning_rates
+        if self.adaptation_rate is not None:
+            rate = torch.full_like(rate, self.adaptation_rate)
         gradients = gradient(label_loss(client), weights, batch)
-        return combine(lambda weight, grad: weight.detach() - rate * grad, weights, gradients)
+        return combine(
+            lambda weight, grad: weight.detach() - per_device(rate.to(grad), grad) * grad, weights, gradients
+        )
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:
         personal = DeviceModel(self.personal_model, lambda device: server)

@@ -12,7 +12,7 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -42,6 +42,7 @@ from .batching import (
 from .concatenation import find_concatenated_inputs
 from .stacked_layers import declared_axes, known_axes
 from .structure import Family, InputSpec, Outputs, Shapes, as_outputs, classes_last
+from .sub_block import SubBlock, make_sub_block
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +57,26 @@ class StepSeeds:
     ----------
     per_device : the seed of each device.
     common : the same for all devices of an experiment in this step.
+    running : the indices of the devices that take the step; None: all. A model need not run the others: what it returns
+        for them is zero.
     """
 
     per_device: tuple[int, ...]
     common: int = 0
+    running: tuple[int, ...] | None = None
+
+    def sub_block(self) -> SubBlock | None:
+        """The devices to run as a smaller block; None: run all."""
+        return None if self.running is None else make_sub_block(self.running, len(self.per_device))
+
+    def select(self, devices: Sequence[int]) -> "StepSeeds":
+        """The seeds of some of the devices, all of which run.
+
+        Parameters
+        ----------
+        devices : their indices.
+        """
+        return StepSeeds(tuple(self.per_device[device] for device in devices), self.common)
 
 
 @dataclass(frozen=True)
@@ -110,12 +127,15 @@ class Model:
         """
         if step_seeds is None:
             self._require_statistics(weights)
+        elif some := step_seeds.sub_block():
+            exits, taps = self(some.take_all(weights), some.take(x), step_seeds.select(some.members))
+            return Outputs(some.place_all(exits), some.place_all(taps))
         forward = block_forward(self, len(x), training=step_seeds is not None)
         seeds = step_seeds.per_device if step_seeds and is_stochastic(self) else None
         outputs = forward(self._with_frozen(weights, len(x)), x, seeds)[0]
         return outputs if self.class_axis == -1 else classes_last(outputs, self.class_axis)
 
-    def features(self, weights: Tensors, x: Tensor) -> Tensor:
+    def features(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Tensor:
         """The representation [K, batch, d] that the last layer receives; differentiable in the weights.
 
         In evaluation mode, except that batch norm uses the batch's statistics, even if the weights contain others.
@@ -125,14 +145,17 @@ class Model:
         ----------
         weights : the weights of each device, [K, ...].
         x : the inputs of each device, [K, batch, ...].
+        step_seeds : what `Batch.step_seeds` has: devices that do not take the step need not run. None: all run.
         """
+        if step_seeds and (some := step_seeds.sub_block()):
+            return some.place(self.features(some.take_all(weights), some.take(x)))
         forward = block_forward(self, len(x), training=False, tracking=bool(self.statistics()))
         outputs, _ = forward(self._with_frozen(weights, len(x)), x)
         if "features" not in outputs.taps:
             raise ValueError(f"{self.family} has no features: the input of its last layer is no batch of numbers")
         return outputs.taps["features"].flatten(2)
 
-    def batch_statistics(self, weights: Tensors, x: Tensor) -> dict[str, Tensor]:
+    def batch_statistics(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> dict[str, Tensor]:
         """The mean and unbiased variance that every batch norm sees in this batch, [K, channels] each.
 
         In evaluation mode: in training the width scaler would change the numbers that are normalized.
@@ -141,7 +164,10 @@ class Model:
         ----------
         weights : the weights of each device, [K, ...].
         x : the inputs of each device, [K, batch, ...].
+        step_seeds : what `Batch.step_seeds` has: devices that do not take the step need not run. None: all run.
         """
+        if step_seeds and (some := step_seeds.sub_block()):
+            return some.place_all(self.batch_statistics(some.take_all(weights), some.take(x)))
         forward = block_forward(self, len(x), training=False, tracking=True)
         return forward(self._with_frozen(weights, len(x)), x)[1]
 

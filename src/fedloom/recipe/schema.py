@@ -143,8 +143,7 @@ class TrainingConfig(Section):
     batch_size: Count = 10
     """Examples per batch."""
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
-    """`"keep"` an incomplete last batch, `"drop"` it, or `"wrap"` around; with the latter two, devices with different
-    numbers of examples can share a block."""
+    """`"keep"` an incomplete last batch, `"drop"` it, or `"wrap"` around."""
     optimizer: dict[str, Any] = Field(default_factory=lambda: {"kind": "sgd"})
     """The `kind` of optimizer and its settings."""
     lr_schedule: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})

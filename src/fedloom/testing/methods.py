@@ -42,7 +42,8 @@ from .report import (
 from .world import CHAOTIC_FAMILIES, TinyWorld, tiny_model
 
 DEVICE_SIZES = (8, 8, 5, 9, 9, 7)
-"""Training examples of the devices that methods are checked with: unequal, and two of each tier share a block."""
+"""Training examples of the devices that methods are checked with: unequal, so that the devices of a
+block have batches of several sizes."""
 
 DEVICE_LABELS = ((0, 1), (1, 2), (0, 1, 2, 3), (3,), (0, 2), (1, 3))
 
@@ -579,7 +580,7 @@ def check_blocks_train_alike(method: Method, world: TinyWorld) -> None:
 def check_unequal_steps(method: Method, world: TinyWorld) -> None:
     """Devices of a block that take different numbers of steps learn what each learns alone, in float64, to 1e-8.
 
-    They share a block if all batches are full, and those that are done wait for the others.
+    In a step only the devices that have a batch of its size are active; those that are done wait for the others.
     """
     schedule = replace(world.schedule, last="wrap")
     hint = (
