@@ -28,6 +28,7 @@ class Batch:
     loss : of logits and labels; None: cross entropy.
     positions : the index of each example in its device's own list, [K, batch].
     number : the number of the step, from 0.
+    active : [K], 1 for devices that take the step, else 0; None: all take it.
     """
 
     x: Tensor
@@ -36,12 +37,18 @@ class Batch:
     loss: LossFunction | None = None
     positions: Tensor | None = None
     number: int = 0
+    active: Tensor | None = None
 
     @property
     def example_positions(self) -> Tensor:
         """[K, batch]: the index of each example in its device's own list."""
         assert self.positions is not None
         return self.positions
+
+    @property
+    def takes_step(self) -> Tensor:
+        """[K]: 1 for devices that take the step, else 0. A task that sums over its batches counts only these."""
+        return self.x.new_ones(len(self.x)) if self.active is None else self.active
 
     def cyclic_rows(self, count: int, of: int) -> Tensor:
         """Row numbers for this step; successive steps cycle through all of them.
@@ -118,7 +125,7 @@ class Client:
         """
         x = self.preparation(self.examples.x[step.rows], step.augmentation or None)
         y = self.examples.y[step.rows]
-        return Batch(x, y, step.step_seeds, self.loss, step.positions, step.number)
+        return Batch(x, y, step.step_seeds, self.loss, step.positions, step.number, step.active)
 
     @property
     def learning_rates(self) -> Tensor:

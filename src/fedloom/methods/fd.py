@@ -63,8 +63,9 @@ class FD(PersonalModels):
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = client.model(weights, batch.x, batch.step_seeds).logits
-            active = client.plan[batch.number].active.unsqueeze(1)
-            sums.append(class_sums(logits.detach().softmax(-1), batch.y, active, client.model.classes))
+            sums.append(
+                class_sums(logits.detach().softmax(-1), batch.y, batch.takes_step.unsqueeze(1), client.model.classes)
+            )
             cross_entropy = -(target["mean"][row, batch.y] * logits.log_softmax(-1)).sum(-1)
             distillation = (cross_entropy * target["known"][row, batch.y]).mean(-1)
             return supervised_loss(logits, batch) + self.strength * distillation

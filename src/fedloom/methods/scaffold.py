@@ -76,7 +76,7 @@ class Scaffold(Method):
 
         def corrected(y: Tensors, batch: Batch) -> Tensors:
             g = gradient(loss, y, batch)
-            _add_active(on_the_way, g, client.plan[batch.number].active)
+            _add_active(on_the_way, g, batch.takes_step)
             return combine(lambda g, c_i, c: g - c_i + c, g, c_i, c)
 
         y = fit(client, x, corrected)
