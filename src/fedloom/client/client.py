@@ -51,7 +51,7 @@ class Batch:
         count : how many rows.
         of : the number of rows to choose from.
         """
-        return (self.number * count + torch.arange(count)) % of
+        return (self.number * count + torch.arange(count, device=self.x.device)) % of
 
 
 AuxiliaryLoss = Callable[[Tensors, Batch], Tensor]
@@ -65,11 +65,17 @@ class PaddedIndices:
     Parameters
     ----------
     rows : row numbers, [K, longest].
-    real : booleans, [K, longest]: False for padding.
+    real : booleans, [K, longest]: False for padding, which comes last.
+    lengths : how many rows of each device are not padding, known without reading a tensor.
     """
 
     rows: Tensor
     real: Tensor
+    lengths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            object.__setattr__(self, "lengths", tuple(self.real.sum(1).tolist()))
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class Client:
     @property
     def num_examples(self) -> int:
         """Training examples per device; the minimum if the block's devices differ."""
-        return 0 if self.train_indices is None else int(self.train_indices.real.sum(1).min())
+        return 0 if self.train_indices is None else min(self.train_indices.lengths)
 
     def train_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
         """The training examples in order, without augmentation, and which of them are not padding, [K, batch].
@@ -186,8 +192,9 @@ def sum_batch_statistics(client: Client, weights: Tensors, max_batches: int | No
     The sums, by name of the statistic, and the number of batches of each device, [K].
     """
     devices = len(client.seen_labels)
-    total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
-    batches = torch.zeros(devices, dtype=torch.int32)
+    place = client.seen_labels.device
+    total = {name: torch.zeros(devices, *shape, device=place) for name, shape in client.model.statistics().items()}
+    batches = torch.zeros(devices, dtype=torch.int32, device=place)
     for step in client.plan[:max_batches]:
         statistics = client.model.batch_statistics(weights, client.batch(step).x)
         counts = step.active.bool() & _is_finite(statistics)  # a single value has no variance

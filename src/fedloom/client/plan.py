@@ -48,6 +48,7 @@ class Step:
     positions : the rows as positions in the device's own list of examples, [K, batch].
     number : the number of the step, from 0.
     epoch : the epoch of each device, [K].
+    is_active, epochs : the same as `active` and `epoch`, known without reading tensors, which may be on an accelerator.
     """
 
     rows: Tensor
@@ -57,6 +58,14 @@ class Step:
     positions: Tensor | None = None
     number: int = 0
     epoch: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    is_active: tuple[bool, ...] = ()
+    epochs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.is_active:
+            object.__setattr__(self, "is_active", tuple((self.active > 0).tolist()))
+        if not self.epochs:
+            object.__setattr__(self, "epochs", tuple(self.epoch.expand(len(self.is_active)).tolist()))
 
 
 @dataclass(frozen=True)
@@ -144,11 +153,13 @@ def merge_plans(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
     for number, size in enumerate(longest.sizes):
         visits = [torch.arange(start, start + size) % len(plan.rows) for plan in plans]
         pairs = list(zip(plans, visits, strict=True))
+        is_active = tuple(number < len(plan.sizes) for plan in plans)
+        epochs = tuple(number // plan.steps_per_epoch for plan in plans)
         steps.append(
             Step(
                 rows=torch.stack([plan.rows[indices] for plan, indices in pairs]),
                 positions=torch.stack([plan.positions[indices] for plan, indices in pairs]),
-                active=torch.tensor([number < len(plan.sizes) for plan in plans], dtype=torch.float32),
+                active=torch.tensor(is_active, dtype=torch.float32),
                 augmentation={
                     name: torch.stack([plan.augmentation[name][indices] for plan, indices in pairs])
                     for name in longest.augmentation
@@ -157,7 +168,9 @@ def merge_plans(plans: Sequence[DevicePlan]) -> tuple[Step, ...]:
                     tuple((plan.seed + number) % 2**62 for plan in plans), (plans[0].shared_seed + number) % 2**62
                 ),
                 number=number,
-                epoch=torch.tensor([number // plan.steps_per_epoch for plan in plans]),
+                epoch=torch.tensor(epochs),
+                is_active=is_active,
+                epochs=epochs,
             )
         )
         start += size
@@ -173,7 +186,7 @@ def group_steps(plan: Sequence[Step], size: int) -> Iterator[tuple[Step, ...]]:
 
 
 def _replace_inactive(first: Step, other: Step) -> Step:
-    if bool((other.active >= first.active).all()):
+    if all(own or not begun for own, begun in zip(other.is_active, first.is_active, strict=True)):
         return other
     active = other.active > 0
 
@@ -184,7 +197,7 @@ def _replace_inactive(first: Step, other: Step) -> Step:
     seeds = (
         own if on else instead
         for own, instead, on in zip(
-            other.step_seeds.per_device, first.step_seeds.per_device, active.tolist(), strict=True
+            other.step_seeds.per_device, first.step_seeds.per_device, other.is_active, strict=True
         )
     )
     return replace(

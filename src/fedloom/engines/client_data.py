@@ -93,7 +93,7 @@ def pad_indices(held: Sequence[Tensor]) -> PaddedIndices:
         rows[number, : len(own)] = own
         rows[number, len(own) :] = own[0] if len(own) else 0
         real[number, : len(own)] = True
-    return PaddedIndices(rows, real)
+    return PaddedIndices(rows, real, tuple(map(len, held)))
 
 
 def devices_at_once(model: Model) -> int:

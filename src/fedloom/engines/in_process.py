@@ -7,7 +7,7 @@ several experiments share one where that changes no bit. An `Executor` runs the 
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -34,9 +34,10 @@ from ..client import (
 )
 from ..fleet import Channel, Device, Engine, Fleet, Reply, Request
 from ..models import Model, StepSeeds
+from ..placement import Compute, enter, leave, resident
 from ..registry import Registry
 from ..seeds import PLAN, generator, number
-from ..tensors import Parcel, join, layout, split
+from ..tensors import Parcel, combine, join, layout, split
 from .client_data import ClientData, DevicesPerBlock, block_size, pad_indices
 from .client_state import ClientStateStore
 from .gate import Gate
@@ -61,6 +62,7 @@ class InProcess:
     devices_per_block : how many devices run as one network: in every tier, by tier, or by a rule (None).
     gate : the gate that replies pass.
     executor : runs blocks of devices, here or in other processes.
+    compute : the torch device that blocks run on, and how they are computed there.
     """
 
     client_data: ClientData
@@ -73,6 +75,9 @@ class InProcess:
     devices_per_block: DevicesPerBlock = None
     gate: Gate = field(default_factory=Gate)
     executor: "Executor" = field(default_factory=lambda: InlineExecutor())
+    compute: Compute = field(default_factory=Compute)
+    block_limits: dict[tuple[str, str], int] = field(default_factory=dict)  # what this process found to fit
+    noted_limits: dict[tuple[str, str], int] = field(default_factory=dict)  # by tier and task, of all processes
 
     def ask(self, request: Request) -> Iterator[Reply]:
         """Run the request and return the replies that pass the gate.
@@ -116,9 +121,22 @@ class InProcess:
 
     def _replies(self, job: "Job") -> Iterator[Reply]:
         for block, result in self.executor.run(job):
+            if result.largest_part:
+                self._note_limit(block, result.largest_part)
             for index, device in block.devices_of(job):
                 state = None if result.state is None else split(result.state, index)
                 yield Reply(device, self.client_data.count(device), split(result.upload, index), state)
+
+    def _note_limit(self, block: "Block", devices: int) -> None:
+        """A block did not fit into memory and ran in parts of so many devices: say so, once."""
+        key, tier = (block.members[0].device.tier, block.task.name), block.members[0].device.tier
+        if key in self.noted_limits:
+            return
+        self.noted_limits[key] = devices
+        logger.warning(
+            "%s of tier %s: %d devices did not fit into the memory of %s at once; they run %d at a time",
+            block.task.name, tier, len(block.members), self.compute.device, devices,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +158,7 @@ class Job:
         """Jobs of equal key can share blocks."""
         task, engine = self.task, self.engine
         key = task.batch_key or id(self)
-        return key, task.schedule, self.optimizer, engine.loss, id(engine.client_data.dataset)
+        return key, task.schedule, self.optimizer, engine.loss, id(engine.client_data.dataset), engine.compute
 
 
 @dataclass(frozen=True)
@@ -190,7 +208,7 @@ class Executor(Protocol):
     def register(self, simulation: "WorkerContext") -> None:
         """Make an experiment known whose jobs will be run."""
 
-    def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]: ...
+    def run(self, job: Job) -> "Iterable[tuple[Block, BlockResult]]": ...
 
     def clock(self) -> float:
         """Seconds that the calling experiment has taken since some moment, without those of others beside it."""
@@ -221,7 +239,7 @@ class InlineExecutor:
     def register(self, simulation: WorkerContext) -> None:
         pass
 
-    def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+    def run(self, job: Job) -> "Iterator[tuple[Block, BlockResult]]":
         for block in make_blocks([job]):
             yield block, run_block(block)
 
@@ -308,13 +326,102 @@ def _padded_size(member: BlockMember, devices: int) -> int:
     return max(2, devices)
 
 
-def run_block(block: Block) -> ClientResult:
-    """Run the task of a block. The result depends on nothing but the block and the recipe."""
+@dataclass(frozen=True)
+class BlockResult(ClientResult):
+    """What a block returns.
+
+    Parameters
+    ----------
+    largest_part : how many devices ran at once, if memory was too small for all of them; 0: it was not.
+    """
+
+    largest_part: int = 0
+
+
+def run_block(block: Block) -> BlockResult:
+    """Run the task of a block. The result depends on nothing but the block and the recipe.
+
+    A block that does not fit into the memory of an accelerator runs in two halves. Devices do not depend on each other,
+    so the result is the same but for rounding, and the same bit for bit where `is_block_invariant` is True.
+    """
+    engine, key = block.members[0].job.engine, (block.members[0].device.tier, block.task.name)
+    if len(block.members) <= engine.block_limits.get(key, len(block.members)):
+        result = _try_block(block)
+        if result is not None:
+            return BlockResult(result.upload, result.state)
+        engine.compute.release_memory()
+        engine.block_limits[key] = (len(block.members) + 1) // 2
+    halves = [(half, run_block(half)) for half in _halve(block)]
+    states = [result.state for _, result in halves]
+    return BlockResult(
+        _concatenate([_rows(result.upload, range(half.devices)) for half, result in halves]),
+        None
+        if states[0] is None
+        else _concatenate([_rows(one or {}, range(h.devices)) for (h, _), one in zip(halves, states, strict=True)]),
+        min(result.largest_part or len(half.members) for half, result in halves),
+    )
+
+
+def _try_block(block: Block) -> ClientResult | None:
+    """Run a block; None if it does not fit into memory and could be halved.
+
+    This is the one place where a block enters a torch device and leaves it: plan, inbox and state in one copy, uploads
+    and new states in another. The data set is moved once per process.
+    """
+    compute = block.members[0].job.engine.compute
+    client, inbox = _make_client(block), block.inbox
+    if compute.is_cpu:
+        return run_task(block.task, client, inbox)
+    try:
+        with compute.active():
+            client, inbox = _enter_device(client, inbox, block.task.host_bundles, compute.torch_device)
+            return leave(run_task(block.task, client, inbox))
+    except torch.OutOfMemoryError:
+        if block.devices == 1:
+            raise
+        return None
+
+
+def _halve(block: Block) -> list[Block]:
+    """Two blocks with half of the devices each. None has a single member if the whole had more than two: a block of one
+    selects other kernels."""
+    middle, least = (block.devices + 1) // 2, 2 if len(block.members) > 2 else 1
+    halves = []
+    for own in (range(middle), range(middle, block.devices)):
+        rows = [*own, *[own[-1]] * (least - len(own))]
+        members = [block.members[row] for row in rows]
+        halves.append(Block(members, len(own), _rows(block.inbox, rows), _rows(block.state, rows)))
+    return halves
+
+
+def _rows(parcel: Parcel, rows: Sequence[int]) -> Parcel:
+    """Some devices of a block's parcel; what all devices share stays shared."""
+
+    def take(tensor: Tensor) -> Tensor:
+        is_shared = len(tensor) > 1 and tensor.stride(0) == 0
+        return tensor[:1].expand(len(rows), *tensor.shape[1:]) if is_shared else tensor[list(rows)]
+
+    return {bundle: combine(take, tensors) for bundle, tensors in parcel.items()}
+
+
+def _concatenate(parcels: Sequence[Parcel]) -> Parcel:
+    return {
+        bundle: combine(lambda *parts: torch.cat(parts), *(one[bundle] for one in parcels)) for bundle in parcels[0]
+    }
+
+
+def run_task(task: Task, client: Client, inbox: Parcel) -> ClientResult:
+    """Run a task where its tensors are; nothing in it may wait for their values."""
+    return task.run(client, inbox)
+
+
+def _make_client(block: Block) -> Client:
+    """The devices of a block as its task sees them, on the CPU."""
     job = block.members[0].job
     stores = [member.job.engine.client_data for member in block.members]
     devices = [member.device for member in block.members]
     data = job.engine.client_data.dataset
-    client = Client(
+    return Client(
         model=block.model,
         optimizer=job.optimizer,
         examples=data.train,
@@ -329,7 +436,20 @@ def run_block(block: Block) -> ClientResult:
         task=data.task,
         tier_models=job.engine.client_data.sizes,
     )
-    return block.task.run(client, block.inbox)
+
+
+def _enter_device(
+    client: Client, inbox: Parcel, host_bundles: Collection[str], device: torch.device
+) -> tuple[Client, Parcel]:
+    """The same on a device: the data set stays there, all else crosses in one copy."""
+    own = {name: getattr(client, name) for name in ("test_indices", "train_indices", "plan", "seen_labels", "state")}
+    at_host = {name: tensors for name, tensors in inbox.items() if name in host_bundles}
+    moved, bundles = enter((own, {name: one for name, one in inbox.items() if name not in at_host}), device)
+    examples, tests = (
+        replace(store, x=resident(store.x, device), y=resident(store.y, device))
+        for store in (client.examples, client.tests)
+    )
+    return replace(client, **moved, examples=examples, tests=tests), {**bundles, **at_host}
 
 
 def _is_invariant(member: BlockMember) -> bool:

@@ -33,6 +33,7 @@ from ..client import (
 from ..data import Examples, Preparation
 from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
 from ..models import MODELS, Model, build_model, chain_models, compute_cost
+from ..placement import enter
 from ..seeds import SERVER_BATCHES, SERVER_ORDER, TEACH, generator
 from ..settings import Count, FrozenDict, NonNegative, Positive
 from ..tensors import Parcel, Tensors
@@ -109,7 +110,12 @@ class FedGKT(PersonalModels):
             "labels": Bounded((examples,), torch.int64, below=model.classes),
         }
 
-    @on_device(sends={"weights": like("weights"), "answers": "logits_layout"}, stream=TEACH, batch_across_runs=False)
+    @on_device(
+        sends={"weights": like("weights"), "answers": "logits_layout"},
+        stream=TEACH,
+        batch_across_runs=False,
+        host_bundles=("draw",),
+    )
     def teach(self, client: Client, inbox: Parcel) -> ClientResult:
         """The server's training, as a client whose examples are the devices' transfer batches."""
         optimizer, schedule = Adam(self.server_rate, weight_decay=1e-4), Schedule(self.server_batch, self.server_epochs)
@@ -189,7 +195,7 @@ def compute_logits(server: Client, weights: Tensors) -> dict[str, Tensor]:
 
 def _with_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
     """Weights with batch norm statistics of one pass over the client's own examples."""
-    one_epoch = tuple(step for step in client.plan if bool((step.epoch == 0).any()))
+    one_epoch = tuple(step for step in client.plan if 0 in step.epochs)
     return with_batchnorm_statistics(replace(client, plan=one_epoch), weights)
 
 
@@ -199,10 +205,11 @@ def server_client(model: Model, optimizer: Optimizer, examples: Examples, schedu
     plan = draw_plan(rows, schedule, examples, Preparation(), generator(seed, SERVER_BATCHES))
     train_indices = PaddedIndices(rows.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
     no_test = PaddedIndices(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
-    seen = torch.bincount(examples.y.flatten(), minlength=model.classes) > 0
+    steps, train_indices, no_test = enter((merge_plans([plan]), train_indices, no_test), examples.y.device)
+    seen = torch.zeros(1, model.classes, dtype=torch.bool, device=examples.y.device)
+    seen.index_fill_(1, examples.y.flatten(), True)
     return Client(
-        model, optimizer, examples, examples, no_test, Preparation(), merge_plans([plan]), seen.unsqueeze(0), {},
-        train_indices=train_indices,
+        model, optimizer, examples, examples, no_test, Preparation(), steps, seen, {}, train_indices=train_indices
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..placement import CPU, resident
 from .layers import StaticBatchNorm, fold, support_device_axis, unfold
 from .randomness import CannotDrawError, DeviceRandomness, DrawRecorder, class_name, drawing_with, find_drawing_layers
 from .structure import Family, Outputs, Shapes, as_outputs, is_foldable, last_layer, layer_kinds, non_size_settings
@@ -525,6 +526,13 @@ class FunctionalModule:
             norm.tracking = tracking
         self._slots = _weight_slots(module)
         self._statistics = statistic_slots(module)
+        self._place = CPU
+        self._constants = [
+            (layer._buffers, key, buffer)
+            for layer in module.modules()
+            for key, buffer in layer._buffers.items()
+            if buffer is not None and not isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
         self._last_input: Any = None
         last = last_layer(module)
         if last is not None:
@@ -540,9 +548,17 @@ class FunctionalModule:
         elif not self.module.training:
             for name, (holder, key) in self._statistics.items():
                 holder[key] = weights[name]
+        if x.device != self._place:
+            self._move_constants(x.device)
         self._last_input = None
         outputs = self._with_features(as_outputs(self.module(x)), len(x))
         return outputs, {name: holder[key] for name, (holder, key) in self._statistics.items()} if self.tracking else {}
+
+    def _move_constants(self, device: torch.device) -> None:
+        """Buffers to where the inputs are; each crosses once per process."""
+        for holder, key, buffer in self._constants:
+            holder[key] = resident(buffer, device)
+        self._place = device
 
     def _remember_input(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._last_input = inputs[0] if inputs else None

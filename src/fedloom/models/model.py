@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from ..placement import resident
 from ..registry import freeze
 from ..seeds import INITIAL_WEIGHTS, number
 from ..tensors import Tensors, fingerprint
@@ -371,9 +372,9 @@ class Model:
             return weights
         like = next(iter(weights.values()))
         frozen = {
-            name: weight.to(like.device, like.dtype if weight.is_floating_point() else None).expand(
-                devices, *weight.shape
-            )
+            name: resident(weight, like.device)
+            .to(like.dtype if weight.is_floating_point() else weight.dtype)
+            .expand(devices, *weight.shape)
             for name, weight in self.frozen_weights().items()
         }
         return {**weights, **frozen}
