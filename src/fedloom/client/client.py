@@ -28,6 +28,8 @@ class Batch:
     loss : of logits and labels; None: cross entropy.
     positions : the index of each example in its device's own list, [K, batch].
     number : the number of the step, from 0.
+    loss_scale : what `gradient` multiplies each device's loss by, and divides its gradient by, [K]: in float16 small
+        gradients would be rounded to zero; None: nothing.
     """
 
     x: Tensor
@@ -36,6 +38,7 @@ class Batch:
     loss: LossFunction | None = None
     positions: Tensor | None = None
     number: int = 0
+    loss_scale: Tensor | None = None
 
     @property
     def example_positions(self) -> Tensor:

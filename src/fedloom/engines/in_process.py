@@ -370,6 +370,8 @@ def _try_block(block: Block) -> ClientResult | None:
     """
     compute = block.members[0].job.engine.compute
     client, inbox = _make_client(block), block.inbox
+    if not compute.is_plain:
+        client = _with_precision(client, compute)
     if compute.is_cpu:
         return run_task(block.task, client, inbox)
     try:
@@ -436,6 +438,14 @@ def _make_client(block: Block) -> Client:
         task=data.task,
         tier_models=job.engine.client_data.sizes,
     )
+
+
+def _with_precision(client: Client, compute: Compute) -> Client:
+    """The same with models that compute in another precision, or compiled."""
+    tier_models = {
+        name: model.computed(compute.precision, compute.compile) for name, model in client.tier_models.items()
+    }
+    return replace(client, model=client.model.computed(compute.precision, compute.compile), tier_models=tier_models)
 
 
 def _enter_device(

@@ -281,8 +281,8 @@ def accelerator() -> FakeAccelerator:
 
 
 @cache
-def _register() -> torch.library.Library:
-    """Cached, since what it registers lasts as long as the library does."""
+def _register() -> tuple[torch.library.Library, torch.library.Library]:
+    """Cached, since what they register lasts as long as the libraries do."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     # torch starts threads for the devices that it knows at the first backward pass, and then cannot be forked any more;
@@ -295,7 +295,9 @@ def _register() -> torch.library.Library:
         library.impl(operation, _factory(operation), "PrivateUse1")
     library.impl(aten._copy_from.default, lambda source, target, *_: _copy(target, source), "PrivateUse1")
     library.impl(aten.native_group_norm.default, _group_norm, "AutogradPrivateUse1")
-    return library
+    every = torch.library.Library("_", "IMPL")
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # autocast changes nothing
+    return library, every
 
 
 def _group_norm(*args: Any) -> Any:
