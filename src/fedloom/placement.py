@@ -78,6 +78,12 @@ class Compute:
         """
         return replace(self, device=self.devices[index % len(self.devices)]) if self.devices else self
 
+    def synchronize(self) -> None:
+        """Wait until everything that was asked of the device is done."""
+        wait = getattr(getattr(torch, self.torch_device.type, None), "synchronize", None)
+        if not self.is_cpu and callable(wait):
+            wait()
+
     def release_memory(self) -> None:
         """Return memory that torch keeps for later to the device."""
         gc.collect()  # an error's traceback may hold tensors
@@ -99,6 +105,9 @@ class Compute:
             if self.deterministic:
                 stack.enter_context(_deterministic_algorithms())
             yield
+
+
+ON_CPU = Compute()
 
 
 def find_devices() -> list[str]:

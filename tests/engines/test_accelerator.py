@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from fedloom.client import Client, ClientResult, fit, label_loss, like, on_device
+from fedloom.client import Batch, Client, ClientResult, Sgd, Step, fit, label_loss, like, on_device
+from fedloom.data import Examples
 from fedloom.engines import InProcess, WorkerContext, WorkerPool
+from fedloom.engines.in_process import make_blocks, run_block
 from fedloom.methods import Method
+from fedloom.models import StepSeeds
 from fedloom.placement import Compute, enter, leave, resident, resolve_device
-from fedloom.tensors import Parcel, fingerprint
-from fedloom.testing import FakeAccelerator, TinyWorld, accelerator
+from fedloom.runs.build import build_task_registry
+from fedloom.tensors import Parcel, Tensors, fingerprint, relative_distance
+from fedloom.testing import FakeAccelerator, TinyWorld, accelerator, build_client, check_device, tiny_model
 from fedloom.testing.accelerator import DevicesMixedError, ReadBackError
 from tests.conftest import build_method
 
@@ -49,13 +54,13 @@ def on_workers(world: TinyWorld, method: Method, compute: Compute) -> InProcess:
     pool = WorkerPool(2)
     engine = world.engine(method, executor=pool, compute=compute)
     evaluator = world.evaluator()
-    from fedloom.runs.build import build_task_registry
-
     pool.register(WorkerContext(engine, world.fleet, build_task_registry(method, evaluator)))
     return engine
 
 
-@pytest.mark.parametrize("name", HEADLINERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("fedsup", "fedin") else []) for name in HEADLINERS]
+)
 def test_headline_method_on_accelerator_keeps_bits_and_copies_little(loom: FakeAccelerator, name: str) -> None:
     method = build_method(name)
     world = TinyWorld.for_method(method, sizes=SIZES, labels=LABELS)
@@ -85,8 +90,6 @@ class CountingExecutor:
         self.blocks = 0
 
     def run(self, job: Any) -> Any:
-        from fedloom.engines.in_process import make_blocks, run_block
-
         for block in make_blocks([job]):
             self.blocks += 1
             yield block, run_block(block)
@@ -228,3 +231,61 @@ def test_resolve_device_auto_is_cpu_without_accelerator(monkeypatch: pytest.Monk
     assert resolve_device("auto") == "cpu"
     monkeypatch.setattr("fedloom.placement.find_devices", lambda: ["mps", "cuda:0"])
     assert resolve_device("auto") == "cuda"
+
+
+def test_dropout_on_accelerator_draws_the_cpu_numbers(loom: FakeAccelerator) -> None:
+    method = build_method("fedavg")
+    world = TinyWorld.for_method(method, "lstm", sizes=SIZES, labels=LABELS, dropout=0.3)
+    for devices_per_block in (1, 16):
+        engines = [world.engine(method, devices_per_block, compute=compute) for compute in (Compute(), LOOM)]
+        here, there = (fingerprint(world.play(method, engine)) for engine in engines)
+        assert here == there
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("bfloat16", 0.05), ("float16", 0.005)])
+def test_precision_rounds_and_keeps_float32_weights(precision: Any, bound: float) -> None:
+    method = build_method("heterofl")
+    world = TinyWorld.for_method(method, "mlp", sizes=SIZES, labels=LABELS)
+    full = world.play(method, world.engine(method))
+    half = world.play(method, world.engine(method, compute=Compute(precision=precision)))
+    assert {tensor.dtype for tensor in half["weights"].values()} == {torch.float32}
+    assert 0 < relative_distance(half, full) < bound
+    again = world.play(method, world.engine(method, compute=Compute(precision=precision)))
+    assert fingerprint(again) == fingerprint(half)
+
+
+def test_float16_overflow_skips_the_step_of_that_device_only() -> None:
+    def loss(weights: Tensors, batch: Batch) -> Tensor:
+        huge = torch.tensor([1.0, 1e36])  # times the scale it is infinite
+        return (weights["w"] * huge[:, None]).sum(1)
+
+    model = tiny_model("mlp").computed("float16", compiled=False)
+    step = Step(torch.zeros(2, 1, dtype=torch.int64), torch.ones(2), {}, StepSeeds((0, 1)))
+    examples = Examples(torch.zeros(1, 1, 6, 6, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    client = build_client(model, examples, (step,) * 3, Sgd(0.1))
+    trained = fit(client, {"w": torch.ones(2, 3)}, loss)
+    assert torch.allclose(trained["w"][0], torch.full((3,), 0.7))
+    assert torch.equal(trained["w"][1], torch.ones(3))
+
+
+@pytest.mark.slow
+def test_compiled_model_computes_the_same() -> None:
+    method = build_method("fedavg")
+    world = TinyWorld.for_method(method, "mlp", sizes=(8, 8))
+    plain = world.play(method, world.engine(method), rounds=1)
+    compiled = world.play(method, world.engine(method, compute=Compute(compile=True)), rounds=1)
+    assert relative_distance(compiled, plain) < 1e-5
+
+
+def test_check_device_finds_no_difference(loom: FakeAccelerator) -> None:
+    with loom.memory(largest_tensor=3_000_000):
+        report = check_device("loom", ["fedavg"])
+    assert report.passed
+    assert report.largest_block == 4
+    assert [(one.method, one.family, one.difference, one.repeats_bits) for one in report.methods] == [
+        ("fedavg", "convnet", 0.0, True),
+        ("fedavg", "mlp", 0.0, True),
+    ]
+    assert [record["what"] for record in report.records()][2:] == [
+        "speed", "largest block", "not deterministic", "took",
+    ]  # fmt: skip

@@ -63,6 +63,8 @@ class InProcess:
     gate : the gate that replies pass.
     executor : runs blocks of devices, here or in other processes.
     compute : the torch device that blocks run on, and how they are computed there.
+    block_limits : how many devices at a time fit into memory, by tier and task, as far as this process found out.
+    noted_limits : the same of all worker processes; each is logged once and recorded with the run.
     """
 
     client_data: ClientData
@@ -76,8 +78,8 @@ class InProcess:
     gate: Gate = field(default_factory=Gate)
     executor: "Executor" = field(default_factory=lambda: InlineExecutor())
     compute: Compute = field(default_factory=Compute)
-    block_limits: dict[tuple[str, str], int] = field(default_factory=dict)  # what this process found to fit
-    noted_limits: dict[tuple[str, str], int] = field(default_factory=dict)  # by tier and task, of all processes
+    block_limits: dict[tuple[str, str], int] = field(default_factory=dict)
+    noted_limits: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def ask(self, request: Request) -> Iterator[Reply]:
         """Run the request and return the replies that pass the gate.

@@ -1,7 +1,6 @@
 """Resume an interrupted run, or replay the last rounds of a finished one and compare the results."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from ..placement import Compute, hardware_name
 from ..recipe.errors import recipe_error
 from ..recipe.registries import Registries
 from ..results import Record, Result
-from ..tensors import Parcel
+from ..tensors import relative_distance
 from ..wording import pluralize
 from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
@@ -213,7 +212,7 @@ def verify(folder: Path, registries: Registries, data: Path, back: int, workers:
         fingerprints = compute_fingerprints(experiment, server)
     tolerance = _tolerance(experiment.simulator.compute, manifest.get("compute", {}))
     if tolerance:
-        apart = _relative_distance(server, store.read(last).server)
+        apart = relative_distance(server, store.read(last).server)
         far = () if apart <= tolerance else (f"weights: {apart:.3g} of their norm apart",)
         return Verdict(checkpoint.number, last - checkpoint.number, far, tolerance)
     wrong = [f"{name}: {manifest[name]} then, {now} now" for name, now in fingerprints.items() if manifest[name] != now]
@@ -231,13 +230,6 @@ def _tolerance(compute: Compute, before: Mapping[str, Any]) -> float:
     """0 where a replay must repeat the run's bits: on the CPU, and on the same accelerator if it is deterministic."""
     same_hardware = before.get("hardware") in (None, hardware_name(compute.torch_device))
     return 0.0 if compute.is_cpu or (compute.deterministic and same_hardware) else WITHOUT_BITS
-
-
-def _relative_distance(left: Parcel, right: Parcel) -> float:
-    pairs = [(one.double(), right[bundle][name].double()) for bundle in left for name, one in left[bundle].items()]
-    apart = sum(float((one - other).square().sum()) for one, other in pairs)
-    size = sum(float(other.square().sum()) for _, other in pairs)
-    return math.sqrt(apart / size) if size else 0.0
 
 
 def require_finished(folder: Path) -> None:

@@ -58,6 +58,7 @@ class FakeAccelerator:
     copies_in_steps : copies to or from the CPU in the step loop of `fit`.
     largest_tensor : in bytes; a larger one does not fit into memory. None: all fit.
     refused : how often a tensor did not fit.
+    sizes : direction and bytes of every copy, in their order.
     """
 
     copies_in: int = 0

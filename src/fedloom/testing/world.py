@@ -48,6 +48,22 @@ SMALLER_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What is smaller in the lower tiers of a family, beside its width."""
 
+TINY_METHODS: dict[str, dict[str, Any]] = {
+    "fedgkt": {"server_epochs": 1, "server_batch": 8, "server_planes": (2,), "server_blocks": (1,)},
+    "fedhenn": {"strength": 0.5, "growth": "none", "probe_size": 6},
+    "fedin": {"pairs": 4, "batch": 6},
+    "mixed": {
+        "strength": 0.5,
+        "growth": "none",
+        "probe_size": 6,
+        "parts": (
+            {"tiers": ("a",), "method": "heterofl"},
+            {"tiers": ("b",), "method": "fedhenn", "align": True, "probe_size": 5, "strength": 0.2, "growth": "none"},
+        ),
+    },
+}
+"""Settings without which a built-in method would not be tiny, or would not show what it does."""
+
 SERIES_FAMILIES = ("convnet1d",)
 """Families for time series [channels, length]; others of numbers take images."""
 
